@@ -1,0 +1,1 @@
+"""Configuration: tables of components, the strict decoder, Hydra composition. Imports no torch."""

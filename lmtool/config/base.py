@@ -1,0 +1,15 @@
+"""What every configuration class is: a frozen, strict pydantic model whose fields are all documented."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Config(BaseModel):
+    """A section of a run's configuration.
+
+    Unknown keys are refused, types are not coerced, values do not change after decoding. Every field carries a
+    `description` with its unit: it is what `lmtool show KEY` prints, and a test holds that none is missing.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=())

@@ -1,0 +1,196 @@
+"""The shapes that cross rooms.
+
+Shape letters: T tokens of a packed batch, N documents in it, M places that predict, H hidden width, V vocabulary,
+C classes.
+
+A batch is *packed*: the real tokens of its documents laid end to end, no padding. "Document" here is one packed
+sequence that attention does not leave: a text, a pair of texts, a window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Documents laid end to end.
+
+    tokens: (T,) int64. lengths: N lengths that add up to T, on the host, so that plans need no device sync.
+    columns: further (T, ...) tensors by name ("segment", ...), read by the embedding or mask that names them.
+    """
+
+    tokens: Tensor
+    lengths: tuple[int, ...]
+    columns: dict[str, Tensor] = field(default_factory=dict)
+
+    @cached_property
+    def starts(self) -> tuple[int, ...]:
+        """First flat index of each document, on the host."""
+        starts, at = [], 0
+        for length in self.lengths:
+            starts.append(at)
+            at += length
+        return tuple(starts)
+
+    @cached_property
+    def cu_lengths(self) -> Tensor:
+        """(N+1,) int32 on the device: 0 and the cumulative lengths, as the variable-length kernels want them."""
+        return torch.tensor([*self.starts, sum(self.lengths)], dtype=torch.int32, device=self.tokens.device)
+
+    @cached_property
+    def documents(self) -> Tensor:
+        """(T,) int64: the document each token belongs to."""
+        lengths = torch.tensor(self.lengths, device=self.tokens.device)
+        return torch.repeat_interleave(torch.arange(len(self.lengths), device=self.tokens.device), lengths)
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """(T,) int64: position within its document, from 0."""
+        starts = torch.tensor(self.starts, device=self.tokens.device)
+        return torch.arange(self.tokens.shape[0], device=self.tokens.device) - starts[self.documents]
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Packed:
+        columns = {name: column.to(device, non_blocking=non_blocking) for name, column in self.columns.items()}
+        return replace(self, tokens=self.tokens.to(device, non_blocking=non_blocking), columns=columns)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What one term predicts.
+
+    labels: (M,) int64 classes, (M,) float32 values or (M, C) float32 soft labels; None where the step makes them.
+    at: (M,) int64 flat token indices that predict; None means one label a document, at the place the head chooses
+    (first, last, mean). span: (M, 2) int64 flat inclusive borders. side: which side of the batch `at` counts in.
+    """
+
+    labels: Tensor | None
+    at: Tensor | None = None
+    span: Tensor | None = None
+    side: Literal["inputs", "outputs"] = "inputs"
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Target:
+        def move(one: Tensor | None) -> Tensor | None:
+            return None if one is None else one.to(device, non_blocking=non_blocking)
+
+        return replace(self, labels=move(self.labels), at=move(self.at), span=move(self.span))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One micro-batch.
+
+    inputs: what the (encoder or decoder-only) model reads. outputs: what a second stack reads, shifted already.
+    targets: by the name of the term. examples: (N,) int64 numbers of the examples, for keyed randomness and for
+    joining predictions. parts: (N,) int32 window or choice within the example. groups: (N,) int64 documents that
+    are compared with each other.
+    """
+
+    inputs: Packed
+    targets: dict[str, Target]
+    examples: Tensor
+    parts: Tensor
+    outputs: Packed | None = None
+    groups: Tensor | None = None
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
+        return replace(
+            self,
+            inputs=self.inputs.to(device, non_blocking),
+            outputs=None if self.outputs is None else self.outputs.to(device, non_blocking),
+            targets={name: target.to(device, non_blocking) for name, target in self.targets.items()},
+        )
+
+    @property
+    def tokens(self) -> int:
+        """Real tokens in the batch, both sides."""
+        return sum(self.inputs.lengths) + (sum(self.outputs.lengths) if self.outputs is not None else 0)
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """What a forward of one micro-batch gives the loop.
+
+    sums: by term, the *sum* of the losses of its targets (a scalar with gradient). The loop divides each once by
+    its count over all micro-batches and devices. weights: by term, its coefficient in the loss.
+    """
+
+    sums: dict[str, Tensor]
+    weights: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What evaluation reads of one term: M targets, each with its own loss.
+
+    losses: (M,) float32. labels: (M,) as in the target. predictions: (M,) int64 or float32, the best class or the
+    value. documents: (M,) int64, the document of the batch each target lies in.
+    """
+
+    losses: Tensor
+    labels: Tensor
+    predictions: Tensor
+    documents: Tensor
+
+
+@dataclass
+class ParameterGroup:
+    """Parameters that share a learning rate (as a multiple of the schedule's) and a weight decay (as a multiple
+    of the optimizer's)."""
+
+    name: str
+    parameters: list[tuple[str, nn.Parameter]]
+    learning_rate_scale: float = 1.0
+    weight_decay_scale: float = 1.0
+
+
+@runtime_checkable
+class Learner(Protocol):
+    """What the loop trains. It never knows more than this. An `nn.Module` whose tensors are named `backbone.`,
+    `heads.NAME.` and `objective.`."""
+
+    def counts(self, batch: Batch) -> dict[str, float]:
+        """How much each term predicts in this batch, known without a forward."""
+
+    def __call__(self, batch: Batch, step: int) -> StepOutput: ...
+
+    def penalties(self) -> dict[str, Tensor]:
+        """Terms added once a step whatever the batch (towards the pretrained weights, ...)."""
+
+    def parameter_groups(self) -> list[ParameterGroup]:
+        """What learns. Frozen parameters are in no group."""
+
+    def on_step(self, step: int) -> None:
+        """Called before the forward of each optimizer step, with the step's number from 1."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """The data of one optimizer step: its micro-batches on the host, and the cursor of the step after it.
+
+    cursor: plain data that `Loader.steps` takes to go on exactly there. epoch: whole and broken epochs read after
+    this step.
+    """
+
+    batches: list[Batch]
+    cursor: dict[str, int]
+    epoch: float
+
+
+@runtime_checkable
+class Loader(Protocol):
+    """Where the loop gets its data. Order is a function of (seed, epoch), so a cursor is two counters."""
+
+    def steps(self, cursor: dict[str, int] | None) -> Iterable[Step]:
+        """Steps from the cursor on (None: from the beginning), without end: an epoch follows the other."""
+
+    def steps_in_epoch(self, epoch: int) -> int: ...
+
+    def facts(self) -> dict[str, Any]:
+        """Examples, tokens an epoch, mean length, truncated and padding fractions: for the screens and the report."""
