@@ -1,0 +1,46 @@
+# `make` alone prints what there is. Everything runs in .venv, which the first target that needs it makes.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint types bench clean
+
+help:  ## Print this list.
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
+
+$(VENV)/core: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) --editable .
+	touch $@
+
+$(VENV)/test: $(VENV)/core
+	$(PIP) --editable '.[test]'
+	touch $@
+
+$(VENV)/bench: $(VENV)/core
+	$(PIP) --editable '.[bench]'
+	touch $@
+
+install: $(VENV)/test  ## Make .venv with lmtool and everything its tests need.
+
+demo: $(VENV)/core  ## Pretrain and finetune a tiny BERT on text every machine has, at most 10 minutes.
+	$(BIN)/python scripts/demo.py
+
+test: $(VENV)/test  ## Run the tests: offline, a few minutes on two cores.
+	$(BIN)/python -m pytest -q
+
+lint: $(VENV)/test  ## Check style and imports.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/test  ## Check types.
+	$(BIN)/mypy
+
+bench: $(VENV)/bench  ## Speed and memory beside the transformers Trainer, at most 20 minutes.
+	$(BIN)/python scripts/benchmark.py
+
+clean:  ## Remove the environment, caches and build outputs; runs/ stays.
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .mypy_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
