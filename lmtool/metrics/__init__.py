@@ -1,0 +1,1 @@
+"""Scores over plain data, proven against the reference implementations."""

@@ -1,0 +1,1 @@
+"""What pretraining learns: one file an objective."""

@@ -1,0 +1,1 @@
+"""Which parameters learn: edits a built model by its uniform names."""
