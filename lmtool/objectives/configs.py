@@ -31,13 +31,40 @@ class MlmConfig(ObjectiveConfig):
     name: Literal["mlm"] = Field("mlm", description="Masked language modelling.")
     probability: float = Field(0.15, gt=0, lt=1, description="Share of the non-special tokens that are predicted.")
     mask: float = Field(0.8, ge=0, le=1, description="Share of the predicted tokens that are replaced by [MASK].")
-    random: float = Field(0.1, ge=0, le=1, description="Share of the predicted tokens that are replaced by a token drawn uniformly from the vocabulary without its special tokens; it may be the same token. The rest stays as it is.")
-    select: Literal["exact", "bernoulli"] = Field("exact", description="exact: round(probability x tokens) of each example, at least one. bernoulli: each token by itself.")
-    masking: Literal["dynamic", "static"] = Field("dynamic", description="dynamic: new masks every epoch (RoBERTa). static: `duplicates` sets of masks, repeated in turn (BERT).")
-    duplicates: int = Field(10, ge=1, description="Sets of masks (and of pairs) under masking=static; epoch e uses set e mod duplicates.")
+    random: float = Field(
+        0.1,
+        ge=0,
+        le=1,
+        description="Share of the predicted tokens that are replaced by a token drawn uniformly from the vocabulary "
+        "without its special tokens; it may be the same token. The rest stays as it is.",
+    )
+    select: Literal["exact", "bernoulli"] = Field(
+        "exact",
+        description="exact: round(probability x tokens) of each example, at least one. bernoulli: each token by "
+        "itself.",
+    )
+    masking: Literal["dynamic", "static"] = Field(
+        "dynamic",
+        description="dynamic: new masks every epoch (RoBERTa). static: `duplicates` sets of masks, repeated in turn "
+        "(BERT).",
+    )
+    duplicates: int = Field(
+        10,
+        ge=1,
+        description="Sets of masks (and of pairs) under masking=static; epoch e uses set e mod duplicates.",
+    )
     whole_word: bool = Field(False, description="Mask all pieces of a word together, within the same budget.")
-    pairs: Literal["none", "nsp"] = Field("none", description="nsp: two segments an example, the second random in half of them, and a second loss that tells which. none: one run of text.")
-    short_sequence_probability: float = Field(0.1, ge=0, le=1, description="Share of the pairs that aim at a random shorter length; read with pairs=nsp only.")
+    pairs: Literal["none", "nsp"] = Field(
+        "none",
+        description="nsp: two segments an example, the second random in half of them, and a second loss that "
+        "tells which. none: one run of text.",
+    )
+    short_sequence_probability: float = Field(
+        0.1,
+        ge=0,
+        le=1,
+        description="Share of the pairs that aim at a random shorter length; read with pairs=nsp only.",
+    )
 
     @model_validator(mode="after")
     def _branches_fit(self) -> MlmConfig:

@@ -10,7 +10,6 @@ from lmtool.config.base import Config
 from lmtool.config.tables import component
 
 
-
 class TaskConfig(Config):
     """The base of every task kind: where labelled rows come from, and which columns are read."""
 
@@ -18,19 +17,51 @@ class TaskConfig(Config):
 
     kind: str = Field(description="Which kind of task.")
     name: str = Field(description="The task's name: its head is heads.NAME.", pattern=r"^[a-z][a-z0-9_]*$")
-    text: tuple[str, ...] = Field(("text",), min_length=1, max_length=2, description="The columns that are read: one text, or two for a pair.")
+    text: tuple[str, ...] = Field(
+        ("text",),
+        min_length=1,
+        max_length=2,
+        description="The columns that are read: one text, or two for a pair.",
+    )
     label: str = Field("label", description="The column that is predicted.")
-    path: str | None = Field(None, description="Local data: a folder with train, dev and test files (.tsv, .csv, .jsonl), or one such file to train on.")
-    hub: str | None = Field(None, description="Data set read from the hub where no path is given: org/name or org/name:subset.")
-    embedded: Literal["pydocs"] | None = Field(None, description="Data that every machine has, read where no path is given: pydocs.")
+    path: str | None = Field(
+        None,
+        description="Local data: a folder with train, dev and test files (.tsv, .csv, .jsonl), or one such file "
+        "to train on.",
+    )
+    hub: str | None = Field(
+        None,
+        description="Data set read from the hub where no path is given: org/name or org/name:subset.",
+    )
+    embedded: Literal["pydocs"] | None = Field(
+        None,
+        description="Data that every machine has, read where no path is given: pydocs.",
+    )
     header: tuple[str, ...] | None = Field(None, description="Column names of files that have no header line.")
     aliases: dict[str, str] = Field({}, description="Column names in files, and the names they have here.")
-    files: dict[str, str] = Field({}, description="Names of files without their suffix, and the split they are: train, dev or test.")
-    ragged_rows: Literal["refuse", "skip"] = Field("refuse", description="What to do with a line of too few or too many columns: refuse the file, or skip and count the line.")
-    validation: tuple[str, ...] = Field(("dev",), min_length=1, description="The development splits; dev and validation mean the same. Without one, a seeded tenth of train is held out.")
+    files: dict[str, str] = Field(
+        {},
+        description="Names of files without their suffix, and the split they are: train, dev or test.",
+    )
+    ragged_rows: Literal["refuse", "skip"] = Field(
+        "refuse",
+        description="What to do with a line of too few or too many columns: refuse the file, or skip and count "
+        "the line.",
+    )
+    validation: tuple[str, ...] = Field(
+        ("dev",),
+        min_length=1,
+        description="The development splits; dev and validation mean the same. Without one, a seeded tenth of train is "
+        "held out.",
+    )
     test: tuple[str, ...] = Field(("test",), description="The test splits, labelled or not: never trained on.")
     train_examples: int | None = Field(None, ge=1, description="Train on this many rows, a seeded draw. Null: all.")
-    dropout: float | None = Field(None, ge=0, lt=1, description="Dropout before the head's output layer. Null: the model's.")
+    dropout: float | None = Field(
+        None,
+        ge=0,
+        lt=1,
+        description="Dropout before the head's output layer. Null: the model's.",
+    )
 
     @model_validator(mode="after")
     def _columns_differ(self) -> TaskConfig:
@@ -48,7 +79,11 @@ class ClassLossConfig(Config):
     """The loss of a classification."""
 
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="Share of the probability spread over all classes.")
-    class_weights: Literal["none", "balanced"] | tuple[float, ...] = Field("none", description="none; balanced: training rows / (classes x rows of the class); or one weight a class, in the order of labels.")
+    class_weights: Literal["none", "balanced"] | tuple[float, ...] = Field(
+        "none",
+        description="none; balanced: training rows / (classes x rows of the class); or one weight a class, in "
+        "the order of labels.",
+    )
 
     @model_validator(mode="after")
     def _weights_positive(self) -> ClassLossConfig:
@@ -61,11 +96,29 @@ class ClassLossConfig(Config):
 class ClassificationConfig(TaskConfig):
     """One of several classes for a text or a pair of texts."""
 
-    kind: Literal["classification"] = Field("classification", description="One of several classes for a text or a pair of texts.")
-    name: str = Field("classification", description="The task's name: its head is heads.NAME.", pattern=r"^[a-z][a-z0-9_]*$")
-    labels: tuple[str, ...] | None = Field(None, description="The classes by name, in order; quote them. A file may hold the names or their numbers from 0. Null: the sorted values found in train.")
-    metrics: tuple[Literal["accuracy", "f1", "macro_f1", "matthews"], ...] = Field(("accuracy",), min_length=1, description="Scores that are reported. f1 is of the second label against the first.")
-    metric: Literal["accuracy", "f1", "macro_f1", "matthews"] = Field("accuracy", description="The score that chooses the best checkpoint.")
+    kind: Literal["classification"] = Field(
+        "classification",
+        description="One of several classes for a text or a pair of texts.",
+    )
+    name: str = Field(
+        "classification",
+        description="The task's name: its head is heads.NAME.",
+        pattern=r"^[a-z][a-z0-9_]*$",
+    )
+    labels: tuple[str, ...] | None = Field(
+        None,
+        description="The classes by name, in order; quote them. A file may hold the names or their numbers from "
+        "0. Null: the sorted values found in train.",
+    )
+    metrics: tuple[Literal["accuracy", "f1", "macro_f1", "matthews"], ...] = Field(
+        ("accuracy",),
+        min_length=1,
+        description="Scores that are reported. f1 is of the second label against the first.",
+    )
+    metric: Literal["accuracy", "f1", "macro_f1", "matthews"] = Field(
+        "accuracy",
+        description="The score that chooses the best checkpoint.",
+    )
     loss: ClassLossConfig = Field(ClassLossConfig(), description="Smoothing and weights of the loss.")
 
     @model_validator(mode="after")
@@ -87,10 +140,24 @@ class ClassificationConfig(TaskConfig):
 class RegressionConfig(TaskConfig):
     """One number for a text or a pair of texts, by squared error."""
 
-    kind: Literal["regression"] = Field("regression", description="One number for a text or a pair of texts, by squared error.")
-    name: str = Field("regression", description="The task's name: its head is heads.NAME.", pattern=r"^[a-z][a-z0-9_]*$")
-    metrics: tuple[Literal["pearson", "spearman", "mse"], ...] = Field(("pearson", "spearman", "mse"), min_length=1, description="Scores that are reported.")
-    metric: Literal["pearson", "spearman", "mse"] = Field("pearson", description="The score that chooses the best checkpoint; of mse the smallest.")
+    kind: Literal["regression"] = Field(
+        "regression",
+        description="One number for a text or a pair of texts, by squared error.",
+    )
+    name: str = Field(
+        "regression",
+        description="The task's name: its head is heads.NAME.",
+        pattern=r"^[a-z][a-z0-9_]*$",
+    )
+    metrics: tuple[Literal["pearson", "spearman", "mse"], ...] = Field(
+        ("pearson", "spearman", "mse"),
+        min_length=1,
+        description="Scores that are reported.",
+    )
+    metric: Literal["pearson", "spearman", "mse"] = Field(
+        "pearson",
+        description="The score that chooses the best checkpoint; of mse the smallest.",
+    )
 
     @model_validator(mode="after")
     def _metric_listed(self) -> RegressionConfig:

@@ -27,4 +27,7 @@ class FullConfig(TuningConfig):
 class HeadConfig(TuningConfig):
     """Feature extraction: the backbone is frozen, the task's head learns."""
 
-    name: Literal["head"] = Field("head", description="Feature extraction: only the task's head learns; the pooler too where it is new.")
+    name: Literal["head"] = Field(
+        "head",
+        description="Feature extraction: only the task's head learns; the pooler too where it is new.",
+    )
