@@ -1,0 +1,1 @@
+"""Text from a decoder, token by token, with a key/value cache."""

@@ -1,0 +1,1 @@
+"""What stands on a backbone: heads, their losses, and the base of every learner."""

@@ -1,0 +1,105 @@
+"""The model families, as configuration. Imports no torch."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from lmtool.config.base import Config
+from lmtool.config.tables import component
+
+NARROW = 256
+"""Widest model whose suggested learning rate is `NARROW_LEARNING_RATE` instead of the published one: the published
+rates are for 768 and wider over a million steps, and move a narrow model too little in minutes."""
+NARROW_LEARNING_RATE = 1e-3
+
+
+class ModelConfig(Config):
+    """The sizes every family has, under the same names, and what a family asks of the other sections.
+
+    The `default_*` sections are what `auto` stands for in a run of this family: plain data, decoded like typed ones.
+    """
+
+    architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder"]] = "encoder"
+    default_tokenizer: ClassVar[dict[str, Any]] = {}
+    default_objective: ClassVar[dict[str, Any]] = {}
+    default_optimizer: ClassVar[dict[str, Any]] = {}
+    default_schedule: ClassVar[dict[str, Any]] = {}
+    text_format: ClassVar[str] = "bert"
+    """How a text or a pair is laid out: a name in `lmtool.data.formats`."""
+    summary: ClassVar[Literal["pooled_first", "first", "last", "mean"]] = "pooled_first"
+    """Where a whole text is summed up, for classification."""
+
+    name: str = Field(description="Which family.")
+    vocab_size: int = Field(30522, ge=8, description="Rows of the token embedding; at least the tokenizer's entries.")
+    num_layers: int = Field(12, ge=1, description="Layers.")
+    hidden_size: int = Field(768, ge=4, description="Width of the hidden states; a multiple of num_heads.")
+    num_heads: int = Field(12, ge=1, description="Attention heads a layer.")
+    feedforward_size: int = Field(3072, ge=4, description="Width inside the feed-forward part.")
+    max_positions: int = Field(512, ge=8, description="Longest sequence in tokens: rows of the position table.")
+    dropout: float = Field(0.1, ge=0, lt=1, description="Share of activations dropped after embedding and sublayers.")
+    attention_dropout: float = Field(0.1, ge=0, lt=1, description="Share of attention weights dropped in training.")
+    norm_epsilon: float = Field(1e-12, gt=0, description="Added to the variance in layer norms.")
+    initializer_std: float = Field(0.02, gt=0, description="Standard deviation the initial weights are drawn with.")
+
+    @model_validator(mode="after")
+    def _heads_fit(self) -> ModelConfig:
+        if self.hidden_size % self.num_heads:
+            raise ValueError(f"hidden_size={self.hidden_size} is not a multiple of num_heads={self.num_heads}")
+        return self
+
+    def suggested_optimizer(self) -> dict[str, Any]:
+        """The optimizer section for `auto`: the published one; for a narrow model with a larger learning rate."""
+        if self.hidden_size > NARROW:
+            return dict(self.default_optimizer)
+        return {**self.default_optimizer, "lr": NARROW_LEARNING_RATE}
+
+
+@component("model", "bert", builder="lmtool.models.bert:build")
+class BertConfig(ModelConfig):
+    """BERT (Devlin et al. 2019): post-norm encoder with learned positions and segments. Defaults: base, uncased."""
+
+    default_tokenizer: ClassVar[dict[str, Any]] = {"name": "wordpiece"}
+    default_objective: ClassVar[dict[str, Any]] = {"name": "mlm", "pairs": "nsp"}
+    # Devlin et al. 2019, A.2: Adam 1e-4, betas .9 and .999, L2 .01, 10,000 of 1,000,000 steps of warm-up, linear
+    # decay; epsilon 1e-6 and clipping at 1.0 are in the published code (optimization.py).
+    default_optimizer: ClassVar[dict[str, Any]] = {
+        "name": "adamw",
+        "lr": 1e-4,
+        "betas": (0.9, 0.999),
+        "epsilon": 1e-6,
+        "weight_decay": 0.01,
+        "clip_norm": 1.0,
+    }
+    default_schedule: ClassVar[dict[str, Any]] = {"name": "linear", "warmup_fraction": 0.01}
+
+    name: Literal["bert"] = Field("bert", description="BERT.")
+    segments: int = Field(2, ge=1, description="Rows of the segment table (BERT's token types).")
+
+
+@component("model", "gpt", builder="lmtool.models.gpt:build")
+class GptConfig(ModelConfig):
+    """GPT-2's architecture (Radford et al. 2019): pre-norm decoder with learned positions. Defaults: small."""
+
+    architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder"]] = "decoder"
+    default_tokenizer: ClassVar[dict[str, Any]] = {"name": "bytebpe"}
+    default_objective: ClassVar[dict[str, Any]] = {"name": "clm"}
+    # GPT-2's optimizer is unpublished. This is GPT-3 small's (Brown et al. 2020, B and table 2.1), with which
+    # open reproductions reach GPT-2's loss: 6e-4, betas .9 and .95, decay .1, clip 1, cosine down to a tenth.
+    default_optimizer: ClassVar[dict[str, Any]] = {
+        "name": "adamw",
+        "lr": 6e-4,
+        "betas": (0.9, 0.95),
+        "epsilon": 1e-8,
+        "weight_decay": 0.1,
+        "clip_norm": 1.0,
+    }
+    default_schedule: ClassVar[dict[str, Any]] = {"name": "cosine", "warmup_fraction": 0.01, "final_fraction": 0.1}
+    text_format: ClassVar[str] = "gpt"
+    summary: ClassVar[Literal["pooled_first", "first", "last", "mean"]] = "last"
+
+    name: Literal["gpt"] = Field("gpt", description="GPT-2's architecture.")
+    vocab_size: int = Field(50257, ge=8, description="Rows of the token embedding; at least the tokenizer's entries.")
+    max_positions: int = Field(1024, ge=8, description="Longest sequence in tokens: rows of the position table.")
+    norm_epsilon: float = Field(1e-5, gt=0, description="Added to the variance in layer norms.")
