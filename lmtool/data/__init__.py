@@ -1,0 +1,1 @@
+"""Text to packed batches: sources, the token store, the plan of an epoch, the loader. Strict readers of tables."""

@@ -1,0 +1,63 @@
+"""Where text comes from, as configuration. Imports no torch."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from lmtool.config.base import Config
+from lmtool.config.tables import component
+
+Path = Annotated[str, Field(min_length=1)]
+
+
+class DataConfig(Config):
+    """The base of every source of text."""
+
+    name: str = Field(description="Which source.")
+    documents: Literal["separate", "joined"] = Field(
+        "joined",
+        description="Whether an example may span documents. joined: text runs on over them, each closed by the "
+        "separator, so examples are full (RoBERTa's full sentences, GPT-2's stream). separate: never.",
+    )
+    validation_fraction: float = Field(
+        0.02,
+        gt=0,
+        lt=1,
+        description="Share of the documents held out for validation, at least one; the same ones for every seed.",
+    )
+
+
+@component("data", "text", builder="lmtool.data.text:TextSource")
+class TextConfig(DataConfig):
+    """Plain text files."""
+
+    name: Literal["text"] = Field("text", description="Plain text files.")
+    path: Path | Annotated[tuple[Path, ...], Field(min_length=1)] = Field(
+        description="A file, a folder (its .txt files, sub-folders included), a glob pattern, or a list of these."
+    )
+    document: Literal["block", "file", "line"] = Field(
+        "block",
+        description="What a document is. block: lines up to a blank one (a paragraph of a book; a document in BERT's "
+        "one-sentence-a-line format). file: a whole file. line: each line.",
+    )
+    validation: Path | Annotated[tuple[Path, ...], Field(min_length=1)] | None = Field(
+        None, description="Text to validate on: file, folder, glob or list. Null: validation_fraction is held out."
+    )
+    encoding: str = Field(
+        "utf-8", description="Character encoding of the files; a byte that does not fit is an error.", min_length=1
+    )
+
+
+@component("data", "pydocs", builder="lmtool.data.pydocs:PydocsSource")
+class PydocsConfig(DataConfig):
+    """English that every machine has: docstrings, read by parsing the sources of Python and of what is installed."""
+
+    name: Literal["pydocs"] = Field("pydocs", description="Docstrings of the sources on this machine.")
+    max_bytes: int = Field(3_000_000, ge=10_000, description="Text to collect, in bytes; collecting stops there.")
+    packages: tuple[Path, ...] = Field(
+        (),
+        description="Packages to read, in this order; python is the standard library. "
+        "Empty: the standard library, then every installed package by name.",
+    )

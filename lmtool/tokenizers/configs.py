@@ -1,0 +1,42 @@
+"""How text becomes tokens, as configuration. Imports no torch."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from lmtool.config.base import Config
+from lmtool.config.tables import component
+
+
+class TokenizerConfig(Config):
+    """The base of every tokenizer that is trained on the run's text."""
+
+    name: str = Field(description="Which tokenizer.")
+    vocab_size: int | None = Field(
+        None, ge=16, le=2**31 - 1, description="Entries of the vocabulary, special tokens included. Null: the model's."
+    )
+
+
+@component("tokenizer", "wordpiece", builder="lmtool.tokenizers.wordpiece:train")
+class WordPieceConfig(TokenizerConfig):
+    """WordPiece with BERT's text cleaning and special tokens (Devlin et al. 2019)."""
+
+    name: Literal["wordpiece"] = Field("wordpiece", description="WordPiece, as BERT has it.")
+    lowercase: bool = Field(True, description="Lowercase the text and strip its accents (BERT's uncased models).")
+    minimum_count: int = Field(2, ge=1, description="Occurrences a pair of pieces needs in the text to be joined.")
+
+
+@component("tokenizer", "bytebpe", builder="lmtool.tokenizers.bytebpe:train")
+class ByteBpeConfig(TokenizerConfig):
+    """Byte-level byte-pair encoding with GPT-2's splitting of words and its one special token (Radford et al. 2019)."""
+
+    name: Literal["bytebpe"] = Field("bytebpe", description="Byte-level byte-pair encoding, as GPT-2 has it.")
+    vocab_size: int | None = Field(
+        None,
+        ge=257,
+        le=2**31 - 1,
+        description="Entries of the vocabulary: the 256 bytes, the special token, the merges. Null: the model's.",
+    )
+    minimum_count: int = Field(2, ge=1, description="Occurrences a pair of pieces needs in the text to be joined.")
