@@ -30,6 +30,8 @@ class ModelConfig(Config):
     """How a text or a pair is laid out: a name in `lmtool.data.formats`."""
     summary: ClassVar[Literal["pooled_first", "first", "last", "mean"]] = "pooled_first"
     """Where a whole text is summed up, for classification."""
+    free_fields: ClassVar[tuple[str, ...]] = ("dropout", "attention_dropout", "norm_epsilon", "initializer_std")
+    """Fields that may differ from a checkpoint's: they change no shape."""
 
     name: str = Field(description="Which family.")
     vocab_size: int = Field(30522, ge=8, description="Rows of the token embedding; at least the tokenizer's entries.")

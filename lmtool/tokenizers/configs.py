@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -12,6 +12,9 @@ from lmtool.config.tables import component
 
 class TokenizerConfig(Config):
     """The base of every tokenizer that is trained on the run's text."""
+
+    free_fields: ClassVar[tuple[str, ...]] = ("vocab_size", "minimum_count")
+    """Fields that may differ from a checkpoint's: they are read in training a vocabulary only."""
 
     name: str = Field(description="Which tokenizer.")
     vocab_size: int | None = Field(
