@@ -1,0 +1,64 @@
+"""Byte-level byte-pair encoding as GPT-2 has it: training on text (Radford et al. 2019).
+
+Every text has an encoding and comes back unchanged. One special token, <|endoftext|>, begins, ends and pads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+
+from lmtool.errors import UserError
+from lmtool.tokenizers.configs import ByteBpeConfig
+from lmtool.tokenizers.tokenizer import Tokenizer
+
+END = "<|endoftext|>"
+
+
+def train(config: ByteBpeConfig, texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """Learn a vocabulary of at most `vocab_size` entries; the same texts give the same one.
+
+    UserError where there is no text, or no room for the 256 bytes.
+    """
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    if vocab_size < len(alphabet) + 1:
+        raise UserError(
+            f"tokenizer.vocab_size={vocab_size} has no room for the {len(alphabet)} bytes and {END}",
+            "set tokenizer.vocab_size=1000 or more",
+        )
+    backend = tokenizers.Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.post_processor = processors.ByteLevel(trim_offsets=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=config.minimum_count,
+        special_tokens=[END],
+        initial_alphabet=alphabet,
+        show_progress=False,
+    )
+    seen = _Seen()
+    backend.train_from_iterator(seen.portions(texts), trainer)
+    if not seen.text:
+        raise UserError("tokenizer: the text to train on holds no characters", "give text with data.path=")
+    end = backend.token_to_id(END)
+    return Tokenizer(backend, {"pad": end, "bos": end, "eos": end}, "the bytebpe tokenizer")
+
+
+class _Seen:
+    """Hands texts on a thousand at a time and notes whether any held more than white space."""
+
+    def __init__(self) -> None:
+        self.text = False
+
+    def portions(self, texts: Iterable[str]) -> Iterator[list[str]]:
+        portion: list[str] = []
+        for text in texts:
+            self.text = self.text or bool(text.strip())
+            portion.append(text)
+            if len(portion) == 1000:
+                yield portion
+                portion = []
+        yield portion

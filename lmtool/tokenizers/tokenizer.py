@@ -1,0 +1,177 @@
+"""A tokenizer as everything else sees it, in Hugging Face's file layout on disk.
+
+Shape letters: V entries of the vocabulary.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+
+from lmtool.errors import UserError
+
+ROLES = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
+FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+
+
+class Tokenizer:
+    """Text to ids and back.
+
+    No special token is ever added, and text that looks like one ("[MASK]", "<|endoftext|>") stays text: what stands
+    around a text is the business of its format (data/formats.py).
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, roles: dict[str, int], origin: str = "the tokenizer"):
+        backend.encode_special_tokens = True
+        backend.no_padding()
+        backend.no_truncation()
+        self._backend = backend
+        self.roles = {name: roles[name] for name in ROLES if name in roles}
+        self._origin = origin
+
+    @property
+    def vocab_size(self) -> int:
+        """V: one more than the largest id."""
+        return len(self._words)
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Ids that never come from text: the roles, and other added tokens that are marked special."""
+        added = {number for number, token in self._backend.get_added_tokens_decoder().items() if token.special}
+        return frozenset(added | set(self.roles.values()))
+
+    @cached_property
+    def _words(self) -> list[str | None]:
+        vocabulary = self._backend.get_vocab(with_added_tokens=True)
+        words: list[str | None] = [None] * (max(vocabulary.values(), default=-1) + 1)
+        for word, number in vocabulary.items():
+            words[number] = word
+        return words
+
+    @cached_property
+    def starts_word(self) -> np.ndarray:
+        """(V,) bool: whether a piece begins a word.
+
+        WordPiece: it lacks the continuing prefix. Pieces with "▁": they begin with it. Byte-level: they begin with
+        white space or with a character that is no part of words, such as a comma; a text's very first word has no
+        space before it and looks like a continuation, so callers count the first piece of a text as a beginning.
+        """
+        model = json.loads(self._backend.to_str())["model"]
+        words = [word or "" for word in self._words]
+        if model.get("type") == "WordPiece":
+            prefix = model.get("continuing_subword_prefix") or "##"
+            starts = [not word.startswith(prefix) for word in words]
+        elif any(word.startswith("▁") for word in words):
+            starts = [word.startswith("▁") for word in words]
+        else:
+            # The byte-level alphabet writes white space as "Ġ", "Ċ", "ĉ", "č" and other bytes as themselves.
+            starts = [word[:1] in "ĠĊĉč" or (word[:1].isascii() and not word[:1].isalnum()) for word in words]
+        return np.array([start or number in self.special_ids for number, start in enumerate(starts)], dtype=bool)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """sha256 of what it does: its rules, its vocabulary and its roles."""
+        content = self._backend.to_str() + json.dumps(self.roles, sort_keys=True)
+        return hashlib.sha256(content.encode()).hexdigest()
+
+    def role(self, name: str) -> int:
+        """The id of a special token by its role. UserError where the vocabulary has none."""
+        if name not in self.roles:
+            have = ", ".join(self.roles) or "none"
+            raise UserError(
+                f"{self._origin} has no {name} token; its special tokens are: {have}",
+                "take a tokenizer that fits the model (tokenizer=wordpiece for BERT, tokenizer=bytebpe for GPT), "
+                "or leave tokenizer= out",
+            )
+        return self.roles[name]
+
+    def encode(self, text: str) -> np.ndarray:
+        """The ids of a text: int32."""
+        return np.array(self._backend.encode(text, add_special_tokens=False).ids, dtype=np.int32)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """The ids of each text, int32; in parallel threads of the library."""
+        encoded = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(one.ids, dtype=np.int32) for one in encoded]
+
+    def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
+        """Text of ids; WordPiece loses white space, accents and case on the way."""
+        return self._backend.decode([int(one) for one in ids], skip_special_tokens=skip_special)
+
+    def pieces(self, ids: Iterable[int]) -> list[str]:
+        """The entry of the vocabulary behind each id, as it is written there."""
+        return [self._words[int(one)] or "" for one in ids]
+
+    def save(self, folder: str | Path) -> None:
+        """Write tokenizer.json, tokenizer_config.json and special_tokens_map.json, as transformers reads them."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        special = {f"{name}_token": self._words[number] for name, number in self.roles.items()}
+        settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **special}
+        contents = (self._backend.to_str(pretty=True), _json(settings), _json(special))
+        for name, content in zip(FILES, contents, strict=True):
+            (folder / name).write_text(content, encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Tokenizer:
+        """Read a folder in Hugging Face's layout. UserError where a file is missing or broken."""
+        folder = Path(folder).expanduser()
+        path = folder / FILES[0]
+        if not path.is_file():
+            what = "has no tokenizer.json" if folder.is_dir() else "is not a folder"
+            raise UserError(
+                f"tokenizer: {folder} {what}",
+                "give a folder that holds tokenizer.json, such as a run's checkpoint or what `lmtool tokenizer` wrote",
+            )
+        _read_json(path)
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as problem:  # the library raises nothing narrower
+            raise _broken(path, str(problem)) from problem
+        tokens = {**_special_tokens(folder / FILES[1]), **_special_tokens(folder / FILES[2])}
+        numbers = {name: backend.token_to_id(token) for name, token in tokens.items()}
+        return cls(backend, {name: one for name, one in numbers.items() if one is not None}, f"the tokenizer in {folder}")
+
+
+def _json(content: Any) -> str:
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as problem:
+        raise _broken(path, problem.msg, problem.lineno) from problem
+    except (UnicodeDecodeError, RecursionError) as problem:
+        raise _broken(path, str(problem)) from problem
+    if not isinstance(content, dict):
+        raise _broken(path, "it holds no JSON object")
+    return content
+
+
+def _broken(path: Path, what: str, line: int | None = None) -> UserError:
+    at = f"{path}:{line}" if line else str(path)
+    return UserError(
+        f"{at}: not a readable tokenizer: {' '.join(what.split())[:200]}",
+        "copy the file again, or train a tokenizer with `lmtool tokenizer`",
+    )
+
+
+def _special_tokens(path: Path) -> dict[str, str]:
+    """Tokens by role from a tokenizer_config.json or special_tokens_map.json; none where there is no such file."""
+    if not path.is_file():
+        return {}
+    found = {}
+    for name in ROLES:
+        token = _read_json(path).get(f"{name}_token")
+        token = token.get("content") if isinstance(token, dict) else token
+        if isinstance(token, str):
+            found[name] = token
+    return found

@@ -1,0 +1,104 @@
+"""WordPiece as BERT has it: training on text.
+
+Text is cleaned, CJK characters stand alone, case and accents go (lowercase=true), words end at white space and
+punctuation. A word is then cut greedily into the longest pieces of the vocabulary (Devlin et al. 2019).
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from lmtool.errors import UserError
+from lmtool.tokenizers.configs import WordPieceConfig
+from lmtool.tokenizers.tokenizer import Tokenizer
+
+SPECIAL = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
+PREFIX = "##"
+ALPHABET = 1000  # characters at most, as in the library and in BERT's published vocabularies
+
+
+def train(config: WordPieceConfig, texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """Learn a vocabulary of at most `vocab_size` entries; the same texts give the same one.
+
+    UserError where there is no text, or no room for its characters.
+    """
+    normalizer = normalizers.BertNormalizer(
+        clean_text=True, handle_chinese_chars=True, strip_accents=None, lowercase=config.lowercase
+    )
+    splitter = pre_tokenizers.BertPreTokenizer()
+    counts: Counter[str] = Counter()
+    texts = list(texts)
+    for text in texts:
+        counts.update(normalizer.normalize_str(text))
+    alphabet, continuing = _alphabet(counts, vocab_size)
+
+    # The library numbers the "##c" pieces in the order of a hash table, another one in each process, and its ties
+    # follow the numbers. Given as special tokens they have fixed numbers, and so has all that follows.
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=config.minimum_count,
+        special_tokens=[*SPECIAL.values(), *continuing],
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        continuing_subword_prefix=PREFIX,
+        show_progress=False,
+    )
+    learned = tokenizers.Tokenizer(models.BPE(continuing_subword_prefix=PREFIX))
+    learned.normalizer, learned.pre_tokenizer = normalizer, splitter
+    learned.train_from_iterator(_portions(texts), trainer)
+
+    backend = tokenizers.Tokenizer(
+        models.WordPiece(
+            learned.get_vocab(),
+            unk_token=SPECIAL["unk"],
+            continuing_subword_prefix=PREFIX,
+            max_input_chars_per_word=100,
+        )
+    )
+    backend.normalizer, backend.pre_tokenizer = normalizer, splitter
+    backend.decoder = decoders.WordPiece(prefix=PREFIX)
+    backend.add_special_tokens(list(SPECIAL.values()))
+    roles = {name: backend.token_to_id(token) for name, token in SPECIAL.items()}
+    cls, sep = SPECIAL["cls"], SPECIAL["sep"]
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{cls} $A {sep}",
+        pair=f"{cls} $A {sep} $B:1 {sep}:1",
+        special_tokens=[(cls, roles["cls"]), (sep, roles["sep"])],
+    )
+    return Tokenizer(backend, roles, "the wordpiece tokenizer")
+
+
+def _portions(texts: list[str]) -> Iterator[list[str]]:
+    for start in range(0, len(texts), 1000):
+        yield texts[start : start + 1000]
+
+
+def _alphabet(counts: Counter[str], vocab_size: int) -> tuple[list[str], list[str]]:
+    """The characters that get an entry, and those that also get one as a continuation; the commonest first kept."""
+    characters = [one for one in counts if not one.isspace()]
+    if not characters:
+        raise UserError("tokenizer: the text to train on holds no characters", "give text with data.path=")
+    characters.sort(key=lambda one: (-counts[one], one))
+    # Both forms of the alphabet take at most half of the vocabulary, so that there is room for pieces.
+    kept = sorted(characters[: min(ALPHABET, max(vocab_size // 4, 1))])
+    continuing = [PREFIX + one for one in kept if not _stands_alone(one)]
+    needed = len(SPECIAL) + len(kept) + len(continuing)
+    if needed > vocab_size:
+        raise UserError(
+            f"tokenizer.vocab_size={vocab_size} has no room for {needed} special tokens and characters",
+            "set tokenizer.vocab_size=1000 or more",
+        )
+    return kept, continuing
+
+
+def _stands_alone(character: str) -> bool:
+    """Whether the splitter never leaves this character inside a word: punctuation, and CJK ideographs."""
+    code = ord(character)
+    ascii_symbol = 33 <= code < 127 and not character.isalnum()
+    ideograph = unicodedata.name(character, "").startswith("CJK ")
+    return ascii_symbol or ideograph or unicodedata.category(character).startswith("P")
