@@ -1,0 +1,85 @@
+"""What stands around a text: special tokens and columns, by the name a model's configuration gives (`text_format`).
+
+bert: [CLS] a [SEP], or [CLS] a [SEP] b [SEP], with the column "segment": 1 from the first token of b on
+(Devlin et al. 2019). gpt: a <eos>, or a <eos> b <eos>, no columns; the last token is the one a head reads
+(Radford et al. 2018).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from lmtool.tokenizers.tokenizer import Tokenizer
+
+Formatted = tuple[np.ndarray, dict[str, np.ndarray]]
+
+
+class TextFormat(Protocol):
+    """single_overhead, pair_overhead: special tokens around one text and around two."""
+
+    single_overhead: int
+    pair_overhead: int
+
+    def single(self, ids: np.ndarray) -> Formatted:
+        """(L,) int64 ids with the special tokens, and (L,) int64 columns by name."""
+
+    def pair(self, first: np.ndarray, second: np.ndarray) -> Formatted: ...
+
+
+class BertFormat:
+    single_overhead, pair_overhead = 2, 3
+
+    def __init__(self, tokenizer: Tokenizer):
+        self._cls, self._sep = tokenizer.role("cls"), tokenizer.role("sep")
+
+    def single(self, ids: np.ndarray) -> Formatted:
+        joined = _join([self._cls], ids, [self._sep])
+        return joined, {"segment": np.zeros(len(joined), dtype=np.int64)}
+
+    def pair(self, first: np.ndarray, second: np.ndarray) -> Formatted:
+        joined = _join([self._cls], first, [self._sep], second, [self._sep])
+        segment = np.zeros(len(joined), dtype=np.int64)
+        segment[len(first) + 2 :] = 1
+        return joined, {"segment": segment}
+
+
+class GptFormat:
+    single_overhead, pair_overhead = 1, 2
+
+    def __init__(self, tokenizer: Tokenizer):
+        self._eos = tokenizer.role("eos")
+
+    def single(self, ids: np.ndarray) -> Formatted:
+        return _join(ids, [self._eos]), {}
+
+    def pair(self, first: np.ndarray, second: np.ndarray) -> Formatted:
+        return _join(first, [self._eos], second, [self._eos]), {}
+
+
+_FORMATS: dict[str, type[BertFormat] | type[GptFormat]] = {"bert": BertFormat, "gpt": GptFormat}
+
+
+def text_format(name: str, tokenizer: Tokenizer) -> TextFormat:
+    """The format a model names. UserError where the tokenizer lacks one of its special tokens."""
+    return _FORMATS[name](tokenizer)
+
+
+def _join(*parts: np.ndarray | list[int]) -> np.ndarray:
+    return np.concatenate([np.asarray(part, dtype=np.int64) for part in parts])
+
+
+def truncate_pair(
+    first: int | np.ndarray, second: int | np.ndarray, limit: int
+) -> tuple[int, int] | tuple[np.ndarray, np.ndarray]:
+    """Lengths of two texts after taking tokens off the longer one, the second where both are equal, until they fit.
+
+    Numbers or (N,) arrays of them; limit: tokens of both together, at most. (`_truncate_seq_pair` of BERT's scripts.)
+    """
+    a, b = np.asarray(first), np.asarray(second)
+    share = limit // 2
+    shorter_second = np.where(b <= share, limit - b, np.minimum(a, limit - share))
+    new_a = np.where(a + b <= limit, a, shorter_second)
+    new_b = np.minimum(b, limit - new_a)
+    return (int(new_a), int(new_b)) if new_a.ndim == 0 else (new_a, new_b)

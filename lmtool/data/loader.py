@@ -1,0 +1,140 @@
+"""Batches in a planned order, from any step on.
+
+Shape letters: E examples of an epoch, B steps of an epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lmtool import streams
+from lmtool.data.plan import Examples, Plan, batch_borders
+from lmtool.data.prefetch import prefetch
+from lmtool.errors import UserError
+from lmtool.types import Batch, Step
+
+AHEAD = 2  # steps made in advance
+
+
+@dataclass(frozen=True)
+class _Epoch:
+    """plan: the plan of the epoch. order: (E,) its examples as they are read. borders: (B+1,) of the steps in it."""
+
+    plan: Plan
+    order: np.ndarray
+    borders: np.ndarray
+
+    @property
+    def steps(self) -> int:
+        return len(self.borders) - 1
+
+
+class PackedLoader:
+    """Implements `types.Loader`.
+
+    The order of an epoch is a permutation computed from (seed, epoch), and its steps are slices of it, so a cursor
+    is two counters and a resumed run seeks. Every example comes once an epoch. `batch_examples` or `batch_tokens`
+    sizes a step; `micro_batch_tokens` splits a step into several forwards and changes nothing else.
+    """
+
+    def __init__(
+        self,
+        examples: Examples,
+        seed: int,
+        batch_examples: int | None = None,
+        batch_tokens: int | None = None,
+        micro_batch_tokens: int | None = None,
+        shuffle: bool = True,
+    ):
+        if (batch_examples is None) == (batch_tokens is None):
+            raise ValueError("give batch_examples or batch_tokens")
+        self._examples, self._seed, self._shuffle = examples, seed, shuffle
+        self._batch_examples, self._batch_tokens = batch_examples, batch_tokens
+        self._micro_batch_tokens = micro_batch_tokens
+        self._epochs: dict[int, _Epoch] = {}
+
+    def steps(self, cursor: dict[str, int] | None = None) -> Iterator[Step]:
+        """Steps from the cursor on, without end. Made ahead in a thread that ends when the iterator is closed.
+
+        UserError where the cursor is not of this data.
+        """
+        cursor = cursor or {"epoch": 0, "batch": 0}
+        total = self._epoch(cursor["epoch"]).steps
+        if not 0 <= cursor["batch"] <= total:
+            raise UserError(
+                f"the checkpoint stands at batch {cursor['batch']} of an epoch that has {total}: the data or the "
+                "batch size changed",
+                "restore the data and the keys batch_examples and batch_tokens, or start a run under another name=",
+            )
+        return prefetch(self._steps(cursor["epoch"], cursor["batch"]), AHEAD)
+
+    def steps_in_epoch(self, epoch: int) -> int:
+        return self._epoch(epoch).steps
+
+    def epoch_batches(self, epoch: int = 0) -> Iterator[Batch]:
+        """One pass over all examples for evaluation: in the plan's order within batches of like length, longest
+        first; `Batch.examples` says which is which."""
+        plan = self._epoch(epoch).plan
+        order = np.argsort(-np.asarray(plan.lengths, dtype=np.int64), kind="stable")
+        tokens = self._batch_tokens
+        if self._micro_batch_tokens is not None:
+            tokens = min(self._micro_batch_tokens, tokens or self._micro_batch_tokens)
+        borders = batch_borders(plan.lengths[order], self._batch_examples, tokens)
+        return prefetch(self._batches(plan, order, borders, epoch), AHEAD)
+
+    def facts(self) -> dict[str, Any]:
+        """Of the first epoch: examples, steps, tokens, mean and longest length; padding_fraction is what packing
+        spends on padding, padding_avoided what padding each step to its longest example would spend."""
+        epoch = self._epoch(0)
+        lengths = epoch.plan.lengths[epoch.order].astype(np.int64)
+        rectangle = np.maximum.reduceat(lengths, epoch.borders[:-1]) * np.diff(epoch.borders)
+        tokens = int(lengths.sum())
+        return {
+            "examples": len(lengths),
+            "steps_per_epoch": epoch.steps,
+            "tokens_per_epoch": tokens,
+            "mean_length": tokens / len(lengths),
+            "longest": int(lengths.max()),
+            "padding_fraction": 0.0,
+            "padding_avoided": 1.0 - tokens / float(rectangle.sum()),
+            **self._examples.facts(),
+        }
+
+    def _steps(self, epoch: int, batch: int) -> Iterator[Step]:
+        while True:
+            current = self._epoch(epoch)
+            while batch < current.steps:
+                taken = current.order[current.borders[batch] : current.borders[batch + 1]]
+                borders = batch_borders(current.plan.lengths[taken], None, self._micro_batch_tokens)
+                batches = list(self._batches(current.plan, taken, borders, epoch))
+                batch += 1
+                cursor = {"epoch": epoch, "batch": batch}
+                if batch == current.steps:
+                    cursor = {"epoch": epoch + 1, "batch": 0}
+                yield Step(batches, cursor, epoch + batch / current.steps)
+            epoch, batch = epoch + 1, 0
+
+    def _batches(self, plan: Plan, order: np.ndarray, borders: np.ndarray, epoch: int) -> Iterator[Batch]:
+        for start, end in zip(borders[:-1], borders[1:], strict=True):
+            taken = order[start:end]
+            yield self._examples.batch(plan.rows[taken], taken, epoch)
+
+    def _epoch(self, epoch: int) -> _Epoch:
+        made = self._epochs.get(epoch)
+        if made is None:
+            plan = self._examples.plan(epoch)
+            if len(plan) == 0:
+                raise UserError("there are no examples to read", "give more text or rows, or a smaller max_length=")
+            order = np.arange(len(plan))
+            if self._shuffle:
+                order = streams.Permutation(len(plan), self._seed, "order", epoch)(order)
+            borders = batch_borders(plan.lengths[order], self._batch_examples, self._batch_tokens)
+            # Of the others only the first epoch (facts, steps in an epoch) is asked for again.
+            kept = {number: one for number, one in self._epochs.items() if number in (0, epoch - 1)}
+            made = _Epoch(plan, order, borders)
+            self._epochs = {**kept, epoch: made}
+        return made
