@@ -1,0 +1,135 @@
+"""Where a run speaks: standard output and log.txt.
+
+On a terminal lines are coloured and a bar may live below them; elsewhere they are plain, without carriage returns or
+escape sequences. A reader that goes away (`lmtool pretrain | head`) or a closed terminal never ends a training.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# What a terminal that cannot show them gets instead.
+_ASCII = str.maketrans({"★": "*", "·": "|", "…": "...", "±": "+-", "×": "x", "→": "->", "−": "-", "—": "-"})
+
+
+class SafeStream:
+    """A text stream whose reader may go away: writing never raises, afterwards everything is dropped."""
+
+    def __init__(self, stream: TextIO):
+        self.stream = stream
+        self.gone = False
+
+    @property
+    def encoding(self) -> str:
+        return getattr(self.stream, "encoding", None) or "utf-8"
+
+    def isatty(self) -> bool:
+        return self.stream.isatty()
+
+    def fileno(self) -> int:
+        return self.stream.fileno()
+
+    def write(self, text: str) -> int:
+        if self.gone:
+            return len(text)
+        try:
+            self.stream.write(text)
+        except UnicodeEncodeError:
+            narrow = text.translate(_ASCII).encode(self.encoding, "replace").decode(self.encoding)
+            return self.write(narrow)
+        except (OSError, ValueError):
+            self._lose()
+        return len(text)
+
+    def flush(self) -> None:
+        if self.gone:
+            return
+        try:
+            self.stream.flush()
+        except (OSError, ValueError):
+            self._lose()
+
+    def _lose(self) -> None:
+        """EPIPE, EIO of a closed terminal, a full disk behind a redirection, a closed file."""
+        self.gone = True
+        if self.stream is not sys.stdout:
+            return
+        try:
+            # What Python still holds would fail again when it flushes at exit, and turn exit status 0 into 120.
+            with open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        except (OSError, ValueError):
+            sys.stdout = None  # type: ignore[assignment]  # a stream without a descriptor has nothing to flush
+
+
+class Output:
+    """Lines to a person, and the same lines plain to a log file.
+
+    stream: where to write (None: standard output). log: an open text file for the plain lines, or None.
+    """
+
+    def __init__(self, stream: TextIO | None = None, log: TextIO | None = None):
+        self.stream = SafeStream(stream if stream is not None else sys.stdout)
+        self._log = log
+        self.live = self.stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
+        self._console: Console | None = None
+
+    @property
+    def console(self) -> Console:
+        """The rich console behind a terminal; made at first use, so that a plain run never imports rich."""
+        if self._console is None:
+            from rich.console import Console
+
+            self._console = Console(file=self.stream, highlight=False, markup=False, emoji=False, soft_wrap=True)  # type: ignore[arg-type]
+        return self._console
+
+    def line(self, text: str = "", style: str | None = None) -> None:
+        """One line. Text from data must have gone through `text.plain` before."""
+        if self.live:
+            from rich.text import Text
+
+            self.console.print(Text(text, style=style or ""))
+        else:
+            self.stream.write(text + "\n")
+        self.stream.flush()
+        self.log(text)
+
+    def log(self, text: str) -> None:
+        """One line to the log file alone. A log that cannot be written is given up, with one line that says so."""
+        if self._log is None:
+            return
+        try:
+            self._log.write(text + "\n")
+            self._log.flush()
+        except (OSError, ValueError) as failure:
+            self._log = None
+            self.line(f"warning: the log file cannot be written any more ({failure})", "yellow")
+
+    def rows(self, rows: Iterable[tuple[str, str]]) -> None:
+        """(label, text) rows, labels aligned, long texts wrapped under themselves."""
+        rows = list(rows)
+        indent = max((len(label) for label, _ in rows), default=0) + 3
+        width = max(shutil.get_terminal_size((100, 24)).columns, indent + 30) if self.live else 10**6
+        for label, text in rows:
+            pieces = textwrap.wrap(text, width - indent, break_on_hyphens=False, break_long_words=False) or [""]
+            for index, piece in enumerate(pieces):
+                head = f" {label if index == 0 else '':<{indent - 1}}"
+                if self.live:
+                    self._styled_row(head, piece)
+                else:
+                    self.stream.write(f"{head}{piece}".rstrip() + "\n")
+                self.log(f"{head}{piece}".rstrip())
+        self.stream.flush()
+
+    def _styled_row(self, head: str, piece: str) -> None:
+        from rich.text import Text
+
+        self.console.print(Text(head, style="dim").append(piece, style="not dim"))

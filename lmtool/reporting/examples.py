@@ -1,0 +1,210 @@
+"""A handful of examples a person learns from: right, wrong and surprising ones, masked words, generated text."""
+
+from __future__ import annotations
+
+import heapq
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lmtool.reporting.html import escape, escape_lines
+from lmtool.reporting.text import number, percent, plain
+
+EXAMPLES_EACH = 4
+SAMPLES = 6
+_PIECES = 300
+_CHARACTERS = 1200
+_KNOWN = ("id", "gold", "prediction", "score", "split", "scores", "probabilities")
+_MASKED_LEGEND = (
+    "Green: right. Rust: the model's word, the truth struck out. Below each text: the truth, and the surest guesses."
+)
+_CLOSING = set(".,;:!?)]}%'’”")
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+@dataclass
+class PredictionSummary:
+    """What one pass over the predictions of a task keeps.
+
+    rows: predictions by split. pairs: (gold, predicted) label counts. gold, predicted: the values of a regression.
+    right, wrong, surprising: chosen rows.
+    """
+
+    rows: Counter[str] = field(default_factory=Counter)
+    pairs: Counter[tuple[str, str]] = field(default_factory=Counter)
+    gold: list[float] = field(default_factory=list)
+    predicted: list[float] = field(default_factory=list)
+    right: list[dict[str, Any]] = field(default_factory=list)
+    wrong: list[dict[str, Any]] = field(default_factory=list)
+    surprising: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def examples(self) -> int | None:
+        """Scored examples of the first split, which the headline is about; None without predictions."""
+        return next(iter(self.rows.values()), None)
+
+    @property
+    def regression(self) -> bool:
+        return bool(self.gold)
+
+    def confusion(self, limit: int = 20) -> tuple[list[str], list[list[int]]]:
+        """The most frequent labels and their counts, gold by predicted."""
+        frequency: Counter[str] = Counter()
+        for (gold, predicted), count in self.pairs.items():
+            frequency[gold] += count
+            frequency[predicted] += 0
+        labels = sorted(label for label, _ in frequency.most_common(limit))
+        return labels, [[self.pairs[gold, predicted] for predicted in labels] for gold in labels]
+
+
+class _Keep:
+    """The few rows with the largest keys, in constant memory."""
+
+    def __init__(self, size: int):
+        self.size = size
+        self.heap: list[tuple[float, int, dict[str, Any]]] = []
+        self.seen = 0
+
+    def offer(self, key: float, row: dict[str, Any]) -> None:
+        self.seen += 1
+        entry = (key, -self.seen, row)
+        if len(self.heap) < self.size:
+            heapq.heappush(self.heap, entry)
+        elif entry[:2] > self.heap[0][:2]:
+            heapq.heapreplace(self.heap, entry)
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [row for _, _, row in sorted(self.heap, key=lambda entry: entry[:2], reverse=True)]
+
+
+def summarise(rows: Iterable[dict[str, Any]]) -> PredictionSummary:
+    """One pass over the rows of predictions.jsonl; which examples are shown depends on their ids alone."""
+    summary = PredictionSummary()
+    right, wrong, surprising = _Keep(EXAMPLES_EACH), _Keep(EXAMPLES_EACH), _Keep(EXAMPLES_EACH)
+    for row in rows:
+        summary.rows[str(row.get("split", ""))] += 1
+        gold, predicted = _number(row["gold"]), _number(row["prediction"])
+        if gold is not None and predicted is not None and not isinstance(row["gold"], str):
+            summary.gold.append(gold)
+            summary.predicted.append(predicted)
+            right.offer(-abs(gold - predicted), row)
+            surprising.offer(abs(gold - predicted), row)
+            continue
+        summary.pairs[plain(row["gold"], 60), plain(row["prediction"], 60)] += 1
+        lot = zlib.crc32(str(row.get("id", summary.rows)).encode())
+        score = _number(row.get("score"))
+        if row["gold"] == row["prediction"]:
+            right.offer(lot, row)
+        else:
+            wrong.offer(lot, row)
+            if score is not None:
+                surprising.offer(score, row)
+    summary.surprising = surprising.rows()
+    summary.right = right.rows()
+    told = [id(row) for row in summary.surprising]
+    summary.wrong = [row for row in wrong.rows() if id(row) not in told]
+    return summary
+
+
+def prediction_html(row: Mapping[str, Any]) -> str:
+    """One prediction: its text, the gold label, what was predicted and how surely."""
+    gold, predicted = _number(row["gold"]), _number(row["prediction"])
+    regression = gold is not None and predicted is not None
+    right = row["gold"] == row["prediction"]
+    kind = "" if regression else "right" if right else "wrong"
+    texts = [value for key, value in row.items() if key not in _KNOWN and isinstance(value, str)]
+    body = "<br>".join(escape(text, 600) for text in texts[:3])
+    if regression:
+        verdict = f"gold {number(float(row['gold']))}, predicted {number(float(row['prediction']))}"
+    else:
+        score = _number(row.get("score"))
+        sure = f" ({percent(score)})" if score is not None and 0 <= score <= 1 else ""
+        verdict = f"{plain(row['prediction'], 80)}{sure}" + ("" if right else f", gold: {plain(row['gold'], 80)}")
+    return f'<div class="example {kind}">{body}<br><small class="quiet">{escape(verdict)}</small></div>'
+
+
+def predictions_html(summary: PredictionSummary) -> str:
+    """The chosen predictions under their headings."""
+    if summary.regression:
+        groups = [("Closest", summary.right), ("Furthest off", summary.surprising)]
+    else:
+        groups = [("Right", summary.right), ("Wrong", summary.wrong)]
+        groups.append(("Surprising: wrong, and the surest of it", summary.surprising))
+    return "".join(
+        f"<h3>{escape(name)}</h3>" + "".join(prediction_html(row) for row in rows) for name, rows in groups if rows
+    )
+
+
+def _joined(pieces: Sequence[str]) -> list[tuple[str, str]]:
+    """(space before, shown text) of each piece: WordPiece's ## and byte-level BPE's space mark undone."""
+    bytelevel = any(piece.startswith(("Ġ", "Ċ")) for piece in pieces)
+    shown = []
+    for piece in pieces:
+        if bytelevel:
+            shown.append((" " if piece.startswith("Ġ") else "", piece.replace("Ġ", "").replace("Ċ", "⏎ ")))
+        elif piece.startswith("##") and len(piece) > 2:
+            shown.append(("", piece[2:]))
+        else:
+            shown.append(("" if piece in _CLOSING else " ", piece))
+    return shown
+
+
+def masked_html(sample: Mapping[str, Any]) -> str:
+    """A text with its hidden words: what the model put there, struck through the truth where it was wrong."""
+    pieces = [str(piece) for piece in sample.get("pieces", ())][:_PIECES]
+    places = {place["position"]: place for place in sample.get("masked", ()) if place.get("guesses")}
+    words = []
+    for position, (space, shown) in enumerate(_joined(pieces)):
+        place = places.get(position)
+        if place is None:
+            special = pieces[position].startswith("[") and pieces[position].endswith("]")
+            words.append(space + (f'<span class="quiet">{escape(shown, 60)}</span>' if special else escape(shown, 60)))
+            continue
+        guess, truth = str(place["guesses"][0][0]), str(place.get("truth"))
+        if guess == truth:
+            words.append(f'{space}<mark class="right">{escape(guess, 60)}</mark>')
+        else:
+            words.append(f'{space}<mark class="wrong">{escape(guess, 60)} <s>{escape(truth, 60)}</s></mark>')
+    rows = "".join(_guesses_row(place) for position, place in sorted(places.items())[:8] if position < len(pieces))
+    return f'<div class="example">{"".join(words)}<table class="guesses">{rows}</table></div>'
+
+
+def _guesses_row(place: Mapping[str, Any]) -> str:
+    guesses = " · ".join(f"{plain(piece, 40)} {percent(float(share))}" for piece, share, *_ in place["guesses"][:5])
+    rank = "right" if str(place["guesses"][0][0]) == str(place.get("truth")) else "wrong"
+    truth = f'<mark class="{rank}">{escape(place.get("truth"), 40)}</mark>'
+    return f'<tr><td>{truth}</td><td class="quiet">{escape(guesses)}</td></tr>'
+
+
+def generated_html(sample: Mapping[str, Any]) -> str:
+    """A prompt and what the model wrote after it."""
+    prompt, text = str(sample.get("prompt", "")), str(sample.get("text", ""))
+    text = text.removeprefix(prompt)
+    written = escape_lines(text, _CHARACTERS).replace("\n", "<br>")
+    given = escape_lines(prompt, _CHARACTERS).replace("\n", "<br>")
+    return f'<div class="example"><b>{given}</b>{written}</div>'
+
+
+def _small(text: str) -> str:
+    return f'<p class="quiet"><small>{escape(text)}</small></p>'
+
+
+def samples_html(samples: Sequence[Any]) -> str:
+    """The samples of samples.json: masked texts or generated ones; entries of another form are passed over."""
+    masked = [one for one in samples if isinstance(one, dict) and "pieces" in one][:SAMPLES]
+    generated = [one for one in samples if isinstance(one, dict) and "text" in one][:SAMPLES]
+    parts = []
+    if masked:
+        parts.append("<h3>Hidden words, and what the model put there</h3>")
+        parts.append(_small(_MASKED_LEGEND))
+        parts += [masked_html(one) for one in masked]
+    if generated:
+        parts.append("<h3>Written by the model</h3>")
+        parts.append(_small("The prompt is bold."))
+        parts += [generated_html(one) for one in generated]
+    return "".join(parts)

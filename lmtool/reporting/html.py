@@ -1,0 +1,154 @@
+"""Pieces of a self-contained page: one style sheet, no script, nothing loaded from anywhere.
+
+Everything that comes from a file goes through `escape`. Functions named for an element take text and escape it;
+`section`, `columns` and `page` take finished HTML.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from lmtool.reporting.text import fact, number, plain, title
+
+_STYLE = """
+:root { --paper: #fffffc; --ink: #2b2b2b; --quiet: #70706c; --faint: #d8d8d2; --wash: #f5f5ef; --blue: #1f5f99;
+  --rust: #b5532a; --pale: #9db4c8; --green: #2f7a45; --right: #e3f0e4; --wrong: #f8e4da; }
+@media (prefers-color-scheme: dark) { :root { --paper: #161718; --ink: #dededa; --quiet: #9a9a95; --faint: #3b3c3e;
+  --wash: #202123; --blue: #74b0e4; --rust: #e08a5f; --pale: #5d7488; --green: #77c08c; --right: #1f3526;
+  --wrong: #432a20; } }
+@media print { :root { --paper: #fff; --wash: #fff; } main { max-width: none; padding: 0; }
+  section, figure, .example { break-inside: avoid; } details::details-content { content-visibility: visible; } }
+* { box-sizing: border-box; }
+html { background: var(--paper); color: var(--ink); color-scheme: light dark; }
+body { margin: 0; font: 15px/1.5 "Helvetica Neue", Helvetica, Arial, "DejaVu Sans", sans-serif; }
+main { max-width: 880px; margin: 0 auto; padding: 40px 28px 80px; }
+h1 { font-size: 22px; font-weight: 600; margin: 0; overflow-wrap: anywhere; }
+h2 { font-size: 12px; font-weight: 600; letter-spacing: .08em; text-transform: uppercase; color: var(--quiet);
+  border-top: 1px solid var(--faint); padding-top: 12px; margin: 40px 0 14px; }
+h3 { font-size: 14px; font-weight: 600; margin: 20px 0 8px; }
+p { margin: 6px 0; } .quiet { color: var(--quiet); } small { font-size: 12.5px; }
+.head { display: flex; flex-wrap: wrap; align-items: flex-end; gap: 4px 28px; margin: 24px 0 2px; }
+.head .value { font-size: 50px; line-height: 1.1; font-weight: 300; letter-spacing: -.02em; white-space: nowrap; }
+.head .value small { font-size: 20px; color: var(--quiet); letter-spacing: 0; }
+.head .beside { font-size: 24px; font-weight: 300; color: var(--rust); white-space: nowrap; }
+.head .label { display: block; font-size: 13px; font-weight: 400; color: var(--quiet); letter-spacing: 0; }
+.better { color: var(--green); font-weight: 600; } .worse { color: var(--rust); font-weight: 600; }
+.unclear { color: var(--rust); }
+.strip { display: flex; flex-wrap: wrap; gap: 10px 32px; margin: 22px 0 0; padding: 0; }
+.strip div { font-size: 16px; } .strip span { display: block; font-size: 12.5px; color: var(--quiet); }
+figure { margin: 0 0 14px; } figure svg { width: 100%; height: auto; display: block; overflow: visible; }
+figcaption { font-size: 12.5px; color: var(--quiet); margin-top: 4px; }
+.columns { display: grid; grid-template-columns: repeat(auto-fit, minmax(320px, 1fr)); gap: 0 44px; }
+table { border-collapse: collapse; width: 100%; font-size: 14px; font-variant-numeric: tabular-nums; }
+th, td { text-align: left; vertical-align: top; padding: 4px 14px 4px 0; border-bottom: 1px solid var(--faint);
+  overflow-wrap: anywhere; } th { font-weight: 400; color: var(--quiet); white-space: nowrap; }
+thead th { font-size: 12.5px; white-space: normal; } td.number, th.number { text-align: right; }
+.facts th { width: 1%; padding-right: 22px; }
+.example { border-left: 3px solid var(--faint); padding: 2px 0 2px 14px; margin: 0 0 14px; overflow-wrap: anywhere; }
+.example.right { border-color: var(--green); } .example.wrong { border-color: var(--rust); }
+mark { color: inherit; border-radius: 3px; padding: 1px 4px; background: var(--wash); }
+mark.right { background: var(--right); } mark.wrong { background: var(--wrong); }
+mark s { color: var(--quiet); text-decoration-color: var(--rust); }
+.guesses { font-size: 13px; margin-top: 6px; } .guesses { width: auto; }
+.guesses td { padding: 2px 14px 2px 0; border: 0; }
+.guesses td:first-child { white-space: nowrap; }
+pre { background: var(--wash); padding: 12px 14px; overflow-x: auto; font: 12.5px/1.5 ui-monospace, "DejaVu Sans Mono",
+  Menlo, Consolas, monospace; margin: 8px 0; white-space: pre-wrap; overflow-wrap: anywhere; }
+details { margin: 8px 0; } summary { cursor: pointer; color: var(--blue); }
+"""
+
+
+def escape(value: Any, limit: int = 2000) -> str:
+    """Text for HTML: control characters made visible, cut at `limit` characters, <>&"' escaped."""
+    return html.escape(plain(value, limit), quote=True)
+
+
+def escape_lines(value: Any, limit: int) -> str:
+    """Text of several lines for a <pre>: as `escape`, and the line ends stay."""
+    text = str(value)
+    cut = text if len(text) <= limit else text[:limit] + "\n… (cut here)"
+    return "\n".join(html.escape(plain(line.replace("\t", "    "))) for line in cut.split("\n"))
+
+
+def page(heading: str, body: Iterable[str]) -> str:
+    """The whole document."""
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(heading, 200)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n"
+        + "\n".join(body)
+        + "\n</main>\n</body>\n</html>\n"
+    )
+
+
+def section(heading: str, *parts: str) -> str:
+    """A section with its heading; nothing where no part says anything."""
+    inside = "\n".join(part for part in parts if part)
+    return f"<section>\n<h2>{escape(heading)}</h2>\n{inside}\n</section>" if inside else ""
+
+
+def columns(*parts: str) -> str:
+    """Blocks side by side where the page is wide enough."""
+    shown = [f"<div>{part}</div>" for part in parts if part]
+    return f'<div class="columns">{"".join(shown)}</div>' if shown else ""
+
+
+def paragraph(text: Any, kind: str = "quiet") -> str:
+    return f'<p class="{kind}">{escape(text)}</p>'
+
+
+def figure(drawing: str, caption: str = "") -> str:
+    """An inline SVG with its caption."""
+    words = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
+    return f"<figure>{drawing}{words}</figure>" if drawing else ""
+
+
+def commands(lines: Sequence[str]) -> str:
+    return f"<pre>{escape_lines(chr(10).join(lines), 4000)}</pre>" if lines else ""
+
+
+def folded(summary: str, text: str, limit: int = 100_000) -> str:
+    """A long text behind a line to click."""
+    if not text:
+        return ""
+    return f"<details><summary>{escape(summary)}</summary><pre>{escape_lines(text, limit)}</pre></details>"
+
+
+def facts(heading: str, values: Mapping[str, Any], limit: int = 60) -> str:
+    """Facts as a two-column table; nested sections become tables of their own below it."""
+    flat = [(key, value) for key, value in values.items() if not isinstance(value, Mapping) and value is not None]
+    rows = "".join(
+        f'<tr><th scope="row">{escape(title(str(key)))}</th><td>{escape(fact(str(key), value), 600)}</td></tr>'
+        for key, value in flat[:limit]
+    )
+    own = f'<h3>{escape(title(heading))}</h3><table class="facts">{rows}</table>' if rows else ""
+    nested = (facts(f"{heading} · {key}", value, limit) for key, value in values.items() if isinstance(value, Mapping))
+    return own + "".join(nested)
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A table; numbers stand right. Columns called seconds or bytes are shown in fitting units."""
+    rows = [list(row) for row in rows]
+
+    def right(index: int) -> str:
+        cells = [row[index] for row in rows if row[index] not in (None, "")]
+        numeric = bool(cells) and all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in cells)
+        return ' class="number"' if numeric else ""
+
+    kinds = [right(index) for index in range(len(header))]
+    heads = "".join(f"<th{kind}>{escape(name, 80)}</th>" for name, kind in zip(header, kinds, strict=True))
+    body = "".join(
+        "<tr>"
+        + "".join(f"<td{kind}>{_cell(name, value)}</td>" for name, kind, value in zip(header, kinds, row, strict=True))
+        + "</tr>"
+        for row in rows
+    )
+    return f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _cell(name: str, value: Any) -> str:
+    if isinstance(value, float) and not name.endswith(("seconds", "bytes", "fraction")):
+        return escape(number(value))
+    return "" if value is None else escape(fact(name, value), 300)

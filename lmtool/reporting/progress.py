@@ -1,0 +1,178 @@
+"""What is seen while a run trains: a bar on a terminal, one plain line a log interval elsewhere."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from lmtool.reporting.console import Output
+from lmtool.reporting.text import clock, count, exponent, lower_is_better, number, plain, title
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+
+# Keys of a validation row that are no score.
+_BOOKKEEPING = (
+    "step", "split", "tokens", "seconds", "epoch", "learning_rate", "tokens_per_second", "grad_norm", "flops", "count",
+    "examples", "best", "time", "padding_fraction", "standard_error", "weight", "micro_batches",
+)  # fmt: skip
+_SCORES = 5
+
+
+class Progress:
+    """Listens to the loop.
+
+    output: where to speak. metric: the metric whose best row gets the star. log_every: steps between plain lines;
+    the first step is always told. baseline: the metric's value of the baseline, named in the table's head.
+    """
+
+    def __init__(
+        self,
+        output: Output,
+        metric: str = "loss",
+        log_every: int = 1,
+        baseline: Mapping[str, Any] | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ):
+        self.output = output
+        self.metric = metric
+        self.log_every = log_every
+        self.baseline = baseline or {}
+        self.best: float | None = None
+        self._now = now
+        self._bar: Bar | None = None
+        self._scores: list[str] | None = None
+        self._steps: int | None = None
+        self._max_seconds: float | None = None
+        self._started = self._first_time = 0.0
+        self._first_step: int | None = None
+        self._last_drawn = -math.inf
+        self._last_row: Mapping[str, Any] = {}
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.on_end()
+
+    def on_start(self, step: int, steps: int | None, max_seconds: float | None = None) -> None:
+        """Training begins after `step`; `steps` in all (None: no such budget), at most `max_seconds`."""
+        self._steps, self._max_seconds, self._started = steps, max_seconds, self._now()
+        if not self.output.live:
+            return
+        from rich.progress import BarColumn, TextColumn
+        from rich.progress import Progress as Bar
+
+        self._bar = Bar(
+            TextColumn("{task.fields[head]}", markup=False),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[tail]}", markup=False),
+            console=self.output.console,
+            auto_refresh=False,  # drawn from the loop: no thread, and a lost terminal raises where it is caught
+            transient=True,
+        )
+        self._bar.add_task("train", total=steps, completed=step, head=self._head(step), tail="first step …")
+        self._bar.start()
+        self._bar.refresh()
+
+    def seconds_left(self, step: int) -> float:
+        """Estimate from the steps since the first one (which also warms up); nan while nothing is known."""
+        now = self._now()
+        left = [self._max_seconds - (now - self._started)] if self._max_seconds is not None else []
+        if self._steps is not None and self._first_step is not None and step > self._first_step:
+            left.append((self._steps - step) * (now - self._first_time) / (step - self._first_step))
+        return max(min(left), 0.0) if left else math.nan
+
+    def on_step(self, row: Mapping[str, Any]) -> None:
+        """A row of metrics.jsonl with split train."""
+        step = int(row["step"])
+        self._last_row = row
+        first = self._first_step is None
+        if first:
+            self._first_step, self._first_time = step, self._now()
+        text = self._step_text(row, step)
+        told = first or step % self.log_every == 0 or step == self._steps
+        if self._bar is None:
+            if told:
+                self.output.line(text)
+            return
+        if told:
+            self.output.log(text)
+        if first or self._now() - self._last_drawn >= 0.1 or step == self._steps:
+            self._last_drawn = self._now()
+            self._bar.update(self._bar.task_ids[0], completed=step, head=self._head(step), tail=self._tail(row, step))
+            self._bar.refresh()
+
+    def _head(self, step: int) -> str:
+        return f"step {step}" if self._steps is None else f"step {step}/{self._steps}"
+
+    def _tail(self, row: Mapping[str, Any], step: int) -> str:
+        parts = [f"loss {number(row['loss'])}"] if "loss" in row else []
+        if row.get("tokens_per_second") is not None:
+            parts.append(f"{count(round(row['tokens_per_second']))} tokens/s")
+        left = self.seconds_left(step)
+        if math.isfinite(left):
+            parts.append(f"left {clock(left)}")
+        return " · ".join(parts)
+
+    def _step_text(self, row: Mapping[str, Any], step: int) -> str:
+        rate = f" · lr {exponent(row['learning_rate'])}" if row.get("learning_rate") is not None else ""
+        tail = self._tail(row, step)
+        loss, _, rest = tail.partition(" · ")
+        return f"{self._head(step)} · {loss}{rate}{' · ' + rest if rest else ''}"
+
+    def _is_best(self, row: Mapping[str, Any]) -> bool:
+        value = row.get(self.metric)
+        if not isinstance(value, (int, float)) or not math.isfinite(value):
+            return False
+        if self.best is None or (value < self.best if lower_is_better(self.metric) else value > self.best):
+            self.best = float(value)
+            return True
+        return False
+
+    def on_evaluation(self, row: Mapping[str, Any]) -> None:
+        """A row of metrics.jsonl with split validation. Its own "best" is believed where it has one."""
+        better = self._is_best(row)
+        best = bool(row["best"]) if "best" in row else better
+        if self._scores is None:
+            self._choose_scores(row)
+        assert self._scores is not None
+        if self._bar is None:
+            told = " · ".join(f"{title(key)} {number(row[key])}" for key in self._scores if key in row)
+            self.output.line(f"step {int(row['step'])} · validation · {told}{' · ★ best' if best else ''}")
+            return
+        train = number(self._last_row["loss"]) if "loss" in self._last_row else ""
+        cells = [f"{int(row['step']):>8}", f"{train:>12}"]
+        cells += [f"{number(row[key]) if key in row else '':>{max(len(title(key)), 10) + 2}}" for key in self._scores]
+        self.output.line("".join(cells) + ("  ★" if best else ""), "bold green" if best else None)
+        self._bar.refresh()
+
+    def _choose_scores(self, row: Mapping[str, Any]) -> None:
+        known = [
+            key
+            for key, value in row.items()
+            if key not in _BOOKKEEPING and isinstance(value, (int, float)) and not isinstance(value, bool)
+        ]
+        known.sort(key=lambda key: (key != self.metric, key != "loss"))
+        self._scores = known[:_SCORES]
+        if self._bar is not None:
+            heads = "".join(f"{title(key):>{max(len(title(key)), 10) + 2}}" for key in self._scores)
+            beside = ""
+            if self.baseline.get("value") is not None:
+                beside = f"   ({title(str(self.baseline.get('name')))} {number(self.baseline['value'])})"
+            self.output.line(f"{'step':>8}{'train loss':>12}{heads}{beside}", "dim")
+
+    def on_checkpoint(self, step: int, path: str) -> None:
+        """A checkpoint was written: told in the log alone, the screen keeps its line an interval."""
+        self.output.log(f"step {step} · checkpoint {plain(path)}")
+
+    def on_end(self) -> None:
+        """Take the bar away. Safe to call twice."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None

@@ -1,0 +1,194 @@
+"""report.html: what a run was, what it learned and how to repeat it, on one self-contained page."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from lmtool.reporting import html
+from lmtool.reporting.examples import PredictionSummary, predictions_html, samples_html, summarise
+from lmtool.reporting.run_files import RunFiles, read_predictions, read_run
+from lmtool.reporting.scores import Score, score_of
+from lmtool.reporting.text import count, duration, number, percent, plain, size, title
+
+
+def write_report(run_dir: str | Path) -> Path:
+    """Write report.html and plots/*.png of a run folder; the path of the report.
+
+    Reads config.yaml, result.json, metrics.jsonl and, where they are, facts.json, environment.json, samples.json and
+    predictions.jsonl. A file that is missing or broken costs its section, and the page says so. UserError where the
+    folder is no run.
+    """
+    run = read_run(run_dir)
+    predictions = summarise(read_predictions(run))
+    drawings = _draw(run, predictions)
+    body = [
+        _headline(run, predictions),
+        html.section("Curves", drawings.get("loss", ""), drawings.get("small", "")),
+        html.section("Predictions", drawings.get("confusion", "") or drawings.get("scatter", "")),
+        html.section("Examples", samples_html(run.samples), predictions_html(predictions)),
+        html.section("Facts", _facts(run)),
+        html.section("Repeat it", html.commands(repeat_commands(run))),
+        html.section(
+            "Details",
+            html.folded("Configuration (config.yaml)", run.config),
+            html.folded("Environment", _environment_text(run.environment)),
+            html.folded("Result (result.json)", json.dumps(run.result, indent=2) if run.result else ""),
+        ),
+        html.section("Left out", *(html.paragraph(problem) for problem in run.problems[:20])),
+    ]
+    path = run.run_dir / "report.html"
+    write_page(path, html.page(f"{run.name} · lmtool", [part for part in body if part]))
+    return path
+
+
+def write_page(path: Path, text: str) -> None:
+    """Write a page whole: a reader never sees half of one."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        # Lone surrogates of a damaged file name become question marks instead of an error.
+        partial.write_bytes(text.encode("utf-8", "replace"))
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _draw(run: RunFiles, predictions: PredictionSummary) -> dict[str, str]:
+    """Write the PNG files and return the page's figures by name."""
+    # matplotlib takes most of a second to import, so a command that draws nothing does not.
+    from lmtool.reporting import plots
+
+    metric = run.result.get("metric") if isinstance(run.result.get("metric"), str) else None
+    figures = {"loss": plots.loss_figure(run), "small": plots.small_figure(run, metric)}
+    captions = {
+        "loss": "Faint: each logged step of training; above it, its running mean. Dots: the held-out text.",
+        "confusion": "Gold labels down, predictions across. Shade: share of the gold label.",
+        "scatter": "Each dot one example of the held-out set.",
+    }
+    if predictions.regression:
+        figures["scatter"] = plots.scatter_figure(predictions.gold, predictions.predicted)
+    elif len(predictions.pairs) > 0:
+        figures["confusion"] = plots.confusion_figure(*predictions.confusion())
+    drawn = {}
+    for name, figure in figures.items():
+        if figure is None:
+            continue
+        plots.write_png(figure, run.run_dir / "plots" / f"{'curves' if name == 'small' else name}.png")
+        drawn[name] = html.figure(plots.svg(figure), captions.get(name, ""))
+    return drawn
+
+
+def _headline(run: RunFiles, predictions: PredictionSummary) -> str:
+    result = run.result
+    score = score_of(result, run.baseline, predictions.examples)
+    about = [result.get("command"), result.get("model"), result.get("objective") or result.get("task")]
+    about.append(f"seed {result['seed']}" if result.get("seed") is not None else None)
+    status = result.get("status")
+    about.append(f"ended by {title(str(result['ended']))}" if result.get("ended") else None)
+    words = " · ".join(plain(one, 80) for one in about if one)
+    lines = [f"<h1>{html.escape(run.name)}</h1>", html.paragraph(words)]
+    if status is None:
+        lines.append(html.paragraph("This run has no result yet: it is under way, or it was stopped.", "unclear"))
+    elif status != "done":
+        lines.append(html.paragraph(f"This run's status: {title(str(status))}.", "unclear"))
+    if score is not None:
+        lines.append(_score_html(score, result.get("metrics")))
+    lines.append(_strip(run))
+    return "\n".join(line for line in lines if line)
+
+
+def _big(kind: str, value: str, margin: str, label: str) -> str:
+    return f'<div class="{kind}">{html.escape(value)}{margin}<span class="label">{html.escape(label)}</span></div>'
+
+
+def _score_html(score: Score, metrics: Any) -> str:
+    margin = f" <small>± {html.escape(number(score.standard_error))}</small>" if score.standard_error else ""
+    label = title(score.metric)
+    if isinstance(metrics, dict) and isinstance(metrics.get("perplexity"), (int, float)):
+        label = f"validation {label} · perplexity {number(float(metrics['perplexity']))}"
+    elif score.metric == "loss":
+        label = "validation loss"
+    parts = [_big("value", number(score.value), margin, label)]
+    if score.baseline is not None:
+        parts.append(_big("beside", number(score.baseline), "", f"{title(score.baseline_name)} baseline"))
+    sentence = score.sentence[0].upper() + score.sentence[1:] + "."
+    return f'<div class="head">{"".join(parts)}</div>' + html.paragraph(
+        sentence, score.verdict if score.verdict != "unknown" else "quiet"
+    )
+
+
+def _strip(run: RunFiles) -> str:
+    """The run in seven numbers."""
+    result = run.result
+    shown: list[tuple[str, Callable[[float], str]]] = [
+        ("steps", count),
+        ("tokens", count),
+        ("seconds", duration),
+        ("tokens_per_second", lambda one: count(round(one))),
+        ("padding_fraction", percent),
+        ("peak_memory_bytes", size),
+        ("parameters", count),
+    ]
+    if result.get("trainable_parameters") != result.get("parameters"):
+        shown.append(("trainable_parameters", count))
+    names = {
+        "seconds": "time",
+        "padding_fraction": "padding",
+        "peak_memory_bytes": "peak memory",
+        "trainable_parameters": "of them learn",
+    }
+    items = [
+        f"<div>{html.escape(form(result[key]))}<span>{html.escape(names.get(key, title(key)))}</span></div>"
+        for key, form in shown
+        if isinstance(result.get(key), (int, float))
+    ]
+    return f'<div class="strip">{"".join(items)}</div>' if items else ""
+
+
+def _facts(run: RunFiles) -> str:
+    metrics = run.result.get("metrics")
+    known = metrics.items() if isinstance(metrics, dict) else ()
+    scores = {key: number(value) for key, value in known if isinstance(value, (int, float))}
+    left = html.facts("data", run.section("data"))
+    right = html.facts("model", run.section("model")) + html.facts("scores", scores)
+    return html.columns(left, right)
+
+
+def _environment_text(environment: Mapping[str, Any]) -> str:
+    """The environment one fact a line, nested ones indented."""
+    lines: list[str] = []
+
+    def tell(values: Mapping[str, Any], indent: str) -> None:
+        for key, value in values.items():
+            if isinstance(value, Mapping):
+                lines.append(f"{indent}{key}:")
+                tell(value, indent + "  ")
+            elif isinstance(value, (list, tuple)):
+                lines.append(f"{indent}{key}: {' '.join(str(one) for one in value)}")
+            else:
+                lines.append(f"{indent}{key}: {value}")
+
+    tell(environment, "")
+    return "\n".join(lines)
+
+
+def repeat_commands(run: RunFiles) -> list[str]:
+    """What to type to repeat the run: from its saved configuration, and the command line it came from."""
+    command = run.result.get("command") or run.environment.get("command")
+    lines = []
+    if isinstance(command, str) and command.replace("_", "").isalnum():
+        lines.append("# the same run again, from its saved configuration")
+        lines.append(f"lmtool {command} --config {shlex.quote(str(run.run_dir / 'config.yaml'))}")
+    argv = run.environment.get("argv")
+    if isinstance(argv, list) and argv:
+        lines.append("# the command it came from")
+        lines.append(" ".join(["lmtool", *(shlex.quote(str(one)) for one in argv[1:])]))
+    following = run.facts.get("next")
+    if isinstance(following, list) and following:
+        lines.append("# what can come next")
+        lines += [str(one) for one in following[:5]]
+    return lines

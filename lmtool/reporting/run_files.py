@@ -1,0 +1,147 @@
+"""A run folder read as plain data. A file that is missing or broken becomes a sentence, not an end."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lmtool.errors import UserError
+
+
+@dataclass
+class RunFiles:
+    """What the files of a run say. problems: sentences about the files that could not be read.
+
+    train, validation: rows of metrics.jsonl by split. samples: samples.json, [] where there is none.
+    """
+
+    run_dir: Path
+    config: str = ""
+    result: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+    samples: list[Any] = field(default_factory=list)
+    train: list[dict[str, Any]] = field(default_factory=list)
+    validation: list[dict[str, Any]] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return self.run_dir.resolve().name
+
+    @property
+    def baseline(self) -> dict[str, Any]:
+        """{"name", "metric", "value"} as facts.json has it, {} where it has none."""
+        baseline = self.facts.get("baseline")
+        return baseline if isinstance(baseline, dict) else {}
+
+    def section(self, name: str) -> dict[str, Any]:
+        """A section of facts.json, {} where there is none."""
+        section = self.facts.get(name)
+        return section if isinstance(section, dict) else {}
+
+
+def read_run(run_dir: str | Path) -> RunFiles:
+    """Read what is there. UserError where the folder holds no run at all."""
+    folder = Path(run_dir)
+    if not folder.is_dir():
+        raise UserError(f"no run folder at {folder}", "give a folder that a training command made, such as runs/latest")
+    run = RunFiles(folder)
+    known = [name for name in ("config.yaml", "result.json", "metrics.jsonl") if (folder / name).is_file()]
+    if not known:
+        raise UserError(
+            f"{folder} holds no run: no config.yaml, result.json or metrics.jsonl",
+            "give a folder that a training command made, such as runs/latest",
+        )
+    run.config = _read_text(run, "config.yaml")
+    run.result = _read_object(run, "result.json")
+    run.facts = _read_object(run, "facts.json", needed=False)
+    run.environment = _read_object(run, "environment.json", needed=False)
+    samples = _read_json(run, "samples.json", needed=False)
+    if isinstance(samples, list):
+        run.samples = samples
+    elif samples is not None:
+        run.problems.append("samples.json is not a list; its examples are left out.")
+    for row in _metrics(run):
+        (run.validation if row.get("split") == "validation" else run.train).append(row)
+    return run
+
+
+def _read_text(run: RunFiles, name: str, needed: bool = True) -> str:
+    path = run.run_dir / name
+    if not path.is_file():
+        if needed:
+            run.problems.append(f"{name} is missing.")
+        return ""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as failure:
+        run.problems.append(f"{name} cannot be read ({failure.strerror}).")
+        return ""
+
+
+def _read_json(run: RunFiles, name: str, needed: bool = True) -> Any:
+    text = _read_text(run, name, needed)
+    if not text:
+        return None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as failure:
+        run.problems.append(f"{name} is not valid JSON ({failure}).")
+        return None
+
+
+def _read_object(run: RunFiles, name: str, needed: bool = True) -> dict[str, Any]:
+    value = _read_json(run, name, needed)
+    if isinstance(value, dict):
+        return value
+    if value is not None:
+        run.problems.append(f"{name} is not a JSON object.")
+    return {}
+
+
+def _metrics(run: RunFiles) -> Iterator[dict[str, Any]]:
+    """Rows of metrics.jsonl that have a step. A torn last line is what a kill leaves and is not worth a word."""
+    lines = _read_text(run, "metrics.jsonl").splitlines()
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if isinstance(row, dict) and isinstance(row.get("step"), int):
+            yield row
+        elif line.strip() and number < len(lines):
+            run.problems.append(f"metrics.jsonl:{number} is not a row with a step; it is left out.")
+
+
+def read_predictions(run: RunFiles) -> Iterator[dict[str, Any]]:
+    """Rows of predictions.jsonl with a gold label and a prediction, one at a time: the file may be large."""
+    path = run.run_dir / "predictions.jsonl"
+    if not path.is_file():
+        return
+    broken = 0
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            try:
+                row = json.loads(line)
+            except ValueError:
+                broken += 1
+                continue
+            if isinstance(row, dict) and row.get("gold") is not None and row.get("prediction") is not None:
+                yield row
+    if broken:
+        run.problems.append(f"predictions.jsonl: {broken} lines are not valid JSON and are left out.")
+
+
+def series(rows: list[dict[str, Any]], key: str) -> tuple[list[int], list[float]]:
+    """Steps and finite values of one key of the rows."""
+    points = [
+        (row["step"], float(row[key]))
+        for row in rows
+        if isinstance(row.get(key), (int, float)) and math.isfinite(row[key])
+    ]
+    return [step for step, _ in points], [value for _, value in points]

@@ -1,0 +1,134 @@
+"""The screen at the start of a run, which says what will happen, and the one at its end, which says what did."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lmtool import __version__
+from lmtool.reporting.console import Output
+from lmtool.reporting.plan import Plan
+from lmtool.reporting.scores import Score, score_of
+from lmtool.reporting.text import count, duration, fact, number, percent, plain, size, title
+
+_STYLES = {"better": "bold green", "worse": "bold red", "unclear": "bold yellow", "unknown": "bold"}
+
+
+def facts_text(facts: Mapping[str, Any]) -> str:
+    """Facts on one line: 'documents 1 234 · tokens 1.2 M'."""
+    return " · ".join(f"{title(str(key))} {fact(str(key), value)}" for key, value in facts.items() if value is not None)
+
+
+def _sections(label: str, facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """One row of the plain facts, and one of each nested section ('train', 'validation')."""
+    flat = {key: value for key, value in facts.items() if not isinstance(value, Mapping)}
+    nested = {key: value for key, value in facts.items() if isinstance(value, Mapping)}
+    texts = [facts_text(flat)] if flat else []
+    texts += [f"{title(str(key))}: {facts_text(value)}" for key, value in nested.items()]
+    return [(label if index == 0 else "", text) for index, text in enumerate(texts)]
+
+
+def _plan_rows(plan: Plan, epochs: float | None) -> list[tuple[str, str]]:
+    parts = " · ".join(f"{title(part)} {count(number)}" for part, number in plan.parameters.items())
+    passes = f" = {fact('', float(epochs))} epochs" if epochs is not None else ""
+    time = "time unknown" if plan.seconds is None else f"about {duration(plan.seconds)}"
+    memory = sum(plan.memory_bytes.values())
+    return [
+        ("params", f"{count(plan.total_parameters)} · {count(plan.trainable_parameters)} learn · {parts}"),
+        (
+            "plan",
+            f"{count(plan.steps)} steps × {count(round(plan.tokens_per_step))} tokens = "
+            f"{count(round(plan.tokens))} tokens{passes} · {time} · memory about {size(memory)} · "
+            f"disk {size(plan.disk_bytes)}",
+        ),
+        *(("", note) for note in plan.notes),
+    ]
+
+
+def baseline_text(baseline: Mapping[str, Any] | None) -> str:
+    """'unigram: loss 6.931'. The baseline is {"name", "metric", "value"}."""
+    if not baseline or baseline.get("value") is None:
+        return "none known"
+    return f"{title(str(baseline.get('name')))}: {title(str(baseline.get('metric')))} {number(baseline['value'])}"
+
+
+def start_screen(
+    output: Output,
+    *,
+    command: str,
+    run_dir: str,
+    choices: Mapping[str, Any],
+    data: Mapping[str, Any],
+    model: Mapping[str, Any],
+    plan: Plan | None,
+    baseline: Mapping[str, Any] | None,
+    machine: Mapping[str, Any],
+    epochs: float | None = None,
+    resumed_step: int | None = None,
+) -> None:
+    """Say on one screen what will happen.
+
+    choices: what was chosen ({"model": "bert_tiny", "data": "pydocs"}). data: facts, with nested sections a split.
+    model: facts beside the parameters (layers, width, where the weights come from). machine: device, precision, the
+    attention's path, the kind of dropout. resumed_step: the step a started run goes on from.
+    """
+    chosen = " ".join(f"{plain(key)}={plain(value, 80)}" for key, value in choices.items())
+    output.line(f"lmtool {__version__} · {command} · {chosen}", "bold")
+    where = plain(run_dir) if resumed_step is None else f"{plain(run_dir)} · goes on from step {count(resumed_step)}"
+    rows = [("run", where), *_sections("data", data), *_sections("model", model)]
+    if plan is not None:
+        rows += _plan_rows(plan, epochs)
+    rows.append(("baseline", baseline_text(baseline)))
+    rows.append(("machine", facts_text(machine)))
+    output.rows(rows)
+
+
+def _speed_text(result: Mapping[str, Any]) -> str:
+    parts = []
+    if result.get("tokens_per_second") is not None:
+        parts.append(f"{count(round(result['tokens_per_second']))} tokens/s")
+    if result.get("tokens") is not None:
+        parts.append(f"{count(result['tokens'])} tokens")
+    if result.get("padding_fraction") is not None:
+        parts.append(f"padding {percent(result['padding_fraction'])}")
+    if result.get("peak_memory_bytes"):
+        parts.append(f"peak memory {size(result['peak_memory_bytes'])}")
+    return " · ".join(parts)
+
+
+def end_screen(
+    output: Output,
+    *,
+    result: Mapping[str, Any],
+    baseline: Mapping[str, Any] | None,
+    run_dir: str,
+    report: str | None,
+    next_commands: Sequence[str],
+    examples: int | None = None,
+) -> None:
+    """Say what happened: the score beside its baseline, time, speed, the report, and what to type next.
+
+    result: result.json. examples: scored examples, for the standard error of an accuracy.
+    """
+    status = title(str(result.get("status", "done")))
+    seconds = result.get("seconds")
+    took = f" in {duration(seconds)}" if seconds is not None else ""
+    steps = f" · {count(result['steps'])} steps" if result.get("steps") is not None else ""
+    ended = f" · ended by {title(str(result['ended']))}" if result.get("ended") else ""
+    score: Score | None = score_of(result, baseline, examples)
+    output.line(f"{status}{took}{steps}{ended}", _STYLES[score.verdict] if score else "bold")
+    rows = [("score", f"{score.text} · {score.sentence}")] if score else []
+    others = {
+        key: value
+        for key, value in (result.get("metrics") or {}).items()
+        if isinstance(value, (int, float)) and (score is None or key != score.metric)
+    }
+    if others:
+        rows.append(("also", facts_text(others)))
+    if speed := _speed_text(result):
+        rows.append(("speed", speed))
+    rows.append(("run", plain(run_dir)))
+    if report is not None:
+        rows.append(("report", plain(report)))
+    rows += [("next" if index == 0 else "", plain(command)) for index, command in enumerate(next_commands)]
+    output.rows(rows)

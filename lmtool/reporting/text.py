@@ -1,0 +1,149 @@
+"""Numbers and names as a person reads them, and foreign text made safe for a terminal."""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from typing import Any
+
+# Scores where less is better; every other metric is better when larger.
+_LOWER_IS_BETTER = re.compile(r"(^|_)(loss|mse|mae|rmse|perplexity|error|nll|bits_per_\w+)$")
+
+
+def lower_is_better(metric: str) -> bool:
+    """Whether a smaller value of the metric is the better one (losses, errors, perplexity)."""
+    return bool(_LOWER_IS_BETTER.search(metric))
+
+
+def plain(text: Any, limit: int | None = None) -> str:
+    """Text from data, safe to print: control and direction characters become visible escapes, one line.
+
+    An ANSI sequence in a data set could otherwise recolour or erase the user's screen. `limit`: characters at most.
+    """
+    text = str(text)
+    if limit is not None and len(text) > limit:
+        text = text[: max(limit - 1, 0)] + "…"
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(_visible(one) for one in text)
+
+
+def _visible(character: str) -> str:
+    # Cc control, Cf format (direction overrides, zero width), Cs lone surrogate, Zl/Zp line and paragraph separators.
+    if unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Zl", "Zp"):
+        return character
+    escapes = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\x1b": "\\x1b"}
+    code = ord(character)
+    return escapes.get(character) or (f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}")
+
+
+def _scaled(value: float, units: tuple[tuple[float, str], ...]) -> str:
+    for size, unit in units:
+        if abs(value) >= size * 0.9995:
+            scaled = value / size
+            return f"{scaled:.0f}{unit}" if abs(scaled) >= 99.95 else f"{scaled:.3g}{unit}"
+    return f"{value:.3g}"
+
+
+def count(value: float) -> str:
+    """1234 -> '1 234', 4_400_000 -> '4.4 M'."""
+    if not math.isfinite(value):
+        return str(value)
+    if abs(value) < 100_000:
+        return f"{value:,.0f}".replace(",", " ") if float(value).is_integer() or abs(value) >= 100 else f"{value:.3g}"
+    return _scaled(value, ((1e15, " P"), (1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")))
+
+
+def flops(value: float) -> str:
+    """5.45e8 -> '545 MFLOP'."""
+    units = tuple(
+        (10.0**power, f" {unit}FLOP") for power, unit in ((18, "E"), (15, "P"), (12, "T"), (9, "G"), (6, "M"))
+    )
+    return _scaled(value, (*units, (1.0, " FLOP")))
+
+
+def size(value: float) -> str:
+    """Bytes: 17_500_000 -> '17.5 MB'."""
+    return _scaled(value, ((1e12, " TB"), (1e9, " GB"), (1e6, " MB"), (1e3, " kB"), (1.0, " B"))) if value else "0 B"
+
+
+def duration(seconds: float) -> str:
+    """Seconds: 18.2 -> '18.2 s', 200 -> '3 min 20 s', 9000 -> '2 h 30 min', 200_000 -> '2 d 7 h'."""
+    if not math.isfinite(seconds):
+        return "unknown"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s" if seconds < 20 else f"{seconds:.0f} s"
+    whole = round(seconds)
+    for large, small, names in ((86400, 3600, ("d", "h")), (3600, 60, ("h", "min")), (60, 1, ("min", "s"))):
+        if whole >= large:
+            return f"{whole // large} {names[0]} {whole % large // small} {names[1]}"
+    return f"{whole} s"
+
+
+def clock(seconds: float) -> str:
+    """Seconds as 0:09, 3:20 or 2:30:00, for the narrow place beside a bar."""
+    if not math.isfinite(seconds):
+        return "-:--"
+    whole = max(round(seconds), 0)
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
+
+
+def number(value: float) -> str:
+    """A score or loss: four significant digits, exponents only where a decimal would be unreadable."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return plain(value, 200)
+    if not math.isfinite(value):
+        return str(value)
+    if isinstance(value, int):
+        return count(value)
+    if value == 0:
+        return "0"
+    if abs(value) < 1e-3 or abs(value) >= 1e7:
+        return f"{value:.2e}"
+    return f"{value:.3f}" if abs(value) < 100 else f"{value:.1f}" if abs(value) < 10_000 else count(value)
+
+
+def exponent(value: float) -> str:
+    """A learning rate: 0.00045 -> '4.5e-4'."""
+    mantissa, _, power = f"{value:.1e}".partition("e")
+    return f"{mantissa.removesuffix('.0')}e{int(power)}" if value else "0"
+
+
+def percent(fraction: float) -> str:
+    """A fraction: 0.153 -> '15.3%', 0.00012 -> '0.012%'."""
+    if 0.0005 <= abs(fraction) <= 0.9995 or fraction in (0, 1):
+        return f"{100 * fraction:.1f}%".replace(".0%", "%")
+    return f"{100 * fraction:.3g}%"
+
+
+def fact(key: str, value: Any) -> str:
+    """The value of a fact by what its key says: `_bytes`, `seconds`, `_fraction`, counts, tables of counts."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if value is None:
+        return "none"
+    if isinstance(value, (int, float)):
+        if key.endswith("bytes"):
+            return size(value)
+        if key.endswith("seconds"):
+            return duration(value)
+        if key.endswith(("fraction", "share")):
+            return percent(value)
+        if key.endswith("flops"):
+            return flops(value)
+        if key in ("seed", "step", "epoch", "year"):
+            return str(value)
+        text = number(value)
+        return text.rstrip("0").rstrip(".") if isinstance(value, float) and "." in text and text[-1] == "0" else text
+    if isinstance(value, dict):
+        return ", ".join(f"{plain(name, 60)} {fact(str(name), one)}" for name, one in value.items())
+    if isinstance(value, (list, tuple)):
+        return ", ".join(fact(key, one) for one in value)
+    return plain(value, 500)
+
+
+def title(key: str) -> str:
+    """A key as words: 'mean_length' -> 'mean length'."""
+    return plain(key, 80).replace("_", " ")
