@@ -54,7 +54,13 @@ def budget(eligible_N: np.ndarray, probability: float) -> np.ndarray:
 
 
 def mask_tokens(
-    config: MlmConfig, vocabulary: Vocabulary, tokens_T: np.ndarray, lengths_N: np.ndarray, examples_N: np.ndarray, seed: int, epoch: int
+    config: MlmConfig,
+    vocabulary: Vocabulary,
+    tokens_T: np.ndarray,
+    lengths_N: np.ndarray,
+    examples_N: np.ndarray,
+    seed: int,
+    epoch: int,
 ) -> Masked:
     """Select and replace tokens of a packed batch.
 
@@ -78,7 +84,13 @@ def mask_tokens(
         starts |= np.diff(places, prepend=-2) != 1  # behind a special token or at the start of an example
         word_of = np.cumsum(starts) - 1
         first = np.flatnonzero(starts)
-        chosen = _choose(config, draw(_SELECT, places[first]), documents[first], np.bincount(word_of, minlength=len(first)), len(lengths_N))
+        chosen = _choose(
+            config,
+            draw(_SELECT, places[first]),
+            documents[first],
+            np.bincount(word_of, minlength=len(first)),
+            len(lengths_N),
+        )
         selected = chosen[word_of] if len(first) else np.zeros(0, dtype=bool)
     else:
         selected = _choose(config, draw(_SELECT, places), documents, None, len(lengths_N))
@@ -88,13 +100,17 @@ def mask_tokens(
     branch = draw(_BRANCH, at)
     regular = np.flatnonzero(~vocabulary.special)
     drawn = regular[(draw(_RANDOM, at) * len(regular)).astype(np.int64)]
-    replaced = np.where(branch < config.mask, vocabulary.mask, np.where(branch < config.mask + config.random, drawn, labels))
+    replaced = np.where(
+        branch < config.mask, vocabulary.mask, np.where(branch < config.mask + config.random, drawn, labels)
+    )
     tokens = tokens_T.copy()
     tokens[at] = replaced
     return Masked(tokens, at, labels)
 
 
-def _choose(config: MlmConfig, uniform: np.ndarray, documents: np.ndarray, sizes: np.ndarray | None, count: int) -> np.ndarray:
+def _choose(
+    config: MlmConfig, uniform: np.ndarray, documents: np.ndarray, sizes: np.ndarray | None, count: int
+) -> np.ndarray:
     """Which units (tokens, or words of given sizes) are selected: bool, a unit each.
 
     exact: units in the order of their draws while they fit what is left of the example's budget (BERT's data

@@ -14,6 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from lmtool import streams
+from lmtool.data.formats import truncate_pair
 from lmtool.errors import UserError
 
 # One pair: flat borders in the token store of both segments, whether B is random, and A's document.
@@ -28,7 +29,12 @@ _MORE_BITS = 1 << 40
 
 
 def sentence_pairs(
-    sentence_offsets: np.ndarray, document_sentences: np.ndarray, limit: int, short_probability: float, seed: int, epoch: int
+    sentence_offsets: np.ndarray,
+    document_sentences: np.ndarray,
+    limit: int,
+    short_probability: float,
+    seed: int,
+    epoch: int,
 ) -> np.ndarray:
     """(E,) records of `PAIR`, by document and place within it: a pure function of its arguments.
 
@@ -59,12 +65,16 @@ def sentence_pairs(
 class _Builder:
     """One round makes the next pair of every document that has sentences left."""
 
-    def __init__(self, offsets: np.ndarray, starts: np.ndarray, ends: np.ndarray, limit: int, short: float, seed: int, epoch: int):
+    def __init__(
+        self, offsets: np.ndarray, starts: np.ndarray, ends: np.ndarray, limit: int, short: float, seed: int, epoch: int
+    ):
         self.offsets, self.starts, self.ends = offsets, starts, ends
         self.limit, self.short, self.seed, self.epoch = limit, short, seed, epoch
 
     def _uniform(self, active: np.ndarray, number: int, which: int) -> np.ndarray:
-        return streams.uniform_at(self.seed, "sample", self.epoch, active, np.full(len(active), number * _DRAWS + which))
+        return streams.uniform_at(
+            self.seed, "sample", self.epoch, active, np.full(len(active), number * _DRAWS + which)
+        )
 
     def _reach(self, first: np.ndarray, length: np.ndarray, last: np.ndarray) -> np.ndarray:
         """The sentence behind the run that starts at `first`, has `length` tokens or more, and ends by `last`."""
@@ -92,7 +102,7 @@ class _Builder:
 
         pairs = np.empty(len(active), dtype=PAIR)
         pairs["random"] = random
-        pairs["a_length"], pairs["b_length"] = truncated(a_length, b_length, self.limit)
+        pairs["a_length"], pairs["b_length"] = truncate_pair(a_length, b_length, self.limit)
         pairs["a_start"] = self.offsets[at] + self._cut(active, number, _CUT_A, a_length - pairs["a_length"])
         pairs["b_start"] = self.offsets[b_first] + self._cut(active, number, _CUT_B, b_length - pairs["b_length"])
         return pairs, np.where(random, a_end, chunk_end)
@@ -104,15 +114,10 @@ class _Builder:
         words = -(-tokens[some] // 64)
         index = np.repeat(np.arange(len(some)), words)
         word = np.arange(len(index)) - np.repeat(np.cumsum(words) - words, words)
-        bits = streams.bits_at(self.seed, "sample", self.epoch, active[some][index], number * _DRAWS + which + word * _MORE_BITS)
+        bits = streams.bits_at(
+            self.seed, "sample", self.epoch, active[some][index], number * _DRAWS + which + word * _MORE_BITS
+        )
         used = np.minimum(tokens[some][index] - 64 * word, 64).astype(np.uint64)
         heads = np.bitwise_count(bits >> (np.uint64(64) - used))
         front[some] = np.bincount(index, weights=heads, minlength=len(some)).astype(np.int64)
         return front
-
-
-def truncated(a_N: np.ndarray, b_N: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray]:
-    """Lengths after taking tokens off the longer side (B where both are equal) until a + b <= limit."""
-    half = limit - limit // 2
-    a = np.where(a_N + b_N <= limit, a_N, np.where(b_N <= limit // 2, limit - b_N, np.minimum(a_N, half)))
-    return a, np.minimum(b_N, limit - a)

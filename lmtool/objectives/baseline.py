@@ -1,0 +1,40 @@
+"""The best predictor that reads nothing: what a language model must beat.
+
+Per term a fixed distribution over its classes, counted on the training text (add-one); the loss of a target is
+minus the logarithm of its share.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+# Tokens counted at a time: a store larger than memory is read in pieces.
+_PIECE = 1 << 24
+
+
+@dataclass(frozen=True)
+class ConstantPredictor:
+    """A distribution over the C classes of one term. name: what to call it on the screens. losses_C: (C,) nats."""
+
+    name: str
+    losses_C: np.ndarray
+
+    @classmethod
+    def of_counts(cls, name: str, counts_C: np.ndarray) -> ConstantPredictor:
+        """From counts of each class, one added to each so that no class is impossible."""
+        counts_C = np.asarray(counts_C, dtype=np.float64) + 1
+        return cls(name, np.log(counts_C.sum()) - np.log(counts_C))
+
+    def losses(self, labels_M: np.ndarray) -> np.ndarray:
+        """(M,) float64 nats of each target."""
+        return self.losses_C[labels_M]
+
+
+def token_counts(tokens: np.ndarray, vocabulary: int) -> np.ndarray:
+    """(V,) int64: how often each id occurs."""
+    counts = np.zeros(vocabulary, dtype=np.int64)
+    for start in range(0, len(tokens), _PIECE):
+        counts += np.bincount(tokens[start : start + _PIECE], minlength=vocabulary)
+    return counts
