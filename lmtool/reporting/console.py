@@ -67,7 +67,7 @@ class SafeStream:
             with open(os.devnull, "wb") as nowhere:
                 os.dup2(nowhere.fileno(), sys.stdout.fileno())
         except (OSError, ValueError):
-            sys.stdout = None  # type: ignore[assignment]  # a stream without a descriptor has nothing to flush
+            sys.stdout = None  # a stream without a descriptor: nothing to flush
 
 
 class Output:

@@ -156,8 +156,8 @@ def _joined(pieces: Sequence[str]) -> list[tuple[str, str]]:
 
 def masked_html(sample: Mapping[str, Any]) -> str:
     """A text with its hidden words: what the model put there, struck through the truth where it was wrong."""
-    pieces = [str(piece) for piece in sample.get("pieces", ())][:_PIECES]
-    places = {place["position"]: place for place in sample.get("masked", ()) if place.get("guesses")}
+    pieces = [str(piece) for piece in sample["pieces"]][:_PIECES]
+    places = {place["position"]: place for place in sample["masked"] if place["guesses"]}
     words = []
     for position, (space, shown) in enumerate(_joined(pieces)):
         place = places.get(position)
@@ -190,13 +190,29 @@ def generated_html(sample: Mapping[str, Any]) -> str:
     return f'<div class="example"><b>{given}</b>{written}</div>'
 
 
+def _is_masked(sample: Any) -> bool:
+    """Whether an entry of samples.json has the form that `masked_html` reads."""
+    if not isinstance(sample, dict) or not isinstance(sample.get("pieces"), list):
+        return False
+    places = sample.get("masked")
+    return isinstance(places, list) and all(
+        isinstance(place, dict)
+        and isinstance(place.get("position"), int)
+        and isinstance(place.get("guesses"), list)
+        and all(
+            isinstance(guess, list) and len(guess) >= 2 and _number(guess[1]) is not None for guess in place["guesses"]
+        )
+        for place in places
+    )
+
+
 def _small(text: str) -> str:
     return f'<p class="quiet"><small>{escape(text)}</small></p>'
 
 
 def samples_html(samples: Sequence[Any]) -> str:
     """The samples of samples.json: masked texts or generated ones; entries of another form are passed over."""
-    masked = [one for one in samples if isinstance(one, dict) and "pieces" in one][:SAMPLES]
+    masked = [one for one in samples if _is_masked(one)][:SAMPLES]
     generated = [one for one in samples if isinstance(one, dict) and "text" in one][:SAMPLES]
     parts = []
     if masked:

@@ -16,7 +16,7 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, MaxNLocator
+from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
 
 from lmtool.reporting.run_files import RunFiles, series
 from lmtool.reporting.text import exponent, lower_is_better, number, plain, title
@@ -57,6 +57,7 @@ _STYLE: dict[Any, Any] = {
     "text.parse_math": False,
 }
 _POINTS = 1500
+_RATE = FuncFormatter(lambda value, _: exponent(value))
 
 
 def _figure(width: float, height: float) -> Figure:
@@ -73,13 +74,9 @@ def _tidy(axes: Axes, unit: str = "step") -> None:
     axes.margins(x=0.01)
 
 
-def _small(value: float, _position: int) -> str:
-    return exponent(value)
-
-
 def smooth(values: Sequence[float], share: float = 0.06) -> list[float]:
     """A centred running mean over `share` of the points, narrower at the ends; the line that the eye would draw."""
-    half = int(len(values) * share / 2)
+    half = max(int(len(values) * share / 2), 2 if len(values) >= 20 else 0)
     sums = [0.0, *itertools.accumulate(values)]
     smoothed = []
     for index in range(len(values)):
@@ -186,7 +183,7 @@ def small_figure(run: RunFiles, metric: str | None = None) -> Figure | None:
             _focus(axes, values, name == "gradient norm")
             if name in ("learning rate", "tokens per second"):
                 axes.set_ylim(bottom=0)
-                axes.yaxis.set_major_formatter(_small if name == "learning rate" else EngFormatter(sep=""))
+                axes.yaxis.set_major_formatter(_RATE if name == "learning rate" else EngFormatter(sep=""))
             elif (
                 marker and run.baseline.get("metric") == metric and isinstance(run.baseline.get("value"), (int, float))
             ):
@@ -268,7 +265,7 @@ def overlay_figure(runs: Sequence[RunFiles], metric: str, split: str) -> Figure 
         _tidy(axes)
         axes.set_title(f"{split} {title(metric)}" if metric != "learning_rate" else "learning rate")
         if metric == "learning_rate":
-            axes.yaxis.set_major_formatter(_small)
+            axes.yaxis.set_major_formatter(_RATE)
         values: list[float] = []
         for index, (name, (steps, points)) in enumerate(lines):
             if steps:

@@ -1,0 +1,265 @@
+from __future__ import annotations
+
+import io
+import os
+import pty
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from lmtool.reporting.console import Output
+from lmtool.reporting.plan import ModelShape, plan
+from lmtool.reporting.progress import Progress
+from lmtool.reporting.scores import Score, score_of
+from lmtool.reporting.screens import end_screen, start_screen
+from lmtool.reporting.table import print_sweep, sweep_table, table_lines
+from lmtool.reporting.text import clock, count, duration, exponent, lower_is_better, number, percent, plain, size
+
+from .conftest import HOSTILE
+
+BASELINE = {"name": "unigram", "metric": "loss", "value": 6.81}
+
+
+def train(output: Output, log_every: int = 10, steps: int = 100) -> Progress:
+    """A training of 0.2 s a step, told step by step."""
+    time = [0.0]
+    with Progress(output, "loss", log_every, BASELINE, now=lambda: time[0]) as progress:
+        progress.on_start(0, steps, None)
+        for step in range(1, steps + 1):
+            time[0] = step * 0.2
+            progress.on_step({"step": step, "loss": 9 - step / 50, "learning_rate": 4.5e-4, "tokens_per_second": 999.6})
+            if step % 50 == 0:
+                progress.on_evaluation(
+                    {"step": step, "split": "validation", "loss": 8 - step / 50, "mlm_accuracy": 0.1}
+                )
+                progress.on_checkpoint(step, "runs/x/checkpoints/step_00000050")
+    return progress
+
+
+def screens(output: Output) -> None:
+    shape = ModelShape(2, 128, 512, 2, 8192, "encoder", 512, 2)
+    start_screen(
+        output,
+        command="pretrain",
+        run_dir="runs/a",
+        choices={"model": "bert_tiny", "data": HOSTILE},
+        data={"source": HOSTILE, "train": {"documents": 1234, "truncated_fraction": 0.0123}},
+        model={"name": "bert_tiny", HOSTILE: "x"},
+        plan=plan(shape, steps=1000, tokens_per_step=4090, length=57, predicted_fraction=0.15, flops_per_second=5e10),
+        baseline=BASELINE,
+        machine={"device": "cpu", "precision": "bf16"},
+        epochs=3.4,
+        resumed_step=400,
+    )
+    result = {
+        "status": "done",
+        "metric": "loss",
+        "value": 5.0,
+        "metrics": {"loss": 5.0, "accuracy": 0.2},
+        "steps": 1000,
+    }
+    result |= {"seconds": 200.0, "tokens": 4_090_000, "tokens_per_second": 20450.0, "padding_fraction": 0.0}
+    end_screen(
+        output,
+        result=result,
+        baseline=BASELINE,
+        run_dir="runs/a",
+        report="runs/a/report.html",
+        next_commands=["lmtool x"],
+    )
+
+
+def test_plain_output_has_one_line_an_interval_and_no_escapes():
+    stream, log = io.StringIO(), io.StringIO()
+    train(Output(stream, log))
+    lines = stream.getvalue().splitlines()
+    steps = [line for line in lines if "validation" not in line]
+    assert len(steps) == 11  # the first step, then one an interval
+    assert steps[0] == "step 1/100 · loss 8.980 · lr 4.5e-4 · 1 000 tokens/s"
+    assert steps[1] == "step 10/100 · loss 8.800 · lr 4.5e-4 · 1 000 tokens/s · left 0:18"
+    assert lines[-1] == "step 100 · validation · loss 6.000 · mlm accuracy 0.100 · ★ best"
+    assert not set(stream.getvalue()) & {"\r", "\x1b", "\x08"}
+    assert [line for line in log.getvalue().splitlines() if "checkpoint" not in line] == lines
+
+
+def test_screens_say_what_will_happen_and_what_did():
+    stream = io.StringIO()
+    screens(Output(stream))
+    text = stream.getvalue()
+    assert not set(text) & {"\r", "\x1b", "\x00", "\u202e"}
+    for part in ("goes on from step 400", "documents 1 234", "truncated fraction 1.2%", "4.09 M tokens", "3.4 epochs"):
+        assert part in text
+    assert "unigram: loss 6.810" in text and "about 4 min" in text
+    assert "loss 5.000 · better than the unigram baseline, 6.810, by 1.810" in text
+    assert "20 450 tokens/s" in text and "padding 0%" in text and "report" in text and "lmtool x" in text
+    assert len(text.splitlines()) < 30
+
+
+def test_only_the_best_evaluation_has_the_star():
+    stream = io.StringIO()
+    progress = Progress(Output(stream), "accuracy")
+    progress.on_start(0, None, None)
+    for step, accuracy in enumerate((0.5, 0.7, float("nan"), 0.6)):
+        progress.on_evaluation({"step": step, "loss": 1.0, "accuracy": accuracy})
+    assert [line.endswith("★ best") for line in stream.getvalue().splitlines()] == [True, True, False, False]
+    assert progress.best == 0.7
+
+
+def test_time_left_follows_the_nearer_budget():
+    time = [0.0]
+    progress = Progress(Output(io.StringIO()), now=lambda: time[0])
+    progress.on_start(0, 1000, 50.0)
+    progress.on_step({"step": 1, "loss": 1.0})
+    assert progress.seconds_left(1) == 50.0
+    time[0] = 10.0
+    assert progress.seconds_left(11) == 40.0
+
+
+class Gone(io.StringIO):
+    def write(self, text: str) -> int:
+        raise BrokenPipeError(32, "Broken pipe")
+
+
+def test_a_reader_that_goes_away_ends_nothing():
+    log = io.StringIO()
+    train(Output(Gone(), log))
+    assert "step 100/100" in log.getvalue()
+
+
+def test_a_log_that_cannot_be_written_is_told_once():
+    stream = io.StringIO()
+    train(Output(stream, Gone()))
+    assert stream.getvalue().count("warning: the log file cannot be written") == 1
+    assert "step 100/100" in stream.getvalue()
+
+
+def test_piped_into_head_the_process_goes_on_and_exits_with_zero(tmp_path):
+    code = f"""
+        from lmtool.reporting.console import Output
+        output = Output()
+        for step in range(20000):
+            output.line(f"step {{step}} " + "x" * 50)
+        open({str(tmp_path / "done")!r}, "w").close()
+    """
+    command = f'{sys.executable} -c "$CODE" | head -1; exit ${{PIPESTATUS[0]}}'
+    run = subprocess.run(
+        ["bash", "-c", command], env={**os.environ, "CODE": textwrap.dedent(code)}, capture_output=True, text=True
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+    assert (tmp_path / "done").exists()
+
+
+def test_a_narrow_encoding_gets_plain_letters():
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii")
+    Output(stream).line("★ best · ± 1 … λ")
+    assert raw.getvalue() == b"* best | +- 1 ... ?\n"
+
+
+def on_a_terminal(body: str, term: str = "xterm") -> str:
+    """What a process writes to a pseudo-terminal."""
+    code = textwrap.dedent(body)
+    main, child = pty.openpty()
+    environment = {**os.environ, "TERM": term, "COLUMNS": "100", "PYTHONPATH": str(Path(__file__).parents[2])}
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=child, stderr=child, env=environment)
+    os.close(child)
+    seen = b""
+    while True:
+        try:
+            part = os.read(main, 65536)
+        except OSError:  # EIO: the child has closed it
+            break
+        if not part:
+            break
+        seen += part
+    os.close(main)
+    assert process.wait() == 0, seen.decode()
+    return seen.decode()
+
+
+TRAIN = """
+    from tests.reporting.test_console import train, screens
+    from lmtool.reporting.console import Output
+    output = Output(log=open({log!r}, "w"))
+    screens(output)
+    train(output)
+"""
+
+
+def test_a_terminal_shows_a_live_bar_and_rows_and_the_log_stays_plain(tmp_path):
+    text = on_a_terminal(TRAIN.format(log=str(tmp_path / "log.txt")))
+    assert "\x1b[" in text and "\x1b[?25h" in text  # the cursor comes back
+    assert "train loss" in text and "★" in text and "left" in text
+    assert "<script>" in text and "\x1b[31m\r" not in text
+    log = (tmp_path / "log.txt").read_text()
+    assert "\x1b" not in log and "\r" not in log and "step 100/100" in log and "checkpoint" in log
+
+
+def test_a_dumb_terminal_is_plain(tmp_path):
+    text = on_a_terminal(TRAIN.format(log=str(tmp_path / "log.txt")), term="dumb")
+    assert "\x1b" not in text
+
+
+def test_table_is_aligned_and_safe():
+    lines = table_lines(["run", "accuracy"], [["a", 0.5], ["longer\x1b[0m", None]])
+    assert lines == ["run            accuracy", "-------------  --------", "a                 0.500", "longer\\x1b[0m"]
+
+
+def test_sweep_is_sorted_by_its_metric_with_failed_jobs_last():
+    jobs = [
+        {"overrides": {"seed": 1, "task": "x"}, "status": "failed", "run_dir": "s/0"},
+        {"overrides": {"seed": 2, "task": "x"}, "status": "done", "metric": "accuracy", "value": 0.7, "seconds": 3.0},
+        {"overrides": {"seed": 3, "task": "x"}, "status": "done", "metric": "accuracy", "value": 0.9},
+    ]
+    header, rows = sweep_table(jobs)
+    assert header == ["seed", "accuracy", "time", "status", "run"]
+    assert [row[0] for row in rows] == [3, 2, 1]
+    losses = [{"overrides": {}, "metric": "loss", "value": value} for value in (2.0, float("nan"), 1.0)]
+    assert [row[0] for row in sweep_table(losses)[1]][:2] == [1.0, 2.0]
+    stream = io.StringIO()
+    print_sweep(Output(stream), jobs)
+    assert stream.getvalue().startswith("2 of 3 jobs done\nseed  accuracy")
+    print_sweep(Output(stream), [])
+
+
+@pytest.mark.parametrize(
+    ("score", "verdict"),
+    [
+        (Score("loss", 5.0, 0.1, 6.0), "better"),
+        (Score("accuracy", 0.5, None, 0.6), "worse"),
+        (Score("accuracy", 0.61, 0.02, 0.6), "unclear"),
+        (Score("accuracy", 0.61), "unknown"),
+        (Score("loss", float("nan"), 0.1, 6.0), "unknown"),
+    ],
+)
+def test_verdict(score, verdict):
+    assert score.verdict == verdict
+    assert score.sentence and score.text
+
+
+def test_a_baseline_of_another_metric_is_no_baseline():
+    score = score_of({"metric": "f1", "value": 0.5}, {"name": "majority", "metric": "accuracy", "value": 0.4})
+    assert score is not None and score.baseline is None
+    assert score_of({}, None) is None
+
+
+def test_numbers_as_a_person_reads_them():
+    assert [count(n) for n in (7, 1234, 4_422_000, 1.1e12)] == ["7", "1 234", "4.42 M", "1.1 T"]
+    assert [size(n) for n in (0, 17_500_000)] == ["0 B", "17.5 MB"]
+    assert [duration(s) for s in (18.24, 200, 9000, 200_000)] == ["18.2 s", "3 min 20 s", "2 h 30 min", "2 d 7 h"]
+    assert [clock(s) for s in (9, 200, 9000, float("nan"))] == ["0:09", "3:20", "2:30:00", "-:--"]
+    assert [number(n) for n in (0.8123, 12.0, 0.00012, 3)] == ["0.812", "12.000", "1.20e-04", "3"]
+    assert [percent(p) for p in (0, 0.153, 0.00012, 1)] == ["0%", "15.3%", "0.012%", "100%"]
+    assert [exponent(p) for p in (0.00045, 0.001, 0)] == ["4.5e-4", "1e-3", "0"]
+    assert plain("a\x1b[1m\n\u202eb", 100) == "a\\x1b[1m\\n\\u202eb"
+    assert len(plain("x" * 500, 10)) == 10
+    assert [lower_is_better(m) for m in ("loss", "mlm_loss", "mse", "accuracy", "f1")] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]

@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from lmtool.errors import UserError
+from lmtool.reporting.comparison import differing_keys, write_comparison
+from lmtool.reporting.report import write_report
+from lmtool.reporting.run_files import read_predictions, read_run
+
+VOID = {"meta", "br", "link", "img", "hr", "input"}
+LOADING = {"script", "iframe", "object", "embed", "link", "img", "base", "form", "video", "audio"}
+
+
+class Page(HTMLParser):
+    """Checks that tags nest, that nothing is loaded, and keeps ids and text."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.text = ""
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        assert tag not in LOADING, tag
+        for name, value in attrs:
+            assert not name.startswith("on") and name != "src", (tag, name)
+            assert name not in ("href", "xlink:href") or value.startswith("#"), value
+            if name == "id":
+                self.ids.append(value)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open and self.open[-1] == tag, (tag, self.open[-3:])
+        self.open.pop()
+
+    def handle_data(self, data):
+        if self.open[-1:] != ["style"]:
+            self.text += data
+
+
+def read_page(path: Path) -> Page:
+    raw = path.read_bytes()
+    assert len(raw) < 1_500_000
+    text = raw.decode("utf-8")
+    assert not re.search(r"https?://|//[a-z]|@import|url\((?!#)", text)
+    # Control characters of the data would be the browser's to interpret.
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e]", text)
+    assert "<script" not in text
+    page = Page(text)
+    assert len(page.ids) == len(set(page.ids))
+    return page
+
+
+def test_report_of_a_pretraining_says_what_happened(language_run):
+    page = read_page(write_report(language_run))
+    assert "5.120" in page.text and "6.810" in page.text and "Better than the unigram baseline" in page.text
+    assert "84.5 standard errors" in page.text
+    assert "return the" in page.text and "overlap" in page.text and "##lap" not in page.text
+    assert "upon a time" in page.text and page.text.count("Once") == 1
+    assert f"lmtool pretrain --config {language_run}/config.yaml" in page.text
+    assert "lmtool pretrain 'name=a b'" in page.text
+    assert {path.name for path in (language_run / "plots").iterdir()} == {"loss.png", "curves.png"}
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in (language_run / "plots").iterdir())
+
+
+def test_report_of_a_task_shows_right_wrong_and_surprising(task_run):
+    folder = task_run()
+    page = read_page(write_report(folder))
+    assert "0.750 ± 0.068" in page.text  # binomial, 40 examples
+    assert "Better than the majority baseline" in page.text
+    surprising = page.text[page.text.index("Surprising") :]
+    assert "text 36" in surprising  # the surest wrong one
+    assert "gold: negative" in surprising
+    assert (folder / "plots" / "confusion.png").is_file()
+
+
+def test_report_of_a_regression(task_run):
+    folder = task_run("stsb")
+    rows = [{"id": n, "a": "x", "b": "y", "gold": n / 10, "prediction": n / 12 + 0.1, "score": 0} for n in range(30)]
+    (folder / "predictions.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    page = read_page(write_report(folder))
+    assert "Closest" in page.text and "Furthest off" in page.text
+    assert (folder / "plots" / "scatter.png").is_file()
+
+
+def test_many_labels_and_predictions_stay_small(task_run):
+    folder = task_run()
+    with (folder / "predictions.jsonl").open("w") as file:
+        for number in range(20_000):
+            row = {"id": number, "text": "word " * 60, "gold": f"label{number % 150}", "score": 0.5}
+            file.write(json.dumps({**row, "prediction": f"label{number % 7}"}) + "\n")
+    read_page(write_report(folder))
+
+
+@pytest.mark.parametrize("content", ["", "\n", '{"step": 1', "not json\n[]\n{}\n", '{"step": 1, "loss": NaN}\n'])
+def test_metrics_without_points(language_run, content):
+    (language_run / "metrics.jsonl").write_text(content)
+    assert "Curves" not in read_page(write_report(language_run)).text
+
+
+@pytest.mark.parametrize("name", ["result.json", "metrics.jsonl", "facts.json", "environment.json", "samples.json"])
+@pytest.mark.parametrize("content", [None, "", "{broken", "[1, 2]", '"text"', "\x00\xff"])
+def test_missing_and_broken_files_cost_only_their_section(language_run, name, content):
+    path = language_run / name
+    path.unlink()
+    if content is not None:
+        path.write_text(content, encoding="latin-1")
+    page = read_page(write_report(language_run))
+    if content == "{broken" and name.endswith("json"):
+        assert f"{name} is not valid JSON" in page.text
+
+
+def test_values_of_wrong_types_are_passed_over(language_run):
+    result = {
+        "status": 1,
+        "metric": "loss",
+        "value": "5",
+        "metrics": [1],
+        "steps": "many",
+        "command": ["x"],
+        "seed": {},
+    }
+    (language_run / "result.json").write_text(json.dumps(result))
+    facts = {"data": 3, "model": [1], "baseline": {"value": "x"}, "next": 4}
+    (language_run / "facts.json").write_text(json.dumps(facts))
+    (language_run / "samples.json").write_text(json.dumps([1, {"pieces": 3}, {"pieces": ["a"], "masked": [{}]}]))
+    read_page(write_report(language_run))
+
+
+def test_no_run_is_a_user_error_that_names_it(tmp_path):
+    with pytest.raises(UserError, match="nowhere"):
+        write_report(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="holds no run"):
+        write_report(tmp_path)
+
+
+def test_predictions_are_read_one_at_a_time(task_run):
+    folder = task_run()
+    with (folder / "predictions.jsonl").open("a") as file:
+        file.write('{"torn')
+    run = read_run(folder)
+    assert len(list(read_predictions(run))) == 40
+    assert run.problems == ["predictions.jsonl: 1 lines are not valid JSON and are left out."]
+
+
+def test_comparison_shows_scores_and_what_differs(task_run, tmp_path):
+    runs = [task_run("one", 0.7, optimizer={"lr": 0.001}), task_run("two", 0.9, optimizer={"lr": 0.002})]
+    page = read_page(write_comparison(runs, tmp_path / "out" / "comparison.html"))
+    assert page.text.index("two") < page.text.index("one")  # the better one first
+    differs = page.text[page.text.index("What differs") : page.text.index("Curves")]
+    assert "optimizer.lr" in differs and "seed" not in differs
+    with pytest.raises(UserError, match="two runs"):
+        write_comparison(runs[:1], tmp_path / "comparison.html")
+
+
+def test_differing_keys_knows_absent_from_null():
+    assert differing_keys([{"a": 1, "b": None}, {"a": 1}]) == ["b"]
+    assert differing_keys([{"name": "x"}, {"name": "y"}]) == []
+
+
+def test_importing_reporting_needs_neither_torch_nor_matplotlib_nor_rich():
+    modules = "report, comparison, plan, table, screens, progress, html"
+    heavy = "[name for name in ('torch', 'matplotlib', 'rich') if name in sys.modules]"
+    code = f"import sys; from lmtool.reporting import {modules}; print({heavy})"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
