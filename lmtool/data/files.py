@@ -1,0 +1,186 @@
+"""Text files read strictly: found or named, decoded or refused with file, line and byte."""
+
+from __future__ import annotations
+
+import codecs
+import encodings.aliases
+import glob
+import os
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from lmtool.config.tables import nearest
+from lmtool.errors import UserError
+
+MAGIC = {
+    b"\x1f\x8b": "gzip",
+    b"PK\x03\x04": "zip",
+    b"PAR1": "parquet",
+    b"ARROW1": "arrow",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ\x00": "xz",
+    b"%PDF-": "PDF",
+    b"\x89PNG": "PNG",
+    b"\xff\xd8\xff": "JPEG",
+    b"\x7fELF": "ELF",
+    b"SQLite format 3": "SQLite",
+}
+WIDE = {b"\xff\xfe\x00\x00": "utf-32", b"\x00\x00\xfe\xff": "utf-32", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
+
+
+def find(key: str, given: str | tuple[str, ...], suffix: str = ".txt") -> list[Path]:
+    """The files that a path, or a list of paths, stands for; each once, in the order given.
+
+    A path is a file, a folder (its files that end in `suffix`, sub-folders included, hidden ones not, by name) or a
+    glob pattern. UserError naming `key` where there is none.
+    """
+    found: dict[str, Path] = {}
+    for one in (given,) if isinstance(given, str) else given:
+        path = Path(one).expanduser()
+        if path.is_dir():
+            files = _in_folder(key, path, suffix)
+        elif path.exists():
+            files = [path]
+        elif any(character in one for character in "*?["):
+            files = [Path(match) for match in sorted(glob.glob(str(path), recursive=True)) if Path(match).is_file()]
+            if not files:
+                raise UserError(f"{key}={one} matches no file", f"look at what is there: ls {_existing_part(path)}")
+        else:
+            raise no_such_file(key, one)
+        for file in files:
+            if not file.is_file():
+                raise UserError(f"{key}: {file} is no regular file", "give a file, a folder or a glob pattern")
+            found.setdefault(os.path.realpath(file), file)
+    return list(found.values())
+
+
+def no_such_file(key: str, given: str) -> UserError:
+    """The error for a path that is not there, with the nearest name that is."""
+    path = Path(given).expanduser()
+    parent = _existing_part(path)
+    wanted = path.parts[len(parent.parts)] if parent != Path(".") else path.parts[0]
+    names = sorted(entry.name for entry in _entries(parent))
+    like = nearest(wanted, names)
+    if like:
+        return UserError(f"{key}={given}: no such file or folder", f"did you mean {parent / like}?")
+    return UserError(f"{key}={given}: no such file or folder", f"look at what is there: ls {parent}")
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:  # a folder that cannot be listed has no names to suggest
+        return []
+
+
+def _existing_part(path: Path) -> Path:
+    for parent in path.parents:
+        if parent.is_dir():
+            return parent
+    return Path(".")
+
+
+def _in_folder(key: str, folder: Path, suffix: str) -> list[Path]:
+    files, others = [], Counter[str]()
+    for place, folders, names in os.walk(folder):
+        folders[:] = sorted(one for one in folders if not one.startswith("."))
+        for name in sorted(names):
+            if name.startswith("."):
+                continue
+            if name.endswith(suffix):
+                files.append(Path(place) / name)
+            else:
+                others[Path(name).suffix or "without suffix"] += 1
+    if files:
+        return files
+    if others:
+        commonest, _ = others.most_common(1)[0]
+        held = ", ".join(f"{count} {kind}" for kind, count in others.most_common(3))
+        pattern = folder / "**" / ("*" + commonest if commonest.startswith(".") else "*")
+        raise UserError(f"{key}={folder} holds no {suffix} file, but {held}", f"give a pattern: {key}='{pattern}'")
+    raise UserError(f"{key}={folder} is empty", f"give a folder with {suffix} files, or a file")
+
+
+def check_encoding(key: str, encoding: str) -> None:
+    """UserError where there is no such text encoding."""
+    try:
+        "\n".encode(encoding)
+    except (LookupError, UnicodeError) as problem:
+        like = nearest(encoding, encodings.aliases.aliases)
+        hint = f"did you mean {key}={like}?" if like else f"leave {key} out for utf-8, or set {key}=latin-1"
+        raise UserError(f"{key}={encoding} is no text encoding", hint) from problem
+
+
+def read_lines(path: Path, encoding: str = "utf-8", key: str | None = None) -> Iterator[tuple[int, str]]:
+    """Number from 1 and text of each line, without its end (LF, CRLF or CR) and without a byte-order mark.
+
+    UserError naming file, line and byte for bytes that are not of the encoding and for NUL, and for files that are
+    not text at all. key: the key that sets the encoding, named in hints where there is one.
+    """
+    try:
+        with open(path, "rb") as file:
+            _sniff(path, file.read(64), encoding, key)
+            file.seek(0)
+            number = 0
+            for number_raw, text in enumerate(_decoded(path, file, encoding, key)):
+                if number_raw == 0:
+                    text = text.removeprefix("\ufeff")
+                for line in text.split("\r") if "\r" in text else (text,):
+                    number += 1
+                    if "\0" in line:
+                        byte = len(line[: line.index("\0")].encode(encoding, "replace")) + 1
+                        raise UserError(
+                            f"{path}:{number}:{byte}: a NUL byte: not a text file",
+                            "leave the file out, or take the NUL bytes out of it",
+                        )
+                    yield number, line
+    except OSError as problem:
+        raise UserError(f"{path}: cannot be read: {problem.strerror}", "check its permissions") from problem
+
+
+def _decoded(path: Path, file, encoding: str, key: str | None) -> Iterator[str]:  # type: ignore[no-untyped-def]
+    """Text up to each line feed, the CR of a CRLF taken off."""
+    if "\n".encode(encoding) != b"\n":  # UTF-16 and its like: bytes cannot be cut at line feeds
+        raw = file.read()
+        try:
+            lines = raw.decode(encoding).split("\n")
+        except UnicodeError as problem:
+            raise UserError(f"{path}: not {encoding}: {problem}", _hint(key)) from problem
+        last = lines.pop()
+        yield from (line.removesuffix("\r") for line in lines)
+        if last:
+            yield last
+        return
+    lines_before = 0
+    for raw in file:
+        try:
+            text = raw.decode(encoding)
+        except UnicodeDecodeError as problem:
+            before = raw[: problem.start]
+            line = lines_before + before.count(b"\r") + 1
+            byte = problem.start - before.rfind(b"\r")
+            raise UserError(
+                f"{path}:{line}:{byte}: byte 0x{raw[problem.start]:02x} is not {encoding}", _hint(key)
+            ) from problem
+        text = text.removesuffix("\n").removesuffix("\r")
+        lines_before += 1 + text.count("\r")
+        yield text
+
+
+def _hint(key: str | None) -> str:
+    name = f"name its encoding ({key}=latin-1, {key}=cp1252), or " if key else ""
+    return f"{name}convert the file to UTF-8: iconv -f LATIN1 -t UTF-8"
+
+
+def _sniff(path: Path, head: bytes, encoding: str, key: str | None) -> None:
+    for magic, kind in MAGIC.items():
+        if head.startswith(magic):
+            raise UserError(f"{path}: a {kind} file, not text", "unpack or convert it to plain text first")
+    if codecs.lookup(encoding).name not in ("utf-8", "utf-8-sig"):
+        return
+    for mark, name in WIDE.items():
+        if head.startswith(mark):
+            hint = f"set {key}={name}" if key else f"convert it: iconv -f {name.upper()} -t UTF-8"
+            raise UserError(f"{path}:1:1: {name.upper()}, not UTF-8", hint)

@@ -1,0 +1,241 @@
+"""The token store: a split of a source, tokenized once, memory-mapped by every run that reads it.
+
+A store is a folder `stores/<key>` of the cache folder, where the key is a hash of the text, the tokenizer and the
+version of this code. It is written beside its place and renamed, under a lock, and never changed.
+
+Shape letters: D documents, S sentences.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lmtool.data.sentences import split_sentences
+from lmtool.data.sources import Progress, Source, splits_of
+from lmtool.errors import UserError
+from lmtool.tokenizers.tokenizer import Tokenizer
+
+VERSION = 1  # of the layout and of how text becomes tokens and sentences: raise it when either changes
+_PORTION = 1_000_000  # characters tokenized at a time
+_MANIFEST = "manifest.json"
+_FILES = {
+    "tokens": "tokens.bin",
+    "document_offsets": "document_offsets.bin",
+    "sentence_offsets": "sentence_offsets.bin",
+    "document_sentences": "document_sentences.bin",
+}
+
+
+@dataclass(frozen=True)
+class TokenStore:
+    """tokens: all ids, documents laid end to end, uint16 or uint32. document_offsets: (D+1,) their borders in it.
+    sentence_offsets: (S+1,) borders of sentences in tokens. document_sentences: (D+1,) borders of documents among
+    the sentences. No document and no sentence is without tokens. All are read-only maps of files.
+    """
+
+    tokens: np.ndarray
+    document_offsets: np.ndarray
+    sentence_offsets: np.ndarray
+    document_sentences: np.ndarray
+    facts: dict[str, Any]
+    folder: Path
+
+    def __len__(self) -> int:
+        return len(self.document_offsets) - 1
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """(D,) int64: tokens of each document."""
+        return np.diff(self.document_offsets)
+
+    def document(self, number: int) -> np.ndarray:
+        """The ids of one document."""
+        return self.tokens[self.document_offsets[number] : self.document_offsets[number + 1]]
+
+
+def open_store(
+    source: Source, split: str, tokenizer: Tokenizer, cache_dir: str | Path, progress: Progress | None = None
+) -> TokenStore:
+    """The store of a split: mapped where it is there and whole, else made.
+
+    UserError naming cache_dir where it cannot be written or is full, and where the split holds no tokens.
+    """
+    parts = [f"store {VERSION}", source.fingerprint, splits_of(split), tokenizer.fingerprint]
+    key = hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    root = Path(cache_dir).expanduser() / "stores"
+    folder = root / key[:32]
+    store = _open(folder, key)
+    if store is not None:
+        return store
+    with writing(cache_dir):
+        root.mkdir(parents=True, exist_ok=True)
+        with locked(root / f"{key[:32]}.lock"):
+            store = _open(folder, key)  # another process may have made it while we waited
+            if store is not None:
+                return store
+            _make(folder, key, source, split, tokenizer, progress)
+    store = _open(folder, key)
+    if store is None:
+        raise UserError(f"cache_dir={cache_dir}: {folder} cannot be read back", "set cache_dir= to another folder")
+    return store
+
+
+@contextlib.contextmanager
+def writing(cache_dir: str | Path) -> Iterator[None]:
+    """Turns a failure to write below cache_dir into a UserError that names the key."""
+    try:
+        yield
+    except OSError as problem:
+        raise UserError(
+            f"cache_dir={cache_dir}: {problem.strerror or problem}", "free some space, or set cache_dir=FOLDER"
+        ) from problem
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a file's lock; waits for another process that does. Renaming keeps results whole even without it, so a
+    file system that knows no locks only costs double work."""
+    with open(path, "a+b") as file:
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _open(folder: Path, key: str) -> TokenStore | None:
+    """The store in a folder, or None where there is none or its files are not those its manifest names."""
+    try:
+        manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+        if manifest["key"] != key:
+            return None
+        arrays = {}
+        for name, file in _FILES.items():
+            dtype, count = np.dtype(manifest["arrays"][name]["dtype"]), int(manifest["arrays"][name]["count"])
+            if (folder / file).stat().st_size != dtype.itemsize * count:
+                return None
+            arrays[name] = np.memmap(folder / file, dtype=dtype, mode="r", shape=(count,)).view(np.ndarray)
+        ends = (arrays["document_offsets"][-1], arrays["sentence_offsets"][-1])
+        if ends != (len(arrays["tokens"]),) * 2 or arrays["document_sentences"][-1] != len(arrays["sentence_offsets"]) - 1:
+            return None
+        return TokenStore(**arrays, facts=manifest["facts"], folder=folder)
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        return None  # not there, or broken: it is made anew
+
+
+def _make(
+    folder: Path, key: str, source: Source, split: str, tokenizer: Tokenizer, progress: Progress | None
+) -> None:
+    for left in [*folder.parent.glob(f".{folder.name}.*"), folder]:  # of a process that died, or a broken store
+        shutil.rmtree(left, ignore_errors=True)
+    making = folder.with_name(f".{folder.name}.{os.getpid()}")
+    making.mkdir()
+    try:
+        content = _Content(making, tokenizer)
+        content.write(source, split, progress)
+        manifest = {"key": key, "arrays": content.arrays, "facts": content.facts(source, split)}
+        (making / _MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+        for file in making.iterdir():
+            with open(file, "rb") as opened:
+                os.fsync(opened.fileno())
+        os.rename(making, folder)
+    except BaseException:
+        shutil.rmtree(making, ignore_errors=True)
+        raise
+
+
+class _Content:
+    """Writes the arrays of a store while documents come in."""
+
+    def __init__(self, folder: Path, tokenizer: Tokenizer):
+        self._folder, self._tokenizer = folder, tokenizer
+        self._dtype = np.dtype("<u2" if tokenizer.vocab_size <= 2**16 else "<u4")
+        self._sentence_lengths: list[np.ndarray] = []
+        self._sentences_of: list[int] = []
+        self._tokens = self._characters = self._without_tokens = self._unknown = 0
+        self._seconds = 0.0
+        self.arrays: dict[str, dict[str, Any]] = {}
+
+    def write(self, source: Source, split: str, progress: Progress | None) -> None:
+        began = time.perf_counter()
+        total, done = source.count(split), 0
+        with open(self._folder / _FILES["tokens"], "wb") as file:
+            for portion in _portions(source.documents(split)):
+                self._tokenize(portion).tofile(file)
+                done += len(portion)
+                if progress is not None:
+                    progress(f"tokenizing {split}", done, total)
+        if self._tokens == 0:
+            raise UserError(f"the {split} text holds no tokens", "give text with data.path=")
+        sentence_lengths = np.concatenate(self._sentence_lengths)
+        document_sentences = _cumulative(np.array(self._sentences_of))
+        sentence_offsets = _cumulative(sentence_lengths)
+        written = {
+            "sentence_offsets": sentence_offsets,
+            "document_sentences": document_sentences,
+            "document_offsets": sentence_offsets[document_sentences],
+        }
+        self.arrays["tokens"] = {"dtype": self._dtype.str, "count": self._tokens}
+        for name, values in written.items():
+            values.tofile(self._folder / _FILES[name])
+            self.arrays[name] = {"dtype": values.dtype.str, "count": len(values)}
+        self._seconds = time.perf_counter() - began
+
+    def _tokenize(self, portion: list[str]) -> np.ndarray:
+        """The ids of some documents, and note of their sentences."""
+        sentences = [split_sentences(text) for text in portion]
+        ids = self._tokenizer.encode_batch([one for document in sentences for one in document])
+        lengths = np.array([len(one) for one in ids], dtype=np.int64)
+        owner = np.repeat(np.arange(len(portion)), [len(document) for document in sentences])
+        counts = np.bincount(owner[lengths > 0], minlength=len(portion))
+        self._sentence_lengths.append(lengths[lengths > 0])
+        self._sentences_of += counts[counts > 0].tolist()
+        self._without_tokens += int((counts == 0).sum())
+        flat = np.concatenate(ids).astype(self._dtype)
+        self._tokens += len(flat)
+        self._characters += sum(map(len, portion))
+        if "unk" in self._tokenizer.roles:
+            self._unknown += int((flat == self._tokenizer.roles["unk"]).sum())
+        return flat
+
+    def facts(self, source: Source, split: str) -> dict[str, Any]:
+        facts = {
+            "split": split,
+            "documents": len(self._sentences_of),
+            "documents_without_tokens": self._without_tokens,
+            "sentences": sum(map(len, self._sentence_lengths)),
+            "tokens": self._tokens,
+            "characters": self._characters,
+            "characters_per_token": self._characters / self._tokens,
+            "unknown_fraction": self._unknown / self._tokens,
+            "seconds": round(self._seconds, 3),
+        }
+        return facts | {"tokenizer": self._tokenizer.fingerprint, "source": source.fingerprint}
+
+
+def _cumulative(lengths: np.ndarray) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(lengths)]).astype("<i8")
+
+
+def _portions(documents: Iterator[str]) -> Iterator[list[str]]:
+    portion: list[str] = []
+    size = 0
+    for text in documents:
+        portion.append(text)
+        size += len(text)
+        if size >= _PORTION:
+            yield portion
+            portion, size = [], 0
+    if portion:
+        yield portion
