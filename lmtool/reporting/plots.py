@@ -209,7 +209,7 @@ def confusion_figure(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> 
                         0.96,
                         0.96,
                         facecolor=colour,
-                        alpha=0.08 + 0.72 * shares[i][j],
+                        alpha=0.04 + 0.76 * shares[i][j],
                         linewidth=0,
                     )
                 )
