@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from lmtool.config.auto import Auto
 from lmtool.config.base import Config
 from lmtool.config.tables import Choice
 
@@ -18,47 +19,197 @@ from lmtool.tokenizers.configs import TokenizerConfig
 from lmtool.training.configs import OptimizerConfig, ScheduleConfig
 from lmtool.tuning.configs import TuningConfig
 
+_START = (
+    "give checkpoint=runs/NAME (a run of lmtool pretrain), or model=bert_tiny for random weights; "
+    "a task's data are read from task.path=FOLDER"
+)
+_FROM_CHECKPOINT = Auto(("checkpoint",), hint=_START, agrees=True)
+_DEVICE = r"^(auto|cpu|cuda(:\d+)?)$"
 
-class RunConfig(Config):
+
+class CommandConfig(Config):
+    """The keys that every command shares."""
+
+    auto: ClassVar[dict[str, Auto]] = {}
+    """Where a section that is `auto` comes from."""
+    verbatim: ClassVar[tuple[str, ...]] = ()
+    """Keys whose value is text as it is typed: commas, quotes and brackets mean nothing in it."""
+
+    plugins: tuple[str, ...] = Field(
+        (), description="Python modules whose components are added; typed with --plugin, never read from a file."
+    )
+
+
+class RunConfig(CommandConfig):
     """The keys that every training command shares."""
 
-    name: str | None = Field(None, description="Stable name of the run: runs/NAME. The same command goes on with it. Null: made from what was chosen, and a counter.", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
-    run_dir: str | None = Field(None, description="Folder of the run; null: runs/NAME.")
-    seed: int = Field(0, ge=0, description="Seed of every random stream: initial weights, order, corruption, sampling, dropout.")
-    device: str = Field("auto", description="Where to run: auto, cpu, cuda or cuda:N.", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field("auto", description="Number format of the matrix products; weights stay fp32. auto: bf16 where the device has it, else fp32.")
-    max_steps: int | None = Field(None, ge=1, description="Stop after this many optimizer steps; whichever budget comes first ends the run.")
+    name: str | None = Field(
+        None,
+        description="Stable name of the run: runs/NAME. The same command goes on with it. Null: made from what was "
+        "chosen, and a counter.",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
+    )
+    run_dir: str | None = Field(None, description="Folder of the run; null: runs/NAME.", min_length=1)
+    seed: int = Field(
+        0, ge=0, lt=2**63, description="Seed of every random stream: weights, order, corruption, sampling, dropout."
+    )
+    device: str = Field("auto", description="Where to run: auto, cpu, cuda or cuda:N.", pattern=_DEVICE)
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+        "auto",
+        description="Number format of the matrix products; weights stay fp32. auto: bf16 where the device has it, else "
+        "fp32.",
+    )
+    max_steps: int | None = Field(
+        None, ge=1, description="Stop after this many optimizer steps; whichever budget comes first ends the run."
+    )
     max_epochs: float | None = Field(None, gt=0, description="Stop after this many passes over the training examples.")
     max_tokens: int | None = Field(None, ge=1, description="Stop after this many training tokens.")
-    max_minutes: float | None = Field(None, gt=0, description="Stop after this many minutes of training; the schedule's horizon is measured once and stored.")
-    max_flops: float | None = Field(None, gt=0, description="Stop after this many floating-point operations (forward and backward).")
+    max_minutes: float | None = Field(
+        None,
+        gt=0,
+        description="Stop after this many minutes of training; the schedule's horizon is measured once and stored.",
+    )
+    max_flops: float | None = Field(
+        None, gt=0, description="Stop after this many floating-point operations (forward and backward)."
+    )
     batch_examples: int | None = Field(None, ge=1, description="Examples in a step's batch; or give batch_tokens.")
-    batch_tokens: int | None = Field(None, ge=1, description="Real tokens in a step's batch, at most; or give batch_examples.")
-    micro_batch_tokens: int | None = Field(None, ge=1, description="Real tokens in one forward, at most; a larger batch is accumulated. Null: no limit. Changes no result beyond rounding.")
-    max_length: int = Field(128, ge=8, description="Tokens in one packed sequence, at most; longer texts are cut or split.")
+    batch_tokens: int | None = Field(
+        None, ge=1, description="Real tokens in a step's batch, at most; or give batch_examples."
+    )
+    micro_batch_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="Real tokens in one forward, at most; a larger batch is accumulated. Null: no limit. Changes no "
+        "result beyond rounding.",
+    )
+    max_length: int = Field(
+        128, ge=8, description="Tokens in one packed sequence, at most; longer texts are cut or split."
+    )
     log_every: int = Field(10, ge=1, description="Steps between rows in metrics.jsonl.")
-    evaluate_every: int | None = Field(None, ge=1, description="Steps between evaluations. Null: about ten times in a run.")
-    checkpoint_every: int | None = Field(None, ge=1, description="Steps between checkpoints. Null: with each evaluation.")
-    patience: int | None = Field(None, ge=1, description="Stop early after this many evaluations without a better score. Null: never.")
-    checkpoint: str | None = Field(None, description="Weights to start from: a run folder, a checkpoint folder, or none for random ones.")
-    cache_dir: str = Field("~/.cache/lmtool", description="Folder of the token stores, shared by all runs.")
+    evaluate_every: int | None = Field(
+        None, ge=1, description="Steps between evaluations. Null: about ten times in a run."
+    )
+    checkpoint_every: int | None = Field(
+        None, ge=1, description="Steps between checkpoints. Null: with each evaluation."
+    )
+    patience: int | None = Field(
+        None, ge=1, description="Stop early after this many evaluations without a better score. Null: never."
+    )
+    checkpoint: str | None = Field(
+        None,
+        description="Weights to start from: a run folder, a checkpoint folder, or none for random ones. Null: none.",
+        min_length=1,
+    )
+    cache_dir: str = Field(
+        "~/.cache/lmtool", description="Folder of the token stores, shared by all runs.", min_length=1
+    )
     offline: bool = Field(False, description="Open no network connection.")
-    plugins: tuple[str, ...] = Field((), description="Python modules whose components are added; typed with --plugin.")
     optimizer: Annotated[OptimizerConfig, Choice("optimizer")] = Field(description="How the weights move.")
     schedule: Annotated[ScheduleConfig, Choice("schedule")] = Field(description="The learning rate over the steps.")
-    tokenizer: Annotated[TokenizerConfig, Choice("tokenizer")] = Field(description="How text becomes tokens; auto: the checkpoint's, else the kind the model names, trained on the run's text.")
-    model: Annotated[ModelConfig, Choice("model")] = Field(description="The architecture.")
+    tokenizer: Annotated[TokenizerConfig, Choice("tokenizer")] = Field(
+        description="How text becomes tokens; auto: the checkpoint's, else the kind the model names, trained on the "
+        "run's text."
+    )
+    model: Annotated[ModelConfig, Choice("model")] = Field(description="The architecture; auto: the checkpoint's.")
 
 
 class PretrainConfig(RunConfig):
     """`lmtool pretrain`."""
 
+    auto: ClassVar[dict[str, Auto]] = {
+        "model": _FROM_CHECKPOINT,
+        "tokenizer": Auto(("checkpoint", "model.default_tokenizer"), hint="give tokenizer=NAME", agrees=True),
+        "objective": Auto(("model.default_objective",), hint="give objective=NAME"),
+        "optimizer": Auto(("model.suggested_optimizer", {"name": "adamw"})),
+        "schedule": Auto(("model.default_schedule", {"name": "linear"})),
+    }
+
     data: Annotated[DataConfig, Choice("data")] = Field(description="The text to learn from.")
-    objective: Annotated[ObjectiveConfig, Choice("objective")] = Field(description="What is learned from it; auto: the published one of the model.")
+    objective: Annotated[ObjectiveConfig, Choice("objective")] = Field(
+        description="What is learned from it; auto: the published one of the model."
+    )
 
 
 class FinetuneConfig(RunConfig):
     """`lmtool finetune`."""
 
-    task: Annotated[TaskConfig, Choice("task", key="kind")] = Field(description="What is learned, and from which labelled data.")
+    # Where a family names none: Devlin et al. 2019, A.3 (5e-5 is the largest of their three rates).
+    auto: ClassVar[dict[str, Auto]] = {
+        "model": _FROM_CHECKPOINT,
+        "tokenizer": Auto(("checkpoint", "model.default_tokenizer"), hint="give tokenizer=NAME", agrees=True),
+        "optimizer": Auto(("model.finetune_optimizer", {"name": "adamw", "lr": 5e-5})),
+        "schedule": Auto(("model.finetune_schedule", {"name": "linear", "warmup_fraction": 0.1})),
+    }
+
+    task: Annotated[TaskConfig, Choice("task", key="kind")] = Field(
+        description="What is learned, and from which labelled data."
+    )
     tuning: Annotated[TuningConfig, Choice("tuning")] = Field(description="Which parameters learn.")
+
+
+class UseConfig(CommandConfig):
+    """The keys of the commands that use a trained checkpoint."""
+
+    checkpoint: str = Field(description="The run folder or checkpoint folder to use.", min_length=1)
+    device: str = Field("auto", description="Where to run: auto, cpu, cuda or cuda:N.", pattern=_DEVICE)
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+        "auto", description="Number format of the matrix products. auto: bf16 where the device has it, else fp32."
+    )
+    batch_tokens: int = Field(8192, ge=1, description="Real tokens in one forward, at most.")
+    output: str | None = Field(None, description="File that is written. Null: only the screen.", min_length=1)
+    cache_dir: str = Field(
+        "~/.cache/lmtool", description="Folder of the token stores, shared by all runs.", min_length=1
+    )
+    offline: bool = Field(False, description="Open no network connection.")
+
+
+class EvaluateConfig(UseConfig):
+    """`lmtool evaluate`: score a checkpoint on the data it was trained for, or on other data of the same kind."""
+
+    auto: ClassVar[dict[str, Auto]] = {
+        "task": Auto(("checkpoint",), hint="its checkpoint was trained for no task: give data=", implied=True),
+        "data": Auto(("checkpoint",), hint="its checkpoint was trained for a task: give task.path=", implied=True),
+    }
+
+    task: Annotated[TaskConfig | None, Choice("task", key="kind", optional=True)] = Field(
+        None, description="Labelled data to score on. Null: the checkpoint's task; task.path= alone changes the data."
+    )
+    data: Annotated[DataConfig | None, Choice("data", optional=True)] = Field(
+        None, description="Text to score on. Null: what the checkpoint was pretrained on."
+    )
+
+
+class PredictConfig(UseConfig):
+    """`lmtool predict`: label texts, or fill their masks."""
+
+    verbatim: ClassVar[tuple[str, ...]] = ("text", "pair")
+
+    text: str | None = Field(None, description="One text to read; or give input.")
+    pair: str | None = Field(None, description="The second text, where the task reads pairs.")
+    input: str | None = Field(
+        None,
+        description="File to read, one text a line (.txt) or with the task's columns (.tsv, .csv, .jsonl); - reads "
+        "lines from standard input.",
+        min_length=1,
+    )
+
+
+class TokenizerCommandConfig(CommandConfig):
+    """`lmtool tokenizer`: train a vocabulary on text."""
+
+    data: Annotated[DataConfig, Choice("data")] = Field(description="The text to learn from.")
+    tokenizer: Annotated[TokenizerConfig, Choice("tokenizer")] = Field(description="The kind of tokenizer.")
+    output: str = Field(description="Folder that is written: tokenizer.json and its companions.", min_length=1)
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of the split into training and validation text.")
+    cache_dir: str = Field("~/.cache/lmtool", description="Folder of caches, shared by all runs.", min_length=1)
+    offline: bool = Field(False, description="Open no network connection.")
+
+
+COMMANDS: dict[str, type[Any]] = {
+    "pretrain": PretrainConfig,
+    "finetune": FinetuneConfig,
+    "evaluate": EvaluateConfig,
+    "predict": PredictConfig,
+    "tokenizer": TokenizerCommandConfig,
+}
+"""The commands that read a configuration, and its class."""

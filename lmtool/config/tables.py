@@ -7,7 +7,6 @@ decoding a configuration never imports torch.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import json
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from pydantic import GetCoreSchemaHandler
 from pydantic_core import PydanticCustomError, core_schema
 
 from lmtool.config.base import Config
+from lmtool.config.nearest import nearest as nearest
 
 ConfigClass = TypeVar("ConfigClass", bound=type[Config])
 
@@ -44,17 +44,31 @@ def component(group: str, name: str, builder: str) -> Callable[[ConfigClass], Co
 
     def enter(config: ConfigClass) -> ConfigClass:
         table = _TABLES.setdefault(group, {})
-        if name in table and table[name].config.__qualname__ != config.__qualname__:
-            raise ValueError(f"{group}={name} is in the table already, as {table[name].config.__qualname__}")
+        if name in table and _origin(table[name].config) != _origin(config):
+            raise ValueError(f"{group}={name} is in the table already, as {'.'.join(_origin(table[name].config))}")
         table[name] = _ENTRIES[config] = Entry(group, name, config, builder)
         return config
 
     return enter
 
 
+def _origin(config: type[Config]) -> tuple[str, str]:
+    return config.__module__, config.__qualname__
+
+
+def groups() -> tuple[str, ...]:
+    """The groups that have components, sorted."""
+    return tuple(sorted(_TABLES))
+
+
 def names(group: str) -> tuple[str, ...]:
     """The names a group offers, sorted."""
     return tuple(sorted(_TABLES.get(group, {})))
+
+
+def entries(group: str) -> tuple[Entry, ...]:
+    """The components of a group, by name."""
+    return tuple(_TABLES[group][name] for name in names(group))
 
 
 def lookup(group: str, name: str) -> Entry | None:
@@ -78,40 +92,47 @@ def build(config: Config, *arguments: Any, **keywords: Any) -> Any:
     return load_builder(config)(config, *arguments, **keywords)
 
 
-def nearest(word: str, known: Any) -> str | None:
-    """The known word most like `word`, or None where nothing is close."""
-    close = difflib.get_close_matches(str(word), [str(one) for one in known], n=1, cutoff=0.6)
-    return close[0] if close else None
-
-
 @dataclass(frozen=True)
 class Choice:
-    """Marks a field whose class is chosen by a name: `model: Annotated[Config, Choice("model")]`.
+    """Marks a field whose class is chosen by a name: `model: Annotated[ModelConfig, Choice("model")]`.
 
     The name stands under `key` inside the section and is looked up when the section is validated, so a plugin's
     component needs nothing special. It stays in the section: every component's class declares the field.
+    `optional`: null is allowed.
     """
 
     group: str
     key: str = "name"
+    optional: bool = False
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
         return core_schema.no_info_plain_validator_function(
-            self._validate, serialization=core_schema.plain_serializer_function_ser_schema(lambda one: one.model_dump())
+            self.validate,
+            serialization=core_schema.plain_serializer_function_ser_schema(
+                lambda one: None if one is None else one.model_dump()
+            ),
         )
 
-    def _validate(self, value: Any) -> Config:
-        if isinstance(value, Config):
+    def validate(self, value: Any) -> Config | None:
+        """The decoded section. Raises pydantic's errors, which the decoder words."""
+        if isinstance(value, Config) or (value is None and self.optional):
             return value
-        allowed = ", ".join(names(self.group))
         if not isinstance(value, dict) or not isinstance(value.get(self.key), str):
-            raise PydanticCustomError("choice_missing", "no `{key}` given: one of {allowed}", {"key": self.key, "allowed": allowed})
+            raise PydanticCustomError("choice_missing", "no {key} given", {"key": self.key, "group": self.group})
         entry = lookup(self.group, value[self.key])
         if entry is None:
             raise PydanticCustomError(
-                "choice_unknown",
-                "{key}={given} is not one of {allowed}",
-                {"key": self.key, "given": value[self.key], "allowed": allowed, "nearest": nearest(value[self.key], names(self.group)) or ""},
+                "choice_unknown", "{key}={given}", {"key": self.key, "given": value[self.key], "group": self.group}
             )
         # JSON mode, like the outermost decode: lists become tuples, but "fast" is no number and 2.5 is no count.
         return entry.config.model_validate_json(json.dumps(value))
+
+
+def choices(config: type[Config]) -> dict[str, Choice]:
+    """The fields of a command's class that are sections chosen by a name."""
+    marked = {}
+    for name, field in config.model_fields.items():
+        for mark in field.metadata:
+            if isinstance(mark, Choice):
+                marked[name] = mark
+    return marked

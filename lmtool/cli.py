@@ -1,0 +1,375 @@
+"""The command line: a thin dispatcher.
+
+`lmtool --help` imports the standard library only. A configuration is composed, decoded and told right before torch is
+imported; the command's module is imported last.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from lmtool import errors
+from lmtool.config.nearest import nearest
+from lmtool.errors import ConfigError, LmtoolError, Problem, UserError
+
+REPORT_TO = "this is a fault of lmtool: please report it, with the lines above and what you typed"
+
+
+@dataclass(frozen=True)
+class Verb:
+    """A command: what it does, one example, and the primary file of its configuration (none: plain arguments)."""
+
+    about: str
+    example: str
+    primary: str | None = None
+
+
+VERBS: dict[str, Verb] = {
+    "pretrain": Verb("learn a language from text", "lmtool pretrain model=bert_tiny", "pretrain"),
+    "finetune": Verb("learn a task from labelled text", "lmtool finetune task=pydocs checkpoint=runs/NAME", "finetune"),
+    "evaluate": Verb("score a checkpoint", "lmtool evaluate checkpoint=runs/NAME", "evaluate"),
+    "predict": Verb("label texts, fill masks", 'lmtool predict checkpoint=runs/NAME text="..."', "predict"),
+    "tokenizer": Verb("train a vocabulary", "lmtool tokenizer output=vocabulary", "train_tokenizer"),
+    "plan": Verb("sizes, steps and time, before spending them", "lmtool plan pretrain model=bert"),
+    "resume": Verb("go on with a stopped run", "lmtool resume runs/NAME"),
+    "report": Verb("write the report of runs again", "lmtool report runs/NAME"),
+    "list": Verb("what there is to choose from", "lmtool list model"),
+    "show": Verb("explain a key or print a choice", "lmtool show optimizer.lr"),
+}
+SWEEPABLE = ("pretrain", "finetune")
+
+FLAGS = """flags, anywhere after the command:
+  -m, --multirun       run every combination of the values that commas separate: -m task=sst2,cola seed=1,2
+  --config FILE        a saved configuration (runs/NAME/config.yaml) instead of a composed one
+  --config-dir FOLDER  further YAML, laid out like conf/
+  --plugin MODULE      a Python module that adds components
+  --cfg job            print the configuration and stop
+  --debug              show tracebacks
+  --help               print this"""
+
+
+@dataclass
+class Arguments:
+    """A command line after the verb."""
+
+    rest: list[str] = field(default_factory=list)
+    multirun: bool = False
+    config: Path | None = None
+    config_dirs: list[Path] = field(default_factory=list)
+    plugins: list[str] = field(default_factory=list)
+    cfg: bool = False
+    debug: bool = False
+    help: bool = False
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line and return its exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in words
+    try:
+        return _main(words)
+    except LmtoolError as error:
+        if debug:
+            raise
+        tell(error)
+        return error.exit_status
+    except KeyboardInterrupt:
+        if debug:
+            raise
+        print("error: interrupted", file=sys.stderr)
+        return errors.INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output has gone (`lmtool list | head`): nothing is left to say, nor to flush at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return errors.DONE
+    except Exception:
+        _fault()
+        return errors.FAULT
+
+
+def _main(words: list[str]) -> int:
+    arguments = parse(words)
+    if not arguments.rest or arguments.rest == ["help"]:
+        print(overview())
+        return errors.DONE
+    verb = arguments.rest.pop(0)
+    if verb not in VERBS:
+        close = nearest(verb, VERBS)
+        raise UserError(
+            f"unknown command {verb}; there are {', '.join(VERBS)}",
+            f"did you mean lmtool {close}?" if close else "a command comes first: lmtool --help",
+        )
+    if arguments.help:
+        print(help_of(verb, arguments.rest))
+        return errors.DONE
+    return _dispatch(verb, arguments)
+
+
+def _dispatch(verb: str, arguments: Arguments) -> int:
+    if verb == "plan":
+        return _plan(arguments)
+    if VERBS[verb].primary is not None:
+        return _configured(verb, arguments)
+    if arguments.plugins or verb in ("list", "show"):
+        from lmtool.config import plugins
+
+        plugins.load(arguments.plugins)
+    if verb == "list":
+        from lmtool.commands import list as command
+
+        return command.main(arguments.rest, arguments.config_dirs)
+    if verb == "show":
+        from lmtool.commands import show
+
+        return show.main(arguments.rest, arguments.config_dirs)
+    if verb == "resume":
+        from lmtool.commands import resume
+
+        return _status(resume.main(arguments.rest))
+    from lmtool.commands import report
+
+    return _status(report.main(arguments.rest))
+
+
+def _status(returned: Any) -> int:
+    """An exit status is passed on; a result, or nothing, is done."""
+    return returned if isinstance(returned, int) else errors.DONE
+
+
+def _plan(arguments: Arguments) -> int:
+    named = [word for word in arguments.rest if "=" not in word]
+    if len(named) > 1 or (named and named[0] not in SWEEPABLE):
+        close = nearest(named[0], SWEEPABLE)
+        raise UserError(f"plan {' '.join(named)}: plans pretrain or finetune", f"lmtool plan {close or 'pretrain'}")
+    typed_task = any(word.startswith(("task=", "task.")) for word in arguments.rest)
+    verb = named[0] if named else ("finetune" if typed_task else "pretrain")
+    arguments.rest = [word for word in arguments.rest if word not in named]
+    config = configuration(verb, arguments, running=False)
+    if arguments.cfg:
+        return _print(config, verb)
+    from lmtool.commands import plan
+
+    return _status(plan.run(config, verb))
+
+
+def _configured(verb: str, arguments: Arguments) -> int:
+    if arguments.multirun:
+        return _sweep(verb, arguments)
+    config = configuration(verb, arguments, running=not arguments.cfg)
+    if arguments.cfg:
+        return _print(config, verb)
+    return _status(run(verb, config, arguments.rest))
+
+
+def run(verb: str, config: Any, overrides: list[str]) -> Any:
+    """Run a command on its decoded configuration: the modules by literals, imported when chosen."""
+    if verb == "pretrain":
+        from lmtool.commands import pretrain
+
+        return pretrain.run(config, overrides)
+    if verb == "finetune":
+        from lmtool.commands import finetune
+
+        return finetune.run(config, overrides)
+    if verb == "evaluate":
+        from lmtool.commands import evaluate
+
+        return evaluate.run(config, overrides)
+    if verb == "predict":
+        from lmtool.commands import predict
+
+        return predict.run(config, overrides)
+    from lmtool.commands import tokenizer
+
+    return tokenizer.run(config, overrides)
+
+
+def configuration(verb: str, arguments: Arguments, *, running: bool) -> Any:
+    """The decoded configuration of a command line. Raises ConfigError with every mistake in it."""
+    from lmtool.commands.decoding import decoded
+    from lmtool.config import compose, overrides, plugins
+
+    plugins.load(arguments.plugins)
+    primary = VERBS[verb].primary
+    assert primary is not None
+    offers = compose.what_is_offered(primary, arguments.config_dirs)
+    verbatim = _verbatim(verb)
+    if arguments.config is not None:
+        data, problems = _saved(verb, arguments.config)
+        values, more = overrides.as_values(arguments.rest, offers, verbatim)
+        from lmtool.config.auto import merge
+
+        data, problems = merge(data, values), problems + more
+    else:
+        typed = overrides.read(arguments.rest, offers, verbatim=verbatim)
+        data, problems = compose.compose(primary, typed, arguments.config_dirs), typed.problems
+    return decoded(verb, data, earlier=problems, running=running)
+
+
+def _verbatim(verb: str) -> tuple[str, ...]:
+    from lmtool.commands.configs import COMMANDS
+
+    return COMMANDS[verb].verbatim
+
+
+def _saved(verb: str, path: Path) -> tuple[dict[str, Any], list[Problem]]:
+    from lmtool.config import saved
+
+    data = saved.read(path)
+    command = data.get("command", verb)
+    if command != verb:
+        raise UserError(f"{path}: saved by lmtool {command}", f"lmtool {command} --config {path}")
+    return saved.body(data), []
+
+
+def _print(config: Any, verb: str) -> int:
+    from lmtool.config import saved
+
+    print(saved.to_yaml(saved.save(config, verb)), end="")
+    return errors.DONE
+
+
+def _sweep(verb: str, arguments: Arguments) -> int:
+    from lmtool.config import plugins, sweep
+
+    if verb not in SWEEPABLE:
+        raise UserError(f"-m: lmtool {verb} does not sweep", f"-m goes with {' and '.join(SWEEPABLE)}")
+    if arguments.config is not None:
+        raise UserError(
+            "-m and --config together", "sweep over a composed configuration, or run the saved one by itself"
+        )
+    plugins.load(arguments.plugins)
+    primary = VERBS[verb].primary
+    assert primary is not None
+    request = sweep.Request(
+        verb=verb,
+        primary=primary,
+        overrides=arguments.rest,
+        config_dirs=arguments.config_dirs,
+        decode=partial(_decode_job, verb),
+        run=partial(run_job, verb, tuple(arguments.plugins)),
+    )
+    return sweep.run(request, print_config=arguments.cfg)
+
+
+def _decode_job(verb: str, data: dict[str, Any], problems: Sequence[Problem], running: bool) -> Any:
+    from lmtool.commands.decoding import decoded
+
+    return decoded(verb, data, earlier=problems, running=running)
+
+
+def run_job(verb: str, plugin_names: tuple[str, ...], data: dict[str, Any], overrides: list[str]) -> Any:
+    """One job of a sweep, in whatever process its launcher has put it: decode, run, give back the result."""
+    from lmtool.config import plugins
+
+    plugins.load(plugin_names)
+    return run(verb, _decode_job(verb, data, (), True), overrides)
+
+
+def parse(words: Sequence[str]) -> Arguments:
+    """Sort flags, which may stand anywhere, from the rest. Raises UserError for an unknown flag."""
+    found, left = Arguments(), list(words)
+    while left:
+        word = left.pop(0)
+        flag, equals, value = word.partition("=")
+        if not word.startswith("-") or word == "-":
+            found.rest.append(word)
+        elif flag in ("-m", "--multirun"):
+            found.multirun = True
+        elif flag == "--debug":
+            found.debug = True
+        elif flag in ("-h", "--help"):
+            found.help = True
+        elif flag in ("--config", "--config-dir", "--plugin", "--cfg"):
+            if not equals:
+                if not left:
+                    raise UserError(f"{flag}: its value is missing", "lmtool --help prints the flags")
+                value = left.pop(0)
+            _take(found, flag, value)
+        else:
+            known = ("--multirun", "--debug", "--help", "--config", "--config-dir", "--plugin", "--cfg")
+            close = nearest(flag, known)
+            raise UserError(
+                f"unknown flag {flag}; there are -m, {', '.join(known)}",
+                f"did you mean {close}?" if close else "lmtool --help prints the flags",
+            )
+    return found
+
+
+def _take(found: Arguments, flag: str, value: str) -> None:
+    if flag == "--config":
+        found.config = Path(value)
+    elif flag == "--config-dir":
+        found.config_dirs.append(Path(value))
+    elif flag == "--plugin":
+        found.plugins.append(value)
+    elif value == "job":
+        found.cfg = True
+    else:
+        raise UserError(f"--cfg {value}: it prints the job's configuration", "--cfg job")
+
+
+def overview() -> str:
+    """What `lmtool` alone prints."""
+    lines = [
+        "lmtool: pretrain and finetune language models from composed YAML",
+        "",
+        "lmtool COMMAND [KEY=VALUE ...]",
+        "",
+    ]
+    for name, verb in VERBS.items():
+        lines += [f"  {name:<10} {verb.about}", f"  {'':<10}   {verb.example}"]
+    return "\n".join([*lines, "", "`lmtool COMMAND --help` prints its keys.", "", FLAGS])
+
+
+def help_of(verb: str, rest: Sequence[str] = ()) -> str:
+    """What `lmtool VERB --help` prints: the primary file of a command is its manual."""
+    about = VERBS[verb]
+    primary = about.primary
+    if verb == "plan":
+        primary = rest[0] if rest and rest[0] in SWEEPABLE else "pretrain"
+    lines = [f"lmtool {verb}: {about.about}", "", f"  {about.example}", ""]
+    if primary is not None:
+        from lmtool.config.groups import conf_dir, options
+
+        lines += ["keys and groups, with their defaults (`lmtool show KEY` explains one):", ""]
+        text = (conf_dir() / f"{primary}.yaml").read_text(encoding="utf-8").splitlines()
+        groups = [line.split("- ", 1)[1].split(":")[0] for line in text if line.startswith("  - ") and ": " in line]
+        lines += [
+            f"  {line}"
+            for line in text
+            if not line.startswith("# ") and "_self_" not in line and "optional" not in line
+        ]
+        offered = {group: options(group) for group in groups}
+        lines += ["", *(f"  {group}: {', '.join(names)}" for group, names in offered.items() if names), ""]
+    return "\n".join([*lines, FLAGS])
+
+
+def tell(error: LmtoolError) -> None:
+    """Print a user's error: a line for what is wrong, a line for what to do; of a configuration, all of them."""
+    from lmtool.config.saved import masked
+
+    both = [(one.message, one.hint) for one in error.problems] if isinstance(error, ConfigError) else []
+    for message, hint in both or [(error.message, error.hint)]:
+        print(masked(f"error: {message}"), file=sys.stderr)
+        if hint:
+            print(masked(f"hint: {hint}"), file=sys.stderr)
+
+
+def _fault() -> None:
+    import traceback
+
+    from lmtool.config.saved import masked
+
+    print(masked(traceback.format_exc()), file=sys.stderr, end="")
+    print(f"error: {REPORT_TO}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""One short, straight-line file a command: build, train, evaluate, save."""

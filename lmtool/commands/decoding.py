@@ -1,0 +1,43 @@
+"""From plain data to a command's configuration: the checkpoint's saved configuration, the decoder, the rules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lmtool.commands import rules as rules  # enters the rules into the registry
+from lmtool.commands.configs import COMMANDS
+from lmtool.config import plugins, saved
+from lmtool.config.decode import decode
+from lmtool.errors import Problem, UserError
+
+
+def decoded(
+    verb: str,
+    data: dict[str, Any],
+    *,
+    earlier: Sequence[Problem] = (),
+    running: bool = False,
+) -> Any:
+    """The configuration of `verb`, of the class COMMANDS[verb]. Raises ConfigError with every mistake.
+
+    data: composed or saved plain data. earlier: problems to tell with the others. running: the command runs here and now (not a plan of it).
+    """
+    problems = list(earlier)
+    data = {key: value for key, value in data.items() if key not in ("version", "command")}
+    unknown = [one for one in data.get("plugins") or () if one not in plugins.typed()]
+    problems += [
+        Problem(
+            "plugins", f"plugins: {one} is not loaded; no name in a configuration is imported", f"type --plugin {one}"
+        )
+        for one in unknown
+    ]
+    data["plugins"] = list(plugins.typed())
+    checkpoint_config = None
+    checkpoint = data.get("checkpoint")
+    if isinstance(checkpoint, str) and checkpoint not in ("none", "???", ""):
+        try:
+            checkpoint_config = saved.read_checkpoint(checkpoint)
+        except UserError as error:
+            problems.append(Problem("checkpoint", error.message, error.hint))
+    return decode(COMMANDS[verb], data, checkpoint_config=checkpoint_config, earlier=problems, running=running)

@@ -1,0 +1,54 @@
+"""`lmtool list`: what there is to choose from, one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import lmtool.commands.configs as configs
+from lmtool.config import groups, plugins, tables
+from lmtool.config.nearest import nearest
+from lmtool.errors import UserError
+
+assert configs.COMMANDS  # importing it has entered every component into the tables
+
+
+def main(arguments: Sequence[str], config_dirs: Sequence[Path] = ()) -> int:
+    """Print the groups, or the options of the named ones. Raises UserError for an unknown group."""
+    added = plugins.nodes(config_dirs)
+    found = sorted({*groups.all_groups(config_dirs), *(group for group, _ in added)})
+    for asked in arguments:
+        if asked not in found:
+            close = nearest(asked, found)
+            raise UserError(
+                f"there is no group {asked}; there are {', '.join(found)}",
+                f"did you mean lmtool list {close}?" if close else "lmtool list",
+            )
+    if not arguments:
+        for group in found:
+            _line(group, ", ".join(_options(group, config_dirs)), max(map(len, found)))
+        print("\n`lmtool list GROUP` prints a line each; `lmtool show GROUP=NAME` prints its YAML.")
+    for asked in arguments:
+        options = _options(asked, config_dirs)
+        for name in options:
+            _line(name, about(asked, name, config_dirs), max(map(len, options)))
+    return 0
+
+
+def _options(group: str, config_dirs: Sequence[Path]) -> list[str]:
+    added = [name for of, name in plugins.nodes(config_dirs) if of == group]
+    return sorted({*groups.options(group, config_dirs), *added})
+
+
+def about(group: str, name: str, config_dirs: Sequence[Path] = ()) -> str:
+    """One line on an option: the first comment of its YAML, else of its class."""
+    path = groups.yaml_file(group, name, config_dirs)
+    if path is not None:
+        return groups.purpose(path)
+    entry = tables.lookup(group, name)
+    text = (entry.config.__doc__ or "") if entry else ""
+    return text.strip().split("\n")[0]
+
+
+def _line(name: str, text: str, width: int) -> None:
+    print(f"  {name:<{width}}  {text}".rstrip())

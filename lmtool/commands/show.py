@@ -1,0 +1,148 @@
+"""`lmtool show KEY`: what a key means, takes and defaults to; `lmtool show GROUP=NAME`: the YAML of a choice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic.fields import FieldInfo
+
+from lmtool.commands.configs import COMMANDS
+from lmtool.commands.list import about
+from lmtool.config import groups, plugins, tables, words
+from lmtool.config.base import Config
+from lmtool.config.nearest import nearest_keys
+from lmtool.config.problems import section_class
+from lmtool.errors import UserError
+
+PRIMARY = {verb: "train_tokenizer" if verb == "tokenizer" else verb for verb in COMMANDS}
+
+
+@dataclass(frozen=True)
+class Place:
+    """A key in one component or command: its dotted name, its field, and the YAML that sets it."""
+
+    key: str
+    owner: str
+    field: FieldInfo
+    file: Path | None
+    inside: str
+
+
+def main(arguments: Sequence[str], config_dirs: Sequence[Path] = ()) -> int:
+    """Print each of the arguments. Raises UserError for a key or choice that does not exist."""
+    if not arguments:
+        raise UserError("show: no key given", "lmtool show optimizer.lr, or lmtool show model=bert")
+    places = list(all_places(config_dirs))
+    for asked in arguments:
+        if "=" in asked:
+            _show_choice(*asked.split("=", 1), config_dirs)
+        else:
+            _show_key(asked, places)
+    return 0
+
+
+def all_places(config_dirs: Sequence[Path] = ()) -> Iterator[Place]:
+    """Every key of every command and component."""
+    for verb, command in COMMANDS.items():
+        file = groups.conf_dir() / f"{PRIMARY[verb]}.yaml"
+        yield from _places(command, "", f"lmtool {verb}", file, "")
+    for group in tables.groups():
+        for entry in tables.entries(group):
+            file_or_none = groups.yaml_file(group, entry.name, config_dirs)
+            yield from _places(entry.config, f"{group}.", f"{group}={entry.name}", file_or_none, "")
+
+
+def _places(config: type[Config], prefix: str, owner: str, file: Path | None, inside: str) -> Iterator[Place]:
+    for name, field in config.model_fields.items():
+        yield Place(prefix + name, owner, field, file, inside + name)
+        below = section_class(field)
+        if below is not None and not any(isinstance(mark, tables.Choice) for mark in field.metadata):
+            yield from _places(below, f"{prefix}{name}.", owner, file, f"{inside}{name}.")
+
+
+def _show_key(asked: str, places: list[Place]) -> None:
+    found = [one for one in places if one.key == asked]
+    below = sorted({one.key for one in places if one.key.startswith(asked + ".")})
+    if not found and not below:
+        near = nearest_keys(asked, sorted({one.key for one in places}))
+        hint = f"did you mean {' or '.join(f'lmtool show {one}' for one in near)}?" if near else "lmtool list"
+        if not near and asked.split(".")[0] in tables.groups():
+            hint = f"lmtool show {asked.split('.')[0]}"
+        raise UserError(f"unknown key {asked}", hint)
+    for field, same in _alike(found):
+        print(f"{asked} ({', '.join(one.owner for one in same)})")
+        print(f"  {field.description}")
+        print(f"  takes:   {words.allowed(field)}")
+        for default, where in _defaults(same):
+            print(f"  default: {default}{f'  ({where})' if where else ''}")
+    for key in below:
+        first = next(one for one in places if one.key == key)
+        print(f"  {key:<34} {first.field.description}")
+
+
+def _alike(places: list[Place]) -> list[tuple[FieldInfo, list[Place]]]:
+    """Places whose description and type are the same, together."""
+    groups_: dict[tuple[str, str], list[Place]] = {}
+    for one in places:
+        groups_.setdefault((one.field.description or "", words.allowed(one.field)), []).append(one)
+    return [(same[0].field, same) for same in groups_.values()]
+
+
+def _defaults(same: list[Place]) -> list[tuple[str, str]]:
+    """The defaults with the file and line that set them; equal ones once where no file does."""
+    found: dict[tuple[str, str], None] = {}
+    for one in same:
+        line = groups.line_of(one.file, one.inside) if one.file is not None else None
+        where = f"{_short(one.file)}:{line}" if one.file is not None and line is not None else ""
+        found[(_value(one, line), where)] = None
+    return list(found)
+
+
+def _value(place: Place, line: int | None) -> str:
+    """The value the YAML gives, else the class's default."""
+    if place.file is not None and line is not None:
+        value: Any = yaml.safe_load(place.file.read_text(encoding="utf-8"))
+        for part in place.inside.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        return "must be given" if value == "???" else _written(value)
+    choice = next((mark for mark in place.field.metadata if isinstance(mark, tables.Choice)), None)
+    if choice is not None and place.file is not None:
+        for item in yaml.safe_load(place.file.read_text(encoding="utf-8")).get("defaults", []):
+            if isinstance(item, dict) and place.key in item:
+                chosen = item[place.key]
+                return f"{place.key}={chosen}" if chosen else "none chosen"
+    if place.field.is_required():
+        return "must be given"
+    default = place.field.get_default(call_default_factory=True)
+    return _written(default.model_dump(mode="json") if isinstance(default, Config) else default)
+
+
+def _written(value: Any) -> str:
+    text = yaml.safe_dump(value, default_flow_style=True, width=200).removesuffix("...\n").strip()
+    return text
+
+
+def _short(path: Path) -> str:
+    """A file of conf/ from conf/ on."""
+    base = groups.conf_dir()
+    return f"conf/{path.relative_to(base)}" if path.is_relative_to(base) else str(path)
+
+
+def _show_choice(group: str, name: str, config_dirs: Sequence[Path]) -> None:
+    path = groups.yaml_file(group, name, config_dirs)
+    entry = tables.lookup(group, name)
+    if path is not None:
+        print(f"# {_short(path)}")
+        print(path.read_text(encoding="utf-8"), end="")
+    elif entry is not None:
+        print(f"# {about(group, name)}")
+        print(yaml.safe_dump(plugins.defaults(entry), sort_keys=False), end="")
+    else:
+        from lmtool.config.problems import unknown_choice
+
+        problem = unknown_choice(group, group, name, groups.options(group, config_dirs) or tables.names(group))
+        raise UserError(problem.message, problem.hint)

@@ -1,0 +1,163 @@
+"""`auto`: a section taken from what the checkpoint or the model's configuration names.
+
+A command's class says where each of its sections may come from, in a table of its own:
+
+    auto: ClassVar[dict[str, Auto]] = {"objective": Auto(("model.default_objective",), hint=...)}
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import PydanticCustomError
+
+from lmtool.config.base import Config
+from lmtool.config.tables import Choice, choices, lookup
+from lmtool.errors import Problem
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class Auto:
+    """Where a section comes from when its name is `auto`; the first source that exists is taken.
+
+    sources: "checkpoint" (the section of that name in the checkpoint's saved configuration), "SECTION.ATTRIBUTE" (a
+    section that another, already resolved one names, by an attribute or a method of its class), or a section itself.
+    hint: what to type where none exists. implied: a null section, and one without a name, are `auto` too.
+    agrees: a section that is typed must agree with the checkpoint's, but for the `free_fields` of its class.
+    """
+
+    sources: tuple[str | dict[str, Any], ...]
+    hint: str = ""
+    implied: bool = False
+    agrees: bool = False
+
+
+def resolve(
+    command: type[Config], data: dict[str, Any], checkpoint: dict[str, Any] | None, unreadable: bool = False
+) -> tuple[dict[str, Any], list[Problem], set[str]]:
+    """The data with every `auto` section replaced, the problems, and the sections left unresolved.
+
+    data: plain nested data, not changed. checkpoint: the saved configuration of the checkpoint, if there is one.
+    unreadable: there should be one, and its mistake is told already.
+    """
+    resolved, problems, left = dict(data), [], set()
+    table: dict[str, Auto] = getattr(command, "auto", {})
+    for section, choice in choices(command).items():
+        value = resolved.get(section)
+        if isinstance(value, str):
+            value = resolved[section] = {choice.key: value}
+        how = table.get(section)
+        if how is None:
+            continue
+        if not _is_auto(value, choice, how):
+            if how.agrees and checkpoint is not None and isinstance(value, dict):
+                problems += _disagreements(section, value, checkpoint.get(section), choice)
+            continue
+        source, blocked = _source(how, section, resolved, checkpoint, command, unreadable)
+        if source is not None:
+            typed = {key: one for key, one in (value or {}).items() if key != choice.key}
+            resolved[section] = merge(source, typed)
+            if how.agrees and checkpoint is not None:
+                problems += _disagreements(section, resolved[section], checkpoint.get(section), choice)
+        elif value is not None or blocked:
+            left.add(section)
+            if not blocked:
+                what = "no checkpoint is given" if how.sources == ("checkpoint",) else "nothing chosen names one"
+                problems.append(Problem(section, f"{section}={AUTO}: {what} to take it from", how.hint or None))
+    return resolved, problems, left
+
+
+def _is_auto(value: Any, choice: Choice, how: Auto) -> bool:
+    if value is None:
+        return how.implied
+    if not isinstance(value, dict):
+        return False
+    return value.get(choice.key) == AUTO or (how.implied and choice.key not in value)
+
+
+def _source(
+    how: Auto,
+    section: str,
+    resolved: dict[str, Any],
+    checkpoint: dict[str, Any] | None,
+    command: type[Config],
+    unreadable: bool,
+) -> tuple[dict[str, Any] | None, bool]:
+    """The first source that exists; and whether another section's mistake is why there is none."""
+    for source in how.sources:
+        if isinstance(source, dict):
+            return source, False
+        if source == "checkpoint":
+            saved = (checkpoint or {}).get(section)
+            if isinstance(saved, dict):
+                return saved, False
+            if unreadable:
+                return None, True
+            continue
+        other, _, attribute = source.partition(".")
+        chosen = _decoded(resolved.get(other), choices(command)[other])
+        if chosen is None:
+            return None, True
+        named = getattr(chosen, attribute, None)
+        named = named() if callable(named) else named
+        if named:
+            return json.loads(json.dumps(named)), False
+    return None, False
+
+
+def _decoded(value: Any, choice: Choice) -> Config | None:
+    """A section's configuration, or None where it has a mistake (which the decoder will word)."""
+    try:
+        return choice.validate(value)
+    except (ValidationError, PydanticCustomError):
+        return None
+
+
+def chosen_class(value: Any, choice: Choice) -> type[Config] | None:
+    """The configuration class a section's data choose, or None."""
+    name = value.get(choice.key) if isinstance(value, dict) else None
+    entry = lookup(choice.group, name) if isinstance(name, str) else None
+    return None if entry is None else entry.config
+
+
+def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """`base` with the values of `over`, section by section."""
+    merged = dict(base)
+    for key, value in over.items():
+        inside = merged.get(key)
+        merged[key] = merge(inside, value) if isinstance(inside, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _disagreements(section: str, value: dict[str, Any], saved: Any, choice: Choice) -> list[Problem]:
+    """Fields in which a typed section differs from the checkpoint's and may not."""
+    chosen = chosen_class(value, choice)
+    if chosen is None or not isinstance(saved, dict):
+        return []
+    here = {name: field.get_default() for name, field in chosen.model_fields.items()} | value
+    if saved.get(choice.key) != here.get(choice.key):
+        differing = [choice.key]
+    else:
+        free = getattr(chosen, "free_fields", ())
+        there = {name: field.get_default() for name, field in chosen.model_fields.items()} | saved
+        differing = [
+            key for key in chosen.model_fields if key not in free and _listed(here[key]) != _listed(there[key])
+        ]
+    theirs = saved if differing == [choice.key] else (there if differing else {})
+    return [
+        Problem(
+            f"{section}.{key}",
+            f"{section}.{key}={here[key]}, but the checkpoint has {section}.{key}={theirs.get(key)}",
+            f"leave {section}= out (it is taken from the checkpoint), or start from checkpoint=none",
+        )
+        for key in differing
+    ]
+
+
+def _listed(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

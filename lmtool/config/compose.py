@@ -1,0 +1,114 @@
+"""Composition by Hydra: a primary file, its groups and what was typed become plain data.
+
+The Compose API makes no folder and touches no logging. What Hydra raises leaves here as a UserError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException, MissingConfigException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from lmtool.config import groups, plugins
+from lmtool.config.nearest import nearest
+from lmtool.config.overrides import Offers, Typed, offers
+from lmtool.errors import UserError
+
+
+def what_is_offered(primary: str, config_dirs: Sequence[Path] = ()) -> Offers:
+    """The groups and options a primary file can be composed with, components of plugins included.
+
+    These reach Hydra here, as nodes of its ConfigStore. Raises UserError where a plugin's own node has the name of a
+    shipped YAML.
+    """
+    extra: dict[str, tuple[str, ...]] = {}
+    store = ConfigStore.instance()
+    for (group, name), (entry, data) in plugins.nodes(config_dirs).items():
+        store.store(group=group, name=name, node=data, provider=entry.config.__module__)
+    for group, names in _stored(store.repo).items():
+        clash = sorted(set(names) & set(groups.options(group, config_dirs)))
+        if clash:
+            raise UserError(
+                f"a plugin stores {group}={clash[0]}, which is the name of a YAML", "rename it in the plugin"
+            )
+        extra[group] = names
+    return offers(groups.conf_dir() / f"{primary}.yaml", config_dirs, extra)
+
+
+def _stored(repo: dict[str, Any], above: str = "") -> dict[str, tuple[str, ...]]:
+    """The nodes in Hydra's store by group, Hydra's own left out."""
+    found: dict[str, tuple[str, ...]] = {}
+    for name, one in repo.items():
+        group = f"{above}/{name}" if above else name
+        if isinstance(one, dict) and group not in ("hydra", "_dummy_empty_config_"):
+            here = tuple(key.removesuffix(".yaml") for key, node in one.items() if not isinstance(node, dict))
+            found |= ({group: here} if here else {}) | _stored(one, group)
+    return found
+
+
+@contextmanager
+def hydra_at() -> Iterator[Any]:
+    """Hydra, initialised on the shipped folder; the process is left as it was."""
+    with initialize_config_dir(str(groups.conf_dir()), version_base="1.3", job_name="lmtool"):
+        yield GlobalHydra.instance().hydra
+
+
+@contextmanager
+def plainly() -> Iterator[None]:
+    """What Hydra and OmegaConf raise inside leaves as a UserError."""
+    try:
+        yield
+    except MissingConfigException as error:
+        raise _missing(error) from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{mark.name}:{mark.line + 1}: " if mark is not None else ""
+        raise UserError(f"{where}{getattr(error, 'problem', None) or error}") from error
+    except (HydraException, OmegaConfBaseException) as error:
+        cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else None
+        lines = [line.strip() for line in str(cause or error).splitlines() if line.strip()]
+        what = " ".join(lines[:2]) if lines else type(error).__name__
+        raise UserError(
+            f"the configuration does not compose: {what}", "see `lmtool list` and the YAML you named"
+        ) from error
+
+
+def _missing(error: MissingConfigException) -> UserError:
+    wanted = (error.missing_cfg_file or "").removesuffix(".yaml")
+    group, _, name = wanted.rpartition("/")
+    offered = tuple(error.options or ()) or groups.options(group)
+    close = nearest(name, offered)
+    hint = f"did you mean {group}={close}?" if close else f"`lmtool list {group}` prints what there is"
+    return UserError(f"{group}={name} is not one of {', '.join(offered)}", hint)
+
+
+def search_path(config_dirs: Sequence[Path]) -> list[str]:
+    """The override that adds the user's folders to Hydra's search path."""
+    if not config_dirs:
+        return []
+    listed = ",".join("'file://" + str(one.resolve()).replace("'", "\\'") + "'" for one in config_dirs)
+    return [f"hydra.searchpath=[{listed}]"]
+
+
+def compose(primary: str, typed: Typed, config_dirs: Sequence[Path] = ()) -> dict[str, Any]:
+    """The composed configuration as plain data, interpolations resolved; `???` stays where a value is missing."""
+    with plainly(), hydra_at():
+        config = hydra_compose(primary, overrides=[*typed.choices, *typed.values, *search_path(config_dirs)])
+        return to_data(config) | typed.verbatim
+
+
+def to_data(config: Any) -> dict[str, Any]:
+    """A composed configuration as plain data, interpolations resolved."""
+    data = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(data, dict)
+    return {str(key): value for key, value in data.items()}

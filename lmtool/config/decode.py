@@ -1,0 +1,122 @@
+"""The strict decoder: plain data in, a frozen configuration out, or all its mistakes at once.
+
+The same door for what Hydra composed, for a saved `config.yaml` and for a checkpoint's `config.json`: no Hydra, no
+resolvers, no imports of what a string names.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from lmtool.config import problems as wording
+from lmtool.config.auto import resolve
+from lmtool.config.base import Config
+from lmtool.config.rules import broken
+from lmtool.config.tables import choices
+from lmtool.errors import ConfigError, Problem
+
+MISSING = "???"
+
+Command = TypeVar("Command", bound=Config)
+
+
+def decode(
+    command: type[Command],
+    data: dict[str, Any],
+    *,
+    checkpoint_config: dict[str, Any] | None = None,
+    earlier: Sequence[Problem] = (),
+    running: bool = False,
+) -> Command:
+    """Decode a command's configuration, with every `auto` section resolved.
+
+    data: plain nested data, as YAML or JSON holds them; `???` marks a value that must be given.
+    checkpoint_config: the saved configuration of the checkpoint the run starts from, for `auto` and for agreement.
+    earlier: problems found before (in what was typed, in the checkpoint), told together with the others.
+    running: the run happens here and now, so rules about this machine hold too.
+    Raises ConfigError with all problems: unknown keys, wrong types, bad choices, missing values, broken rules.
+    """
+    found = list(earlier)
+    clean = _plain(data, "", found)
+    missing: list[str] = []
+    clean = _without_missing(clean, "", missing)
+    clean, unresolved, left = resolve(
+        command, clean, checkpoint_config, unreadable=any(one.key == "checkpoint" for one in earlier)
+    )
+    found += unresolved
+    found += wording.missing(command, missing, clean)
+    for section in left:
+        clean.pop(section, None)
+    silent = {*left, *(key for key in missing), *(one.key for one in found)}
+    config, errors = _validate(command, clean)
+    found += [one for one in wording.from_pydantic(command, clean, errors) if not _covered(one.key, silent)]
+    sound = _sound(command, clean, config, {one.key.split(".")[0].split("[")[0] for one in found} | left)
+    found += [one for one in broken(command, sound, running) if one.key not in {known.key for known in found}]
+    if found:
+        raise ConfigError(found)
+    assert config is not None
+    return config
+
+
+def _validate(command: type[Command], data: dict[str, Any]) -> tuple[Command | None, list[Any]]:
+    try:
+        # Strict in JSON mode: a list becomes a tuple, but "fast" is no number, 2.5 no count and 7 no text.
+        return command.model_validate_json(json.dumps(data)), []
+    except ValidationError as error:
+        return None, error.errors(include_url=False, include_input=False)
+
+
+def _covered(key: str, keys: set[str]) -> bool:
+    """Whether a key, or a section it lies in, is spoken of already."""
+    return any(key == one or key.startswith((f"{one}.", f"{one}[")) for one in keys)
+
+
+def _sound(command: type[Config], data: dict[str, Any], config: Config | None, bad: set[str]) -> dict[str, Any]:
+    """The decoded values of the top keys without a mistake, for the rules."""
+    if config is not None:
+        return {key: getattr(config, key) for key in command.model_fields if key not in bad}
+    sound, sections = {}, choices(command)
+    for key, field in command.model_fields.items():
+        if key in bad or (key not in data and field.is_required()):
+            continue
+        value = data[key] if key in data else field.get_default()
+        value = tuple(value) if isinstance(value, list) else value
+        sound[key] = sections[key].validate(value) if key in sections else value
+    return sound
+
+
+def _plain(value: Any, key: str, found: list[Problem]) -> Any:
+    """A copy in JSON's kinds; anything else (a date, bytes) is a problem."""
+    if isinstance(value, dict):
+        return {str(name): _plain(one, f"{key}.{name}" if key else str(name), found) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one, f"{key}[{index}]", found) for index, one in enumerate(value)]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    kind = type(value).__name__
+    found.append(
+        Problem(key, f"{key}: YAML read {value} as a {kind}, which nothing takes", f'quote it: {key}: "{value}"')
+    )
+    return str(value)
+
+
+def _without_missing(value: Any, key: str, missing: list[str]) -> Any:
+    """A copy without the `???`, whose keys are noted."""
+    if isinstance(value, dict):
+        kept = {}
+        for name, one in value.items():
+            path = f"{key}.{name}" if key else name
+            if one == MISSING:
+                missing.append(path)
+            else:
+                kept[name] = _without_missing(one, path, missing)
+        return kept
+    if isinstance(value, list):
+        if MISSING in value:
+            missing.append(key)
+        return [_without_missing(one, f"{key}[{index}]", missing) for index, one in enumerate(value) if one != MISSING]
+    return value

@@ -1,0 +1,68 @@
+"""The folder `conf/`: which groups and options there are, and what their YAML says. Imports no Hydra."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from lmtool.errors import UserError
+
+
+def conf_dir() -> Path:
+    """The shipped configuration: inside the package (wheel), or beside it (checkout)."""
+    package = Path(__file__).resolve().parents[1]
+    for folder in (package / "conf", package.parent / "conf"):
+        if (folder / "pretrain.yaml").is_file():
+            return folder
+    raise UserError(f"no conf/ in {package} or beside it", "install lmtool again")
+
+
+def folders(config_dirs: Sequence[Path] = ()) -> list[Path]:
+    """Where YAML is looked up: the shipped folder, then the user's."""
+    for folder in config_dirs:
+        if not folder.is_dir():
+            raise UserError(f"--config-dir {folder}: no such folder")
+    return [conf_dir(), *config_dirs]
+
+
+def all_groups(config_dirs: Sequence[Path] = ()) -> list[str]:
+    """Every group, as `model` or `model/positions`, sorted."""
+    found = set()
+    for folder in folders(config_dirs):
+        found |= {str(one.parent.relative_to(folder)) for one in folder.rglob("*.yaml")}
+    return sorted(found - {"."})
+
+
+def options(group: str, config_dirs: Sequence[Path] = ()) -> tuple[str, ...]:
+    """The YAML names of a group, sorted."""
+    found = {one.stem for folder in folders(config_dirs) for one in (folder / group).glob("*.yaml")}
+    return tuple(sorted(found))
+
+
+def yaml_file(group: str, option: str, config_dirs: Sequence[Path] = ()) -> Path | None:
+    """The file of an option. As in Hydra, the first folder that has it wins."""
+    for folder in folders(config_dirs):
+        if (folder / group / f"{option}.yaml").is_file():
+            return folder / group / f"{option}.yaml"
+    return None
+
+
+def purpose(path: Path) -> str:
+    """The first comment line of a YAML file: what it is for."""
+    with path.open(encoding="utf-8") as file:
+        first = next((line.strip() for line in file if not line.startswith("# @package")), "")
+    return first.lstrip("# ") if first.startswith("#") else ""
+
+
+def line_of(path: Path, key: str) -> int | None:
+    """The number of the line that sets a key, `loss.label_smoothing` by its nesting, in a block-style YAML file."""
+    open_keys: list[tuple[int, str]] = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        match = re.match(r"^( *)([A-Za-z0-9_]+):", line)
+        if match:
+            indent = len(match[1])
+            open_keys = [(at, name) for at, name in open_keys if at < indent] + [(indent, match[2])]
+            if ".".join(name for _, name in open_keys) == key:
+                return number
+    return None

@@ -1,0 +1,54 @@
+"""The nearest right name for a misspelt one. Standard library only: `lmtool --help` reads it too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def distance(a: str, b: str) -> int:
+    """Edits from one word to the other: add, drop, change a letter, or swap two neighbours (Damerau 1964)."""
+    before: list[int] = []
+    last = list(range(len(b) + 1))
+    for i, letter in enumerate(a, 1):
+        row = [i]
+        for j, other in enumerate(b, 1):
+            cost = min(last[j] + 1, row[j - 1] + 1, last[j - 1] + (letter != other))
+            if i > 1 and j > 1 and letter == b[j - 2] and a[i - 2] == other:
+                cost = min(cost, before[j - 2] + 1)
+            row.append(cost)
+        before, last = last, row
+    return last[-1]
+
+
+def _far(word: str) -> int:
+    """Edits beyond which two words are strangers."""
+    return min(max(1, len(word) // 3), len(word) - 1)
+
+
+def nearest(word: str, known: Iterable[object]) -> str | None:
+    """The known word most like `word`, or None where nothing is close."""
+    lower = word.lower()
+    ranked = sorted((distance(lower, str(one).lower()), str(one)) for one in known)
+    if ranked and ranked[0][0] <= _far(word):
+        return ranked[0][1]
+    inside = [name for _, name in ranked if len(word) > 2 and (name.startswith(word) or word.startswith(name + "_"))]
+    return inside[0] if inside else None
+
+
+def nearest_keys(key: str, known: Iterable[str]) -> list[str]:
+    """The dotted keys most like a misspelt one, at most three, best first.
+
+    The last part decides (`lr` finds `optimizer.lr`); another section counts half an edit where it is itself a typo,
+    one where it is missing or another word.
+    """
+    parent, _, last = key.rpartition(".")
+    scored = []
+    for one in known:
+        above, _, name = one.rpartition(".")
+        edits = distance(last.lower(), name.lower())
+        elsewhere = 0.0 if above == parent else min(1.0, distance(parent, above) / 2)
+        # In its own section a word may be far from the right one; in another only a slip.
+        if edits <= (_far(last) if above == parent else min(1, _far(last))) or edits == 0:
+            scored.append((edits + elsewhere, one))
+    scored.sort()
+    return [one for score, one in scored if score == scored[0][0]][:3]

@@ -1,0 +1,204 @@
+"""Typed overrides, checked and rewritten before Hydra sees them.
+
+Every value override becomes a forced one (`++a.b=c`), so that Hydra never judges keys: the decoder does, all at once.
+Choices of a group, `hydra.*` and deletions of a group keep their form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, QuotedString
+from hydra.errors import HydraException
+
+from lmtool.config import groups, problems
+from lmtool.config.nearest import nearest
+from lmtool.errors import Problem
+
+
+@dataclass
+class Typed:
+    """What was typed, ready for Hydra.
+
+    values: forced value overrides. choices: overrides of groups. verbatim: text as typed, set after composing. hydra:
+    `hydra.*`, read by sweeps. problems: what could not be used. sweeps: whether several values were given for a key.
+    """
+
+    values: list[str] = field(default_factory=list)
+    choices: list[str] = field(default_factory=list)
+    verbatim: dict[str, str] = field(default_factory=dict)
+    hydra: list[str] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    sweeps: bool = False
+
+    @property
+    def all(self) -> list[str]:
+        """Everything, choices first: values are set on what was chosen."""
+        return [*self.choices, *self.values, *self.hydra]
+
+
+@dataclass(frozen=True)
+class Offers:
+    """What may be chosen: option names by group."""
+
+    groups: dict[str, tuple[str, ...]]
+    primary: tuple[str, ...]
+
+
+def read(overrides: Sequence[str], offers: Offers, *, multirun: bool = False, verbatim: Sequence[str] = ()) -> Typed:
+    """Check and rewrite what was typed.
+
+    offers: the groups and their options; `primary` are the groups the command has. multirun: whether -m was given.
+    verbatim: keys whose values are text as typed.
+    """
+    typed = Typed()
+    parser = OverridesParser.create()
+    for text in overrides:
+        sign, key = _key(text)
+        if "=" not in text and sign != "~":
+            hint = "flags begin with two dashes: `lmtool --help`" if text.startswith("-") else f"write {text}=VALUE"
+            typed.problems.append(Problem(key, f"{text} is no override", hint))
+        elif key in verbatim:
+            typed.verbatim[key] = text.partition("=")[2]
+        elif (one := _parsed(parser, text, key, typed)) is not None:
+            _sort(one, text, sign, key, offers, multirun, typed)
+    return typed
+
+
+def _key(text: str) -> tuple[str, str]:
+    """The sign before an override (+, ++, ~ or none) and its key."""
+    key = text.partition("=")[0]
+    bare = key.lstrip("+~")
+    return key[: len(key) - len(bare)], bare
+
+
+def _parsed(parser: OverridesParser, text: str, key: str, typed: Typed) -> Override | None:
+    try:
+        return parser.parse_override(text)
+    except HydraException:
+        value = text.partition("=")[2]
+        quote = "'" if '"' in value else '"'
+        inside = value.replace("'", "\\'") if quote == "'" else value
+        shown = f"{key}={quote}{inside}{quote}"
+        shown = f"'{shown}'" if quote == '"' and "'" not in value else '"' + shown.replace('"', '\\"') + '"'
+        typed.problems.append(
+            Problem(key, f"{text}: the value has a character with a meaning of its own", f"quote it: {shown}")
+        )
+        return None
+
+
+def _sort(one: Override, text: str, sign: str, key: str, offers: Offers, multirun: bool, typed: Typed) -> None:
+    group = key.partition("@")[0]
+    if key.startswith(("hydra.", "hydra/")):
+        typed.hydra.append(text)
+    elif group in offers.groups or "/" in group:
+        typed.problems += list(_choice(one, text, sign, group, offers, multirun, typed))
+    elif sign == "~":
+        hint = f"give {key}=VALUE, or null where it is allowed"
+        typed.problems.append(Problem(f"~{key}", f"~{key}: a value cannot be taken away", hint))
+    elif one.is_sweep_override() and not multirun:
+        value = text.partition("=")[2]
+        hint = f"-m sweeps over them; a list is '{key}=[{value}]', one text is '{key}=\"{value}\"'"
+        typed.problems.append(Problem(key, f"{key}={value}: several values for one run", hint))
+    else:
+        typed.sweeps = typed.sweeps or one.is_sweep_override()
+        typed.values.append(f"++{key}={text.partition('=')[2]}")
+
+
+def _choice(
+    one: Override, text: str, sign: str, group: str, offers: Offers, multirun: bool, typed: Typed
+) -> Iterator[Problem]:
+    """Check the choice of a group's option, and keep it where it is sound."""
+    section, value = group.split("/")[0], text.partition("=")[2]
+    if sign == "~":
+        yield Problem(
+            f"~{group}", f"~{group}: a section cannot be taken away", f"`lmtool list {group}` prints what it can be"
+        )
+    elif group not in offers.groups:
+        close = nearest(group, offers.groups)
+        hint = f"did you mean {close}={value}?" if close else "`lmtool list` prints the groups"
+        yield Problem(group, f"there is no group {group}", hint)
+    elif section not in offers.primary:
+        has = ", ".join(offers.primary)
+        yield Problem(group, f"{text}: this command has no {section}", f"its groups are {has}")
+    elif isinstance(one.value(), list):
+        names = value.strip("[]")
+        first = names.split(",")[0].strip()
+        hint = f"one: {group}={first}; each in a run of its own: -m {group}={names.replace(' ', '')}"
+        yield Problem(group, f"{text}: a run takes one {group}, not a list", hint)
+    elif one.is_sweep_override() and not multirun:
+        yield Problem(group, f"{text}: several choices for one run", f"add -m to run each: -m {text}")
+    else:
+        wrong = [name for name in _names(one) if name is not None and str(name) not in offers.groups[group]]
+        for name in wrong:
+            yield problems.unknown_choice(group, group, str(name), offers.groups[group])
+        if not wrong:
+            typed.sweeps = typed.sweeps or one.is_sweep_override()
+            typed.choices.append(text.lstrip("+"))
+
+
+def _names(one: Override) -> list[Any]:
+    """The options an override names: one, or those of a sweep over a plain list."""
+    if not one.is_sweep_override():
+        return [one.value()]
+    if one.is_discrete_sweep():
+        return [part.split("=", 1)[-1].strip("'\"") for part in one.sweep_string_iterator()]
+    return []
+
+
+def as_values(
+    overrides: Sequence[str], offers: Offers, verbatim: Sequence[str] = ()
+) -> tuple[dict[str, Any], list[Problem]]:
+    """Overrides beside a saved configuration: nested plain values; choices of a group are refused."""
+    typed = read(overrides, offers, verbatim=verbatim)
+    found = list(typed.problems)
+    for text in typed.choices:
+        group = text.partition("=")[0]
+        found.append(
+            Problem(
+                group,
+                f"{text}: --config brings its own {group}",
+                f"change its values ({group}.KEY=...), or leave --config out",
+            )
+        )
+    for text in typed.hydra:
+        found.append(Problem(text, f"{text}: a saved configuration is read without Hydra", "leave it out"))
+    parser, data = OverridesParser.create(), dict[str, Any](typed.verbatim)
+    for text in typed.values:
+        one = parser.parse_override(text)
+        inside = data
+        *above, last = one.key_or_group.split(".")
+        for part in above:
+            inside = inside.setdefault(part, {})
+            if not isinstance(inside, dict):
+                break
+        if isinstance(inside, dict):
+            inside[last] = _plain(one.value())
+    return data, found
+
+
+def _plain(value: Any) -> Any:
+    """An override's value as plain data."""
+    if isinstance(value, QuotedString):
+        return value.text
+    if isinstance(value, dict):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    return value
+
+
+def offers(primary: Path, config_dirs: Sequence[Path], extra: dict[str, tuple[str, ...]]) -> Offers:
+    """What may be chosen with a primary file: the YAML of all folders, and `extra` options (of plugins) by group."""
+    import yaml
+
+    found = {name: groups.options(name, config_dirs) for name in groups.all_groups(config_dirs)}
+    for name, options in extra.items():
+        found[name] = tuple(sorted({*found.get(name, ()), *options}))
+    defaults = yaml.safe_load(primary.read_text(encoding="utf-8")).get("defaults", [])
+    has = [str(key).split()[-1] for item in defaults if isinstance(item, dict) for key in item]
+    return Offers(found, tuple(has))

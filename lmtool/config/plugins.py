@@ -1,0 +1,75 @@
+"""Components of outsiders: installed packages that name an entry point, and modules the user types with --plugin."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lmtool.config import groups
+from lmtool.config.tables import Entry, entries
+from lmtool.config.tables import groups as component_groups
+from lmtool.errors import UserError
+
+ENTRY_POINTS = "lmtool.plugins"
+
+
+_typed: tuple[str, ...] = ()
+
+
+def typed() -> tuple[str, ...]:
+    """The modules that were typed, and are imported."""
+    return _typed
+
+
+def load(modules: Sequence[str]) -> None:
+    """Import the plugins: those of installed packages, then the typed modules (also from the working folder).
+
+    Raises UserError for one that cannot be imported.
+    """
+    for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
+        _import(point.module, f"the installed plugin {point.name} ({point.module})", "update or uninstall its package")
+    for module in modules:
+        here = str(Path.cwd())
+        if here not in sys.path:
+            sys.path.append(here)
+        _import(module, f"--plugin {module}", "give the dotted name of a module that python can import from here")
+    global _typed
+    _typed = tuple(modules)
+
+
+def _import(module: str, what: str, hint: str) -> None:
+    try:
+        importlib.import_module(module)
+    # Whatever a stranger's module raises while it is imported, the user is told whose it was.
+    except Exception as error:
+        raise UserError(f"{what} cannot be imported: {type(error).__name__}: {error}", hint) from error
+
+
+def nodes(config_dirs: Sequence[Path] = ()) -> dict[tuple[str, str], tuple[Entry, dict[str, Any]]]:
+    """Components without a YAML of their name, by (group, name), with the data of their defaults.
+
+    They are what plugins add; a required value is `???`.
+    """
+    found = {}
+    for group in component_groups():
+        written = groups.options(group, config_dirs)
+        for entry in entries(group):
+            if entry.name not in written:
+                found[(group, entry.name)] = (entry, defaults(entry))
+    return found
+
+
+def defaults(entry: Entry) -> dict[str, Any]:
+    """The default values of a component as plain data."""
+    data: dict[str, Any] = {}
+    for name, field in entry.config.model_fields.items():
+        if field.is_required():
+            data[name] = "???"
+        else:
+            value = field.get_default(call_default_factory=True)
+            data[name] = value.model_dump(mode="json") if hasattr(value, "model_dump") else value
+    return data

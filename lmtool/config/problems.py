@@ -1,0 +1,194 @@
+"""pydantic's findings as problems in plain words: the key, what was given, what is allowed, what to type."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from typing import Any, Union, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from lmtool.config import groups, words
+from lmtool.config.auto import chosen_class
+from lmtool.config.base import Config
+from lmtool.config.nearest import nearest, nearest_keys
+from lmtool.config.tables import Choice, choices, entries, names
+from lmtool.config.tables import groups as components
+from lmtool.errors import Problem
+
+_ABSENT = object()
+
+
+def from_pydantic(command: type[Config], data: dict[str, Any], errors: list[Any]) -> list[Problem]:
+    """One problem a key. errors: `ValidationError.errors()` of decoding `data` as `command`."""
+    found: dict[str, Problem] = {}
+    for error in errors:
+        for one in _worded(command, data, error):
+            found.setdefault(one.key, one)
+    # Of a list, its first bad item says enough; of a union, the list's own error says nothing more.
+    kept: dict[str, Problem] = {}
+    for key, one in sorted(found.items(), key=lambda pair: "[" not in pair[0]):
+        kept.setdefault(key.split("[")[0], one)
+    return [one for one in found.values() if one in kept.values()]
+
+
+def _worded(command: type[Config], data: dict[str, Any], error: Any) -> Iterator[Problem]:
+    key, field, value = _locate(command, data, error["loc"])
+    context = error.get("ctx", {})
+    if error["type"] == "extra_forbidden":
+        yield from _unknown(command, data, key, value)
+    elif error["type"] in ("missing", "choice_missing"):
+        yield from missing(command, [key], data)
+    elif error["type"] == "choice_unknown":
+        yield unknown_choice(context["group"], f"{key}.{context['key']}", context["given"])
+    elif error["type"] in ("value_error", "assertion_error"):
+        yield Problem(key, f"{key}: {context.get('error', error['msg'])}", f"lmtool show {key}")
+    elif field is None:
+        yield Problem(key, f"{key}: {error['msg']}")
+    else:
+        yield _not_allowed(key, field, value)
+
+
+def _not_allowed(key: str, field: FieldInfo, value: Any) -> Problem:
+    named = words.options(field)
+    single = named and isinstance(value, str)
+    what = words.one_of(named) if single else words.allowed(field)
+    close = nearest(value, named) if single else None
+    hint = f"did you mean {close if '[' in key else f'{key}={close}'}?" if close else None
+    if isinstance(value, bool) and "[" in key:
+        hint = f'YAML reads a bare yes, no, on or off as true or false: quote your labels, \'{key.split("[")[0]}=["yes","no"]\''
+    elif isinstance(value, float) and value.is_integer() and "whole number" in what:
+        hint = f"write {key}={int(value)}"
+    elif isinstance(value, bool | int | float) and "text" in what:
+        hint = f"quote it: '{key}=\"{value}\"'"
+    elif isinstance(value, str) and "number" in what and _number(value) is not None:
+        hint = f"YAML reads {value} as text: write {_number(value)}"
+    hint = hint or f"{field.description or ''} (`lmtool show {key.split('[')[0]}`)".strip()
+    return Problem(key, f"{key}: given {words.given(value)}; allowed: {what}", hint)
+
+
+def _number(text: str) -> str | None:
+    """A number that YAML 1.1 takes for text (1e-4), as it should be written."""
+    try:
+        return repr(float(text)) if "e" not in repr(float(text)) else f"{float(text):.17g}".replace("e", ".0e", 1)
+    except ValueError:
+        return None
+
+
+def missing(command: type[Config], keys: list[str], data: dict[str, Any]) -> list[Problem]:
+    """Problems of required keys that have no value."""
+    found, sections = [], choices(command)
+    for key in keys:
+        if key in sections:
+            offered = groups.options(sections[key].group) or names(sections[key].group)
+            hint = f"give {key}=NAME; `lmtool list {sections[key].group}` prints them with a line each"
+            found.append(Problem(key, f"missing required value: {key}, one of {', '.join(offered)}", hint))
+            continue
+        field = _locate(command, data, tuple(key.split(".")))[1]
+        about = f" ({field.description.rstrip('.')})" if field is not None and field.description else ""
+        found.append(Problem(key, f"missing required value: {key}", f"give {key}=...{about}"))
+    return found
+
+
+def unknown_choice(group: str, key: str, given: str, offered: tuple[str, ...] | None = None, form: str = "") -> Problem:
+    """A name that its group does not have. form: how the choice is typed, where that is not `key`."""
+    offered = names(group) if offered is None else offered
+    close = nearest(given, offered)
+    typed = form or key
+    hint = f"did you mean {typed}={close}?" if close else f"`lmtool list {group}` prints them with a line each"
+    return Problem(key, f"{typed}={given} is not one of {', '.join(offered)}", hint)
+
+
+def _unknown(command: type[Config], data: dict[str, Any], key: str, value: Any) -> Iterator[Problem]:
+    """An unknown key; of an unknown section, each of its keys."""
+    if isinstance(value, dict) and value:
+        for name, one in value.items():
+            yield from _unknown(command, data, f"{key}.{name}", one)
+        return
+    yield unknown_key(key, value, known_keys(command, data), command)
+
+
+def unknown_key(key: str, value: Any, known: list[str], command: type[Config]) -> Problem:
+    """The problem of a key nobody reads, with the nearest right ones."""
+    shown = f"={value}" if isinstance(value, bool | int | float | str) else ""
+    shown = shown.lower() if isinstance(value, bool) else shown
+    near = nearest_keys(key, known)
+    if near:
+        hint = f"did you mean {' or '.join(f'{one}{shown}' for one in near)}?"
+    else:
+        hint = _elsewhere(key, command)
+    return Problem(key, f"unknown key {key}", hint)
+
+
+def _elsewhere(key: str, command: type[Config]) -> str:
+    """Where a key exists after all, in another component of its group; else where to look."""
+    section, _, name = key.partition(".")
+    choice = choices(command).get(section)
+    if choice is None and section in components():
+        return f"this command reads no {section}"
+    if choice is None:
+        return "`lmtool list` prints the groups, `lmtool show KEY` explains a key"
+    having = [one.name for one in entries(choice.group) if name in one.config.model_fields]
+    if having:
+        return f"{section}={having[0]} has {name}"
+    return f"`lmtool show {section}` prints the keys of {section}"
+
+
+def known_keys(command: type[Config], data: dict[str, Any]) -> list[str]:
+    """Every dotted key the configuration may hold, given the components chosen in `data`; of a section without a
+    known choice, the keys of all its components."""
+    sections, found = choices(command), []
+    for name, field in command.model_fields.items():
+        found.append(name)
+        if name in sections:
+            chosen = chosen_class(data.get(name), sections[name])
+            classes = [chosen] if chosen else [one.config for one in entries(sections[name].group)]
+            found += [key for one in classes for key in _keys(one, name)]
+        else:
+            found += _keys(section_class(field), name)
+    return list(dict.fromkeys(found))
+
+
+def _keys(config: type[Config] | None, above: str) -> Iterator[str]:
+    for name, field in (config.model_fields if config else {}).items():
+        yield f"{above}.{name}"
+        yield from _keys(section_class(field), f"{above}.{name}")
+
+
+def section_class(field: FieldInfo) -> type[Config] | None:
+    """The class of a field that is a section of its own, through null."""
+    kinds = (
+        get_args(field.annotation) if get_origin(field.annotation) in (Union, types.UnionType) else (field.annotation,)
+    )
+    for one in kinds:
+        if isinstance(one, type) and issubclass(one, Config):
+            return one
+    return None
+
+
+def _locate(command: type[Config], data: dict[str, Any], loc: tuple[Any, ...]) -> tuple[str, FieldInfo | None, Any]:
+    """The dotted key of a pydantic location (which also holds tags of unions), its field and the value given."""
+    key, field, value = "", None, data
+    owner: type[Config] | None = command
+    for part in loc:
+        if isinstance(part, int) and isinstance(value, list) and part < len(value):
+            key, value, owner = f"{key}[{part}]", value[part], None
+        elif isinstance(value, dict) and (part in value or (owner is not None and part in owner.model_fields)):
+            key = f"{key}.{part}" if key else str(part)
+            if owner is not None:
+                field = owner.model_fields.get(part)
+            value = value.get(part, _ABSENT)
+            owner = None if field is None or owner is None else _class_below(field, value)
+        elif part == loc[-1] and len(loc) == 1 or (owner is not None and part == loc[-1]):
+            key = f"{key}.{part}" if key else str(part)
+            field, value = None, _ABSENT
+        else:
+            break
+    return key, field, None if value is _ABSENT else value
+
+
+def _class_below(field: FieldInfo, value: Any) -> type[Config] | None:
+    for mark in field.metadata:
+        if isinstance(mark, Choice):
+            return chosen_class(value, mark)
+    return section_class(field)

@@ -1,0 +1,120 @@
+"""Saved configurations: written resolved and with secrets masked, read without Hydra and without imports."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lmtool.config.base import Config
+from lmtool.errors import UserError
+
+VERSION = 1
+MAX_BYTES = 1_000_000
+MASK = "***"
+
+_SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
+# A hub token; 40 hexadecimal digits, the form of a tracker's key.
+_SECRET_FORM = re.compile(r"\bhf_[A-Za-z0-9]{8,}|\b[0-9a-f]{40}\b")
+
+
+def masked(text: str, environ: Mapping[str, str] | None = None) -> str:
+    """The text with secrets replaced by `***`: values of environment variables named like *KEY*, *TOKEN*, *SECRET* or
+    *PASSWORD* (of six characters or more), and what has the form of a hub token or a tracker's key."""
+    environ = os.environ if environ is None else environ
+    secrets = {value for name, value in environ.items() if _SECRET_NAME.search(name) and len(value.strip()) >= 6}
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = text.replace(secret, MASK)
+    return _SECRET_FORM.sub(MASK, text)
+
+
+def save(config: Config, command: str, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The configuration as plain data that `decode` takes again: {"version", "command", keys and sections...}."""
+    data = {"version": VERSION, "command": command, **json.loads(config.model_dump_json())}
+    return _masked_values(data, os.environ if environ is None else environ)
+
+
+def to_yaml(data: dict[str, Any]) -> str:
+    """Plain data as YAML text, in their own order."""
+    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120)
+
+
+def _masked_values(value: Any, environ: Mapping[str, str]) -> Any:
+    if isinstance(value, dict):
+        return {key: _masked_values(one, environ) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_masked_values(one, environ) for one in value]
+    return masked(value, environ) if isinstance(value, str) else value
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A saved configuration (YAML or JSON) as plain data, `version` and `command` still in it.
+
+    Raises UserError for a file that is absent, too large, not UTF-8, not YAML, no mapping or of another version.
+    """
+    try:
+        size = path.stat().st_size
+        if size > MAX_BYTES:
+            raise UserError(f"{path}: {size} bytes; a saved configuration has at most {MAX_BYTES}")
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror or error}", "give the config.yaml of a run folder") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not a text file in UTF-8", "give the config.yaml of a run folder") from error
+    except (yaml.YAMLError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}:{mark.line + 1}" if mark is not None else str(path)
+        raise UserError(f"{where}: {getattr(error, 'problem', None) or 'not plain YAML'}") from error
+    if not isinstance(data, dict):
+        raise UserError(f"{path}: no keys and values in it", "give the config.yaml of a run folder")
+    version = data.get("version", VERSION)
+    if version != VERSION:
+        raise UserError(f"{path}: version {version} of the configuration; this lmtool reads version {VERSION}")
+    return data
+
+
+def body(data: dict[str, Any]) -> dict[str, Any]:
+    """Saved data without `version` and `command`: what the decoder takes."""
+    return {key: value for key, value in data.items() if key not in ("version", "command")}
+
+
+def checkpoint_folder(path: str) -> Path:
+    """The folder of weights a `checkpoint=` names: itself, or the best, else the last checkpoint of a run folder.
+
+    Raises UserError where there is none.
+    """
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        raise UserError(
+            f"checkpoint={path}: no such folder", "give a run folder (runs/NAME) or one of its checkpoints/"
+        )
+    for within in (folder / "checkpoints", folder):
+        for name in ("best", "last"):
+            pointer = within / name
+            if pointer.is_file() and pointer.stat().st_size < 1000:
+                target = within / pointer.read_text(encoding="utf-8").strip()
+                if (target / "config.json").is_file():
+                    return target
+    if not (folder / "config.json").is_file():
+        raise UserError(f"checkpoint={path}: no checkpoint in it", "give a run folder that has checkpoints/last")
+    return folder
+
+
+def read_checkpoint(path: str) -> dict[str, Any]:
+    """The saved configuration of the checkpoint a `checkpoint=` names: the `config.json` beside its weights."""
+    if "://" in path:
+        raise UserError(
+            f"checkpoint={path}: not on this machine", "give a run folder (runs/NAME) or a checkpoint folder"
+        )
+    data = read(checkpoint_folder(path) / "config.json")
+    if not isinstance(data.get("model"), dict):
+        raise UserError(
+            f"checkpoint={path}: its config.json is not one of lmtool",
+            "give a run folder (runs/NAME) or one of its checkpoints/",
+        )
+    return data

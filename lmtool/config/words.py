@@ -1,0 +1,119 @@
+"""Plain words for what a field allows and for what was given."""
+
+from __future__ import annotations
+
+import json
+import types
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from lmtool.config.base import Config
+from lmtool.config.tables import Choice, names
+
+_KINDS = {
+    int: ("a whole number", "whole numbers"),
+    float: ("a number", "numbers"),
+    str: ("text", "texts"),
+    bool: ("true or false", "true or false"),
+}
+
+
+def given(value: Any) -> str:
+    """A value as the user would write it, with its kind where that could be mistaken: `"7" (text)`."""
+    shown = json.dumps(value, ensure_ascii=False, default=str)
+    shown = shown if len(shown) <= 80 else shown[:77] + "..."
+    return f"{shown} ({kind(value)})"
+
+
+def kind(value: Any) -> str:
+    """The kind of a plain value in one or two words."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true/false"
+    if isinstance(value, int):
+        return "whole number"
+    if isinstance(value, float):
+        return "number"
+    if isinstance(value, str):
+        return "text"
+    if isinstance(value, list | tuple):
+        return "list"
+    return "section" if isinstance(value, dict) else type(value).__name__
+
+
+def allowed(field: FieldInfo) -> str:
+    """What a field takes: `a number, above 0, or null`."""
+    return _allowed(field.annotation, field.metadata)
+
+
+def _allowed(annotation: Any, metadata: list[Any]) -> str:
+    for mark in metadata:
+        if isinstance(mark, Choice):
+            return f"a section whose {mark.key} is one of {', '.join(names(mark.group))}"
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _allowed(arguments[0], [*metadata, *arguments[1:]])
+    if origin in (Union, types.UnionType):
+        parts = [_allowed(one, metadata) for one in arguments if one is not type(None)]
+        if type(None) in arguments:
+            parts.append("null")
+        return "; or ".join(parts) if len(parts) > 2 else ", or ".join(parts)
+    return _plain(annotation, origin, arguments) + bounds(metadata)
+
+
+def _plain(annotation: Any, origin: Any, arguments: tuple[Any, ...]) -> str:
+    if origin is Literal:
+        return one_of(arguments)
+    if origin is tuple:
+        items = [one for one in arguments if one is not Ellipsis]
+        many = f"a list of {_many(items[0])}"
+        return many if len(arguments) != len(items) else f"a list of {len(items)} values: {_many(items[0])}"
+    if origin is dict:
+        return f"a section of {_many(arguments[1])} by name"
+    if isinstance(annotation, type) and issubclass(annotation, Config):
+        return f"a section of {', '.join(annotation.model_fields)}"
+    return _KINDS.get(annotation, (getattr(annotation, "__name__", str(annotation)), ""))[0]
+
+
+def _many(annotation: Any) -> str:
+    if get_origin(annotation) is Literal:
+        return f"values out of {one_of(get_args(annotation))}"
+    return _KINDS.get(annotation, ("", "values"))[1]
+
+
+def one_of(options: Any) -> str:
+    """`a, b or c`."""
+    shown = ["null" if one is None else str(one) for one in options]
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} or {shown[-1]}"
+
+
+def bounds(metadata: list[Any]) -> str:
+    """The bounds among a field's constraints: `, at least 1, below 10`."""
+    words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+    found = []
+    for mark in metadata:
+        found += [f", {word} {getattr(mark, name)}" for name, word in words.items() if hasattr(mark, name)]
+        if getattr(mark, "min_length", None) is not None:
+            found.append(f", {mark.min_length} or longer")
+        if getattr(mark, "max_length", None) is not None:
+            found.append(f", {mark.max_length} at most")
+        if getattr(mark, "multiple_of", None) is not None:
+            found.append(f", a multiple of {mark.multiple_of}")
+    return "".join(found)
+
+
+def options(field: FieldInfo) -> tuple[str, ...]:
+    """The names a field chooses from, where it is such a field (through null and lists), else none."""
+    found: list[str] = []
+
+    def walk(annotation: Any) -> None:
+        if get_origin(annotation) is Literal:
+            found.extend(str(one) for one in get_args(annotation))
+        else:
+            for one in get_args(annotation):
+                walk(one)
+
+    walk(field.annotation)
+    return tuple(found)
