@@ -1,0 +1,1 @@
+"""The loop and what stands around it: optimizers, schedules, precision, budgets, checkpoints, run folders."""

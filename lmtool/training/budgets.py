@@ -1,0 +1,137 @@
+"""When a run ends, and the horizon of its schedule.
+
+Budgets in steps and epochs are exact. One in tokens, operations or minutes has to know how long a step is: that is
+measured once over a few early steps, kept in state.json and read when the run goes on, so that the schedule never
+bends. Until then the schedule sees an infinite run.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from lmtool.errors import UserError
+from lmtool.training.progress import Progress, TrainingSettings
+from lmtool.types import Loader
+
+# The first step warms up (allocations, compilation) and is left out. A measured time must be long enough to mean
+# something and short beside the budget.
+MEASURED_STEPS = 5
+MEASURED_SECONDS = 2.0
+MEASURED_SHARE = 0.01
+
+
+@dataclass
+class _Mark:
+    step: int
+    tokens: int
+    seconds: float
+
+
+class Budget:
+    """The budgets of one run. UserError where none is given."""
+
+    def __init__(self, settings: TrainingSettings, loader: Loader):
+        self.settings = settings
+        self.exact: dict[str, int] = {}
+        if settings.max_steps is not None:
+            self.exact["max_steps"] = settings.max_steps
+        if settings.max_epochs is not None:
+            self.exact["max_epochs"] = steps_of_epochs(loader, settings.max_epochs)
+        self.measured = {
+            name: limit
+            for name, limit in (
+                ("max_tokens", settings.max_tokens),
+                ("max_flops", settings.max_flops),
+                ("max_minutes", settings.max_minutes),
+            )
+            if limit is not None
+        }
+        if not self.exact and not self.measured:
+            raise UserError("no budget: nothing says when the run ends", "max_steps=1000 (or max_epochs, max_minutes)")
+        if settings.max_flops is not None and settings.flops_per_token is None:
+            raise ValueError("max_flops needs flops_per_token")
+        self.loader = loader
+        # Tokens of a whole pass, where the loader counted them: then a token budget needs no measuring.
+        self._epoch_tokens = loader.facts().get("tokens_per_epoch") if math.isfinite(self.tokens) else None
+        self._started: int | None = None
+        self._mark: _Mark | None = None
+
+    @property
+    def tokens(self) -> float:
+        """The budget in tokens, that in operations counted in; infinite where there is none."""
+        limits = [self.measured.get("max_tokens", math.inf)]
+        if "max_flops" in self.measured:
+            assert self.settings.flops_per_token is not None
+            limits.append(self.measured["max_flops"] / self.settings.flops_per_token)
+        return min(limits)
+
+    @property
+    def seconds(self) -> float:
+        """The budget in seconds of loading and stepping; infinite where there is none."""
+        return 60 * self.measured.get("max_minutes", math.inf)
+
+    def spent(self, progress: Progress) -> str | None:
+        """The budget that is spent, or None."""
+        for name, steps in self.exact.items():
+            if progress.step >= steps:
+                return name
+        if progress.seconds >= self.seconds:
+            return "max_minutes"
+        if progress.tokens >= self.tokens:
+            return self._token_budget()
+        if progress.horizon == "max_minutes" and progress.total_steps and progress.step >= progress.total_steps:
+            return "max_minutes"
+        return None
+
+    def _token_budget(self) -> str:
+        return "max_tokens" if self.measured.get("max_tokens") == self.tokens else "max_flops"
+
+    def horizon(self, progress: Progress) -> float:
+        """Steps of the whole run as the schedule sees them: infinite until known."""
+        self.measure(progress)
+        return math.inf if progress.total_steps is None else progress.total_steps
+
+    def measure(self, progress: Progress) -> None:
+        """Fix the horizon in `progress` as soon as enough is known. To be called before each step."""
+        if progress.total_steps is not None:
+            return
+        totals: dict[str, float] = dict(self.exact)
+        if math.isfinite(self.tokens) and self._epoch_tokens:
+            totals[self._token_budget()] = self.tokens / self._epoch_tokens * self.loader.steps_in_epoch(0)
+        needs_tokens = math.isfinite(self.tokens) and not self._epoch_tokens
+        if needs_tokens or math.isfinite(self.seconds):
+            if not self._advance(progress):
+                return
+            assert self._mark is not None
+            steps = progress.step - self._mark.step
+            if needs_tokens:
+                left = (self.tokens - progress.tokens) * steps / (progress.tokens - self._mark.tokens)
+                totals[self._token_budget()] = progress.step + left
+            if math.isfinite(self.seconds):
+                left = (self.seconds - progress.seconds) * steps / (progress.seconds - self._mark.seconds)
+                totals["max_minutes"] = progress.step + left
+        name = min(totals, key=lambda one: totals[one])
+        progress.total_steps, progress.horizon = max(1, math.ceil(totals[name] - 1e-9)), name
+
+    def _advance(self, progress: Progress) -> bool:
+        """Whether the early steps tell enough. The count of steps alone decides where no time is asked for, so that
+        a horizon in tokens is the same on every machine."""
+        if self._started is None:
+            self._started = progress.step
+        if progress.step == self._started:
+            return False
+        if self._mark is None:
+            self._mark = _Mark(progress.step, progress.tokens, progress.seconds)
+        enough = min(MEASURED_SECONDS, MEASURED_SHARE * self.seconds) if math.isfinite(self.seconds) else 0.0
+        steps, seconds = progress.step - self._mark.step, progress.seconds - self._mark.seconds
+        return steps >= MEASURED_STEPS and seconds >= enough
+
+
+def steps_of_epochs(loader: Loader, epochs: float) -> int:
+    """Optimizer steps of so many passes; of a broken pass, its share rounded up."""
+    whole = int(epochs)
+    steps = sum(loader.steps_in_epoch(epoch) for epoch in range(whole))
+    if epochs > whole:
+        steps += math.ceil((epochs - whole) * loader.steps_in_epoch(whole) - 1e-9)
+    return max(steps, 1)

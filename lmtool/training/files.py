@@ -1,0 +1,89 @@
+"""Writing so that a crash at any moment leaves the old content or the new, never half of it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from lmtool.errors import UserError
+
+# What the user can do something about: full or read-only disks, quotas, rights, names.
+_FIXABLE = {
+    errno.ENOSPC: "free some space, or give run_dir= on another disk",
+    errno.EDQUOT: "free some of your quota, or give run_dir= on another disk",
+    errno.EROFS: "give run_dir= on a disk that can be written",
+    errno.EACCES: "give run_dir= in a folder you may write to",
+    errno.EPERM: "give run_dir= in a folder you may write to",
+    errno.ENAMETOOLONG: "give a shorter name=",
+    errno.EIO: "the disk reports a fault: give run_dir= on another one",
+    errno.ENOTDIR: "a part of the path is a file: give another name= or run_dir=",
+    errno.EISDIR: "a folder stands where a file belongs: give another name= or run_dir=",
+}
+
+
+def cannot_write(path: Path, error: OSError) -> UserError:
+    """One line for a failed write, with what to do."""
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    return UserError(f"cannot write {path}: {reason.lower()}", _FIXABLE.get(error.errno or 0, "give another run_dir="))
+
+
+def sync_path(path: Path) -> None:
+    """Wait until a file, or the entries of a folder, are on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """A new file, on the disk when this returns."""
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Replace a small file in one move."""
+    beside = path.with_name(f".tmp-{path.name}-{os.getpid()}")
+    try:
+        write_bytes(beside, text.encode())
+        os.replace(beside, path)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise
+    sync_path(path.parent)
+
+
+def remove_folder(folder: Path) -> None:
+    """Take a folder away by name first, so that a crash in between leaves no half one under its own name."""
+    doomed = folder.with_name(f".del-{folder.name}-{os.getpid()}")
+    os.rename(folder, doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def plain(value: Any) -> Any:
+    """Data as JSON can say it: tuples as lists, paths as text, numpy and torch scalars as numbers, nan as null."""
+    if isinstance(value, dict):
+        return {str(key): plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(one) for one in value]
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, Path):
+        return str(value)
+    if hasattr(value, "tolist"):  # numpy and torch
+        return plain(value.tolist())
+    raise TypeError(f"{value!r} is no plain data")
+
+
+def to_json(value: Any, indent: int | None = 2) -> str:
+    return json.dumps(plain(value), indent=indent, ensure_ascii=False, allow_nan=False)

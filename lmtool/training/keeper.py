@@ -1,0 +1,167 @@
+"""The checkpoints of one run: saved, found again, verified, pruned.
+
+`last` and `best` are small text files that are moved only once the checkpoint they name is whole. A run goes on from
+the newest checkpoint that verifies; one that does not is set aside under another name and reported.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from torch import nn
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+
+from lmtool.errors import CheckFailed, UserError
+from lmtool.training import checkpoints as disk
+from lmtool.training.checkpoints import BAD, DELETED, OPTIMIZER, TEMPORARY, Damaged
+from lmtool.training.files import cannot_write, remove_folder, replace_text
+from lmtool.training.optimizers import load_state_tensors, state_tensors
+from lmtool.training.progress import Progress
+from lmtool.training.run_folder import RunFolder
+
+KEEP = 2
+"""Newest checkpoints that stay, beside the best."""
+FAILURES = 3
+"""Saves that may fail in a row before the run stops: until then training goes on and the next one tries again."""
+
+
+class Keeper:
+    """Saves and restores everything a run needs to go on."""
+
+    def __init__(
+        self,
+        run: RunFolder,
+        learner: nn.Module,
+        optimizer: Optimizer,
+        named: Mapping[str, nn.Parameter],
+        scaler: GradScaler | None,
+        write_extras: Callable[[Path], None] | None,
+    ):
+        self.run, self.learner, self.optimizer, self.named = run, learner, optimizer, named
+        self.scaler, self.write_extras = scaler, write_extras
+        self.folder = run.checkpoints
+        self.saved_step: int | None = None
+        self._failures = 0
+
+    # --- at the start ---------------------------------------------------------------------------------------------
+
+    def restore(self) -> Progress:
+        """Go on from the newest checkpoint that verifies, or begin. Rows after it are dropped.
+
+        UserError where the checkpoint is of another model; CheckFailed where there are checkpoints and none is whole.
+        """
+        for pattern in (f"{TEMPORARY}*", f"{DELETED}*"):  # left by a kill; the lock is ours, so nobody writes them
+            for left in self.folder.glob(pattern):
+                shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
+        folder = self._newest_whole()
+        progress = Progress()
+        if folder is not None:
+            disk.load_weights(self.learner, disk.read_weights(folder), folder)
+            load_state_tensors(self.optimizer, self.named, disk.read_tensors(folder, OPTIMIZER))
+            progress = Progress.from_plain(disk.read_state(folder))
+            if self.scaler is not None and progress.scaler:
+                self.scaler.load_state_dict(progress.scaler)
+            self.saved_step = progress.step
+            self._point(folder, progress)
+            if progress.best_step is not None and not self.path_of(progress.best_step).is_dir():
+                # Its checkpoint is lost or was damaged: the next evaluation makes a best one again.
+                progress.best_step = progress.best_value = None
+            self.run.log(f"goes on after step {progress.step}, from {folder.name}")
+        self.run.drop_rows_after(progress.step)
+        return progress
+
+    def _newest_whole(self) -> Path | None:
+        bad: list[Damaged] = []
+        for folder in disk.saved_steps(self.folder):
+            try:
+                disk.verify(folder)
+            except Damaged as damage:
+                bad.append(damage)
+                continue
+            for one in bad:
+                self._set_aside(one)
+            return folder
+        if bad:
+            raise CheckFailed(
+                f"none of the {len(bad)} checkpoints in {self.folder} is whole; the newest: {bad[0]}",
+                f"copy them again from where they came, or begin anew: rm -r {self.folder}",
+            )
+        return None
+
+    def _set_aside(self, damage: Damaged) -> None:
+        folder = damage.path if damage.path.parent == self.folder else damage.path.parent
+        while folder.parent != self.folder:
+            folder = folder.parent
+        number, aside = 1, self.folder / f"{BAD}{folder.name}"
+        while aside.exists():
+            number, aside = number + 1, self.folder / f"{BAD}{folder.name}-{number + 1}"
+        os.rename(folder, aside)
+        self.run.log(f"{damage}; set aside as {aside.name}, the run goes on from the checkpoint before it")
+
+    def require_space(self) -> None:
+        """UserError where the disk cannot hold the checkpoints of this run: weights, and two moments of what learns,
+        KEEP times, the best one, and one being written."""
+        weights = sum(one.nbytes for one in self.learner.state_dict().values())
+        moments = 2 * sum(one.nbytes for one in self.named.values())
+        needed = (weights + moments) * (KEEP + 2) + (1 << 20)
+        held = sum(file.stat().st_size for one in disk.saved_steps(self.folder) for file in one.iterdir())
+        free = shutil.disk_usage(self.run.path).free
+        if free + held < needed:
+            raise UserError(
+                f"{self.run.path} has {free / 1e9:.2f} GB free; the checkpoints of this run need "
+                f"{needed / 1e9:.2f} GB ({KEEP} newest, the best, one being written)",
+                "free some space, or give run_dir= on another disk",
+            )
+
+    # --- on the way -----------------------------------------------------------------------------------------------
+
+    def save(self, progress: Progress, must: bool = False) -> bool:
+        """Write a checkpoint of this step, move `last` and `best`, prune. False where the disk refused: reported, and
+        the checkpoints before it stand. UserError after FAILURES in a row, or at once where it `must`."""
+        if self.saved_step == progress.step:
+            return True
+        progress.scaler = self.scaler.state_dict() if self.scaler is not None else None
+        optimizer = state_tensors(self.optimizer, self.named)
+        try:
+            self.run.sync()  # the rows of these steps are never written again
+            folder = disk.write_checkpoint(
+                self.folder, progress.step, self.learner.state_dict(), optimizer, progress.to_plain(), self.run.config,
+                self.write_extras,
+            )  # fmt: skip
+        except OSError as error:
+            self._failures += 1
+            self.run.log(f"the checkpoint of step {progress.step} could not be saved ({self._failures}.): {error}")
+            if must or self._failures >= FAILURES:
+                raise cannot_write(self.folder, error) from error
+            return False
+        self._failures = 0
+        self.saved_step = progress.step
+        try:
+            self._point(folder, progress)
+            self._prune(progress)
+        except OSError as error:  # the checkpoint itself is whole, and a run goes on from the newest whole one
+            self.run.log(f"the checkpoints could not be put in order: {error}")
+        return True
+
+    def path_of(self, step: int) -> Path:
+        return self.folder / f"step_{step:08d}"
+
+    def _point(self, folder: Path, progress: Progress) -> None:
+        pointers = {"last": folder}
+        if progress.best_step is not None and self.path_of(progress.best_step).is_dir():
+            pointers["best"] = self.path_of(progress.best_step)
+        for name, target in pointers.items():
+            if disk.pointed(self.folder, name) != target:
+                disk.verify(target, hashes=False)
+                replace_text(self.folder / name, target.name + "\n")
+
+    def _prune(self, progress: Progress) -> None:
+        """Take away all but the newest and the best, never one that `last` or `best` names."""
+        named = {disk.pointed(self.folder, "last"), disk.pointed(self.folder, "best")}
+        for folder in disk.saved_steps(self.folder)[KEEP:]:
+            if folder not in named and folder.name != f"step_{progress.best_step or 0:08d}":
+                remove_folder(folder)

@@ -1,0 +1,148 @@
+"""The loop, for every model and everything that can be learned.
+
+Order of a step: load -> count what is predicted, over all micro-batches -> forward under autocast -> backward ->
+(accumulate) -> clip -> step -> schedule -> log -> evaluate -> checkpoint. The loop knows a learner, a loader and a
+function that evaluates, never what they are.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from lmtool.config.tables import build
+from lmtool.training.budgets import Budget
+from lmtool.training.configs import OptimizerConfig, ScheduleConfig
+from lmtool.training.health import Health
+from lmtool.training.keeper import Keeper
+from lmtool.training.optimizers import named_parameters, set_learning_rate
+from lmtool.training.precision import choose_device, choose_precision, deterministic
+from lmtool.training.progress import Listener, Progress, Silent, TrainingResult, TrainingSettings
+from lmtool.training.results import training_result
+from lmtool.training.run_folder import RunFolder
+from lmtool.training.signals import Signals
+from lmtool.training.step import apply_gradients, gradients
+from lmtool.types import Learner, Loader
+
+Evaluate = Callable[[int], Mapping[str, Any]]
+
+
+def train(
+    learner: Learner,
+    loader: Loader,
+    evaluate: Evaluate,
+    run: RunFolder,
+    settings: TrainingSettings,
+    optimizer_config: OptimizerConfig,
+    schedule_config: ScheduleConfig,
+    listener: Listener | None = None,
+    write_extras: Callable[[Path], None] | None = None,
+) -> TrainingResult:
+    """Train until a budget is spent, going on from the run's newest whole checkpoint where it has one.
+
+    evaluate: step -> scores by name, `settings.metric` among them; called with the learner in evaluation mode.
+    write_extras: puts further files (the tokenizer) into the folder of each checkpoint. The learner is left with the
+    last weights; the best ones are in the result's `best`.
+
+    Raises UserError (no budget, no space, a checkpoint of another model), Diverged, and Stopped after a signal, with a
+    checkpoint saved.
+    """
+    assert isinstance(learner, nn.Module)
+    listener = listener or Silent()
+    device = choose_device(settings.device)
+    precision = choose_precision(settings.precision, device)
+    learner.to(device).train()
+    groups = learner.parameter_groups()
+    named = named_parameters(groups)
+    optimizer, schedule, scaler = build(optimizer_config, groups), build(schedule_config), precision.scaler()
+    budget, health = Budget(settings, loader), Health(device)
+    keeper = Keeper(run, learner, optimizer, named, scaler, write_extras)
+    keeper.require_space()
+    progress = keeper.restore()
+    progress.ended = progress.ended or budget.spent(progress)
+    run.announce()
+    run.log(f"trains on {device} in {precision.name} ({precision.why}), {torch.get_num_threads()} threads")
+    with Signals() as signals, deterministic(device):
+        budget.measure(progress)
+        listener.on_start(progress.step, progress.total_steps, _seconds_left(budget, progress))
+        logged_tokens, logged_seconds = progress.tokens, progress.seconds
+        steps = iter(loader.steps(progress.cursor))
+        while progress.ended is None:
+            started = time.perf_counter()
+            data = next(steps)
+            step, total = progress.step + 1, budget.horizon(progress)
+            learning_rate = optimizer_config.lr * schedule(step, total)
+            set_learning_rate(optimizer, learning_rate)
+            outcome = gradients(learner, data, step, settings.seed, device, precision, scaler)
+            norm = apply_gradients(optimizer, scaler, list(named.values()), optimizer_config.clip_norm)
+            health.watch(step, progress.cursor, outcome.loss, norm, scaled=scaler is not None)
+
+            logs = step == 1 or step % settings.log_every == 0
+            if device.type == "cpu" or logs:  # CUDA waits for the steps here, inside the measured time
+                health.check(run.path, loader, data, step, outcome.loss, norm)
+            progress.step, progress.cursor, progress.epoch = step, data.cursor, data.epoch
+            progress.tokens += sum(batch.tokens for batch in data.batches)
+            progress.seconds += time.perf_counter() - started
+            progress.ended = budget.spent(progress)
+
+            if logs or progress.ended:
+                rate = (progress.tokens - logged_tokens) / max(progress.seconds - logged_seconds, 1e-9)
+                logged_tokens, logged_seconds = progress.tokens, progress.seconds
+                row = outcome.row(progress, learning_rate, rate, norm)
+                run.append(row)
+                listener.on_step(row)
+                health.check_row(run.path, progress, data, row["loss"])
+            before = progress.best_step, progress.best_value, progress.best_metrics
+            evaluates, saves = due(settings, progress, total)
+            if evaluates or saves or signals.received:
+                health.check(run.path, loader, data, step, outcome.loss, norm)
+            if evaluates:
+                row = score(learner, evaluate, settings, progress)
+                run.append(row)
+                listener.on_evaluation(row)
+            if saves or progress.best_step == step or progress.ended or signals.received:
+                saved = keeper.save(progress, must=progress.ended is not None)
+                if saved:
+                    listener.on_checkpoint(step, str(keeper.path_of(step)))
+                elif progress.best_step == step:  # those weights are on no disk
+                    progress.best_step, progress.best_value, progress.best_metrics = before
+                if signals.received and progress.ended is None:
+                    raise signals.stopped(step, saved)
+    listener.on_end()
+    return training_result(run, learner, named, progress, precision)
+
+
+def due(settings: TrainingSettings, progress: Progress, total: float) -> tuple[bool, bool]:
+    """Whether to evaluate and whether to save after this step. About ten times a run where nothing is asked for."""
+    tenth = max(1, math.ceil(total / 10)) if math.isfinite(total) else None
+    every = settings.evaluate_every or tenth
+    evaluates = progress.ended is not None or (every is not None and progress.step % every == 0)
+    every = settings.checkpoint_every or every
+    return evaluates, progress.ended is not None or (every is not None and progress.step % every == 0)
+
+
+def score(learner: nn.Module, evaluate: Evaluate, settings: TrainingSettings, progress: Progress) -> dict[str, Any]:
+    """Evaluate, note whether it is the best so far and whether patience ends the run. Returns the row."""
+    learner.eval()
+    metrics = dict(evaluate(progress.step))
+    learner.train()
+    value = float(metrics[settings.metric])
+    best = progress.best_value
+    better = math.isfinite(value) and (best is None or (value > best if settings.greater_is_better else value < best))
+    if better:
+        progress.best_step, progress.best_value, progress.best_metrics = progress.step, value, metrics
+    progress.stale_evaluations = 0 if better else progress.stale_evaluations + 1
+    progress.metrics, progress.evaluated_step = metrics, progress.step
+    if settings.patience is not None and progress.stale_evaluations >= settings.patience and progress.ended is None:
+        progress.ended = "patience"
+    return {"step": progress.step, "split": "validation", **metrics, "tokens": progress.tokens, "best": better}
+
+
+def _seconds_left(budget: Budget, progress: Progress) -> float | None:
+    return max(budget.seconds - progress.seconds, 0.0) if math.isfinite(budget.seconds) else None

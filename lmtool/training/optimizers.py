@@ -1,0 +1,90 @@
+"""Optimizers over the learner's parameter groups, and their state as flat named tensors.
+
+The state is saved by parameter name (`exp_avg.backbone.layers.0.ffn.fc_in.weight`), so that neither the order of the
+groups nor that of the parameters matters when a run goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+
+from lmtool.errors import UserError
+from lmtool.training.configs import AdamWConfig
+from lmtool.types import ParameterGroup
+
+
+def build_adamw(config: AdamWConfig, groups: Sequence[ParameterGroup]) -> Optimizer:
+    """torch's AdamW over the groups, fused: one kernel a step, on CPUs and on CUDA.
+
+    A group's learning rate and weight decay are multiples of the configuration's. The loop sets the learning rate
+    before each step with `set_learning_rate`.
+    """
+    return AdamW(
+        [
+            {
+                "params": [parameter for _, parameter in group.parameters],
+                "lr": config.lr * group.learning_rate_scale,
+                "weight_decay": config.weight_decay * group.weight_decay_scale,
+                "learning_rate_scale": group.learning_rate_scale,
+            }
+            for group in groups
+            if group.parameters
+        ],
+        betas=config.betas,
+        eps=config.epsilon,
+        fused=True,
+    )
+
+
+def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:
+    """Give every group its multiple of the learning rate."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate * group["learning_rate_scale"]
+
+
+def named_parameters(groups: Sequence[ParameterGroup]) -> dict[str, nn.Parameter]:
+    """What learns, by name. ValueError where a parameter stands in two groups: it would be moved twice."""
+    named: dict[str, nn.Parameter] = {}
+    seen: set[int] = set()
+    for group in groups:
+        for name, parameter in group.parameters:
+            if name in named or id(parameter) in seen:
+                raise ValueError(f"{name} stands in two parameter groups")
+            named[name] = parameter
+            seen.add(id(parameter))
+    return named
+
+
+def state_tensors(optimizer: Optimizer, named: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """The optimizer's state as `KIND.PARAMETER` -> tensor. A parameter without a gradient so far has none."""
+    return {
+        f"{kind}.{name}": value
+        for name, parameter in named.items()
+        for kind, value in optimizer.state.get(parameter, {}).items()
+        if isinstance(value, Tensor)
+    }
+
+
+def load_state_tensors(optimizer: Optimizer, named: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]) -> None:
+    """Put a saved state back. UserError where it belongs to other parameters."""
+    optimizer.state.clear()
+    for key, value in tensors.items():
+        kind, _, name = key.partition(".")
+        parameter = named.get(name)
+        if parameter is None or (value.ndim > 0 and value.shape != parameter.shape):
+            raise UserError(
+                f"the checkpoint's optimizer state is of another model: {name} {tuple(value.shape)}",
+                "go on with the configuration the run was started with, or give another name=",
+            )
+        # Scalars (the step count) stay on the host unless the fused kernel reads them on the device.
+        optimizer.state[parameter][kind] = value.to(parameter.device, copy=True)
+
+
+def gradient_norm(parameters: Sequence[nn.Parameter], clip_norm: float | None) -> Tensor:
+    """Norm of all gradients together, on the device, before they are shortened to `clip_norm` at most."""
+    if clip_norm is not None:
+        return nn.utils.clip_grad_norm_(parameters, clip_norm)
+    return nn.utils.get_total_norm([one.grad for one in parameters if one.grad is not None])

@@ -1,0 +1,104 @@
+"""Where a run computes and in which number format: chosen once, stated, and never changing what is learned beyond
+rounding.
+
+Weights, gradients and optimizer state stay fp32; bf16 and fp16 are those of the matrix products under autocast.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch.amp import GradScaler
+
+from lmtool.errors import UserError
+
+_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Precision:
+    """The number format of a run's matrix products. name: fp32, bf16 or fp16. why: a half-sentence for the screen."""
+
+    name: str
+    device: torch.device
+    why: str
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """The context of every forward."""
+        if self.name == "fp32":
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=_TYPES[self.name])
+
+    def scaler(self) -> GradScaler | None:
+        """fp16 alone needs its gradients scaled away from underflow (Micikevicius et al. 2018)."""
+        return GradScaler(self.device.type) if self.name == "fp16" else None
+
+
+def choose_device(name: str) -> torch.device:
+    """auto (CUDA where there is one), cpu, cuda or cuda:N. UserError where the device is not there."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    if device.type != "cuda":
+        return device
+    if not torch.cuda.is_available():
+        raise UserError(f"device={name}: torch {torch.__version__} sees no CUDA device", "device=cpu or device=auto")
+    device = torch.device("cuda", device.index or 0)
+    if device.index >= torch.cuda.device_count():
+        last = torch.cuda.device_count() - 1
+        raise UserError(f"device={name}: there is no such device, the last is cuda:{last}", f"device=cuda:{last}")
+    return device
+
+
+def cpu_has_bf16() -> bool:
+    """Whether the processor multiplies bf16 matrices itself. Emulated ones are slower than fp32."""
+    if platform.machine() in ("x86_64", "AMD64"):
+        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def choose_precision(name: str, device: torch.device) -> Precision:
+    """auto: bf16 where the device multiplies it itself, else fp32. Anything else is taken as asked and stated."""
+    native = torch.cuda.is_bf16_supported(including_emulation=False) if device.type == "cuda" else cpu_has_bf16()
+    if name == "auto":
+        if native:
+            return Precision("bf16", device, "the device multiplies bf16 itself")
+        return Precision("fp32", device, "the device has no bf16 of its own")
+    if name == "bf16" and not native:
+        return Precision(name, device, "as asked; the device emulates bf16, fp32 is likely faster")
+    if name == "fp16" and device.type == "cpu":
+        return Precision(name, device, "as asked; fp16 is very slow on a CPU")
+    return Precision(name, device, "as asked")
+
+
+def seed_dropout(device: torch.device, key: int) -> None:
+    """Seed the default generator of the device, which native dropout draws from.
+
+    Seeding the generator takes 7 us, torch.manual_seed about 1 ms.
+    """
+    torch.default_generator.manual_seed(key)
+    if device.type == "cuda":
+        torch.cuda.default_generators[device.index or 0].manual_seed(key)
+
+
+@contextmanager
+def deterministic(device: torch.device) -> Iterator[None]:
+    """On a CPU, kernels that add in a fixed order (with several threads `index_put` adds atomically otherwise), so
+    that a run which goes on is bitwise the uninterrupted one. CUDA promises that for no speed, and is left alone."""
+    if device.type != "cpu":
+        yield
+        return
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    # A debugging help that would cost a write of every new tensor.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]

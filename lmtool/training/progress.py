@@ -1,0 +1,143 @@
+"""What a run is asked for, how far it is, and what comes out: plain numbers, no tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """The run-wide numbers of a training.
+
+    seed: of dropout here; data and weights carry their own use of it. device: auto, cpu, cuda or cuda:N. precision:
+    auto, fp32, bf16 or fp16. max_*: budgets, whichever comes first, at least one; max_minutes counts loading and
+    stepping, not evaluating and saving; max_flops needs flops_per_token (forward and backward). log_every,
+    evaluate_every, checkpoint_every: in steps; evaluate_every None: a tenth of the run; checkpoint_every None: with
+    each evaluation. patience: evaluations without a better `metric` before the run ends, None: never. metric: a key
+    of what `evaluate` returns; greater_is_better: its direction.
+    """
+
+    seed: int
+    metric: str
+    greater_is_better: bool
+    device: str = "auto"
+    precision: str = "auto"
+    max_steps: int | None = None
+    max_epochs: float | None = None
+    max_tokens: int | None = None
+    max_minutes: float | None = None
+    max_flops: float | None = None
+    flops_per_token: float | None = None
+    log_every: int = 10
+    evaluate_every: int | None = None
+    checkpoint_every: int | None = None
+    patience: int | None = None
+
+
+@dataclass
+class Progress:
+    """How far a run is: all that a checkpoint needs beside tensors. Randomness is derived from the step, so there is
+    no generator state.
+
+    step: optimizer steps done. epoch: passes over the data. cursor: the loader's, of the next step. tokens: real
+    tokens trained on. seconds: of loading and stepping. total_steps: the schedule's horizon, None while it is being
+    measured; horizon: the budget that set it. best_*: the best evaluation so far. stale_evaluations: since then.
+    metrics: the last evaluation's, of step evaluated_step. ended: the budget, or "patience", that ended the run.
+    reference_loss, logged_rows, exploded_rows: see health.py. scaler: the fp16 scaler's numbers.
+    """
+
+    step: int = 0
+    epoch: float = 0.0
+    cursor: dict[str, int] | None = None
+    tokens: int = 0
+    seconds: float = 0.0
+    total_steps: int | None = None
+    horizon: str | None = None
+    best_step: int | None = None
+    best_value: float | None = None
+    best_metrics: dict[str, Any] = field(default_factory=dict)
+    stale_evaluations: int = 0
+    metrics: dict[str, Any] = field(default_factory=dict)
+    evaluated_step: int | None = None
+    ended: str | None = None
+    reference_loss: float = 0.0
+    logged_rows: int = 0
+    exploded_rows: int = 0
+    scaler: dict[str, Any] | None = None
+
+    def to_plain(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_plain(cls, state: Mapping[str, Any]) -> Progress:
+        """From state.json; what an older version did not write keeps its default."""
+        known = {one.name for one in fields(cls)}
+        return cls(**{name: value for name, value in state.items() if name in known})
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """What came out of a training.
+
+    status: "done". ended: what ended it, max_steps|max_epochs|max_tokens|max_minutes|max_flops|patience. best_*: None
+    where nothing was evaluated. metrics: of the best evaluation; last_metrics: of the last. best, last: checkpoint
+    folders. peak_memory_bytes: of the device (CUDA) or of the process (CPU).
+    """
+
+    status: str
+    ended: str
+    steps: int
+    epochs: float
+    tokens: int
+    seconds: float
+    tokens_per_second: float
+    best_step: int | None
+    best_value: float | None
+    metrics: dict[str, Any]
+    last_metrics: dict[str, Any]
+    best: Path | None
+    last: Path | None
+    peak_memory_bytes: int
+    parameters: int
+    trainable_parameters: int
+    precision: str
+    device: str
+
+
+class Listener(Protocol):
+    """Who is told how a training goes. The loop prints nothing."""
+
+    def on_start(self, step: int, steps: int | None, max_seconds: float | None) -> None:
+        """Training goes on after `step`; `steps` in all where known; at most `max_seconds` more."""
+
+    def on_step(self, row: Mapping[str, Any]) -> None:
+        """A train row of metrics.jsonl, as it was written."""
+
+    def on_evaluation(self, row: Mapping[str, Any]) -> None:
+        """A validation row of metrics.jsonl, as it was written."""
+
+    def on_checkpoint(self, step: int, path: str) -> None: ...
+
+    def on_end(self) -> None: ...
+
+
+class Silent:
+    """A listener that says nothing."""
+
+    def on_start(self, step: int, steps: int | None, max_seconds: float | None) -> None:
+        """Nothing."""
+
+    def on_step(self, row: Mapping[str, Any]) -> None:
+        """Nothing."""
+
+    def on_evaluation(self, row: Mapping[str, Any]) -> None:
+        """Nothing."""
+
+    def on_checkpoint(self, step: int, path: str) -> None:
+        """Nothing."""
+
+    def on_end(self) -> None:
+        """Nothing."""

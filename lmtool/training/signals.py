@@ -1,0 +1,73 @@
+"""Signals that end a run in order: a flag that the loop reads between steps, where it saves and stops."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+from lmtool.errors import INTERRUPTED, REQUEUE, TERMINATED, Stopped
+
+# Schedulers announce preemption with the user signals: exit 75 asks to be queued again. A lost terminal ends a run
+# like SIGTERM does.
+_STATUS = {
+    signal.SIGINT: INTERRUPTED,
+    signal.SIGTERM: TERMINATED,
+    signal.SIGHUP: TERMINATED,
+    signal.SIGUSR1: REQUEUE,
+    signal.SIGUSR2: REQUEUE,
+}
+
+
+_GO_ON = "the same command with the run's name= goes on from there (lmtool resume RUN)"
+
+
+class Signals:
+    """Context in which the signals set `received` instead of ending the process.
+
+    The second one raises Stopped wherever the process is, so that files are closed and the lock is given up; the
+    third ends it at once. Signals that were ignored (nohup) stay ignored. Handlers belong to the main thread: entered
+    in another, this does nothing.
+    """
+
+    def __init__(self) -> None:
+        self.received: signal.Signals | None = None
+        self._count = 0
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Signals:
+        if threading.current_thread() is threading.main_thread():
+            for number in _STATUS:
+                before = signal.getsignal(number)
+                if before is not signal.SIG_IGN:
+                    self._before[number] = before
+                    signal.signal(number, self._handle)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, signal.SIG_DFL if before is None else before)
+        self._before.clear()
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self._count += 1
+        if self._count == 1:
+            self.received = signal.Signals(number)
+            return
+        if self._count == 2:
+            raise Stopped(
+                f"stopped at once by a second {signal.Signals(number).name}; the last checkpoint stands",
+                _STATUS[signal.Signals(number)],
+                _GO_ON,
+            )
+        os._exit(_STATUS[signal.Signals(number)])
+
+    def stopped(self, step: int, saved: bool) -> Stopped:
+        """The end of a run that was asked to stop after `step`."""
+        assert self.received is not None
+        where = f"a checkpoint of step {step} is saved" if saved else "saving failed, the checkpoint before it stands"
+        return Stopped(f"stopped by {self.received.name}: {where}", _STATUS[self.received], _GO_ON)
