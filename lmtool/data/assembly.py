@@ -64,6 +64,12 @@ class Assembled:
         return Packed(torch.from_numpy(ids), tuple(self.lengths.tolist()), columns)
 
 
+def ragged_ranges(starts_N: np.ndarray, lengths_N: np.ndarray) -> np.ndarray:
+    """(T,) int64: start, start + 1, ... of N runs, laid end to end."""
+    ends = np.cumsum(lengths_N)
+    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts_N - (ends - lengths_N), lengths_N)
+
+
 def assemble(template: Template, texts: Sequence[tuple[np.ndarray, np.ndarray]]) -> Assembled:
     """Put N examples together.
 
@@ -83,8 +89,7 @@ def assemble(template: Template, texts: Sequence[tuple[np.ndarray, np.ndarray]])
         if number < len(texts):
             ids, own = texts[number]
             own = np.asarray(own, dtype=np.int64)
-            ends = np.cumsum(own)
-            places = np.arange(len(ids)) + np.repeat(at - (ends - own), own)
+            places = ragged_ranges(at, own)
             tokens[places] = ids
             for name, column in columns.items():
                 column[places] = template.text_columns[name][number]
