@@ -6,6 +6,7 @@ minus the logarithm of its share.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,10 +23,13 @@ class ConstantPredictor:
     losses_C: np.ndarray
 
     @classmethod
-    def of_counts(cls, name: str, counts_C: np.ndarray) -> ConstantPredictor:
-        """From counts of each class, one added to each so that no class is impossible."""
-        counts_C = np.asarray(counts_C, dtype=np.float64) + 1
-        return cls(name, np.log(counts_C.sum()) - np.log(counts_C))
+    def of_counts(cls, name: str, counts_C: np.ndarray, never: Collection[int] = ()) -> ConstantPredictor:
+        """From counts of each class, one added to each so that no class is impossible, but for those that are
+        `never` a target."""
+        shares_C = np.asarray(counts_C, dtype=np.float64) + 1
+        shares_C[list(never)] = 0
+        with np.errstate(divide="ignore"):
+            return cls(name, np.log(shares_C.sum()) - np.log(shares_C))
 
     def losses(self, labels_M: np.ndarray) -> np.ndarray:
         """(M,) float64 nats of each target."""

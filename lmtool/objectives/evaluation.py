@@ -96,7 +96,8 @@ class Evaluation:
             }
             if term.baseline is not None:
                 values |= {f"{name}_baseline": term.baseline, f"{name}_gain_standard_error": term.gain_standard_error}
-        return values
+        # A single example has no standard error, and JSON has no word for that.
+        return {name: value for name, value in values.items() if np.isfinite(value)}
 
 
 class _Sums:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lmtool.data.assembly import Assembled, Template, assemble
+from lmtool.data.assembly import Assembled, Template, assemble, ragged_ranges
 from lmtool.data.formats import text_format
 from lmtool.data.plan import Plan
 from lmtool.data.store import TokenStore
@@ -18,7 +18,7 @@ from lmtool.errors import UserError
 from lmtool.objectives.configs import MlmConfig
 from lmtool.objectives.masking import Vocabulary, mask_tokens
 from lmtool.objectives.pairs import sentence_pairs
-from lmtool.objectives.windows import Stream, ragged_ranges, windows
+from lmtool.objectives.windows import Stream, windows
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Target
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from lmtool.data.assembly import ragged_ranges
+
 # One window: its first place in the stream, and how many of them it holds.
 WINDOW = np.dtype([("start", "i8"), ("length", "i4")])
 
@@ -38,12 +40,6 @@ class Stream:
         ended = within == self.lengths[document]
         ids = np.asarray(self.tokens[self.first[document] + np.where(ended, 0, within)], dtype=np.int64)
         return ids if self.separator is None else np.where(ended, self.separator, ids)
-
-
-def ragged_ranges(starts_N: np.ndarray, lengths_N: np.ndarray) -> np.ndarray:
-    """(T,) int64: start, start + 1, ... of N runs, laid end to end."""
-    ends = np.cumsum(lengths_N)
-    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts_N - (ends - lengths_N), lengths_N)
 
 
 def windows(stream: Stream, size: int, joined: bool, overlap: int = 0) -> np.ndarray:

@@ -1,0 +1,61 @@
+"""Causal language modelling: the next token, from all before it.
+
+Radford, Wu, Child, Luan, Amodei, Sutskever, "Language Models are Unsupervised Multitask Learners", 2019.
+
+Shape letters: T tokens, M places that predict, H hidden width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from lmtool.data.store import TokenStore
+from lmtool.heads.learner import BaseLearner
+from lmtool.heads.lm import LMHead
+from lmtool.objectives.baseline import ConstantPredictor, token_counts
+from lmtool.objectives.configs import ClmConfig
+from lmtool.objectives.examples import CausalWindows
+from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.types import Batch, Scores, StepOutput
+
+
+class CausalLanguageModel(BaseLearner):
+    """The one term `clm`: every place of a window but its last predicts the token after it."""
+
+    weights = {"clm": 1.0}
+
+    def __init__(self, config: ClmConfig, backbone: nn.Module, tokenizer: Tokenizer, seed: int):
+        super().__init__(backbone, seed)
+        self.config, self.tokenizer = config, tokenizer
+        self.add_head("lm", LMHead())
+
+    def examples(self, store: TokenStore, max_length: int, documents: str, split: str) -> CausalWindows:
+        """What is learned of a store. documents: separate or joined (GPT-2's stream)."""
+        return CausalWindows(self.tokenizer, store, max_length, documents, split)
+
+    def baselines(self, store: TokenStore, examples: CausalWindows) -> dict[str, ConstantPredictor]:
+        """Unigrams of the training store, the end of each document among them."""
+        counts = token_counts(store.tokens, self.tokenizer.vocab_size)
+        end = self.tokenizer.role("eos")
+        counts[end] += len(examples.stream.lengths)
+        return {"clm": ConstantPredictor.of_counts("unigram", counts, self.tokenizer.special_ids - {end})}
+
+    def counts(self, batch: Batch) -> dict[str, float]:
+        return {"clm": float(len(batch.targets["clm"].labels))}
+
+    def forward(self, batch: Batch, step: int) -> StepOutput:
+        hidden_TH = self.backbone(batch.inputs, self.draws(batch, step))
+        target = batch.targets["clm"]
+        total = self.heads["lm"].loss_sum(
+            hidden_TH.index_select(0, target.at), self.backbone.embed.token.weight, target.labels
+        )
+        return StepOutput({"clm": total}, self.weights)
+
+    @torch.no_grad()
+    def score(self, batch: Batch) -> dict[str, Scores]:
+        """Each target's loss and best guess, in evaluation."""
+        target = batch.targets["clm"]
+        hidden_MH = self.backbone(batch.inputs).index_select(0, target.at)
+        each, best = self.heads["lm"].scores(hidden_MH, self.backbone.embed.token.weight, target.labels)
+        return {"clm": Scores(each, target.labels, best, batch.inputs.documents[target.at])}

@@ -1,0 +1,184 @@
+"""The labelled data of a task: from local files, the hub, or what every machine has.
+
+A local folder holds train, dev and test files; `task.files` and `task.validation` say where a data set names them
+otherwise. Without a development split a seeded tenth of the training rows is held out, rows of equal text together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lmtool.data.pydocs import pydocs_rows
+from lmtool.errors import UserError
+from lmtool.streams import Permutation
+from lmtool.tasks.configs import ClassificationConfig, TaskConfig
+from lmtool.tasks.files import Table, canonical, read_folder
+from lmtool.tasks.hub import read_hub
+from lmtool.tasks.rows import TaskRows, balanced_weights, found_labels, label_counts, task_rows
+
+HELD_OUT = 0.1
+# Counters of the sample stream: which rows are held out, which are trained on.
+_HOLD_OUT, _SUBSET = 0, 1
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """config: the task with its labels and class weights filled in; build the learner from it. validation, test:
+    rows by split, in the order of the config. facts: plain data for the screens and the report."""
+
+    config: TaskConfig
+    train: TaskRows
+    validation: dict[str, TaskRows]
+    test: dict[str, TaskRows]
+    facts: dict[str, Any]
+
+
+def load_task(config: TaskConfig, seed: int, cache_dir: str | Path, offline: bool) -> TaskData:
+    """Read, check and decode all splits of a task.
+
+    seed: of the rows held out and of `train_examples`. cache_dir: kept by sources that build something. offline: open
+    no connection. Raises UserError with file:line, or with the key that mends it.
+    """
+    tables, facts = _tables(config, cache_dir, offline)
+    columns = {split: _columns(config, split, table) for split, table in tables.items()}
+    if "train" not in columns:
+        raise UserError(
+            f"{facts['source']} has no train split; it has {', '.join(sorted(columns)) or 'none'}",
+            "name a folder with a train file (train.tsv, train.csv or train.jsonl), or one file to train on",
+        )
+    labels = None
+    if isinstance(config, ClassificationConfig):
+        _check_label(config, "train", columns["train"], tables["train"])
+        labels = config.labels or found_labels(config, columns["train"][config.label], tables["train"].origin)
+
+    def decode(split: str, labelled: bool) -> TaskRows:
+        if labelled:
+            _check_label(config, split, columns[split], tables[split])
+        return task_rows(config, labels, columns[split], tables[split].origin, labelled)
+
+    train = decode("train", True)
+    validation = {split: decode(split, True) for split in _validation(config, columns)}
+    test = {split: decode(split, False) for split in map(canonical, config.test) if split in columns}
+    if not validation:
+        train, validation["dev"] = _hold_out(train, seed)
+        held = len(validation["dev"])
+        facts["held_out"] = f"no development split: {held:,} of {len(train) + held:,} training rows held out"
+    if config.train_examples is not None and config.train_examples < len(train):
+        facts["train_rows_available"] = len(train)
+        train = train.take(np.sort(Permutation(len(train), seed, "sample", _SUBSET)(np.arange(config.train_examples))))
+    resolved = _resolved(config, labels, train)
+    facts |= _facts(resolved, train, validation, test)
+    return TaskData(resolved, train, validation, test, facts)
+
+
+def _tables(config: TaskConfig, cache_dir: str | Path, offline: bool) -> tuple[dict[str, Table], dict[str, Any]]:
+    """Splits by canonical name, and where they came from. A path goes before what is embedded, that before the hub."""
+    if config.path is not None:
+        return read_folder(config)
+    if config.embedded is not None:
+        found = pydocs_rows(cache_dir)
+        return {split: Table(*one) for split, one in found.items()}, {"source": config.embedded}
+    if config.hub is not None:
+        return read_hub(config, cache_dir, offline), {"source": f"hub {config.hub}"}
+    raise UserError(
+        f"task={config.name} names no data",
+        f"lmtool finetune task={config.name} task.path=FOLDER   (train, dev and test files: .tsv, .csv or .jsonl)",
+    )
+
+
+def _columns(config: TaskConfig, split: str, table: Table) -> dict[str, list]:
+    """Columns under the names the task knows; the text columns are there."""
+    columns = dict(table.columns)
+    for given, name in config.aliases.items():
+        if given in columns and name not in columns:
+            columns[name] = columns.pop(given)
+    missing = [name for name in config.text if name not in columns]
+    if missing:
+        raise UserError(
+            f"{_where(table, split)}: no column {missing[0]} to read; there are {', '.join(table.columns)}",
+            f"name the text with task.text=[{','.join(list(table.columns)[: len(config.text)])}], "
+            "or the columns of a file without a header line with task.header=[...]",
+        )
+    if not table.origin:
+        raise UserError(f"{_where(table, split)}: no rows", "give a file with rows, or take it out of the folder")
+    return columns
+
+
+def _check_label(config: TaskConfig, split: str, columns: dict[str, list], table: Table) -> None:
+    if config.label not in columns:
+        raise UserError(
+            f"{_where(table, split)}: no column {config.label} to predict; there are {', '.join(table.columns)}",
+            "name it with task.label=COLUMN",
+        )
+
+
+def _where(table: Table, split: str) -> str:
+    return table.origin[0][0] if table.origin else f"split {split}"
+
+
+def _validation(config: TaskConfig, columns: dict[str, Any]) -> list[str]:
+    """The development splits there are: those the task names, else a plain one."""
+    named = [split for split in map(canonical, config.validation) if split in columns]
+    return named or [split for split in ("dev",) if split in columns]
+
+
+def _hold_out(train: TaskRows, seed: int) -> tuple[TaskRows, TaskRows]:
+    """A seeded tenth of the different texts, with all their rows: a text in both would be a leak."""
+    group: dict[tuple[str, ...], int] = {}
+    member = np.array([group.setdefault(texts, len(group)) for texts in zip(*train.texts, strict=True)])
+    if len(group) < 2:
+        raise UserError(
+            f"{train.origin[0][0]}: no development split, and all {len(train)} training rows have the same text",
+            "give a folder with a dev file",
+        )
+    count = min(max(round(HELD_OUT * len(group)), 1), len(group) - 1)
+    held = np.isin(member, Permutation(len(group), seed, "sample", _HOLD_OUT)(np.arange(count)))
+    return train.take(np.flatnonzero(~held)), train.take(np.flatnonzero(held))
+
+
+def _resolved(config: TaskConfig, labels: Sequence[str] | None, train: TaskRows) -> TaskConfig:
+    """The config with labels and class weights as values, as the run saves it."""
+    if not isinstance(config, ClassificationConfig) or labels is None or train.labels is None:
+        return config
+    values: dict[str, Any] = {**config.model_dump(), "labels": tuple(labels)}
+    if config.loss.class_weights == "balanced":
+        values["loss"]["class_weights"] = balanced_weights(train.labels, len(labels))
+    weights = values["loss"]["class_weights"]
+    if isinstance(weights, tuple) and len(weights) != len(labels):
+        raise UserError(
+            f"task.loss.class_weights has {len(weights)} weights for the {len(labels)} labels {', '.join(labels[:8])}",
+            "give one weight a label, in their order, or class_weights=balanced",
+        )
+    if "f1" in config.metrics and len(labels) != 2:
+        raise UserError(
+            f"task.metrics names f1, which is of two classes; the data have {len(labels)}",
+            "take macro_f1, accuracy or matthews",
+        )
+    return type(config).model_validate(values)
+
+
+def _facts(
+    config: TaskConfig, train: TaskRows, validation: dict[str, TaskRows], test: dict[str, TaskRows]
+) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "train_rows": len(train),
+        "validation_rows": {split: len(rows) for split, rows in validation.items()},
+        "test_rows": {split: len(rows) for split, rows in test.items()},
+    }
+    warnings = []
+    empty = sum(not text.strip() for texts in train.texts for text in texts)
+    if empty:
+        warnings.append(f"{empty:,} empty texts in the training rows")
+    if isinstance(config, ClassificationConfig) and config.labels is not None and train.labels is not None:
+        facts["labels"] = label_counts(train.labels, config.labels)
+        absent = [name for name, count in facts["labels"].items() if not count]
+        if absent:
+            warnings.append(f"no training row has the label {', '.join(absent)}")
+    elif train.labels is not None:
+        facts["label_range"] = [float(train.labels.min()), float(train.labels.max())]
+    return {**facts, "warnings": warnings}

@@ -1,0 +1,56 @@
+"""A tiny corpus, tokenizer and models for the tests of objectives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from lmtool.config.tables import build
+from lmtool.data.store import TokenStore
+from lmtool.models.configs import BertConfig, GptConfig
+from lmtool.tokenizers.configs import ByteBpeConfig, WordPieceConfig
+
+TEXT = "the old cat sat near a quiet river while two dogs watched some birds cross over it very slowly"
+WORDS = TEXT.split()
+SIZES = {
+    "vocab_size": 400, "num_layers": 2, "hidden_size": 32, "num_heads": 2, "feedforward_size": 48,
+    "max_positions": 64, "attention_dropout": 0.0,
+}  # fmt: skip
+
+
+def sentences(documents=40, seed=0):
+    """Documents as lists of sentences."""
+    draws = np.random.default_rng(seed)
+    return [
+        [" ".join(draws.choice(WORDS, draws.integers(3, 14))) + "." for _ in range(draws.integers(1, 9))]
+        for _ in range(documents)
+    ]
+
+
+def tokenizer(kind="wordpiece"):
+    config = WordPieceConfig(minimum_count=1) if kind == "wordpiece" else ByteBpeConfig(minimum_count=1)
+    return build(config, (text for document in sentences() for text in document), 350)
+
+
+def store(tokens, documents=None):
+    """A token store in memory, of sentences by document."""
+    documents = sentences() if documents is None else documents
+    ids = [[tokens.encode(text) for text in document] for document in documents]
+    flat = [one for document in ids for one in document]
+    sentence_offsets = np.cumsum([0, *map(len, flat)])
+    document_sentences = np.cumsum([0, *map(len, documents)])
+    return TokenStore(
+        np.concatenate(flat).astype(np.uint16), sentence_offsets[document_sentences], sentence_offsets,
+        document_sentences, {}, Path(),
+    )  # fmt: skip
+
+
+def backbone(family="bert", seed=0, **fields):
+    return build((BertConfig if family == "bert" else GptConfig)(**{**SIZES, **fields}), seed)
+
+
+def rows_of(examples, count, epoch=0):
+    """The first `count` examples of an epoch as one batch."""
+    numbers = np.arange(count)
+    return examples.batch(examples.plan(epoch).rows[:count], numbers, epoch)

@@ -1,0 +1,202 @@
+"""Masked and causal language models over tiny backbones."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from objective_fixtures import backbone, rows_of, sentences, store, tokenizer
+
+from lmtool.config.tables import build
+from lmtool.data.loader import PackedLoader
+from lmtool.errors import UserError
+from lmtool.objectives.configs import ClmConfig, MlmConfig
+from lmtool.objectives.evaluation import evaluate
+
+OBJECTIVES = {
+    "mlm": ("bert", MlmConfig(), "joined"),
+    "mlm separate": ("bert", MlmConfig(whole_word=True), "separate"),
+    "nsp": ("bert", MlmConfig(pairs="nsp"), "joined"),
+    "clm": ("gpt", ClmConfig(), "joined"),
+    "clm separate": ("gpt", ClmConfig(), "separate"),
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizers():
+    return {"bert": tokenizer(), "gpt": tokenizer("bytebpe")}
+
+
+@pytest.fixture
+def made(request, tokenizers):
+    family, config, documents = OBJECTIVES[request.param]
+    tokens = tokenizers[family]
+    learner = build(config, backbone(family), tokens, 3)
+    data = store(tokens)
+    return learner, learner.examples(data, 32, documents, "train"), data
+
+
+def gradients(learner):
+    return {name: one.grad.clone() for name, one in learner.named_parameters() if one.grad is not None}
+
+
+def run(learner, batches):
+    """Sums, counts and the gradient of one step over micro-batches, each term divided by its global count."""
+    learner.zero_grad()
+    counts = {name: sum(learner.counts(batch)[name] for batch in batches) for name in learner.weights}
+    losses = dict.fromkeys(counts, 0.0)
+    for batch in batches:
+        output = learner(batch, 1)
+        total = sum(output.weights[name] * one / counts[name] for name, one in output.sums.items())
+        total.backward()
+        losses = {name: losses[name] + one.item() / counts[name] for name, one in output.sums.items()}
+    return losses, gradients(learner)
+
+
+@pytest.mark.parametrize("made", OBJECTIVES, indirect=True)
+@pytest.mark.parametrize("training", [True, False])
+def test_packed_equals_single(made, training):
+    """One batch of eight and eight of one: the same losses and gradients, with dropout too."""
+    learner, examples, _ = made
+    learner.train(training)
+    rows = examples.plan(0).rows
+    whole, whole_gradients = run(learner, [rows_of(examples, 8)])
+    single = [examples.batch(rows[[number]], np.array([number]), 0) for number in range(8)]
+    parts, part_gradients = run(learner, single)
+    assert parts == pytest.approx(whole, rel=1e-5)
+    assert whole_gradients.keys() == part_gradients.keys()
+    for name, gradient in whole_gradients.items():
+        torch.testing.assert_close(part_gradients[name], gradient, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("made", OBJECTIVES, indirect=True)
+def test_every_parameter_learns_and_the_first_loss_is_that_of_a_guess(made):
+    learner, examples, _ = made
+    learner.train()
+    losses, grads = run(learner, [rows_of(examples, 8)])
+    assert set(grads) == {name for name, _ in learner.named_parameters()}
+    for name, loss in losses.items():
+        guess = math.log(2) if name == "nsp" else math.log(learner.backbone.config.vocab_size)
+        assert loss == pytest.approx(guess, abs=0.4)
+
+
+@pytest.mark.parametrize("made", OBJECTIVES, indirect=True)
+def test_scores_are_the_loss_and_join_to_examples(made):
+    learner, examples, _ = made
+    learner.eval()
+    batch = rows_of(examples, 6)
+    output, scores = learner(batch, 1), learner.score(batch)
+    assert set(scores) == set(output.sums) == set(learner.weights)
+    for name, one in scores.items():
+        assert float(one.losses.sum()) == pytest.approx(float(output.sums[name]), rel=1e-5)
+        assert len(one.losses) == learner.counts(batch)[name] == len(one.predictions)
+        assert set(one.documents.tolist()) == set(range(6))
+
+
+@pytest.mark.parametrize("made", ["nsp", "clm"], indirect=True)
+def test_evaluation_adds_up_and_stands_beside_its_baseline(made):
+    learner, examples, data = made
+    learner.train()
+    loader = PackedLoader(examples, seed=1, batch_tokens=100, shuffle=False)
+    found = evaluate(learner, loader.epoch_batches(0), baselines=learner.baselines(data, examples))
+    again = evaluate(learner, [rows_of(examples, len(examples.plan(0)))])
+    assert learner.training
+    assert found.loss == pytest.approx(again.loss, rel=1e-5)
+    for name, term in found.terms.items():
+        assert term.count == again.terms[name].count
+        assert len(term.sums_E) == len(examples.plan(0))
+        assert term.standard_error > 0
+        # A new model guesses evenly; counted shares do better.
+        assert term.baseline < term.loss + 0.05
+    metrics = found.metrics()
+    assert metrics["loss"] == found.loss and all(np.isfinite(list(metrics.values())))
+
+
+def test_unigram_baseline_is_counted_and_never_bets_on_special_tokens(tokenizers):
+    tokens = tokenizers["bert"]
+    learner = build(MlmConfig(), backbone(), tokens, 0)
+    data = store(tokens)
+    losses = learner.baselines(data, learner.examples(data, 32, "joined", "train"))["mlm"].losses_C
+    counts = np.bincount(data.tokens, minlength=tokens.vocab_size) + 1.0
+    counts[list(tokens.special_ids)] = 0
+    assert np.exp(-losses) == pytest.approx(counts / counts.sum())
+
+
+def test_clm_predicts_every_token_once(tokenizers):
+    tokens = tokenizers["gpt"]
+    learner = build(ClmConfig(), backbone("gpt"), tokens, 0)
+    data = store(tokens)
+    end = tokens.role("eos")
+    run_of_text = np.concatenate([np.r_[data.document(number), end] for number in range(len(data))])
+    examples = learner.examples(data, 16, "joined", "train")
+    batch = rows_of(examples, len(examples.plan(0)))
+    assert np.array_equal(batch.targets["clm"].labels.numpy(), run_of_text[1:])
+    separate = learner.examples(data, 16, "separate", "train")
+    batch = rows_of(separate, len(separate.plan(0)))
+    assert len(batch.targets["clm"].labels) == len(run_of_text) - len(data)
+    assert (batch.targets["clm"].labels == end).sum() == len(data)
+
+
+def test_pairs_are_laid_out_with_segments_and_change_with_the_epoch(tokenizers):
+    tokens = tokenizers["bert"]
+    learner = build(MlmConfig(pairs="nsp"), backbone(), tokens, 0)
+    examples = learner.examples(store(tokens), 32, "joined", "train")
+    batch = rows_of(examples, 12)
+    assert max(batch.inputs.lengths) <= 32
+    for start, length in zip(batch.inputs.starts, batch.inputs.lengths, strict=True):
+        ids = batch.inputs.tokens[start : start + length]
+        assert ids[0] == tokens.role("cls") and ids[-1] == tokens.role("sep")
+        segment = batch.inputs.columns["segment"][start : start + length]
+        assert (segment.diff() >= 0).all() and segment[0] == 0 and segment[-1] == 1
+        assert ids[int((segment == 0).sum()) - 1] == tokens.role("sep")
+    assert not np.array_equal(examples.plan(0).rows[:12], examples.plan(1).rows[:12])
+    static = build(MlmConfig(pairs="nsp", masking="static", duplicates=2), backbone(), tokens, 0)
+    static = static.examples(store(tokens), 32, "joined", "train")
+    first, third = rows_of(static, 8, epoch=0), rows_of(static, 8, epoch=2)
+    assert torch.equal(first.inputs.tokens, third.inputs.tokens)
+    assert not torch.equal(first.inputs.tokens, rows_of(static, 8, epoch=1).inputs.tokens[: len(first.inputs.tokens)])
+
+
+def test_samples_are_plain_data_of_the_text_and_the_guesses(tokenizers):
+    tokens = tokenizers["bert"]
+    learner = build(MlmConfig(), backbone(), tokens, 0).eval()
+    data = store(tokens)
+    examples = learner.examples(data, 32, "separate", "validation")
+    samples = learner.samples(rows_of(examples, 5), tokens, 3)
+    assert len(samples) == 3
+    for sample, row in zip(samples, examples.plan(0).rows, strict=False):
+        text = data.tokens[row["start"] : row["start"] + row["length"]]
+        assert sample["pieces"] == ["[CLS]", *tokens.pieces(text), "[SEP]"]
+        for place in sample["masked"]:
+            assert sample["pieces"][place["position"]] == place["truth"]
+            shares = [share for _, share in place["guesses"]]
+            assert len(shares) == 5 and shares == sorted(shares, reverse=True) and 0 < shares[0] <= 1
+
+
+def test_a_tiny_model_learns(tokenizers):
+    learner = build(MlmConfig(), backbone(), tokenizers["bert"], 0).train()
+    examples = learner.examples(store(tokenizers["bert"]), 32, "joined", "train")
+    batch = rows_of(examples, 16)
+    optimizer = torch.optim.AdamW(learner.parameters(), 3e-3)
+    losses = []
+    for step in range(1, 31):
+        output = learner(batch, step)
+        loss = output.sums["mlm"] / learner.counts(batch)["mlm"]
+        losses.append(float(loss))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert losses[-1] < losses[0] - 1.5
+
+
+def test_refusals(tokenizers):
+    tokens = tokenizers["bert"]
+    learner = build(MlmConfig(pairs="nsp"), backbone(), tokens, 0)
+    with pytest.raises(UserError, match="two documents"):
+        learner.examples(store(tokens, sentences(1)), 32, "joined", "train").plan(0)
+    with pytest.raises(UserError, match="max_length=5"):
+        learner.examples(store(tokens), 5, "joined", "train")
+    with pytest.raises(UserError, match="no mask token"):
+        build(MlmConfig(), backbone(), tokenizers["gpt"], 0).examples(store(tokens), 32, "joined", "train")
