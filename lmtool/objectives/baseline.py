@@ -7,9 +7,12 @@ minus the logarithm of its share.
 from __future__ import annotations
 
 from collections.abc import Collection
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+
+from lmtool.types import Batch
 
 # Tokens counted at a time: a store larger than memory is read in pieces.
 _PIECE = 1 << 24
@@ -34,6 +37,18 @@ class ConstantPredictor:
     def losses(self, labels_M: np.ndarray) -> np.ndarray:
         """(M,) float64 nats of each target."""
         return self.losses_C[labels_M]
+
+
+def mean_losses(predictors: Mapping[str, ConstantPredictor], batches: Iterable[Batch]) -> dict[str, float]:
+    """Mean loss of each term's predictor over the targets of the batches: known before any model is run."""
+    sums, counts = dict.fromkeys(predictors, 0.0), dict.fromkeys(predictors, 0)
+    for batch in batches:
+        for term, predictor in predictors.items():
+            labels = batch.targets[term].labels
+            if labels is not None:
+                sums[term] += float(predictor.losses(labels.numpy()).sum())
+                counts[term] += len(labels)
+    return {term: sums[term] / max(counts[term], 1) for term in predictors}
 
 
 def token_counts(tokens: np.ndarray, vocabulary: int) -> np.ndarray:

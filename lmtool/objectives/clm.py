@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from lmtool.data.store import TokenStore
+from lmtool.generation.sampling import generate
 from lmtool.heads.learner import BaseLearner
 from lmtool.heads.lm import LMHead
 from lmtool.objectives.baseline import ConstantPredictor, token_counts
@@ -18,6 +19,9 @@ from lmtool.objectives.configs import ClmConfig
 from lmtool.objectives.examples import CausalWindows
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Scores, StepOutput
+
+# Tokens of a sample's prompt, and of what is added to it: a paragraph.
+_PROMPT, _CONTINUATION = 12, 80
 
 
 class CausalLanguageModel(BaseLearner):
@@ -59,3 +63,14 @@ class CausalLanguageModel(BaseLearner):
         hidden_MH = self.backbone(batch.inputs).index_select(0, target.at)
         each, best = self.heads["lm"].scores(hidden_MH, self.backbone.embed.token.weight, target.labels)
         return {"clm": Scores(each, target.labels, best, batch.inputs.documents[target.at])}
+
+    @torch.no_grad()
+    def samples(self, batch: Batch, tokenizer: Tokenizer, n: int) -> list[dict[str, str]]:
+        """The first n documents of a batch as plain data: the `prompt`, their first tokens, and the `text` that the
+        model goes on with (temperature 0.8, the best 40)."""
+        samples = []
+        for start, length in list(zip(batch.inputs.starts, batch.inputs.lengths, strict=True))[:n]:
+            prompt = batch.inputs.tokens[start : start + min(length, _PROMPT)].tolist()
+            new = generate(self.backbone, self.heads["lm"], prompt, _CONTINUATION, 0.8, 40, self.seed + start)
+            samples.append({"prompt": tokenizer.decode(prompt), "text": tokenizer.decode(new)})
+        return samples

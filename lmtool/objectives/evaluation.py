@@ -82,11 +82,18 @@ class Evaluation:
         """Weighted sum of the terms' mean losses: what training lowers."""
         return sum(self.weights[name] * term.loss for name, term in self.terms.items())
 
+    @property
+    def standard_error(self) -> float:
+        """Of the gain over the baseline where every term has one, else of the loss; terms as if independent."""
+        gains = [term.gain_standard_error for term in self.terms.values()]
+        errors = gains if None not in gains else [term.standard_error for term in self.terms.values()]
+        return sum((self.weights[name] * error) ** 2 for name, error in zip(self.terms, errors, strict=True)) ** 0.5
+
     def metrics(self) -> dict[str, float]:
-        """Plain numbers for metrics.jsonl and result.json: `loss`, and for each term NAME `NAME_loss`,
-        `NAME_accuracy`, `NAME_count`, `NAME_standard_error` and, with a baseline, `NAME_baseline` and
+        """Plain numbers for metrics.jsonl and result.json: `loss` and its `standard_error`, and for each term NAME
+        `NAME_loss`, `NAME_accuracy`, `NAME_count`, `NAME_standard_error` and, with a baseline, `NAME_baseline` and
         `NAME_gain_standard_error`."""
-        values = {"loss": self.loss}
+        values = {"loss": self.loss, "standard_error": self.standard_error}
         for name, term in self.terms.items():
             values |= {
                 f"{name}_loss": term.loss,
