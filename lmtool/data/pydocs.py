@@ -9,20 +9,21 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from lmtool import streams
 from lmtool.config.tables import nearest
-from lmtool.data import packages
+from lmtool.data import docstrings, packages
 from lmtool.data.configs import PydocsConfig
 from lmtool.data.sources import Progress, held_out, splits_of
 from lmtool.data.store import locked, writing
 from lmtool.errors import UserError
 
-VERSION = 1  # of what is read and how it is put together: raise it when either changes
 _SHORTEST = 20  # characters of a docstring that is kept
 
 
@@ -41,7 +42,7 @@ class PydocsSource:
                 f"data.packages={list(config.packages) or 'all'}: {len(self._documents)} modules with docstrings found",
                 "leave data.packages out, or give text of your own: data=text data.path=PATH",
             )
-        digest = hashlib.sha256(f"pydocs {VERSION} {config.validation_fraction}".encode())
+        digest = hashlib.sha256(f"pydocs {config.validation_fraction}".encode())
         for name, text in self._documents:
             digest.update(f"\n{name} {len(text)}\n{text}".encode("utf-8", "surrogatepass"))
         self.fingerprint = digest.hexdigest()
@@ -124,7 +125,12 @@ def _clean(text: str) -> str:
 
 
 def _key(*what: Any) -> str:
-    return hashlib.sha256(json.dumps(["pydocs", VERSION, packages.versions(), *what]).encode()).hexdigest()
+    """A key of what is collected, from which packages, by which code."""
+    code = [
+        hashlib.sha256(Path(file).read_bytes()).hexdigest()
+        for file in (__file__, packages.__file__, docstrings.__file__)
+    ]
+    return _hash([code, packages.versions(), packages.installed(), *what])
 
 
 def _load(path: Path, key: str) -> list[Any] | None:
@@ -152,3 +158,129 @@ def _save(path: Path, key: str, content: list[Any], cache_dir: str | Path | None
 
 def _hash(content: Iterable[Any]) -> str:
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+# Packages that come with every install, most first, and parts of the standard library where one of them is missing.
+_CLASSES = (
+    *("torch", "numpy", "matplotlib", "sympy", "networkx", "pandas", "huggingface_hub", "pydantic"),
+    *("fsspec", "datasets", "asyncio", "email", "unittest", "xml", "importlib", "multiprocessing"),
+)
+_ALIASES = frozenset(("np", "pd", "plt", "mpl", "nx", "hf", "hugging", "huggingface"))
+_NUMBER_OF_CLASSES = 8
+_MODULES = 240  # read of each package: enough for the rows, and torch has two thousand
+_PER_MODULE = 6  # rows at most, so that no single file makes a class
+_TEXT = (60, 400)  # characters of a row's text, at least and at most
+_MASKED = "_"
+_WORD = re.compile(r"[\w.]*\w")
+_PLAIN_WORD = re.compile(r"(?<![\w.])[^\W\d_]{2,}(?![\w.]*\w)")
+# Where prose ends in a docstring: code, fields, sections, underlines.
+_END_OF_PROSE = re.compile(
+    r"^\s*(>>>|\.\. |:\w+|[-=~]{3,}|@\w|```|(Parameters|Args|Arguments|Returns|Raises|Yields|Examples?|Notes?|"
+    r"References|See Also|Attributes|Usage|Warnings?|Keyword Args)\b)",
+    re.MULTILINE,
+)
+
+Found = tuple[dict[str, list[Any]], list[tuple[str, int]]]
+
+
+def pydocs_rows(
+    cache_dir: str | Path | None = None,
+    seed: int = 0,
+    per_class_train: int = 40,
+    per_class_validation: int = 60,
+) -> dict[str, Found]:
+    """`task=pydocs`: docstrings with the package they come from, as {"train": (columns, origin), "dev": ...}.
+
+    columns: "text", the prose of a docstring on one line, and "label", the package; as many rows of each. Names of
+    the packages and of their direct submodules are masked in all texts alike. A source file gives rows to one side
+    only, and a text occurs once. seed: of which files and docstrings are drawn.
+    UserError where fewer than two packages have enough.
+    """
+    names = [name for name in _CLASSES if packages.modules(name)]
+    key = _key("rows", names)
+    cached = None if cache_dir is None else Path(cache_dir).expanduser() / "pydocs" / f"{key[:32]}.json"
+    found = None if cached is None else _load(cached, key)
+    if found is None:
+        found = _labelled(names)
+        if cached is not None:
+            _save(cached, key, found, cache_dir)
+    drawn = []
+    for name in names:
+        rows = _draw([row for row in found if row[0] == name], seed, per_class_train, per_class_validation)
+        if rows is not None and len(drawn) < _NUMBER_OF_CLASSES:
+            drawn.append(rows)
+    if len(drawn) < 2:
+        raise UserError(
+            "task=pydocs: too few packages with docstrings are installed here",
+            "take a task with data of its own: lmtool finetune task=custom task.path=FOLDER",
+        )
+    return {split: _table([row for rows in drawn for row in rows[split]]) for split in ("train", "dev")}
+
+
+def _labelled(names: list[str]) -> list[list[Any]]:
+    """[package, path, line, text] of every docstring that can be a row."""
+    modules = {name: [one for one in packages.modules(name) if one.name != name] for name in names}
+    chosen: list[packages.Module] = []
+    for of_package in modules.values():
+        chosen += sorted(of_package, key=lambda one: hashlib.sha256(one.name.encode()).digest())[:_MODULES]
+    found = [(docs.module, line, _prose(_clean(text))) for docs in packages.read(chosen) for line, text in docs.texts]
+    words = _telling(modules, ((module.package, text) for module, _, text in found))
+    rows: dict[str, list[Any]] = {}
+    twice: set[str] = set()
+    for module, line, text in found:
+        text = _cut(" ".join(_WORD.sub(lambda match: _masked(match.group(), names, words), text).split()))
+        if len(text) >= _TEXT[0] and sum(map(str.isalpha, text)) > len(text) / 2:
+            twice.update([text] if text in rows else [])
+            rows[text] = [module.package, module.path, line, text]
+    return [row for text, row in rows.items() if text not in twice]
+
+
+def _prose(text: str) -> str:
+    """What a docstring begins with, up to code, fields or sections."""
+    end = _END_OF_PROSE.search(text)
+    return text[: end.start()] if end else text
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _TEXT[1] else text[: _TEXT[1]].rsplit(" ", 1)[0]
+
+
+def _telling(modules: dict[str, list[packages.Module]], texts: Iterable[tuple[str, str]]) -> set[str]:
+    """Names of direct submodules that tell a package. A name that three of them use as a word ("this", "context")
+    tells nothing."""
+    names = {parts[1].strip("_").lower() for own in modules.values() for one in own if (parts := one.name.split("."))}
+    users: dict[str, set[str]] = {name: set() for name in names if len(name) > 1}
+    for package, text in texts:
+        for word in _PLAIN_WORD.findall(text.lower()):
+            if word in users:
+                users[word].add(package)
+    return {name for name, packages_of in users.items() if len(packages_of) < 3}
+
+
+def _masked(word: str, names: list[str], words: set[str]) -> str:
+    """`_` for whatever names a package: a dotted name, an identifier with a package or an alias in it, or a telling
+    submodule. One rule for all packages, so that none is known by what is masked."""
+    plain = word.lower()
+    dotted = sum(len(part) > 1 and not part.isdigit() for part in plain.split(".")) > 1
+    named = any(name in plain for name in names) or plain.strip("_").split("_")[0] in _ALIASES
+    return _MASKED if dotted or named or plain.strip("_.") in words else word
+
+
+def _draw(rows: list[list[Any]], seed: int, train: int, dev: int) -> dict[str, list[list[Any]]] | None:
+    """Rows of one package for both sides, files in a seeded order; None where it has too few."""
+    files: dict[str, list[list[Any]]] = {}
+    for row in rows:
+        files.setdefault(row[1], []).append(row)
+    paths = sorted(files)
+    taken: dict[str, list[list[Any]]] = {"dev": [], "train": []}
+    for place in streams.Permutation(len(paths), seed, "sample", 0)(np.arange(len(paths))).tolist():
+        own = files[paths[place]]
+        order = streams.Permutation(len(own), seed, "sample", 1 + place)(np.arange(min(len(own), _PER_MODULE)))
+        side, wanted = ("dev", dev) if len(taken["dev"]) < dev else ("train", train)
+        taken[side] += [own[number] for number in order.tolist()][: wanted - len(taken[side])]
+    return taken if len(taken["train"]) == train else None
+
+
+def _table(rows: list[list[Any]]) -> Found:
+    columns = {"text": [row[3] for row in rows], "label": [row[0] for row in rows]}
+    return columns, [(row[1], row[2]) for row in rows]

@@ -18,10 +18,11 @@ _END = re.compile(
     r"|[。！？]+[」』”’]*(?!\s*$)"
     r"|\S(?=[^\S\n]*\n[^\S\n]*\n)"
 )
-_ABBREVIATIONS = frozenset(
+_TITLES = (
     "mr mrs ms dr st prof sr jr rev hon capt col gen lt sgt messrs mme mlle vs etc e.g i.e eg ie cf fig no vol ch pp "
-    "ed eds al inc ltd co corp jan feb mar apr jun jul aug sep sept oct nov dec approx".split()
+    "ed eds al inc ltd co corp jan feb mar apr jun jul aug sep sept oct nov dec approx"
 )
+_ABBREVIATIONS = frozenset(_TITLES.split())
 _WORD = re.compile(r"[\w.]+$")
 
 

@@ -127,16 +127,17 @@ def _open(folder: Path, key: str) -> TokenStore | None:
                 return None
             arrays[name] = np.memmap(folder / file, dtype=dtype, mode="r", shape=(count,)).view(np.ndarray)
         ends = (arrays["document_offsets"][-1], arrays["sentence_offsets"][-1])
-        if ends != (len(arrays["tokens"]),) * 2 or arrays["document_sentences"][-1] != len(arrays["sentence_offsets"]) - 1:
+        if (
+            ends != (len(arrays["tokens"]),) * 2
+            or arrays["document_sentences"][-1] != len(arrays["sentence_offsets"]) - 1
+        ):
             return None
         return TokenStore(**arrays, facts=manifest["facts"], folder=folder)
     except (OSError, ValueError, KeyError, TypeError, IndexError):
         return None  # not there, or broken: it is made anew
 
 
-def _make(
-    folder: Path, key: str, source: Source, split: str, tokenizer: Tokenizer, progress: Progress | None
-) -> None:
+def _make(folder: Path, key: str, source: Source, split: str, tokenizer: Tokenizer, progress: Progress | None) -> None:
     for left in [*folder.parent.glob(f".{folder.name}.*"), folder]:  # of a process that died, or a broken store
         shutil.rmtree(left, ignore_errors=True)
     making = folder.with_name(f".{folder.name}.{os.getpid()}")

@@ -131,8 +131,7 @@ class TextSource:
 
     def _read(self, scan: _Scan) -> Iterator[str]:
         for path, stamp in zip(scan.files, scan.stamps, strict=True):
-            state = path.stat()
-            if (state.st_size, state.st_mtime_ns) != stamp:
+            if not path.is_file() or (path.stat().st_size, path.stat().st_mtime_ns) != stamp:
                 raise UserError(f"{path} changed while it was being read", "leave the files alone and start again")
             yield from self._documents_of(path, None)
 

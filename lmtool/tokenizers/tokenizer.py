@@ -137,7 +137,9 @@ class Tokenizer:
             raise _broken(path, str(problem)) from problem
         tokens = {**_special_tokens(folder / FILES[1]), **_special_tokens(folder / FILES[2])}
         numbers = {name: backend.token_to_id(token) for name, token in tokens.items()}
-        return cls(backend, {name: one for name, one in numbers.items() if one is not None}, f"the tokenizer in {folder}")
+        return cls(
+            backend, {name: one for name, one in numbers.items() if one is not None}, f"the tokenizer in {folder}"
+        )
 
 
 def _json(content: Any) -> str:

@@ -1,0 +1,205 @@
+"""Rows of labelled data, read strictly: a line that does not fit is named, never shifted or turned into nothing.
+
+(`datasets` 5.2 reads a csv line of one column too many by shifting all columns, "NA" as nothing, and a missing last
+column as nothing, each silently.)
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lmtool.data.files import no_such_file, read_lines
+from lmtool.errors import UserError
+
+SUFFIXES = (".tsv", ".txt", ".csv", ".jsonl", ".json")
+_CELL = 10_000_000  # characters of a csv cell: the standard library's 131,072 is less than a long text
+
+
+@dataclass
+class Rows:
+    """columns: by name, one value a row, all of the same length. origin: (file, line) of each row. skipped: lines left
+    out because their number of columns was wrong, where that was allowed."""
+
+    columns: dict[str, list[Any]]
+    origin: list[tuple[str, int]] = field(default_factory=list)
+    skipped: int = 0
+
+    def __len__(self) -> int:
+        return len(self.origin)
+
+    def take(self, numbers: Sequence[int]) -> Rows:
+        """Some of the rows, by number."""
+        columns = {name: [values[number] for number in numbers] for name, values in self.columns.items()}
+        return Rows(columns, [self.origin[number] for number in numbers], self.skipped)
+
+
+def read_table(path: str | Path, header: Sequence[str] | None = None, skip_ragged: bool = False) -> Rows:
+    """The rows of a .tsv (or .txt), .csv or .jsonl (or .json) file.
+
+    tsv: no quoting, every tab divides. csv: RFC 4180, quotes double inside quotes, cells may hold line ends. jsonl: an
+    object a line; numbers, truth values and null stay what they are. header: column names of a file without a header
+    line (not for jsonl). skip_ragged: leave out and count lines of another number of columns. Values of tsv and csv
+    are text as it stands ("NA" too).
+
+    UserError with file:line: a ragged line, a quote that is not closed, bytes that are not UTF-8, NUL, a column named
+    twice, a broken or incomplete object, numbers mixed with text, no rows.
+    """
+    path = Path(path).expanduser()
+    if not path.is_file():
+        raise no_such_file("path", str(path))
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise UserError(
+            f"{path}: {suffix or 'a file without suffix'} is not read: one of {', '.join(SUFFIXES)}",
+            "rename the file after what it holds",
+        )
+    if suffix in (".jsonl", ".json"):
+        rows = _from_objects(path)
+    else:
+        records = _split_commas(path) if suffix == ".csv" else _split_tabs(path)
+        rows = _from_records(path, records, header, skip_ragged)
+    if not rows:
+        what = f"no row of {len(rows.columns)} columns" if rows.skipped else "no rows"
+        raise UserError(f"{path}: {what}", "give a file with rows below its header")
+    return rows
+
+
+def _split_tabs(path: Path) -> Iterator[tuple[int, list[str]]]:
+    for number, line in read_lines(path):
+        if line:
+            yield number, line.split("\t")
+
+
+def _split_commas(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Cells of each record with the line it begins on."""
+    started = 0
+
+    def lines() -> Iterator[str]:
+        nonlocal started
+        for number, line in read_lines(path):
+            started = number
+            yield line + "\n"
+
+    csv.field_size_limit(_CELL)
+    reader = csv.reader(lines(), strict=True)
+    first = 1
+    while True:
+        try:
+            record = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as problem:
+            raise _broken_csv(path, first, started, problem) from problem
+        if record:
+            yield first, record
+        first = started + 1
+
+
+def _broken_csv(path: Path, first: int, last: int, problem: csv.Error) -> UserError:
+    hint = 'quote the whole cell and double the quotes inside it: "say ""hi"""'
+    if "unexpected end" in str(problem) or "field limit" in str(problem):
+        return UserError(f"{path}:{first}: a quote is opened and never closed", hint)
+    through = f" (the row runs on to line {last}: is a quote left open?)" if last > first else ""
+    return UserError(f"{path}:{first}: {problem}{through}", hint)
+
+
+def _from_records(
+    path: Path,
+    records: Iterator[tuple[int, list[str]]],
+    header: Sequence[str] | None,
+    skip_ragged: bool,
+) -> Rows:
+    names, at = (list(header), 0) if header is not None else _header(path, records)
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise UserError(f"{path}:{at}: the column {twice[0]!r} is named twice", "rename one of them")
+    rows = Rows({name: [] for name in names})
+    for number, record in records:
+        if len(record) != len(names):
+            if skip_ragged:
+                rows.skipped += 1
+                continue
+            hint = "write a row a line with as many columns as the header names"
+            if header is not None:
+                hint = "give as many column names as the file has columns"
+            raise UserError(f"{path}:{number}: {len(record)} columns, {len(names)} expected ({', '.join(names)})", hint)
+        for values, value in zip(rows.columns.values(), record, strict=True):
+            values.append(value)
+        rows.origin.append((str(path), number))
+    return rows
+
+
+def _header(path: Path, records: Iterator[tuple[int, list[str]]]) -> tuple[list[str], int]:
+    number, names = next(records, (0, []))
+    if number == 0:
+        raise UserError(f"{path} is empty", "give a file with a header line and rows")
+    return names, number
+
+
+def _from_objects(path: Path) -> Rows:
+    rows: Rows | None = None
+    kinds: dict[str, tuple[str, int]] = {}
+    for number, line in read_lines(path):
+        if not line or line.isspace():
+            continue
+        row = _object(path, number, line)
+        if rows is None:
+            rows = Rows({name: [] for name in row})
+        if rows.columns.keys() != row.keys():
+            name = min(rows.columns.keys() ^ row.keys())
+            what = "has no" if name in rows.columns else "has a further"
+            first = rows.origin[0][1]
+            raise UserError(
+                f"{path}:{number}: the object {what} key {name}, other than line {first}", "give all rows the same keys"
+            )
+        for name, values in rows.columns.items():
+            values.append(row[name])
+            if row[name] is None:
+                continue
+            kind = _kind(row[name])
+            before, line_before = kinds.setdefault(name, (kind, number))
+            if kind != before:
+                raise UserError(
+                    f"{path}:{number}: {name} is {kind}, on line {line_before} it is {before}",
+                    "write all values of a column alike",
+                )
+        rows.origin.append((str(path), number))
+    return rows if rows is not None else Rows({})
+
+
+def _object(path: Path, number: int, line: str) -> dict[str, Any]:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        made = dict(pairs)
+        if len(made) != len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise UserError(f"{path}:{number}: the key {twice} is given twice", "rename or drop one of them")
+        return made
+
+    def no_number(name: str) -> Any:
+        raise UserError(f"{path}:{number}: {name} is no number in JSON", "write a finite number")
+
+    try:
+        row = json.loads(line, object_pairs_hook=unique, parse_constant=no_number)
+    except json.JSONDecodeError as problem:
+        raise UserError(
+            f"{path}:{number}:{problem.colno}: not JSON: {problem.msg}", "write one JSON object a line"
+        ) from problem
+    except (RecursionError, ValueError) as problem:  # nested too deep; a number of thousands of digits
+        raise UserError(f"{path}:{number}: not readable JSON: {problem}", "write one JSON object a line") from problem
+    if not isinstance(row, dict):
+        raise UserError(f"{path}:{number}: {type(row).__name__} instead of an object", "write one JSON object a line")
+    return row
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, bool):
+        return "a truth value"
+    if isinstance(value, int | float):
+        return "a number"
+    return {str: "text", list: "a list", dict: "an object"}[type(value)]
