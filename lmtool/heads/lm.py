@@ -1,0 +1,54 @@
+"""Heads that predict tokens with the embedding's table, which is passed at each call and never owned.
+
+Shape letters: M places that predict, H hidden width, V rows of the table.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from lmtool.heads.losses import linear_loss_sum, linear_scores
+from lmtool.nn.feedforward import ACTIVATIONS, Activation
+
+
+class LMHead(nn.Module):
+    """logits = table hidden, without a bias (GPT-2). Call it on the rows that predict, no others."""
+
+    bias: nn.Parameter | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_parameter("bias", None)
+
+    def transform(self, hidden_MH: Tensor) -> Tensor:
+        """What comes before the table."""
+        return hidden_MH
+
+    def forward(self, hidden_MH: Tensor, table_VH: Tensor) -> Tensor:
+        """Logits (M, V)."""
+        return nn.functional.linear(self.transform(hidden_MH), table_VH, self.bias)
+
+    def loss_sum(self, hidden_MH: Tensor, table_VH: Tensor, labels_M: Tensor) -> Tensor:
+        """Sum of the cross entropies, without ever holding all logits."""
+        return linear_loss_sum(self.transform(hidden_MH), table_VH, self.bias, labels_M)
+
+    def scores(self, hidden_MH: Tensor, table_VH: Tensor, labels_M: Tensor) -> tuple[Tensor, Tensor]:
+        """(M,) losses and (M,) best tokens, without gradient."""
+        return linear_scores(self.transform(hidden_MH), table_VH, self.bias, labels_M)
+
+
+class MaskedLMHead(LMHead):
+    """dense, activation, norm, then the table and a bias (Devlin et al. 2019, in the published code)."""
+
+    def __init__(
+        self, hidden_size: int, vocab_size: int, activation: Activation = "gelu", norm_epsilon: float = 1e-12
+    ):
+        super().__init__()
+        self.dense = nn.Linear(hidden_size, hidden_size)
+        self.activation = ACTIVATIONS[activation]
+        self.norm = nn.LayerNorm(hidden_size, norm_epsilon)
+        self.bias = nn.Parameter(torch.zeros(vocab_size))
+
+    def transform(self, hidden_MH: Tensor) -> Tensor:
+        return self.norm(self.activation(self.dense(hidden_MH)))

@@ -1,0 +1,121 @@
+"""Losses as sums, each divided once by the loop, and the cross entropy that never holds all its logits.
+
+Shape letters: M targets, H hidden width, V vocabulary, C classes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# Rows of logits in one matrix product, and of those in one softmax: a softmax's rows should stay in the cache of a
+# CPU, where this takes 0.5 to 0.6 of the time of the plain way at (1000 x 256) x 30522 in bf16, and the same at
+# narrow or small ones. On CUDA it bounds the memory.
+_CHUNKS = {"cpu": (512, 32), "cuda": (1024, 1024)}
+
+
+def loss_sum(
+    logits_MC: Tensor, labels_M: Tensor, label_smoothing: float = 0.0, class_weights: Tensor | None = None
+) -> Tensor:
+    """Sum of cross entropies in fp32, a scalar. class_weights: (C,)."""
+    return F.cross_entropy(
+        _wide(logits_MC), labels_M, class_weights, reduction="sum", label_smoothing=label_smoothing
+    )
+
+
+def losses(logits_MC: Tensor, labels_M: Tensor) -> Tensor:
+    """(M,) cross entropy of each target in fp32."""
+    return F.cross_entropy(_wide(logits_MC), labels_M, reduction="none")
+
+
+def linear_loss_sum(hidden_MH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, labels_M: Tensor) -> Tensor:
+    """`loss_sum(F.linear(hidden, weight, bias), labels)` in chunks of rows, which keeps neither logits nor their
+    gradient: the gradients of the inputs are made on the way forward (as in Hsu et al. 2024, Liger Kernel) and scaled
+    on the way back. Products in the type autocast would take; softmax and sums in fp32. Differentiable once."""
+    return _LinearLossSum.apply(hidden_MH, weight_VH, bias_V, labels_M, _product_type(hidden_MH))
+
+
+@torch.no_grad()
+def linear_scores(
+    hidden_MH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, labels_M: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(M,) fp32 losses and (M,) int64 best classes of `F.linear(hidden, weight, bias)`, in chunks of rows."""
+    rows, _ = _CHUNKS[hidden_MH.device.type]
+    kind = _product_type(hidden_MH)
+    weight_VH = weight_VH.to(kind)
+    all_losses, best = [hidden_MH.new_zeros(0, dtype=torch.float32)], [labels_M.new_zeros(0)]
+    with torch.autocast(hidden_MH.device.type, enabled=False):
+        for hidden, labels in zip(hidden_MH.to(kind).split(rows), labels_M.split(rows), strict=True):
+            logits = _wide(F.linear(hidden, weight_VH))
+            if bias_V is not None:
+                logits += bias_V
+            all_losses.append(F.cross_entropy(logits, labels, reduction="none").float())
+            best.append(logits.argmax(-1))
+    return torch.cat(all_losses), torch.cat(best)
+
+
+def _wide(x: Tensor) -> Tensor:
+    """fp32 for half precision, else as it is."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+def _product_type(x: Tensor) -> torch.dtype:
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+
+
+class _LinearLossSum(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, kind: torch.dtype
+    ) -> Tensor:
+        for_hidden, for_weight, for_bias = ctx.needs_input_grad[:3]
+        rows, softmax_rows = _CHUNKS[hidden.device.type]
+        hidden_kind, weight_kind = hidden.detach().to(kind), weight.detach().to(kind)
+        hidden_gradients: list[Tensor] = []
+        weight_gradient: Tensor | None = None
+        bias_gradient = torch.zeros_like(bias) if bias is not None and for_bias else None
+        total = hidden.new_zeros((), dtype=_wide(hidden[:0]).dtype)
+        with torch.autocast(hidden.device.type, enabled=False):
+            for part, part_labels in zip(hidden_kind.split(rows), labels.split(rows), strict=True):
+                logits = F.linear(part, weight_kind)
+                for block, block_labels in zip(logits.split(softmax_rows), part_labels.split(softmax_rows), strict=True):
+                    total += _to_gradient(block, bias, block_labels, bias_gradient)
+                if for_hidden:
+                    hidden_gradients.append(logits @ weight_kind)
+                if for_weight:
+                    product = (logits.T @ part).to(weight.dtype)
+                    weight_gradient = product if weight_gradient is None else weight_gradient.add_(product)
+        hidden_gradient = torch.cat(hidden_gradients).to(hidden.dtype) if hidden_gradients else torch.zeros_like(hidden)
+        if weight_gradient is None and for_weight:
+            weight_gradient = torch.zeros_like(weight)
+        ctx.gradients = (hidden_gradient if for_hidden else None, weight_gradient, bias_gradient)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.gradients is None:
+            raise RuntimeError("the gradient of linear_loss_sum can be taken once only")
+        (scale,), made = gradients, ctx.gradients
+        # Scaled in place: a second tensor of the vocabulary's size costs as much as the product.
+        ctx.gradients = None
+        return (*(None if one is None else one.mul_(scale) for one in made), None, None)
+
+
+def _to_gradient(logits: Tensor, bias: Tensor | None, labels: Tensor, bias_gradient: Tensor | None) -> Tensor:
+    """Overwrite the logits with the gradient of their losses' sum, softmax minus one-hot; give that sum."""
+    wide = _wide(logits)
+    if bias is not None:
+        wide += bias
+    normaliser = wide.logsumexp(-1, keepdim=True)
+    total = (normaliser - wide.gather(1, labels[:, None])).sum()
+    wide.sub_(normaliser).exp_()
+    wide.scatter_add_(1, labels[:, None], wide.new_full((len(labels), 1), -1.0))
+    if bias_gradient is not None:
+        bias_gradient += wide.sum(0)
+    if wide is not logits:
+        logits.copy_(wide)
+    return total

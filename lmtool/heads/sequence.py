@@ -1,0 +1,56 @@
+"""One vector for a document, and what is read off it.
+
+Shape letters: T tokens, N documents, H hidden width, C outputs.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from lmtool.nn.dropout import Draws, Dropout
+from lmtool.types import Packed
+
+
+def summary_index(packed: Packed, how: Literal["first", "last"]) -> Tensor:
+    """(N,) flat index of each document's first or last token."""
+    starts = torch.tensor(packed.starts, dtype=torch.int64)
+    if how == "last":
+        starts = starts + torch.tensor(packed.lengths, dtype=torch.int64) - 1
+    return starts.to(packed.tokens.device)
+
+
+def summary(hidden_TH: Tensor, packed: Packed, how: Literal["first", "last", "mean"]) -> Tensor:
+    """(N, H): the first token's hidden state, the last one's, or the mean over the document."""
+    if how != "mean":
+        return hidden_TH[summary_index(packed, how)]
+    lengths = torch.tensor(packed.lengths, dtype=hidden_TH.dtype, device=hidden_TH.device)
+    sums_NH = hidden_TH.new_zeros(len(packed.lengths), hidden_TH.shape[1]).index_add_(0, packed.documents, hidden_TH)
+    return sums_NH / lengths[:, None]
+
+
+class Pooler(nn.Module):
+    """tanh(dense(first token)) (BERT)."""
+
+    def __init__(self, hidden_size: int):
+        super().__init__()
+        self.dense = nn.Linear(hidden_size, hidden_size)
+
+    def forward(self, first_NH: Tensor) -> Tensor:
+        """(N, H) to (N, H)."""
+        return torch.tanh(self.dense(first_NH))
+
+
+class SequenceHead(nn.Module):
+    """Dropout and a linear map: classes or values of a document."""
+
+    def __init__(self, hidden_size: int, outputs: int, dropout: float = 0.0):
+        super().__init__()
+        self.dropout = Dropout(dropout)
+        self.output = nn.Linear(hidden_size, outputs)
+
+    def forward(self, summary_NH: Tensor, draws: Draws | None = None) -> Tensor:
+        """(N, H) to (N, C). draws: those of the summarised tokens, `draws.rows(summary_index(...))`."""
+        return self.output(self.dropout(summary_NH, draws))

@@ -1,0 +1,153 @@
+"""GPT-2: Radford, Wu, Child, Luan, Amodei, Sutskever, "Language Models are Unsupervised Multitask Learners", 2019.
+The sizes are those of https://github.com/openai/gpt-2 and of its published larger checkpoints.
+
+    token + position
+             |
+          dropout
+             |
+    +--------+--------+
+    |      norm1      |
+    |    self_attn    |   a token sees itself and what is before it
+    |        |        |
+    +-----> add ------+
+             |                 x num_layers
+    +--------+--------+
+    |      norm2      |
+    | fc_in gelu fc_out
+    |        |        |
+    +-----> add ------+
+             |
+         final_norm
+             |
+          hidden
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from lmtool.models.configs import GptConfig
+from lmtool.models.keymap import KeyMap
+from lmtool.nn.attention import SelfAttention
+from lmtool.nn.blocks import PreNormLayer
+from lmtool.nn.cache import Cache
+from lmtool.nn.dropout import Draws
+from lmtool.nn.embeddings import Embeddings
+from lmtool.nn.feedforward import FeedForward
+from lmtool.nn.initialization import initialize, materialize, normal
+from lmtool.nn.layout import Causal, Layout
+from lmtool.nn.positions import Learned
+from lmtool.types import Packed
+
+
+class Gpt(nn.Module):
+    """The decoder, without its head, which is the token table again."""
+
+    def __init__(self, config: GptConfig):
+        super().__init__()
+        self.config = config
+        self.hidden_size = width = config.hidden_size
+
+        def norm() -> nn.LayerNorm:
+            return nn.LayerNorm(width, config.norm_epsilon)
+
+        position = Learned(config.max_positions, width)
+        self.embed = Embeddings(config.vocab_size, width, position, config.dropout)
+        self.layers = nn.ModuleList(
+            PreNormLayer(
+                SelfAttention(width, config.num_heads, config.attention_dropout),
+                FeedForward(width, config.feedforward_size, "gelu_tanh"),
+                norm(),
+                norm(),
+                config.dropout,
+            )
+            for _ in range(config.num_layers)
+        )
+        self.final_norm = norm()
+
+    def forward(self, packed: Packed, draws: Draws | None = None, cache: Cache | None = None) -> Tensor:
+        """Hidden states (T, H) after the final norm. cache: the tokens before these; these are added to it."""
+        layout = Layout.of(packed, Causal()) if cache is None else cache.layout(packed, Causal())
+        positions_T = None if cache is None else layout.query_positions
+        x_TH = self.embed.finish(self.embed.tokens(packed.tokens), packed, draws, positions_T)
+        for number, layer in enumerate(self.layers):
+            x_TH = layer(x_TH, layout, draws, self.embed.position, None if cache is None else cache.layers[number])
+        return self.final_norm(x_TH)
+
+    def new_cache(self, documents: int, capacity: int) -> Cache:
+        """An empty cache for this many texts of at most `capacity` tokens."""
+        self.embed.position.check(capacity)
+        return Cache(self.config.num_layers, documents, capacity)
+
+    def initialize(self, module: nn.Module, seed: int, prefix: str) -> None:
+        """Initial weights of this model or a head on it, as published (section 2.3): what writes into the residual
+        stream is scaled down by the square root of the number of such layers, two a block."""
+        std = self.config.initializer_std
+        initialize(module, seed, normal(std), prefix)
+        residual = normal(std / math.sqrt(2 * self.config.num_layers))
+        for name, part in module.named_modules():
+            if name.endswith(("self_attn.out_proj", "ffn.fc_out")):
+                initialize(part, seed, residual, f"{prefix}{name}.")
+
+
+def build(config: GptConfig, seed: int) -> Gpt:
+    """A new decoder on the default device."""
+    model = materialize(lambda: Gpt(config))
+    model.initialize(model, seed, "backbone.")
+    return model
+
+
+_LAYER = "backbone.layers.*."
+_PUBLISHED = "transformer.h.*."
+KEYS = KeyMap(
+    (
+        ("backbone.embed.token", "transformer.wte"),
+        ("backbone.embed.position", "transformer.wpe"),
+        (_LAYER + "norm1", _PUBLISHED + "ln_1"),
+        (_LAYER + "self_attn.qkv", _PUBLISHED + "attn.c_attn"),
+        (_LAYER + "self_attn.out_proj", _PUBLISHED + "attn.c_proj"),
+        (_LAYER + "norm2", _PUBLISHED + "ln_2"),
+        (_LAYER + "ffn.fc_in", _PUBLISHED + "mlp.c_fc"),
+        (_LAYER + "ffn.fc_out", _PUBLISHED + "mlp.c_proj"),
+        ("backbone.final_norm", "transformer.ln_f"),
+    )
+)
+_PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+# GPT-2's linear maps are stored as (inputs, outputs), the transpose of torch's.
+_TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
+_MASKS = (".attn.bias", ".attn.masked_bias")
+
+
+def to_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Our checkpoint's tensors under the names of a Hugging Face GPT2LMHeadModel. The tied head is not written."""
+    joined: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        module, _, kind = name.rpartition(".")
+        owner, _, projection = module.rpartition(".")
+        if projection == "q_proj":
+            joined[f"{owner}.qkv.{kind}"] = torch.cat([tensors[f"{owner}.{one}.{kind}"] for one in _PROJECTIONS])
+        elif projection not in _PROJECTIONS:
+            joined[name] = tensor
+    published = {KEYS.to_published(name) or name: tensor for name, tensor in joined.items()}
+    return {name: one.T.contiguous() if name.endswith(_TRANSPOSED) else one for name, one in published.items()}
+
+
+def from_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The reverse; also for a bare GPT2Model, whose names lack `transformer.`. Masks of old files are dropped."""
+    renamed: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if name == "lm_head.weight" or name.endswith(_MASKS):
+            continue
+        full = name if name.startswith(("transformer.", "score.")) else "transformer." + name
+        ours = KEYS.from_published(full) or name
+        values = tensor.T.contiguous() if full.endswith(_TRANSPOSED) else tensor
+        if ".qkv." in ours:
+            for projection, part in zip(_PROJECTIONS, values.chunk(3), strict=True):
+                renamed[ours.replace("qkv", projection)] = part.clone()
+        else:
+            renamed[ours] = values
+    return renamed

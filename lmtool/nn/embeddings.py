@@ -1,0 +1,54 @@
+"""Tokens to vectors, in two calls: `tokens` looks them up, `finish` adds what depends on the place.
+
+Between the two, soft prompts are inserted. Shape letters: T tokens, H hidden width, V rows of the token table.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from lmtool.nn.dropout import Draws, Dropout
+from lmtool.nn.positions import Position
+from lmtool.types import Packed
+
+
+class Embeddings(nn.Module):
+    """Token vectors, positions, and where a family has them segments and a norm; then dropout.
+
+    token: (V, H). segments: rows of the segment table, 0 for none; the ids are the column "segment", 0 where a batch
+    has none. norm: applied to the sum.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        hidden_size: int,
+        position: Position,
+        dropout: float,
+        segments: int = 0,
+        norm: nn.Module | None = None,
+    ):
+        super().__init__()
+        self.token = nn.Embedding(vocab_size, hidden_size)
+        self.position = position
+        self.segment = nn.Embedding(segments, hidden_size) if segments else None
+        self.norm = norm
+        self.dropout = Dropout(dropout)
+
+    def tokens(self, ids_T: Tensor) -> Tensor:
+        """(T,) ids to (T, H)."""
+        return self.token(ids_T)
+
+    def finish(
+        self, vectors_TH: Tensor, packed: Packed, draws: Draws | None = None, positions_T: Tensor | None = None
+    ) -> Tensor:
+        """Positions, segments, norm and dropout. positions_T: where the tokens stand when not from 0 on (a cache)."""
+        if positions_T is None:
+            self.position.check(max(packed.lengths, default=0))
+        x_TH = self.position.embed(vectors_TH, packed.positions if positions_T is None else positions_T)
+        if self.segment is not None:
+            ids_T = packed.columns.get("segment")
+            x_TH = x_TH + (self.segment.weight[0] if ids_T is None else self.segment(ids_T))
+        if self.norm is not None:
+            x_TH = self.norm(x_TH)
+        return self.dropout(x_TH, draws)

@@ -1,0 +1,214 @@
+"""Which tokens see which: documents as segments of flat tensors, a named mask, and the plan of tiles.
+
+Packed documents, padded rows and a cache buffer with room to spare are all starts and lengths. A batch's plan is made
+once and shared by the layers: documents whose lengths fall into the same class of 16 stand as the rows of one tile.
+Width 16 was within 20% of the fastest everywhere on a CPU; padding to the batch's longest was 2.3 to 6.3 times slower.
+
+Shape letters: T query tokens, S key tokens, N documents, R rows of a tile, L queries and K keys of a row, P places in
+all tiles together, M of them real.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from lmtool.types import Packed
+
+TILE_WIDTH = 16
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Where documents lie in a flat tensor: first index and number of tokens of each, on the host."""
+
+    starts: tuple[int, ...]
+    lengths: tuple[int, ...]
+
+    @classmethod
+    def packed(cls, lengths: tuple[int, ...]) -> Segments:
+        """Documents laid end to end."""
+        starts, at = [], 0
+        for length in lengths:
+            starts.append(at)
+            at += length
+        return cls(tuple(starts), tuple(lengths))
+
+    def cu_lengths(self, device: torch.device) -> Tensor:
+        """(N+1,) int32: 0 and the cumulative lengths, as the variable-length kernels want them; contiguous only."""
+        return torch.tensor([*self.starts, sum(self.lengths)], dtype=torch.int32, device=device)
+
+    @cached_property
+    def contiguous(self) -> bool:
+        """Whether they are laid end to end from 0, so that every token is in exactly one of them."""
+        return self.starts == Segments.packed(self.lengths).starts
+
+
+class Mask(Protocol):
+    """Says which keys a query sees. Both positions count the keys of the document."""
+
+    def allow(self, query_RL1: Tensor, key_R1K: Tensor, documents_R: Tensor) -> Tensor | None:
+        """(R, L, K) bool, or None where all is visible. Padding is not the mask's concern."""
+
+
+@dataclass(frozen=True)
+class Full:
+    """Every token sees its whole document."""
+
+    def allow(self, query_RL1: Tensor, key_R1K: Tensor, documents_R: Tensor) -> Tensor | None:
+        return None
+
+
+@dataclass(frozen=True)
+class Causal:
+    """A token sees itself and what comes before it."""
+
+    def allow(self, query_RL1: Tensor, key_R1K: Tensor, documents_R: Tensor) -> Tensor | None:
+        return key_R1K <= query_RL1
+
+
+@dataclass(frozen=True)
+class PrefixLM:
+    """Causal, except that the first `prefixes[n]` tokens of document n are seen by all of it."""
+
+    prefixes: tuple[int, ...]
+
+    def allow(self, query_RL1: Tensor, key_R1K: Tensor, documents_R: Tensor) -> Tensor | None:
+        prefix_R = torch.tensor(self.prefixes)[documents_R]
+        return (key_R1K <= query_RL1) | (key_R1K < prefix_R[:, None, None])
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Documents of about the same length, one a row; short ones repeat their last token to the width.
+
+    query_RL, key_RK: flat indices of the tokens. query_positions_RL, key_positions_RK: positions among the keys of
+    the document. allow: (R, 1, L, K) or (R, 1, 1, K) bool, None where all may be seen. causal: `allow` is the plain
+    lower triangle, which the fused kernel has built in.
+    """
+
+    query_RL: Tensor
+    key_RK: Tensor
+    query_positions_RL: Tensor
+    key_positions_RK: Tensor
+    allow: Tensor | None
+    causal: bool
+
+
+@dataclass(frozen=True)
+class Places:
+    """How the tokens of one side stand in the tiles, all tiles laid end to end.
+
+    into_P: the token at each place. real_M, tokens_M: the places that are no padding, and the token at each; ordered
+    by token. complete: every token of the flat tensor has its place, so `tokens_M` is 0..T-1. identity: the places
+    are the tokens themselves, nothing has to move.
+    """
+
+    into_P: Tensor
+    real_M: Tensor
+    tokens_M: Tensor
+    complete: bool
+    identity: bool
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the queries of a batch stand to its keys.
+
+    query, key: segments of the same N documents on both sides; an encoder-decoder's cross-attention gives two of
+    different lengths. query_start: (N,) position of each document's first query among its keys: 0 in training, the
+    length of the cache in decoding. device: where the index tensors are wanted.
+    """
+
+    query: Segments
+    key: Segments
+    mask: Mask
+    query_start: tuple[int, ...] = field(default=())
+    device: torch.device = field(default=torch.device("cpu"))
+
+    def __post_init__(self) -> None:
+        if len(self.query.lengths) != len(self.key.lengths):
+            raise ValueError(f"{len(self.query.lengths)} documents of queries, {len(self.key.lengths)} of keys")
+        if not self.query_start:
+            object.__setattr__(self, "query_start", (0,) * len(self.query.lengths))
+
+    @classmethod
+    def of(cls, packed: Packed, mask: Mask) -> Layout:
+        """Self-attention within each document of a packed batch."""
+        segments = Segments(packed.starts, packed.lengths)
+        return cls(segments, segments, mask, device=packed.tokens.device)
+
+    @cached_property
+    def tiles(self) -> tuple[Tile, ...]:
+        """The plan: every document is one row of one tile."""
+        return tuple(self._tile(numbers) for numbers in self._classes)
+
+    @cached_property
+    def query_places(self) -> Places:
+        return self._places(self.query)
+
+    @cached_property
+    def key_places(self) -> Places:
+        return self.query_places if self.key is self.query else self._places(self.key)
+
+    @cached_property
+    def query_positions(self) -> Tensor:
+        """(T,) position of each query among the keys of its document; queries lie end to end."""
+        starts, lengths = torch.tensor(self.query_start), torch.tensor(self.query.lengths)
+        firsts = torch.repeat_interleave(torch.tensor(Segments.packed(self.query.lengths).starts) - starts, lengths)
+        return (torch.arange(len(firsts)) - firsts).to(self.device)
+
+    @cached_property
+    def _classes(self) -> tuple[list[int], ...]:
+        """The documents that attend, by the classes of their lengths. Those without queries or keys are in none:
+        their outputs are zero."""
+        classes: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for number, (queries, keys) in enumerate(zip(self.query.lengths, self.key.lengths, strict=True)):
+            if queries and keys:
+                classes[-(-queries // TILE_WIDTH), -(-keys // TILE_WIDTH)].append(number)
+        return tuple(classes.values())
+
+    def _tile(self, numbers: list[int]) -> Tile:
+        query_RL, query_steps_RL, query_lengths_R = _rows(self.query, numbers)
+        key_RK, key_steps_RK, key_lengths_R = _rows(self.key, numbers)
+        starts_R = torch.tensor([self.query_start[number] for number in numbers])
+        positions_RL = query_steps_RL + starts_R[:, None]
+        # Causal self-attention needs no mask for the padding of its rows: it comes after every real query.
+        causal = isinstance(self.mask, Causal) and not starts_R.any() and torch.equal(query_lengths_R, key_lengths_R)
+        allow = self.mask.allow(positions_RL[:, :, None], key_steps_RK[:, None, :], torch.tensor(numbers))
+        if causal:
+            # Steps repeat in the padding, so the positions would let its queries see ahead: harmless, but no triangle.
+            allow = torch.ones(1, query_RL.shape[1], key_RK.shape[1], dtype=torch.bool).tril()
+        else:
+            real_R1K = (torch.arange(key_RK.shape[1]) < key_lengths_R[:, None])[:, None]
+            allow = real_R1K if allow is None else allow & real_R1K
+        allow = None if allow.all() else allow[:, None].to(self.device)
+        indices = (index.to(self.device) for index in (query_RL, key_RK, positions_RL, key_steps_RK))
+        return Tile(*indices, allow=allow, causal=causal)
+
+    def _places(self, segments: Segments) -> Places:
+        rows = [_rows(segments, numbers) for numbers in self._classes]
+        empty = torch.zeros(0, dtype=torch.int64)
+        into_P = torch.cat([empty, *(index.flatten() for index, _, _ in rows)])
+        real_P = torch.cat(
+            [empty.bool(), *((torch.arange(index.shape[1]) < lengths[:, None]).flatten() for index, _, lengths in rows)]
+        )
+        real_M = real_P.nonzero().flatten()
+        tokens_M, order_M = into_P[real_M].sort()
+        complete = segments.contiguous and len(tokens_M) == sum(segments.lengths)
+        identity = complete and torch.equal(into_P, tokens_M)
+        to = self.device
+        return Places(into_P.to(to), real_M[order_M].to(to), tokens_M.to(to), complete, identity)
+
+
+def _rows(segments: Segments, numbers: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """(R, L) flat indices of the documents' tokens, (R, L) their positions, and the (R,) lengths."""
+    lengths_R = torch.tensor([segments.lengths[number] for number in numbers])
+    starts_R = torch.tensor([segments.starts[number] for number in numbers])
+    steps_RL = torch.minimum(torch.arange(int(lengths_R.max())), lengths_R[:, None] - 1)
+    return starts_R[:, None] + steps_RL, steps_RL, lengths_R

@@ -1,0 +1,161 @@
+"""All paths of the one door give what the plain loop gives, forward and backward."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from lmtool.nn.attention import SelfAttention, attend, project, reference_attention
+from lmtool.nn.layout import Causal, Full, Layout, PrefixLM, Segments
+from lmtool.types import Packed
+
+LENGTHS = (7, 70, 1, 0, 16, 33, 7, 32, 17)
+HEADS, SIZE = 3, 8
+
+
+class Distance(nn.Module):
+    """A learned bias by clipped distance, for each head: stands for T5's and ALiBi's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(HEADS, 21, dtype=torch.float64))
+
+    def score(self, q, k, query_positions_RL, key_positions_RK):
+        distance = (key_positions_RK[:, None, :] - query_positions_RL[:, :, None]).clamp(-10, 10) + 10
+        return self.table[:, distance].transpose(0, 1)
+
+
+def tensors(*lengths: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    return [
+        torch.randn(length, HEADS, SIZE, dtype=torch.float64, generator=generator).requires_grad_()
+        for length in lengths
+    ]
+
+
+def assert_same(layout: Layout, queries: int, keys: int, bias: Distance | None = None, scale: float | None = None):
+    inputs = tensors(queries, keys, keys)
+    leaves = [*inputs, *(bias.parameters() if bias is not None else ())]
+    weights = torch.randn(queries, HEADS, SIZE, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    # Rows outside every document are nobody's output.
+    got, wanted = attend(*inputs, layout, bias, scale), reference_attention(*inputs, layout, bias, scale)
+    torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
+    got_gradients = torch.autograd.grad((got * weights).sum(), leaves)
+    for mine, theirs in zip(got_gradients, torch.autograd.grad((wanted * weights).sum(), leaves), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("bias", [None, Distance()], ids=["plain", "bias"])
+@pytest.mark.parametrize("scale", [None, 1.0])
+@pytest.mark.parametrize("mask", [Full(), Causal(), PrefixLM((3, 20, 1, 0, 16, 9, 0, 5, 2))])
+def test_self_attention_equals_reference(mask, scale, bias):
+    segments = Segments.packed(LENGTHS)
+    assert_same(Layout(segments, segments, mask), sum(LENGTHS), sum(LENGTHS), bias, scale)
+
+
+@pytest.mark.parametrize("lengths", [tuple(range(1, 71)), (16, 16, 16), (5,), (16, 32, 3, 0, 0)])
+@pytest.mark.parametrize("mask", [Full(), Causal()])
+def test_every_length(mask, lengths):
+    segments = Segments.packed(lengths)
+    assert_same(Layout(segments, segments, mask), sum(lengths), sum(lengths))
+
+
+@pytest.mark.parametrize("bias", [None, Distance()], ids=["plain", "bias"])
+def test_cross_attention_with_other_lengths(bias):
+    keys = (3, 40, 0, 5, 61, 2, 17, 16, 1)
+    layout = Layout(Segments.packed(LENGTHS), Segments.packed(keys), Full())
+    assert_same(layout, sum(LENGTHS), sum(keys), bias)
+
+
+@pytest.mark.parametrize("queries", [(1, 1, 1), (4, 2, 7)])
+@pytest.mark.parametrize("bias", [None, Distance()], ids=["plain", "bias"])
+def test_decoding_from_a_buffer_with_room_to_spare(queries, bias):
+    before, capacity = (30, 0, 12), 50
+    total = tuple(old + new for old, new in zip(before, queries, strict=True))
+    layout = Layout(Segments.packed(queries), Segments((0, capacity, 2 * capacity), total), Causal(), before)
+    assert_same(layout, sum(queries), 3 * capacity, bias)
+
+
+def test_padded_rows_are_segments_too():
+    rows = Segments((0, 20, 40), (20, 3, 11))
+    layout = Layout(rows, rows, Causal())
+    inputs = tensors(60, 60, 60)
+    out = attend(*inputs, layout)
+    torch.testing.assert_close(out, reference_attention(*inputs, layout), rtol=0, atol=1e-12)
+    assert not out[23:40].any()
+
+
+def test_half_precision_is_computed_in_single():
+    segments = Segments.packed(LENGTHS)
+    layout = Layout(segments, segments, Full())
+    inputs = [one.detach().bfloat16() for one in tensors(*[sum(LENGTHS)] * 3)]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = attend(*inputs, layout)
+    wanted = reference_attention(*(one.double() for one in inputs), layout)
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out, wanted.bfloat16(), rtol=2**-8, atol=1e-6)
+
+
+def test_a_causal_token_depends_on_itself_and_what_is_before_it():
+    segments = Segments.packed((6, 5))
+    q, k, v = tensors(11, 11, 11)
+    out = attend(q, k, v, Layout(segments, segments, Causal()))
+    support = torch.stack([torch.autograd.grad(row.sum(), v, retain_graph=True)[0].abs().sum((1, 2)) > 0 for row in out])
+    assert torch.equal(support, torch.block_diag(torch.ones(6, 6).tril(), torch.ones(5, 5).tril()).bool())
+
+
+def test_documents_of_one_class_share_a_tile():
+    segments = Segments.packed((3, 9, 16, 17, 31, 100, 0))
+    assert sorted(tuple(tile.query_RL.shape) for tile in Layout(segments, segments, Full()).tiles) == [
+        (1, 100),
+        (2, 31),
+        (3, 16),
+    ]
+
+
+def test_packed_documents_do_not_see_each_other():
+    attention = SelfAttention(24, 3, 0.0).double()
+    x = torch.randn(20, 24, dtype=torch.float64)
+    packed = Packed(torch.zeros(20, dtype=torch.int64), (8, 12))
+    together = attention(x, Layout.of(packed, Full()))
+    for part, length in zip(x.split((8, 12)), (8, 12), strict=True):
+        alone = attention(part, Layout.of(Packed(torch.zeros(length, dtype=torch.int64), (length,)), Full()))
+        torch.testing.assert_close(alone, together[:8] if length == 8 else together[8:], rtol=0, atol=1e-13)
+
+
+def test_joined_projections_equal_three():
+    x = torch.randn(9, 24)
+    linears = [nn.Linear(24, 24) for _ in range(3)]
+    for mine, linear in zip(project(x, *linears), linears, strict=True):
+        torch.testing.assert_close(mine, linear(x), rtol=0, atol=1e-6)
+
+
+def test_an_edited_projection_is_called_by_itself():
+    class Shifted(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) + 1
+
+    x = torch.randn(9, 24)
+    q_proj, k_proj, v_proj = Shifted(24, 24), nn.Linear(24, 24), nn.Linear(24, 24)
+    v_proj.register_forward_hook(lambda module, inputs, output: output * 2)
+    q, _, v = project(x, q_proj, k_proj, v_proj)
+    torch.testing.assert_close(q, nn.functional.linear(x, q_proj.weight, q_proj.bias) + 1)
+    torch.testing.assert_close(v, nn.functional.linear(x, v_proj.weight, v_proj.bias) * 2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mask", [Full(), Causal()])
+def test_flash_on_cuda_equals_reference(mask):
+    lengths = (7, 70, 1, 16, 33, 7, 32, 17)
+    segments = Segments.packed(lengths)
+    layout = Layout(segments, segments, mask, device=torch.device("cuda"))
+    inputs = [one.detach().cuda() for one in tensors(*[sum(lengths)] * 3)]
+    halves = [one.bfloat16().requires_grad_() for one in inputs]
+    wholes = [one.detach().double().requires_grad_() for one in halves]
+    out, wanted = attend(*halves, layout), reference_attention(*wholes, layout)
+    torch.testing.assert_close(out.double(), wanted, rtol=2e-2, atol=2e-2)
+    out.float().square().sum().backward()
+    wanted.square().sum().backward()
+    for mine, theirs in zip(halves, wholes, strict=True):
+        torch.testing.assert_close(mine.grad.double(), theirs.grad, rtol=5e-2, atol=5e-2)

@@ -1,0 +1,135 @@
+"""Dropout keyed by token: its rate, its independence, and that neither packing nor splitting changes it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lmtool.nn.attention import SelfAttention
+from lmtool.nn.blocks import PreNormLayer
+from lmtool.nn.dropout import DeviceDraws, Dropout, TokenDraws, token_keys
+from lmtool.nn.feedforward import FeedForward
+from lmtool.nn.layout import Causal, Full, Layout
+from lmtool.types import Packed
+
+
+def packed_of(*lengths: int) -> Packed:
+    return Packed(torch.zeros(sum(lengths), dtype=torch.int64), lengths)
+
+
+def draws_for(lengths, examples, parts=None, step=1, seed=0) -> TokenDraws:
+    parts = [0] * len(lengths) if parts is None else parts
+    return TokenDraws(token_keys(seed, step, torch.tensor(examples), torch.tensor(parts), packed_of(*lengths)))
+
+
+def kept(draws: TokenDraws, tokens: int, channels: int, rate: float = 0.5) -> torch.Tensor:
+    return draws.drop(torch.ones(tokens, channels), rate) > 0
+
+
+def test_without_draws_or_rate_nothing_happens():
+    x = torch.randn(5, 8)
+    assert Dropout(0.5)(x, None) is x
+    assert Dropout(0.0)(x, draws_for((5,), (0,))) is x
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.1, 0.5])
+def test_rate_and_scale(rate):
+    x = torch.ones(2000, 250, dtype=torch.float64)
+    out = draws_for((1000, 1000), (3, 4)).drop(x, rate)
+    deviation = (rate * (1 - rate) / x.numel()) ** 0.5
+    assert abs((out == 0).double().mean() - rate) < 4 * deviation + 1e-5
+    torch.testing.assert_close(out[out > 0], torch.full_like(out[out > 0], 1 / (1 - rate)), rtol=2e-5, atol=0)
+    # No token and no channel is special.
+    for dim in (0, 1):
+        share = (out == 0).double().mean(dim)
+        assert (share - rate).abs().max() < 5.5 * (rate * (1 - rate) / x.shape[dim]) ** 0.5
+
+
+def test_choices_are_independent():
+    draws = draws_for((500, 500), (0, 1))
+    site0, site1 = kept(draws, 1000, 256), kept(draws, 1000, 256)
+    others = {
+        "site": (site0, site1),
+        "channel": (site0[:, :-1], site0[:, 1:]),
+        "lane": (site0[:, :-4], site0[:, 4:]),
+        "position": (site0[:-1], site0[1:]),
+        "example": (site0[:500], site0[500:]),
+        "step": (site0, kept(draws_for((500, 500), (0, 1), step=2), 1000, 256)),
+        "seed": (site0, kept(draws_for((500, 500), (0, 1), seed=1), 1000, 256)),
+        "part": (site0, kept(draws_for((500, 500), (0, 1), parts=(1, 1)), 1000, 256)),
+    }
+    for name, (one, other) in others.items():
+        agree = (one == other).double().mean()
+        assert abs(agree - 0.5) < 4.5 * 0.5 / one.numel() ** 0.5, name
+
+
+def test_values_are_frozen():
+    first = kept(draws_for((3,), (7,), seed=5), 3, 16)
+    assert ["".join("01"[int(one)] for one in row) for row in first] == [
+        "1100101101010101",
+        "1000001001001010",
+        "1010111101011000",
+    ]
+
+
+def test_packing_does_not_change_it():
+    together = kept(draws_for((4, 6, 3), (10, 11, 12), (0, 1, 0)), 13, 20)
+    assert torch.equal(together[4:10], kept(draws_for((6,), (11,), (1,)), 6, 20))
+    assert torch.equal(together[10:], kept(draws_for((3, 6), (12, 11), (0, 1)), 9, 20)[:3])
+
+
+def test_rows_are_the_tokens_draws():
+    draws = draws_for((4, 6), (1, 2))
+    rows = draws.rows(torch.tensor([0, 4]))
+    site = draws_for((4, 6), (1, 2))
+    assert torch.equal(kept(rows, 2, 20), kept(site, 10, 20)[[0, 4]])
+    # The rows count on in the sites of the whole.
+    assert torch.equal(kept(draws, 10, 20), kept(site, 10, 20))
+
+
+def test_gradient_uses_the_same_choice():
+    x = torch.randn(6, 10, dtype=torch.float64, requires_grad=True)
+    out = draws_for((6,), (0,)).drop(x, 0.3)
+    (gradient,) = torch.autograd.grad(out.sum(), x)
+    torch.testing.assert_close(gradient, out.detach() / x.detach(), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("mask", [Full(), Causal()])
+def test_attention_dropout_has_its_rate_and_follows_the_token(mask):
+    torch.manual_seed(0)
+    attention = SelfAttention(24, 3, 0.25).double()
+    x = torch.randn(40, 24, dtype=torch.float64)
+    together = attention(x, Layout.of(packed_of(11, 29), mask), draws_for((11, 29), (5, 6)))
+    alone = attention(x[11:], Layout.of(packed_of(29), mask), draws_for((29,), (6,)))
+    torch.testing.assert_close(together[11:], alone, rtol=0, atol=1e-13)
+    assert not torch.allclose(alone, attention(x[11:], Layout.of(packed_of(29), mask)))
+    weights = torch.ones(2, 3, 40, 40)
+    dropped = draws_for((40, 40), (0, 1)).drop_weights(weights, torch.arange(80).view(2, 40), 0, 0.25)
+    assert abs((dropped == 0).double().mean() - 0.25) < 4 * (0.25 * 0.75 / weights.numel()) ** 0.5
+
+
+def test_micro_batches_give_the_same_gradient():
+    torch.manual_seed(0)
+    layer = PreNormLayer(
+        SelfAttention(24, 3, 0.2), FeedForward(24, 32, "gelu"), torch.nn.LayerNorm(24), torch.nn.LayerNorm(24), 0.2
+    ).double()
+    lengths, examples = (5, 20, 1, 18), (9, 2, 4, 7)
+    x = torch.randn(sum(lengths), 24, dtype=torch.float64)
+    layer(x, Layout.of(packed_of(*lengths), Causal()), draws_for(lengths, examples)).square().sum().backward()
+    whole = [parameter.grad.clone() for parameter in layer.parameters()]
+    layer.zero_grad()
+    parts = dict(zip(range(4), x.split(lengths), strict=True))
+    for members in ((3, 1), (2,), (0,)):
+        some = tuple(lengths[one] for one in members)
+        part = torch.cat([parts[one] for one in members])
+        draws = draws_for(some, tuple(examples[one] for one in members))
+        layer(part, Layout.of(packed_of(*some), Causal()), draws).square().sum().backward()
+    for parameter, wanted in zip(layer.parameters(), whole, strict=True):
+        torch.testing.assert_close(parameter.grad, wanted, rtol=0, atol=1e-11)
+
+
+def test_device_draws_repeat_with_their_seed():
+    x = torch.ones(50, 8)
+    first = DeviceDraws(3, torch.device("cpu")).drop(x, 0.5)
+    assert torch.equal(first, DeviceDraws(3, torch.device("cpu")).drop(x, 0.5))
+    assert not torch.equal(first, DeviceDraws(4, torch.device("cpu")).drop(x, 0.5))
