@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lmtool.data.tables import read_rows
+from lmtool.data.tables import SUFFIXES, read_table
 from lmtool.errors import UserError
 from lmtool.tasks.configs import TaskConfig
 
-SUFFIXES = (".tsv", ".csv", ".jsonl", ".txt")
 # Columns where a row's own number may stand; the first that a file has is taken.
 IDS = ("id", "idx", "index", "guid")
 _DEVELOPMENT = re.compile(r"^(validation|valid|val|devel|development|dev)(?=$|[_-])")
@@ -20,10 +19,11 @@ _DEVELOPMENT = re.compile(r"^(validation|valid|val|devel|development|dev)(?=$|[_
 
 @dataclass(frozen=True)
 class Table:
-    """A file's columns by name, and the (file, line) of each row."""
+    """A file's columns by name, the (file, line) of each row, and the names of all columns the file has."""
 
-    columns: dict[str, list]
+    columns: dict[str, list[Any]]
     origin: list[tuple[str, int]]
+    names: tuple[str, ...] = ()
 
 
 def canonical(split: str) -> str:
@@ -76,24 +76,24 @@ def _splits(config: TaskConfig, folder: Path) -> dict[str, Path]:
 
 
 def _read(config: TaskConfig, file: Path) -> tuple[Table, int]:
-    names = _first_cells(file)
-    known = {config.aliases.get(name, name) for name in names}
-    # A data set without header lines may have one all the same, as GLUE's test files do: it names the text columns.
-    header = None if known.issuperset(config.text) or file.suffix.lower() == ".jsonl" else config.header
-    needed = None
-    if known.issuperset((*config.text, config.label)):
-        # MNLI's files are mostly parse trees that nobody reads.
-        kept = {*config.text, config.label, *IDS}
-        needed = [name for name in names if config.aliases.get(name, name) in kept]
-    rows = read_rows(file, header=header, ragged=config.ragged_rows, needed=needed)
-    return Table(rows.columns, rows.origin), rows.skipped
+    header = None if config.header is None or _has_header(config, file) else config.header
+    rows = read_table(file, header=header, skip_ragged=config.ragged_rows == "skip")
+    # MNLI's files are mostly parse trees that nobody reads: not kept.
+    kept = {*config.text, config.label, *config.aliases, *IDS}
+    columns = {name: values for name, values in rows.columns.items() if name in kept}
+    return Table(columns, rows.origin, tuple(rows.columns)), rows.skipped
 
 
-def _first_cells(file: Path) -> list[str]:
-    """The cells of a table's first line; nothing for JSON lines, and for what the strict reader will refuse."""
+def _has_header(config: TaskConfig, file: Path) -> bool:
+    """Whether a file of a data set without header lines has one all the same, as GLUE's test files do: its first line
+    names the text columns."""
     suffix = file.suffix.lower()
-    if suffix == ".jsonl":
-        return []
+    if suffix in (".jsonl", ".json"):
+        return True
     with file.open("rb") as handle:
         line = handle.readline(1 << 20).decode("utf-8-sig", errors="replace").rstrip("\r\n")
-    return next(csv.reader([line]), []) if suffix == ".csv" else line.split("\t")
+    try:
+        cells = next(csv.reader([line]), []) if suffix == ".csv" else line.split("\t")
+    except csv.Error:  # the strict reader will say what is wrong with it
+        return False
+    return {config.aliases.get(cell, cell) for cell in cells}.issuperset(config.text)

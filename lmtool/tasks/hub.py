@@ -43,4 +43,4 @@ def _table(config: TaskConfig, origin: str, rows: Any) -> Table:
         names = getattr(feature, "names", None)
         if names:
             columns[name] = [names[value] if value is not None and value >= 0 else "" for value in columns[name]]
-    return Table(columns, [(origin, number) for number in range(len(rows))])
+    return Table(columns, [(origin, number) for number in range(len(rows))], tuple(columns))

@@ -82,7 +82,7 @@ def _tables(config: TaskConfig, cache_dir: str | Path, offline: bool) -> tuple[d
         return read_folder(config)
     if config.embedded is not None:
         found = pydocs_rows(cache_dir)
-        return {split: Table(*one) for split, one in found.items()}, {"source": config.embedded}
+        return {split: Table(*one, tuple(one[0])) for split, one in found.items()}, {"source": config.embedded}
     if config.hub is not None:
         return read_hub(config, cache_dir, offline), {"source": f"hub {config.hub}"}
     raise UserError(
@@ -100,8 +100,8 @@ def _columns(config: TaskConfig, split: str, table: Table) -> dict[str, list]:
     missing = [name for name in config.text if name not in columns]
     if missing:
         raise UserError(
-            f"{_where(table, split)}: no column {missing[0]} to read; there are {', '.join(table.columns)}",
-            f"name the text with task.text=[{','.join(list(table.columns)[: len(config.text)])}], "
+            f"{_where(table, split)}: no column {missing[0]} to read; there are {', '.join(table.names)}",
+            f"name the text with task.text=[{','.join(table.names[: len(config.text)])}], "
             "or the columns of a file without a header line with task.header=[...]",
         )
     if not table.origin:
@@ -112,7 +112,7 @@ def _columns(config: TaskConfig, split: str, table: Table) -> dict[str, list]:
 def _check_label(config: TaskConfig, split: str, columns: dict[str, list], table: Table) -> None:
     if config.label not in columns:
         raise UserError(
-            f"{_where(table, split)}: no column {config.label} to predict; there are {', '.join(table.columns)}",
+            f"{_where(table, split)}: no column {config.label} to predict; there are {', '.join(table.names)}",
             "name it with task.label=COLUMN",
         )
 

@@ -90,7 +90,7 @@ def test_scores_are_the_loss_and_join_to_examples(made):
     output, scores = learner(batch, 1), learner.score(batch)
     assert set(scores) == set(output.sums) == set(learner.weights)
     for name, one in scores.items():
-        assert float(one.losses.sum()) == pytest.approx(float(output.sums[name]), rel=1e-5)
+        assert one.losses.sum().item() == pytest.approx(output.sums[name].item(), rel=1e-5)
         assert len(one.losses) == learner.counts(batch)[name] == len(one.predictions)
         assert set(one.documents.tolist()) == set(range(6))
 
@@ -184,7 +184,7 @@ def test_a_tiny_model_learns(tokenizers):
     for step in range(1, 31):
         output = learner(batch, step)
         loss = output.sums["mlm"] / learner.counts(batch)["mlm"]
-        losses.append(float(loss))
+        losses.append(loss.item())
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

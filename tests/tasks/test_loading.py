@@ -1,0 +1,250 @@
+"""Labelled data from files: layouts, labels by name, held-out rows, and mistakes with their file and line."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+
+import numpy as np
+import pytest
+from task_fixtures import CONF, glue, singles, table, task_config
+
+from lmtool.errors import UserError
+from lmtool.tasks.loading import load_task
+
+GLUE = ["cola", "sst2", "mrpc", "qqp", "stsb", "mnli", "qnli", "rte", "wnli"]
+
+
+def load(config, seed=0, **keywords):
+    return load_task(config, seed, "unused", True, **keywords)
+
+
+def test_every_shipped_task_decodes_and_is_covered_here():
+    names = {path.stem for path in CONF.glob("*.yaml")}
+    assert names == {*GLUE, "classification", "regression", "custom", "pydocs"}
+    for name in names:
+        assert task_config(name).name == name
+
+
+@pytest.mark.parametrize("name", GLUE)
+def test_glue_folders_as_distributed(name, tmp_path):
+    config = task_config(name, path=glue(name, tmp_path / name))
+    data = load(config)
+    assert len(data.train) == 12
+    assert [*data.validation] == (["dev_matched", "dev_mismatched"] if name == "mnli" else ["dev"])
+    assert all(len(rows) == 6 and rows.labels is not None for rows in data.validation.values())
+    assert all(rows.labels is None for rows in data.test.values()) and data.test
+    assert len(data.train.texts) == len(config.text)
+    assert data.facts["skipped_rows"] == (1 if name == "qqp" else 0)
+    assert data.train.origin[0] == (str(tmp_path / name / "train.tsv"), 1 if name == "cola" else 2)
+    if name == "stsb":
+        assert data.train.labels[:3].tolist() == [5.0, 0.25, 3.8]
+    else:
+        names = [data.config.labels[label] for label in data.train.labels[:3]]
+        assert (
+            names
+            == {
+                "cola": ["acceptable", "unacceptable", "acceptable"],
+                "sst2": ["positive", "negative", "positive"],
+                "mrpc": ["equivalent", "not_equivalent", "equivalent"],
+                "qqp": ["not_duplicate", "duplicate", "not_duplicate"],
+                "mnli": ["neutral", "contradiction", "entailment"],
+                "qnli": ["not_entailment", "entailment", "not_entailment"],
+                "rte": ["not_entailment", "entailment", "not_entailment"],
+                "wnli": ["entailment", "not_entailment", "entailment"],
+            }[name]
+        )
+
+
+def test_mrpc_as_its_authors_distribute_it(tmp_path):
+    """Two .txt files with a byte order mark; the test file is labelled and never trained or validated on."""
+    names = ["\ufeffQuality", "#1 ID", "#2 ID", "#1 String", "#2 String"]
+    rows = [[label, 1, 2, text, text + " too"] for text, label in singles(20, [1, 0])]
+    table(tmp_path / "msr_paraphrase_train.txt", names, rows, end="\r\n")
+    table(tmp_path / "msr_paraphrase_test.txt", names, rows[:4], end="\r\n")
+    data = load(task_config("mrpc", path=tmp_path))
+    assert (len(data.train), len(data.validation["dev"]), len(data.test["test"])) == (18, 2, 4)
+    assert data.test["test"].labels is not None
+
+
+def test_mnli_names_without_genres_and_other_kinds_of_file(tmp_path):
+    rows = [
+        {"premise": text, "hypothesis": "so", "label": label} for text, label in singles(9, ["neutral", "entailment"])
+    ]
+    for split in ("train", "validation"):
+        (tmp_path / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    data = load(task_config("mnli", path=tmp_path))
+    assert [*data.validation] == ["dev"] and len(data.train) == 9
+    assert data.facts["warnings"] == ["no training row has the label contradiction"]
+
+
+def test_custom_task_from_the_command_line(tmp_path):
+    (tmp_path / "reviews.csv").write_text("stars,review\n" + "".join(f'{n % 3 + 9},"a, ""{n}"""\n' for n in range(30)))
+    config = task_config("custom", path=tmp_path / "reviews.csv", text=["review"], label="stars")
+    data = load(config)
+    assert data.config.labels == ("9", "10", "11")  # by number, not by letter
+    assert data.train.texts[0][0].startswith('a, "')
+    assert len(data.train) == 27 and len(data.validation["dev"]) == 3
+    assert "3 of 30 training rows held out" in data.facts["held_out"]
+    regression = load(
+        task_config("custom", kind="regression", path=tmp_path / "reviews.csv", text=["review"], label="stars")
+    )
+    assert set(regression.train.labels) == {9.0, 10.0, 11.0}
+
+
+def test_held_out_rows_are_seeded_and_share_no_text_with_train(tmp_path):
+    table(tmp_path / "train.tsv", ["text", "label"], [[f"text {number // 3}", number % 2] for number in range(300)])
+    config = task_config("classification", path=tmp_path)
+    first, again, other = (load(config, seed) for seed in (0, 0, 1))
+    held = first.validation["dev"]
+    assert len(held) == 30 and not set(held.texts[0]) & set(first.train.texts[0])
+    assert held.ids == again.validation["dev"].ids != other.validation["dev"].ids
+
+
+def test_train_examples_is_a_seeded_draw(tmp_path):
+    path = glue("sst2", tmp_path)
+    few = [load(task_config("sst2", path=path, train_examples=5), seed).train.ids for seed in (0, 0, 3)]
+    assert len(few[0]) == 5 and few[0] == few[1] != few[2]
+    assert load(task_config("sst2", path=path, train_examples=99)).facts["train_rows"] == 12
+
+
+def test_labels_are_names_before_they_are_numbers(tmp_path):
+    table(tmp_path / "train.tsv", ["text", "label"], [["a", 1], ["b", 0], ["c", 0]])
+    by_name = load(task_config("classification", path=tmp_path, labels=["1", "0"]))
+    rows = [
+        (text, label)
+        for part in (by_name.train, by_name.validation["dev"])
+        for text, label in zip(part.texts[0], part.labels, strict=True)
+    ]
+    assert dict(rows) == {"a": 0, "b": 1, "c": 1}
+    by_number = load(task_config("classification", path=tmp_path, labels=["no", "yes"]))
+    rows = [
+        (text, label)
+        for part in (by_number.train, by_number.validation["dev"])
+        for text, label in zip(part.texts[0], part.labels, strict=True)
+    ]
+    assert dict(rows) == {"a": 1, "b": 0, "c": 0}
+
+
+def test_balanced_weights_are_written_into_the_config(tmp_path):
+    table(
+        tmp_path / "train.tsv", ["text", "label"], [[f"t{number}", "b" if number % 4 else "a"] for number in range(8)]
+    )
+    table(tmp_path / "dev.tsv", ["text", "label"], [["x", "a"]])
+    data = load(task_config("classification", path=tmp_path, loss__class_weights="balanced"))
+    assert data.config.loss.class_weights == pytest.approx((8 / (2 * 2), 8 / (2 * 6)))
+    assert data.config.labels == ("a", "b")
+
+
+def test_no_data_and_missing_paths():
+    with pytest.raises(UserError, match="task=custom names no data") as caught:
+        load(task_config("custom"))
+    assert "task.path=FOLDER" in caught.value.hint
+    with pytest.raises(UserError, match="task.path=/no/such does not exist"):
+        load(task_config("sst2", path="/no/such"))
+
+
+def test_without_the_hub_the_error_says_what_to_type():
+    with pytest.raises(UserError) as caught:
+        load(task_config("sst2"))
+    assert "hub=nyu-mll/glue:sst2" in caught.value.message
+    assert "lmtool finetune task=sst2 task.path=" in caught.value.hint and "checkpoint=" in caught.value.hint
+
+
+def test_hub_rows_come_with_class_names(monkeypatch):
+    """The hub's numbers are turned into its names first: another order of labels there does no harm."""
+
+    class Split(dict):
+        column_names = ("sentence", "label", "idx")
+        features = {"sentence": None, "label": types.SimpleNamespace(names=["positive", "negative"]), "idx": None}
+
+        def __len__(self):
+            return len(self["idx"])
+
+    def rows(labels):
+        return Split(sentence=[f"text {n}" for n in range(len(labels))], label=labels, idx=list(range(len(labels))))
+
+    asked = []
+    library = types.SimpleNamespace(
+        DownloadConfig=lambda **_: None,
+        config=types.SimpleNamespace(HF_HUB_OFFLINE=False),
+        load_dataset=lambda *where, **_: (
+            asked.append(where) or {"train": rows([0, 1, 1]), "validation": rows([1, 0]), "test": rows([-1, -1])}
+        ),
+    )
+    monkeypatch.setitem(sys.modules, "datasets", library)
+    data = load_task(task_config("sst2"), 0, "cache", False)
+    assert asked == [("nyu-mll/glue", "sst2")]
+    assert data.train.labels.tolist() == [1, 0, 0]  # ours: negative, positive
+    assert data.validation["dev"].labels.tolist() == [0, 1]
+    assert data.test["test"].labels is None
+
+
+def two_rows(tmp_path, header, *rows):
+    table(tmp_path / "train.tsv", header, [list(row) for row in rows])
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ((["a", "positive"], ["b", "Positive"]), r"train.tsv:3: label 'Positive' is unknown; .*negative, positive"),
+        ((["a", "1"], ["b", "2"]), r"train.tsv:3: label '2' is unknown|train.tsv:2: label '1' is unknown"),
+        ((["a", "positive"], ["b", ""]), r"train.tsv:3: no value in the column label"),
+    ],
+)
+def test_unknown_labels(tmp_path, rows, message):
+    path = two_rows(tmp_path, ["sentence", "label"], *rows)
+    with pytest.raises(UserError, match=message):
+        load(task_config("sst2", path=path))
+
+
+def test_missing_columns_list_those_there(tmp_path):
+    path = two_rows(tmp_path, ["phrase", "label"], ["a", 0], ["b", 1])
+    with pytest.raises(UserError, match="no column sentence to read; there are phrase, label"):
+        load(task_config("sst2", path=path))
+    path = two_rows(tmp_path, ["sentence", "sentiment"], ["a", 0], ["b", 1])
+    with pytest.raises(UserError, match="no column label to predict; there are sentence, sentiment") as caught:
+        load(task_config("sst2", path=path))
+    assert "task.label=" in caught.value.hint
+
+
+def test_regression_values_are_finite_numbers(tmp_path):
+    for given in ("five", "nan", "inf", ""):
+        path = two_rows(tmp_path, ["sentence1", "sentence2", "label"], ["a", "b", "1.5"], ["a", "c", given])
+        with pytest.raises(UserError, match=rf"train.tsv:3: label='{given}' is no number"):
+            load(task_config("stsb", path=path))
+
+
+def test_columns_that_are_no_classes(tmp_path):
+    table(tmp_path / "train.tsv", ["text", "label"], [[f"t{number}", number / 7] for number in range(60)])
+    with pytest.raises(UserError, match="60 different values") as caught:
+        load(task_config("classification", path=tmp_path))
+    assert "task.kind=regression" in caught.value.hint
+    table(tmp_path / "train.tsv", ["text", "label"], [["t", "same"], ["u", "same"]])
+    with pytest.raises(UserError, match="nothing to learn"):
+        load(task_config("classification", path=tmp_path))
+
+
+def test_two_files_of_one_split(tmp_path):
+    path = two_rows(tmp_path, ["sentence", "label"], ["a", 0], ["b", 1])
+    for name in ("dev.tsv", "validation.tsv"):
+        table(path / name, ["sentence", "label"], [["a", 0]])
+    with pytest.raises(UserError, match="dev.tsv and validation.tsv are both dev"):
+        load(task_config("sst2", path=path))
+
+
+def test_a_folder_without_train(tmp_path):
+    (tmp_path / "notes.md").write_text("x")
+    with pytest.raises(UserError, match="no train file; there is notes.md"):
+        load(task_config("sst2", path=tmp_path))
+
+
+def test_take_keeps_rows_together(tmp_path):
+    rows = load(task_config("mrpc", path=glue("mrpc", tmp_path))).train
+    taken = rows.take(np.array([3, 1]))
+    assert taken.ids == [rows.ids[3], rows.ids[1]] and taken.origin == [rows.origin[3], rows.origin[1]]
+    assert (
+        taken.texts[1] == [rows.texts[1][3], rows.texts[1][1]] and taken.labels.tolist() == rows.labels[[3, 1]].tolist()
+    )

@@ -1,0 +1,58 @@
+"""Which parameters each method lets learn."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+from torch import nn
+
+from lmtool.config.tables import build, lookup, names
+
+
+def learner():
+    made = nn.Module()
+    made.backbone = nn.Linear(2, 2)
+    made.heads = nn.ModuleDict({"pooler": nn.Linear(2, 2), "sst2": nn.Linear(2, 2)})
+    return made
+
+
+def learning(made):
+    return {
+        name.removesuffix(".weight") for name, one in made.named_parameters() if one.requires_grad and one.ndim == 2
+    }
+
+
+def method(name):
+    return build(lookup("tuning", name).config())
+
+
+@pytest.mark.parametrize(
+    ("name", "new", "expected"),
+    [
+        ("full", None, {"backbone", "heads.pooler", "heads.sst2"}),
+        ("head", None, {"heads.pooler", "heads.sst2"}),
+        ("head", {"heads.sst2", "heads.pooler"}, {"heads.pooler", "heads.sst2"}),
+        ("head", {"heads.sst2"}, {"heads.sst2"}),
+        ("head", set(), {"heads.sst2"}),
+    ],
+)
+def test_what_learns(name, new, expected):
+    made = learner()
+    method(name).apply(made, new)
+    assert learning(made) == expected
+
+
+def test_a_method_undoes_the_one_before():
+    made = learner()
+    method("head").apply(made)
+    method("full").apply(made)
+    assert learning(made) == {"backbone", "heads.pooler", "heads.sst2"}
+
+
+def test_every_method_has_its_yaml(request):
+    for name in names("tuning"):
+        data = yaml.safe_load((request.config.rootpath / "conf" / "tuning" / f"{name}.yaml").read_text())
+        config = lookup("tuning", name).config
+        assert config.model_validate_json(json.dumps(data)) == config()
