@@ -47,7 +47,13 @@ def resolve(
     """
     resolved, problems, left = dict(data), [], set()
     table: dict[str, Auto] = getattr(command, "auto", {})
-    for section, choice in choices(command).items():
+
+    def named_by_another(one: tuple[str, Choice]) -> bool:
+        how = table.get(one[0])
+        return how is not None and any(isinstance(source, str) and "." in source for source in how.sources)
+
+    # A section that another one names is resolved after it, wherever the fields stand in the class.
+    for section, choice in sorted(choices(command).items(), key=named_by_another):
         value = resolved.get(section)
         if isinstance(value, str):
             value = resolved[section] = {choice.key: value}

@@ -61,7 +61,11 @@ def read(path: Path) -> dict[str, Any]:
         size = path.stat().st_size
         if size > MAX_BYTES:
             raise UserError(f"{path}: {size} bytes; a saved configuration has at most {MAX_BYTES}")
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        # YAML reads JSON's 1e-12 as text.
+        data = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}:{error.lineno}: not JSON: {error.msg}", "give the config.json of a checkpoint") from error
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}", "give the config.yaml of a run folder") from error
     except UnicodeDecodeError as error:
@@ -83,38 +87,44 @@ def body(data: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in data.items() if key not in ("version", "command")}
 
 
+_GIVE = "give a run folder (runs/NAME), or one of its checkpoints (runs/NAME/checkpoints/step_...)"
+
+
 def checkpoint_folder(path: str) -> Path:
-    """The folder of weights a `checkpoint=` names: itself, or the best, else the last checkpoint of a run folder.
+    """The folder with the configuration of what a `checkpoint=` names: a checkpoint, `checkpoints/best` or `last`, a
+    run (its best, else its last, else its newest checkpoint) or `runs/latest`. Whether its weights are whole is seen
+    when they are read.
 
     Raises UserError where there is none.
     """
-    folder = Path(path).expanduser()
-    if not folder.is_dir():
-        raise UserError(
-            f"checkpoint={path}: no such folder", "give a run folder (runs/NAME) or one of its checkpoints/"
-        )
-    for within in (folder / "checkpoints", folder):
-        for name in ("best", "last"):
-            pointer = within / name
-            if pointer.is_file() and pointer.stat().st_size < 1000:
-                target = within / pointer.read_text(encoding="utf-8").strip()
-                if (target / "config.json").is_file():
-                    return target
-    if not (folder / "config.json").is_file():
-        raise UserError(f"checkpoint={path}: no checkpoint in it", "give a run folder that has checkpoints/last")
-    return folder
+    given = Path(path).expanduser()
+    if given.name == "latest" and given.is_file():
+        given = given.parent / _line(given)
+    if given.name in ("best", "last") and given.is_file():
+        given = given.parent / _line(given)
+    if not given.is_dir():
+        raise UserError(f"checkpoint={path}: {'no folder' if given.exists() else 'no such folder'}", _GIVE)
+    if (given / "manifest.json").is_file():
+        return given
+    checkpoints = given if given.name == "checkpoints" else given / "checkpoints"
+    pointed = [checkpoints / _line(checkpoints / name) for name in ("best", "last") if (checkpoints / name).is_file()]
+    newest = sorted(checkpoints.glob("step_*"), key=lambda one: (len(one.name), one.name), reverse=True)
+    for folder in [*pointed, *newest]:
+        if (folder / "config.json").is_file():
+            return folder
+    raise UserError(f"checkpoint={path}: no checkpoint of lmtool in it", _GIVE)
+
+
+def _line(path: Path) -> str:
+    """What a pointer file holds, as one plain name."""
+    return Path(path.read_text(encoding="utf-8", errors="replace")[:300].strip() or "-").name
 
 
 def read_checkpoint(path: str) -> dict[str, Any]:
     """The saved configuration of the checkpoint a `checkpoint=` names: the `config.json` beside its weights."""
     if "://" in path:
-        raise UserError(
-            f"checkpoint={path}: not on this machine", "give a run folder (runs/NAME) or a checkpoint folder"
-        )
+        raise UserError(f"checkpoint={path}: lmtool reads its own runs, on this machine", _GIVE)
     data = read(checkpoint_folder(path) / "config.json")
     if not isinstance(data.get("model"), dict):
-        raise UserError(
-            f"checkpoint={path}: its config.json is not one of lmtool",
-            "give a run folder (runs/NAME) or one of its checkpoints/",
-        )
+        raise UserError(f"checkpoint={path}: its config.json is not one of lmtool", _GIVE)
     return data
