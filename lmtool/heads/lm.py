@@ -41,9 +41,7 @@ class LMHead(nn.Module):
 class MaskedLMHead(LMHead):
     """dense, activation, norm, then the table and a bias (Devlin et al. 2019, in the published code)."""
 
-    def __init__(
-        self, hidden_size: int, vocab_size: int, activation: Activation = "gelu", norm_epsilon: float = 1e-12
-    ):
+    def __init__(self, hidden_size: int, vocab_size: int, activation: Activation = "gelu", norm_epsilon: float = 1e-12):
         super().__init__()
         self.dense = nn.Linear(hidden_size, hidden_size)
         self.activation = ACTIVATIONS[activation]

@@ -21,9 +21,7 @@ def loss_sum(
     logits_MC: Tensor, labels_M: Tensor, label_smoothing: float = 0.0, class_weights: Tensor | None = None
 ) -> Tensor:
     """Sum of cross entropies in fp32, a scalar. class_weights: (C,)."""
-    return F.cross_entropy(
-        _wide(logits_MC), labels_M, class_weights, reduction="sum", label_smoothing=label_smoothing
-    )
+    return F.cross_entropy(_wide(logits_MC), labels_M, class_weights, reduction="sum", label_smoothing=label_smoothing)
 
 
 def losses(logits_MC: Tensor, labels_M: Tensor) -> Tensor:
@@ -82,7 +80,8 @@ class _LinearLossSum(torch.autograd.Function):
         with torch.autocast(hidden.device.type, enabled=False):
             for part, part_labels in zip(hidden_kind.split(rows), labels.split(rows), strict=True):
                 logits = F.linear(part, weight_kind)
-                for block, block_labels in zip(logits.split(softmax_rows), part_labels.split(softmax_rows), strict=True):
+                blocks = zip(logits.split(softmax_rows), part_labels.split(softmax_rows), strict=True)
+                for block, block_labels in blocks:
                     total += _to_gradient(block, bias, block_labels, bias_gradient)
                 if for_hidden:
                     hidden_gradients.append(logits @ weight_kind)

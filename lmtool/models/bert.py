@@ -118,7 +118,8 @@ def to_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def from_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The reverse; also for a bare BertModel, whose names lack `bert.`, and for the norms of old files (gamma, beta)."""
+    """The reverse; also for a bare BertModel, whose names lack `bert.`, and for the norms of old files (gamma,
+    beta)."""
     renamed = {}
     for name, tensor in tensors.items():
         full = name if name.startswith(("bert.", "cls.", "classifier.")) else "bert." + name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+
 class KeyMap:
     """Pairs (ours, published) of module paths; `*` stands for a layer's number on both sides. What follows the path
     (`.weight`, `.bias`) stays."""

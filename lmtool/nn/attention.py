@@ -26,9 +26,7 @@ from lmtool.nn.positions import Position
 class Bias(Protocol):
     """Something added to the scores before the softmax."""
 
-    def score(
-        self, q_RALD: Tensor, k_RAKD: Tensor, query_positions_RL: Tensor, key_positions_RK: Tensor
-    ) -> Tensor:
+    def score(self, q_RALD: Tensor, k_RAKD: Tensor, query_positions_RL: Tensor, key_positions_RK: Tensor) -> Tensor:
         """A tensor that broadcasts to (R, A, L, K). Positions count within the document."""
 
 
@@ -72,7 +70,8 @@ def reference_attention(
         scores_ALK = q_ALD @ k_AKD.transpose(1, 2) * scale
         if bias is not None:
             scores_ALK = scores_ALK + bias.score(q_ALD[None], k_AKD[None], query_positions, key_positions)[0]
-        allow = layout.mask.allow(query_positions[..., None].cpu(), key_positions[:, None].cpu(), torch.tensor([number]))
+        document = torch.tensor([number])
+        allow = layout.mask.allow(query_positions[..., None].cpu(), key_positions[:, None].cpu(), document)
         if allow is not None:
             scores_ALK = scores_ALK.masked_fill(~allow.to(device), -torch.inf)
         out_TAD[query_at : query_at + queries] = (scores_ALK.softmax(-1) @ v_AKD).transpose(0, 1)
@@ -136,14 +135,18 @@ def _tiled_attention(
             for tile, q, k, v in zip(layout.tiles, queries, keys, values, strict=True)
         ]
         out_PAD = q_TAD.new_zeros(0, *q_TAD.shape[1:]) if not outs else torch.cat(outs) if len(outs) > 1 else outs[0]
-        if not layout.query_places.identity:
+        if not layout.query_places.identity or len(out_PAD) != len(q_TAD):
             out_PAD = _Scatter.apply(out_PAD, layout.query_places, q_TAD.shape[0])
         return out_PAD.to(dtype)
 
 
 def _rows(x_TAD: Tensor, places: Places, shapes: list[torch.Size]) -> list[Tensor]:
     """The tokens as rows: one (R, A, L, D) a tile."""
-    x_PAD = x_TAD if places.identity else _Gather.apply(x_TAD, places)
+    if not places.identity:
+        x_PAD = _Gather.apply(x_TAD, places)
+    else:
+        # A cache buffer of one document may be longer.
+        x_PAD = x_TAD if len(x_TAD) == len(places.into_P) else x_TAD[: len(places.into_P)]
     parts = x_PAD.split([shape.numel() for shape in shapes])
     return [part.unflatten(0, shape).transpose(1, 2) for part, shape in zip(parts, shapes, strict=True)]
 
@@ -206,13 +209,13 @@ class _Scatter(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         places, (gradient,) = ctx.places, gradients
-        if not places.complete:
+        if not places.complete or len(gradient) != len(places.tokens_M):
             gradient = gradient[places.tokens_M]
         return gradient.new_zeros(ctx.shape).index_copy_(0, places.real_M, gradient), None, None
 
 
 def _to_tokens(y: Tensor, places: Places, tokens: int) -> Tensor:
-    if places.complete:
+    if places.complete and tokens == len(places.tokens_M):
         return y[places.real_M]
     return y.new_zeros((tokens, *y.shape[1:])).index_copy_(0, places.tokens_M, y[places.real_M])
 

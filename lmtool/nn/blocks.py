@@ -16,9 +16,7 @@ from lmtool.nn.positions import Position
 
 
 class _Layer(nn.Module):
-    def __init__(
-        self, self_attn: SelfAttention, ffn: FeedForward, norm1: nn.Module, norm2: nn.Module, dropout: float
-    ):
+    def __init__(self, self_attn: SelfAttention, ffn: FeedForward, norm1: nn.Module, norm2: nn.Module, dropout: float):
         super().__init__()
         self.self_attn = self_attn
         self.norm1 = norm1

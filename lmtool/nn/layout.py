@@ -105,8 +105,7 @@ class Places:
     """How the tokens of one side stand in the tiles, all tiles laid end to end.
 
     into_P: the token at each place. real_M, tokens_M: the places that are no padding, and the token at each; ordered
-    by token. complete: every token of the flat tensor has its place, so `tokens_M` is 0..T-1. identity: the places
-    are the tokens themselves, nothing has to move.
+    by token. complete: `tokens_M` is 0, 1, 2, ... without a gap. identity: so is `into_P`, nothing has to move.
     """
 
     into_P: Tensor

@@ -1,0 +1,71 @@
+"""Every shipped model: its YAML is its class, it builds without memory, and its parameters are the published ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from lmtool.config.tables import build, lookup
+from lmtool.heads.sequence import Pooler
+from lmtool.models.configs import BertConfig, GptConfig, ModelConfig
+from lmtool.types import Packed
+
+CONF = Path(__file__).parents[2] / "conf" / "model"
+PRESETS = sorted(path.stem for path in CONF.glob("*.yaml") if path.stem != "auto")
+PUBLISHED = {
+    "bert": 109_482_240,
+    "bert_large": 335_141_888,
+    "bert_small": 28_763_648,
+    "bert_mini": 11_170_560,
+    "gpt": 124_439_808,
+    "gpt_medium": 354_823_168,
+    "gpt_large": 774_030_080,
+    "gpt_xl": 1_557_611_200,
+}
+
+
+def read(name: str) -> ModelConfig:
+    values = yaml.safe_load((CONF / f"{name}.yaml").read_text())
+    for parent in values.pop("defaults", []):
+        if parent != "_self_":
+            values = yaml.safe_load((CONF / f"{parent}.yaml").read_text()) | values
+    return lookup("model", values["name"]).config(**values)
+
+
+@pytest.mark.parametrize("config", [BertConfig, GptConfig])
+def test_yaml_has_every_default(config):
+    assert yaml.safe_load((CONF / f"{config().name}.yaml").read_text()) == config().model_dump()
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_preset_builds_on_the_meta_device(name):
+    config = read(name)
+    with torch.device("meta"):
+        model = build(config, 0)
+        heads = [Pooler(config.hidden_size)] if config.name == "bert" else []
+    assert all(parameter.is_meta for parameter in model.parameters())
+    parameters = sum(one.numel() for part in (model, *heads) for one in part.parameters())
+    if name in PUBLISHED:
+        assert parameters == PUBLISHED[name]
+    else:
+        assert name.endswith("_tiny") and parameters < 2e6
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if name.endswith("_tiny")])
+def test_tiny_preset_steps(name):
+    model = build(read(name), 0)
+    model(Packed(torch.arange(9), (4, 5))).square().sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_narrow_models_suggest_a_larger_learning_rate():
+    assert BertConfig().suggested_optimizer() == BertConfig.default_optimizer
+    assert read("bert_tiny").suggested_optimizer()["lr"] == 1e-3
+
+
+def test_heads_must_divide_the_width():
+    with pytest.raises(ValueError, match="hidden_size=100 is not a multiple of num_heads=12"):
+        BertConfig(hidden_size=100)

@@ -1,0 +1,45 @@
+"""Embedding in two calls, its columns, and positions beyond the table."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from lmtool.errors import UserError
+from lmtool.nn.embeddings import Embeddings
+from lmtool.nn.positions import Learned, Position
+from lmtool.types import Packed
+
+
+def test_sum_of_three_tables():
+    embed = Embeddings(10, 6, Learned(8, 6), 0.0, segments=2, norm=nn.LayerNorm(6))
+    segment = torch.tensor([0, 0, 1, 1, 1])
+    packed = Packed(torch.tensor([1, 2, 3, 4, 5]), (2, 3), {"segment": segment})
+    out = embed.finish(embed.tokens(packed.tokens), packed)
+    wanted = embed.token.weight[packed.tokens] + embed.position.weight[torch.tensor([0, 1, 0, 1, 2])]
+    torch.testing.assert_close(out, embed.norm(wanted + embed.segment.weight[segment]))
+
+
+def test_without_the_column_all_tokens_are_segment_zero():
+    embed = Embeddings(10, 6, Learned(8, 6), 0.0, segments=2)
+    packed = Packed(torch.tensor([1, 2]), (2,), {"segment": torch.zeros(2, dtype=torch.int64)})
+    bare = Packed(packed.tokens, packed.lengths)
+    vectors = embed.tokens(packed.tokens)
+    torch.testing.assert_close(embed.finish(vectors, bare), embed.finish(vectors, packed))
+
+
+def test_a_text_longer_than_the_table_names_the_key():
+    embed = Embeddings(10, 6, Learned(8, 6), 0.0)
+    packed = Packed(torch.zeros(12, dtype=torch.int64), (3, 9))
+    with pytest.raises(UserError, match="model.max_positions=8, but a sequence has 9 tokens") as caught:
+        embed.finish(embed.tokens(packed.tokens), packed)
+    assert "max_length=8" in caught.value.hint
+
+
+def test_no_positions_do_nothing():
+    x, q = torch.randn(4, 6), torch.randn(4, 2, 3)
+    position = Position()
+    assert position.embed(x, torch.arange(4)) is x
+    assert position.rotate(q, q, torch.arange(4), torch.arange(4)) == (q, q)
+    assert not position.scores
