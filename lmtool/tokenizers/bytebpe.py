@@ -5,13 +5,14 @@ Every text has an encoding and comes back unchanged. One special token, <|endoft
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from lmtool.errors import UserError
 from lmtool.tokenizers.configs import ByteBpeConfig
+from lmtool.tokenizers.texts import training_text
 from lmtool.tokenizers.tokenizer import Tokenizer
 
 END = "<|endoftext|>"
@@ -39,26 +40,6 @@ def train(config: ByteBpeConfig, texts: Iterable[str], vocab_size: int) -> Token
         initial_alphabet=alphabet,
         show_progress=False,
     )
-    seen = _Seen()
-    backend.train_from_iterator(seen.portions(texts), trainer)
-    if not seen.text:
-        raise UserError("tokenizer: the text to train on holds no characters", "give text with data.path=")
+    backend.train_from_iterator(training_text(texts), trainer)
     end = backend.token_to_id(END)
     return Tokenizer(backend, {"pad": end, "bos": end, "eos": end}, "the bytebpe tokenizer")
-
-
-class _Seen:
-    """Hands texts on a thousand at a time and notes whether any held more than white space."""
-
-    def __init__(self) -> None:
-        self.text = False
-
-    def portions(self, texts: Iterable[str]) -> Iterator[list[str]]:
-        portion: list[str] = []
-        for text in texts:
-            self.text = self.text or bool(text.strip())
-            portion.append(text)
-            if len(portion) == 1000:
-                yield portion
-                portion = []
-        yield portion

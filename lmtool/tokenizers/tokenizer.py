@@ -135,6 +135,9 @@ class Tokenizer:
             backend = tokenizers.Tokenizer.from_file(str(path))
         except Exception as problem:  # the library raises nothing narrower
             raise _broken(path, str(problem)) from problem
+        largest, entries = max(backend.get_vocab().values(), default=0), backend.get_vocab_size()
+        if largest > 2 * entries + 10_000:  # an id that is no number of an entry would ask for so many embeddings
+            raise _broken(path, f"it has {entries} entries, but an id of {largest}")
         tokens = {**_special_tokens(folder / FILES[1]), **_special_tokens(folder / FILES[2])}
         numbers = {name: backend.token_to_id(token) for name, token in tokens.items()}
         return cls(

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from lmtool.errors import UserError
 from lmtool.tokenizers.configs import WordPieceConfig
+from lmtool.tokenizers.texts import training_text
 from lmtool.tokenizers.tokenizer import Tokenizer
 
 SPECIAL = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
@@ -32,9 +33,10 @@ def train(config: WordPieceConfig, texts: Iterable[str], vocab_size: int) -> Tok
     )
     splitter = pre_tokenizers.BertPreTokenizer()
     counts: Counter[str] = Counter()
-    texts = list(texts)
-    for text in texts:
-        counts.update(normalizer.normalize_str(text))
+    portions = training_text(texts)
+    for portion in portions:
+        for text in portion:
+            counts.update(normalizer.normalize_str(text))
     alphabet, continuing = _alphabet(counts, vocab_size)
 
     # The library numbers the "##c" pieces in the order of a hash table, another one in each process, and its ties
@@ -50,7 +52,7 @@ def train(config: WordPieceConfig, texts: Iterable[str], vocab_size: int) -> Tok
     )
     learned = tokenizers.Tokenizer(models.BPE(continuing_subword_prefix=PREFIX))
     learned.normalizer, learned.pre_tokenizer = normalizer, splitter
-    learned.train_from_iterator(_portions(texts), trainer)
+    learned.train_from_iterator(portions, trainer)
 
     backend = tokenizers.Tokenizer(
         models.WordPiece(
@@ -73,15 +75,10 @@ def train(config: WordPieceConfig, texts: Iterable[str], vocab_size: int) -> Tok
     return Tokenizer(backend, roles, "the wordpiece tokenizer")
 
 
-def _portions(texts: list[str]) -> Iterator[list[str]]:
-    for start in range(0, len(texts), 1000):
-        yield texts[start : start + 1000]
-
-
 def _alphabet(counts: Counter[str], vocab_size: int) -> tuple[list[str], list[str]]:
     """The characters that get an entry, and those that also get one as a continuation; the commonest first kept."""
     characters = [one for one in counts if not one.isspace()]
-    if not characters:
+    if not characters:  # text of control characters alone
         raise UserError("tokenizer: the text to train on holds no characters", "give text with data.path=")
     characters.sort(key=lambda one: (-counts[one], one))
     # Both forms of the alphabet take at most half of the vocabulary, so that there is room for pieces.

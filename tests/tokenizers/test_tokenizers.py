@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerFast
+
+from lmtool.config.tables import build
+from lmtool.errors import UserError
+from lmtool.tokenizers.configs import ByteBpeConfig, WordPieceConfig
+from lmtool.tokenizers.tokenizer import Tokenizer
+
+TEXTS = [
+    "The quick brown fox jumps over the lazy dog; the dog sleeps, unbelievably.",
+    "She sells sea shells by the sea shore. Café, naïve, Ångström, 中文 and 123,456 numbers!",
+    "Don't stop -- it's 'quoted' “text” with [brackets] and <angles>.",
+] * 20
+STRINGS = [
+    "",
+    " ",
+    "Hello world",
+    "HELLO  Wörld\tÉcole\nnew line",
+    "[MASK] [CLS] <|endoftext|> [UNK]",
+    "中文字 mixed日本語 かな 한국어",
+    "emoji 👩‍👩‍👧 \u200bzero width \u0301 combining é",
+    "control \x00\x07\ufffd chars\u00a0nbsp\u3000wide",
+    "a" * 300,
+    "punct!!! ... ¿qué? —dash— $5.00 #tag @user ²½",
+    "İstanbul ẞ ﬁ ligature",
+]
+
+
+@pytest.fixture(scope="module")
+def wordpiece() -> Tokenizer:
+    return build(WordPieceConfig(), TEXTS, 400)
+
+
+@pytest.fixture(scope="module")
+def bytebpe() -> Tokenizer:
+    return build(ByteBpeConfig(), TEXTS, 400)
+
+
+def test_wordpiece_roles_and_size(wordpiece):
+    assert wordpiece.pieces(range(5)) == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    assert wordpiece.roles == {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
+    assert wordpiece.special_ids == {0, 1, 2, 3, 4}
+    assert wordpiece.vocab_size <= 400
+    with pytest.raises(UserError, match="no eos token"):
+        wordpiece.role("eos")
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_wordpiece_splits_as_bert_does(tmp_path, lowercase):
+    ours = build(WordPieceConfig(lowercase=lowercase), TEXTS, 400)
+    words = ours.pieces(range(ours.vocab_size))
+    (tmp_path / "vocab.txt").write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
+    # BERT's own cleaning and splitting, over our vocabulary.
+    theirs = BertTokenizer(vocab={word: n for n, word in enumerate(words)}, do_lower_case=lowercase)
+    for text in STRINGS + TEXTS[:3]:
+        plain = text.replace("[", "(").replace("]", ")")  # theirs reads [MASK] as a special token
+        assert ours.encode(plain).tolist() == theirs.encode(plain, add_special_tokens=False), text
+
+
+def test_bytebpe_brings_every_text_back(bytebpe):
+    for text in STRINGS:
+        assert bytebpe.decode(bytebpe.encode(text)) == text
+    end = bytebpe.role("eos")
+    assert bytebpe.roles == {"pad": end, "bos": end, "eos": end}
+
+
+def test_special_looking_text_stays_text(wordpiece, bytebpe):
+    for tokenizer in (wordpiece, bytebpe):
+        for text in ("[MASK] a [SEP]", "<|endoftext|>", "[PAD][UNK]"):
+            ids = tokenizer.encode(text)
+            assert len(ids) > 1 and not set(ids.tolist()) & (tokenizer.special_ids - {tokenizer.roles.get("unk")})
+    assert "".join(wordpiece.pieces(wordpiece.encode("[SEP]"))).replace("##", "") == "[sep]"
+
+
+def test_batch_equals_one_by_one(wordpiece, bytebpe):
+    for tokenizer in (wordpiece, bytebpe):
+        for one, text in zip(tokenizer.encode_batch(STRINGS), STRINGS, strict=True):
+            assert one.dtype == np.int32 and np.array_equal(one, tokenizer.encode(text))
+
+
+def test_word_starts(wordpiece, bytebpe):
+    ids = wordpiece.encode("unbelievably, zzz")
+    starts = wordpiece.starts_word[ids]
+    assert [not piece.startswith("##") for piece in wordpiece.pieces(ids)] == starts.tolist()
+    ids = bytebpe.encode(" the dog, unbelievably")
+    words = [piece for piece, start in zip(bytebpe.pieces(ids), bytebpe.starts_word[ids], strict=True) if start]
+    assert len(words) == 4 and words[2] == ","
+    assert len(bytebpe.starts_word) == bytebpe.vocab_size
+
+
+def test_save_load_and_transformers(tmp_path, wordpiece, bytebpe):
+    for name, tokenizer in (("wordpiece", wordpiece), ("bytebpe", bytebpe)):
+        tokenizer.save(tmp_path / name)
+        loaded = Tokenizer.load(tmp_path / name)
+        assert loaded.fingerprint == tokenizer.fingerprint and loaded.roles == tokenizer.roles
+        for reader in (PreTrainedTokenizerFast, AutoTokenizer):
+            theirs = reader.from_pretrained(tmp_path / name)
+            for text in STRINGS:
+                ids = theirs.encode(text, add_special_tokens=False, split_special_tokens=True)
+                assert ids == loaded.encode(text).tolist(), text
+        roles = {role: theirs.convert_tokens_to_ids(getattr(theirs, f"{role}_token")) for role in tokenizer.roles}
+        assert roles == tokenizer.roles
+    both = PreTrainedTokenizerFast.from_pretrained(tmp_path / "wordpiece")("the dog", "the sea")
+    assert both["input_ids"].count(wordpiece.role("sep")) == 2 and both["input_ids"][0] == wordpiece.role("cls")
+
+
+def test_training_is_the_same_in_every_process(wordpiece, bytebpe):
+    code = (
+        "import json, sys; from lmtool.config.tables import build;"
+        "from lmtool.tokenizers.configs import ByteBpeConfig, WordPieceConfig;"
+        "texts = json.load(sys.stdin);"
+        "print(build(WordPieceConfig(), texts, 400).fingerprint, build(ByteBpeConfig(), texts, 400).fingerprint)"
+    )
+    for threads in ("1", "4"):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            input=json.dumps(TEXTS),
+            env={"RAYON_NUM_THREADS": threads, "PYTHONPATH": ":".join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout.split() == [wordpiece.fingerprint, bytebpe.fingerprint]
+
+
+def test_fingerprint_tells_tokenizers_apart(wordpiece):
+    assert build(WordPieceConfig(), TEXTS, 100).fingerprint != wordpiece.fingerprint
+    assert build(WordPieceConfig(lowercase=False), TEXTS, 400).fingerprint != wordpiece.fingerprint
+
+
+@pytest.mark.parametrize("config", [WordPieceConfig(), ByteBpeConfig()])
+def test_no_text_is_refused(config):
+    for texts in ([], ["", " \n"]):
+        with pytest.raises(UserError, match="no characters"):
+            build(config, texts, 400)
+
+
+@pytest.mark.parametrize(("config", "size"), [(WordPieceConfig(), 8), (ByteBpeConfig(), 200)])
+def test_too_small_a_vocabulary_is_refused(config, size):
+    with pytest.raises(UserError, match=f"vocab_size={size} has no room"):
+        build(config, TEXTS, size)
+
+
+def test_small_vocabularies_stay_within_their_size():
+    for size in (16, 20, 50, 300):
+        assert build(WordPieceConfig(), TEXTS, size).vocab_size <= size
+    assert build(ByteBpeConfig(), TEXTS, 257).vocab_size == 257
+
+
+def test_broken_folders(tmp_path, wordpiece):
+    with pytest.raises(UserError, match="is not a folder"):
+        Tokenizer.load(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="has no tokenizer.json"):
+        Tokenizer.load(tmp_path)
+    wordpiece.save(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    whole = path.read_bytes()
+    for content in (whole[:500], b"", b"[]", b"{}", b"\xff\xfe", whole.replace(b'"WordPiece"', b'"Nonsense"')):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=r"tokenizer\.json(:\d+)?: not a readable tokenizer"):
+            Tokenizer.load(tmp_path)
+    path.write_bytes(whole)
+    (tmp_path / "special_tokens_map.json").write_text("{", encoding="utf-8")
+    with pytest.raises(UserError, match=r"special_tokens_map\.json:1"):
+        Tokenizer.load(tmp_path)
