@@ -8,17 +8,18 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lmtool.errors import UserError
 from lmtool.heads.lm import LMHead
+from lmtool.models.base import Decoder
 from lmtool.streams import key
 from lmtool.types import Packed
 
 
 @torch.no_grad()
 def generate(
-    backbone: nn.Module,
+    backbone: Decoder,
     head: LMHead,
     prompt_ids: Sequence[int],
     max_new_tokens: int,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from lmtool.models.base import Backbone
 from lmtool.nn.dropout import DeviceDraws, Draws, TokenDraws, token_keys
 from lmtool.streams import key
 from lmtool.types import Batch, ParameterGroup
@@ -15,9 +16,9 @@ class BaseLearner(nn.Module):
     seed: of the run; new heads and dropout derive from it.
     """
 
-    def __init__(self, backbone: nn.Module, seed: int):
+    def __init__(self, backbone: Backbone, seed: int):
         super().__init__()
-        self.backbone = backbone
+        self.backbone: Backbone = backbone
         self.heads = nn.ModuleDict()
         self.seed = seed
 

@@ -28,6 +28,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
+from lmtool.models.base import Backbone
 from lmtool.models.configs import BertConfig
 from lmtool.models.keymap import KeyMap
 from lmtool.nn.attention import SelfAttention
@@ -35,13 +36,13 @@ from lmtool.nn.blocks import PostNormLayer
 from lmtool.nn.dropout import Draws
 from lmtool.nn.embeddings import Embeddings
 from lmtool.nn.feedforward import FeedForward
-from lmtool.nn.initialization import initialize, materialize, truncated_normal
+from lmtool.nn.initialization import Draw, materialize, truncated_normal
 from lmtool.nn.layout import Full, Layout
 from lmtool.nn.positions import Learned
 from lmtool.types import Packed
 
 
-class Bert(nn.Module):
+class Bert(Backbone):
     """The encoder, without its heads. Pooler and predictions are heads."""
 
     def __init__(self, config: BertConfig):
@@ -73,9 +74,8 @@ class Bert(nn.Module):
             x_TH = layer(x_TH, layout, draws, self.embed.position)
         return x_TH
 
-    def initialize(self, module: nn.Module, seed: int, prefix: str) -> None:
-        """Initial weights of this model or a head on it, as published."""
-        initialize(module, seed, truncated_normal(self.config.initializer_std), prefix)
+    def initial_draw(self) -> Draw:
+        return truncated_normal(self.config.initializer_std)
 
 
 def build(config: BertConfig, seed: int) -> Bert:

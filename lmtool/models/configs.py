@@ -31,8 +31,6 @@ class ModelConfig(Config):
     summary: ClassVar[Literal["pooled_first", "first", "last", "mean"]] = "pooled_first"
     """Where a whole text is summed up, for classification."""
     free_fields: ClassVar[tuple[str, ...]] = ("dropout", "attention_dropout", "norm_epsilon", "initializer_std")
-    """Fields that change no shape: they may differ from the checkpoint's."""
-    free_fields: ClassVar[tuple[str, ...]] = ("dropout", "attention_dropout", "norm_epsilon", "initializer_std")
     """Fields that may differ from a checkpoint's: they change no shape."""
 
     name: str = Field(description="Which family.")

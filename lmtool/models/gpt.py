@@ -30,6 +30,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from lmtool.models.base import Decoder
 from lmtool.models.configs import GptConfig
 from lmtool.models.keymap import KeyMap
 from lmtool.nn.attention import SelfAttention
@@ -38,13 +39,13 @@ from lmtool.nn.cache import Cache
 from lmtool.nn.dropout import Draws
 from lmtool.nn.embeddings import Embeddings
 from lmtool.nn.feedforward import FeedForward
-from lmtool.nn.initialization import initialize, materialize, normal
+from lmtool.nn.initialization import Draw, initialize, materialize, normal
 from lmtool.nn.layout import Causal, Layout
 from lmtool.nn.positions import Learned
 from lmtool.types import Packed
 
 
-class Gpt(nn.Module):
+class Gpt(Decoder):
     """The decoder, without its head, which is the token table again."""
 
     def __init__(self, config: GptConfig):
@@ -78,17 +79,14 @@ class Gpt(nn.Module):
             x_TH = layer(x_TH, layout, draws, self.embed.position, None if cache is None else cache.layers[number])
         return self.final_norm(x_TH)
 
-    def new_cache(self, documents: int, capacity: int) -> Cache:
-        """An empty cache for this many texts of at most `capacity` tokens."""
-        self.embed.position.check(capacity)
-        return Cache(self.config.num_layers, documents, capacity)
+    def initial_draw(self) -> Draw:
+        return normal(self.config.initializer_std)
 
     def initialize(self, module: nn.Module, seed: int, prefix: str) -> None:
-        """Initial weights of this model or a head on it, as published (section 2.3): what writes into the residual
-        stream is scaled down by the square root of the number of such layers, two a block."""
-        std = self.config.initializer_std
-        initialize(module, seed, normal(std), prefix)
-        residual = normal(std / math.sqrt(2 * self.config.num_layers))
+        """As published (section 2.3): what writes into the residual stream is scaled down by the square root of the
+        number of such layers, two a block."""
+        super().initialize(module, seed, prefix)
+        residual = normal(self.config.initializer_std / math.sqrt(2 * self.config.num_layers))
         for name, part in module.named_modules():
             if name.endswith(("self_attn.out_proj", "ffn.fc_out")):
                 initialize(part, seed, residual, f"{prefix}{name}.")

@@ -11,7 +11,7 @@ keys of a row, P places in all tiles.
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard, cast
 
 import torch
 import torch.nn.functional as F
@@ -97,7 +97,7 @@ def _flash_attention(q_TAD: Tensor, k_SAD: Tensor, v_SAD: Tensor, layout: Layout
     # CUDA only, and the newest of the calls used here: imported where it is needed.
     from torch.nn.attention.varlen import varlen_attn
 
-    return varlen_attn(
+    out_TAD = varlen_attn(
         q_TAD,
         k_SAD.to(q_TAD.dtype),
         v_SAD.to(q_TAD.dtype),
@@ -108,6 +108,8 @@ def _flash_attention(q_TAD: Tensor, k_SAD: Tensor, v_SAD: Tensor, layout: Layout
         scale=scale,
         window_size=(-1, 0) if isinstance(layout.mask, Causal) else (-1, -1),
     )
+    # With `return_aux` it would give a pair.
+    return cast(Tensor, out_TAD)
 
 
 def _tiled_attention(
@@ -163,8 +165,8 @@ def _tile_attention(
     site: int,
 ) -> Tensor:
     """One tile, (R, A, L, D): torch's fused kernel, except that keyed dropout needs the weights themselves."""
-    keyed = rate > 0.0 and isinstance(draws, TokenDraws)
-    if bias is None and not keyed:
+    keyed = draws if rate > 0.0 and isinstance(draws, TokenDraws) else None
+    if bias is None and keyed is None:
         allow = None if tile.causal else tile.allow
         return F.scaled_dot_product_attention(q_RALD, k_RAKD, v_RAKD, allow, rate, tile.causal, scale=scale)
     added = None
@@ -172,7 +174,7 @@ def _tile_attention(
         added = bias.score(q_RALD, k_RAKD, tile.query_positions_RL, tile.key_positions_RK)
         if tile.allow is not None:
             added = added.masked_fill(~tile.allow, -torch.inf)
-    if not keyed:
+    if keyed is None:
         return F.scaled_dot_product_attention(q_RALD, k_RAKD, v_RAKD, added, rate, scale=scale)
     q_RALD = q_RALD * (1 / math.sqrt(q_RALD.shape[-1]) if scale is None else scale)
     scores_RALK = q_RALD @ k_RAKD.transpose(-1, -2)
@@ -180,7 +182,7 @@ def _tile_attention(
         scores_RALK = scores_RALK + added
     elif tile.allow is not None:
         scores_RALK = scores_RALK.masked_fill(~tile.allow, -torch.inf)
-    weights_RALK = draws.drop_weights(scores_RALK.softmax(-1), tile.query_RL, site, rate)
+    weights_RALK = keyed.drop_weights(scores_RALK.softmax(-1), tile.query_RL, site, rate)
     return weights_RALK @ v_RAKD
 
 
@@ -223,17 +225,17 @@ def _to_tokens(y: Tensor, places: Places, tokens: int) -> Tensor:
 def project(x_TH: Tensor, q_proj: nn.Module, k_proj: nn.Module, v_proj: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
     """The three projections. Plain linears without hooks are joined at use into one product, which saves 3 to 18%
     of their time; an edited one (LoRA, a hook) is called by itself."""
-    modules = (q_proj, k_proj, v_proj)
-    if not all(_is_plain(module) for module in modules) or len({module.bias is None for module in modules}) > 1:
+    plain = [module for module in (q_proj, k_proj, v_proj) if _is_plain(module)]
+    biases: list[Tensor] = [module.bias for module in plain if module.bias is not None]
+    if len(plain) < 3 or len(biases) not in (0, 3):
         return q_proj(x_TH), k_proj(x_TH), v_proj(x_TH)
-    weight = torch.cat([module.weight for module in modules])
-    bias = None if q_proj.bias is None else torch.cat([module.bias for module in modules])
-    sizes = [module.weight.shape[0] for module in modules]
-    q, k, v = F.linear(x_TH, weight, bias).split(sizes, dim=-1)
+    weight = torch.cat([module.weight for module in plain])
+    joined = F.linear(x_TH, weight, torch.cat(biases) if biases else None)
+    q, k, v = joined.split([module.out_features for module in plain], dim=-1)
     return q, k, v
 
 
-def _is_plain(module: nn.Module) -> bool:
+def _is_plain(module: nn.Module) -> TypeGuard[nn.Linear]:
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     return type(module) is nn.Linear and not any(hooks)
 

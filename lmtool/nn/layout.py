@@ -187,8 +187,10 @@ class Layout:
             real_R1K = (torch.arange(key_RK.shape[1]) < key_lengths_R[:, None])[:, None]
             allow = real_R1K if allow is None else allow & real_R1K
         allow = None if allow.all() else allow[:, None].to(self.device)
-        indices = (index.to(self.device) for index in (query_RL, key_RK, positions_RL, key_steps_RK))
-        return Tile(*indices, allow=allow, causal=causal)
+        query_RL, key_RK, positions_RL, key_steps_RK = (
+            index.to(self.device) for index in (query_RL, key_RK, positions_RL, key_steps_RK)
+        )
+        return Tile(query_RL, key_RK, positions_RL, key_steps_RK, allow, causal)
 
     def _places(self, segments: Segments) -> Places:
         rows = [_rows(segments, numbers) for numbers in self._classes]
