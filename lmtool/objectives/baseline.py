@@ -6,8 +6,7 @@ minus the logarithm of its share.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np

@@ -15,7 +15,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -171,6 +171,18 @@ class RunFolder:
             replace_text(self.path / name, to_json(_masked(plain(content), self.mask)) + "\n")
         except OSError as error:
             raise cannot_write(self.path / name, error) from error
+
+    def write_lines(self, name: str, lines: Iterable[str]) -> None:
+        """A file of lines, replaced in one move and masked; what is written is never held whole."""
+        path = self.path / name
+        draft = path.with_name(f".{name}.tmp")
+        try:
+            with draft.open("w", encoding="utf-8") as file:
+                file.writelines(self.mask(line) + "\n" for line in lines)
+            draft.replace(path)
+        except OSError as error:
+            draft.unlink(missing_ok=True)
+            raise cannot_write(path, error) from error
 
     def log(self, text: str) -> None:
         """A line in log.txt, with the time. A full disk costs the line, not the run."""

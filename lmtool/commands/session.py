@@ -1,0 +1,315 @@
+"""What the training commands share: the run folder, the tokenizer, the weights to start from, the screens."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from lmtool.commands.configs import RunConfig
+from lmtool.config import saved
+from lmtool.errors import UserError
+from lmtool.models.configs import ModelConfig
+from lmtool.reporting.console import Output
+from lmtool.reporting.plan import ModelShape, Plan, plan
+from lmtool.reporting.progress import Progress
+from lmtool.reporting.rate import measure_rate
+from lmtool.reporting.report import write_report
+from lmtool.reporting.screens import end_screen, start_screen
+from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.training.checkpoints import find, pointed, read_state, read_weights
+from lmtool.training.precision import Precision, choose_device, choose_precision
+from lmtool.training.progress import TrainingResult, TrainingSettings
+from lmtool.training.run_folder import RunFolder, choose_folder, finished
+from lmtool.types import Loader
+from lmtool.weights.loading import LoadReport, by_part, load_into
+
+RUNS = Path("runs")
+KEPT_CHECKPOINTS = 3  # two newest and the best
+
+
+@dataclass
+class Session:
+    """One run under way: its folder, where it speaks, and in which number format it computes."""
+
+    verb: str
+    config: RunConfig
+    run: RunFolder
+    output: Output
+    precision: Precision
+
+    @property
+    def checkpoint(self) -> Path | None:
+        """The run's own newest checkpoint, where it has one."""
+        return pointed(self.run.checkpoints, "last")
+
+
+def done_before(config: RunConfig, output: Output) -> dict[str, Any] | None:
+    """The result of the run that `name` or `run_dir` names, where it is finished already."""
+    if config.run_dir is None and config.name is None:
+        return None
+    return finished(choose_folder(RUNS, config.name, config.run_dir, ""))
+
+
+@contextmanager
+def session(verb: str, config: RunConfig, stem: str) -> Iterator[Session]:
+    """Open the run's folder, locked, with its log; close both at the end.
+
+    stem: what a run without a name is called, before its counter.
+    """
+    precision = choose_precision(config.precision, choose_device(config.device))
+    folder = choose_folder(RUNS, config.name, config.run_dir, stem)
+    data = saved.save(config, verb)
+    with RunFolder(folder, data, saved.to_yaml(data), mask=saved.masked) as run:
+        run.write_environment([saved.masked(word) for word in sys.argv], {"device": str(precision.device)})
+        with (folder / "log.txt").open("a", encoding="utf-8") as log:
+            yield Session(verb, config, run, Output(log=log), precision)
+
+
+def saved_tokenizer(session: Session) -> Tokenizer | None:
+    """The tokenizer this run must go on with: of its own checkpoint, else of the one it starts from; else None."""
+    if session.checkpoint is not None:
+        return Tokenizer.load(session.checkpoint)
+    if starts_from(session.config) is not None:
+        return Tokenizer.load(find(session.config.checkpoint))
+    return None
+
+
+def starts_from(config: RunConfig) -> str | None:
+    """The checkpoint the weights start from; None for random ones."""
+    return None if config.checkpoint in (None, "none") else config.checkpoint
+
+
+def require_rows(model: ModelConfig, tokenizer: Tokenizer) -> None:
+    """Every token needs its row of the embedding: UserError before any index could run beyond the table."""
+    if tokenizer.vocab_size > model.vocab_size:
+        raise UserError(
+            f"the tokenizer has {tokenizer.vocab_size:,} tokens, model.vocab_size={model.vocab_size:,} has fewer rows",
+            f"model.vocab_size={tokenizer.vocab_size}, or a smaller tokenizer.vocab_size=",
+        )
+
+
+def start_weights(config: RunConfig, learner: nn.Module) -> LoadReport | None:
+    """Load the weights the run starts from. None where they are random."""
+    origin = starts_from(config)
+    return None if origin is None else load_into(learner, read_weights(find(origin)), origin)
+
+
+def settings_of(config: RunConfig, metric: str, greater_is_better: bool, flops_per_token: float) -> TrainingSettings:
+    """The run-wide numbers as the loop takes them."""
+    shared = set(TrainingSettings.__dataclass_fields__) & set(type(config).model_fields)
+    return TrainingSettings(
+        metric=metric,
+        greater_is_better=greater_is_better,
+        flops_per_token=flops_per_token,
+        **{name: getattr(config, name) for name in shared},
+    )
+
+
+def shape_of(model: ModelConfig) -> ModelShape:
+    """The sizes a plan depends on."""
+    return ModelShape(
+        num_layers=model.num_layers,
+        hidden_size=model.hidden_size,
+        feedforward_size=model.feedforward_size,
+        num_heads=model.num_heads,
+        vocab_size=model.vocab_size,
+        architecture=model.architecture,
+        max_positions=model.max_positions,
+        segments=getattr(model, "segments", 0),
+    )
+
+
+def parameters_by_part(learner: nn.Module) -> dict[str, int]:
+    """Parameters of a learner by part ("backbone", "heads.pooler", ...), tied ones once."""
+    return {
+        part: sum(one.numel() for one in tensors.values())
+        for part, tensors in by_part(dict(learner.named_parameters())).items()
+    }
+
+
+def plan_of(
+    config: RunConfig, learner: nn.Module, loader: Loader, precision: Precision, rate: float | None = None
+) -> tuple[Plan, float]:
+    """The plan of a run and the epochs it makes.
+
+    rate: FLOP/s, None to measure it (about a third of a second).
+    """
+    facts = loader.facts()
+    steps_per_epoch, tokens = facts["steps_per_epoch"], facts["tokens_per_epoch"]
+    model = config.model
+    trained = [name for name, one in learner.named_parameters() if one.requires_grad]
+    if rate is None:
+        rate = measure_rate(model.hidden_size, model.feedforward_size, precision.name, str(precision.device))
+
+    def of(steps: int) -> Plan:
+        return plan(
+            shape_of(model),
+            steps=steps,
+            tokens_per_step=tokens / steps_per_epoch,
+            length=facts["mean_length"],
+            predicted_fraction=facts.get("predicted_fraction", 0.0),
+            micro_batch_tokens=config.micro_batch_tokens,
+            half=precision.name != "fp32",
+            body_trains=any(name.startswith("backbone.") for name in trained),
+            checkpoints=KEPT_CHECKPOINTS,
+            flops_per_second=rate,
+            parameters=parameters_by_part(learner),
+            trainable_parameters=sum(one.numel() for one in learner.parameters() if one.requires_grad),
+        )
+
+    one = of(1)
+    limits = [config.max_steps or float("inf")]
+    if config.max_epochs is not None:
+        limits.append(config.max_epochs * steps_per_epoch)
+    if config.max_tokens is not None:
+        limits.append(config.max_tokens / one.tokens_per_step)
+    if config.max_flops is not None:
+        limits.append(config.max_flops / one.flops_per_step)
+    if config.max_minutes is not None and one.seconds:
+        limits.append(60 * config.max_minutes / one.seconds)
+    steps = max(1, round(min(limits)))
+    return of(steps), steps / steps_per_epoch
+
+
+def machine_facts(precision: Precision, attention_dropout: float) -> dict[str, str]:
+    """Where the run computes and how: for the screen and the report."""
+    cuda = precision.device.type == "cuda"
+    flash = cuda and precision.name != "fp32" and not attention_dropout
+    attention = "variable-length flash" if flash else "documents of like length together, no padding read"
+    if cuda and not flash:
+        attention += " (the flash path needs bf16 or fp16 and attention_dropout=0)"
+    return {
+        "device": str(precision.device),
+        "precision": f"{precision.name} ({precision.why})",
+        "attention": attention,
+        "dropout": "seeded by step" if cuda else "keyed by example and position",
+    }
+
+
+def begin(
+    session: Session,
+    *,
+    choices: Mapping[str, Any],
+    data: Mapping[str, Any],
+    model: Mapping[str, Any],
+    plan: Plan,
+    epochs: float,
+    baseline: Mapping[str, Any],
+) -> None:
+    """Write facts.json and show the screen that says what will happen."""
+    config = session.config
+    machine = machine_facts(session.precision, config.model.attention_dropout)
+    own = session.checkpoint
+    facts = {"data": dict(data), "model": {**model, "parameters": plan.parameters, **machine}, "baseline": dict(baseline)}
+    session.run.write_json("facts.json", facts)
+    start_screen(
+        session.output,
+        command=session.verb,
+        run_dir=str(session.run.path),
+        choices=choices,
+        data=data,
+        model=model,
+        plan=plan,
+        baseline=baseline,
+        machine=machine,
+        epochs=epochs,
+        resumed_step=None if own is None else read_state(own)["step"],
+    )
+
+
+def listener(session: Session, metric: str, baseline: Mapping[str, Any]) -> Progress:
+    """What shows the steps: a bar on a terminal, plain lines elsewhere."""
+    return Progress(session.output, metric, session.config.log_every, baseline)
+
+
+def model_facts(model: ModelConfig, tokenizer: Tokenizer, loaded: LoadReport | None) -> dict[str, Any]:
+    """Facts of the model for screen and report."""
+    return {
+        "family": model.name,
+        "layers": model.num_layers,
+        "width": model.hidden_size,
+        "heads": model.num_heads,
+        "vocabulary": tokenizer.vocab_size,
+        "weights": "random" if loaded is None else loaded.sentence(),
+    }
+
+
+def result_of(
+    session: Session, training: TrainingResult, what: Mapping[str, Any], metric: str, more: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The contents of result.json. what: {"model", "task" or "objective"}."""
+    numbers = asdict(replace(training, best=None, last=None))
+    kept = (
+        "status", "ended", "steps", "epochs", "tokens", "seconds", "tokens_per_second", "peak_memory_bytes",
+        "parameters", "trainable_parameters", "best_step",
+    )  # fmt: skip
+    return {
+        "status": training.status,
+        "command": session.verb,
+        **what,
+        "metric": metric,
+        "value": training.best_value,
+        "metrics": training.metrics,
+        **{name: numbers[name] for name in kept},
+        "padding_fraction": 0.0,
+        "seed": session.config.seed,
+        **more,
+    }
+
+
+def finish(
+    session: Session, result: dict[str, Any], baseline: Mapping[str, Any], next_commands: Sequence[str]
+) -> dict[str, Any]:
+    """Write result.json and the report, and show the screen that says what happened."""
+    session.run.write_result(result)
+    report = write_report(session.run.path)
+    end_screen(
+        session.output,
+        result=result,
+        baseline=baseline,
+        run_dir=str(session.run.path),
+        report=str(report),
+        next_commands=next_commands,
+        examples=result.get("validation_examples"),
+    )
+    return result
+
+
+def told_again(config: RunConfig, output: Output, result: dict[str, Any]) -> dict[str, Any]:
+    """A finished run: write a missing report, tell its result, train nothing."""
+    folder = choose_folder(RUNS, config.name, config.run_dir, "")
+    if not (folder / "report.html").is_file():
+        write_report(folder)
+    output.line(f"{folder} is finished: {result['metric']} {result['value']:.4g}; another name= starts anew")
+    output.line(f" report   {folder / 'report.html'}")
+    return result
+
+
+def best_weights(session: Session, training: TrainingResult, learner: nn.Module) -> None:
+    """Put the best checkpoint's weights into the learner, for the last evaluation and the examples."""
+    if training.best is not None and training.best != training.last:
+        learner.load_state_dict(read_weights(training.best))
+
+
+def words(command: Sequence[str]) -> str:
+    """A command line as a user would type it."""
+    return " ".join(shlex.quote(word) for word in command)
+
+
+def bar(output: Output) -> Callable[[str, int, int], None]:
+    """Tells how far a long preparation is: one line at its start."""
+    told: set[str] = set()
+
+    def progress(what: str, done: int, total: int) -> None:
+        if what not in told:
+            told.add(what)
+            output.line(f"{what} …")
+
+    return progress

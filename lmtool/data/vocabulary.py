@@ -1,0 +1,37 @@
+"""A tokenizer trained on a source's training text, once for all runs that want the same one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+
+from lmtool.config.tables import build
+from lmtool.data.sources import Source
+from lmtool.data.store import locked, writing
+from lmtool.tokenizers.configs import TokenizerConfig
+from lmtool.tokenizers.tokenizer import Tokenizer
+
+VERSION = 1  # of how a vocabulary is trained: raise it when that changes
+
+
+def trained_tokenizer(config: TokenizerConfig, source: Source, vocab_size: int, cache_dir: str | Path) -> Tokenizer:
+    """The tokenizer of `config` for the training split of `source`: read from the cache folder, else trained and kept.
+
+    UserError naming cache_dir where it cannot be written.
+    """
+    wanted = {"version": VERSION, "text": source.fingerprint, "config": config.model_dump(), "vocab_size": vocab_size}
+    key = hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()[:32]
+    root = Path(cache_dir).expanduser() / "tokenizers"
+    folder = root / key
+    with writing(cache_dir):
+        root.mkdir(parents=True, exist_ok=True)
+        with locked(root / f"{key}.lock"):
+            if not folder.is_dir():
+                draft = root / f".{key}.{os.getpid()}"
+                shutil.rmtree(draft, ignore_errors=True)
+                build(config, source.documents("train"), vocab_size).save(draft)
+                draft.rename(folder)
+    return Tokenizer.load(folder)

@@ -1,0 +1,88 @@
+"""Start a learner from a checkpoint's tensors, and say what was taken, dropped and made new.
+
+Tensors are named `backbone.` (what finetuning starts from), `heads.NAME.` and `objective.`. The backbone is taken
+whole or not at all: a partial load is an error. A head is taken where the checkpoint has one of that name and shape;
+only heads may be new, and the report says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from lmtool.errors import UserError
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """Parts by name ("backbone", "heads.pooler", ...), each with its number of values."""
+
+    taken: dict[str, int]
+    dropped: dict[str, int]
+    new: dict[str, int]
+
+    def sentence(self) -> str:
+        """One line for the screen."""
+
+        def these(parts: dict[str, int]) -> str:
+            return ", ".join(f"{name} ({count:,})" for name, count in parts.items()) or "nothing"
+
+        return f"taken: {these(self.taken)}; dropped: {these(self.dropped)}; new: {these(self.new)}"
+
+
+def part_of(name: str) -> str:
+    """The part a tensor belongs to: `backbone`, `objective` or `heads.NAME`."""
+    pieces = name.split(".")
+    return ".".join(pieces[:2]) if pieces[0] == "heads" else pieces[0]
+
+
+def by_part(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """Tensors grouped by part, in their order."""
+    parts: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        parts.setdefault(part_of(name), {})[name] = tensor
+    return parts
+
+
+def differences(wanted: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> list[str]:
+    """What keeps `given` from being `wanted`: names missing, names too many, shapes that differ."""
+    found = [f"{name} is missing" for name in wanted if name not in given]
+    found += [f"{name} is not in the model" for name in given if name not in wanted]
+    found += [
+        f"{name} is {tuple(given[name].shape)}, the model has {tuple(tensor.shape)}"
+        for name, tensor in wanted.items()
+        if name in given and given[name].shape != tensor.shape
+    ]
+    return found
+
+
+def load_into(learner: nn.Module, tensors: Mapping[str, Tensor], origin: str, whole: bool = False) -> LoadReport:
+    """Copy a checkpoint's tensors into a learner.
+
+    origin: what to call the checkpoint in errors. whole: every part must be there (to evaluate or to predict).
+    Raises UserError where the backbone, or with `whole` any part, does not fit.
+    """
+    wanted, given = by_part(learner.state_dict()), by_part(tensors)
+    taken: dict[str, Tensor] = {}
+    new: dict[str, int] = {}
+    for part, own in wanted.items():
+        problems = differences(own, given.get(part, {}))
+        if not problems:
+            taken.update({name: given[part][name] for name in own})
+        elif part == "backbone" or whole:
+            more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+            raise UserError(
+                f"checkpoint={origin} does not fit the model: {problems[0]}{more}",
+                "leave model= out to take the checkpoint's architecture, or give another checkpoint=",
+            )
+        else:
+            new[part] = sum(tensor.numel() for tensor in own.values())
+    learner.load_state_dict(taken, strict=False)
+    kept = {part_of(name) for name in taken}
+
+    def sizes(parts: Mapping[str, Mapping[str, Tensor]], names: set[str]) -> dict[str, int]:
+        return {part: sum(one.numel() for one in parts[part].values()) for part in parts if part in names}
+
+    return LoadReport(sizes(wanted, kept), sizes(given, set(given) - kept), new)
