@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from lmtool.errors import UserError
 from lmtool.tasks.configs import TaskConfig
 from lmtool.tasks.files import Table, canonical
+
+_PATIENCE_SECONDS = 5.0
 
 
 def read_hub(config: TaskConfig, cache_dir: str | Path, offline: bool) -> dict[str, Table]:
@@ -16,25 +21,42 @@ def read_hub(config: TaskConfig, cache_dir: str | Path, offline: bool) -> dict[s
     Raises UserError where the data set cannot be had, with the commands that do without.
     """
     import datasets  # seconds to import, and needed for hub data only
+    import huggingface_hub.constants
 
     name, _, subset = str(config.hub).partition(":")
-    folder = Path(cache_dir).expanduser() / "hub"
-    download = datasets.DownloadConfig(local_files_only=offline, max_retries=1)
-    was_offline = datasets.config.HF_HUB_OFFLINE
-    datasets.config.HF_HUB_OFFLINE = was_offline or offline
+    # Without a network the library retries for half a minute; what it has in its cache it reads offline too.
+    unreachable = not offline and not _reachable(huggingface_hub.constants.ENDPOINT)
+    modes = (datasets.config, huggingface_hub.constants)
+    before = [mode.HF_HUB_OFFLINE for mode in modes]
+    for mode, was in zip(modes, before, strict=True):
+        mode.HF_HUB_OFFLINE = was or offline or unreachable
     try:
-        splits = datasets.load_dataset(name, subset or None, cache_dir=str(folder), download_config=download)
+        splits = datasets.load_dataset(name, subset or None, cache_dir=str(Path(cache_dir).expanduser() / "hub"))
     except (OSError, ValueError, RuntimeError) as problem:
-        # The library's own errors, those of requests and of huggingface_hub are all of these three kinds.
-        reason = "offline=true" if offline else f"{type(problem).__name__}: {' '.join(str(problem).split())[:160]}"
+        # The library's own errors, those of its transport and of huggingface_hub are all of these three kinds.
+        reason = " ".join(str(problem).split())[:160]
+        reason = "no network" if unreachable else "offline=true, and not in the cache" if offline else reason
         raise UserError(
-            f"task={config.name}: hub={config.hub} cannot be read ({reason})",
+            f"task={config.name}: hub={config.hub} cannot be read: {reason}",
             f"lmtool finetune task={config.name} task.path=FOLDER checkpoint=RUN   (task.path: a folder with train and "
             "dev files, .tsv .csv or .jsonl; checkpoint: a run to start from, or none)",
         ) from problem
     finally:
-        datasets.config.HF_HUB_OFFLINE = was_offline
+        for mode, was in zip(modes, before, strict=True):
+            mode.HF_HUB_OFFLINE = was
     return {canonical(split): _table(config, f"{config.hub} {split}", rows) for split, rows in splits.items()}
+
+
+def _reachable(endpoint: str) -> bool:
+    """Whether the hub answers a connection within seconds; taken for granted behind a proxy."""
+    if getproxies().get("https"):
+        return True
+    host = urlsplit(endpoint)
+    try:
+        socket.create_connection((host.hostname, host.port or 443), timeout=_PATIENCE_SECONDS).close()
+    except OSError:
+        return False
+    return True
 
 
 def _table(config: TaskConfig, origin: str, rows: Any) -> Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 import types
 
@@ -11,6 +12,7 @@ import pytest
 from task_fixtures import CONF, glue, singles, table, task_config
 
 from lmtool.errors import UserError
+from lmtool.tasks import hub
 from lmtool.tasks.loading import load_task
 
 GLUE = ["cola", "sst2", "mrpc", "qqp", "stsb", "mnli", "qnli", "rte", "wnli"]
@@ -145,11 +147,18 @@ def test_no_data_and_missing_paths():
         load(task_config("sst2", path="/no/such"))
 
 
-def test_without_the_hub_the_error_says_what_to_type():
+def test_without_the_hub_the_error_says_what_to_type(monkeypatch):
+    monkeypatch.setattr(socket, "socket", lambda *_, **__: pytest.fail("a connection was opened"))
     with pytest.raises(UserError) as caught:
         load(task_config("sst2"))
     assert "hub=nyu-mll/glue:sst2" in caught.value.message
     assert "lmtool finetune task=sst2 task.path=" in caught.value.hint and "checkpoint=" in caught.value.hint
+
+
+def test_an_unreachable_hub_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(hub, "_reachable", lambda _: False)
+    with pytest.raises(UserError, match="cannot be read: no network"):
+        load_task(task_config("sst2"), 0, "unused", False)
 
 
 def test_hub_rows_come_with_class_names(monkeypatch):
@@ -166,8 +175,8 @@ def test_hub_rows_come_with_class_names(monkeypatch):
         return Split(sentence=[f"text {n}" for n in range(len(labels))], label=labels, idx=list(range(len(labels))))
 
     asked = []
+    monkeypatch.setattr(hub, "_reachable", lambda _: True)
     library = types.SimpleNamespace(
-        DownloadConfig=lambda **_: None,
         config=types.SimpleNamespace(HF_HUB_OFFLINE=False),
         load_dataset=lambda *where, **_: (
             asked.append(where) or {"train": rows([0, 1, 1]), "validation": rows([1, 0]), "test": rows([-1, -1])}

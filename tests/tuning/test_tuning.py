@@ -8,6 +8,7 @@ import pytest
 import yaml
 from torch import nn
 
+import lmtool.tuning.configs  # noqa: F401  (enters the methods into the table)
 from lmtool.config.tables import build, lookup, names
 
 
