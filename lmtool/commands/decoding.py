@@ -21,7 +21,8 @@ def decoded(
 ) -> Any:
     """The configuration of `verb`, of the class COMMANDS[verb]. Raises ConfigError with every mistake.
 
-    data: composed or saved plain data. earlier: problems to tell with the others. running: the command runs here and now (not a plan of it).
+    data: composed or saved plain data. earlier: problems to tell with the others.
+    running: the command runs here and now (not a plan of it).
     """
     problems = list(earlier)
     data = {key: value for key, value in data.items() if key not in ("version", "command")}

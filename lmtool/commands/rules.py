@@ -20,7 +20,7 @@ def _fitting(group: str, architecture: str) -> list[str]:
 
 
 def _models(architectures: Iterable[str]) -> list[str]:
-    return [one.name for one in entries("model") if getattr(one.config, "architecture", None) in architectures]
+    return [one.name for one in entries("model") if getattr(one.config, "architecture", "") in architectures]
 
 
 def _article(architecture: str) -> str:
@@ -139,15 +139,12 @@ def one_place(name: str | None, run_dir: str | None) -> Iterator[Problem]:
         yield Problem("run_dir", f"name={name} and run_dir={run_dir}: a run has one folder", "give one of the two")
 
 
-@rule(FinetuneConfig, "task", "checkpoint")
-def task_has_data(task: Any, checkpoint: str | None) -> Iterator[Problem]:
+@rule(FinetuneConfig, "task")
+def task_has_data(task: Any) -> Iterator[Problem]:
     """Labelled data come from somewhere."""
     if all(getattr(task, where, None) is None for where in ("path", "hub", "embedded")):
-        yield Problem(
-            "task.path",
-            f"missing required value: task.path (task {task.name} has no data of its own)",
-            "give task.path=FOLDER",
-        )
+        what = f"missing required value: task.path; task {task.name} names no data of its own"
+        yield Problem("task.path", what, "give task.path=FOLDER, or a file to train on")
 
 
 @rule(RunConfig, "device", running=True)

@@ -39,7 +39,8 @@ def main(arguments: Sequence[str], config_dirs: Sequence[Path] = ()) -> int:
     places = list(all_places(config_dirs))
     for asked in arguments:
         if "=" in asked:
-            _show_choice(*asked.split("=", 1), config_dirs)
+            group, _, name = asked.partition("=")
+            _show_choice(group, name, config_dirs)
         else:
             _show_key(asked, places)
     return 0

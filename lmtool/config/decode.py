@@ -58,7 +58,7 @@ def decode(
     found += [one for one in broken(command, sound, running) if one.key not in {known.key for known in found}]
     if found:
         raise ConfigError(found)
-    assert config is not None
+    assert config is not None, (errors, silent)
     return config
 
 

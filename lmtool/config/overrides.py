@@ -43,16 +43,16 @@ class Typed:
 
 @dataclass(frozen=True)
 class Offers:
-    """What may be chosen: option names by group."""
+    """What may be chosen: option names by group, and the groups of the command with the options they begin with."""
 
     groups: dict[str, tuple[str, ...]]
-    primary: tuple[str, ...]
+    primary: dict[str, str | None]
 
 
 def read(overrides: Sequence[str], offers: Offers, *, multirun: bool = False, verbatim: Sequence[str] = ()) -> Typed:
     """Check and rewrite what was typed.
 
-    offers: the groups and their options; `primary` are the groups the command has. multirun: whether -m was given.
+    offers: the groups and their options, and which the command has. multirun: whether -m was given.
     verbatim: keys whose values are text as typed.
     """
     typed = Typed()
@@ -132,8 +132,12 @@ def _choice(
         yield Problem(group, f"{text}: a run takes one {group}, not a list", hint)
     elif one.is_sweep_override() and not multirun:
         yield Problem(group, f"{text}: several choices for one run", f"add -m to run each: -m {text}")
+    elif one.value() is None:
+        # Hydra has no word for "none of them" but taking the group away.
+        if offers.primary.get(group) is not None:
+            typed.choices.append(f"~{group}")
     else:
-        wrong = [name for name in _names(one) if name is not None and str(name) not in offers.groups[group]]
+        wrong = [name for name in _names(one) if str(name) not in offers.groups[group]]
         for name in wrong:
             yield problems.unknown_choice(group, group, str(name), offers.groups[group])
         if not wrong:
@@ -200,5 +204,5 @@ def offers(primary: Path, config_dirs: Sequence[Path], extra: dict[str, tuple[st
     for name, options in extra.items():
         found[name] = tuple(sorted({*found.get(name, ()), *options}))
     defaults = yaml.safe_load(primary.read_text(encoding="utf-8")).get("defaults", [])
-    has = [str(key).split()[-1] for item in defaults if isinstance(item, dict) for key in item]
-    return Offers(found, tuple(has))
+    has = {str(key).split()[-1]: name for item in defaults if isinstance(item, dict) for key, name in item.items()}
+    return Offers(found, has)

@@ -56,7 +56,8 @@ def _not_allowed(key: str, field: FieldInfo, value: Any) -> Problem:
     close = nearest(value, named) if single else None
     hint = f"did you mean {close if '[' in key else f'{key}={close}'}?" if close else None
     if isinstance(value, bool) and "[" in key:
-        hint = f'YAML reads a bare yes, no, on or off as true or false: quote your labels, \'{key.split("[")[0]}=["yes","no"]\''
+        whole = key.split("[")[0]
+        hint = f"YAML reads a bare yes, no, on or off as true or false: quote your labels, '{whole}=[\"yes\",\"no\"]'"
     elif isinstance(value, float) and value.is_integer() and "whole number" in what:
         hint = f"write {key}={int(value)}"
     elif isinstance(value, bool | int | float) and "text" in what:
@@ -113,10 +114,8 @@ def unknown_key(key: str, value: Any, known: list[str], command: type[Config]) -
     shown = f"={value}" if isinstance(value, bool | int | float | str) else ""
     shown = shown.lower() if isinstance(value, bool) else shown
     near = nearest_keys(key, known)
-    if near:
-        hint = f"did you mean {' or '.join(f'{one}{shown}' for one in near)}?"
-    else:
-        hint = _elsewhere(key, command)
+    meant = " or ".join(f"{one}{shown}" for one in near)
+    hint = f"did you mean {meant}?" if near else _elsewhere(key, command)
     return Problem(key, f"unknown key {key}", hint)
 
 
@@ -168,7 +167,8 @@ def section_class(field: FieldInfo) -> type[Config] | None:
 
 def _locate(command: type[Config], data: dict[str, Any], loc: tuple[Any, ...]) -> tuple[str, FieldInfo | None, Any]:
     """The dotted key of a pydantic location (which also holds tags of unions), its field and the value given."""
-    key, field, value = "", None, data
+    key, field = "", None
+    value: Any = data
     owner: type[Config] | None = command
     for part in loc:
         if isinstance(part, int) and isinstance(value, list) and part < len(value):

@@ -264,8 +264,9 @@ def ranked(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
     def rank(row: dict[str, Any]) -> tuple[bool, float, int]:
         value = row.get("value")
-        usable = isinstance(value, int | float) and math.isfinite(value) and row["exit_status"] == errors.DONE
+        if not isinstance(value, int | float) or not math.isfinite(value) or row["exit_status"] != errors.DONE:
+            return (True, 0.0, int(row["job"]))
         smaller = any(word in str(row.get("metric", "")) for word in _SMALLER)
-        return (not usable, (value if smaller else -value) if usable else 0.0, row["job"])
+        return (False, float(value if smaller else -value), int(row["job"]))
 
     return sorted(rows, key=rank)

@@ -1,0 +1,170 @@
+"""The decoder tells every mistake at once, in plain words, and resolves `auto`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from lmtool.config import rules
+from lmtool.config.decode import decode
+from lmtool.errors import ConfigError, Problem
+
+from .fakes import DieselConfig, DriveConfig, SteamConfig
+
+
+def drive(**changes: Any) -> dict[str, Any]:
+    good = {"road": "north", "engine": {"name": "steam"}, "wheels": {"name": "round"}, "paint": {"name": "colour"}}
+    return good | changes
+
+
+def told(data: dict[str, Any], **how: Any) -> dict[str, Problem]:
+    with pytest.raises(ConfigError) as caught:
+        decode(DriveConfig, data, **how)
+    return {one.key: one for one in caught.value.problems}
+
+
+def test_a_sound_configuration_is_frozen_and_typed() -> None:
+    config = decode(DriveConfig, drive(stops=["a", "b"], minutes=3))
+    assert isinstance(config.engine, SteamConfig) and config.stops == ("a", "b") and config.minutes == 3.0
+    with pytest.raises(Exception, match="frozen"):
+        config.seed = 2
+
+
+def test_all_mistakes_are_told_together() -> None:
+    data = drive(
+        road="???",
+        seed=1000.0,
+        mode="fsat",
+        minutes=float("nan"),
+        lights="yes",
+        sedd=1,
+        spokes=4,
+        engine={"name": "steam", "pressure": "high", "boilers": 0, "presure": 1},
+        wheels={"name": "round", "tread": {"deph": 2}},
+        paint={"name": "color"},
+    )
+    found = told(data)
+    assert set(found) == {
+        "road",
+        "seed",
+        "mode",
+        "minutes",
+        "lights",
+        "sedd",
+        "spokes",
+        "engine.pressure",
+        "engine.boilers",
+        "engine.presure",
+        "wheels.tread.deph",
+        "paint.name",
+    }
+    assert found["road"].message == "missing required value: road"
+    assert found["road"].hint == "give road=... (Road that is taken)"
+    assert found["seed"].hint == "write seed=1000"
+    assert found["mode"].message == 'mode: given "fsat" (text); allowed: fast or slow'
+    assert found["mode"].hint == "did you mean mode=fast?"
+    assert found["minutes"].message == "minutes: given NaN (number); allowed: a number, above 0, or null"
+    assert "true or false" in found["lights"].message
+    assert found["sedd"].hint == "did you mean seed=1?"
+    assert found["spokes"].hint == "did you mean wheels.spokes=4?"
+    assert "a number, above 0, below 10" in found["engine.pressure"].message
+    assert "at least 1" in found["engine.boilers"].message
+    assert found["engine.presure"].hint == "did you mean engine.pressure=1?"
+    assert found["wheels.tread.deph"].hint == "did you mean wheels.tread.depth=2?"
+    assert found["paint.name"].hint == "did you mean paint.name=colour?"
+
+
+def test_booleans_among_labels_are_to_be_quoted() -> None:
+    found = told(drive(stops=[True, False]))
+    assert list(found) == ["stops[0]"] and "quote your labels" in (found["stops[0]"].hint or "")
+
+
+def test_a_number_that_is_text_in_yaml() -> None:
+    found = told(drive(engine={"name": "steam", "oil": "1e-4"}))
+    assert found["engine.oil"].hint == "YAML reads 1e-4 as text: write 0.0001"
+
+
+def test_text_is_not_made_of_numbers() -> None:
+    assert told(drive(road=7))["road"].hint == "quote it: 'road=\"7\"'"
+
+
+def test_a_key_of_another_component_names_that_component() -> None:
+    assert told(drive(engine={"name": "steam", "cylinders": 4}))["engine.cylinders"].hint == "engine=diesel has cylinders"
+
+
+def test_deleted_sections_are_missing() -> None:
+    data = drive()
+    del data["engine"], data["road"]
+    found = told(data)
+    assert found["engine"].message == "missing required value: engine, one of diesel, steam"
+    assert found["road"].message == "missing required value: road"
+
+
+@pytest.mark.parametrize("value", [None, 3, [], "stem", {"pressure": 1.0}])
+def test_a_section_that_is_none(value: Any) -> None:
+    found = told(drive(engine=value))
+    assert any(key.split(".")[0] == "engine" for key in found)
+
+
+def test_values_json_has_no_word_for() -> None:
+    import datetime
+
+    found = told(drive(road=datetime.date(2024, 1, 2)))
+    assert found["road"].hint == 'quote it: road: "2024-01-02"'
+
+
+def test_auto_takes_what_the_engine_names() -> None:
+    config = decode(DriveConfig, drive(wheels={"name": "auto", "tread": {"depth": 3.0}}, paint="auto"))
+    assert config.wheels.spokes == 7 and config.wheels.tread.depth == 3.0 and config.paint.layers == 9
+    data = drive(engine={"name": "diesel", "cylinders": 6}, paint={"name": "auto"})
+    assert decode(DriveConfig, data).paint.layers == 6
+
+
+def test_auto_without_a_source() -> None:
+    found = told(drive(engine={"name": "diesel"}, wheels={"name": "auto"}))
+    assert found["wheels"].hint == "give wheels=round"
+    found = told(drive(engine={"name": "auto"}, wheels={"name": "auto"}))
+    assert set(found) == {"engine"}, "the wheels depend on the engine: one mistake, told once"
+
+
+def test_auto_takes_the_checkpoint() -> None:
+    saved = {"engine": {"name": "steam", "pressure": 3.0, "boilers": 2, "oil": 0.5}}
+    config = decode(DriveConfig, drive(engine={"name": "auto", "oil": 0.0}), checkpoint_config=saved)
+    assert (config.engine.boilers, config.engine.pressure, config.engine.oil) == (2, 3.0, 0.0)
+
+
+def test_what_is_typed_must_agree_with_the_checkpoint() -> None:
+    saved = {"engine": {"name": "steam", "pressure": 3.0, "boilers": 2, "oil": 0.5}}
+    found = told(drive(engine={"name": "steam", "pressure": 3.0, "boilers": 4}), checkpoint_config=saved)
+    assert set(found) == {"engine.boilers"}
+    assert found["engine.boilers"].message == "engine.boilers=4, but the checkpoint has engine.boilers=2"
+    assert set(told(drive(engine={"name": "auto", "boilers": 1}), checkpoint_config=saved)) == {"engine.boilers"}
+    assert set(told(drive(engine={"name": "diesel"}), checkpoint_config=saved)) == {"engine.name"}
+
+
+def test_earlier_problems_come_along_and_silence_what_follows_from_them() -> None:
+    earlier = [Problem("checkpoint", "no such folder")]
+    found = told(drive(engine={"name": "auto"}, seed=-1), earlier=earlier)
+    assert set(found) == {"checkpoint", "seed"}
+
+
+def test_rules_run_on_sound_sections_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "_RULES", {})
+
+    @rules.rule(DriveConfig, "engine", "seed")
+    def no_seven(engine: Any, seed: int) -> Iterator[Problem]:
+        assert isinstance(engine, SteamConfig | DieselConfig)
+        if seed == 7:
+            yield Problem("seed", f"seed=7 and engine={engine.name}")
+
+    @rules.rule(DriveConfig, "road", running=True)
+    def open_now(road: str) -> Iterator[Problem]:
+        yield Problem("road", "closed today")
+
+    assert set(told(drive(seed=7))) == {"seed"}
+    assert set(told(drive(seed=7, mode="x"))) == {"seed", "mode"}
+    assert set(told(drive(seed=7, engine={"name": "x"}))) == {"engine.name"}
+    assert set(told(drive(), running=True)) == {"road"}
+    decode(DriveConfig, drive())

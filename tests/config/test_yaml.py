@@ -1,0 +1,151 @@
+"""conf/ is the manual: every YAML composes and decodes, says what its class says, and every field is documented."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from lmtool.commands.configs import COMMANDS
+from lmtool.commands.decoding import decoded
+from lmtool.commands.show import PRIMARY
+from lmtool.config import compose, groups, overrides, tables
+from lmtool.config.base import Config
+from lmtool.config.problems import section_class
+
+CONF = groups.conf_dir()
+YAMLS = sorted(str(one.relative_to(CONF)) for one in CONF.rglob("*.yaml"))
+COMPONENTS = [
+    (entry.group, entry.name)
+    for group in tables.groups()
+    for entry in tables.entries(group)
+    if entry.config.__module__.startswith("lmtool.")
+]
+
+
+def compose_and_decode(verb: str, *typed: str) -> Any:
+    primary = PRIMARY[verb]
+    read = overrides.read(typed, compose.what_is_offered(primary))
+    assert not read.problems
+    return decoded(verb, compose.compose(primary, read))
+
+
+# What a command needs besides the choice under test.
+NEEDS = {
+    "pretrain": [],
+    "finetune": ["model=bert_tiny", "task=pydocs"],
+    "tokenizer": ["output=x"],
+    "evaluate": ["checkpoint=none"],
+    "predict": ["checkpoint=none", "text=a"],
+}
+
+
+def cases() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """A command and overrides that bring each option of each group in."""
+    also = {
+        "model=auto": None,
+        "data=text": "data.path=x",
+        "task=custom": "task.path=x",
+        "task=classification": "task.path=x",
+        "task=regression": "task.path=x",
+    }
+    for group, verb in (
+        ("model", "pretrain"),
+        ("tokenizer", "pretrain"),
+        ("data", "pretrain"),
+        ("objective", "pretrain"),
+        ("optimizer", "pretrain"),
+        ("schedule", "pretrain"),
+        ("experiment", "pretrain"),
+        ("debug", "pretrain"),
+        ("model", "finetune"),
+        ("task", "finetune"),
+        ("tuning", "finetune"),
+        ("debug", "finetune"),
+        ("data", "tokenizer"),
+        ("tokenizer", "tokenizer"),
+    ):
+        for name in groups.options(group):
+            more = also.get(f"{group}={name}", "")
+            if more is not None and not (verb == "tokenizer" and name == "auto"):
+                model = ["model=gpt_tiny"] if (group, name) == ("objective", "clm") else []
+                yield verb, (*NEEDS[verb], *model, f"{group}={name}", *([more] if more else []))
+
+
+@pytest.mark.parametrize(("verb", "typed"), list(cases()), ids=lambda one: one if isinstance(one, str) else " ".join(one))
+def test_every_option_composes_and_decodes(verb: str, typed: tuple[str, ...]) -> None:
+    config = compose_and_decode(verb, *typed)
+    for section, choice in tables.choices(type(config)).items():
+        assert getattr(getattr(config, section), choice.key) != "auto"
+
+
+def test_every_yaml_is_in_a_case() -> None:
+    covered = {text for _, typed in cases() for text in typed}
+    primaries = {f"{one}.yaml" for one in PRIMARY.values()}
+    options = {f"{Path(one).parent}={Path(one).stem}" for one in YAMLS if one not in primaries}
+    assert options - covered == {"model=auto"}, "model=auto needs a checkpoint: see test_cli"
+    assert primaries == {one for one in YAMLS if "/" not in one}
+
+
+def plain(entry: tables.Entry) -> dict[str, Any]:
+    from lmtool.config.plugins import defaults
+
+    return OmegaConf.to_container(OmegaConf.create(defaults(entry)))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(("group", "name"), COMPONENTS, ids=lambda one: one)
+def test_yaml_and_class_say_the_same(group: str, name: str) -> None:
+    entry = tables.lookup(group, name)
+    path = groups.yaml_file(group, name)
+    assert entry is not None and path is not None, "each component has its YAML"
+    written = OmegaConf.to_container(OmegaConf.load(path))
+    assert written == plain(entry)
+
+
+@pytest.mark.parametrize("verb", list(COMMANDS))
+def test_primary_and_class_name_the_same_keys(verb: str) -> None:
+    written = OmegaConf.to_container(OmegaConf.load(CONF / f"{PRIMARY[verb]}.yaml"))
+    assert isinstance(written, dict)
+    chosen = {str(key) for item in written.pop("defaults", []) if isinstance(item, dict) for key in item}
+    given = {str(key) for key in written} | {key for key in chosen if key in COMMANDS[verb].model_fields}
+    assert given == set(COMMANDS[verb].model_fields) - {"plugins"}
+
+
+@pytest.mark.parametrize("path", YAMLS)
+def test_every_yaml_opens_with_its_purpose_and_a_command(path: str) -> None:
+    lines = (CONF / path).read_text(encoding="utf-8").splitlines()
+    comments = [one for one in itertools.takewhile(lambda one: one.startswith("#"), lines) if "@package" not in one]
+    assert groups.purpose(CONF / path) and any("lmtool " in one for one in comments)
+    assert "_target_" not in "\n".join(lines)
+
+
+def documented(config: type[Config]) -> Iterator[tuple[str, str | None]]:
+    for name, field in config.model_fields.items():
+        yield f"{config.__name__}.{name}", field.description
+        below = section_class(field)
+        if below is not None:
+            yield from documented(below)
+
+
+def test_every_field_of_every_configuration_is_documented() -> None:
+    classes = {*COMMANDS.values(), *(tables.lookup(*one).config for one in COMPONENTS)}  # type: ignore[union-attr]
+    missing = [name for one in classes for name, text in documented(one) if not text or len(text) < 4]
+    assert not missing
+
+
+def test_presets_change_values_only() -> None:
+    """A preset names its base first, adds no key its class lacks and says its changed values once."""
+    for path in YAMLS:
+        written = OmegaConf.to_container(OmegaConf.load(CONF / path))
+        assert isinstance(written, dict)
+        first = str((written.get("defaults") or [""])[0])
+        group, name = str(Path(path).parent), Path(path).stem
+        if first in groups.options(group) and group not in ("experiment", "debug"):
+            entry = tables.lookup(group, first)
+            if entry is not None:
+                assert set(written) - {"defaults"} <= set(entry.config.model_fields), path
+                assert name != first

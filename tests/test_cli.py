@@ -1,0 +1,258 @@
+"""The command line: help, mistakes, exit statuses. Commands themselves are not run here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmtool import cli
+from lmtool.errors import CheckFailed, Diverged, Stopped
+
+ROOT = Path(cli.__file__).resolve().parents[1]
+HEAVY = ("torch", "hydra", "omegaconf", "pydantic", "rich", "yaml", "numpy", "datasets")
+
+
+def python(code: str, cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environ = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], cwd=cwd, env=environ, capture_output=True, text=True, timeout=120
+    )
+
+
+def test_help_imports_the_standard_library_only(tmp_path: Path) -> None:
+    code = (
+        "import sys; from lmtool.cli import main; a = main([]); b = main(['--help']); c = main(['pretrain', '--help'])\n"
+        f"print('loaded', [one for one in {HEAVY!r} if one in sys.modules], a, b, c)"
+    )
+    done = python(code, tmp_path)
+    assert done.stdout.splitlines()[-1] == "loaded [] 0 0 0", done.stdout + done.stderr
+    for verb in cli.VERBS:
+        assert f"  {verb} " in done.stdout and cli.VERBS[verb].example in done.stdout
+    assert "max_steps: 10000" in done.stdout
+
+
+@pytest.mark.parametrize("verb", list(cli.VERBS))
+def test_each_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([verb, "--help"]) == 0
+    assert cli.VERBS[verb].example in capsys.readouterr().out
+
+
+# What is typed, and what the answer must hold. All end in exit 2 with an error and, but for a few, a hint.
+MISTAKES: list[tuple[str, list[str]]] = [
+    ("pretran", ["unknown command pretran", "did you mean lmtool pretrain?"]),
+    ("model=bert", ["unknown command model=bert", "a command comes first"]),
+    ("pretrain --multirn", ["unknown flag --multirn", "did you mean --multirun?"]),
+    ("pretrain --experimental-rerun x", ["unknown flag --experimental-rerun"]),
+    ("pretrain --cfg all", ["--cfg job"]),
+    ("pretrain --config", ["its value is missing"]),
+    ("pretrain --config nowhere.yaml", ["nowhere.yaml: No such file"]),
+    ("pretrain --config-dir nowhere", ["--config-dir nowhere: no such folder"]),
+    ("pretrain --plugin no.such.module", ["--plugin no.such.module cannot be imported"]),
+    ("pretrain modle=bert", ["unknown key modle", "did you mean model=bert?"]),
+    ("pretrain model=brt", ["model=brt is not one of auto, bert,", "did you mean model=bert?"]),
+    ("pretrain optimizer.lrr=1", ["unknown key optimizer.lrr", "did you mean optimizer.lr=1?"]),
+    ("pretrain +optimizer.lrr=1", ["unknown key optimizer.lrr", "did you mean optimizer.lr=1?"]),
+    ("pretrain optim.lr=1", ["unknown key optim.lr", "did you mean optimizer.lr=1?"]),
+    ("pretrain lr=3", ["unknown key lr", "did you mean optimizer.lr=3?"]),
+    ("pretrain optimizer.lr=abc", ['optimizer.lr: given "abc" (text); allowed: a number, above 0']),
+    ("pretrain optimizer.lr=nan", ["optimizer.lr: given NaN"]),
+    ("pretrain optimizer.lr=-1", ["optimizer.lr: given -1", "above 0"]),
+    ("pretrain optimizer.betas=[0.9]", ["optimizer.betas"]),
+    ("pretrain model.hidden_size=-4", ["model.hidden_size: given -4", "at least"]),
+    ("pretrain model.num_heads=7", ["hidden_size=768 is not a multiple of num_heads=7"]),
+    ("pretrain max_steps=1e3", ["max_steps: given 1000.0", "write max_steps=1000"]),
+    ("pretrain precision=fp15", ["auto, fp32, bf16 or fp16", "did you mean precision="]),
+    ("pretrain device=gpu", ["device: given", "auto, cpu, cuda or cuda:N"]),
+    ("pretrain data=text", ["missing required value: data.path", "give data.path="]),
+    ("pretrain data=text data.path=it's", ["meaning of its own", "quote it"]),
+    ("pretrain ~optimizer", ["~optimizer: a section cannot be taken away"]),
+    ("pretrain optimizer=null", ["missing required value: optimizer"]),
+    ("pretrain ~seed", ["~seed: a value cannot be taken away"]),
+    ("pretrain objective=[mlm,clm]", ["takes one objective", "-m objective=mlm,clm"]),
+    ("pretrain optimizer.lr=1e-3,1e-4", ["several values for one run", "-m"]),
+    ("pretrain model=gpt_tiny objective=mlm", ["objective=mlm trains an encoder; model=gpt", "objective=clm or model=bert"]),
+    ("pretrain model=bert_tiny max_length=1024", ["max_length=1024 is more than model.max_positions=512"]),
+    ("pretrain max_steps=null", ["no budget given"]),
+    ("pretrain batch_examples=8", ["batch_examples=8 and batch_tokens=2048"]),
+    ("pretrain task=sst2", ["this command has no task"]),
+    ("pretrain checkpoint=runs/none", ["checkpoint=runs/none: no such folder"]),
+    ("pretrain experiment=bert_lptop", ["did you mean experiment=bert_laptop?"]),
+    ("pretrain plugins=[os]", ["type --plugin os"]),
+    ("finetune", ["missing required value: task", "sst2", "model=auto"]),
+    ("finetune task=sst2", ["model=auto", "checkpoint=", "task.path="]),
+    ("finetune task=[sst2,cola]", ["takes one task", "-m task=sst2,cola"]),
+    ("finetune model=bert_tiny task=custom", ["missing required value: task.path"]),
+    ("finetune model=bert_tiny task=sst2 task.labels=[true,false]", ["quote your labels"]),
+    ("finetune model=bert_tiny task=sst2 task.loss.label_smoothin=1", ["did you mean task.loss.label_smoothing=1?"]),
+    ("finetune model=bert_tiny task=sst2 tuning=lora", ["tuning=lora is not one of full, head"]),
+    ("-m finetune model=bert_tiny task=sst2,colla seed=1,2", ["did you mean task=cola?"]),
+    ("-m pretrain seed=1,-2 max_stepss=3", ["seed: given -2", "did you mean max_steps=3?"]),
+    ("-m predict checkpoint=x", ["does not sweep"]),
+    ("evaluate", ["missing required value: checkpoint"]),
+    ("predict checkpoint=nowhere text=a", ["checkpoint=nowhere: no such folder"]),
+    ("tokenizer", ["missing required value: output"]),
+    ("plan evaluate", ["plans pretrain or finetune"]),
+    ("plan pretrain modle=bert", ["did you mean model=bert?"]),
+    ("list tasc", ["there is no group tasc", "lmtool list task"]),
+    ("show", ["no key given"]),
+    ("show optimizer.lrr", ["unknown key optimizer.lrr", "lmtool show optimizer.lr"]),
+    ("show model=brt", ["did you mean model=bert?"]),
+]
+
+RUN_ALL = """
+import contextlib, io, json, shlex, sys, time
+from lmtool.cli import main
+answers = []
+for line in json.loads(sys.argv[1]):
+    out, err, begun = io.StringIO(), io.StringIO(), time.monotonic()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = main(shlex.split(line.replace("'", "\\\\'")))
+    answers.append([line, status, out.getvalue(), err.getvalue(), time.monotonic() - begun])
+print(json.dumps({"answers": answers, "torch": "torch" in sys.modules}))
+"""
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Every mistake typed in an empty folder: one process for all, since each would only import the same again."""
+    folder = tmp_path_factory.mktemp("empty")
+    done = python(RUN_ALL, folder, json.dumps([line for line, _ in MISTAKES]))
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1]) | {"left": [str(one) for one in folder.rglob("*")]}
+
+
+def test_mistakes_import_no_torch_and_leave_nothing_behind(answers: dict[str, Any]) -> None:
+    assert len(MISTAKES) >= 40
+    assert answers["torch"] is False and answers["left"] == []
+    assert max(one[4] for one in answers["answers"]) < 3
+
+
+@pytest.mark.parametrize("index", range(len(MISTAKES)), ids=[line for line, _ in MISTAKES])
+def test_mistake(index: int, answers: dict[str, Any]) -> None:
+    line, status, out, told, _ = answers["answers"][index]
+    assert status == 2, told
+    assert "Traceback" not in told + out and told.startswith("error: ") and out == ""
+    assert all(one.startswith(("error: ", "hint: ")) for one in told.splitlines()), told
+    for part in MISTAKES[index][1]:
+        assert part in told, told
+
+
+def test_all_problems_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["pretrain", "modle=bert", "seed=-1", "max_length=x"]) == 2
+    told = capsys.readouterr().err
+    assert told.count("error: ") == 3 and told.count("hint: ") == 3
+
+
+def test_the_configuration_printed_can_be_read_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--cfg", "job", "pretrain", "model=bert_tiny", "seed=3"]) == 0
+    first = capsys.readouterr().out
+    (tmp_path / "c.yaml").write_text(first)
+    assert cli.main(["pretrain", "--config", str(tmp_path / "c.yaml"), "--cfg=job"]) == 0
+    assert capsys.readouterr().out == first
+    assert cli.main(["pretrain", "--config", str(tmp_path / "c.yaml"), "seed=4", "optimizer.lr=0.5", "--cfg=job"]) == 0
+    changed = capsys.readouterr().out
+    assert "seed: 4" in changed and "lr: 0.5" in changed and "hidden_size: 128" in changed
+    assert cli.main(["finetune", "--config", str(tmp_path / "c.yaml")]) == 2
+    assert "lmtool pretrain --config" in capsys.readouterr().err
+    assert cli.main(["pretrain", "--config", str(tmp_path / "c.yaml"), "model=gpt"]) == 2
+
+
+def saved_checkpoint(folder: Path, *typed: str) -> Path:
+    """A checkpoint's folder with a configuration and no weights."""
+    from lmtool.config import saved
+
+    arguments = cli.parse(typed)
+    step = folder / "checkpoints" / "step_00000010"
+    step.mkdir(parents=True)
+    config = cli.configuration("pretrain", arguments, running=False)
+    (step / "config.json").write_text(json.dumps(saved.save(config, "pretrain")))
+    (step / "manifest.json").write_text("{}")
+    return folder
+
+
+def test_model_and_tokenizer_of_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = saved_checkpoint(tmp_path / "run", "model=gpt_tiny", "model.num_layers=3", "tokenizer.minimum_count=5")
+    typed = ["finetune", "task=pydocs", f"checkpoint={run}"]
+    config = cli.configuration("finetune", cli.parse([*typed[1:], "model.dropout=0.0"]), running=False)
+    assert (config.model.name, config.model.num_layers, config.model.dropout) == ("gpt", 3, 0.0)
+    assert config.tokenizer.name == "bytebpe" and config.tokenizer.minimum_count == 5
+    assert config.optimizer.lr == 5e-5 and config.schedule.warmup_fraction == 0.1
+    assert cli.main([*typed, "model=bert_tiny"]) == 2
+    assert "model.name=bert, but the checkpoint has model.name=gpt" in capsys.readouterr().err
+    assert cli.main([*typed, "model=gpt_tiny", "--cfg", "job"]) == 2
+    assert "model.num_layers=2, but the checkpoint has model.num_layers=3" in capsys.readouterr().err
+    config = cli.configuration("evaluate", cli.parse([f"checkpoint={run}", "data.max_bytes=20000"]), running=False)
+    assert config.task is None and config.data.name == "pydocs" and config.data.max_bytes == 20000
+
+
+@pytest.mark.parametrize(
+    ("raised", "status", "says"),
+    [
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (Diverged("loss is nan", "lower optimizer.lr"), 4, "hint: lower optimizer.lr"),
+        (CheckFailed("no"), 3, "error: no"),
+        (Stopped("stopped at step 3", 143), 143, "stopped at step 3"),
+        (ValueError("of ours"), 1, "please report it"),
+    ],
+)
+def test_exit_statuses(
+    raised: BaseException, status: int, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(*_: object) -> None:
+        raise raised
+
+    monkeypatch.setattr(cli, "run", run)
+    assert cli.main(["pretrain", "model=bert_tiny"]) == status
+    told = capsys.readouterr().err
+    assert says in told and ("Traceback" in told) == (status == 1)
+
+
+def test_debug_shows_the_traceback_of_a_users_error() -> None:
+    with pytest.raises(Exception, match="unknown key"):
+        cli.main(["pretrain", "modle=bert", "--debug"])
+
+
+def test_secrets_are_not_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("SOME_TOKEN", "verysecretvalue")
+    assert cli.main(["pretrain", "seed=verysecretvalue"]) == 2
+    assert "verysecretvalue" not in capsys.readouterr().err
+
+
+def test_list_and_show(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list"]) == 0
+    assert "bert_tiny" in capsys.readouterr().out
+    assert cli.main(["list", "model"]) == 0
+    assert "  bert_tiny   BERT tiny" in capsys.readouterr().out
+    assert cli.main(["show", "optimizer.lr"]) == 0
+    shown = capsys.readouterr().out
+    assert "Full learning rate" in shown and "a number, above 0" in shown and "conf/optimizer/adamw.yaml:" in shown
+    assert cli.main(["show", "max_steps"]) == 0
+    shown = capsys.readouterr().out
+    assert "10000  (conf/pretrain.yaml:" in shown and "null  (conf/finetune.yaml:" in shown
+    assert cli.main(["show", "model=bert_tiny"]) == 0
+    assert "num_layers: 2" in capsys.readouterr().out
+
+
+def test_own_yaml_comes_from_a_config_dir(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine.yaml").write_text("# Mine.\ndefaults: [bert_tiny, _self_]\nnum_layers: 3\n")
+    (tmp_path / "local").mkdir()
+    (tmp_path / "local" / "default.yaml").write_text("# @package _global_\nlog_every: 7\n")
+    folder = ["--config-dir", str(tmp_path)]
+    assert cli.main(["pretrain", "model=mine", *folder, "--cfg", "job"]) == 0
+    shown = capsys.readouterr().out
+    assert "num_layers: 3" in shown and "hidden_size: 128" in shown and "log_every: 7" in shown
+    assert cli.main(["list", *folder, "model"]) == 0
+    assert "mine        Mine." in capsys.readouterr().out
+    (tmp_path / "model" / "mine.yaml").write_text("num_layers: [")
+    assert cli.main(["pretrain", "model=mine", *folder]) == 2
+    assert "mine.yaml:" in capsys.readouterr().err
+    (tmp_path / "model" / "mine.yaml").write_text("defaults: [bret, _self_]\n")
+    assert cli.main(["pretrain", "model=mine", *folder]) == 2
+    assert "did you mean model=bert?" in capsys.readouterr().err
