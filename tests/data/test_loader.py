@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from lmtool import types
+from lmtool.data.loader import PackedLoader
+from lmtool.data.plan import Plan, batch_borders
+from lmtool.data.prefetch import prefetch
+from lmtool.errors import UserError
+
+from .data_fixtures import DrawnExamples
+
+
+def taken(loader: PackedLoader, count: int, cursor: dict[str, int] | None = None) -> list[types.Step]:
+    return list(itertools.islice(loader.steps(cursor), count))
+
+
+def contents(step: types.Step) -> tuple[list[int], list[int]]:
+    examples = [one for batch in step.batches for one in batch.examples.tolist()]
+    return examples, [one for batch in step.batches for one in batch.inputs.tokens.tolist()]
+
+
+SIZES = [{"batch_examples": 7}, {"batch_tokens": 50}]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_every_example_once_an_epoch(size):
+    loader = PackedLoader(DrawnExamples(100), 3, **size)
+    assert isinstance(loader, types.Loader)
+    orders = []
+    steps = iter(loader.steps(None))
+    for epoch in range(3):
+        read = [contents(next(steps))[0] for _ in range(loader.steps_in_epoch(epoch))]
+        flat = [one for step in read for one in step]
+        assert sorted(flat) == list(range(100))
+        orders.append(flat)
+    assert orders[0] != orders[1] != orders[2] and orders[0] != list(range(100))
+    again = PackedLoader(DrawnExamples(100), 4, **size)
+    assert contents(taken(again, 1)[0])[0] != orders[0][: len(contents(taken(again, 1)[0])[0])]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("micro", [1, 13, 40])
+def test_micro_batches_change_nothing(size, micro):
+    whole = taken(PackedLoader(DrawnExamples(60), 1, **size), 40)
+    split = taken(PackedLoader(DrawnExamples(60), 1, **size, micro_batch_tokens=micro), 40)
+    assert [contents(one) for one in whole] == [contents(one) for one in split]
+    assert [one.cursor for one in whole] == [one.cursor for one in split]
+    for step in split:
+        for batch in step.batches:
+            assert sum(batch.inputs.lengths) <= micro or len(batch.inputs.lengths) == 1
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_resuming_seeks(size):
+    steps = taken(PackedLoader(DrawnExamples(50), 9, **size), 30)
+    for number in (0, 4, 7, 8, 15, 28):
+        resumed = taken(PackedLoader(DrawnExamples(50), 9, **size), 29 - number, steps[number].cursor)
+        assert [contents(one) for one in resumed] == [contents(one) for one in steps[number + 1 :]]
+        assert [(one.cursor, one.epoch) for one in resumed] == [(one.cursor, one.epoch) for one in steps[number + 1 :]]
+
+
+def test_cursor_and_epoch_at_the_border():
+    loader = PackedLoader(DrawnExamples(14), 0, batch_examples=7)
+    first, second, third = taken(loader, 3)
+    assert (first.cursor, first.epoch) == ({"epoch": 0, "batch": 1}, 0.5)
+    assert (second.cursor, second.epoch) == ({"epoch": 1, "batch": 0}, 1.0)
+    assert (third.cursor, third.epoch) == ({"epoch": 1, "batch": 1}, 1.5)
+    # A cursor that stands behind the last step of an epoch means the same as the start of the next one.
+    assert contents(taken(loader, 1, {"epoch": 0, "batch": 2})[0]) == contents(third)
+
+
+def test_foreign_cursor_is_refused():
+    loader = PackedLoader(DrawnExamples(14), 0, batch_examples=7)
+    with pytest.raises(UserError, match="batch 9 of an epoch that has 2"):
+        loader.steps({"epoch": 0, "batch": 9})
+
+
+def test_budgets_hold():
+    loader = PackedLoader(DrawnExamples(200, longest=30), 2, batch_tokens=64)
+    tokens = [sum(batch.tokens for batch in step.batches) for step in taken(loader, loader.steps_in_epoch(0))]
+    assert max(tokens) <= 64 and np.mean(tokens[:-1]) > 45
+    small = PackedLoader(DrawnExamples(20, longest=30), 2, batch_tokens=3)
+    assert all(len(one.batches[0].inputs.lengths) >= 1 for one in taken(small, 20))
+
+
+def test_without_shuffling_the_plan_is_the_order():
+    loader = PackedLoader(DrawnExamples(20), 2, batch_examples=6, shuffle=False)
+    assert [contents(one)[0] for one in taken(loader, 4)] == [
+        list(range(6)), list(range(6, 12)), list(range(12, 18)), [18, 19],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_evaluation_pass(size):
+    loader = PackedLoader(DrawnExamples(45), 2, **size, micro_batch_tokens=30)
+    batches = list(loader.epoch_batches())
+    assert sorted(one for batch in batches for one in batch.examples.tolist()) == list(range(45))
+    lengths = [length for batch in batches for length in batch.inputs.lengths]
+    assert lengths == sorted(lengths, reverse=True)
+    assert all(batch.tokens <= 30 for batch in batches)
+
+
+def test_facts():
+    examples = DrawnExamples(100)
+    facts = PackedLoader(examples, 0, batch_examples=10).facts()
+    lengths = examples.plan(0).lengths
+    assert facts["examples"] == 100 and facts["steps_per_epoch"] == 10
+    assert facts["tokens_per_epoch"] == lengths.sum() and facts["longest"] == lengths.max()
+    assert facts["padding_fraction"] == 0 and 0.2 < facts["padding_avoided"] < 0.8
+    assert facts["truncated_fraction"] == 0.25
+
+
+def test_no_examples_is_an_error():
+    loader = PackedLoader(DrawnExamples(0), 0, batch_examples=10)
+    with pytest.raises(UserError, match="no examples"):
+        loader.steps(None)
+
+
+def test_size_must_be_given_once():
+    with pytest.raises(ValueError):
+        PackedLoader(DrawnExamples(3), 0)
+    with pytest.raises(ValueError):
+        PackedLoader(DrawnExamples(3), 0, batch_examples=2, batch_tokens=9)
+
+
+def test_plans_are_cached():
+    examples = DrawnExamples(30)
+    loader = PackedLoader(examples, 0, batch_examples=10)
+    taken(loader, 3)
+    loader.facts(), loader.steps_in_epoch(0)
+    assert examples.plans <= 2  # the thread may have begun the next epoch
+
+
+def test_borders_of_a_million_examples_are_quick():
+    lengths = 1 + np.random.default_rng(0).integers(0, 128, size=1_000_000)
+    began = time.perf_counter()
+    borders = batch_borders(lengths, tokens=4096)
+    assert time.perf_counter() - began < 3
+    sums = np.add.reduceat(lengths, borders[:-1])
+    assert sums.max() <= 4096 and (sums[:-1] + lengths[borders[1:-1]] > 4096).all()
+    assert borders[0] == 0 and borders[-1] == len(lengths)
+
+
+def test_borders_by_both_budgets():
+    assert batch_borders(np.array([1, 1, 1, 9, 1]), examples=2, tokens=5).tolist() == [0, 2, 3, 4, 5]
+    assert batch_borders(np.array([], dtype=np.int64), tokens=5).tolist() == [0]
+    assert batch_borders(np.array([3, 3])).tolist() == [0, 2]
+
+
+def test_plan_checks_itself():
+    with pytest.raises(ValueError):
+        Plan(np.zeros(3), np.zeros(2))
+
+
+def threads() -> int:
+    return sum(thread.name == "lmtool-prefetch" for thread in threading.enumerate())
+
+
+def test_prefetch_keeps_the_order_and_ends():
+    assert list(prefetch(iter(range(100)))) == list(range(100))
+    assert threads() == 0
+
+
+def test_prefetch_dies_when_dropped():
+    things = prefetch(itertools.count())
+    assert [next(things) for _ in range(3)] == [0, 1, 2]
+    assert threads() == 1
+    things.close()
+    assert threads() == 0
+
+
+def test_prefetch_works_ahead():
+    made = []
+    things = prefetch((made.append(number) or number for number in range(10)), ahead=2)
+    assert next(things) == 0
+    deadline = time.time() + 5
+    while len(made) < 4 and time.time() < deadline:
+        time.sleep(0.01)
+    assert len(made) == 4  # the one taken, two that wait, one in hand
+    things.close()
+
+
+def test_prefetch_raises_in_the_reader():
+    def broken():
+        yield 1
+        raise UserError("bad line", "mend it")
+
+    things = prefetch(broken())
+    assert next(things) == 1
+    with pytest.raises(UserError, match="bad line"):
+        next(things)
+    assert threads() == 0
