@@ -1,0 +1,23 @@
+"""Jobs for the kill harness. Imported by name in a process of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from lmtool.training.loop import train
+from tests.training.fakes import OPTIMIZER, SCHEDULE, FakeLearner, FakeLoader, evaluator, open_run, settings
+
+torch.set_num_threads(1)
+
+
+def fake(folder: Path) -> None:
+    """30 steps with a checkpoint after each, so that many kills fall into a save; hidden 96: 30 thousand weights."""
+    learner = FakeLearner(hidden=96)
+    with open_run(folder) as run:
+        train(
+            learner, FakeLoader(), evaluator(learner), run,
+            settings(max_steps=30, evaluate_every=4, checkpoint_every=1), OPTIMIZER, SCHEDULE,
+            write_extras=lambda place: (place / "tokenizer.json").write_text("{}" * 5000) and None,
+        )  # fmt: skip

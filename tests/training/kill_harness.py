@@ -1,0 +1,137 @@
+"""Kill a training again and again, at random moments, and let it go on.
+
+The victims are forked from this process after its imports, which costs a hundredth of a fresh interpreter. A job is a
+function `job(folder)` that trains in the run folder `folder` until it is done, going on from what is there. Forking
+wants a process without threads: start the harness as a program of its own, with one thread.
+
+    OMP_NUM_THREADS=1 python tests/training/kill_harness.py PACKAGE.MODULE:JOB --kills 100 --root FOLDER
+
+prints one JSON line: kills, runs, kills during a save, unreadable checkpoints, runs that differ from the uninterrupted
+one. Any job may stand there, that of a real command too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import random
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+Job = Callable[[Path], None]
+
+
+@dataclass
+class Count:
+    """What happened. differing: runs whose rows or weights are not those of the uninterrupted run."""
+
+    kills: int = 0
+    runs: int = 0
+    kills_in_a_save: int = 0
+    unreadable: int = 0
+    differing: int = 0
+
+
+def fork(job: Job, folder: Path) -> int:
+    """A child that runs the job and leaves with 0, or 1 after a traceback. Returns its process number."""
+    child = os.fork()
+    if child:
+        return child
+    try:
+        job(folder)
+        sys.stdout.flush()
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+
+
+def wait(child: int, seconds: float) -> int | None:
+    """Its exit status, negative after a signal; None where it still runs after so long."""
+    end = time.monotonic() + seconds
+    while True:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() >= end:
+            return None
+        time.sleep(0.002)
+
+
+def outcome(folder: Path) -> tuple[list[dict[str, object]], dict[str, bytes]]:
+    """Rows without what a clock measured, and the bytes of the last checkpoint's tensors, by name (a file's header
+    has no fixed order)."""
+    from safetensors.numpy import load_file
+
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    clocks = ("tokens_per_second", "seconds")
+    rows = [{key: value for key, value in row.items() if key not in clocks} for row in rows]
+    last = folder / "checkpoints" / (folder / "checkpoints" / "last").read_text().strip()
+    files = [load_file(path) for path in sorted(last.glob("*.safetensors"))]
+    return rows, {name: one.tobytes() for tensors in files for name, one in tensors.items()}
+
+
+def kill_many(job: Job, root: Path, kills: int, seed: int = 0, seconds: float = 600.0) -> Count:
+    """Kill runs of the job until `kills` have hit a living process, and compare each run with one left alone.
+
+    The moments are drawn uniformly up to the time of an uninterrupted run, a third of them from its first quarter, so
+    that a run is hit several times. RuntimeError where a job fails by itself.
+    """
+    import torch._dynamo  # noqa: F401 the first optimizer step imports it, for a second: here once, not in each victim
+
+    from lmtool.training import checkpoints
+
+    count, chance = Count(), random.Random(seed)
+    begun = time.monotonic()
+    if wait(fork(job, root / "alone"), seconds) != 0:
+        raise RuntimeError("the uninterrupted run failed")
+    alone = time.monotonic() - begun
+    expected = outcome(root / "alone")
+    while count.kills < kills:
+        folder = root / f"killed-{count.runs:03d}"
+        while True:
+            child = fork(job, folder)
+            enough = count.kills >= kills
+            moment = chance.uniform(0, alone * (0.25 if chance.random() < 0.33 else 1.0))
+            status = wait(child, seconds if enough else moment)
+            if status is None:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                count.kills += 1
+                count.kills_in_a_save += any((folder / "checkpoints").glob(".tmp-*"))
+                for saved in checkpoints.saved_steps(folder / "checkpoints"):
+                    try:
+                        checkpoints.verify(saved)
+                    except checkpoints.Damaged:
+                        count.unreadable += 1
+            elif status == 0:
+                break
+            else:
+                raise RuntimeError(f"the job failed with {status} in {folder}")
+        count.runs += 1
+        count.differing += outcome(folder) != expected
+    return count
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("job", help="package.module:function")
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--root", type=Path, required=True)
+    arguments = parser.parse_args()
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    module, _, name = arguments.job.partition(":")
+    job: Job = getattr(importlib.import_module(module), name)
+    print(json.dumps(asdict(kill_many(job, arguments.root, arguments.kills, arguments.seed))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+"""Kill -9 at any moment, then the same job again: rows and weights are bitwise those of an uninterrupted run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+HARNESS = Path(__file__).with_name("kill_harness.py")
+
+
+def run_harness(job: str, root: Path, kills: int) -> dict[str, int]:
+    """Counts of the harness, run as a program with one thread."""
+    command = [sys.executable, str(HARNESS), job, "--kills", str(kills), "--root", str(root)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=600, cwd=HARNESS.parents[2], check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_hundred_kills_change_nothing(tmp_path: Path) -> None:
+    counts = run_harness("tests.training.jobs:fake", tmp_path, 100)
+    assert counts["kills"] == 100 and counts["runs"] >= 2
+    assert counts["kills_in_a_save"] >= 10  # the moments do reach into saves
+    assert (counts["unreadable"], counts["differing"]) == (0, 0), counts

@@ -1,0 +1,299 @@
+"""The loop: gradients, going on, budgets' ends, patience, divergence."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+
+from lmtool.errors import Diverged, UserError
+from lmtool.training import checkpoints
+from lmtool.training.configs import AdamWConfig, ConstantConfig
+from lmtool.training.loop import train
+from lmtool.training.optimizers import build_adamw, named_parameters
+from lmtool.training.precision import Precision
+from lmtool.training.progress import TrainingResult
+from lmtool.training.step import apply_gradients, gradients
+from lmtool.types import StepOutput
+
+from .fakes import OPTIMIZER, SCHEDULE, FakeLearner, FakeLoader, batch_of, evaluator, open_run, settings, train_rows
+
+CPU = torch.device("cpu")
+FP32 = Precision("fp32", CPU, "")
+
+
+def go(path: Path, loader: FakeLoader | None = None, learner: FakeLearner | None = None, **changes: Any) -> Any:
+    """Train a fresh learner in a folder: (result, learner)."""
+    learner = learner or FakeLearner()
+    with open_run(path) as run:
+        result = train(
+            learner, loader or FakeLoader(), evaluator(learner), run, settings(**changes), OPTIMIZER, SCHEDULE
+        )
+    return result, learner
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+
+
+def step_gradients(micro_batches: int, **changes: Any) -> tuple[dict[str, torch.Tensor], Any]:
+    learner = FakeLearner(dropout=0.0, **changes)
+    data = next(iter(FakeLoader(batch_examples=8, micro_batches=micro_batches).steps(None)))
+    outcome = gradients(learner, data, 1, 0, CPU, FP32)
+    return {name: one.grad for name, one in learner.named_parameters() if one.grad is not None}, outcome
+
+
+@pytest.mark.parametrize("micro_batches", [2, 3, 8])
+def test_micro_batches_change_nothing(micro_batches: int) -> None:
+    whole, whole_outcome = step_gradients(1)
+    cut, cut_outcome = step_gradients(micro_batches)
+    assert whole.keys() == cut.keys() and len(whole) == 8
+    for name, gradient in whole.items():
+        torch.testing.assert_close(cut[name], gradient, rtol=0, atol=1e-6)
+    assert float(cut_outcome.loss) == pytest.approx(float(whole_outcome.loss), abs=1e-6)
+
+
+def test_the_loss_is_sums_over_counts_weighted_plus_penalties() -> None:
+    _, outcome = step_gradients(3)
+    learner = FakeLearner(dropout=0.0)
+    data = next(iter(FakeLoader(batch_examples=8, micro_batches=1).steps(None)))
+    output, counts = learner(data.batches[0], 1), learner.counts(data.batches[0])
+    assert counts["word"] != counts["kind"]
+    expected = output.sums["word"] / counts["word"] + 0.5 * output.sums["kind"] / counts["kind"]
+    expected = expected + learner.penalties()["small"]
+    assert float(outcome.loss) == pytest.approx(float(expected), abs=1e-6)
+
+
+def test_a_term_that_predicts_nothing_counts_nothing() -> None:
+    learner = FakeLearner(dropout=0.0)
+    data = next(iter(FakeLoader(batch_examples=4).steps(None)))
+    even = type(data)([batch_of(np.array([0, 2, 4]))], data.cursor, data.epoch)
+    outcome = gradients(learner, even, 1, 0, CPU, FP32)
+    assert math.isfinite(float(outcome.loss)) and set(outcome.terms) == {"kind", "small"}
+    assert all(torch.isfinite(one.grad).all() for one in learner.parameters() if one.grad is not None)
+
+
+def test_clipping_shortens_and_reports_the_norm_before() -> None:
+    norms = {}
+    for clip in (None, 0.1):
+        learner = FakeLearner(dropout=0.0)
+        named = named_parameters(learner.parameter_groups())
+        optimizer = build_adamw(OPTIMIZER, learner.parameter_groups())
+        gradients(learner, next(iter(FakeLoader().steps(None))), 1, 0, CPU, FP32)
+        seen: list[float] = []
+        optimizer.register_step_pre_hook(
+            lambda *_, seen=seen, named=named: seen.append(
+                float(torch.stack([one.grad.norm() for one in named.values() if one.grad is not None]).norm())
+            )
+        )
+        norms[clip] = float(apply_gradients(optimizer, None, list(named.values()), clip)), seen[0]
+    assert norms[None][0] == pytest.approx(norms[0.1][0]) and norms[None][0] > 0.1
+    assert norms[None][1] == pytest.approx(norms[None][0], rel=1e-5)
+    assert norms[0.1][1] == pytest.approx(0.1, rel=1e-4)
+
+
+def test_one_step_is_torch_adamw(tmp_path: Path) -> None:
+    _, learner = go(tmp_path / "run", max_steps=1)
+    plain = FakeLearner()
+    decay = [one for one in plain.parameters() if one.ndim >= 2]
+    rest = [one for one in plain.parameters() if one.ndim < 2]
+    adamw = torch.optim.AdamW([{"params": decay, "weight_decay": 0.01}, {"params": rest, "weight_decay": 0.0}], lr=1e-2)
+    gradients(plain, next(iter(FakeLoader().steps(None))), 1, 3, CPU, FP32)
+    torch.nn.utils.clip_grad_norm_([*decay, *rest], 1.0)
+    adamw.step()
+    for (name, one), other in zip(learner.named_parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-6, msg=name)
+
+
+def test_rows_say_what_the_contract_says(tmp_path: Path) -> None:
+    result, _ = go(tmp_path / "run", max_steps=7, log_every=3, evaluate_every=5)
+    found = rows(tmp_path / "run")
+    train_steps = [row["step"] for row in found if row["split"] == "train"]
+    assert train_steps == [1, 3, 6, 7] and [row["step"] for row in found if row["split"] == "validation"] == [5, 7]
+    keys = {"loss", "loss_word", "loss_kind", "loss_small", "learning_rate", "grad_norm", "tokens", "tokens_per_second"}
+    assert keys <= found[0].keys()
+    first = found[0]
+    assert first["loss"] == pytest.approx(first["loss_word"] + 0.5 * first["loss_kind"] + first["loss_small"], rel=1e-5)
+    assert (result.status, result.ended, result.steps) == ("done", "max_steps", 7)
+    assert result.tokens == found[-1]["tokens"] and (tmp_path / "latest").read_text() == "run\n"
+    assert result.best is not None and result.best.name == f"step_{result.best_step:08d}"
+
+
+def test_it_learns(tmp_path: Path) -> None:
+    result, _ = go(tmp_path / "run", max_steps=100, evaluate_every=20)
+    found = [row["loss"] for row in rows(tmp_path / "run") if row["split"] == "validation"]
+    assert found[-1] < 0.8 * found[0] and result.best_value == min(found)
+
+
+@pytest.mark.parametrize("stop", [1, 6, 10, 13])
+def test_a_run_that_goes_on_is_bitwise_the_uninterrupted_one(tmp_path: Path, stop: int) -> None:
+    _, whole = go(tmp_path / "whole", checkpoint_every=3)
+
+    class Torn(Exception):
+        """Stands for a crash."""
+
+    class Breaking(FakeLearner):
+        def on_step(self, step: int) -> None:
+            torch.rand(step)  # the global generator is no part of a run
+            if step == stop + 1:
+                raise Torn
+
+    with pytest.raises(Torn):
+        go(tmp_path / "run", learner=Breaking(), checkpoint_every=3)
+    torch.rand(5)
+    loader = FakeLoader()
+    _, again = go(tmp_path / "run", loader=loader, checkpoint_every=3)
+    assert (loader.asked[0] is None) == (stop < 3)
+    for (name, one), other in zip(whole.state_dict().items(), again.state_dict().values(), strict=True):
+        assert torch.equal(one, other), name
+    assert train_rows(rows(tmp_path / "run")) == train_rows(rows(tmp_path / "whole"))
+
+
+def test_dropout_is_of_the_step_not_of_the_past(tmp_path: Path) -> None:
+    _, one = go(tmp_path / "one", max_steps=3)
+    torch.manual_seed(99)
+    torch.rand(1000)
+    _, other = go(tmp_path / "other", max_steps=3)
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+    _, seeded = go(tmp_path / "seeded", max_steps=3, seed=4)
+    assert not torch.equal(one.dense.weight, seeded.dense.weight)
+
+
+def test_a_finished_run_takes_no_step(tmp_path: Path) -> None:
+    first, _ = go(tmp_path / "run", max_steps=6)
+    loader = FakeLoader()
+    again, _ = go(tmp_path / "run", loader=loader, max_steps=6)
+    assert again.steps == 6 and again.metrics == first.metrics and again.best == first.best
+    assert len(rows(tmp_path / "run")) == 8
+
+
+def test_patience_ends_a_run_and_keeps_the_best(tmp_path: Path) -> None:
+    scores = iter([3.0, 2.0, 2.5, 2.6, 2.7, 1.0])
+    learner = FakeLearner()
+    with open_run(tmp_path / "run") as run:
+        result: TrainingResult = train(
+            learner, FakeLoader(), lambda step: {"loss": next(scores)}, run,
+            settings(max_steps=100, evaluate_every=2, patience=3), OPTIMIZER, SCHEDULE,
+        )  # fmt: skip
+    assert (result.ended, result.steps, result.best_step, result.best_value) == ("patience", 10, 4, 2.0)
+    names = {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()}
+    assert names == {"last", "best", "step_00000004", "step_00000008", "step_00000010"}
+    again, _ = go(tmp_path / "run", max_steps=100, evaluate_every=2, patience=3)
+    assert (again.ended, again.steps) == ("patience", 10)
+
+
+def test_a_greater_score_may_be_the_better_one_and_nan_is_never(tmp_path: Path) -> None:
+    scores = iter([0.2, math.nan, 0.9, 0.5])
+    with open_run(tmp_path / "run") as run:
+        result = train(
+            FakeLearner(), FakeLoader(), lambda step: {"accuracy": next(scores)}, run,
+            settings(max_steps=8, evaluate_every=2, metric="accuracy", greater_is_better=True), OPTIMIZER, SCHEDULE,
+        )  # fmt: skip
+    assert (result.best_step, result.best_value) == (6, 0.9)
+    validation = [row for row in rows(tmp_path / "run") if row["split"] == "validation"]
+    assert validation[1]["accuracy"] is None and [row["best"] for row in validation] == [True, False, True, False]
+
+
+class PoisonedLearner(FakeLearner):
+    """A loss that is not finite where the marked token stands first."""
+
+    def __init__(self, value: float, gradient_only: bool = False):
+        super().__init__()
+        self.value, self.gradient_only = value, gradient_only
+
+    def forward(self, batch: Any, step: int) -> StepOutput:
+        output = super().forward(batch, step)
+        if int(batch.inputs.tokens[0]) == 63 and step == 7:
+            if self.gradient_only:
+                output.sums["word"] = output.sums["word"] + (self.dense.weight * 0).sqrt().sum()
+            else:
+                output.sums["word"] = output.sums["word"] * self.value
+        return output
+
+
+@pytest.mark.parametrize("value, gradient_only", [(math.nan, False), (math.inf, False), (1.0, True)])
+def test_a_loss_or_gradient_that_is_not_finite_ends_the_run(tmp_path: Path, value: float, gradient_only: bool) -> None:
+    with pytest.raises(Diverged) as caught:
+        go(tmp_path / "run", FakeLoader(poison_step=7), PoisonedLearner(value, gradient_only), checkpoint_every=2)
+    assert caught.value.exit_status == 4 and "step 7" in caught.value.message
+    facts = json.loads((tmp_path / "run/diverged/step_00000007.json").read_text())
+    assert facts["step"] == 7 and len(facts["lengths"]) == 2
+    with safe_open(tmp_path / "run/diverged/step_00000007.safetensors", "pt") as file:
+        assert int(file.get_tensor("0.inputs.tokens")[0]) == 63
+        assert {"0.examples", "1.targets.word.at", "1.targets.kind.labels"} <= set(file.keys())
+    weights = checkpoints.read_weights(checkpoints.find(tmp_path / "run"))
+    assert all(torch.isfinite(one).all() for one in weights.values())
+    assert checkpoints.read_state(tmp_path / "run/checkpoints/step_00000006")["step"] == 6
+    assert not list((tmp_path / "run/checkpoints").glob("step_00000007"))
+
+
+def test_an_exploded_loss_ends_the_run(tmp_path: Path) -> None:
+    class Exploding(FakeLearner):
+        def on_step(self, step: int) -> None:
+            self.loss_factor = 1e5 if step >= 12 else 1.0
+
+    with pytest.raises(Diverged, match="exploded"):
+        go(tmp_path / "run", learner=Exploding())
+    assert (tmp_path / "run/diverged/step_00000014.json").exists()
+
+
+def test_fp16_scales_its_gradients_and_goes_on_bitwise(tmp_path: Path) -> None:
+    _, whole = go(tmp_path / "whole", precision="fp16", max_steps=6)
+    state = checkpoints.read_state(tmp_path / "whole/checkpoints/step_00000006")
+    assert state["scaler"]["scale"] > 1
+
+    class Breaking(FakeLearner):
+        def on_step(self, step: int) -> None:
+            if step == 4:
+                raise RuntimeError("torn")
+
+    with pytest.raises(RuntimeError):
+        go(tmp_path / "run", learner=Breaking(), precision="fp16", max_steps=6, checkpoint_every=2)
+    _, again = go(tmp_path / "run", precision="fp16", max_steps=6, checkpoint_every=2)
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), again.parameters(), strict=True))
+
+
+def test_bf16_runs_close_to_fp32(tmp_path: Path) -> None:
+    fp32, _ = go(tmp_path / "fp32", max_steps=20)
+    bf16, _ = go(tmp_path / "bf16", max_steps=20, precision="bf16")
+    assert bf16.precision == "bf16" and bf16.best_value == pytest.approx(fp32.best_value, rel=0.1)
+
+
+def test_frozen_parameters_stay(tmp_path: Path) -> None:
+    class Frozen(FakeLearner):
+        def parameter_groups(self) -> Any:
+            return [type(one)(one.name, [p for p in one.parameters if p[0].startswith("classify")]) for one in
+                    super().parameter_groups()]  # fmt: skip
+
+    result, learner = go(tmp_path / "run", learner=Frozen(), max_steps=4)
+    fresh = FakeLearner()
+    assert torch.equal(learner.dense.weight, fresh.dense.weight)
+    assert not torch.equal(learner.classify.weight, fresh.classify.weight)
+    assert result.trainable_parameters == sum(one.numel() for one in learner.classify.parameters())
+    assert result.parameters == sum(one.numel() for one in learner.parameters())
+
+
+def test_a_budget_is_needed(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no budget"):
+        go(tmp_path / "run", max_steps=None)
+    assert not (tmp_path / "run").exists()
+
+
+def test_learning_rate_scales_of_groups(tmp_path: Path) -> None:
+    class Scaled(FakeLearner):
+        def parameter_groups(self) -> Any:
+            groups = super().parameter_groups()
+            groups[1].learning_rate_scale = 0.0
+            return groups
+
+    learner, fresh = Scaled(), FakeLearner()
+    with open_run(tmp_path / "run") as run:
+        train(learner, FakeLoader(), evaluator(learner), run, settings(max_steps=3), AdamWConfig(), ConstantConfig())
+    assert torch.equal(learner.dense.bias, fresh.dense.bias)
+    assert not torch.equal(learner.dense.weight, fresh.dense.weight)
