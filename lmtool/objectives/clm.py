@@ -7,6 +7,9 @@ Shape letters: T tokens, M places that predict, H hidden width.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+
 import torch
 from torch import nn
 
@@ -74,3 +77,12 @@ class CausalLanguageModel(BaseLearner):
             new = generate(self.backbone, self.heads["lm"], prompt, _CONTINUATION, 0.8, 40, self.seed + start)
             samples.append({"prompt": tokenizer.decode(prompt), "text": tokenizer.decode(new)})
         return samples
+
+    def complete(self, texts: Sequence[str], autocast: Callable[[], AbstractContextManager]) -> Iterator[dict[str, str]]:
+        """Go on with texts: for each the `text` and its `continuation`, up to the end of the text or 80 tokens."""
+        end = self.tokenizer.role("eos")
+        for text in texts:
+            prompt = self.tokenizer.encode(text).tolist() or [end]
+            with autocast():
+                new = generate(self.backbone, self.heads["lm"], prompt, _CONTINUATION, 0.8, 40, self.seed, (end,))
+            yield {"text": text, "continuation": self.tokenizer.decode(new)}

@@ -20,6 +20,11 @@ class ObjectiveConfig(Config):
 
     name: str = Field(description="Which objective.")
 
+    @property
+    def predicted_fraction(self) -> float:
+        """Share of the tokens at which the vocabulary is computed."""
+        return 1.0
+
 
 @component("objective", "mlm", builder="lmtool.objectives.mlm:MaskedLanguageModel")
 class MlmConfig(ObjectiveConfig):
@@ -65,6 +70,10 @@ class MlmConfig(ObjectiveConfig):
         le=1,
         description="Share of the pairs that aim at a random shorter length; read with pairs=nsp only.",
     )
+
+    @property
+    def predicted_fraction(self) -> float:
+        return self.probability
 
     @model_validator(mode="after")
     def _branches_fit(self) -> MlmConfig:

@@ -8,22 +8,28 @@ Shape letters: T tokens, N examples, M predicted places, H hidden width, V vocab
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lmtool.data.formats import text_format
 from lmtool.data.store import TokenStore
+from lmtool.errors import UserError
 from lmtool.heads.learner import BaseLearner
 from lmtool.heads.lm import MaskedLMHead
 from lmtool.heads.losses import loss_sum, losses
 from lmtool.heads.sequence import Pooler, SequenceHead, summary
+from lmtool.models.base import Backbone
 from lmtool.objectives.baseline import ConstantPredictor, token_counts
 from lmtool.objectives.configs import MlmConfig
 from lmtool.objectives.examples import MaskedPairs, MaskedWindows
+from lmtool.objectives.targets import labels_of, places_of
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.types import Batch, Scores, StepOutput
+from lmtool.types import Batch, Packed, Scores, StepOutput
 
 _GUESSES = 5
 
@@ -31,7 +37,7 @@ _GUESSES = 5
 class MaskedLanguageModel(BaseLearner):
     """Terms `mlm` and, with pairs=nsp, `nsp`; the loss is their sum. Class 1 of `nsp` is a random second segment."""
 
-    def __init__(self, config: MlmConfig, backbone: nn.Module, tokenizer: Tokenizer, seed: int):
+    def __init__(self, config: MlmConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(backbone, seed)
         self.config, self.tokenizer = config, tokenizer
         model, width = backbone.config, backbone.hidden_size
@@ -60,7 +66,7 @@ class MaskedLanguageModel(BaseLearner):
         return found
 
     def counts(self, batch: Batch) -> dict[str, float]:
-        return {name: float(len(batch.targets[name].labels)) for name in self.weights}
+        return {name: float(len(labels_of(batch, name))) for name in self.weights}
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
         hidden_TH = self.backbone(batch.inputs, self.draws(batch, step))
@@ -119,3 +125,40 @@ class MaskedLanguageModel(BaseLearner):
             ]
             samples.append({"pieces": tokenizer.pieces(tokens[start : start + length]), "masked": masked})
         return samples
+
+    @torch.no_grad()
+    def complete(self, texts: Sequence[str], autocast: Callable[[], AbstractContextManager]) -> Iterator[dict[str, Any]]:
+        """Fill the masks of texts, written as the tokenizer's mask token. For each `text`: it `filled` with the best
+        pieces, and `masks`, for each the five `guesses` with their probabilities. UserError where there is no mask, or
+        the text is longer than the model."""
+        mask = self.tokenizer.role("mask")
+        written = self.tokenizer.pieces([mask])[0]
+        layout = text_format(self.backbone.config.text_format, self.tokenizer)
+        device = self.backbone.embed.token.weight.device
+        for text in texts:
+            runs = [self.tokenizer.encode(run) for run in text.split(written)]
+            if len(runs) == 1:
+                raise UserError(f"nothing to fill: no {written} in {text[:80]!r}", f"write {written} where a word is missing")
+            ids = np.concatenate([runs[0], *(np.append(mask, run) for run in runs[1:])])
+            tokens, columns = layout.single(ids)
+            if len(tokens) > self.backbone.config.max_positions:
+                raise UserError(f"{len(tokens)} tokens; the model reads {self.backbone.config.max_positions}", "cut the text")
+            packed = Packed(
+                torch.from_numpy(np.asarray(tokens, dtype=np.int64)),
+                (len(tokens),),
+                {name: torch.from_numpy(np.asarray(column, dtype=np.int64)) for name, column in columns.items()},
+            ).to(device)
+            at = torch.nonzero(packed.tokens == mask)[:, 0]
+            with autocast():
+                logits_MV = self.heads["masked_lm"](self.backbone(packed)[at], self.backbone.embed.token.weight)
+            shares, best = logits_MV.float().softmax(-1)[:, : self.tokenizer.vocab_size].topk(_GUESSES)
+            filled = packed.tokens.clone()
+            filled[at] = best[:, 0]
+            yield {
+                "text": text,
+                "filled": self.tokenizer.decode(filled.tolist()),
+                "masks": [
+                    {"guesses": list(map(list, zip(self.tokenizer.pieces(row), share.tolist(), strict=True)))}
+                    for row, share in zip(best.tolist(), shares, strict=True)
+                ],
+            }

@@ -1,0 +1,92 @@
+"""`lmtool evaluate`: score a checkpoint on the data it was trained for, or on other data of the same kind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from lmtool.commands.configs import EvaluateConfig, FinetuneConfig
+from lmtool.commands.trained import Trained, load_trained
+from lmtool.config.tables import build
+from lmtool.data.loader import PackedLoader
+from lmtool.data.store import open_store
+from lmtool.errors import UserError
+from lmtool.objectives.evaluation import evaluate as evaluate_text
+from lmtool.reporting.console import Output
+from lmtool.reporting.table import print_table
+from lmtool.tasks.evaluation import baseline, evaluate, predictions, report
+from lmtool.tasks.loading import load_task
+
+
+def run(config: EvaluateConfig, overrides: list[str]) -> dict[str, Any]:
+    """Score, print, and write predictions where an output is named. Returns the metrics."""
+    trained = load_trained(config)
+    if isinstance(trained.config, FinetuneConfig):
+        return _task(config, trained, trained.config)
+    return _text(config, trained)
+
+
+def _task(config: EvaluateConfig, trained: Trained, before: FinetuneConfig) -> dict[str, Any]:
+    task = config.task or before.task
+    if task.name != before.task.name:
+        raise UserError(
+            f"checkpoint={config.checkpoint} was trained for task={before.task.name}, not task={task.name}",
+            "leave task= out, and give other data with task.path=",
+        )
+    data = load_task(task, before.seed, config.cache_dir, config.offline)
+    splits = {}
+    for split, rows in data.validation.items():
+        loader = PackedLoader(
+            trained.learner.examples(rows, before.max_length, split), 0, None, config.batch_tokens, shuffle=False
+        )
+        splits[split] = evaluate(
+            trained.learner, rows, loader.epoch_batches(), trained.precision.device, trained.precision.autocast
+        )
+    whole = report(task, splits)
+    if config.output is not None:
+        lines = (
+            json.dumps(row, ensure_ascii=False)
+            for split, one in splits.items()
+            for row in predictions(data.config, data.validation[split], one.predicted, split)
+        )
+        write_lines(config.output, lines)
+    output = Output()
+    constant = baseline(data.config, data.train, next(iter(data.validation.values())))
+    rows = [[name, f"{value:.4f}", _beside(constant["metrics"].get(name))] for name, value in whole.metrics.items()]
+    print_table(output, ["metric", "value", constant["name"]], rows, heading=f"{config.checkpoint} · {task.name}")
+    for warning in whole.warnings:
+        output.line(f"warning: {warning}", "yellow")
+    return whole.metrics
+
+
+def _text(config: EvaluateConfig, trained: Trained) -> dict[str, Any]:
+    before = trained.config
+    data = config.data or before.data
+    source = build(data, config.cache_dir)
+    store = open_store(source, "validation", trained.tokenizer, config.cache_dir)
+    examples = trained.learner.examples(store, before.max_length, data.documents, "validation")
+    loader = PackedLoader(examples, before.seed, None, max(config.batch_tokens, before.max_length), shuffle=False)
+    found = evaluate_text(
+        trained.learner, loader.epoch_batches(), trained.precision.device, trained.precision.autocast
+    ).metrics()
+    print_table(
+        Output(),
+        ["metric", "value"],
+        [[name, f"{value:.4f}"] for name, value in found.items()],
+        heading=f"{config.checkpoint} · validation text of data={data.name}",
+    )
+    return found
+
+
+def write_lines(path: str, lines: Any) -> None:
+    """Write a file of lines; UserError naming the key where the disk refuses."""
+    try:
+        with Path(path).expanduser().open("w", encoding="utf-8") as file:
+            file.writelines(line + "\n" for line in lines)
+    except OSError as error:
+        raise UserError(f"output={path}: {error.strerror}", "give another output=") from error
+
+
+def _beside(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"

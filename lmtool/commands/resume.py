@@ -1,0 +1,26 @@
+"""`lmtool resume RUN`: go on with a run that was stopped, with the configuration it was started with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from lmtool.commands import finetune, pretrain
+from lmtool.commands.decoding import decoded
+from lmtool.config import saved
+from lmtool.errors import UserError
+
+
+def main(words: list[str]) -> dict[str, Any]:
+    """words: the run folder. Returns result.json."""
+    if len(words) != 1 or "=" in words[0]:
+        raise UserError(f"resume {' '.join(words)}: give one run folder", "lmtool resume runs/NAME")
+    given = Path(words[0]).expanduser()
+    folder = given.parent / given.read_text(encoding="utf-8").strip() if given.is_file() else given
+    data = saved.read(folder / "config.yaml")
+    verb = data.get("command")
+    if verb not in ("pretrain", "finetune"):
+        raise UserError(f"{folder}/config.yaml names no training command", "lmtool resume runs/NAME")
+    config = decoded(verb, data, running=True).model_copy(update={"name": None, "run_dir": str(folder)})
+    command = pretrain.run if verb == "pretrain" else finetune.run
+    return command(config, [])

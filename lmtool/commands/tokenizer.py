@@ -1,0 +1,56 @@
+"""`lmtool tokenizer`: train a vocabulary on text, by itself."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from lmtool.commands.configs import TokenizerCommandConfig
+from lmtool.config.tables import build
+from lmtool.data.vocabulary import trained_tokenizer
+from lmtool.errors import UserError
+from lmtool.reporting.console import Output
+from lmtool.reporting.text import plain
+
+SHOWN = 3
+MEASURED = 500
+
+
+def run(config: TokenizerCommandConfig, overrides: list[str]) -> dict[str, Any]:
+    """Train, save, and say how well it fits held-out text."""
+    folder = Path(config.output).expanduser()
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(f"output={config.output} is not empty", "give a new folder")
+    source = build(config.data, config.cache_dir)
+    if config.tokenizer.vocab_size is None:
+        raise UserError("tokenizer.vocab_size is null, and there is no model to take it from", "tokenizer.vocab_size=8192")
+    tokenizer = trained_tokenizer(config.tokenizer, source, config.tokenizer.vocab_size, config.cache_dir)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tokenizer.save(folder)
+    except OSError as error:
+        raise UserError(f"output={config.output}: {error.strerror}", "give a folder that can be written") from error
+
+    texts = list(islice(source.documents("validation"), MEASURED))
+    encoded = tokenizer.encode_batch(texts)
+    tokens, characters = sum(map(len, encoded)), sum(map(len, texts))
+    unknown = tokenizer.roles.get("unk")
+    lost = 0 if unknown is None else sum(int((ids == unknown).sum()) for ids in encoded)
+    facts = {
+        "tokens": tokenizer.vocab_size,
+        "characters_per_token": characters / max(tokens, 1),
+        "unknown_fraction": lost / max(tokens, 1),
+    }
+    output = Output()
+    output.line(f"{folder} · {tokenizer.vocab_size:,} tokens")
+    output.rows(
+        [
+            ("held-out text", f"{facts['characters_per_token']:.2f} characters a token · {facts['unknown_fraction']:.2%} unknown"),
+            *(
+                ("sample" if number == 0 else "", plain(" ".join(tokenizer.pieces(ids[:24]))))
+                for number, ids in enumerate(encoded[:SHOWN])
+            ),
+        ]
+    )
+    return facts
