@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from lmtool.data.formats import text_format, truncate_pair
+from lmtool.errors import UserError
+
+from .data_fixtures import bytebpe, wordpiece
+
+
+def test_bert():
+    tokenizer = wordpiece()
+    laid = text_format("bert", tokenizer)
+    cls, sep = tokenizer.role("cls"), tokenizer.role("sep")
+    ids, columns = laid.single(np.array([7, 8], dtype=np.int32))
+    assert ids.tolist() == [cls, 7, 8, sep] and ids.dtype == np.int64
+    assert columns["segment"].tolist() == [0, 0, 0, 0]
+    ids, columns = laid.pair(np.array([7, 8]), np.array([9]))
+    assert ids.tolist() == [cls, 7, 8, sep, 9, sep]
+    assert columns["segment"].tolist() == [0, 0, 0, 0, 1, 1]
+    assert (laid.single_overhead, laid.pair_overhead) == (2, 3)
+    with pytest.raises(UserError, match="no eos token"):
+        text_format("gpt", tokenizer)
+
+
+def test_gpt():
+    tokenizer = bytebpe()
+    laid = text_format("gpt", tokenizer)
+    eos = tokenizer.role("eos")
+    assert laid.single(np.array([7, 8]))[0].tolist() == [7, 8, eos]
+    ids, columns = laid.pair(np.array([7, 8]), np.array([9]))
+    assert ids.tolist() == [7, 8, eos, 9, eos] and columns == {}
+    assert (laid.single_overhead, laid.pair_overhead) == (1, 2)
+    with pytest.raises(UserError, match="no cls token"):
+        text_format("bert", tokenizer)
+
+
+def test_truncation_takes_from_the_longer_one_token_at_a_time():
+    def slowly(a: int, b: int, limit: int) -> tuple[int, int]:
+        while a + b > limit:
+            if a > b:
+                a -= 1
+            else:
+                b -= 1
+        return a, b
+
+    cases = [(a, b, limit) for a in range(12) for b in range(12) for limit in range(0, 24, 1)]
+    for a, b, limit in cases:
+        assert truncate_pair(a, b, limit) == slowly(a, b, limit)
+    a, b = np.array([c[0] for c in cases]), np.array([c[1] for c in cases])
+    new_a, new_b = truncate_pair(a, b, 7)
+    assert list(zip(new_a.tolist(), new_b.tolist(), strict=True)) == [slowly(x, y, 7) for x, y, _ in cases]

@@ -1,0 +1,256 @@
+from __future__ import annotations
+
+import os
+import random
+
+import numpy as np
+import pytest
+
+from lmtool.data.configs import TextConfig
+from lmtool.data.files import read_lines
+from lmtool.data.sources import Source, held_out, split_document
+from lmtool.data.text import TextSource
+from lmtool.errors import UserError
+
+from .data_fixtures import documents
+
+BOOK = "\n\n".join(documents(120)) + "\n"
+
+
+def source(path, **keys) -> TextSource:
+    return TextSource(TextConfig(path=path if isinstance(path, tuple) else str(path), **keys))
+
+
+def write(path, content) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return str(path)
+
+
+def everything(one: Source) -> list[str]:
+    return [*one.documents("train"), *one.documents("validation")]
+
+
+def refused(path, match: str, **keys) -> UserError:
+    with pytest.raises(UserError, match=match) as caught:
+        source(path, **keys)
+    assert caught.value.hint and "\n" not in caught.value.message
+    return caught.value
+
+
+def test_documents_by_block_file_and_line(tmp_path):
+    text = "one\ntwo\n\n\n  \nthree\n\nfour\n"
+    write(tmp_path / "a.txt", text)
+    write(tmp_path / "b.txt", "five\n")
+    assert sorted(everything(source(tmp_path))) == ["five", "four", "one\ntwo", "three"]
+    assert sorted(everything(source(tmp_path, document="line"))) == ["five", "four", "one", "three", "two"]
+    assert sorted(everything(source(tmp_path, document="file"))) == ["five", "one\ntwo\n\n\n  \nthree\n\nfour"]
+
+
+def test_paths_of_every_kind(tmp_path):
+    write(tmp_path / "b.txt", "b")
+    write(tmp_path / "sub" / "a.txt", "a")
+    write(tmp_path / ".hidden" / "x.txt", "x")
+    write(tmp_path / "c.md", "c")
+    both = {"a", "b"}
+    assert set(everything(source(tmp_path))) == both
+    assert set(everything(source(tmp_path / "*.*"))) == {"b", "c"}
+    assert set(everything(source(tmp_path / "**" / "*.txt"))) >= both
+    listed = (str(tmp_path), str(tmp_path / "c.md"), str(tmp_path / "b.txt"))
+    assert sorted(everything(source(listed))) == ["a", "b", "c"]
+
+
+def test_paths_that_are_not_there(tmp_path):
+    write(tmp_path / "books" / "emma.txt", "x")
+    error = refused(tmp_path / "boks" / "emma.txt", "boks/emma.txt: no such file")
+    assert error.hint == f"did you mean {tmp_path / 'books'}?"
+    assert refused(tmp_path / "books" / "ema.txt", "no such file").hint.endswith("emma.txt?")
+    refused(tmp_path / "*.csv", "matches no file")
+    (tmp_path / "empty").mkdir()
+    refused(tmp_path / "empty", "is empty")
+    write(tmp_path / "notes" / "a.md", "x")
+    assert "*.md" in refused(tmp_path / "notes", "holds no .txt file, but 1 .md").hint
+    refused("/dev/null", "no regular file")
+
+
+def test_unreadable_file(tmp_path):
+    path = tmp_path / "a.txt"
+    write(path, "text")
+    if os.geteuid() == 0:
+        pytest.skip("root reads everything")
+    path.chmod(0)
+    refused(path, "cannot be read")
+
+
+def test_held_out_share_is_seeded_and_whole(tmp_path):
+    write(tmp_path / "a.txt", BOOK)
+    one = source(tmp_path / "a.txt", validation_fraction=0.1)
+    train, validation = list(one.documents("train")), list(one.documents("validation"))
+    assert (len(train), len(validation)) == (one.count("train"), one.count("validation")) == (108, 12)
+    blocks = BOOK.strip().split("\n\n")
+    assert sorted(train + validation) == sorted(blocks)
+    assert [text for text in blocks if text in set(train)] == train  # order kept
+    again = source(tmp_path / "a.txt", validation_fraction=0.1)
+    assert list(again.documents("validation")) == validation and again.fingerprint == one.fingerprint
+    assert isinstance(one, Source)
+
+
+def test_few_documents_still_give_both_splits(tmp_path):
+    for count in (2, 3, 10, 49):
+        path = tmp_path / f"{count}.txt"
+        write(path, "\n\n".join(documents(count)))
+        one = source(path)
+        assert one.count("validation") == 1 and one.count("train") == count - 1
+    sizes = np.array([10_000, 200, 9_000, 5_000])
+    assert held_out(sizes, 0.02).tolist() == [False, True, False, False]
+    assert not held_out(np.array([5, 5]), 0.99).all()
+
+
+def test_single_document_is_split_at_a_border(tmp_path):
+    write(tmp_path / "a.txt", BOOK)
+    one = source(tmp_path / "a.txt", document="file")
+    (train,), (validation,) = one.documents("train"), one.documents("validation")
+    assert train + "\n\n" + validation == BOOK.strip()
+    assert 0.005 < len(validation) / len(BOOK) < 0.08
+    assert one.count("train") == one.count("validation") == 1
+    first, second = split_document("One is. Two is here. Three.", 0.2)
+    assert (first, second) == ("One is. Two is here.", "Three.")
+    assert split_document("aaa bbb", 0.02) == ("aaa", "bbb")
+    write(tmp_path / "word.txt", "word")
+    refused(tmp_path / "word.txt", "one document of one word")
+
+
+def test_validation_of_its_own(tmp_path):
+    write(tmp_path / "train.txt", BOOK)
+    write(tmp_path / "dev.txt", "other text\n\nmore")
+    one = source(tmp_path / "train.txt", validation=str(tmp_path / "dev.txt"))
+    assert list(one.documents("validation")) == ["other text", "more"] and one.count("train") == 120
+    refused(tmp_path / "train.txt", "data.validation=.*: no such", validation=str(tmp_path / "no.txt"))
+    refused(tmp_path, "training text too", validation=str(tmp_path / "dev.txt"))
+
+
+def test_byte_order_mark_and_line_ends_change_nothing(tmp_path):
+    write(tmp_path / "plain.txt", BOOK)
+    plain = source(tmp_path / "plain.txt")
+    for name, content in {
+        "bom": b"\xef\xbb\xbf" + BOOK.encode(),
+        "crlf": BOOK.replace("\n", "\r\n").encode(),
+        "cr": BOOK.replace("\n", "\r").encode(),
+        "both": b"\xef\xbb\xbf" + BOOK.replace("\n", "\r\n").encode(),
+        "open": BOOK.rstrip().encode(),
+    }.items():
+        write(tmp_path / f"{name}.txt", content)
+        one = source(tmp_path / f"{name}.txt")
+        assert everything(one) == everything(plain) and one.fingerprint == plain.fingerprint, name
+
+
+def test_other_encodings(tmp_path):
+    text = "Über\nÄpfel\n\nÖl\n"
+    write(tmp_path / "utf8.txt", text)
+    for encoding in ("latin-1", "utf-16", "utf-32", "cp1252"):
+        write(tmp_path / "a.txt", text.encode(encoding))
+        one = source(tmp_path / "a.txt", encoding=encoding)
+        assert one.fingerprint == source(tmp_path / "utf8.txt").fingerprint, encoding
+    refused(tmp_path / "utf8.txt", "data.encoding=utf-9 is no text encoding", encoding="utf-9")
+    refused(tmp_path / "utf8.txt", "no text encoding", encoding="rot13")
+    write(tmp_path / "wide.txt", text.encode("utf-16"))
+    assert "data.encoding=utf-16" in refused(tmp_path / "wide.txt", r"wide.txt:1:1: UTF-16").hint
+    write(tmp_path / "odd.txt", text.encode("utf-16")[:-1])
+    refused(tmp_path / "odd.txt", "not utf-16", encoding="utf-16")
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_bad_bytes_are_named(tmp_path, end):
+    lines = [f"line {number} of text" for number in range(1, 40)]
+    content = end.join(lines).encode()
+    at = content.index(b"17 of") + 3
+    write(tmp_path / "a.txt", content[:at] + b"\xe9" + content[at:])
+    assert "data.encoding=latin-1" in refused(tmp_path / "a.txt", r"a.txt:17:9: byte 0xe9 is not utf-8").hint
+    write(tmp_path / "a.txt", content[:at] + b"\0" + content[at:])
+    refused(tmp_path / "a.txt", r"a.txt:17:9: a NUL byte")
+
+
+@pytest.mark.parametrize(
+    ("head", "kind"),
+    [(b"\x1f\x8b\x08", "gzip"), (b"PK\x03\x04", "zip"), (b"PAR1", "parquet"), (b"%PDF-1.4", "PDF"), (b"\x7fELF", "ELF")],
+)
+def test_binary_files_are_recognised(tmp_path, head, kind):
+    write(tmp_path / "a.txt", head + b"\x00\x01" * 50)
+    refused(tmp_path / "a.txt", f"a {kind} file, not text")
+
+
+def test_empty_files(tmp_path):
+    for content in ("", "\n\n  \n", "\ufeff"):
+        write(tmp_path / "a.txt", content)
+        refused(tmp_path / "a.txt", "a.txt is empty: there is no text")
+    write(tmp_path / "b.txt", BOOK)
+    assert source(tmp_path).facts()["empty_files"] == 1
+    write(tmp_path / "b.txt", "")
+    refused(tmp_path, "all 2 files are empty")
+
+
+def test_long_lines_and_control_characters_are_counted(tmp_path):
+    write(tmp_path / "a.txt", "word " * 400_000 + "\n\nshort\n\nbell \x07 here\n")
+    facts = source(tmp_path / "a.txt").facts()
+    assert facts["long_lines"] == 1 and facts["lines_with_control_characters"] == 1
+    assert facts["documents"] + facts["validation_documents"] == 3
+
+
+def test_a_file_that_changes_is_refused(tmp_path):
+    write(tmp_path / "a.txt", BOOK)
+    one = source(tmp_path / "a.txt")
+    write(tmp_path / "a.txt", BOOK + "more")
+    with pytest.raises(UserError, match="changed while it was being read"):
+        list(one.documents("train"))
+
+
+def test_fingerprint_follows_content_and_rule(tmp_path):
+    write(tmp_path / "a.txt", BOOK)
+    prints = {source(tmp_path / "a.txt", **keys).fingerprint for keys in ({}, {"document": "line"})}
+    prints.add(source(tmp_path / "a.txt", validation_fraction=0.1).fingerprint)
+    write(tmp_path / "a.txt", BOOK.replace("cat", "dog", 1))
+    prints.add(source(tmp_path / "a.txt").fingerprint)
+    assert len(prints) == 4
+
+
+def test_lines_are_numbered(tmp_path):
+    write(tmp_path / "a.txt", "a\r\nb\rc\n\nd")
+    assert list(read_lines(tmp_path / "a.txt")) == [(1, "a"), (2, "b"), (3, "c"), (4, ""), (5, "d")]
+
+
+def test_mutated_files_give_user_errors_or_text(tmp_path):
+    drawn = random.Random(7)
+    whole = ("Füße sind naß.\r\n\n" + BOOK)[:3000].encode()
+    planted = found = 0
+    for _ in range(120):
+        content = bytearray(whole)
+        for _ in range(drawn.randrange(1, 4)):
+            at = drawn.randrange(len(content))
+            match drawn.randrange(4):
+                case 0:
+                    content[at] = drawn.randrange(256)
+                case 1:
+                    del content[at : at + drawn.randrange(200)]
+                case 2:
+                    content[at:at] = bytes(drawn.randrange(256) for _ in range(3))
+                case _:
+                    content[at:at] = drawn.choice([b"\0", b"\xff", b"\r", b"\n\n", b"\xef\xbb\xbf"])
+            content = content or bytearray(b"x")
+        path = write(tmp_path / "a.txt", bytes(content))
+        normal = bytes(content).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+        bad = [number for number, line in enumerate(normal, 1) if not readable(line)]
+        try:
+            everything(source(path, document=drawn.choice(["block", "line", "file"])))
+            assert not bad
+        except UserError as error:
+            if bad:
+                planted += 1
+                found += f"a.txt:{bad[0]}:" in error.message or "not text" in error.message
+    assert planted > 40 and found == planted
+
+
+def readable(line: bytes) -> bool:
+    try:
+        return "\0" not in line.decode()
+    except UnicodeDecodeError:
+        return False

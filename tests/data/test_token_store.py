@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from lmtool.data import store as store_module
+from lmtool.data.sentences import LONGEST, split_sentences
+from lmtool.data.store import open_store
+from lmtool.errors import UserError
+
+from .data_fixtures import ListSource, bytebpe, documents, wordpiece
+
+
+@pytest.fixture(scope="module")
+def tokenizers():
+    return {"wordpiece": wordpiece(), "bytebpe": bytebpe()}
+
+
+SENTENCES = {
+    "Mr. Smith went to St. Ives. He saw Dr. No! Did J. K. see him?": [
+        "Mr. Smith went to St. Ives.",
+        " He saw Dr. No!",
+        " Did J. K. see him?",
+    ],
+    '"Stop." She did.\nThen (as they say.) It ended … So.': [
+        '"Stop."',
+        " She did.",
+        "\nThen (as they say.)",
+        " It ended …",
+        " So.",
+    ],
+    "pi is 3.14 e.g. here. and v. small": ["pi is 3.14 e.g. here. and v. small"],
+    "no stop\n\nnew block here": ["no stop", "\n\nnew block here"],
+    "one line .\nand another .\n": ["one line .", "\nand another .\n"],
+    "我是猫。你是狗！好": ["我是猫。", "你是狗！", "好"],
+    "": [""],
+    " \n ": [" \n "],
+}
+
+
+@pytest.mark.parametrize("text", SENTENCES)
+def test_sentences(text):
+    assert split_sentences(text) == SENTENCES[text]
+
+
+def test_sentences_lay_end_to_end_and_are_not_endless():
+    drawn = random.Random(1)
+    for _ in range(200):
+        text = "".join(drawn.choice("aB .!?\n\"'”。…é1\t") for _ in range(drawn.randrange(60)))
+        assert "".join(split_sentences(text)) == text
+    for long in ("word " * 5000, "x" * 35_000, "a\n" * 20_000):
+        pieces = split_sentences(long)
+        assert "".join(pieces) == long and max(map(len, pieces)) <= LONGEST
+
+
+@pytest.mark.parametrize("name", ["wordpiece", "bytebpe"])
+def test_store_holds_what_the_tokenizer_gives(tmp_path, tokenizers, name):
+    tokenizer = tokenizers[name]
+    texts = ["", "The cat sat. The dog ran!\n\nA hill.", "\u200b", *documents(40, 3), "the cat " * 3000]
+    store = open_store(ListSource(texts, ["x"]), "train", tokenizer, tmp_path)
+    whole = [tokenizer.encode(text) for text in texts]
+    kept = [ids for ids in whole if len(ids)]
+    assert len(store) == len(kept) and store.tokens.dtype == np.uint16
+    for number, ids in enumerate(kept):
+        assert np.array_equal(store.document(number), ids)
+    assert store.lengths.tolist() == [len(ids) for ids in kept]
+    assert np.array_equal(store.sentence_offsets[store.document_sentences], store.document_offsets)
+    assert (np.diff(store.sentence_offsets) > 0).all() and (np.diff(store.document_sentences) > 0).all()
+    assert store.document_sentences[1] - store.document_sentences[0] == 3
+    facts = store.facts
+    assert facts["documents_without_tokens"] == len(texts) - len(kept)
+    assert facts["documents"] == len(store) and facts["sentences"] == len(store.sentence_offsets) - 1
+    assert facts["tokens"] == len(store.tokens)
+    unknown = 0 if name == "bytebpe" else (store.tokens == tokenizer.role("unk")).sum()
+    assert round(facts["unknown_fraction"] * facts["tokens"]) == unknown
+
+
+def test_second_opening_reads_nothing(tmp_path, tokenizers):
+    source = ListSource(documents(10), documents(3, 1))
+    first = open_store(source, "train", tokenizers["wordpiece"], tmp_path)
+    again = open_store(source, "train", tokenizers["wordpiece"], tmp_path)
+    assert source.reads == 1 and again.facts == first.facts and np.array_equal(again.tokens, first.tokens)
+    with pytest.raises(ValueError):
+        again.tokens[0] = 1
+
+
+def test_key_follows_split_tokenizer_and_text(tmp_path, tokenizers):
+    source, other = ListSource(documents(10), documents(3, 1)), ListSource(documents(10), [], "other")
+    stores = [
+        open_store(source, "train", tokenizers["wordpiece"], tmp_path),
+        open_store(source, "validation", tokenizers["wordpiece"], tmp_path),
+        open_store(source, "train", tokenizers["bytebpe"], tmp_path),
+        open_store(other, "train", tokenizers["wordpiece"], tmp_path),
+    ]
+    assert len({store.folder for store in stores}) == 4
+
+
+def test_progress_is_told(tmp_path, tokenizers):
+    told = []
+    source = ListSource(documents(10), [])
+    open_store(source, "train", tokenizers["wordpiece"], tmp_path, lambda *one: told.append(one))
+    assert told[-1] == ("tokenizing train", 10, 10)
+
+
+def test_broken_store_is_made_anew(tmp_path, tokenizers):
+    source = ListSource(documents(30), [])
+    whole = open_store(source, "train", tokenizers["wordpiece"], tmp_path)
+    expected, folder = np.array(whole.tokens), whole.folder
+    manifest = (folder / "manifest.json").read_text()
+
+    def cut(name: str) -> None:
+        content = (folder / name).read_bytes()
+        (folder / name).write_bytes(content[: len(content) // 2])
+
+    faults = [
+        lambda: cut("tokens.bin"),
+        lambda: cut("document_offsets.bin"),
+        lambda: cut("manifest.json"),
+        lambda: (folder / "sentence_offsets.bin").unlink(),
+        lambda: (folder / "manifest.json").unlink(),
+        lambda: (folder / "manifest.json").write_text(manifest.replace(json.loads(manifest)["key"], "0" * 64)),
+        lambda: (folder / "manifest.json").write_text("[]"),
+        lambda: (folder / "manifest.json").write_text(manifest.replace("<u2", "nonsense")),
+        lambda: (folder / "document_offsets.bin").write_bytes(bytes((folder / "document_offsets.bin").stat().st_size)),
+    ]
+    for number, fault in enumerate(faults, start=2):
+        fault()
+        store = open_store(source, "train", tokenizers["wordpiece"], tmp_path)
+        assert source.reads == number and np.array_equal(store.tokens, expected)
+    assert sorted(path.suffix for path in folder.parent.iterdir()) == ["", ".lock"]
+
+
+def test_left_overs_of_a_killed_process_are_removed(tmp_path, tokenizers):
+    source = ListSource(documents(5), [])
+    folder = open_store(source, "train", tokenizers["wordpiece"], tmp_path).folder
+    (folder / "manifest.json").unlink()
+    (folder.parent / f".{folder.name}.12345").mkdir()
+    open_store(source, "train", tokenizers["wordpiece"], tmp_path)
+    assert not list(folder.parent.glob(".*"))
+
+
+def test_no_tokens_and_nothing_left_behind(tmp_path, tokenizers):
+    with pytest.raises(UserError, match="train text holds no tokens"):
+        open_store(ListSource(["\u200b", " "], []), "train", tokenizers["wordpiece"], tmp_path)
+    assert [path.suffix for path in (tmp_path / "stores").iterdir()] == [".lock"]
+
+
+def test_unwritable_cache_is_named(tmp_path, tokenizers):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"cache_dir=.*file: (Not a directory|File exists)") as caught:
+        open_store(ListSource(documents(3), []), "train", tokenizers["wordpiece"], tmp_path / "file")
+    assert "set cache_dir=" in caught.value.hint
+
+
+def test_full_disk_is_named(tmp_path, tokenizers, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(store_module.os, "fsync", full)
+    with pytest.raises(UserError, match="cache_dir=.*: No space left on device"):
+        open_store(ListSource(documents(3), []), "train", tokenizers["wordpiece"], tmp_path)
+    assert [path.suffix for path in (tmp_path / "stores").iterdir()] == [".lock"]
+
+
+def test_processes_that_start_together_make_one_store(tmp_path, tokenizers):
+    tokenizers["wordpiece"].save(tmp_path / "tokenizer")
+    source = """
+class Source:
+    fingerprint, reads = "list", 0
+    def documents(self, split):
+        self.reads += 1
+        return iter(["The cat sat. The dog ran."] * 5000)
+    def count(self, split):
+        return 5000
+"""
+    code = source + (
+        "import sys; from lmtool.data.store import open_store; from lmtool.tokenizers.tokenizer import Tokenizer;"
+        "tokenizer = Tokenizer.load(sys.argv[1] + '/tokenizer'); source = Source();"
+        "store = open_store(source, 'train', tokenizer, sys.argv[1]);"
+        "print(source.reads, int(store.tokens.sum()))"
+    )
+    environment = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) for _ in range(3)]
+    answers = [process.communicate()[0].split() for process in running]
+    assert sum(int(reads) for reads, _ in answers) == 1 and len({tokens for _, tokens in answers}) == 1
