@@ -32,6 +32,13 @@ from lmtool.weights.loading import LoadReport, by_part, load_into
 
 RUNS = Path("runs")
 KEPT_CHECKPOINTS = 3  # two newest and the best
+# Facts for the report alone: the first screen stays one screen.
+_UNTOLD = frozenset(
+    {
+        "fingerprint", "split", "held_out", "padding_fraction", "steps_per_epoch", "store_tokens", "tokens", "files",
+        "document", "random_next_fraction", "predicted_fraction", "truncated", "train_rows_available",
+    }
+)  # fmt: skip
 
 
 @dataclass
@@ -214,7 +221,7 @@ def begin(
         command=session.verb,
         run_dir=str(session.run.path),
         choices=choices,
-        data=data,
+        data=_told(data),
         model=model,
         plan=plan,
         baseline=baseline,
@@ -222,6 +229,12 @@ def begin(
         epochs=epochs,
         resumed_step=None if own is None else read_state(own)["step"],
     )
+
+
+def _told(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts worth a place on the screen; counts of nothing are not."""
+    kept = {name: value for name, value in facts.items() if name not in _UNTOLD and (value or value is False)}
+    return {name: _told(value) if isinstance(value, Mapping) else value for name, value in kept.items()}
 
 
 def listener(session: Session, metric: str, baseline: Mapping[str, Any]) -> Progress:

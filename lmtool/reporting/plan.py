@@ -173,11 +173,12 @@ def plan(
 
 def plan_rows(one: Plan) -> list[tuple[str, str]]:
     """The plan as (what, how much) rows, for a table or a screen."""
-    parts = " · ".join(f"{part} {count(number)}" for part, number in one.parameters.items())
+    # Exact, so that they can be held against the published counts.
+    parts = " · ".join(f"{part} {number:,}" for part, number in one.parameters.items())
     memory = sum(one.memory_bytes.values())
     memory_parts = " · ".join(f"{part} {size(number)}" for part, number in one.memory_bytes.items())
     rows = [
-        ("parameters", f"{count(one.total_parameters)} ({count(one.trainable_parameters)} learn): {parts}"),
+        ("parameters", f"{one.total_parameters:,} ({one.trainable_parameters:,} learn): {parts}"),
         ("steps", f"{count(one.steps)} of {count(round(one.tokens_per_step))} tokens"),
         ("tokens", count(round(one.tokens))),
         (
