@@ -9,17 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from typing import cast
 
 import torch
-from torch import nn
 
 from lmtool.data.store import TokenStore
 from lmtool.generation.sampling import generate
 from lmtool.heads.learner import BaseLearner
 from lmtool.heads.lm import LMHead
+from lmtool.models.base import Decoder
 from lmtool.objectives.baseline import ConstantPredictor, token_counts
 from lmtool.objectives.configs import ClmConfig
 from lmtool.objectives.examples import CausalWindows
+from lmtool.objectives.targets import labels_of, places_of
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Scores, StepOutput
 
@@ -30,9 +32,10 @@ _PROMPT, _CONTINUATION = 12, 80
 class CausalLanguageModel(BaseLearner):
     """The one term `clm`: every place of a window but its last predicts the token after it."""
 
+    backbone: Decoder
     weights = {"clm": 1.0}
 
-    def __init__(self, config: ClmConfig, backbone: nn.Module, tokenizer: Tokenizer, seed: int):
+    def __init__(self, config: ClmConfig, backbone: Decoder, tokenizer: Tokenizer, seed: int):
         super().__init__(backbone, seed)
         self.config, self.tokenizer = config, tokenizer
         self.add_head("lm", LMHead())
@@ -49,23 +52,25 @@ class CausalLanguageModel(BaseLearner):
         return {"clm": ConstantPredictor.of_counts("unigram", counts, self.tokenizer.special_ids - {end})}
 
     def counts(self, batch: Batch) -> dict[str, float]:
-        return {"clm": float(len(batch.targets["clm"].labels))}
+        return {"clm": float(len(labels_of(batch, "clm")))}
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
         hidden_TH = self.backbone(batch.inputs, self.draws(batch, step))
-        target = batch.targets["clm"]
-        total = self.heads["lm"].loss_sum(
-            hidden_TH.index_select(0, target.at), self.backbone.embed.token.weight, target.labels
-        )
+        hidden_MH = hidden_TH.index_select(0, places_of(batch, "clm"))
+        total = self._lm.loss_sum(hidden_MH, self.backbone.embed.token.weight, labels_of(batch, "clm"))
         return StepOutput({"clm": total}, self.weights)
 
     @torch.no_grad()
     def score(self, batch: Batch) -> dict[str, Scores]:
         """Each target's loss and best guess, in evaluation."""
-        target = batch.targets["clm"]
-        hidden_MH = self.backbone(batch.inputs).index_select(0, target.at)
-        each, best = self.heads["lm"].scores(hidden_MH, self.backbone.embed.token.weight, target.labels)
-        return {"clm": Scores(each, target.labels, best, batch.inputs.documents[target.at])}
+        at, labels = places_of(batch, "clm"), labels_of(batch, "clm")
+        hidden_MH = self.backbone(batch.inputs).index_select(0, at)
+        each, best = self._lm.scores(hidden_MH, self.backbone.embed.token.weight, labels)
+        return {"clm": Scores(each, labels, best, batch.inputs.documents[at])}
+
+    @property
+    def _lm(self) -> LMHead:
+        return cast(LMHead, self.heads["lm"])
 
     @torch.no_grad()
     def samples(self, batch: Batch, tokenizer: Tokenizer, n: int) -> list[dict[str, str]]:
@@ -74,15 +79,17 @@ class CausalLanguageModel(BaseLearner):
         samples = []
         for start, length in list(zip(batch.inputs.starts, batch.inputs.lengths, strict=True))[:n]:
             prompt = batch.inputs.tokens[start : start + min(length, _PROMPT)].tolist()
-            new = generate(self.backbone, self.heads["lm"], prompt, _CONTINUATION, 0.8, 40, self.seed + start)
+            new = generate(self.backbone, self._lm, prompt, _CONTINUATION, 0.8, 40, self.seed + start)
             samples.append({"prompt": tokenizer.decode(prompt), "text": tokenizer.decode(new)})
         return samples
 
-    def complete(self, texts: Sequence[str], autocast: Callable[[], AbstractContextManager]) -> Iterator[dict[str, str]]:
+    def complete(
+        self, texts: Sequence[str], autocast: Callable[[], AbstractContextManager]
+    ) -> Iterator[dict[str, str]]:
         """Go on with texts: for each the `text` and its `continuation`, up to the end of the text or 80 tokens."""
         end = self.tokenizer.role("eos")
         for text in texts:
             prompt = self.tokenizer.encode(text).tolist() or [end]
             with autocast():
-                new = generate(self.backbone, self.heads["lm"], prompt, _CONTINUATION, 0.8, 40, self.seed, (end,))
+                new = generate(self.backbone, self._lm, prompt, _CONTINUATION, 0.8, 40, self.seed, (end,))
             yield {"text": text, "continuation": self.tokenizer.decode(new)}

@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import nn
 
 from lmtool.errors import UserError
 from lmtool.metrics import paired_standard_error, ratio_standard_error
@@ -21,11 +20,14 @@ from lmtool.types import Batch, Scores
 
 
 class Scorer(Protocol):
-    """A learner that scores a batch; its terms add up with these weights."""
+    """A learner that scores a batch, as a module does; its terms add up with these weights."""
 
-    weights: Mapping[str, float]
+    weights: dict[str, float]
+    training: bool
 
     def score(self, batch: Batch) -> dict[str, Scores]: ...
+
+    def train(self, mode: bool = True) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -85,15 +87,17 @@ class Evaluation:
     @property
     def standard_error(self) -> float:
         """Of the gain over the baseline where every term has one, else of the loss; terms as if independent."""
-        gains = [term.gain_standard_error for term in self.terms.values()]
-        errors = gains if None not in gains else [term.standard_error for term in self.terms.values()]
-        return sum((self.weights[name] * error) ** 2 for name, error in zip(self.terms, errors, strict=True)) ** 0.5
+        gains = {name: term.gain_standard_error for name, term in self.terms.items()}
+        errors = {name: gain for name, gain in gains.items() if gain is not None}
+        if len(errors) < len(gains):
+            errors = {name: term.standard_error for name, term in self.terms.items()}
+        return float(np.sqrt(sum((self.weights[name] * error) ** 2 for name, error in errors.items())))
 
     def metrics(self) -> dict[str, float]:
         """Plain numbers for metrics.jsonl and result.json: `loss` and its `standard_error`, and for each term NAME
         `NAME_loss`, `NAME_accuracy`, `NAME_count`, `NAME_standard_error` and, with a baseline, `NAME_baseline` and
         `NAME_gain_standard_error`."""
-        values = {"loss": self.loss, "standard_error": self.standard_error}
+        values: dict[str, float | None] = {"loss": self.loss, "standard_error": self.standard_error}
         for name, term in self.terms.items():
             values |= {
                 f"{name}_loss": term.loss,
@@ -101,10 +105,9 @@ class Evaluation:
                 f"{name}_count": term.count,
                 f"{name}_standard_error": term.standard_error,
             }
-            if term.baseline is not None:
-                values |= {f"{name}_baseline": term.baseline, f"{name}_gain_standard_error": term.gain_standard_error}
+            values |= {f"{name}_baseline": term.baseline, f"{name}_gain_standard_error": term.gain_standard_error}
         # A single example has no standard error, and JSON has no word for that.
-        return {name: value for name, value in values.items() if np.isfinite(value)}
+        return {name: value for name, value in values.items() if value is not None and np.isfinite(value)}
 
 
 class _Sums:
@@ -146,7 +149,7 @@ class _Sums:
 
 
 def evaluate(
-    learner: nn.Module,
+    learner: Scorer,
     batches: Iterable[Batch],
     device: torch.device | str = "cpu",
     autocast: Callable[[], AbstractContextManager] = nullcontext,
@@ -158,7 +161,7 @@ def evaluate(
     targets. The learner is left in the mode it came in.
     """
     was_training = learner.training
-    learner.eval()
+    learner.train(False)
     sums: dict[str, _Sums] = {}
     try:
         with torch.no_grad():

@@ -12,6 +12,7 @@ import numpy as np
 
 from lmtool import streams
 from lmtool.objectives.configs import MlmConfig
+from lmtool.tokenizers.tokenizer import Tokenizer
 
 # Draws of one position, side by side: is it selected, which branch, which random token.
 _DRAWS = 4
@@ -30,8 +31,8 @@ class Vocabulary:
     starts_word: np.ndarray
 
     @classmethod
-    def of(cls, tokenizer: object) -> Vocabulary:
-        special = np.zeros(tokenizer.vocab_size, dtype=bool)
+    def of(cls, tokenizer: Tokenizer) -> Vocabulary:
+        special: np.ndarray = np.zeros(tokenizer.vocab_size, dtype=bool)
         special[list(tokenizer.special_ids)] = True
         return cls(tokenizer.role("mask"), special, np.asarray(tokenizer.starts_word, dtype=bool))
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lmtool.data.formats import text_format
 from lmtool.data.store import TokenStore
@@ -70,13 +70,16 @@ class MaskedLanguageModel(BaseLearner):
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
         hidden_TH = self.backbone(batch.inputs, self.draws(batch, step))
-        target, head = batch.targets["mlm"], self.heads["masked_lm"]
-        sums = {
-            "mlm": head.loss_sum(hidden_TH.index_select(0, target.at), self.backbone.embed.token.weight, target.labels)
-        }
+        hidden_MH = hidden_TH.index_select(0, places_of(batch, "mlm"))
+        total = self._masked_lm.loss_sum(hidden_MH, self.backbone.embed.token.weight, labels_of(batch, "mlm"))
+        sums = {"mlm": total}
         if self.config.pairs == "nsp":
-            sums["nsp"] = loss_sum(self._next_sentence(hidden_TH, batch), batch.targets["nsp"].labels)
+            sums["nsp"] = loss_sum(self._next_sentence(hidden_TH, batch), labels_of(batch, "nsp"))
         return StepOutput(sums, self.weights)
+
+    @property
+    def _masked_lm(self) -> MaskedLMHead:
+        return cast(MaskedLMHead, self.heads["masked_lm"])
 
     def _next_sentence(self, hidden_TH: Tensor, batch: Batch) -> Tensor:
         """(N, 2) logits: the segments follow each other, or not."""
@@ -87,11 +90,12 @@ class MaskedLanguageModel(BaseLearner):
     def score(self, batch: Batch) -> dict[str, Scores]:
         """Each target's loss and best guess, in evaluation."""
         hidden_TH = self.backbone(batch.inputs)
-        target, head = batch.targets["mlm"], self.heads["masked_lm"]
-        each, best = head.scores(hidden_TH.index_select(0, target.at), self.backbone.embed.token.weight, target.labels)
-        scores = {"mlm": Scores(each, target.labels, best, batch.inputs.documents[target.at])}
+        at, labels = places_of(batch, "mlm"), labels_of(batch, "mlm")
+        table_VH = self.backbone.embed.token.weight
+        each, best = self._masked_lm.scores(hidden_TH.index_select(0, at), table_VH, labels)
+        scores = {"mlm": Scores(each, labels, best, batch.inputs.documents[at])}
         if self.config.pairs == "nsp":
-            logits_NC, labels = self._next_sentence(hidden_TH, batch), batch.targets["nsp"].labels
+            logits_NC, labels = self._next_sentence(hidden_TH, batch), labels_of(batch, "nsp")
             documents = torch.arange(len(labels), device=labels.device)
             scores["nsp"] = Scores(losses(logits_NC, labels), labels, logits_NC.argmax(-1), documents)
         return scores
@@ -102,10 +106,10 @@ class MaskedLanguageModel(BaseLearner):
         hidden place its `position` among them, the `truth`, `shown` in its place, and `guesses`: the five most
         probable pieces, each with its probability."""
         hidden_TH = self.backbone(batch.inputs)
-        target = batch.targets["mlm"]
-        wanted = batch.inputs.documents[target.at] < n
-        at, labels = target.at[wanted], target.labels[wanted]
-        logits_MV = self.heads["masked_lm"](hidden_TH.index_select(0, at), self.backbone.embed.token.weight)
+        at, labels = places_of(batch, "mlm"), labels_of(batch, "mlm")
+        wanted = batch.inputs.documents[at] < n
+        at, labels = at[wanted], labels[wanted]
+        logits_MV = self._masked_lm(hidden_TH.index_select(0, at), self.backbone.embed.token.weight)
         # Rows of the table beyond the vocabulary stand for no piece.
         probability_MV = logits_MV.float().softmax(-1)[:, : tokenizer.vocab_size]
         shares, guesses = (one.cpu() for one in probability_MV.topk(min(_GUESSES, tokenizer.vocab_size)))
@@ -127,7 +131,9 @@ class MaskedLanguageModel(BaseLearner):
         return samples
 
     @torch.no_grad()
-    def complete(self, texts: Sequence[str], autocast: Callable[[], AbstractContextManager]) -> Iterator[dict[str, Any]]:
+    def complete(
+        self, texts: Sequence[str], autocast: Callable[[], AbstractContextManager]
+    ) -> Iterator[dict[str, Any]]:
         """Fill the masks of texts, written as the tokenizer's mask token. For each `text`: it `filled` with the best
         pieces, and `masks`, for each the five `guesses` with their probabilities. UserError where there is no mask, or
         the text is longer than the model."""
@@ -138,11 +144,15 @@ class MaskedLanguageModel(BaseLearner):
         for text in texts:
             runs = [self.tokenizer.encode(run) for run in text.split(written)]
             if len(runs) == 1:
-                raise UserError(f"nothing to fill: no {written} in {text[:80]!r}", f"write {written} where a word is missing")
+                raise UserError(
+                    f"nothing to fill: no {written} in {text[:80]!r}", f"write {written} where a word is missing"
+                )
             ids = np.concatenate([runs[0], *(np.append(mask, run) for run in runs[1:])])
             tokens, columns = layout.single(ids)
             if len(tokens) > self.backbone.config.max_positions:
-                raise UserError(f"{len(tokens)} tokens; the model reads {self.backbone.config.max_positions}", "cut the text")
+                raise UserError(
+                    f"{len(tokens)} tokens; the model reads {self.backbone.config.max_positions}", "cut the text"
+                )
             packed = Packed(
                 torch.from_numpy(np.asarray(tokens, dtype=np.int64)),
                 (len(tokens),),
@@ -150,7 +160,7 @@ class MaskedLanguageModel(BaseLearner):
             ).to(device)
             at = torch.nonzero(packed.tokens == mask)[:, 0]
             with autocast():
-                logits_MV = self.heads["masked_lm"](self.backbone(packed)[at], self.backbone.embed.token.weight)
+                logits_MV = self._masked_lm(self.backbone(packed)[at], self.backbone.embed.token.weight)
             shares, best = logits_MV.float().softmax(-1)[:, : self.tokenizer.vocab_size].topk(_GUESSES)
             filled = packed.tokens.clone()
             filled[at] = best[:, 0]

@@ -52,7 +52,8 @@ def sentence_pairs(
         )
     starts, ends = borders[documents], borders[documents + 1]
     build = _Builder(sentence_offsets, starts, ends, limit, short_probability, seed, epoch)
-    at, active, rounds = starts.copy(), np.arange(len(documents)), []
+    at, active = starts.copy(), np.arange(len(documents))
+    rounds: list[np.ndarray] = []
     while len(active):
         pairs, at[active] = build.round(active, at[active], len(rounds))
         pairs["document"] = documents[active]

@@ -55,6 +55,8 @@ class TaskConfig(Config):
         "held out.",
     )
     test: tuple[str, ...] = Field(("test",), description="The test splits, labelled or not: never trained on.")
+    metrics: tuple[str, ...] = Field(min_length=1, description="Scores that are reported.")
+    metric: str = Field(description="The score that chooses the best checkpoint.")
     train_examples: int | None = Field(None, ge=1, description="Train on this many rows, a seeded draw. Null: all.")
     dropout: float | None = Field(
         None,
@@ -119,7 +121,9 @@ class ClassificationConfig(TaskConfig):
         "accuracy",
         description="The score that chooses the best checkpoint.",
     )
-    loss: ClassLossConfig = Field(ClassLossConfig(), description="Smoothing and weights of the loss.")
+    loss: ClassLossConfig = Field(
+        default_factory=lambda: ClassLossConfig.model_validate({}), description="Smoothing and weights of the loss."
+    )
 
     @model_validator(mode="after")
     def _labels_fit(self) -> ClassificationConfig:

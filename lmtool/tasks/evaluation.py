@@ -134,7 +134,7 @@ def predictions(config: TaskConfig, rows: TaskRows, predicted: Predicted, split:
     """Rows of predictions.jsonl: id, split, the texts by column name, gold (where known), prediction, score."""
     for number in range(len(rows)):
         texts = {name: text[number] for name, text in zip(config.text, rows.texts, strict=True)}
-        row = {"id": rows.ids[number], "split": split, **texts}
+        row: dict[str, Any] = {"id": rows.ids[number], "split": split, **texts}
         if rows.labels is not None:
             row["gold"] = _named(config, rows.labels[number])
         prediction = _named(config, predicted.values_E[number])

@@ -20,6 +20,8 @@ from lmtool.types import Batch, Target
 
 # Texts handed to the tokenizer at a time: enough for its threads, few enough to hold.
 _TEXTS = 4096
+# The kept tokens of each text in the rows of a plan.
+_SIDES = ("first", "second")
 
 
 class _Texts:
@@ -54,17 +56,23 @@ class SequenceExamples:
             )
         self._texts = [_Texts(texts, tokenizer) for texts in rows.texts]
         lengths = [text.lengths for text in self._texts]
-        kept = [np.minimum(lengths[0], room)] if len(lengths) == 1 else truncate_pair(*lengths, room)
-        self.truncated = int(np.sum(sum(kept) < sum(lengths)))
-        records = np.rec.fromarrays([np.arange(len(rows)), *kept], names=["row", "first", "second"][: 1 + len(kept)])
-        self._plan = Plan(records, sum(kept) + self.template.overhead)
+        kept = [np.minimum(lengths[0], room)]
+        if len(lengths) == 2:
+            kept = [np.asarray(one) for one in truncate_pair(lengths[0], lengths[1], room)]
+        packed = np.sum(kept, axis=0)
+        self.truncated = int(np.sum(packed < np.sum(lengths, axis=0)))
+        records = np.empty(len(rows), dtype=[("row", "i8"), *((name, "i4") for name in _SIDES[: len(kept)])])
+        records["row"] = np.arange(len(rows))
+        for name, one in zip(_SIDES, kept, strict=False):
+            records[name] = one
+        self._plan = Plan(records, packed + self.template.overhead)
 
     def plan(self, epoch: int) -> Plan:
         return self._plan
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
         texts = []
-        for text, name in zip(self._texts, ("first", "second"), strict=False):
+        for text, name in zip(self._texts, _SIDES, strict=False):
             texts.append((text.read(rows["row"], rows[name]), rows[name]))
         targets = {}
         if self.rows.labels is not None:

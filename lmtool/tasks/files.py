@@ -63,9 +63,8 @@ def _splits(config: TaskConfig, folder: Path) -> dict[str, Path]:
             )
         found[split] = file
     for file in files:
-        split = config.files.get(file.stem)
-        if split is not None:
-            found.setdefault(split, file)
+        if file.stem in config.files:
+            found.setdefault(config.files[file.stem], file)
     if "train" not in found:
         there = ", ".join(one.name for one in sorted(folder.iterdir())[:12]) or "nothing"
         raise UserError(

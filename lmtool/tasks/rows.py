@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from lmtool.errors import UserError
-from lmtool.tasks.configs import ClassificationConfig, RegressionConfig, TaskConfig
+from lmtool.tasks.configs import ClassificationConfig, TaskConfig
 from lmtool.tasks.files import IDS
 
 _SHOWN = 8
@@ -117,7 +117,7 @@ def class_numbers(
     return np.array([number[word] for word in words], dtype=np.int64)
 
 
-def numbers(config: RegressionConfig, values: Sequence[Any], origin: Sequence[tuple[str, int]]) -> np.ndarray:
+def numbers(config: TaskConfig, values: Sequence[Any], origin: Sequence[tuple[str, int]]) -> np.ndarray:
     """(N,) float64 values of a column; UserError with file:line at the first that is no finite number."""
     found = np.empty(len(values))
     for index, (value, where) in enumerate(zip(values, origin, strict=True)):
@@ -152,11 +152,10 @@ def task_rows(
     values = columns.get(config.label)
     decoded: np.ndarray | None = None
     if labelled or (values is not None and not is_unlabelled(values)):
-        decoded = (
-            class_numbers(config, labels or (), values or [], origin)
-            if isinstance(config, ClassificationConfig)
-            else numbers(config, values or [], origin)
-        )
+        if isinstance(config, ClassificationConfig):
+            decoded = class_numbers(config, labels or (), values or [], origin)
+        else:
+            decoded = numbers(config, values or [], origin)
     return TaskRows(list(ids) if ids is not None else list(range(len(origin))), texts, decoded, origin)
 
 

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import nullcontext
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from lmtool.heads.learner import BaseLearner
 from lmtool.heads.losses import loss_sum, losses
 from lmtool.heads.sequence import Pooler, SequenceHead, summary, summary_index
+from lmtool.models.base import Backbone
 from lmtool.tasks.configs import ClassificationConfig, RegressionConfig, TaskConfig
 from lmtool.tasks.examples import SequenceExamples
 from lmtool.tasks.rows import TaskRows
@@ -27,7 +29,7 @@ from lmtool.types import Batch, Scores, StepOutput
 class SequenceLearner(BaseLearner, ABC):
     """The backbone, its pooler where it has one, and a head of the task's name. The one term is the task's name."""
 
-    def __init__(self, config: TaskConfig, backbone: nn.Module, tokenizer: Tokenizer, seed: int, outputs: int):
+    def __init__(self, config: TaskConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int, outputs: int):
         super().__init__(backbone, seed)
         self.config, self.tokenizer = config, tokenizer
         self.weights = {config.name: 1.0}
@@ -50,7 +52,7 @@ class SequenceLearner(BaseLearner, ABC):
         learns = any(parameter.requires_grad for parameter in self.backbone.parameters())
         with nullcontext() if learns else torch.no_grad():
             hidden_TH = self.backbone(batch.inputs, draws if learns else None)
-        place = "first" if self.how == "pooled_first" else self.how
+        place: Literal["first", "last", "mean"] = "first" if self.how == "pooled_first" else self.how
         summary_NH = summary(hidden_TH, batch.inputs, place)
         if self.how == "pooled_first":
             summary_NH = self.heads["pooler"](summary_NH)
@@ -89,7 +91,9 @@ class ClassificationLearner(SequenceLearner):
     torch; without, the mean over examples.
     """
 
-    def __init__(self, config: ClassificationConfig, backbone: nn.Module, tokenizer: Tokenizer, seed: int):
+    class_weights: Tensor | None
+
+    def __init__(self, config: ClassificationConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         if config.labels is None or config.loss.class_weights == "balanced":
             raise ValueError("build a task from the config that load_task gives back: its labels are filled in")
         super().__init__(config, backbone, tokenizer, seed, len(config.labels))
@@ -126,7 +130,7 @@ class ClassificationLearner(SequenceLearner):
 class RegressionLearner(SequenceLearner):
     """Mean squared error."""
 
-    def __init__(self, config: RegressionConfig, backbone: nn.Module, tokenizer: Tokenizer, seed: int):
+    def __init__(self, config: RegressionConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(config, backbone, tokenizer, seed, 1)
 
     def counts(self, batch: Batch) -> dict[str, float]:
