@@ -1,0 +1,74 @@
+"""Schedules against transformers' formulas and at their corners."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from lmtool.config.tables import build
+from lmtool.training.configs import AdamWConfig, ConstantConfig, CosineConfig, InverseSqrtConfig, LinearConfig
+
+
+def factors(config: Any, total: float, steps: range) -> list[float]:
+    schedule = build(config)
+    return [schedule(step, total) for step in steps]
+
+
+def test_linear_up_and_down() -> None:
+    found = factors(LinearConfig(warmup_steps=4), 12, range(1, 13))
+    assert found[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert found[5:] == pytest.approx([1 - done / 8 for done in range(1, 8)])
+    assert min(found) > 0
+
+
+@pytest.mark.parametrize("total, warmup", [(100, 10), (37, 5), (10, 0)])
+def test_decay_is_that_of_transformers(total: int, warmup: int) -> None:
+    # transformers/optimization.py with index = step - 1, after the warm-up.
+    for step in range(warmup + 1, total + 1):
+        index = step - 1
+        linear = max(0.0, (total - index) / max(1, total - warmup))
+        cosine = 0.5 * (1 + math.cos(math.pi * (index - warmup) / max(1, total - warmup)))
+        assert build(LinearConfig(warmup_steps=warmup))(step, total) == pytest.approx(linear)
+        assert build(CosineConfig(warmup_steps=warmup))(step, total) == pytest.approx(cosine)
+
+
+def test_final_fraction_is_the_floor() -> None:
+    for config in (LinearConfig(final_fraction=0.1), CosineConfig(final_fraction=0.1)):
+        assert build(config)(101, 100) == pytest.approx(0.1) == pytest.approx(build(config)(500, 100))
+    assert build(InverseSqrtConfig(warmup_steps=4, final_fraction=0.2))(10**6, 10**6) == 0.2
+
+
+def test_inverse_sqrt_and_constant() -> None:
+    assert factors(InverseSqrtConfig(warmup_steps=4), 100, range(4, 17, 12)) == [1.0, 0.5]
+    assert factors(ConstantConfig(), 5, range(1, 6)) == [1.0] * 5
+    assert factors(ConstantConfig(warmup_steps=2), 5, range(1, 6)) == [0.5, 1.0, 1.0, 1.0, 1.0]
+
+
+def test_a_fraction_of_the_steps_or_the_steps_themselves() -> None:
+    assert factors(LinearConfig(warmup_fraction=0.5), 4, range(1, 4)) == [0.5, 1.0, 1.0]
+    assert factors(LinearConfig(warmup_fraction=0.5, warmup_steps=1), 4, range(1, 3)) == [1.0, 1.0]
+    assert factors(LinearConfig(warmup_fraction=None), 4, range(1, 2)) == [1.0]
+    assert factors(LinearConfig(warmup_fraction=0.0), math.inf, range(1, 3)) == [1.0, 1.0]
+
+
+def test_an_unknown_end_keeps_a_fraction_of_it_at_zero() -> None:
+    for config in (LinearConfig(), CosineConfig(), InverseSqrtConfig()):
+        assert factors(config, math.inf, range(1, 6)) == [0.0] * 5
+    assert factors(LinearConfig(warmup_steps=2), math.inf, range(1, 5)) == [0.5, 1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("name", ["linear", "cosine", "constant", "inverse_sqrt"])
+def test_every_factor_is_between_zero_and_one(name: str) -> None:
+    config = {"linear": LinearConfig, "cosine": CosineConfig, "constant": ConstantConfig,
+              "inverse_sqrt": InverseSqrtConfig}[name]()  # fmt: skip
+    for total in (1, 2, 3, 10, 101):
+        assert all(0 < one <= 1 for one in factors(config, total, range(1, total + 1)))
+
+
+@pytest.mark.parametrize("change", [{"lr": 0.0}, {"betas": (0.9, 1.0)}, {"clip_norm": 0.0}, {"weight_decay": -1.0}])
+def test_wrong_numbers_are_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        AdamWConfig(**change)
