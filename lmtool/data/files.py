@@ -9,6 +9,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from lmtool.config.tables import nearest
 from lmtool.errors import UserError
@@ -140,7 +141,7 @@ def read_lines(path: Path, encoding: str = "utf-8", key: str | None = None) -> I
         raise UserError(f"{path}: cannot be read: {problem.strerror}", "check its permissions") from problem
 
 
-def _decoded(path: Path, file, encoding: str, key: str | None) -> Iterator[str]:  # type: ignore[no-untyped-def]
+def _decoded(path: Path, file: BinaryIO, encoding: str, key: str | None) -> Iterator[str]:
     """Text up to each line feed, the CR of a CRLF taken off."""
     if "\n".encode(encoding) != b"\n":  # UTF-16 and its like: bytes cannot be cut at line feeds
         raw = file.read()

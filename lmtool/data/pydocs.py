@@ -167,7 +167,7 @@ _CLASSES = (
 )
 _ALIASES = frozenset(("np", "pd", "plt", "mpl", "nx", "hf", "hugging", "huggingface"))
 _NUMBER_OF_CLASSES = 8
-_MODULES = 240  # read of each package: enough for the rows, and torch has two thousand
+_MODULES = (25, 150)  # of a package: it has so many at least, and so many are read; torch has two thousand
 _PER_MODULE = 6  # rows at most, so that no single file makes a class
 _TEXT = (60, 400)  # characters of a row's text, at least and at most
 _MASKED = "_"
@@ -196,7 +196,7 @@ def pydocs_rows(
     only, and a text occurs once. seed: of which files and docstrings are drawn.
     UserError where fewer than two packages have enough.
     """
-    names = [name for name in _CLASSES if packages.modules(name)]
+    names = [name for name in _CLASSES if len(packages.modules(name)) >= _MODULES[0]][:_NUMBER_OF_CLASSES]
     key = _key("rows", names)
     cached = None if cache_dir is None else Path(cache_dir).expanduser() / "pydocs" / f"{key[:32]}.json"
     found = None if cached is None else _load(cached, key)
@@ -207,7 +207,7 @@ def pydocs_rows(
     drawn = []
     for name in names:
         rows = _draw([row for row in found if row[0] == name], seed, per_class_train, per_class_validation)
-        if rows is not None and len(drawn) < _NUMBER_OF_CLASSES:
+        if rows is not None:
             drawn.append(rows)
     if len(drawn) < 2:
         raise UserError(
@@ -222,13 +222,17 @@ def _labelled(names: list[str]) -> list[list[Any]]:
     modules = {name: [one for one in packages.modules(name) if one.name != name] for name in names}
     chosen: list[packages.Module] = []
     for of_package in modules.values():
-        chosen += sorted(of_package, key=lambda one: hashlib.sha256(one.name.encode()).digest())[:_MODULES]
+        chosen += sorted(of_package, key=lambda one: hashlib.sha256(one.name.encode()).digest())[: _MODULES[1]]
     found = [(docs.module, line, _prose(_clean(text))) for docs in packages.read(chosen) for line, text in docs.texts]
     words = _telling(modules, ((module.package, text) for module, _, text in found))
     rows: dict[str, list[Any]] = {}
     twice: set[str] = set()
     for module, line, text in found:
-        text = _cut(" ".join(_WORD.sub(lambda match: _masked(match.group(), names, words), text).split()))
+        if len(text) < _TEXT[0]:
+            continue
+        # Cut twice: masking is the dear part, and shortens.
+        text = _WORD.sub(lambda match: _masked(match.group(), names, words), text[: 4 * _TEXT[1]])
+        text = _cut(" ".join(text.split()))
         if len(text) >= _TEXT[0] and sum(map(str.isalpha, text)) > len(text) / 2:
             twice.update([text] if text in rows else [])
             rows[text] = [module.package, module.path, line, text]

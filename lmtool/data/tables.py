@@ -202,4 +202,6 @@ def _kind(value: Any) -> str:
         return "a truth value"
     if isinstance(value, int | float):
         return "a number"
-    return {str: "text", list: "a list", dict: "an object"}[type(value)]
+    if isinstance(value, str):
+        return "text"
+    return "a list" if isinstance(value, list) else "an object"

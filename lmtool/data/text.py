@@ -136,7 +136,7 @@ class TextSource:
             yield from self._documents_of(path, None)
 
     def _documents_of(self, path: Path, scan: _Scan | None) -> Iterator[str]:
-        lines = (line for _, line in read_lines(path, self._config.encoding, "data.encoding"))
+        lines: Iterable[str] = (line for _, line in read_lines(path, self._config.encoding, "data.encoding"))
         if scan is not None:
             lines = _counted(lines, scan)
         return _GROUPINGS[self._config.document](lines)

@@ -41,5 +41,5 @@ def train(config: ByteBpeConfig, texts: Iterable[str], vocab_size: int) -> Token
         show_progress=False,
     )
     backend.train_from_iterator(training_text(texts), trainer)
-    end = backend.token_to_id(END)
+    end = backend.get_vocab()[END]
     return Tokenizer(backend, {"pad": end, "bos": end, "eos": end}, "the bytebpe tokenizer")

@@ -65,7 +65,8 @@ def train(config: WordPieceConfig, texts: Iterable[str], vocab_size: int) -> Tok
     backend.normalizer, backend.pre_tokenizer = normalizer, splitter
     backend.decoder = decoders.WordPiece(prefix=PREFIX)
     backend.add_special_tokens(list(SPECIAL.values()))
-    roles = {name: backend.token_to_id(token) for name, token in SPECIAL.items()}
+    numbers = backend.get_vocab()
+    roles = {name: numbers[token] for name, token in SPECIAL.items()}
     cls, sep = SPECIAL["cls"], SPECIAL["sep"]
     backend.post_processor = processors.TemplateProcessing(
         single=f"{cls} $A {sep}",

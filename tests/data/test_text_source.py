@@ -172,7 +172,13 @@ def test_bad_bytes_are_named(tmp_path, end):
 
 @pytest.mark.parametrize(
     ("head", "kind"),
-    [(b"\x1f\x8b\x08", "gzip"), (b"PK\x03\x04", "zip"), (b"PAR1", "parquet"), (b"%PDF-1.4", "PDF"), (b"\x7fELF", "ELF")],
+    [
+        (b"\x1f\x8b\x08", "gzip"),
+        (b"PK\x03\x04", "zip"),
+        (b"PAR1", "parquet"),
+        (b"%PDF-1.4", "PDF"),
+        (b"\x7fELF", "ELF"),
+    ],
 )
 def test_binary_files_are_recognised(tmp_path, head, kind):
     write(tmp_path / "a.txt", head + b"\x00\x01" * 50)

@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+import random
+
+import pytest
+
+from lmtool.data.tables import Rows, read_table
+from lmtool.errors import UserError
+
+
+def table(tmp_path, name: str, content: str | bytes, **keys) -> Rows:
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return read_table(path, **keys)
+
+
+def refused(tmp_path, name: str, content: str | bytes, match: str, **keys) -> UserError:
+    with pytest.raises(UserError, match=match) as caught:
+        table(tmp_path, name, content, **keys)
+    assert caught.value.hint and "\n" not in caught.value.message
+    return caught.value
+
+
+def test_tsv_has_no_quotes(tmp_path):
+    rows = table(tmp_path, "a.tsv", 'text\tlabel\nsay "hi\t1\nNA\tnull\n\n \t\n')
+    assert rows.columns == {"text": ['say "hi', "NA", " "], "label": ["1", "null", ""]}
+    assert [line for _, line in rows.origin] == [2, 3, 5] and len(rows) == 3
+
+
+def test_csv_quotes(tmp_path):
+    rows = table(tmp_path, "a.csv", 'text,label\n"a, ""b""\nc",1\nNA,\n5" tall,2\n')
+    assert rows.columns == {"text": ['a, "b"\nc', "NA", '5" tall'], "label": ["1", "", "2"]}
+    assert [line for _, line in rows.origin] == [2, 4, 5]
+
+
+def test_jsonl_keeps_types(tmp_path):
+    rows = table(
+        tmp_path, "a.jsonl", '{"t": "a", "n": 1, "b": true, "x": null}\n\n{"b": false, "n": 2.5, "t": "b", "x": "y"}\n'
+    )
+    assert rows.columns == {"t": ["a", "b"], "n": [1, 2.5], "b": [True, False], "x": [None, "y"]}
+    assert [line for _, line in rows.origin] == [1, 3]
+
+
+@pytest.mark.parametrize(("name", "content"), [
+    ("a.tsv", "text\tlabel\na\t1\nb\t2\n"), ("a.csv", 'text,label\n"a",1\nb,2\n'),
+    ("a.jsonl", '{"text": "a", "label": "1"}\n{"text": "b", "label": "2"}\n'),
+])  # fmt: skip
+def test_marks_and_line_ends_change_nothing(tmp_path, name, content):
+    plain = table(tmp_path, name, content)
+    assert plain.columns == {"text": ["a", "b"], "label": ["1", "2"]}
+    for other in ("\ufeff" + content, content.replace("\n", "\r\n"), content.replace("\n", "\r"), content[:-1]):
+        assert table(tmp_path, name, other) == plain
+
+
+def test_files_without_header(tmp_path):
+    rows = table(tmp_path, "a.tsv", "x\t1\ny\t2\n", header=("text", "label"))
+    assert rows.columns == {"text": ["x", "y"], "label": ["1", "2"]} and rows.origin[0][1] == 1
+    refused(tmp_path, "a.tsv", "x\t1\n", r"a.tsv:1: 2 columns, 3 expected \(a, b, c\)", header=("a", "b", "c"))
+
+
+def test_ragged_lines(tmp_path):
+    for name, content in {
+        "a.csv": "text,label\nhi,1\nhi,1,9\nx\n",
+        "a.tsv": "text\tlabel\nhi\t1\nhi\t1\t9\nx\n",
+    }.items():
+        refused(tmp_path, name, content, rf"{name}:3: 3 columns, 2 expected \(text, label\)")
+        rows = table(tmp_path, name, content, skip_ragged=True)
+        assert len(rows) == 1 and rows.skipped == 2
+        refused(tmp_path, name, content.replace("hi,1\n", "").replace("hi\t1\n", ""), "no row of 2", skip_ragged=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "match"),
+    [
+        ("a.csv", 'a,b\n1,2\n"3,4\n5,6\n', r"a.csv:3: a quote is opened and never closed"),
+        ("a.csv", 'a,b\n1,"2"x\n', r"a.csv:2: .*expected after"),
+        ("a.csv", 'a,b\n1,2\n"x,3\n4,"y",5\n', r"a.csv:3: .*runs on to line 4"),
+        ("a.csv", "a,a\n1,2\n", r"a.csv:1: the column 'a' is named twice"),
+        ("a.tsv", "a\tb\n1\t\0\n", r"a.tsv:2:3: a NUL byte"),
+        ("a.tsv", b"a\tb\n1\t2\n\xe9\t2\n", r"a.tsv:3:1: byte 0xe9 is not utf-8"),
+        ("a.tsv", b"\x1f\x8b\x08 text", r"a gzip file, not text"),
+        ("a.tsv", "a\tb\n".encode("utf-16"), r"a.tsv:1:1: UTF-16"),
+        ("a.tsv", "", r"a.tsv is empty"),
+        ("a.csv", "\n\n", r"a.csv is empty"),
+        ("a.csv", "a,b\n", r"a.csv: no rows"),
+        ("a.jsonl", "", r"a.jsonl: no rows"),
+        ("a.jsonl", '{"a": 1}\n{"a": 1,}\n', r"a.jsonl:2:\d+: not JSON"),
+        ("a.jsonl", '{"a": 1}\n[1]\n', r"a.jsonl:2: list instead of an object"),
+        ("a.jsonl", '{"a": 1}\n{"a": 1, "a": 2}\n', r"a.jsonl:2: the key a is given twice"),
+        ("a.jsonl", '{"a": 1}\n{"b": 1}\n', r"a.jsonl:2: the object has no key a, other than line 1"),
+        ("a.jsonl", '{"a": 1}\n{"a": 1, "b": 1}\n', r"a.jsonl:2: the object has a further key b"),
+        ("a.jsonl", '{"a": "x"}\n{"a": null}\n{"a": 3}\n', r"a.jsonl:3: a is a number, on line 1 it is text"),
+        ("a.jsonl", '{"a": 1}\n{"a": true}\n', r"a.jsonl:2: a is a truth value, on line 1 it is a number"),
+        ("a.jsonl", '{"a": NaN}\n', r"a.jsonl:1: NaN is no number"),
+        ("a.jsonl", '{"a": ' + "[" * 100_000 + "\n", r"a.jsonl:1: not readable JSON"),
+        ("a.jsonl", '{"a": ' + "1" * 10_000 + "}\n", r"a.jsonl:1: not readable JSON"),
+        ("a.parquet", "PAR1", r"\.parquet is not read: one of"),
+    ],
+)
+def test_faults_are_named(tmp_path, name, content, match):
+    refused(tmp_path, name, content, match)
+
+
+def test_missing_file_suggests_the_nearest(tmp_path):
+    (tmp_path / "train.tsv").write_text("a\n1\n")
+    with pytest.raises(UserError, match="no such file") as caught:
+        read_table(tmp_path / "trian.tsv")
+    assert caught.value.hint == f"did you mean {tmp_path / 'train.tsv'}?"
+
+
+def test_take(tmp_path):
+    rows = table(tmp_path, "a.csv", "a,b\n1,2\n3,4\n5,6\n").take([2, 0])
+    assert rows.columns == {"a": ["5", "1"], "b": ["6", "2"]} and [line for _, line in rows.origin] == [4, 2]
+
+
+TEXTS = ["plain", "", "a, b", 'quo"te', "NA", "naïve — 中文", "  spaced ", "null", "1", "-0", "=cmd", "long " * 50]
+
+
+def test_csv_round_trip(tmp_path):
+    drawn = random.Random(3)
+    for _ in range(40):
+        records = [[drawn.choice([*TEXTS, "two\nlines"]) for _ in range(3)] for _ in range(drawn.randrange(1, 20))]
+        records = [record for record in records if any(record)] or [["x", "", ""]]
+        written = io.StringIO()
+        csv.writer(written, lineterminator=drawn.choice(["\n", "\r\n"])).writerows([["a", "b", "c"], *records])
+        rows = table(tmp_path, "a.csv", written.getvalue())
+        assert [list(one) for one in zip(*rows.columns.values(), strict=True)] == records
+
+
+def content_of(kind: str, drawn: random.Random) -> list[str]:
+    """A good file as lines: a header and 30 rows."""
+    rows = [[drawn.choice(TEXTS), drawn.choice(["yes", "no"])] for _ in range(30)]
+    if kind == "jsonl":
+        return [json.dumps({"text": text, "label": label}, ensure_ascii=False) for text, label in rows]
+    if kind == "tsv":
+        return ["text\tlabel", *("\t".join(row) for row in rows)]
+    quoted = ['"' + text.replace('"', '""') + f'",{label}' for text, label in rows]
+    return ["text,label", *quoted]
+
+
+FAULTS = {
+    "tsv": [lambda line: line + "\tmore", lambda line: line.replace("\t", " "), lambda line: line + "\0"],
+    "csv": [lambda line: line + ",more", lambda line: line.rpartition(",")[0], lambda line: line + "\0",
+            lambda line: line.replace('"', '"x"y"', 1)],
+    "jsonl": [lambda line: line[:-1], lambda line: line + "}", lambda line: line.replace('"text"', '"txt"'),
+              lambda line: line.replace('"label": "', '"label": 7, "x": "'), lambda line: f"[{line}]"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["tsv", "csv", "jsonl"])
+def test_planted_faults_are_reported_at_their_line(tmp_path, kind):
+    drawn = random.Random(11)
+    for _ in range(60):
+        lines = content_of(kind, drawn)
+        assert len(table(tmp_path, f"a.{kind}", "\n".join(lines))) == 30
+        number = drawn.randrange(1, len(lines))
+        fault = drawn.choice([*FAULTS[kind], None])
+        damaged = [line.encode() for line in lines]
+        damaged[number] = damaged[number] + b"\xff" if fault is None else fault(lines[number]).encode()
+        refused(tmp_path, f"a.{kind}", drawn.choice([b"\n", b"\r\n"]).join(damaged), rf"a\.{kind}:{number + 1}[: ]")
+
+
+@pytest.mark.parametrize("kind", ["tsv", "csv", "jsonl"])
+def test_mutated_files_give_user_errors_or_whole_rows(tmp_path, kind):
+    drawn = random.Random(23)
+    refusals = 0
+    for _ in range(100):
+        content = bytearray("\n".join(content_of(kind, drawn)).encode())
+        for _ in range(drawn.randrange(1, 5)):
+            at = drawn.randrange(len(content) + 1)
+            match drawn.randrange(4):
+                case 0:
+                    content[at : at + 1] = bytes([drawn.randrange(256)])
+                case 1:
+                    del content[at : at + drawn.randrange(300)]
+                case 2:
+                    content[at:at] = drawn.choice([b'"', b"\t", b",", b"\n", b"\r", b"{", b"\0", b"\xff"])
+                case _:
+                    content[at:at] = content[: drawn.randrange(200)]
+        try:
+            rows = table(tmp_path, f"a.{kind}", bytes(content), skip_ragged=drawn.random() < 0.2)
+            assert len({*map(len, rows.columns.values()), len(rows)}) == 1
+        except UserError as error:
+            refusals += 1
+            assert error.hint and f"a.{kind}" in error.message
+    assert refusals > 30
