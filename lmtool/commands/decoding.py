@@ -41,4 +41,9 @@ def decoded(
             checkpoint_config = saved.read_checkpoint(checkpoint)
         except UserError as error:
             problems.append(Problem("checkpoint", error.message, error.hint))
+    needed = [one for one in (checkpoint_config or {}).get("plugins") or () if one not in plugins.typed()]
+    if needed:
+        checkpoint_config = None
+        what = f"checkpoint={checkpoint} was made with the plugin {needed[0]}, which is not loaded"
+        problems.append(Problem("checkpoint", what, " ".join(f"--plugin {one}" for one in needed)))
     return decode(COMMANDS[verb], data, checkpoint_config=checkpoint_config, earlier=problems, running=running)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
-from pydantic_core import PydanticCustomError
 
 from lmtool.config.base import Config
 from lmtool.config.tables import Choice, choices, lookup
@@ -106,21 +105,34 @@ def _source(
                 return None, True
             continue
         other, _, attribute = source.partition(".")
-        chosen = _decoded(resolved.get(other), choices(command)[other])
+        choice, value = choices(command)[other], resolved.get(other)
+        chosen = chosen_class(value, choice)
         if chosen is None:
             return None, True
-        named = getattr(chosen, attribute, None)
-        named = named() if callable(named) else named
+        holder = _decoded(value, choice) or _default(chosen)
+        named = getattr(holder or chosen, attribute, None)
+        if callable(named):
+            if holder is None:
+                return None, True
+            named = named()
         if named:
             return json.loads(json.dumps(named)), False
     return None, False
 
 
 def _decoded(value: Any, choice: Choice) -> Config | None:
-    """A section's configuration, or None where it has a mistake (which the decoder will word)."""
+    """A section's configuration, or None where it has a mistake, which the decoder will word."""
     try:
         return choice.validate(value)
-    except (ValidationError, PydanticCustomError):
+    except ValidationError:
+        return None
+
+
+def _default(chosen: type[Config]) -> Config | None:
+    """Stands in for a section with a mistake, so that what depends on it is checked all the same."""
+    try:
+        return chosen()
+    except ValidationError:
         return None
 
 

@@ -57,7 +57,7 @@ def _not_allowed(key: str, field: FieldInfo, value: Any) -> Problem:
     hint = f"did you mean {close if '[' in key else f'{key}={close}'}?" if close else None
     if isinstance(value, bool) and "[" in key:
         whole = key.split("[")[0]
-        hint = f"YAML reads a bare yes, no, on or off as true or false: quote your labels, '{whole}=[\"yes\",\"no\"]'"
+        hint = f'YAML reads a bare yes, no, on or off as true or false: quote your labels, \'{whole}=["yes","no"]\''
     elif isinstance(value, float) and value.is_integer() and "whole number" in what:
         hint = f"write {key}={int(value)}"
     elif isinstance(value, bool | int | float) and "text" in what:

@@ -65,7 +65,9 @@ def read(path: Path) -> dict[str, Any]:
         # YAML reads JSON's 1e-12 as text.
         data = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except json.JSONDecodeError as error:
-        raise UserError(f"{path}:{error.lineno}: not JSON: {error.msg}", "give the config.json of a checkpoint") from error
+        raise UserError(
+            f"{path}:{error.lineno}: not JSON: {error.msg}", "give the config.json of a checkpoint"
+        ) from error
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}", "give the config.yaml of a run folder") from error
     except UnicodeDecodeError as error:

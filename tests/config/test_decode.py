@@ -91,7 +91,9 @@ def test_text_is_not_made_of_numbers() -> None:
 
 
 def test_a_key_of_another_component_names_that_component() -> None:
-    assert told(drive(engine={"name": "steam", "cylinders": 4}))["engine.cylinders"].hint == "engine=diesel has cylinders"
+    assert (
+        told(drive(engine={"name": "steam", "cylinders": 4}))["engine.cylinders"].hint == "engine=diesel has cylinders"
+    )
 
 
 def test_deleted_sections_are_missing() -> None:
@@ -127,6 +129,11 @@ def test_auto_without_a_source() -> None:
     assert found["wheels"].hint == "give wheels=round"
     found = told(drive(engine={"name": "auto"}, wheels={"name": "auto"}))
     assert set(found) == {"engine"}, "the wheels depend on the engine: one mistake, told once"
+
+
+def test_what_depends_on_a_section_with_a_mistake_is_checked_all_the_same() -> None:
+    data = drive(engine={"name": "steam", "boiler": 2}, wheels={"name": "auto", "spokes": 1})
+    assert set(told(data)) == {"engine.boiler", "wheels.spokes"}
 
 
 def test_auto_takes_the_checkpoint() -> None:

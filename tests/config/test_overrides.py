@@ -57,7 +57,7 @@ def test_every_option_of_a_sweep_is_checked() -> None:
 
 
 def test_verbatim_text_means_nothing_to_hydra() -> None:
-    text = "it's, \"good\" ${oc.env:HOME} [a] {b} \\ !"
+    text = 'it\'s, "good" ${oc.env:HOME} [a] {b} \\ !'
     typed = read([f"text={text}"], OFFERS, verbatim=["text"])
     assert typed.verbatim == {"text": text} and not typed.problems
 

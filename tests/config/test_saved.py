@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,9 @@ def test_what_is_saved_decodes_to_the_same() -> None:
 
 def test_secrets_are_masked() -> None:
     environ = {"MY_API_KEY": "open sesame", "DB_password": "hunter2!", "HOME": "/home/me", "A_TOKEN": "ab"}
-    config = decode(DriveConfig, drive(road="open sesame street", stops=["hf_" + "a" * 20, "0123456789abcdef" * 2 + "01234567"]))
+    config = decode(
+        DriveConfig, drive(road="open sesame street", stops=["hf_" + "a" * 20, "0123456789abcdef" * 2 + "01234567"])
+    )
     data = saved.save(config, "drive", environ)
     assert data["road"] == "*** street" and data["stops"] == ["***", "***"]
     assert saved.masked("hunter2! in /home/me, ab", environ) == "*** in /home/me, ab"
@@ -58,7 +61,7 @@ def test_an_absent_file(tmp_path: Path) -> None:
 def checkpoint(run: Path, step: int, hidden: int) -> Path:
     folder = run / "checkpoints" / f"step_{step:08d}"
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text('{"version": 1, "model": {"hidden_size": %d}}' % hidden)
+    (folder / "config.json").write_text(json.dumps({"version": 1, "model": {"hidden_size": hidden}}))
     (folder / "manifest.json").write_text("{}")
     return folder
 

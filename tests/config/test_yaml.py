@@ -76,7 +76,9 @@ def cases() -> Iterator[tuple[str, tuple[str, ...]]]:
                 yield verb, (*NEEDS[verb], *model, f"{group}={name}", *([more] if more else []))
 
 
-@pytest.mark.parametrize(("verb", "typed"), list(cases()), ids=lambda one: one if isinstance(one, str) else " ".join(one))
+@pytest.mark.parametrize(
+    ("verb", "typed"), list(cases()), ids=lambda one: one if isinstance(one, str) else " ".join(one)
+)
 def test_every_option_composes_and_decodes(verb: str, typed: tuple[str, ...]) -> None:
     config = compose_and_decode(verb, *typed)
     for section, choice in tables.choices(type(config)).items():

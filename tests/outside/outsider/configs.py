@@ -1,0 +1,61 @@
+"""The outsider's components as configuration: no torch, and no YAML."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from lmtool.config.tables import component
+from lmtool.models.configs import ModelConfig
+from lmtool.objectives.configs import ObjectiveConfig
+from lmtool.tasks.configs import RegressionConfig
+from lmtool.tuning.configs import TuningConfig
+
+
+@component("model", "averager", builder="outsider.model:build")
+class AveragerConfig(ModelConfig):
+    """Each token sees the mean of its document: no attention at all."""
+
+    default_tokenizer: ClassVar[dict[str, Any]] = {"name": "wordpiece"}
+    default_objective: ClassVar[dict[str, Any]] = {"name": "every_nth", "n": 5}
+    default_optimizer: ClassVar[dict[str, Any]] = {"name": "adamw", "lr": 0.01}
+    default_schedule: ClassVar[dict[str, Any]] = {"name": "constant"}
+    finetune_optimizer: ClassVar[dict[str, Any]] = {"name": "adamw", "lr": 0.02}
+    summary: ClassVar[Literal["pooled_first", "first", "last", "mean"]] = "mean"
+
+    name: Literal["averager"] = Field("averager", description="The averager.")
+    vocab_size: int = Field(512, ge=8, description="Rows of the token embedding.")
+    num_layers: int = Field(1, ge=1, description="Layers.")
+    hidden_size: int = Field(16, ge=4, description="Width of the hidden states.")
+    num_heads: int = Field(1, ge=1, description="None are used.")
+    feedforward_size: int = Field(16, ge=4, description="Width inside a layer.")
+    max_positions: int = Field(128, ge=8, description="Longest sequence in tokens.")
+    pull: float = Field(0.5, gt=0, description="Weight of the document's mean.")
+
+
+@component("objective", "every_nth", builder="outsider.objective:EveryNth")
+class EveryNthConfig(ObjectiveConfig):
+    """Restore every n-th token of a window."""
+
+    architectures: ClassVar[tuple[str, ...]] = ("encoder",)
+    roles: ClassVar[tuple[str, ...]] = ("mask",)
+
+    name: Literal["every_nth"] = Field("every_nth", description="Restore every n-th token.")
+    n: int = Field(4, ge=2, description="Tokens from one hidden token to the next.")
+
+
+@component("task", "graded", builder="outsider.task:GradedLearner")
+class GradedConfig(RegressionConfig):
+    """One number for a text, by a loss that forgives outliers."""
+
+    kind: Literal["graded"] = Field("graded", description="One number, by a forgiving loss.")
+    name: str = Field("graded", description="The task's name: its head is heads.NAME.")
+    forgiveness: float = Field(1.0, gt=0, description="Distance from which the loss is linear.")
+
+
+@component("tuning", "vectors", builder="outsider.tuning:VectorTuning")
+class VectorsConfig(TuningConfig):
+    """Only vectors (biases and norms) and the heads learn."""
+
+    name: Literal["vectors"] = Field("vectors", description="Only vectors and heads learn.")

@@ -1,0 +1,86 @@
+"""Every n-th token of a window is hidden and restored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from lmtool.data.assembly import Template, assemble
+from lmtool.data.formats import text_format
+from lmtool.data.plan import Plan
+from lmtool.data.store import TokenStore
+from lmtool.heads.learner import BaseLearner
+from lmtool.heads.lm import LMHead
+from lmtool.objectives.baseline import ConstantPredictor, token_counts
+from lmtool.objectives.windows import Stream, windows
+from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.types import Batch, Scores, StepOutput, Target
+from outsider.configs import EveryNthConfig
+
+
+class Windows:
+    def __init__(self, n: int, tokenizer: Tokenizer, store: TokenStore, max_length: int, split: str):
+        self.n, self.split, self.mask = n, split, tokenizer.role("mask")
+        self.template = Template.of(text_format("bert", tokenizer), 1)
+        self.stream = Stream(store.tokens, store.document_offsets, tokenizer.role("sep"))
+        rows = windows(self.stream, max_length - self.template.overhead, True)
+        self._plan = Plan(rows, rows["length"].astype(np.int64) + self.template.overhead)
+
+    def plan(self, epoch: int) -> Plan:
+        return self._plan
+
+    def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
+        whole = assemble(self.template, [(self.stream.read(rows["start"], rows["length"]), rows["length"])])
+        at = np.arange(1, len(whole.tokens), self.n)
+        hidden = whole.tokens.copy()
+        hidden[at] = self.mask
+        target = Target(torch.from_numpy(whole.tokens[at].astype(np.int64)), at=torch.from_numpy(at))
+        numbers = torch.from_numpy(np.asarray(examples, dtype=np.int64))
+        return Batch(whole.packed(hidden), {"nth": target}, numbers, torch.zeros(len(numbers), dtype=torch.int32))
+
+    def facts(self) -> dict[str, Any]:
+        lengths = self._plan.lengths
+        return {
+            "split": self.split,
+            "examples": len(lengths),
+            "tokens": int(lengths.sum()),
+            "mean_length": float(lengths.mean()),
+            "predicted_fraction": 1 / self.n,
+        }
+
+
+class EveryNth(BaseLearner):
+    weights = {"nth": 1.0}
+
+    def __init__(self, config: EveryNthConfig, backbone: nn.Module, tokenizer: Tokenizer, seed: int):
+        super().__init__(backbone, seed)
+        self.config, self.tokenizer = config, tokenizer
+        self.add_head("lm", LMHead())
+
+    def examples(self, store: TokenStore, max_length: int, documents: str, split: str) -> Windows:
+        return Windows(self.config.n, self.tokenizer, store, max_length, split)
+
+    def baselines(self, store: TokenStore, examples: Windows) -> dict[str, ConstantPredictor]:
+        return {"nth": ConstantPredictor.of_counts("unigram", token_counts(store.tokens, self.tokenizer.vocab_size))}
+
+    def counts(self, batch: Batch) -> dict[str, float]:
+        return {"nth": float(len(batch.targets["nth"].labels))}
+
+    def forward(self, batch: Batch, step: int) -> StepOutput:
+        target = batch.targets["nth"]
+        hidden_MH = self.backbone(batch.inputs, self.draws(batch, step))[target.at]
+        total = self.heads["lm"].loss_sum(hidden_MH, self.backbone.embed.token.weight, target.labels)
+        return StepOutput({"nth": total}, self.weights)
+
+    @torch.no_grad()
+    def score(self, batch: Batch) -> dict[str, Scores]:
+        target = batch.targets["nth"]
+        hidden_MH = self.backbone(batch.inputs)[target.at]
+        each, best = self.heads["lm"].scores(hidden_MH, self.backbone.embed.token.weight, target.labels)
+        return {"nth": Scores(each, target.labels, best, batch.inputs.documents[target.at])}
+
+    def samples(self, batch: Batch, tokenizer: Tokenizer, n: int) -> list[dict[str, Any]]:
+        return []

@@ -1,0 +1,17 @@
+"""A regression that forgives outliers (Huber 1964)."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from lmtool.tasks.sequence import RegressionLearner
+from lmtool.types import Batch, StepOutput
+
+
+class GradedLearner(RegressionLearner):
+    def forward(self, batch: Batch, step: int) -> StepOutput:
+        values_N: Tensor = self.outputs(batch, step)[:, 0].float()
+        delta = self.config.forgiveness
+        total = F.huber_loss(values_N, self.labels(batch), reduction="sum", delta=delta)
+        return StepOutput({self.config.name: total}, self.weights)

@@ -1,0 +1,278 @@
+"""The house's own rules, held by a walk over every import of the tree: who may import whom, and no circles."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import lmtool
+
+PACKAGE = Path(lmtool.__file__).resolve().parent
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+
+# A room imports only what is named here (and itself). `types` needs torch, so rooms without torch do not name it.
+GROUND = {"errors", "types", "streams"}
+CONFIG = GROUND | {"config"}
+NN = CONFIG | {"nn"}
+MODELS = NN | {"models"}
+HEADS = MODELS | {"heads"}
+TEXT = CONFIG | {"tokenizers"}
+DATA = TEXT | {"data"}
+LEARN = HEADS | DATA | {"generation", "metrics"}
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "streams": {"errors"},
+    "types": {"errors"},
+    "config": {"errors"},
+    "nn": CONFIG,
+    "models": NN,
+    "heads": MODELS,
+    "generation": HEADS | TEXT,
+    "weights": HEADS,
+    "tokenizers": CONFIG,
+    "data": TEXT,
+    "metrics": CONFIG,
+    "reporting": CONFIG,
+    "objectives": LEARN,
+    "tasks": LEARN,
+    "tuning": LEARN | {"objectives", "tasks"},
+    "training": CONFIG,
+    "commands": LEARN | {"objectives", "tasks", "tuning", "training", "weights", "reporting", "metrics"},
+    "cli": {"errors", "config", "commands"},
+    "__main__": {"cli"},
+}
+HYDRA = {"hydra", "omegaconf"}
+HEAVY = {"torch", "numpy", "transformers", "datasets", "safetensors", "tokenizers", "matplotlib"}
+
+
+def room_of(path: Path) -> str:
+    """The room a file belongs to: `nn`, `config`, ... or the name of a file at the top."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def only_types(tree: ast.Module) -> set[ast.AST]:
+    """Imports under `if TYPE_CHECKING:`, which never run."""
+    hidden: set[ast.AST] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            hidden.update(inner for one in node.body for inner in ast.walk(one))
+    return hidden
+
+
+def imports(path: Path, top: bool = False) -> Iterator[tuple[str, int]]:
+    """Every module a file imports, also inside functions, with its line; `top`: at import time only."""
+    tree = tree_of(path)
+    hidden = only_types(tree) if top else set()
+    if top:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                body = node.body if isinstance(node.body, list) else [node.body]
+                hidden.update(inner for one in body for inner in ast.walk(one))
+    for node in ast.walk(tree):
+        if node in hidden:
+            continue
+        if isinstance(node, ast.Import):
+            yield from ((one.name, node.lineno) for one in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: relative import"
+            yield from ((f"{node.module}.{one.name}", node.lineno) for one in node.names)
+
+
+def inside(name: str) -> Path | None:
+    """The file of lmtool that an imported name is, or lies in."""
+    parts = name.split(".")
+    while len(parts) > 1 or parts == ["lmtool"]:
+        if parts[0] != "lmtool":
+            return None
+        base = PACKAGE.joinpath(*parts[1:])
+        if base.with_suffix(".py").is_file() and len(parts) > 1:
+            return base.with_suffix(".py")
+        if (base / "__init__.py").is_file():
+            return base / "__init__.py"
+        parts.pop()
+    return None
+
+
+def builders() -> Iterator[tuple[Path, str, int]]:
+    """The literal `module:attribute` builders of the tables, which are imported when chosen."""
+    for path in SOURCES:
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "component":
+                for keyword in node.keywords:
+                    if keyword.arg == "builder" and isinstance(keyword.value, ast.Constant):
+                        yield path, str(keyword.value.value), node.lineno
+
+
+def test_every_room_has_its_rule() -> None:
+    assert {room_of(one) for one in SOURCES} - {"__init__"} <= set(MAY_IMPORT)
+
+
+def test_a_room_imports_only_what_lies_below_it() -> None:
+    wrong = []
+    for path in SOURCES:
+        room = room_of(path)
+        for name, line in imports(path):
+            target = inside(name)
+            if target is None or target == PACKAGE / "__init__.py":
+                continue
+            other = room_of(target)
+            if other != room and other not in MAY_IMPORT.get(room, set()):
+                wrong.append(f"{path.relative_to(PACKAGE)}:{line}: {room} imports {other}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_builders_lie_in_the_room_of_their_configuration() -> None:
+    wrong = []
+    for path, builder, line in builders():
+        module, _, attribute = builder.partition(":")
+        target = inside(module)
+        if target is None or room_of(target) != room_of(path):
+            wrong.append(f"{path.relative_to(PACKAGE)}:{line}: {builder}")
+        elif not any(getattr(node, "name", None) == attribute for node in tree_of(target).body):
+            wrong.append(f"{path.relative_to(PACKAGE)}:{line}: {builder} is not there")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_circles_also_inside_functions() -> None:
+    edges: dict[Path, set[Path]] = {}
+    for path in SOURCES:
+        targets = {inside(name) for name, _ in imports(path)}
+        # The package's own file is above all its modules by construction.
+        edges[path] = {one for one in targets if one is not None and one != path and one.parent != one}
+    done: set[Path] = set()
+    for start in SOURCES:
+        _walk(start, edges, [], done)
+
+
+def _walk(path: Path, edges: dict[Path, set[Path]], trail: list[Path], done: set[Path]) -> None:
+    if path in trail:
+        circle = [*trail[trail.index(path) :], path]
+        pytest.fail("a circle: " + " -> ".join(module_of(one) for one in circle))
+    if path in done:
+        return
+    for other in edges[path]:
+        _walk(other, edges, [*trail, path], done)
+    done.add(path)
+
+
+def test_no_circles_between_rooms() -> None:
+    above = {room: set(below) - {room} for room, below in MAY_IMPORT.items()}
+    while above:
+        ground = [room for room, below in above.items() if not below & set(above)]
+        assert ground, f"a circle among {sorted(above)}"
+        for room in ground:
+            del above[room]
+
+
+def test_only_cli_and_config_import_hydra() -> None:
+    wrong = [
+        f"{path.relative_to(PACKAGE)}:{line}: {name}"
+        for path in SOURCES
+        for name, line in imports(path)
+        if name.split(".")[0] in HYDRA and room_of(path) not in ("cli", "config")
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def light() -> list[Path]:
+    """Files that composing, decoding, list and show run: no torch, no numpy, in them or in what they import."""
+    named = [one for one in SOURCES if room_of(one) in ("config", "errors", "cli", "__main__")]
+    named += [one for one in SOURCES if one.name == "configs.py"]
+    named += [PACKAGE / "commands" / f"{name}.py" for name in ("decoding", "rules", "list", "show", "__init__")]
+    return named
+
+
+def test_configuration_imports_nothing_heavy_not_even_indirectly() -> None:
+    wrong, seen = [], set()
+    left = [(path, path) for path in light()]
+    while left:
+        path, origin = left.pop()
+        if path in seen:
+            continue
+        seen.add(path)
+        for name, line in imports(path, top=True):
+            if name.split(".")[0] in HEAVY:
+                wrong.append(f"{path.relative_to(PACKAGE)}:{line}: {name} (through {origin.relative_to(PACKAGE)})")
+            target = inside(name)
+            if target is not None:
+                left.append((target, origin))
+                # Importing a.b runs a/__init__.py first.
+                left += [(one / "__init__.py", origin) for one in target.parents if (one / "__init__.py") in SOURCES]
+    assert not wrong, "\n".join(wrong)
+
+
+def names_used(path: Path) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Attribute | ast.Name):
+            yield ast.unparse(node), getattr(node, "lineno", 0)
+
+
+FORBIDDEN = re.compile(
+    r"^(torch\.load|torch\.save|hydra\.utils\.instantiate|instantiate|pickle\..*|eval|exec|os\.system|"
+    r"NotImplementedError|OmegaConf\.register_new_resolver|yaml\.load|yaml\.unsafe_load)$"
+)
+
+
+def test_nothing_that_runs_what_a_file_says() -> None:
+    wrong = []
+    for path in SOURCES:
+        here = path.relative_to(PACKAGE)
+        wrong += [f"{here}:{line}: {name}" for name, line in names_used(path) if FORBIDDEN.match(name)]
+        wrong += [
+            f"{here}:{line}: import {name}"
+            for name, line in imports(path)
+            if name.split(".")[0] in ("pickle", "cloudpickle", "dill", "shelve") or "instantiate" in name
+        ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_target_in_any_yaml_or_source() -> None:
+    from lmtool.config.groups import conf_dir
+
+    files = [*conf_dir().rglob("*.yaml"), *SOURCES]
+    assert not [str(one) for one in files if "_target_" in one.read_text(encoding="utf-8")]
+
+
+def test_imports_by_a_string_are_the_tables_and_the_plugins_only() -> None:
+    """`importlib.import_module` is called where the tables build and where typed plugins are loaded."""
+    callers = {
+        str(path.relative_to(PACKAGE))
+        for path in SOURCES
+        for name, _ in names_used(path)
+        if name in ("importlib.import_module", "import_module", "__import__")
+    }
+    assert callers <= {"config/tables.py", "config/plugins.py"}
+
+
+def test_no_bare_except_and_no_swallowed_exception() -> None:
+    wrong = []
+    for path in SOURCES:
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.ExceptHandler):
+                bare = node.type is None
+                silent = ast.unparse(node.type or ast.Constant("")) == "Exception" and all(
+                    isinstance(one, ast.Pass) for one in node.body
+                )
+                if bare or silent:
+                    wrong.append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_files_are_one_noun_long() -> None:
+    long = {str(one.relative_to(PACKAGE)): len(one.read_text().splitlines()) for one in SOURCES}
+    assert not {name: lines for name, lines in long.items() if lines > 400}

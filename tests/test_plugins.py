@@ -1,0 +1,131 @@
+"""Outsiders extend lmtool without editing it: tests/outside holds a package with a model, an objective, a task and a
+tuning method, used here as its user would, from an empty folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+OUTSIDE = ROOT / "tests" / "outside"
+
+RUN_ALL = """
+import contextlib, io, json, shlex, sys
+from lmtool.cli import main
+answers = []
+for line in json.loads(sys.argv[1]):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = main(shlex.split(line))
+    answers.append([status, out.getvalue(), err.getvalue(), "torch" in sys.modules])
+print(json.dumps(answers))
+"""
+
+
+def lmtool(cwd: Path, *lines: str, path: Path | None = OUTSIDE) -> list[tuple[int, str, str, bool]]:
+    """Exit status, output and errors of command lines in one process, and whether torch is imported by then."""
+    where = os.pathsep.join(str(one) for one in (ROOT, path) if one is not None)
+    environ = os.environ | {"PYTHONPATH": where, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", RUN_ALL, json.dumps(lines)],
+        cwd=cwd, env=environ, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return [tuple(one) for one in json.loads(done.stdout.splitlines()[-1])]
+
+
+def test_components_are_listed_shown_composed_and_checked(tmp_path: Path) -> None:
+    conf = shlex.quote(str(OUTSIDE / "conf"))
+    answers = lmtool(
+        tmp_path,
+        "list model --plugin outsider",
+        "show model=averager --plugin outsider",
+        "show task.forgiveness --plugin outsider",
+        "pretrain --plugin outsider model=averager model.pull=0.25 --cfg job",
+        f"pretrain --plugin=outsider --config-dir {conf} model=averager_wide --cfg job",
+        "pretrain --plugin outsider model=averager model.pul=1 objective.n=1",
+        "pretrain --plugin outsider model=gpt_tiny objective=every_nth",
+        "finetune --plugin outsider model=averager task=graded task.path=x tuning=vectors --cfg job",
+        "pretrain --plugin outsider model=averagr",
+        "pretrain model=averager --cfg job",
+    )
+    listed, shown, key, job, wide, mistakes, misfit, task, typo, without = answers
+    assert not any(one[3] for one in answers), "no torch is needed for any of this"
+    assert "averager    Each token sees the mean of its document: no attention at all." in listed[1]
+    assert "pull: 0.5" in shown[1] and "Distance from which the loss is linear." in key[1]
+    assert job[0] == 0 and "pull: 0.25" in job[1] and "n: 5" in job[1] and "name: constant" in job[1]
+    assert "plugins:\n- outsider" in job[1]
+    assert wide[0] == 0 and "hidden_size: 32" in wide[1] and "pull: 0.5" in wide[1]
+    assert mistakes[0] == 2 and "did you mean model.pull=1?" in mistakes[2] and "objective.n: given 1" in mistakes[2]
+    assert misfit[0] == 2 and "objective=every_nth trains an encoder" in misfit[2]
+    assert task[0] == 0 and "forgiveness: 1.0" in task[1] and "lr: 0.02" in task[1] and "name: vectors" in task[1]
+    assert typo[0] == 2 and "did you mean model=averager?" in typo[2]
+    # The last line typed no plugin; in this process the component is known all the same, so ask a fresh one.
+    assert without[0] == 0
+    ((status, _, told, _),) = lmtool(tmp_path, "pretrain model=averager --cfg job")
+    assert status == 2 and "model=averager is not one of" in told
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_an_objective_a_task_and_a_tuning_run_to_the_end(tmp_path: Path) -> None:
+    words = ("the", "cat", "sat", "on", "a", "mat", "and", "some", "dogs", "ran", "to", "their", "old", "house")
+    lines = [
+        " ".join(words[(line * 7 + place * place) % len(words)] for place in range(12)) + "." for line in range(300)
+    ]
+    (tmp_path / "text.txt").write_text("\n\n".join(lines))
+    rows = "\n".join(f"{line}\t{len(set(line.split()))}.0" for line in lines[:80])
+    (tmp_path / "rows.tsv").write_text("text\tlabel\n" + rows + "\n")
+    common = "--plugin outsider cache_dir=cache device=cpu precision=fp32 max_steps=4 max_length=24 evaluate_every=2"
+    pretrained, finetuned, evaluated = lmtool(
+        tmp_path,
+        f"pretrain {common} model=averager data=text data.path=text.txt batch_tokens=256 name=first",
+        f"finetune {common} task=graded task.path=rows.tsv tuning=vectors checkpoint=runs/first name=second",
+        "evaluate --plugin outsider checkpoint=runs/second device=cpu",
+    )
+    assert pretrained[0] == 0, pretrained[2]
+    assert finetuned[0] == 0, finetuned[2]
+    assert evaluated[0] == 0, evaluated[2]
+    first = json.loads((tmp_path / "runs" / "first" / "result.json").read_text())
+    second = json.loads((tmp_path / "runs" / "second" / "result.json").read_text())
+    assert (first["model"], first["objective"], first["steps"]) == ("averager", "every_nth", 4)
+    assert (second["task"], second["metric"]) == ("graded", "pearson")
+    assert second["trainable_parameters"] < second["parameters"]
+    # The saved run names its plugin and does not import it.
+    ((status, _, told, _),) = lmtool(tmp_path, "evaluate checkpoint=runs/second")
+    assert status == 2 and "--plugin outsider" in told and "Traceback" not in told
+
+
+def test_an_installed_package_is_found_by_its_entry_point(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    (site / "outsider-1.0.dist-info").mkdir(parents=True)
+    (site / "outsider-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: outsider\nVersion: 1.0\n")
+    (site / "outsider-1.0.dist-info" / "entry_points.txt").write_text("[lmtool.plugins]\nmine = outsider\n")
+    (site / "outsider").symlink_to(OUTSIDE / "outsider")
+    listed, job = lmtool(tmp_path, "list model", "pretrain model=averager --cfg job", path=site)
+    assert "averager" in listed[1] and job[0] == 0
+    (site / "outsider-1.0.dist-info" / "entry_points.txt").write_text("[lmtool.plugins]\nmine = gone\n")
+    ((status, _, told, _),) = lmtool(tmp_path, "pretrain model=bert_tiny --cfg job", path=site)
+    assert status == 2 and "installed plugin mine" in told
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("raise RuntimeError('broken')", "--plugin mine cannot be imported: RuntimeError: broken"),
+        (
+            "from hydra.core.config_store import ConfigStore\n"
+            "ConfigStore.instance().store(group='model', name='bert', node={'name': 'bert'})\n",
+            "a plugin stores model=bert, which is the name of a YAML",
+        ),
+    ],
+)
+def test_plugins_that_cannot_be_used(tmp_path: Path, content: str, says: str) -> None:
+    (tmp_path / "mine.py").write_text(content)
+    ((status, _, told, _),) = lmtool(tmp_path, "pretrain --plugin mine model=bert_tiny")
+    assert status == 2 and says in told
