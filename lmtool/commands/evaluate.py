@@ -43,7 +43,7 @@ def _task(config: EvaluateConfig, trained: Trained, before: FinetuneConfig) -> d
         splits[split] = evaluate(
             trained.learner, rows, loader.epoch_batches(), trained.precision.device, trained.precision.autocast
         )
-    whole = report(task, splits)
+    whole = report(data.config, splits)
     if config.output is not None:
         lines = (
             json.dumps(row, ensure_ascii=False)

@@ -10,7 +10,6 @@ from lmtool.commands import session as shared
 from lmtool.commands.configs import FinetuneConfig
 from lmtool.config.tables import build
 from lmtool.data.loader import PackedLoader
-from lmtool.reporting.console import Output
 from lmtool.tasks.evaluation import TaskReport, baseline, evaluate, predictions, report
 from lmtool.tasks.loading import TaskData, load_task
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -19,13 +18,13 @@ from lmtool.training.loop import train
 
 def run(config: FinetuneConfig, overrides: list[str]) -> dict[str, Any]:
     """Build, train, evaluate, save. Returns result.json."""
-    finished = shared.done_before(config, Output())
-    if finished is not None:
-        return shared.told_again(config, Output(), finished)
     task = load_task(config.task, config.seed, config.cache_dir, config.offline)
     config = config.model_copy(update={"task": task.config})  # labels as found: a checkpoint must know their names
     names = {"model": config.model.name, "task": config.task.name, "tuning": config.tuning.name}
     with shared.session("finetune", config, f"{names['task']}-{names['model']}") as session:
+        finished = session.run.result()
+        if finished is not None:
+            return shared.told_again(session, finished)
         tokenizer = shared.saved_tokenizer(session) or _own_tokenizer(config, task)
         shared.require_rows(config.model, tokenizer)
         learner = build(config.task, build(config.model, config.seed), tokenizer, config.seed)

@@ -12,7 +12,6 @@ from lmtool.data.store import open_store
 from lmtool.data.vocabulary import trained_tokenizer
 from lmtool.objectives.baseline import mean_losses
 from lmtool.objectives.evaluation import evaluate
-from lmtool.reporting.console import Output
 from lmtool.training.loop import train
 
 SAMPLES = 6
@@ -20,11 +19,11 @@ SAMPLES = 6
 
 def run(config: PretrainConfig, overrides: list[str]) -> dict[str, Any]:
     """Build, train, evaluate, save. Returns result.json."""
-    finished = shared.done_before(config, Output())
-    if finished is not None:
-        return shared.told_again(config, Output(), finished)
     names = {"model": config.model.name, "objective": config.objective.name, "data": config.data.name}
     with shared.session("pretrain", config, f"{names['objective']}-{names['model']}") as session:
+        finished = session.run.result()
+        if finished is not None:
+            return shared.told_again(session, finished)
         progress = shared.bar(session.output)
         source = build(config.data, config.cache_dir, progress)
         tokenizer = shared.saved_tokenizer(session) or trained_tokenizer(
@@ -86,7 +85,7 @@ def run(config: PretrainConfig, overrides: list[str]) -> dict[str, Any]:
         learner.eval()
         batch = next(iter(held_out.epoch_batches())).to(session.precision.device)
         session.run.write_json("samples.json", learner.samples(batch, tokenizer, SAMPLES))
-        more = {"baseline": baseline["value"], "standard_error": training.metrics["standard_error"]}
+        more = {"baseline": baseline["value"], "standard_error": training.metrics.get("standard_error")}
         result = shared.result_of(session, training, names, "loss", more)
         folder = str(session.run.path)
         prompt = "This function returns a [MASK]." if "mask" in tokenizer.roles else "This function returns"

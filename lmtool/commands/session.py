@@ -26,7 +26,7 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.checkpoints import find, pointed, read_state, read_weights
 from lmtool.training.precision import Precision, choose_device, choose_precision
 from lmtool.training.progress import TrainingResult, TrainingSettings
-from lmtool.training.run_folder import RunFolder, choose_folder, finished
+from lmtool.training.run_folder import RunFolder, choose_folder
 from lmtool.types import Loader
 from lmtool.weights.loading import LoadReport, by_part, load_into
 
@@ -57,13 +57,6 @@ class Session:
         return pointed(self.run.checkpoints, "last")
 
 
-def done_before(config: RunConfig, output: Output) -> dict[str, Any] | None:
-    """The result of the run that `name` or `run_dir` names, where it is finished already."""
-    if config.run_dir is None and config.name is None:
-        return None
-    return finished(choose_folder(RUNS, config.name, config.run_dir, ""))
-
-
 @contextmanager
 def session(verb: str, config: RunConfig, stem: str) -> Iterator[Session]:
     """Open the run's folder, locked, with its log; close both at the end.
@@ -74,7 +67,8 @@ def session(verb: str, config: RunConfig, stem: str) -> Iterator[Session]:
     folder = choose_folder(RUNS, config.name, config.run_dir, stem)
     data = saved.save(config, verb)
     with RunFolder(folder, data, saved.to_yaml(data), mask=saved.masked) as run:
-        run.write_environment([saved.masked(word) for word in sys.argv], {"device": str(precision.device)})
+        if run.result() is None:
+            run.write_environment([saved.masked(word) for word in sys.argv], {"device": str(precision.device)})
         with (folder / "log.txt").open("a", encoding="utf-8") as log:
             yield Session(verb, config, run, Output(log=log), precision)
 
@@ -295,9 +289,9 @@ def finish(
     return result
 
 
-def told_again(config: RunConfig, output: Output, result: dict[str, Any]) -> dict[str, Any]:
+def told_again(session: Session, result: dict[str, Any]) -> dict[str, Any]:
     """A finished run: write a missing report, tell its result, train nothing."""
-    folder = choose_folder(RUNS, config.name, config.run_dir, "")
+    folder, output = session.run.path, session.output
     if not (folder / "report.html").is_file():
         write_report(folder)
     output.line(f"{folder} is finished: {result['metric']} {result['value']:.4g}; another name= starts anew")

@@ -22,6 +22,8 @@ def trained_tokenizer(config: TokenizerConfig, source: Source, vocab_size: int, 
 
     UserError naming cache_dir where it cannot be written.
     """
+    if not config.reads_text:
+        return build(config, (), vocab_size)
     wanted = {"version": VERSION, "text": source.fingerprint, "config": config.model_dump(), "vocab_size": vocab_size}
     key = hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()[:32]
     root = Path(cache_dir).expanduser() / "tokenizers"

@@ -11,7 +11,10 @@ from lmtool.config.tables import component
 
 
 class TokenizerConfig(Config):
-    """The base of every tokenizer that is trained on the run's text."""
+    """The base of every tokenizer."""
+
+    reads_text: ClassVar[bool] = True
+    """Whether it is trained on the run's text; its vocabulary is then kept for other runs on the same text."""
 
     free_fields: ClassVar[tuple[str, ...]] = ("vocab_size", "minimum_count")
     """Fields that may differ from a checkpoint's: they are read in training a vocabulary only."""
@@ -43,3 +46,13 @@ class ByteBpeConfig(TokenizerConfig):
         description="Entries of the vocabulary: the 256 bytes, the special token, the merges. Null: the model's.",
     )
     minimum_count: int = Field(2, ge=1, description="Occurrences a pair of pieces needs in the text to be joined.")
+
+
+@component("tokenizer", "folder", builder="lmtool.tokenizers.folder:load")
+class FolderConfig(TokenizerConfig):
+    """A tokenizer that exists: of a run, a checkpoint, or a folder in Hugging Face's layout."""
+
+    reads_text: ClassVar[bool] = False
+
+    name: Literal["folder"] = Field("folder", description="A tokenizer that exists.")
+    path: str = Field(min_length=1, description="Folder with tokenizer.json, or a run folder.")

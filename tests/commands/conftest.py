@@ -1,0 +1,63 @@
+"""Small text, labelled rows and tiny models, so that whole commands run in a second or two."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from lmtool import cli
+
+NOUNS = "cat dog bird house river tree stone child king queen ship road".split()
+GOOD = "lovely bright kind happy warm gentle".split()
+BAD = "awful dark cruel sad cold bitter".split()
+
+TINY = [
+    "model.num_layers=1", "model.hidden_size=32", "model.num_heads=2", "model.feedforward_size=64",
+    "model.vocab_size=400", "max_length=32", "device=cpu", "precision=fp32",
+]  # fmt: skip
+
+
+def sentence(chance: random.Random, adjectives: list[str]) -> str:
+    one, other = chance.sample(NOUNS, 2)
+    return f"The {chance.choice(adjectives)} {one} saw the {chance.choice(adjectives)} {other} near the {chance.choice(NOUNS)}."
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working folder with text.txt, and the labelled folder rows/."""
+    monkeypatch.chdir(tmp_path)
+    write_text(tmp_path / "text.txt")
+    write_rows(tmp_path / "rows")
+    return tmp_path
+
+
+def write_text(path: Path) -> None:
+    chance = random.Random(0)
+    paragraphs = [" ".join(sentence(chance, GOOD + BAD) for _ in range(6)) for _ in range(120)]
+    path.write_text("\n\n".join(paragraphs) + "\n")
+
+
+def write_rows(folder: Path) -> None:
+    chance = random.Random(1)
+    folder.mkdir()
+    for split, count in (("train", 96), ("dev", 40)):
+        rows = [(sentence(chance, (BAD, GOOD)[number % 2]), number % 2) for number in range(count)]
+        lines = ["sentence\tlabel", *(f"{text}\t{label}" for text, label in rows)]
+        (folder / f"{split}.tsv").write_text("\n".join(lines) + "\n")
+
+
+def pretrain(name: str, *more: str, model: str = "bert_tiny", status: int = 0) -> Path:
+    """Run `lmtool pretrain` on the text and return the run folder."""
+    words = ["pretrain", f"model={model}", *TINY, "data=text", "data.path=text.txt", "cache_dir=cache", f"name={name}"]
+    budget = [] if any(word.startswith("max_") for word in more) else ["max_steps=6"]
+    assert cli.main([*words, "batch_tokens=256", "log_every=1", *budget, *more]) == status
+    return Path("runs") / name
+
+
+def finetune(name: str, *more: str, status: int = 0) -> Path:
+    """Run `lmtool finetune` on the rows and return the run folder."""
+    words = ["finetune", "task=sst2", "task.path=rows", "cache_dir=cache", "batch_examples=16", "max_length=32"]
+    assert cli.main([*words, "device=cpu", "precision=fp32", f"name={name}", *more]) == status
+    return Path("runs") / name

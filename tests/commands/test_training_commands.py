@@ -1,0 +1,178 @@
+"""pretrain and finetune from typed words to the run folder, and what is done with a run afterwards."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lmtool import cli
+from tests.commands.conftest import TINY, finetune, pretrain
+
+
+def rows(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(("model", "objective"), [("bert_tiny", "mlm_nsp"), ("bert_tiny", "mlm"), ("gpt_tiny", "clm")])
+def test_pretraining_keeps_the_contract_of_the_run_folder(place: Path, model: str, objective: str) -> None:
+    folder = pretrain("first", f"objective={objective}", model=model)
+    written = {one.name for one in folder.iterdir()}
+    assert written >= {
+        "config.yaml", "metrics.jsonl", "result.json", "checkpoints", "report.html", "log.txt", "environment.json",
+        "facts.json", "samples.json", "plots",
+    }  # fmt: skip
+    result = json.loads((folder / "result.json").read_text())
+    assert set(result) >= {
+        "status", "command", "model", "objective", "metric", "value", "metrics", "steps", "tokens", "padding_fraction",
+        "seconds", "tokens_per_second", "peak_memory_bytes", "parameters", "trainable_parameters", "seed",
+    }  # fmt: skip
+    assert (result["status"], result["steps"], result["metric"]) == ("done", 6, "loss")
+    train = [row for row in rows(folder) if row["split"] == "train"]
+    assert [row["step"] for row in train] == [1, 2, 3, 4, 5, 6]
+    assert set(train[0]) >= {"loss", "learning_rate", "tokens", "tokens_per_second", "grad_norm"}
+    last = folder / "checkpoints" / (folder / "checkpoints" / "last").read_text().strip()
+    assert {one.name for one in last.iterdir()} >= {
+        "model.safetensors", "optimizer.safetensors", "state.json", "config.json", "manifest.json", "tokenizer.json",
+    }  # fmt: skip
+    assert Path("runs/latest").read_text().strip() == "first"
+    assert json.loads((folder / "samples.json").read_text())
+
+
+def test_a_finished_run_tells_its_result_and_a_changed_one_is_refused(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = pretrain("first")
+    before = (folder / "metrics.jsonl").read_bytes()
+    (folder / "report.html").unlink()
+    pretrain("first")
+    assert (folder / "report.html").is_file() and (folder / "metrics.jsonl").read_bytes() == before
+    assert "runs/first is finished" in capsys.readouterr().out
+    pretrain("first", "optimizer.lr=0.5", status=2)
+    message = capsys.readouterr().err
+    assert "optimizer.lr" in message and "0.5" in message and "Traceback" not in message
+
+
+def test_a_saved_configuration_repeats_the_run(place: Path) -> None:
+    folder = pretrain("first")
+    assert cli.main(["pretrain", "--config", str(folder / "config.yaml"), "name=again"]) == 0
+    ours = [{k: v for k, v in row.items() if k != "tokens_per_second"} for row in rows(folder)]
+    again = [{k: v for k, v in row.items() if k != "tokens_per_second"} for row in rows(Path("runs/again"))]
+    assert ours == again
+
+
+def test_micro_batches_learn_the_same(place: Path) -> None:
+    whole, parts = pretrain("whole"), pretrain("parts", "micro_batch_tokens=64")
+    for one, other in zip(rows(whole), rows(parts), strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], abs=1e-4)
+
+
+def test_finetuning_from_a_pretrained_run(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    start = pretrain("first")
+    folder = finetune("second", f"checkpoint={start}", "max_epochs=30", "optimizer.lr=1e-2")
+    result = json.loads((folder / "result.json").read_text())
+    assert (result["task"], result["metric"]) == ("sst2", "accuracy") and result["value"] > 0.9
+    predictions = [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
+    assert len(predictions) == 40 and set(predictions[0]) >= {"id", "sentence", "gold", "prediction", "score"}
+    right = sum(row["gold"] == row["prediction"] for row in predictions) / len(predictions)
+    assert right == pytest.approx(result["value"])
+    screen = capsys.readouterr().out
+    assert "taken: backbone" in screen and "new: heads.sst2" in screen and "majority" in screen
+    assert yaml.safe_load((folder / "config.yaml").read_text())["task"]["labels"] == ["negative", "positive"]
+
+    assert cli.main(["evaluate", f"checkpoint={folder}", "output=scored.jsonl", "precision=fp32"]) == 0
+    assert len(Path("scored.jsonl").read_text().splitlines()) == 40
+    assert f"{result['value']:.4f}" in capsys.readouterr().out
+    assert cli.main(["predict", f"checkpoint={folder}", "text=the lovely bright gentle cat", "precision=fp32"]) == 0
+    assert capsys.readouterr().out.startswith("positive")
+    Path("lines.txt").write_text("the cruel cold king\n\nthe kind warm queen\n")
+    assert cli.main(["predict", f"checkpoint={folder}", "input=lines.txt", "output=out.jsonl"]) == 0
+    assert [json.loads(line)["prediction"] for line in Path("out.jsonl").open()] == ["negative", "positive"]
+
+
+def test_feature_extraction_leaves_the_backbone_alone(place: Path) -> None:
+    from safetensors.numpy import load_file
+
+    start = pretrain("first")
+    folder = finetune("head", f"checkpoint={start}", "tuning=head", "max_epochs=1")
+    result = json.loads((folder / "result.json").read_text())
+    assert result["trainable_parameters"] == 2 * 32 + 2  # the head alone: the pooler came with the checkpoint
+
+    def weights(run: Path) -> dict:
+        return load_file(run / "checkpoints" / (run / "checkpoints/best").read_text().strip() / "model.safetensors")
+
+    before, after = weights(start), weights(folder)
+    frozen = [name for name in after if name.startswith(("backbone.", "heads.pooler."))]
+    assert frozen and all((before[name] == after[name]).all() for name in frozen)
+
+
+def test_a_pretrained_run_fills_masks_and_goes_on_with_a_text(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    masked, causal = pretrain("masked"), pretrain("causal", model="gpt_tiny")
+    capsys.readouterr()
+    assert cli.main(["predict", f"checkpoint={masked}", "text=The kind [MASK] saw the [MASK]."]) == 0
+    assert capsys.readouterr().out.count(";") == 1  # two masks, each with its guesses
+    assert cli.main(["predict", f"checkpoint={masked}", "text=no mask here"]) == 2
+    assert "[MASK]" in capsys.readouterr().err
+    assert cli.main(["predict", f"checkpoint={causal}", "text=The kind"]) == 0
+    assert capsys.readouterr().out.startswith("The kind")
+    for run in (masked, causal):
+        assert cli.main(["evaluate", f"checkpoint={run}", "precision=fp32"]) == 0
+        result = json.loads((run / "result.json").read_text())
+        assert f"{result['value']:.4f}" in capsys.readouterr().out
+
+
+def test_a_plan_counts_without_training(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plan", "pretrain", "model=bert"]) == 0
+    assert "heads.pooler 590,592" in capsys.readouterr().out
+    assert cli.main(["plan", "task=sst2", "task.path=rows", "model=bert_tiny", "checkpoint=none"]) == 0
+    screen = capsys.readouterr().out
+    assert "96 training rows" in screen and "heads.sst2 258" in screen
+    assert not Path("runs").exists()
+
+
+def test_resume_and_report(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = pretrain("first"), pretrain("second", "seed=1")
+    (first / "result.json").unlink()
+    assert cli.main(["resume", str(first)]) == 0
+    assert json.loads((first / "result.json").read_text())["steps"] == 6
+    (first / "report.html").unlink()
+    assert cli.main(["report", str(first)]) == 0 and (first / "report.html").is_file()
+    assert cli.main(["report", str(first), str(second)]) == 0 and Path("runs/comparison.html").is_file()
+    assert cli.main(["resume", "runs/nothing"]) == 2
+    assert "runs/nothing" in capsys.readouterr().err
+
+
+def test_a_vocabulary_by_itself_serves_a_run(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["tokenizer", "data=text", "data.path=text.txt", "tokenizer.vocab_size=300", "output=vocabulary"]
+    assert cli.main([*words, "cache_dir=cache"]) == 0
+    assert "characters a token" in capsys.readouterr().out
+    assert cli.main([*words, "cache_dir=cache"]) == 2
+    folder = pretrain("first", "tokenizer=folder", "tokenizer.path=vocabulary")
+    last = folder / "checkpoints" / (folder / "checkpoints" / "last").read_text().strip()
+    assert (last / "tokenizer.json").read_bytes() == Path("vocabulary/tokenizer.json").read_bytes()
+
+
+def test_secrets_in_the_environment_reach_no_file_and_no_screen(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    secrets = {
+        "WANDB_API_KEY": "0123456789abcdef0123456789abcdef01234567", "HF_TOKEN": "hf_abcdefghijklmnop",
+        "MY_PASSWORD": "correct-horse-battery", "AWS_SECRET_ACCESS_KEY": "wJalrXUtnFEMI/K7MDENG",
+    }  # fmt: skip
+    for name, value in secrets.items():
+        monkeypatch.setenv(name, value)
+    folder = pretrain("first", "cache_dir=${oc.env:MY_PASSWORD}", status=0)
+    texts = [path.read_bytes() for path in folder.rglob("*") if path.is_file()]
+    shown = capsys.readouterr()
+    for value in secrets.values():
+        assert not any(value.encode() in text for text in texts)
+        assert value not in shown.out + shown.err
+
+
+def test_tiny_overrides_are_all_real_keys() -> None:
+    """The fixtures' own words: a renamed key must not turn these tests into tests of an error."""
+    assert cli.main(["pretrain", "model=bert_tiny", *TINY, "--cfg", "job"]) == 0
