@@ -269,7 +269,6 @@ def run_lmtool(variant: str, folder: Path, settings: dict[str, Any], gate: Gate)
     from lmtool.tokenizers.tokenizer import Tokenizer
     from lmtool.training.configs import AdamWConfig, LinearConfig
     from lmtool.training.loop import train
-    from lmtool.training.optimizers import count_parameters
     from lmtool.training.progress import TrainingSettings
     from lmtool.training.run_folder import RunFolder
 
@@ -281,7 +280,8 @@ def run_lmtool(variant: str, folder: Path, settings: dict[str, Any], gate: Gate)
         max_steps=never, evaluate_every=never, checkpoint_every=never,
     )  # fmt: skip
     optimizer = AdamWConfig(**{name: settings[name] for name in ("weight_decay", "clip_norm")}, lr=settings["lr"])
-    gate.say({"ready": variant, "imports_bytes": imports_bytes, "parameters": count_parameters(learner, {})[0]})
+    parameters = sum(one.numel() for one in learner.parameters())
+    gate.say({"ready": variant, "imports_bytes": imports_bytes, "parameters": parameters})
     with tempfile.TemporaryDirectory() as runs, RunFolder(Path(runs) / "bench", {}, "{}") as run:
         held, schedule = HeldLoader(loader, gate), LinearConfig(warmup_fraction=0.0)
         with suppress(Closed):
