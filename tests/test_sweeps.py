@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -132,3 +133,24 @@ def test_user_errors_of_a_job_carry_their_status(seen: list[Any], monkeypatch: p
 
     monkeypatch.setattr(cli, "run", run)
     assert cli.main(["pretrain", "-m", "model=bert_tiny", "seed=0,1"]) == 2
+
+
+def test_a_launcher_that_is_not_installed_leaves_nothing(seen: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["pretrain", "-m", "seed=0,1", "hydra/launcher=nowhere"]) == 2
+    assert "hydra/launcher=nowhere is not one of" in capsys.readouterr().err
+    assert not list(Path().glob("runs/*"))
+
+
+def test_other_launchers_can_send_a_job_to_another_process() -> None:
+    from functools import partial
+
+    job = partial(sweep._job, partial(cli.run_job, "pretrain", ("outsider",)))
+    again = pickle.loads(pickle.dumps(job))
+    assert again.args[0].args == ("pretrain", ("outsider",)) and again.args[0].func is cli.run_job
+
+
+def test_what_the_plain_sweeper_cannot_do(seen: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["pretrain", "-m", "optimizer.lr=interval(1e-5,1e-2)"]) == 2
+    assert "error: optimizer.lr=interval(1e-5,1e-2): the plain sweeper" in capsys.readouterr().err
+    assert cli.main(["pretrain", "-m", "seed=range(5,7)", "model=bert_tiny"]) == 0
+    assert [config.seed for _, config, _ in seen] == [5, 6]

@@ -167,6 +167,15 @@ def something_to_read(text: str | None, pair: str | None, source: str | None) ->
 
 
 @rule(TokenizerCommandConfig, "tokenizer")
+def tokenizer_is_trained(tokenizer: Any) -> Iterator[Problem]:
+    """This command trains one; a tokenizer that exists needs no training."""
+    if not getattr(tokenizer, "reads_text", True):
+        kinds = [one.name for one in entries("tokenizer") if getattr(one.config, "reads_text", True)]
+        what = f"tokenizer={tokenizer.name} exists already; this command trains one"
+        yield Problem("tokenizer", what, f"give tokenizer={' or '.join(kinds)}")
+
+
+@rule(TokenizerCommandConfig, "tokenizer")
 def vocabulary_has_a_size(tokenizer: Any) -> Iterator[Problem]:
     """Without a model, the size of the vocabulary must be typed."""
     if tokenizer.vocab_size is None:

@@ -6,6 +6,7 @@ at the end reads the same whichever process a launcher ran a job in.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
@@ -79,6 +80,10 @@ def run(request: Request, *, print_config: bool = False, root: Path = Path("runs
     interrupted = errors.DONE
     try:
         _launch(request, typed, folder, chosen)
+    except UserError:
+        with contextlib.suppress(OSError):
+            folder.rmdir()  # where nothing has run in it
+        raise
     except KeyboardInterrupt:
         interrupted = errors.INTERRUPTED
     except SystemExit as stopped:
@@ -122,9 +127,8 @@ def jobs_of(typed: overrides.Typed) -> Iterator[overrides.Typed]:
         elif one.is_discrete_sweep():
             varied.append([f"{one.get_key_element()}={value}" for value in one.sweep_string_iterator()])
         else:
-            raise UserError(
-                f"{text}: the plain sweeper takes lists of values", "choose a sweeper: hydra/sweeper=optuna"
-            )
+            what = f"{text.lstrip('+')}: the plain sweeper takes lists of values"
+            raise UserError(what, "separate the values by commas, or take a range: range(1,4)")
         choices.append(text in typed.choices)
     for combination in itertools.product(*varied):
         chosen = [text for text, is_choice in zip(combination, choices, strict=True) if is_choice]

@@ -99,6 +99,8 @@ def bounds(metadata: list[Any]) -> str:
             found.append(f", {mark.min_length} or longer")
         if getattr(mark, "max_length", None) is not None:
             found.append(f", {mark.max_length} at most")
+        if getattr(mark, "pattern", None) is not None:
+            found.append(f" that matches {mark.pattern}")
         if getattr(mark, "multiple_of", None) is not None:
             found.append(f", a multiple of {mark.multiple_of}")
     return "".join(found)

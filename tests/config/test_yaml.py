@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from omegaconf import OmegaConf
 
 from lmtool.commands.configs import COMMANDS
@@ -46,13 +47,6 @@ NEEDS = {
 
 def cases() -> Iterator[tuple[str, tuple[str, ...]]]:
     """A command and overrides that bring each option of each group in."""
-    also = {
-        "model=auto": None,
-        "data=text": "data.path=x",
-        "task=custom": "task.path=x",
-        "task=classification": "task.path=x",
-        "task=regression": "task.path=x",
-    }
     for group, verb in (
         ("model", "pretrain"),
         ("tokenizer", "pretrain"),
@@ -70,10 +64,19 @@ def cases() -> Iterator[tuple[str, tuple[str, ...]]]:
         ("tokenizer", "tokenizer"),
     ):
         for name in groups.options(group):
-            more = also.get(f"{group}={name}", "")
-            if more is not None and not (verb == "tokenizer" and name == "auto"):
-                model = ["model=gpt_tiny"] if (group, name) == ("objective", "clm") else []
-                yield verb, (*NEEDS[verb], *model, f"{group}={name}", *([more] if more else []))
+            if (group, name) == ("model", "auto") or (verb, name) in (("tokenizer", "auto"), ("tokenizer", "folder")):
+                continue
+            model = ["model=gpt_tiny"] if (group, name) == ("objective", "clm") else []
+            yield verb, (*NEEDS[verb], *model, f"{group}={name}", *required(group, name))
+
+
+def required(group: str, name: str) -> Iterator[str]:
+    """Overrides for what an option's YAML leaves to be given, or a task's rules ask for."""
+    for key, value in yaml.safe_load((CONF / group / f"{name}.yaml").read_text(encoding="utf-8")).items():
+        if value == "???":
+            yield f"{group}.{key}=x"
+    if (group, name) in (("task", "custom"), ("task", "classification"), ("task", "regression")):
+        yield "task.path=x"
 
 
 @pytest.mark.parametrize(
