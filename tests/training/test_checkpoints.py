@@ -268,9 +268,7 @@ POINTS = ["save_tensors", "write_bytes", "sync_path", "write_manifest", "rename"
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS])
 @pytest.mark.parametrize("point", POINTS)
-def test_one_failed_save_costs_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str, code: int
-) -> None:
+def test_one_failed_save_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str, code: int) -> None:
     whole = go(tmp_path / "whole", max_steps=8, evaluate_every=2)
     owner = os if point == "rename" else checkpoints
     real, calls = getattr(owner, point), []

@@ -67,7 +67,7 @@ def test_the_loss_is_sums_over_counts_weighted_plus_penalties() -> None:
     assert counts["word"] != counts["kind"]
     expected = output.sums["word"] / counts["word"] + 0.5 * output.sums["kind"] / counts["kind"]
     expected = expected + learner.penalties()["small"]
-    assert float(outcome.loss) == pytest.approx(float(expected), abs=1e-6)
+    assert float(outcome.loss) == pytest.approx(expected.item(), abs=1e-6)
 
 
 def test_a_term_that_predicts_nothing_counts_nothing() -> None:

@@ -1,0 +1,130 @@
+"""Budgets: whichever comes first, and the horizon of the schedule."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmtool.errors import UserError
+from lmtool.training import loop
+from lmtool.training.budgets import MEASURED_STEPS, Budget, steps_of_epochs
+from lmtool.training.configs import LinearConfig
+from lmtool.training.loop import train
+from lmtool.training.progress import Progress
+
+from .fakes import OPTIMIZER, FakeLearner, FakeLoader, evaluator, open_run, settings
+
+
+class CountedLoader(FakeLoader):
+    def facts(self) -> dict[str, Any]:
+        return {"tokens_per_epoch": 1000}
+
+
+def go(path: Path, loader: FakeLoader | None = None, **changes: Any) -> Any:
+    learner = FakeLearner()
+    with open_run(path) as run:
+        return train(
+            learner, loader or FakeLoader(), evaluator(learner), run, settings(**changes), OPTIMIZER, LinearConfig()
+        )
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("epochs, steps", [(1, 5), (2, 10), (0.5, 3), (1.2, 6), (0.0001, 1)])
+def test_epochs_are_steps(tmp_path: Path, epochs: float, steps: int) -> None:
+    assert steps_of_epochs(FakeLoader(), epochs) == steps
+    result = go(tmp_path / "run", max_steps=None, max_epochs=epochs)
+    assert (result.steps, result.ended) == (steps, "max_epochs")
+    assert result.epochs == pytest.approx(steps / 5)
+
+
+def test_whichever_comes_first(tmp_path: Path) -> None:
+    assert go(tmp_path / "a", max_steps=3, max_epochs=9, max_tokens=10**9).ended == "max_steps"
+    assert go(tmp_path / "b", max_steps=30, max_epochs=1, max_tokens=10**9).ended == "max_epochs"
+    result = go(tmp_path / "c", max_steps=30, max_tokens=200, max_flops=1e9, flops_per_token=10.0)
+    assert result.ended == "max_tokens" and result.tokens >= 200
+    train = [row for row in rows(tmp_path / "c") if row["split"] == "train"]
+    assert train[-2]["tokens"] < 200
+    result = go(tmp_path / "d", max_steps=30, max_tokens=10**9, max_flops=3000.0, flops_per_token=10.0)
+    assert result.ended == "max_flops" and result.tokens >= 300
+
+
+def test_steps_and_epochs_set_the_horizon_at_once() -> None:
+    progress = Progress()
+    assert Budget(settings(max_steps=12, max_epochs=2), FakeLoader()).horizon(progress) == 10
+    assert (progress.total_steps, progress.horizon) == (10, "max_epochs")
+
+
+def test_a_token_budget_with_counted_tokens_sets_it_at_once() -> None:
+    progress = Progress()
+    assert Budget(settings(max_steps=None, max_tokens=2000), CountedLoader()).horizon(progress) == 10
+
+
+def advance(budget: Budget, progress: Progress, steps: int, seconds: float, tokens: int = 100) -> None:
+    for _ in range(steps):
+        budget.measure(progress)
+        progress.step, progress.tokens = progress.step + 1, progress.tokens + tokens
+        progress.seconds += seconds
+
+
+def test_minutes_are_measured_once_without_the_first_step() -> None:
+    budget, progress = Budget(settings(max_steps=None, max_minutes=10), FakeLoader()), Progress()
+    advance(budget, progress, 1, seconds=30.0)
+    assert budget.horizon(progress) == math.inf
+    advance(budget, progress, MEASURED_STEPS, seconds=1.0)
+    # 30 seconds of warming up, then a step a second: 570 of them fit into what was left after the first.
+    assert budget.horizon(progress) == 1 + 570
+    advance(budget, progress, 10, seconds=100.0)
+    assert (budget.horizon(progress), progress.horizon) == (571, "max_minutes")
+
+
+def test_very_short_steps_are_measured_for_longer() -> None:
+    budget, progress = Budget(settings(max_steps=None, max_minutes=10), FakeLoader()), Progress()
+    advance(budget, progress, 1000, seconds=0.001)
+    assert progress.total_steps is None
+    advance(budget, progress, 1100, seconds=0.001)
+    assert progress.total_steps == pytest.approx(600_000, rel=0.01)
+
+
+def test_a_horizon_goes_on_with_the_run_and_ends_it() -> None:
+    progress = Progress.from_plain({**Progress(step=400, total_steps=500, horizon="max_minutes").to_plain()})
+    budget = Budget(settings(max_steps=None, max_minutes=10), FakeLoader())
+    assert budget.horizon(progress) == 500
+    progress.step = 500
+    assert budget.spent(progress) == "max_minutes"
+
+
+def test_tokens_are_measured_by_steps_alone() -> None:
+    budget, progress = Budget(settings(max_steps=None, max_tokens=10_000), FakeLoader()), Progress()
+    advance(budget, progress, MEASURED_STEPS + 1, seconds=1e-9)
+    assert budget.horizon(progress) == 100
+
+
+def test_minutes_end_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(float(tick) for tick in range(10**6))  # two readings a step: a step takes a second
+    monkeypatch.setattr(loop.time, "perf_counter", lambda: next(clock))
+    result = go(tmp_path / "run", max_steps=None, max_minutes=0.5)
+    assert (result.ended, result.steps, result.seconds) == ("max_minutes", 30, 30.0)
+    state = json.loads((tmp_path / "run/checkpoints/step_00000030/state.json").read_text())
+    assert (state["total_steps"], state["horizon"]) == (30, "max_minutes")
+    rates = [row["learning_rate"] for row in rows(tmp_path / "run") if row["split"] == "train"]
+    assert rates[0] == 0.0 and max(rates) == pytest.approx(1e-2, rel=0.2) and rates[-1] < 1e-3
+
+
+def test_no_budget_and_no_operations_count() -> None:
+    with pytest.raises(UserError, match="no budget"):
+        Budget(settings(max_steps=None), FakeLoader())
+    with pytest.raises(ValueError, match="flops_per_token"):
+        Budget(settings(max_flops=1e9), FakeLoader())
+
+
+def test_about_ten_evaluations_where_none_are_asked_for(tmp_path: Path) -> None:
+    go(tmp_path / "run", max_steps=42, evaluate_every=None)
+    validation = [row["step"] for row in rows(tmp_path / "run") if row["split"] == "validation"]
+    assert validation == [5, 10, 15, 20, 25, 30, 35, 40, 42]
