@@ -17,8 +17,8 @@ from lmtool.types import Loader
 # The first step warms up (allocations, compilation) and is left out. A measured time must be long enough to mean
 # something and short beside the budget.
 MEASURED_STEPS = 5
-MEASURED_SECONDS = 2.0
-MEASURED_SHARE = 0.01
+MEASURED_SECONDS = 10.0
+MEASURED_SHARE = 0.03
 
 
 @dataclass

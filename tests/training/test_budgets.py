@@ -11,7 +11,7 @@ import pytest
 
 from lmtool.errors import UserError
 from lmtool.training import loop
-from lmtool.training.budgets import MEASURED_STEPS, Budget, steps_of_epochs
+from lmtool.training.budgets import MEASURED_SECONDS, MEASURED_STEPS, Budget, steps_of_epochs
 from lmtool.training.configs import LinearConfig
 from lmtool.training.loop import train
 from lmtool.training.progress import Progress
@@ -77,7 +77,7 @@ def test_minutes_are_measured_once_without_the_first_step() -> None:
     budget, progress = Budget(settings(max_steps=None, max_minutes=10), FakeLoader()), Progress()
     advance(budget, progress, 1, seconds=30.0)
     assert budget.horizon(progress) == math.inf
-    advance(budget, progress, MEASURED_STEPS, seconds=1.0)
+    advance(budget, progress, max(MEASURED_STEPS, int(MEASURED_SECONDS)), seconds=1.0)
     # 30 seconds of warming up, then a step a second: 570 of them fit into what was left after the first.
     assert budget.horizon(progress) == 1 + 570
     advance(budget, progress, 10, seconds=100.0)
@@ -86,9 +86,10 @@ def test_minutes_are_measured_once_without_the_first_step() -> None:
 
 def test_very_short_steps_are_measured_for_longer() -> None:
     budget, progress = Budget(settings(max_steps=None, max_minutes=10), FakeLoader()), Progress()
-    advance(budget, progress, 1000, seconds=0.001)
+    enough = int(1000 * MEASURED_SECONDS)
+    advance(budget, progress, enough // 2, seconds=0.001)
     assert progress.total_steps is None
-    advance(budget, progress, 1100, seconds=0.001)
+    advance(budget, progress, enough // 2 + 100, seconds=0.001)
     assert progress.total_steps == pytest.approx(600_000, rel=0.01)
 
 
