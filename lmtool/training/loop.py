@@ -68,7 +68,7 @@ def train(
     progress.ended = progress.ended or budget.spent(progress)
     run.announce()
     run.log(f"trains on {device} in {precision.name} ({precision.why}), {torch.get_num_threads()} threads")
-    with Signals() as signals, deterministic(device):
+    with Signals(f"lmtool resume {run.path}") as signals, deterministic(device):
         budget.measure(progress)
         listener.on_start(progress.step, progress.total_steps, _seconds_left(budget, progress))
         logged_tokens, logged_seconds = progress.tokens, progress.seconds

@@ -21,8 +21,6 @@ _STATUS = {
 }
 
 
-_GO_ON = "the same command with the run's name= goes on from there (lmtool resume RUN)"
-
 
 class Signals:
     """Context in which the signals set `received` instead of ending the process.
@@ -32,7 +30,9 @@ class Signals:
     in another, this does nothing.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, go_on: str) -> None:
+        """go_on: what to type to go on with the run."""
+        self.go_on = go_on
         self.received: signal.Signals | None = None
         self._count = 0
         self._before: dict[signal.Signals, Any] = {}
@@ -62,7 +62,7 @@ class Signals:
             raise Stopped(
                 f"stopped at once by a second {signal.Signals(number).name}; the last checkpoint stands",
                 _STATUS[signal.Signals(number)],
-                _GO_ON,
+                self.go_on,
             )
         os._exit(_STATUS[signal.Signals(number)])
 
@@ -70,4 +70,4 @@ class Signals:
         """The end of a run that was asked to stop after `step`."""
         assert self.received is not None
         where = f"a checkpoint of step {step} is saved" if saved else "saving failed, the checkpoint before it stands"
-        return Stopped(f"stopped by {self.received.name}: {where}", _STATUS[self.received], _GO_ON)
+        return Stopped(f"stopped by {self.received.name}: {where}", _STATUS[self.received], self.go_on)

@@ -46,7 +46,7 @@ def test_a_signal_saves_and_stops_and_the_run_goes_on(tmp_path: Path, number: si
     with pytest.raises(Stopped) as caught:
         go(tmp_path / "run", Signalled(number, 3))
     assert caught.value.exit_status == STATUSES[number] and number.name in caught.value.message
-    assert caught.value.hint is not None and "goes on" in caught.value.hint
+    assert caught.value.hint is not None and "lmtool resume" in caught.value.hint
     assert checkpoints.find(tmp_path / "run").name == "step_00000003"
     assert signal.getsignal(number) is before and not (tmp_path / "run/LOCK").exists()
     again, whole = FakeLearner(), FakeLearner()
@@ -86,7 +86,7 @@ def test_a_third_signal_ends_the_process() -> None:
     child = os.fork()
     if child == 0:
         try:
-            with Signals():
+            with Signals("lmtool resume runs/x"):
                 os.kill(os.getpid(), signal.SIGTERM)
                 try:
                     os.kill(os.getpid(), signal.SIGTERM)
@@ -100,7 +100,7 @@ def test_a_third_signal_ends_the_process() -> None:
 def test_ignored_signals_stay_ignored_and_threads_leave_handlers_alone() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with Signals() as signals:
+        with Signals("lmtool resume runs/x") as signals:
             os.kill(os.getpid(), signal.SIGHUP)
             assert signals.received is None and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
@@ -108,7 +108,7 @@ def test_ignored_signals_stay_ignored_and_threads_leave_handlers_alone() -> None
     seen: list[Any] = []
 
     def enter() -> None:
-        with Signals():
+        with Signals("lmtool resume runs/x"):
             seen.append(signal.getsignal(signal.SIGTERM))
 
     thread = threading.Thread(target=enter)

@@ -1,0 +1,50 @@
+"""Jobs of real commands for the kill harness. Imported by name in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from pathlib import Path
+
+import torch
+
+from lmtool import cli
+from lmtool.commands import finetune, pretrain  # noqa: F401 imported here, not in each victim
+from tests.commands.conftest import TINY, write_rows, write_text
+
+torch.set_num_threads(1)
+
+BUDGET = ["max_steps=12", "checkpoint_every=1", "evaluate_every=5", "log_every=1"]
+
+
+def _shared(folder: Path) -> Path:
+    """What all runs of a harness read: text, rows, caches."""
+    place = folder.parent / "shared"
+    if not place.exists():
+        place.mkdir()
+        write_text(place / "text.txt")
+        write_rows(place / "rows")
+    return place
+
+
+def _quietly(*words: str) -> None:
+    with contextlib.redirect_stdout(io.StringIO()):
+        status = cli.main([*words])
+    if status:
+        raise SystemExit(status)
+
+
+def pretraining(folder: Path) -> None:
+    place = _shared(folder)
+    _quietly(
+        "pretrain", "model=bert_tiny", *TINY, *BUDGET, "batch_tokens=256", "data=text",
+        f"data.path={place / 'text.txt'}", f"cache_dir={place / 'cache'}", f"run_dir={folder}",
+    )  # fmt: skip
+
+
+def finetuning(folder: Path) -> None:
+    place = _shared(folder)
+    _quietly(
+        "finetune", "model=bert_tiny", *TINY, *BUDGET, "checkpoint=none", "task=sst2", f"task.path={place / 'rows'}",
+        "batch_examples=16", "max_epochs=null", f"cache_dir={place / 'cache'}", f"run_dir={folder}",
+    )  # fmt: skip

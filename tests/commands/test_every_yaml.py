@@ -1,0 +1,63 @@
+"""Every shipped choice of what is learned runs: two steps at the smallest size, through the command itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lmtool import cli
+from tests.commands.conftest import TINY, finetune, pretrain
+
+CONF = Path(__file__).resolve().parents[2] / "conf"
+
+
+def names(group: str) -> list[str]:
+    return sorted(path.stem for path in (CONF / group).glob("*.yaml") if path.stem != "auto")
+
+
+def steps(folder: Path) -> int:
+    result = json.loads((folder / "result.json").read_text())
+    assert result["status"] == "done" and result["value"] is not None
+    return result["steps"]
+
+
+@pytest.mark.parametrize("objective", names("objective"))
+def test_objectives(place: Path, objective: str) -> None:
+    model = "gpt_tiny" if objective == "clm" else "bert_tiny"
+    assert steps(pretrain("run", f"objective={objective}", "max_steps=2", model=model)) == 2
+
+
+@pytest.mark.parametrize("model", names("model"))
+def test_models(place: Path, model: str) -> None:
+    """At its family's tiny size: every preset is the family's class with other numbers."""
+    assert steps(pretrain("run", "max_steps=2", model=model)) == 2
+
+
+@pytest.mark.parametrize("schedule", names("schedule"))
+@pytest.mark.parametrize("optimizer", names("optimizer"))
+def test_optimizers_and_schedules(place: Path, optimizer: str, schedule: str) -> None:
+    folder = pretrain("run", f"optimizer={optimizer}", f"schedule={schedule}", "schedule.warmup_fraction=0.5")
+    assert steps(folder) == 6
+
+
+@pytest.mark.parametrize("tokenizer", [name for name in names("tokenizer") if name != "folder"])
+def test_tokenizers(place: Path, tokenizer: str) -> None:
+    model = "gpt_tiny" if tokenizer == "bytebpe" else "bert_tiny"
+    assert steps(pretrain("run", f"tokenizer={tokenizer}", "max_steps=2", model=model)) == 2
+
+
+@pytest.mark.parametrize("tuning", names("tuning"))
+def test_tunings(place: Path, tuning: str) -> None:
+    sizes = [word for word in TINY if word.startswith("model.")]
+    assert steps(finetune("run", f"tuning={tuning}", "checkpoint=none", "model=bert_tiny", *sizes, "max_steps=2")) == 2
+
+
+@pytest.mark.parametrize("experiment", names("experiment"))
+def test_experiments(place: Path, experiment: str) -> None:
+    """A whole recipe, on the small text and for two steps."""
+    words = ["pretrain", f"experiment={experiment}", *TINY, "data.packages=[json,logging,email]", "data.validation_fraction=0.2"]
+    budget = ["max_steps=2", "max_minutes=null", "batch_tokens=256", "batch_examples=null", "cache_dir=cache"]
+    assert cli.main([*words, *budget, "name=run"]) == 0
+    assert steps(Path("runs/run")) == 2

@@ -1,0 +1,23 @@
+"""Kill -9 the real commands at any moment: started again they end with the same rows and weights, bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.training.test_kill import run_harness
+
+
+@pytest.mark.parametrize("job", ["pretraining", "finetuning"])
+def test_killed_commands_go_on_bitwise(tmp_path: Path, job: str) -> None:
+    counts = run_harness(f"tests.commands.jobs:{job}", tmp_path, 8)
+    assert counts["kills"] == 8
+    assert (counts["unreadable"], counts["differing"]) == (0, 0), counts
+
+
+@pytest.mark.slow
+def test_a_hundred_kills_of_pretraining(tmp_path: Path) -> None:
+    counts = run_harness("tests.commands.jobs:pretraining", tmp_path, 100)
+    assert counts["kills"] == 100
+    assert (counts["unreadable"], counts["differing"]) == (0, 0), counts

@@ -1,0 +1,75 @@
+"""The commands of the README run, in its order, each in the folder a reader would be in: with small text and small
+budgets, but the words as they stand."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from lmtool import cli
+from tests.commands.conftest import write_rows, write_text
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text()
+SMALL = {
+    "pretrain": [
+        "max_steps=2", "max_minutes=null", "batch_tokens=512", "data.packages=[json,logging,email]", "data.validation_fraction=0.2",
+    ],
+    "finetune": ["max_steps=2"],
+}  # fmt: skip
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def commands() -> list[list[str]]:
+    lines = "".join(blocks("bash")).replace("\\\n", " ").splitlines()
+    return [shlex.split(line, comments=True) for line in lines if line.strip()]
+
+
+def test_make_targets_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    named = {words[1] for words in commands() if words[0] == "make"} | set(re.findall(r"`make (\w+)`", README))
+    assert named and all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in named)
+
+
+def test_every_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    Path("my_texts").mkdir()
+    write_text(tmp_path / "my_texts" / "one.txt")
+    Path("glue").mkdir()
+    write_rows(tmp_path / "glue" / "SST-2")
+    rows = ["review,stars", *(f"text number {number} is here,{'good' if number % 2 else 'bad'}" for number in range(40))]
+    Path("reviews.csv").write_text("\n".join(rows) + "\n")
+    Path("my_plugin.py").write_text(blocks("python")[0])
+
+    ran = 0
+    for words in commands():
+        if words[0] != "lmtool":
+            continue
+        verb = next((word for word in words[1:] if not word.startswith("-")), "")
+        more = list(SMALL.get(verb, [])) if "--cfg" not in words and verb in SMALL else []
+        if any(word.startswith("data=text") or word == "--config" for word in words):
+            more = [word for word in more if not word.startswith("data.")]
+        if "--config" in words:
+            more = []
+        if any(word.startswith("data=pydocs") for word in more):
+            more = []
+        status = cli.main([*words[1:], *more, *_cache(verb, words)])
+        assert status == 0, shlex.join(words)
+        ran += 1
+    assert ran >= 15
+    plugin = ["finetune", "--plugin", "my_plugin", "tuning=biases", "task=sst2", "task.path=glue/SST-2"]
+    assert cli.main([*plugin, "checkpoint=runs/first", "max_steps=2", "cache_dir=cache"]) == 0
+
+
+def _cache(verb: str, words: list[str]) -> list[str]:
+    """The user's own cache folder is left alone."""
+    reads = verb in ("pretrain", "finetune", "evaluate", "predict", "plan", "tokenizer")
+    return ["cache_dir=cache"] if reads and "--config" not in words and "--help" not in words else []
