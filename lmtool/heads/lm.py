@@ -1,6 +1,6 @@
 """Heads that predict tokens with the embedding's table, which is passed at each call and never owned.
 
-Shape letters: M places that predict, H hidden width, V rows of the table.
+Shape letters: M places that predict, H hidden width, V rows of the table, W its width: H, but for factorized embeddings.
 """
 
 from __future__ import annotations
@@ -39,13 +39,24 @@ class LMHead(nn.Module):
 
 
 class MaskedLMHead(LMHead):
-    """dense, activation, norm, then the table and a bias (Devlin et al. 2019, in the published code)."""
+    """dense, activation, norm, then the table and a bias (Devlin et al. 2019, in the published code).
 
-    def __init__(self, hidden_size: int, vocab_size: int, activation: Activation = "gelu", norm_epsilon: float = 1e-12):
+    table_width: W; hidden_size where None (ALBERT and ELECTRA: the width of their embedding).
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        vocab_size: int,
+        activation: Activation = "gelu",
+        norm_epsilon: float = 1e-12,
+        table_width: int | None = None,
+    ):
         super().__init__()
-        self.dense = nn.Linear(hidden_size, hidden_size)
+        width = hidden_size if table_width is None else table_width
+        self.dense = nn.Linear(hidden_size, width)
         self.activation = ACTIVATIONS[activation]
-        self.norm = nn.LayerNorm(hidden_size, norm_epsilon)
+        self.norm = nn.LayerNorm(width, norm_epsilon)
         self.bias = nn.Parameter(torch.zeros(vocab_size))
 
     def transform(self, hidden_MH: Tensor) -> Tensor:

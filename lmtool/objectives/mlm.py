@@ -41,7 +41,8 @@ class MaskedLanguageModel(BaseLearner):
         super().__init__(backbone, seed)
         self.config, self.tokenizer = config, tokenizer
         model, width = backbone.config, backbone.hidden_size
-        self.add_head("masked_lm", MaskedLMHead(width, model.vocab_size, "gelu", model.norm_epsilon))
+        table_width = backbone.embed.token.weight.shape[1]
+        self.add_head("masked_lm", MaskedLMHead(width, model.vocab_size, "gelu", model.norm_epsilon, table_width))
         self.weights = {"mlm": 1.0}
         if config.pairs == "nsp":
             self.add_head("pooler", Pooler(width))
