@@ -12,6 +12,7 @@ from lmtool.config.tables import Choice
 
 # Each room's module enters its components into the tables.
 from lmtool.data.configs import DataConfig
+from lmtool.models import encoder_decoder_configs as encoder_decoder_configs
 from lmtool.models.configs import ModelConfig
 from lmtool.objectives.configs import ObjectiveConfig
 from lmtool.tasks.configs import TaskConfig

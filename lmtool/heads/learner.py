@@ -29,13 +29,17 @@ class BaseLearner(nn.Module):
         self.backbone.initialize(head, self.seed, f"heads.{name}.")
 
     def draws(self, batch: Batch, step: int) -> Draws | None:
-        """The dropout of this batch in this step, for its inputs; None in evaluation. Keyed by token on a CPU; on
-        CUDA from the device's generator, seeded by the step and the batch's first example."""
+        """The dropout of this batch in this step, for its inputs (and `for_outputs`); None in evaluation. Keyed by
+        token on a CPU; on CUDA from the device's generator, seeded by the step and the batch's first example."""
         if not self.training:
             return None
         device = batch.inputs.tokens.device
         if device.type == "cpu":
-            return TokenDraws(token_keys(self.seed, step, batch.examples, batch.parts, batch.inputs))
+            keys_T = token_keys(self.seed, step, batch.examples, batch.parts, batch.inputs)
+            if batch.outputs is None:
+                return TokenDraws(keys_T)
+            output_keys_T = token_keys(self.seed, step, batch.examples, batch.parts, batch.outputs, outputs=True)
+            return TokenDraws(keys_T, output_keys_T=output_keys_T)
         first = (int(batch.examples[0]), int(batch.parts[0])) if len(batch.examples) else ()
         return DeviceDraws(key(self.seed, "dropout", step, *first), device)
 

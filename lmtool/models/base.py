@@ -5,12 +5,29 @@ Shape letters: T tokens, H hidden width.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import nn
 
+from lmtool.config.tables import build
 from lmtool.models.configs import ModelConfig
 from lmtool.nn.cache import Cache
 from lmtool.nn.embeddings import Embeddings
 from lmtool.nn.initialization import Draw, initialize
+from lmtool.nn.positions import Position, PositionSizes
+
+
+@dataclass(frozen=True)
+class VocabularyHead:
+    """How a family's language model reads tokens off its hidden states.
+
+    tied: by the token table; otherwise by a table of the head's own. scale: of the hidden states before the table.
+    constants: whether a constant that does not learn is added to each token's logit (BART's `final_logits_bias`).
+    """
+
+    tied: bool = True
+    scale: float = 1.0
+    constants: bool = False
 
 
 class Backbone(nn.Module):
@@ -21,6 +38,7 @@ class Backbone(nn.Module):
     hidden_size: int
     embed: Embeddings
     layers: nn.ModuleList
+    vocabulary_head: VocabularyHead = VocabularyHead()
 
     def initial_draw(self) -> Draw:
         """How the matrices of this family, and of heads on it, are drawn at the start."""
@@ -38,3 +56,22 @@ class Decoder(Backbone):
         """An empty cache for this many texts of at most `capacity` tokens."""
         self.embed.position.check(capacity)
         return Cache(self.config.num_layers, documents, capacity)
+
+
+def positions_of(
+    config: ModelConfig, causal: bool, width: int | None = None, head_size: int | None = None, offset: int = 0
+) -> Position:
+    """The positions a configuration asks for, for one stack.
+
+    causal: whether tokens see only what is before them. width: of the token vectors, where not hidden_size.
+    head_size: where not hidden_size / num_heads. offset: rows of a learned table before that of position 0.
+    """
+    sizes = PositionSizes(
+        max_positions=config.max_positions,
+        hidden_size=config.hidden_size if width is None else width,
+        num_heads=config.num_heads,
+        head_size=config.hidden_size // config.num_heads if head_size is None else head_size,
+        causal=causal,
+        offset=offset,
+    )
+    return build(config.positions, sizes)

@@ -11,7 +11,7 @@ keys of a row, P places in all tiles.
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol, TypeGuard, cast
+from typing import Any, TypeGuard, cast
 
 import torch
 import torch.nn.functional as F
@@ -23,26 +23,19 @@ from lmtool.nn.layout import Causal, Full, Layout, Places, Tile
 from lmtool.nn.positions import Position
 
 
-class Bias(Protocol):
-    """Something added to the scores before the softmax."""
-
-    def score(self, q_RALD: Tensor, k_RAKD: Tensor, query_positions_RL: Tensor, key_positions_RK: Tensor) -> Tensor:
-        """A tensor that broadcasts to (R, A, L, K). Positions count within the document."""
-
-
 def attend(
     q_TAD: Tensor,
     k_SAD: Tensor,
     v_SAD: Tensor,
     layout: Layout,
-    bias: Bias | None = None,
+    bias: Position | None = None,
     scale: float | None = None,
     dropout: float = 0.0,
     draws: Draws | None = None,
 ) -> Tensor:
     """softmax(q k^T scale + bias) v within each document, as its mask allows (Vaswani et al. 2017, 3.2.1).
 
-    bias: added to the scores. scale: 1/sqrt(D) where None. dropout: share of the weights dropped where draws are
+    bias: adds to the scores, and where it weighs (Shaw) also to the result. scale: 1/sqrt(D) where None. dropout: share of the weights dropped where draws are
     given. Returns (T, A, D) in the type of q; zeros for queries whose document has no keys.
     """
     rate = 0.0 if draws is None else dropout
@@ -52,7 +45,7 @@ def attend(
 
 
 def reference_attention(
-    q_TAD: Tensor, k_SAD: Tensor, v_SAD: Tensor, layout: Layout, bias: Bias | None = None, scale: float | None = None
+    q_TAD: Tensor, k_SAD: Tensor, v_SAD: Tensor, layout: Layout, bias: Position | None = None, scale: float | None = None
 ) -> Tensor:
     """What `attend` must give, one document after the other, in plain torch. For tests."""
     out_TAD = torch.zeros_like(q_TAD)
@@ -67,14 +60,19 @@ def reference_attention(
         v_AKD = v_SAD[key_at : key_at + keys].transpose(0, 1)
         query_positions = torch.arange(queries, device=device)[None] + layout.query_start[number]
         key_positions = torch.arange(keys, device=device)[None]
-        scores_ALK = q_ALD @ k_AKD.transpose(1, 2) * scale
+        q_ALD = q_ALD * scale
+        scores_ALK = q_ALD @ k_AKD.transpose(1, 2)
         if bias is not None:
             scores_ALK = scores_ALK + bias.score(q_ALD[None], k_AKD[None], query_positions, key_positions)[0]
         document = torch.tensor([number])
         allow = layout.mask.allow(query_positions[..., None].cpu(), key_positions[:, None].cpu(), document)
         if allow is not None:
             scores_ALK = scores_ALK.masked_fill(~allow.to(device), -torch.inf)
-        out_TAD[query_at : query_at + queries] = (scores_ALK.softmax(-1) @ v_AKD).transpose(0, 1)
+        weights_ALK = scores_ALK.softmax(-1)
+        out_ALD = weights_ALK @ v_AKD
+        if bias is not None and bias.weighs:
+            out_ALD = out_ALD + bias.value(weights_ALK[None], query_positions, key_positions)[0]
+        out_TAD[query_at : query_at + queries] = out_ALD.transpose(0, 1)
     return out_TAD
 
 
@@ -117,7 +115,7 @@ def _tiled_attention(
     k_SAD: Tensor,
     v_SAD: Tensor,
     layout: Layout,
-    bias: Bias | None,
+    bias: Position | None,
     scale: float | None,
     rate: float,
     draws: Draws | None,
@@ -158,32 +156,41 @@ def _tile_attention(
     k_RAKD: Tensor,
     v_RAKD: Tensor,
     tile: Tile,
-    bias: Bias | None,
+    bias: Position | None,
     scale: float | None,
     rate: float,
     draws: Draws | None,
     site: int,
 ) -> Tensor:
-    """One tile, (R, A, L, D): torch's fused kernel, except that keyed dropout needs the weights themselves."""
+    """One tile, (R, A, L, D): torch's fused kernel, but where the weights themselves are needed: for keyed dropout,
+    and for positions that weigh vectors of their own."""
     keyed = draws if rate > 0.0 and isinstance(draws, TokenDraws) else None
+    weighs = bias is not None and bias.weighs
     if bias is None and keyed is None:
         allow = None if tile.causal else tile.allow
         return F.scaled_dot_product_attention(q_RALD, k_RAKD, v_RAKD, allow, rate, tile.causal, scale=scale)
+    q_RALD = q_RALD * (1 / math.sqrt(q_RALD.shape[-1]) if scale is None else scale)
     added = None
     if bias is not None:
         added = bias.score(q_RALD, k_RAKD, tile.query_positions_RL, tile.key_positions_RK)
         if tile.allow is not None:
             added = added.masked_fill(~tile.allow, -torch.inf)
-    if keyed is None:
-        return F.scaled_dot_product_attention(q_RALD, k_RAKD, v_RAKD, added, rate, scale=scale)
-    q_RALD = q_RALD * (1 / math.sqrt(q_RALD.shape[-1]) if scale is None else scale)
+    if keyed is None and not weighs:
+        return F.scaled_dot_product_attention(q_RALD, k_RAKD, v_RAKD, added, rate, scale=1.0)
     scores_RALK = q_RALD @ k_RAKD.transpose(-1, -2)
     if added is not None:
         scores_RALK = scores_RALK + added
     elif tile.allow is not None:
         scores_RALK = scores_RALK.masked_fill(~tile.allow, -torch.inf)
-    weights_RALK = keyed.drop_weights(scores_RALK.softmax(-1), tile.query_RL, site, rate)
-    return weights_RALK @ v_RAKD
+    weights_RALK = scores_RALK.softmax(-1)
+    if keyed is not None:
+        weights_RALK = keyed.drop_weights(weights_RALK, tile.query_RL, site, rate)
+    elif rate:
+        weights_RALK = F.dropout(weights_RALK, rate)
+    out_RALD = weights_RALK @ v_RAKD
+    if bias is not None and weighs:
+        out_RALD = out_RALD + bias.value(weights_RALK, tile.query_positions_RL, tile.key_positions_RK)
+    return out_RALD
 
 
 class _Gather(torch.autograd.Function):
@@ -240,17 +247,39 @@ def _is_plain(module: nn.Module) -> TypeGuard[nn.Linear]:
     return type(module) is nn.Linear and not any(hooks)
 
 
-class SelfAttention(nn.Module):
-    """Multi-head self-attention with its four projections, all with biases (Vaswani et al. 2017, 3.2.2)."""
+class MultiHead(nn.Module):
+    """The four projections of multi-head attention (Vaswani et al. 2017, 3.2.2).
 
-    def __init__(self, hidden_size: int, num_heads: int, dropout: float):
+    head_size: width of a head; hidden_size / num_heads where None. bias: whether the projections have one. scale: of
+    the scores; 1/sqrt(head_size) where None (T5 has 1).
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        dropout: float,
+        head_size: int | None = None,
+        bias: bool = True,
+        scale: float | None = None,
+    ):
         super().__init__()
+        width = hidden_size if head_size is None else num_heads * head_size
         self.num_heads = num_heads
         self.dropout = dropout
-        self.q_proj = nn.Linear(hidden_size, hidden_size)
-        self.k_proj = nn.Linear(hidden_size, hidden_size)
-        self.v_proj = nn.Linear(hidden_size, hidden_size)
-        self.out_proj = nn.Linear(hidden_size, hidden_size)
+        self.scale = scale
+        self.q_proj = nn.Linear(hidden_size, width, bias)
+        self.k_proj = nn.Linear(hidden_size, width, bias)
+        self.v_proj = nn.Linear(hidden_size, width, bias)
+        self.out_proj = nn.Linear(width, hidden_size, bias)
+
+    def heads(self, x_TW: Tensor) -> Tensor:
+        """(T, A*D) to (T, A, D)."""
+        return x_TW.unflatten(-1, (self.num_heads, -1))
+
+
+class SelfAttention(MultiHead):
+    """Multi-head attention of a text to itself."""
 
     def forward(
         self,
@@ -263,12 +292,12 @@ class SelfAttention(nn.Module):
         """(T, H) to (T, H). position: rotates queries and keys or adds to the scores, where its kind does so. cache:
         keys and values of earlier tokens; the layout is then the cache's."""
         projected = project(x_TH, self.q_proj, self.k_proj, self.v_proj)
-        q_TAD, k_TAD, v_TAD = (one.unflatten(-1, (self.num_heads, -1)) for one in projected)
+        q_TAD, k_TAD, v_TAD = (self.heads(one) for one in projected)
         bias = None
         if position is not None:
             q_TAD, k_TAD = position.rotate(q_TAD, k_TAD, layout.query_positions, layout.query_positions)
             bias = position if position.scores else None
         if cache is not None:
             k_TAD, v_TAD = cache.append(k_TAD, v_TAD)
-        out_TAD = attend(q_TAD, k_TAD, v_TAD, layout, bias, None, self.dropout, draws)
+        out_TAD = attend(q_TAD, k_TAD, v_TAD, layout, bias, self.scale, self.dropout, draws)
         return self.out_proj(out_TAD.flatten(-2))

@@ -38,7 +38,7 @@ class PostNormLayer(_Layer):
     ) -> Tensor:
         """(T, H) to (T, H)."""
         x_TH = self.norm1(x_TH + self.dropout(self.self_attn(x_TH, layout, draws, position, cache), draws))
-        return self.norm2(x_TH + self.dropout(self.ffn(x_TH), draws))
+        return self.norm2(x_TH + self.dropout(self.ffn(x_TH, draws), draws))
 
 
 class PreNormLayer(_Layer):
@@ -54,4 +54,4 @@ class PreNormLayer(_Layer):
     ) -> Tensor:
         """(T, H) to (T, H)."""
         x_TH = x_TH + self.dropout(self.self_attn(self.norm1(x_TH), layout, draws, position, cache), draws)
-        return x_TH + self.dropout(self.ffn(self.norm2(x_TH)), draws)
+        return x_TH + self.dropout(self.ffn(self.norm2(x_TH), draws), draws)

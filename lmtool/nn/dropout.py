@@ -45,11 +45,16 @@ def mix(values: Tensor) -> Tensor:
     return values.add_(shifted)
 
 
-def token_keys(seed: int, step: int, examples_N: Tensor, parts_N: Tensor, packed: Packed) -> Tensor:
-    """(T,) int64 on the device of the batch: a hash of (seed, step, example, part, position) of each token."""
+def token_keys(
+    seed: int, step: int, examples_N: Tensor, parts_N: Tensor, packed: Packed, outputs: bool = False
+) -> Tensor:
+    """(T,) int64 on the device of the batch: a hash of (seed, step, example, part, position) of each token. outputs:
+    for the decoder's side of an encoder-decoder, whose tokens have keys of their own."""
     device = packed.tokens.device
     keys_N = mix(examples_N.to(device, torch.int64) * _GOLDEN + _signed(key(seed, "dropout", step)))
     keys_N = mix(parts_N.to(device, torch.int64) * _GOLDEN + keys_N)
+    if outputs:
+        keys_N = mix(keys_N)
     return mix(packed.positions * _GOLDEN + keys_N[packed.documents])
 
 
@@ -95,12 +100,19 @@ class Draws(Protocol):
     def rows(self, index_N: Tensor) -> Draws:
         """The draws of some of the tokens, for a head that reads only those."""
 
+    def for_outputs(self) -> Draws:
+        """The draws of the tokens that the decoder of an encoder-decoder reads."""
+
 
 class TokenDraws:
-    """Keyed draws for the tokens of a batch. keys_T: (T,) int64, see `token_keys`."""
+    """Keyed draws for the tokens of a batch. keys_T: (T,) int64, see `token_keys`. output_keys_T: those of the
+    batch's outputs, where it has them."""
 
-    def __init__(self, keys_T: Tensor, sites: itertools.count[int] | None = None):
+    def __init__(
+        self, keys_T: Tensor, sites: itertools.count[int] | None = None, output_keys_T: Tensor | None = None
+    ):
         self.keys_T = keys_T
+        self._output_keys_T = output_keys_T
         self._sites = itertools.count() if sites is None else sites
 
     def drop(self, x_TH: Tensor, rate: float) -> Tensor:
@@ -122,6 +134,11 @@ class TokenDraws:
     def rows(self, index_N: Tensor) -> TokenDraws:
         return TokenDraws(self.keys_T[index_N], self._sites)
 
+    def for_outputs(self) -> TokenDraws:
+        if self._output_keys_T is None:
+            raise ValueError("these draws were made without the keys of the outputs")
+        return TokenDraws(self._output_keys_T, self._sites)
+
 
 class DeviceDraws:
     """Torch's own dropout from the default generator of a device, seeded here: no other state is touched."""
@@ -137,6 +154,9 @@ class DeviceDraws:
         return F.dropout(x_TH, rate)
 
     def rows(self, index_N: Tensor) -> DeviceDraws:
+        return self
+
+    def for_outputs(self) -> DeviceDraws:
         return self
 
 

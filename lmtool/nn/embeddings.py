@@ -12,32 +12,26 @@ from lmtool.nn.positions import Position
 from lmtool.types import Packed
 
 
-class Embeddings(nn.Module):
-    """Token vectors, positions, and where a family has them segments and a norm; then dropout.
+class Places(nn.Module):
+    """What a stack adds to its token vectors: positions, and where a family has them segments and a norm; then
+    dropout.
 
-    token: (V, H). segments: rows of the segment table, 0 for none; the ids are the column "segment", 0 where a batch
-    has none. norm: applied to the sum.
+    segment: the table, None for none; the ids are the column "segment", 0 where a batch has none. norm: applied to
+    the sum.
     """
 
     def __init__(
         self,
-        vocab_size: int,
-        hidden_size: int,
         position: Position,
         dropout: float,
-        segments: int = 0,
+        segment: nn.Embedding | None = None,
         norm: nn.Module | None = None,
     ):
         super().__init__()
-        self.token = nn.Embedding(vocab_size, hidden_size)
         self.position = position
-        self.segment = nn.Embedding(segments, hidden_size) if segments else None
+        self.segment = segment
         self.norm = norm
         self.dropout = Dropout(dropout)
-
-    def tokens(self, ids_T: Tensor) -> Tensor:
-        """(T,) ids to (T, H)."""
-        return self.token(ids_T)
 
     def finish(
         self, vectors_TH: Tensor, packed: Packed, draws: Draws | None = None, positions_T: Tensor | None = None
@@ -52,3 +46,30 @@ class Embeddings(nn.Module):
         if self.norm is not None:
             x_TH = self.norm(x_TH)
         return self.dropout(x_TH, draws)
+
+
+class Embeddings(Places):
+    """Token vectors, and what a stack adds to them.
+
+    token: (V, H). segments: rows of the segment table, 0 for none. scale: of the token vectors.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        hidden_size: int,
+        position: Position,
+        dropout: float,
+        segments: int = 0,
+        norm: nn.Module | None = None,
+        scale: float = 1.0,
+    ):
+        segment = nn.Embedding(segments, hidden_size) if segments else None
+        super().__init__(position, dropout, segment, norm)
+        self.token = nn.Embedding(vocab_size, hidden_size)
+        self.scale = scale
+
+    def tokens(self, ids_T: Tensor) -> Tensor:
+        """(T,) ids to (T, H)."""
+        vectors_TH = self.token(ids_T)
+        return vectors_TH if self.scale == 1.0 else vectors_TH * self.scale

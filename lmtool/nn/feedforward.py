@@ -12,6 +12,8 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lmtool.nn.dropout import Draws, Dropout
+
 Activation = Literal["relu", "gelu", "gelu_tanh"]
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -23,13 +25,35 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class FeedForward(nn.Module):
-    """Two linear maps with an activation between."""
+    """Two linear maps with an activation between. dropout: of what the activation gives."""
 
-    def __init__(self, hidden_size: int, feedforward_size: int, activation: Activation):
+    def __init__(
+        self, hidden_size: int, feedforward_size: int, activation: Activation, bias: bool = True, dropout: float = 0.0
+    ):
         super().__init__()
         self.activation = ACTIVATIONS[activation]
-        self.fc_in = nn.Linear(hidden_size, feedforward_size)
-        self.fc_out = nn.Linear(feedforward_size, hidden_size)
+        self.fc_in = nn.Linear(hidden_size, feedforward_size, bias)
+        self.fc_out = nn.Linear(feedforward_size, hidden_size, bias)
+        self.dropout = Dropout(dropout)
 
-    def forward(self, x_TH: Tensor) -> Tensor:
-        return self.fc_out(self.activation(self.fc_in(x_TH)))
+    def inner(self, x_TH: Tensor) -> Tensor:
+        """(T, H) to what `fc_out` reads."""
+        return self.activation(self.fc_in(x_TH))
+
+    def forward(self, x_TH: Tensor, draws: Draws | None = None) -> Tensor:
+        """(T, H) to (T, H)."""
+        return self.fc_out(self.dropout(self.inner(x_TH), draws))
+
+
+class GatedFeedForward(FeedForward):
+    """The activated map gates a second one (Shazeer 2020, "GLU Variants Improve Transformer"): `fc_out(activation(
+    fc_gate x) * fc_in x)`."""
+
+    def __init__(
+        self, hidden_size: int, feedforward_size: int, activation: Activation, bias: bool = True, dropout: float = 0.0
+    ):
+        super().__init__(hidden_size, feedforward_size, activation, bias, dropout)
+        self.fc_gate = nn.Linear(hidden_size, feedforward_size, bias)
+
+    def inner(self, x_TH: Tensor) -> Tensor:
+        return self.activation(self.fc_gate(x_TH)) * self.fc_in(x_TH)

@@ -48,20 +48,29 @@ def generator_for(seed: int, name: str) -> torch.Generator:
     return generator
 
 
-@torch.no_grad()
 def initialize(module: nn.Module, seed: int, draw: Draw, prefix: str = "") -> None:
     """Matrices by `draw`, biases 0, norms 1 and 0. prefix: what stands before the names of this module's tensors in
     the whole model. Tensors on the meta device have no values and are passed by."""
-    for name, parameter in module.named_parameters():
-        if parameter.is_meta:
-            continue
-        if parameter.ndim >= 2:
-            values = torch.empty(parameter.shape)
-            draw(values, generator_for(seed, prefix + name))
-            parameter.copy_(values)
-        else:
-            # Vectors are biases, or the gain of a norm.
-            parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+    initialize_each(module, seed, lambda name, part: draw, prefix)
+
+
+@torch.no_grad()
+def initialize_each(
+    module: nn.Module, seed: int, draw_of: Callable[[str, nn.Module], Draw], prefix: str = ""
+) -> None:
+    """`initialize` with a draw for each part: draw_of takes the part's name in the module and the part."""
+    for place, part in module.named_modules():
+        for kind, parameter in part.named_parameters(recurse=False):
+            if parameter.is_meta:
+                continue
+            name = f"{prefix}{place}.{kind}" if place else prefix + kind
+            if parameter.ndim >= 2:
+                values = torch.empty(parameter.shape)
+                draw_of(place, part)(values, generator_for(seed, name))
+                parameter.copy_(values)
+            else:
+                # Vectors are biases, or the gain of a norm.
+                parameter.fill_(0.0 if name.endswith("bias") else 1.0)
 
 
 def materialize(make: Callable[[], AnyModule]) -> AnyModule:

@@ -1,0 +1,96 @@
+"""What every encoder-decoder is: two stacks over one token table.
+
+Shape letters: T tokens of the decoder, S tokens of the encoder, H hidden width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from lmtool.models.base import Backbone
+from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
+from lmtool.nn.cache import Cache
+from lmtool.nn.cross_attention import EncoderState
+from lmtool.nn.dropout import Draws, Dropout
+from lmtool.nn.embeddings import Embeddings, Places
+from lmtool.nn.layout import Causal, Full, Layout, Segments
+from lmtool.types import Packed
+
+
+class Stack(nn.Module):
+    """Layers, and where a family has them a norm behind the last one and dropout behind that."""
+
+    def __init__(self, layers: Sequence[nn.Module], final_norm: nn.Module | None = None, dropout: float = 0.0):
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.final_norm = final_norm
+        self.dropout = Dropout(dropout)
+
+    def finish(self, x_TH: Tensor, draws: Draws | None) -> Tensor:
+        """(T, H) of the last layer to (T, H) of the stack."""
+        return self.dropout(x_TH if self.final_norm is None else self.final_norm(x_TH), draws)
+
+
+class DecoderStack(Stack):
+    """A stack with what it adds to its token vectors; the encoder's stands in the model's `embed`."""
+
+    def __init__(
+        self,
+        layers: Sequence[nn.Module],
+        embed: Places,
+        final_norm: nn.Module | None = None,
+        dropout: float = 0.0,
+    ):
+        super().__init__(layers, final_norm, dropout)
+        self.embed = embed
+
+
+class EncoderDecoder(Backbone):
+    """`forward(inputs, draws, outputs)` gives the hidden states (T, H) of the decoder, which reads `outputs` (shifted
+    already) and sees all of `inputs`. `embed`: the token table of both stacks, and what the encoder adds to it."""
+
+    config: EncoderDecoderConfig
+    encoder: Stack
+    decoder: DecoderStack
+
+    def assemble(self, embed: Embeddings, encoder: Stack, decoder: DecoderStack) -> None:
+        """Enter the parts."""
+        self.embed, self.encoder, self.decoder = embed, encoder, decoder
+
+    def forward(self, inputs: Packed, draws: Draws | None = None, outputs: Packed | None = None) -> Tensor:
+        """Hidden states (T, H) of the decoder. draws: of the inputs; those of the outputs are its `for_outputs`."""
+        if outputs is None:
+            raise ValueError("an encoder-decoder reads inputs and outputs; no outputs are given")
+        state = self.encode(inputs, draws)
+        return self.decode(state, outputs, None if draws is None else draws.for_outputs())
+
+    def encode(self, inputs: Packed, draws: Draws | None = None) -> EncoderState:
+        """What the decoder reads of the inputs."""
+        layout = Layout.of(inputs, Full())
+        x_SH = self.embed.finish(self.embed.tokens(inputs.tokens), inputs, draws)
+        for layer in self.encoder.layers:
+            x_SH = layer(x_SH, layout, draws, self.embed.position)
+        return EncoderState(self.encoder.finish(x_SH, draws), Segments(inputs.starts, inputs.lengths))
+
+    def decode(
+        self, state: EncoderState, outputs: Packed, draws: Draws | None = None, cache: Cache | None = None
+    ) -> Tensor:
+        """Hidden states (T, H) of the outputs. draws: of the outputs. cache: the tokens before these; these are added
+        to it, and `state` keeps the keys and values of the inputs."""
+        places = self.decoder.embed
+        layout = Layout.of(outputs, Causal()) if cache is None else cache.layout(outputs, Causal())
+        positions_T = None if cache is None else layout.query_positions
+        cross_layout = state.layout(outputs)
+        state.keep = state.keep or cache is not None
+        x_TH = places.finish(self.embed.tokens(outputs.tokens), outputs, draws, positions_T)
+        for number, layer in enumerate(self.decoder.layers):
+            kept = None if cache is None else cache.layers[number]
+            x_TH = layer(x_TH, layout, state, cross_layout, draws, places.position, kept)
+        return self.decoder.finish(x_TH, draws)
+
+    def new_cache(self, documents: int, capacity: int) -> Cache:
+        """An empty cache for this many outputs of at most `capacity` tokens."""
+        self.decoder.embed.position.check(capacity)
+        return Cache(self.config.layers_of_decoder, documents, capacity)

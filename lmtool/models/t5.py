@@ -1,0 +1,204 @@
+"""T5: Raffel, Shazeer, Roberts, Lee, Narang, Matena, Zhou, Li, Liu, "Exploring the Limits of Transfer Learning with
+a Unified Text-to-Text Transformer", JMLR 2020; version 1.1 as published with
+https://github.com/google-research/text-to-text-transfer-transformer.
+
+       tokens of the inputs               tokens of the outputs, shifted
+             |                                   |
+          dropout                             dropout
+             |                                   |
+    +--------+--------+                 +--------+--------+
+    |      norm1      |                 |      norm1      |
+    |    self_attn    |                 |    self_attn    |   no token sees what comes after it
+    |        |        |                 |        |        |
+    +-----> add ------+                 +-----> add ------+
+             |                                   |
+             |                          +--------+--------+
+             |                          |      norm2      |
+             |                  +-------|--> cross_attn   |
+             |                  |       |        |        |
+             |                  |       +-----> add ------+
+             |                  |                |             x num_layers
+    +--------+--------+         |       +--------+--------+
+    |      norm2      |         |       |      norm3      |
+    |       ffn       |         |       |       ffn       |
+    |        |        |         |       |        |        |
+    +-----> add ------+         |       +-----> add ------+
+             |                  |                |
+    final_norm, dropout         |       final_norm, dropout
+             |                  |                |
+             +------------------+             hidden
+
+Norms divide by the root of the mean square, nothing has a bias, scores are not scaled, and each stack has one table
+of relative positions that all of its layers add to their scores.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from lmtool.models.base import VocabularyHead
+from lmtool.models.encoder_decoder import DecoderStack, EncoderDecoder, Stack
+from lmtool.models.encoder_decoder_configs import T5Config
+from lmtool.models.keymap import KeyMap
+from lmtool.nn.attention import SelfAttention
+from lmtool.nn.blocks import PreNormLayer
+from lmtool.nn.cross_attention import CrossAttention
+from lmtool.nn.decoder_blocks import PreNormCrossLayer
+from lmtool.nn.embeddings import Embeddings, Places
+from lmtool.nn.feedforward import FeedForward, GatedFeedForward
+from lmtool.nn.initialization import Draw, initialize_each, materialize, normal
+from lmtool.nn.positions import Position
+
+
+class T5Buckets(Position):
+    """A learned bias a head for each bucket of distances (Raffel et al. 2020, 2.1): half of the buckets for one
+    distance each, the others log-spaced up to `furthest` and beyond. `weight`: (buckets, A).
+
+    bidirectional: half of the buckets for keys after the query; otherwise all of them for keys before it, and keys
+    after it count as distance 0.
+    """
+
+    scores: ClassVar[bool] = True
+
+    def __init__(self, num_heads: int, bidirectional: bool, buckets: int = 32, furthest: int = 128):
+        super().__init__()
+        table = nn.Embedding(buckets, num_heads)
+        self.weight = table.weight
+        self.bidirectional = bidirectional
+        self.furthest = furthest
+
+    def bucket(self, distances: Tensor) -> Tensor:
+        """The bucket of each distance, key minus query."""
+        buckets = self.weight.shape[0]
+        first = torch.zeros_like(distances)
+        if self.bidirectional:
+            buckets //= 2
+            first = (distances > 0) * buckets
+            distances = distances.abs()
+        else:
+            distances = (-distances).clamp(min=0)
+        exact = buckets // 2
+        # The published order of operations in fp32, so that a distance at a border falls where it does there.
+        ratio = torch.log(distances.clamp(min=1).float() / exact) / math.log(self.furthest / exact)
+        far = (exact + (ratio * (buckets - exact)).long()).clamp(max=buckets - 1)
+        return first + torch.where(distances < exact, distances, far)
+
+    def score(self, q_RALD: Tensor, k_RAKD: Tensor, query_positions_RL: Tensor, key_positions_RK: Tensor) -> Tensor:
+        buckets_RLK = self.bucket(key_positions_RK[:, None, :] - query_positions_RL[:, :, None])
+        return nn.functional.embedding(buckets_RLK, self.weight).movedim(-1, 1).to(q_RALD.dtype)
+
+
+class T5(EncoderDecoder):
+    """Both stacks. The head is the token table again (1.0) or one of its own (1.1)."""
+
+    def __init__(self, config: T5Config):
+        super().__init__()
+        self.config = config
+        self.hidden_size = width = config.hidden_size
+        self.vocabulary_head = VocabularyHead(config.tied, width**-0.5 if config.tied else 1.0)
+        sizes = (width, config.num_heads, config.attention_dropout, config.head_size, False, 1.0)
+
+        def norm() -> nn.Module:
+            return nn.RMSNorm(width, config.norm_epsilon)
+
+        def ffn() -> FeedForward:
+            made = (width, config.feedforward_size)
+            if config.feedforward == "relu":
+                return FeedForward(*made, "relu", False, config.dropout)
+            return GatedFeedForward(*made, "gelu_tanh", False, config.dropout)
+
+        encoder = [
+            PreNormLayer(SelfAttention(*sizes), ffn(), norm(), norm(), config.dropout)
+            for _ in range(config.num_layers)
+        ]
+        decoder = [
+            PreNormCrossLayer(
+                SelfAttention(*sizes), CrossAttention(*sizes), ffn(), (norm(), norm(), norm()), config.dropout
+            )
+            for _ in range(config.layers_of_decoder)
+        ]
+        positions = [T5Buckets(config.num_heads, bidirectional) for bidirectional in (True, False)]
+        self.assemble(
+            Embeddings(config.vocab_size, width, positions[0], config.dropout),
+            Stack(encoder, norm(), config.dropout),
+            DecoderStack(decoder, Places(positions[1], config.dropout), norm(), config.dropout),
+        )
+
+    def initial_draw(self) -> Draw:
+        """Of the token table."""
+        return normal(self.config.initializer_std)
+
+    def initialize(self, module: nn.Module, seed: int, prefix: str) -> None:
+        """As published (Mesh TensorFlow): a map by 1/sqrt(inputs), queries divided by sqrt(head_size) besides, which
+        stands for the scale that the scores lack; tables of positions by 1/sqrt(hidden_size)."""
+        factor = self.config.initializer_std
+
+        def draw_of(name: str, part: nn.Module) -> Draw:
+            if isinstance(part, nn.Linear):
+                queries = self.config.head_size if name.endswith("_attn.q_proj") else 1
+                return normal(factor / math.sqrt(part.in_features * queries))
+            return normal(factor / math.sqrt(self.hidden_size) if name.endswith("embed.position") else factor)
+
+        initialize_each(module, seed, draw_of, prefix)
+
+
+def build(config: T5Config, seed: int) -> T5:
+    """A new encoder-decoder on the default device."""
+    model = materialize(lambda: T5(config))
+    model.initialize(model, seed, "backbone.")
+    return model
+
+
+def _pairs() -> tuple[tuple[str, str], ...]:
+    pairs = [("backbone.embed.token", "shared"), ("heads.lm.output", "lm_head")]
+    projections = (("q_proj", "q"), ("k_proj", "k"), ("v_proj", "v"), ("out_proj", "o"))
+    # Our sublayers with their norms, and theirs: `layer.N` holds the sublayer and its norm.
+    stacks = {
+        "encoder": (("self_attn", "norm1", "SelfAttention"), ("ffn", "norm2", "DenseReluDense")),
+        "decoder": (
+            ("self_attn", "norm1", "SelfAttention"),
+            ("cross_attn", "norm2", "EncDecAttention"),
+            ("ffn", "norm3", "DenseReluDense"),
+        ),
+    }
+    for stack, sublayers in stacks.items():
+        for number, (ours, norm, theirs) in enumerate(sublayers):
+            layer, published = f"backbone.{stack}.layers.*.", f"{stack}.block.*.layer.{number}."
+            parts = (("fc_in", "wi"), ("fc_gate", "wi_0"), ("fc_out", "wo")) if ours == "ffn" else projections
+            pairs += [(f"{layer}{ours}.{one}", f"{published}{theirs}.{other}") for one, other in parts]
+            pairs.append((layer + norm, published + "layer_norm"))
+        pairs.append((f"backbone.{stack}.final_norm", f"{stack}.final_layer_norm"))
+        places = "embed" if stack == "encoder" else "decoder.embed"
+        table = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias"
+        pairs.append((f"backbone.{places}.position", table))
+    return tuple(pairs)
+
+
+KEYS = KeyMap(_pairs())
+# Copies of the shared table.
+_DERIVED = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+
+
+def to_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Our checkpoint's tensors under the names of a Hugging Face T5ForConditionalGeneration. Tied copies are not
+    written; a head of its own (1.1) is."""
+    published = {KEYS.to_published(name) or name: tensor for name, tensor in tensors.items()}
+    gated = any(".wi_0." in name for name in published)
+    return {name.replace(".wi.", ".wi_1.") if gated else name: one for name, one in published.items()}
+
+
+def from_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The reverse. A head that only repeats the shared table is dropped, except beside a gated feed-forward part,
+    where it is the published one's own (1.1)."""
+    gated = any(".wi_0." in name for name in tensors)
+    renamed: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        copied = name == "lm_head.weight" and not gated and tensor.equal(tensors["shared.weight"])
+        if name not in _DERIVED and not copied:
+            renamed[KEYS.from_published(name.replace(".wi_1.", ".wi.")) or name] = tensor
+    return renamed

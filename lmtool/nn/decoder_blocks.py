@@ -1,0 +1,76 @@
+"""One layer of a decoder that reads an encoder: self-attention, cross-attention, feed-forward; its norms behind the
+sublayers or before them.
+
+Shape letters: T tokens of the decoder, H hidden width.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from lmtool.nn.attention import SelfAttention
+from lmtool.nn.cache import LayerCache
+from lmtool.nn.cross_attention import CrossAttention, EncoderState
+from lmtool.nn.dropout import Draws, Dropout
+from lmtool.nn.feedforward import FeedForward
+from lmtool.nn.layout import Layout
+from lmtool.nn.positions import Position
+
+
+class _CrossLayer(nn.Module):
+    """norms: of the self-attention, the cross-attention and the feed-forward part."""
+
+    def __init__(
+        self,
+        self_attn: SelfAttention,
+        cross_attn: CrossAttention,
+        ffn: FeedForward,
+        norms: tuple[nn.Module, nn.Module, nn.Module],
+        dropout: float,
+    ):
+        super().__init__()
+        self.self_attn = self_attn
+        self.norm1 = norms[0]
+        self.cross_attn = cross_attn
+        self.norm2 = norms[1]
+        self.ffn = ffn
+        self.norm3 = norms[2]
+        self.dropout = Dropout(dropout)
+
+
+class PostNormCrossLayer(_CrossLayer):
+    """Sublayer, add, normalise (Vaswani et al. 2017; BART)."""
+
+    def forward(
+        self,
+        x_TH: Tensor,
+        layout: Layout,
+        state: EncoderState,
+        cross_layout: Layout,
+        draws: Draws | None = None,
+        position: Position | None = None,
+        cache: LayerCache | None = None,
+    ) -> Tensor:
+        """(T, H) to (T, H). layout, position, cache: of the self-attention."""
+        x_TH = self.norm1(x_TH + self.dropout(self.self_attn(x_TH, layout, draws, position, cache), draws))
+        x_TH = self.norm2(x_TH + self.dropout(self.cross_attn(x_TH, state, cross_layout, draws), draws))
+        return self.norm3(x_TH + self.dropout(self.ffn(x_TH, draws), draws))
+
+
+class PreNormCrossLayer(_CrossLayer):
+    """Normalise, sublayer, add (T5)."""
+
+    def forward(
+        self,
+        x_TH: Tensor,
+        layout: Layout,
+        state: EncoderState,
+        cross_layout: Layout,
+        draws: Draws | None = None,
+        position: Position | None = None,
+        cache: LayerCache | None = None,
+    ) -> Tensor:
+        """(T, H) to (T, H). layout, position, cache: of the self-attention."""
+        x_TH = x_TH + self.dropout(self.self_attn(self.norm1(x_TH), layout, draws, position, cache), draws)
+        x_TH = x_TH + self.dropout(self.cross_attn(self.norm2(x_TH), state, cross_layout, draws), draws)
+        return x_TH + self.dropout(self.ffn(self.norm3(x_TH), draws), draws)
