@@ -112,6 +112,27 @@ def length_fits_positions(max_length: int, model: Any) -> Iterator[Problem]:
         )
 
 
+@rule(RunConfig, "model")
+def positions_fit_model(model: Any) -> Iterator[Problem]:
+    """A family has the kinds of positions its maths allows; rotary ones turn pairs of a head's dimensions."""
+    positions, kinds = getattr(model, "positions", None), getattr(model, "position_kinds", None)
+    if positions is None:
+        return
+    if kinds is not None and positions.name not in kinds:
+        yield Problem(
+            "model.positions",
+            f"model/positions={positions.name}: model={model.name} has {' or '.join(kinds)} positions only",
+            f"give model/positions={kinds[0]}",
+        )
+    head_size = getattr(model, "head_size", None) or model.hidden_size // model.num_heads
+    if positions.even_heads and head_size % 2:
+        yield Problem(
+            "model.positions",
+            f"model/positions={positions.name} turns pairs of dimensions; a head of model={model.name} has {head_size}",
+            "give model/positions=alibi, or another model.num_heads",
+        )
+
+
 @rule(RunConfig, "max_steps", "max_epochs", "max_tokens", "max_minutes", "max_flops")
 def some_budget(*budgets: float | None) -> Iterator[Problem]:
     """A run ends some time."""

@@ -15,7 +15,7 @@ from lmtool.commands.list import about
 from lmtool.config import groups, plugins, tables, words
 from lmtool.config.base import Config
 from lmtool.config.nearest import nearest_keys
-from lmtool.config.problems import section_class
+from lmtool.config.problems import choice_of, section_class
 from lmtool.errors import UserError
 
 PRIMARY = {verb: "train_tokenizer" if verb == "tokenizer" else verb for verb in COMMANDS}
@@ -54,14 +54,14 @@ def all_places(config_dirs: Sequence[Path] = ()) -> Iterator[Place]:
     for group in tables.groups():
         for entry in tables.entries(group):
             file_or_none = groups.yaml_file(group, entry.name, config_dirs)
-            yield from _places(entry.config, f"{group}.", f"{group}={entry.name}", file_or_none, "")
+            yield from _places(entry.config, f"{group.replace('/', '.')}.", f"{group}={entry.name}", file_or_none, "")
 
 
 def _places(config: type[Config], prefix: str, owner: str, file: Path | None, inside: str) -> Iterator[Place]:
     for name, field in config.model_fields.items():
         yield Place(prefix + name, owner, field, file, inside + name)
         below = section_class(field)
-        if below is not None and not any(isinstance(mark, tables.Choice) for mark in field.metadata):
+        if below is not None and not choice_of(field) is not None:
             yield from _places(below, f"{prefix}{name}.", owner, file, f"{inside}{name}.")
 
 
@@ -110,12 +110,12 @@ def _value(place: Place, line: int | None) -> str:
         for part in place.inside.split("."):
             value = value.get(part) if isinstance(value, dict) else None
         return "must be given" if value == "???" else _written(value)
-    choice = next((mark for mark in place.field.metadata if isinstance(mark, tables.Choice)), None)
+    choice = choice_of(place.field)
     if choice is not None and place.file is not None:
         for item in yaml.safe_load(place.file.read_text(encoding="utf-8")).get("defaults", []):
-            if isinstance(item, dict) and place.key in item:
-                chosen = item[place.key]
-                return f"{place.key}={chosen}" if chosen else "none chosen"
+            if isinstance(item, dict) and place.inside in item:
+                chosen = item[place.inside]
+                return f"{choice.group if '.' in place.key else place.key}={chosen}" if chosen else "none chosen"
     if place.field.is_required():
         return "must be given"
     default = place.field.get_default(call_default_factory=True)

@@ -170,7 +170,7 @@ def _disagreements(section: str, value: dict[str, Any], saved: Any, choice: Choi
     return [
         Problem(
             f"{section}.{key}",
-            f"{section}.{key}={here[key]}, but the checkpoint has {section}.{key}={theirs.get(key)}",
+            f"{section}.{key}={_shown(here[key])}, but the checkpoint has {section}.{key}={_shown(theirs.get(key))}",
             f"leave {section}= out (it is taken from the checkpoint), or start from checkpoint=none",
         )
         for key in differing
@@ -178,4 +178,13 @@ def _disagreements(section: str, value: dict[str, Any], saved: Any, choice: Choi
 
 
 def _listed(value: Any) -> Any:
+    """A field's value as plain data."""
+    if isinstance(value, Config):
+        return value.model_dump(mode="json")
     return list(value) if isinstance(value, tuple) else value
+
+
+def _shown(value: Any) -> Any:
+    """A value for a message: a choice by its name."""
+    plain = _listed(value)
+    return plain.get("name", plain) if isinstance(plain, dict) else plain

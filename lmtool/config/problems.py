@@ -86,6 +86,11 @@ def missing(command: type[Config], keys: list[str], data: dict[str, Any]) -> lis
             found.append(Problem(key, f"missing required value: {key}, one of {', '.join(offered)}", hint))
             continue
         field = _locate(command, data, tuple(key.split(".")))[1]
+        choice = None if field is None else choice_of(field)
+        if choice is not None:
+            hint = f"give {choice.group}=NAME, one of {', '.join(names(choice.group))}"
+            found.append(Problem(key, f"{key} names no {choice.group.rpartition('/')[2]}", hint))
+            continue
         about = f" ({field.description.rstrip('.')})" if field is not None and field.description else ""
         found.append(Problem(key, f"missing required value: {key}", f"give {key}=...{about}"))
     return found
@@ -136,22 +141,33 @@ def _elsewhere(key: str, command: type[Config]) -> str:
 def known_keys(command: type[Config], data: dict[str, Any]) -> list[str]:
     """Every dotted key the configuration may hold, given the components chosen in `data`; of a section without a
     known choice, the keys of all its components."""
-    sections, found = choices(command), []
+    found = []
     for name, field in command.model_fields.items():
         found.append(name)
-        if name in sections:
-            chosen = chosen_class(data.get(name), sections[name])
-            classes = [chosen] if chosen else [one.config for one in entries(sections[name].group)]
-            found += [key for one in classes for key in _keys(one, name)]
-        else:
-            found += _keys(section_class(field), name)
+        found += [key for one in _classes(field, data.get(name)) for key in _keys(one, name, data.get(name))]
     return list(dict.fromkeys(found))
 
 
-def _keys(config: type[Config] | None, above: str) -> Iterator[str]:
-    for name, field in (config.model_fields if config else {}).items():
+def _keys(config: type[Config], above: str, value: Any) -> Iterator[str]:
+    for name, field in config.model_fields.items():
         yield f"{above}.{name}"
-        yield from _keys(section_class(field), f"{above}.{name}")
+        inside = value.get(name) if isinstance(value, dict) else None
+        for one in _classes(field, inside):
+            yield from _keys(one, f"{above}.{name}", inside)
+
+
+def _classes(field: FieldInfo, value: Any) -> list[type[Config]]:
+    """The classes a section's value may have; none where the field is no section."""
+    choice = choice_of(field)
+    one = chosen_class(value, choice) if choice else section_class(field)
+    if one is None and choice is not None:
+        return [entry.config for entry in entries(choice.group)]
+    return [] if one is None else [one]
+
+
+def choice_of(field: FieldInfo) -> Choice | None:
+    """How a section is chosen, where it is chosen by a name."""
+    return next((mark for mark in field.metadata if isinstance(mark, Choice)), None)
 
 
 def section_class(field: FieldInfo) -> type[Config] | None:
@@ -188,7 +204,5 @@ def _locate(command: type[Config], data: dict[str, Any], loc: tuple[Any, ...]) -
 
 
 def _class_below(field: FieldInfo, value: Any) -> type[Config] | None:
-    for mark in field.metadata:
-        if isinstance(mark, Choice):
-            return chosen_class(value, mark)
-    return section_class(field)
+    choice = choice_of(field)
+    return chosen_class(value, choice) if choice else section_class(field)

@@ -28,7 +28,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from lmtool.models.base import Backbone
+from lmtool.models.base import Backbone, positions_of
 from lmtool.models.configs import BertConfig
 from lmtool.models.keymap import KeyMap
 from lmtool.nn.attention import SelfAttention
@@ -38,7 +38,6 @@ from lmtool.nn.embeddings import Embeddings
 from lmtool.nn.feedforward import FeedForward
 from lmtool.nn.initialization import Draw, materialize, truncated_normal
 from lmtool.nn.layout import Full, Layout
-from lmtool.nn.positions import Learned
 from lmtool.types import Packed
 
 
@@ -53,7 +52,7 @@ class Bert(Backbone):
         def norm() -> nn.LayerNorm:
             return nn.LayerNorm(width, config.norm_epsilon)
 
-        position = Learned(config.max_positions, width)
+        position = positions_of(config, causal=False)
         self.embed = Embeddings(config.vocab_size, width, position, config.dropout, config.segments, norm())
         self.layers = nn.ModuleList(
             PostNormLayer(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from lmtool.config.base import Config
-from lmtool.config.tables import component
+from lmtool.config.tables import Choice, component
+from lmtool.nn.configs import LearnedPositionsConfig, PositionsConfig
 
 NARROW = 256
 """Widest model whose suggested learning rate is `NARROW_LEARNING_RATE` instead of the published one: the published
@@ -32,6 +33,8 @@ class ModelConfig(Config):
     """Where a whole text is summed up, for classification."""
     free_fields: ClassVar[tuple[str, ...]] = ("dropout", "attention_dropout", "norm_epsilon", "initializer_std")
     """Fields that may differ from a checkpoint's: they change no shape."""
+    position_kinds: ClassVar[tuple[str, ...] | None] = None
+    """The kinds of positions the family can have; None: all there are."""
 
     name: str = Field(description="Which family.")
     vocab_size: int = Field(30522, ge=8, description="Rows of the token embedding; at least the tokenizer's entries.")
@@ -39,7 +42,12 @@ class ModelConfig(Config):
     hidden_size: int = Field(768, ge=4, description="Width of the hidden states; a multiple of num_heads.")
     num_heads: int = Field(12, ge=1, description="Attention heads a layer.")
     feedforward_size: int = Field(3072, ge=4, description="Width inside the feed-forward part.")
-    max_positions: int = Field(512, ge=8, description="Longest sequence in tokens: rows of the position table.")
+    max_positions: int = Field(
+        512, ge=8, description="Longest sequence in tokens; learned positions have as many rows."
+    )
+    positions: Annotated[PositionsConfig, Choice("model/positions")] = Field(
+        LearnedPositionsConfig(), description="How the model knows where a token stands."
+    )
     dropout: float = Field(0.1, ge=0, lt=1, description="Share of activations dropped after embedding and sublayers.")
     attention_dropout: float = Field(0.1, ge=0, lt=1, description="Share of attention weights dropped in training.")
     norm_epsilon: float = Field(1e-12, gt=0, description="Added to the variance in layer norms.")
@@ -103,5 +111,7 @@ class GptConfig(ModelConfig):
 
     name: Literal["gpt"] = Field("gpt", description="GPT-2's architecture.")
     vocab_size: int = Field(50257, ge=8, description="Rows of the token embedding; at least the tokenizer's entries.")
-    max_positions: int = Field(1024, ge=8, description="Longest sequence in tokens: rows of the position table.")
+    max_positions: int = Field(
+        1024, ge=8, description="Longest sequence in tokens; learned positions have as many rows."
+    )
     norm_epsilon: float = Field(1e-5, gt=0, description="Added to the variance in layer norms.")

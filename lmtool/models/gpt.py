@@ -30,7 +30,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from lmtool.models.base import Decoder
+from lmtool.models.base import Decoder, positions_of
 from lmtool.models.configs import GptConfig
 from lmtool.models.keymap import KeyMap
 from lmtool.nn.attention import SelfAttention
@@ -41,7 +41,6 @@ from lmtool.nn.embeddings import Embeddings
 from lmtool.nn.feedforward import FeedForward
 from lmtool.nn.initialization import Draw, initialize, materialize, normal
 from lmtool.nn.layout import Causal, Layout
-from lmtool.nn.positions import Learned
 from lmtool.types import Packed
 
 
@@ -56,7 +55,7 @@ class Gpt(Decoder):
         def norm() -> nn.LayerNorm:
             return nn.LayerNorm(width, config.norm_epsilon)
 
-        position = Learned(config.max_positions, width)
+        position = positions_of(config, causal=True)
         self.embed = Embeddings(config.vocab_size, width, position, config.dropout)
         self.layers = nn.ModuleList(
             PreNormLayer(

@@ -88,7 +88,7 @@ class Tile:
     """Documents of about the same length, one a row; short ones repeat their last token to the width.
 
     query_RL, key_RK: flat indices of the tokens. query_positions_RL, key_positions_RK: positions among the keys of
-    the document. allow: (R, 1, L, K) or (R, 1, 1, K) bool, None where all may be seen. causal: `allow` is the plain
+    the document; one row for all where they begin alike (in padding they count on). allow: (R, 1, L, K) or (R, 1, 1, K) bool, None where all may be seen. causal: `allow` is the plain
     lower triangle, which the fused kernel has built in.
     """
 
@@ -187,10 +187,13 @@ class Layout:
             real_R1K = (torch.arange(key_RK.shape[1]) < key_lengths_R[:, None])[:, None]
             allow = real_R1K if allow is None else allow & real_R1K
         allow = None if allow.all() else allow[:, None].to(self.device)
-        query_RL, key_RK, positions_RL, key_steps_RK = (
-            index.to(self.device) for index in (query_RL, key_RK, positions_RL, key_steps_RK)
+        key_positions_RK = torch.arange(key_RK.shape[1])[None]
+        if (starts_R == starts_R[0]).all():
+            positions_RL = torch.arange(query_RL.shape[1])[None] + starts_R[0]
+        query_RL, key_RK, positions_RL, key_positions_RK = (
+            index.to(self.device) for index in (query_RL, key_RK, positions_RL, key_positions_RK)
         )
-        return Tile(query_RL, key_RK, positions_RL, key_steps_RK, allow, causal)
+        return Tile(query_RL, key_RK, positions_RL, key_positions_RK, allow, causal)
 
     def _places(self, segments: Segments) -> Places:
         rows = [_rows(segments, numbers) for numbers in self._classes]

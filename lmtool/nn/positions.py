@@ -1,22 +1,58 @@
-"""Where a token stands, as an object with three hooks. A model calls all of them; a kind answers where it acts.
+"""Where a token stands, as an object with hooks. A model calls all of them; a kind answers where it acts.
 
-Shape letters: T tokens, H hidden width, A heads, D width of a head, R rows, L queries, K keys.
+Every kind is a function of the positions it is given and keeps no table but what is learned, so a model may be made
+on the meta device and read texts of any length (but for `Learned`).
+
+Shape letters: T tokens, H width of the token vectors, A heads, D width of a head, R rows, L queries, K keys, C the
+clipping distance.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor, nn
 
 from lmtool.errors import UserError
+from lmtool.nn.configs import (
+    AlibiPositionsConfig,
+    LearnedPositionsConfig,
+    NoPositionsConfig,
+    RotaryPositionsConfig,
+    ShawPositionsConfig,
+    SinusoidalPositionsConfig,
+    T5PositionsConfig,
+)
+
+Pairs = Literal["half_split", "interleaved"]
+
+
+@dataclass(frozen=True)
+class PositionSizes:
+    """What a stack says of itself to its positions.
+
+    max_positions: longest sequence in tokens. hidden_size: H. num_heads: A. head_size: D. causal: whether tokens see
+    only what is before them. offset: rows of a learned table before that of position 0 (RoBERTa and BART: 2).
+    """
+
+    max_positions: int
+    hidden_size: int
+    num_heads: int
+    head_size: int
+    causal: bool
+    offset: int = 0
 
 
 class Position(nn.Module):
     """No positions at all: the base of every kind. Positions count within the document, from 0."""
 
     scores: ClassVar[bool] = False
-    """Whether `score` adds to the attention scores; the fused kernels cannot, so they are passed by then."""
+    """Whether `score` adds to the attention scores; the variable-length kernels cannot, so they are passed by then."""
+    weighs: ClassVar[bool] = False
+    """Whether `value` adds to the attention's result; it needs the weights, which no fused kernel gives."""
 
     def check(self, longest: int) -> None:
         """Refuse documents longer than the kind can number. longest: tokens."""
@@ -32,24 +68,193 @@ class Position(nn.Module):
         return q_TAD, k_TAD
 
     def score(self, q_RALD: Tensor, k_RAKD: Tensor, query_positions_RL: Tensor, key_positions_RK: Tensor) -> Tensor:
-        """What is added to the scores (T5 buckets, ALiBi); broadcasts to (R, A, L, K)."""
+        """What is added to the scores (T5 buckets, ALiBi, Shaw); broadcasts to (R, A, L, K). The queries are scaled
+        already. Positions have R rows, or one for all."""
         return q_RALD.new_zeros(())
+
+    def value(self, weights_RALK: Tensor, query_positions_RL: Tensor, key_positions_RK: Tensor) -> Tensor:
+        """What is added to the result of the attention (Shaw); broadcasts to (R, A, L, D)."""
+        return weights_RALK.new_zeros(())
 
 
 class Learned(Position):
-    """A table of one vector a position (Gehring et al. 2017; BERT, GPT-2). `weight`: (max_positions, H)."""
+    """A table of one vector a position (Gehring et al. 2017; BERT, GPT-2). `weight`: (offset + max_positions, H)."""
 
-    def __init__(self, max_positions: int, hidden_size: int):
+    def __init__(self, max_positions: int, hidden_size: int, offset: int = 0):
         super().__init__()
-        table = nn.Embedding(max_positions, hidden_size)
+        self.max_positions, self.offset = max_positions, offset
+        table = nn.Embedding(offset + max_positions, hidden_size)
         self.weight = table.weight
 
     def check(self, longest: int) -> None:
-        if longest > self.weight.shape[0]:
+        if longest > self.max_positions:
             raise UserError(
-                f"model.max_positions={self.weight.shape[0]}, but a sequence has {longest} tokens",
-                f"set max_length={self.weight.shape[0]} or less, or model.max_positions={longest} for a new model",
+                f"model.max_positions={self.max_positions}, but a sequence has {longest} tokens",
+                f"set max_length={self.max_positions} or less, or model.max_positions={longest} for a new model",
             )
 
     def embed(self, x_TH: Tensor, positions_T: Tensor) -> Tensor:
-        return x_TH + nn.functional.embedding(positions_T, self.weight)
+        places_T = positions_T + self.offset if self.offset else positions_T
+        return x_TH + nn.functional.embedding(places_T, self.weight)
+
+
+class Sinusoidal(Position):
+    """PE[p, 2i] = sin(p / base^(2i/H)), PE[p, 2i+1] = cos of the same (Vaswani et al. 2017, 3.5)."""
+
+    def __init__(self, base: float = 10000.0):
+        super().__init__()
+        self.base = base
+
+    def embed(self, x_TH: Tensor, positions_T: Tensor) -> Tensor:
+        width = x_TH.shape[-1]
+        angles = _angles(positions_T, width, self.base)
+        return x_TH + torch.stack([angles.sin(), angles.cos()], -1).flatten(-2)[:, :width].to(x_TH.dtype)
+
+
+class Shaw(Position):
+    """A vector of the clipped distance beside each key, another beside each value (Shaw et al. 2018, 3.2):
+
+        score_ij = scale q_i (k_j + keys[clip(j - i)])        z_i = sum_j weight_ij (v_j + values[clip(j - i)])
+
+    `keys`, `values`: (2C+1, D), row c of distance c - C. Heads and layers share them.
+    """
+
+    scores: ClassVar[bool] = True
+    weighs: ClassVar[bool] = True
+
+    def __init__(self, clip: int, head_size: int):
+        super().__init__()
+        self.clip = clip
+        self.keys = nn.Parameter(torch.randn(2 * clip + 1, head_size))
+        self.values = nn.Parameter(torch.randn(2 * clip + 1, head_size))
+
+    def _rows(self, query_positions_RL: Tensor, key_positions_RK: Tensor, like_RALK: tuple[int, ...]) -> Tensor:
+        rows_RLK = _distances(query_positions_RL, key_positions_RK).clamp(-self.clip, self.clip) + self.clip
+        return rows_RLK[:, None].expand(like_RALK)
+
+    def score(self, q_RALD: Tensor, k_RAKD: Tensor, query_positions_RL: Tensor, key_positions_RK: Tensor) -> Tensor:
+        # One product a distance, then spread over the keys: (R, A, L, 2C+1) instead of (L, K, D) vectors.
+        products = q_RALD @ self.keys.to(q_RALD.dtype).T
+        return products.gather(
+            -1, self._rows(query_positions_RL, key_positions_RK, (*q_RALD.shape[:-1], k_RAKD.shape[-2]))
+        )
+
+    def value(self, weights_RALK: Tensor, query_positions_RL: Tensor, key_positions_RK: Tensor) -> Tensor:
+        sums = weights_RALK.new_zeros(*weights_RALK.shape[:-1], 2 * self.clip + 1)
+        rows_RALK = self._rows(query_positions_RL, key_positions_RK, tuple(weights_RALK.shape))
+        return sums.scatter_add(-1, rows_RALK, weights_RALK) @ self.values.to(weights_RALK.dtype)
+
+
+class T5Buckets(Position):
+    """A number for each head and bucket of distances, added to the scores (Raffel et al. 2020, 2.1). `weight`:
+    (buckets, A). A causal stack has all of its buckets for what is behind; others half of them for each direction."""
+
+    scores: ClassVar[bool] = True
+
+    def __init__(self, buckets: int, max_distance: int, num_heads: int, causal: bool):
+        super().__init__()
+        self.buckets, self.max_distance, self.causal = buckets, max_distance, causal
+        self.weight = nn.Embedding(buckets, num_heads).weight
+
+    def bucket(self, distances: Tensor) -> Tensor:
+        """The bucket of each distance, key minus query; as Mesh TensorFlow's `_relative_position_bucket`."""
+        if self.causal:
+            buckets, side, far = self.buckets, torch.zeros_like(distances), (-distances).clamp(min=0)
+        else:
+            buckets = self.buckets // 2
+            side, far = (distances > 0).long() * buckets, distances.abs()
+        exact = buckets // 2
+        octaves = torch.log(far.clamp(min=1).float() / exact) / math.log(self.max_distance / exact)
+        spaced = (exact + (octaves * (buckets - exact)).long()).clamp(max=buckets - 1)
+        return side + torch.where(far < exact, far, spaced)
+
+    def score(self, q_RALD: Tensor, k_RAKD: Tensor, query_positions_RL: Tensor, key_positions_RK: Tensor) -> Tensor:
+        buckets_RLK = self.bucket(_distances(query_positions_RL, key_positions_RK))
+        return nn.functional.embedding(buckets_RLK, self.weight).permute(0, 3, 1, 2).to(q_RALD.dtype)
+
+
+class Rotary(Position):
+    """Each pair i of a head's dimensions is turned by p / base^(2i/D) (Su et al. 2021, 3.2), so that a score depends
+    on the distance alone. layout: half_split pairs dimensions i and i + D/2, interleaved 2i and 2i + 1; the two
+    differ by an order of the dimensions only, which matters to published weights."""
+
+    def __init__(self, head_size: int, base: float = 10000.0, layout: Pairs = "half_split"):
+        super().__init__()
+        if head_size % 2:
+            raise ValueError(f"rotary positions turn pairs of dimensions; a head has {head_size}")
+        self.base, self.layout = base, layout
+        self._turns: tuple[Tensor, int, Tensor, Tensor] | None = None
+
+    def rotate(
+        self, q_TAD: Tensor, k_TAD: Tensor, query_positions_T: Tensor, key_positions_T: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        return self._turn(q_TAD, query_positions_T), self._turn(k_TAD, key_positions_T)
+
+    def _turn(self, x_TAD: Tensor, positions_T: Tensor) -> Tensor:
+        # The layers of a forward ask for the same positions one after the other.
+        if self._turns is None or self._turns[0] is not positions_T or self._turns[1] != x_TAD.shape[-1]:
+            angles = _angles(positions_T, x_TAD.shape[-1], self.base)[:, None]
+            self._turns = positions_T, x_TAD.shape[-1], angles.cos().float(), angles.sin().float()
+        _, _, cosine, sine = self._turns
+        if self.layout == "half_split":
+            first, second = x_TAD.chunk(2, -1)
+        else:
+            first, second = x_TAD[..., ::2], x_TAD[..., 1::2]
+        turned = first * cosine - second * sine, second * cosine + first * sine
+        joined = torch.cat(turned, -1) if self.layout == "half_split" else torch.stack(turned, -1).flatten(-2)
+        return joined.to(x_TAD.dtype)
+
+
+class Alibi(Position):
+    """-m |i - j| added to the scores, with m = 2^(-8h/A) for head h = 1..A (Press et al. 2022, 3; symmetric for
+    encoders as in Portes et al. 2023, MosaicBERT). Nothing learned."""
+
+    scores: ClassVar[bool] = True
+
+    def __init__(self, num_heads: int):
+        super().__init__()
+        self.slopes = tuple(2.0 ** (-8.0 * head / num_heads) for head in range(1, num_heads + 1))
+
+    def score(self, q_RALD: Tensor, k_RAKD: Tensor, query_positions_RL: Tensor, key_positions_RK: Tensor) -> Tensor:
+        slopes_A11 = torch.tensor(self.slopes, dtype=q_RALD.dtype, device=q_RALD.device)[:, None, None]
+        return _distances(query_positions_RL, key_positions_RK).abs()[:, None] * -slopes_A11
+
+
+def _angles(positions_T: Tensor, width: int, base: float) -> Tensor:
+    """(T, ceil(width / 2)) float64: p / base^(2i/width). In double, since at position 5e6 single precision is off by a
+    third of a radian."""
+    steps = torch.arange(0, width, 2, dtype=torch.float64, device=positions_T.device)
+    return positions_T.double()[:, None] * base ** (-steps / width)
+
+
+def _distances(query_positions_RL: Tensor, key_positions_RK: Tensor) -> Tensor:
+    """(R, L, K) key minus query."""
+    return key_positions_RK[:, None, :] - query_positions_RL[:, :, None]
+
+
+def build_learned(config: LearnedPositionsConfig, sizes: PositionSizes) -> Learned:
+    return Learned(sizes.max_positions, sizes.hidden_size, sizes.offset)
+
+
+def build_sinusoidal(config: SinusoidalPositionsConfig, sizes: PositionSizes) -> Sinusoidal:
+    return Sinusoidal(config.base)
+
+
+def build_shaw(config: ShawPositionsConfig, sizes: PositionSizes) -> Shaw:
+    return Shaw(config.clip, sizes.head_size)
+
+
+def build_t5(config: T5PositionsConfig, sizes: PositionSizes) -> T5Buckets:
+    return T5Buckets(config.buckets, config.max_distance, sizes.num_heads, sizes.causal)
+
+
+def build_rotary(config: RotaryPositionsConfig, sizes: PositionSizes) -> Rotary:
+    return Rotary(sizes.head_size, config.base, config.layout)
+
+
+def build_alibi(config: AlibiPositionsConfig, sizes: PositionSizes) -> Alibi:
+    return Alibi(sizes.num_heads)
+
+
+def build_none(config: NoPositionsConfig, sizes: PositionSizes) -> Position:
+    return Position()

@@ -56,6 +56,7 @@ def cases() -> Iterator[tuple[str, tuple[str, ...]]]:
         ("schedule", "pretrain"),
         ("experiment", "pretrain"),
         ("debug", "pretrain"),
+        ("model/positions", "pretrain"),
         ("model", "finetune"),
         ("task", "finetune"),
         ("tuning", "finetune"),
@@ -107,8 +108,16 @@ def test_yaml_and_class_say_the_same(group: str, name: str) -> None:
     entry = tables.lookup(group, name)
     path = groups.yaml_file(group, name)
     assert entry is not None and path is not None, "each component has its YAML"
-    written = OmegaConf.to_container(OmegaConf.load(path))
-    assert written == plain(entry)
+    assert whole(path) == plain(entry)
+
+
+def whole(path: Path) -> dict[str, Any]:
+    """What a YAML says, with the nested choices of its defaults list."""
+    written: Any = OmegaConf.to_container(OmegaConf.load(path))
+    for item in written.pop("defaults", []):
+        for group, name in item.items() if isinstance(item, dict) else ():
+            written[group] = whole(path.parent / group / f"{name}.yaml")
+    return written
 
 
 @pytest.mark.parametrize("verb", list(COMMANDS))

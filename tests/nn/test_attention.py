@@ -8,14 +8,17 @@ from torch import nn
 
 from lmtool.nn.attention import SelfAttention, attend, project, reference_attention
 from lmtool.nn.layout import Causal, Full, Layout, PrefixLM, Segments
+from lmtool.nn.positions import Alibi, Position, Shaw, T5Buckets
 from lmtool.types import Packed
 
 LENGTHS = (7, 70, 1, 0, 16, 33, 7, 32, 17)
 HEADS, SIZE = 3, 8
 
 
-class Distance(nn.Module):
+class Distance(Position):
     """A learned bias by clipped distance, for each head: stands for T5's and ALiBi's."""
+
+    scores = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,6 +29,15 @@ class Distance(nn.Module):
         return self.table[:, distance].transpose(0, 1)
 
 
+BIASES = {
+    "plain": None,
+    "bias": Distance(),
+    "shaw": Shaw(3, SIZE).double(),
+    "t5": T5Buckets(8, 20, HEADS, causal=False).double(),
+    "alibi": Alibi(HEADS),
+}
+
+
 def tensors(*lengths: int) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(3)
     return [
@@ -34,7 +46,7 @@ def tensors(*lengths: int) -> list[torch.Tensor]:
     ]
 
 
-def assert_same(layout: Layout, queries: int, keys: int, bias: Distance | None = None, scale: float | None = None):
+def assert_same(layout: Layout, queries: int, keys: int, bias: Position | None = None, scale: float | None = None):
     inputs = tensors(queries, keys, keys)
     leaves = [*inputs, *(bias.parameters() if bias is not None else ())]
     weights = torch.randn(queries, HEADS, SIZE, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
@@ -46,7 +58,7 @@ def assert_same(layout: Layout, queries: int, keys: int, bias: Distance | None =
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("bias", [None, Distance()], ids=["plain", "bias"])
+@pytest.mark.parametrize("bias", BIASES.values(), ids=BIASES)
 @pytest.mark.parametrize("scale", [None, 1.0])
 @pytest.mark.parametrize("mask", [Full(), Causal(), PrefixLM((3, 20, 1, 0, 16, 9, 0, 5, 2))])
 def test_self_attention_equals_reference(mask, scale, bias):
@@ -61,7 +73,7 @@ def test_every_length(mask, lengths):
     assert_same(Layout(segments, segments, mask), sum(lengths), sum(lengths))
 
 
-@pytest.mark.parametrize("bias", [None, Distance()], ids=["plain", "bias"])
+@pytest.mark.parametrize("bias", BIASES.values(), ids=BIASES)
 def test_cross_attention_with_other_lengths(bias):
     keys = (3, 40, 0, 5, 61, 2, 17, 16, 1)
     layout = Layout(Segments.packed(LENGTHS), Segments.packed(keys), Full())
@@ -69,7 +81,7 @@ def test_cross_attention_with_other_lengths(bias):
 
 
 @pytest.mark.parametrize("queries", [(1, 1, 1), (4, 2, 7)])
-@pytest.mark.parametrize("bias", [None, Distance()], ids=["plain", "bias"])
+@pytest.mark.parametrize("bias", BIASES.values(), ids=BIASES)
 def test_decoding_from_a_buffer_with_room_to_spare(queries, bias):
     before, capacity = (30, 0, 12), 50
     total = tuple(old + new for old, new in zip(before, queries, strict=True))

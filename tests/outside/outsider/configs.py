@@ -23,6 +23,7 @@ class AveragerConfig(ModelConfig):
     default_schedule: ClassVar[dict[str, Any]] = {"name": "constant"}
     finetune_optimizer: ClassVar[dict[str, Any]] = {"name": "adamw", "lr": 0.02}
     summary: ClassVar[Literal["pooled_first", "first", "last", "mean"]] = "mean"
+    position_kinds: ClassVar[tuple[str, ...] | None] = ("learned",)
 
     name: Literal["averager"] = Field("averager", description="The averager.")
     vocab_size: int = Field(512, ge=8, description="Rows of the token embedding.")

@@ -1,0 +1,100 @@
+"""Parts that models are put together from and a user may change, as configuration. Imports no torch."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from lmtool.config.base import Config
+from lmtool.config.tables import component
+
+
+class PositionsConfig(Config):
+    """The base of every kind of positions."""
+
+    even_heads: ClassVar[bool] = False
+    """Whether it needs an even width of a head."""
+
+    name: str = Field(description="Which kind of positions.")
+
+
+@component("model/positions", "learned", builder="lmtool.nn.positions:build_learned")
+class LearnedPositionsConfig(PositionsConfig):
+    """One learned vector a position, up to model.max_positions of them (Gehring et al. 2017; BERT, GPT-2)."""
+
+    name: Literal["learned"] = Field("learned", description="One learned vector a position.")
+
+
+@component("model/positions", "sinusoidal", builder="lmtool.nn.positions:build_sinusoidal")
+class SinusoidalPositionsConfig(PositionsConfig):
+    """Sines and cosines of the position, nothing learned (Vaswani et al. 2017)."""
+
+    name: Literal["sinusoidal"] = Field("sinusoidal", description="Sines and cosines of the position.")
+    base: float = Field(10000.0, gt=1, description="Ratio of the longest wavelength to the shortest one.")
+
+
+@component("model/positions", "shaw", builder="lmtool.nn.positions:build_shaw")
+class ShawPositionsConfig(PositionsConfig):
+    """Learned vectors of the clipped distance in keys and values (Shaw, Uszkoreit and Vaswani 2018)."""
+
+    name: Literal["shaw"] = Field("shaw", description="Vectors of the distance, in keys and values.")
+    clip: int = Field(
+        16,
+        ge=1,
+        description="Distance in tokens from which all are alike, the paper's k: 2 clip + 1 vectors for keys and as "
+        "many for values.",
+    )
+
+
+@component("model/positions", "t5", builder="lmtool.nn.positions:build_t5")
+class T5PositionsConfig(PositionsConfig):
+    """A learned number for each head and bucket of distances, added to the scores (Raffel et al. 2020)."""
+
+    name: Literal["t5"] = Field("t5", description="A learned number a head and bucket of distances.")
+    buckets: int = Field(
+        32, ge=4, description="Buckets of distances; an encoder has half of them for each direction. Even."
+    )
+    max_distance: int = Field(
+        128,
+        ge=3,
+        description="Distance in tokens from which all are in the last bucket. The nearer half of the buckets has one "
+        "distance each, the others are spaced by the logarithm.",
+    )
+
+    @model_validator(mode="after")
+    def _buckets_fit(self) -> T5PositionsConfig:
+        if self.buckets % 2:
+            raise ValueError(f"buckets={self.buckets} is not even: an encoder has half of them for each direction")
+        if self.max_distance <= self.buckets // 2:
+            raise ValueError(f"max_distance={self.max_distance} is not more than buckets/2={self.buckets // 2}")
+        return self
+
+
+@component("model/positions", "rotary", builder="lmtool.nn.positions:build_rotary")
+class RotaryPositionsConfig(PositionsConfig):
+    """Queries and keys turned by an angle that grows with the position (Su et al. 2021)."""
+
+    even_heads: ClassVar[bool] = True
+
+    name: Literal["rotary"] = Field("rotary", description="Queries and keys turned by their position.")
+    base: float = Field(10000.0, gt=1, description="Ratio of the slowest turn to the fastest one.")
+    layout: Literal["half_split", "interleaved"] = Field(
+        "half_split",
+        description="Which dimensions make a pair. half_split: i and i + D/2 (GPT-NeoX, Llama). interleaved: 2i and "
+        "2i + 1 (the paper, GPT-J).",
+    )
+
+
+@component("model/positions", "alibi", builder="lmtool.nn.positions:build_alibi")
+class AlibiPositionsConfig(PositionsConfig):
+    """A penalty on the scores that grows with the distance, its slope fixed for each head (Press et al. 2022)."""
+
+    name: Literal["alibi"] = Field("alibi", description="A penalty on the scores that grows with the distance.")
+
+
+@component("model/positions", "none", builder="lmtool.nn.positions:build_none")
+class NoPositionsConfig(PositionsConfig):
+    """No positions: a decoder can find them by its mask, an encoder sees a bag of words."""
+
+    name: Literal["none"] = Field("none", description="No positions.")
