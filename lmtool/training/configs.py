@@ -13,6 +13,13 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 _CLIP_NORM = "Largest norm of all gradients together; a longer one is shortened. Null: never."
 _BETAS = "Decay a step of the two running means: of gradients, and of their squares."
+_EPSILON = "Added to the root of the mean square; BERT published 1e-6."
+_WEIGHT_DECAY = "Share of a weight lost a step, times the learning rate."
+_SCALE_PARAMETER = (
+    "Multiply a parameter's learning rate by the root mean square of its values, at least 1e-3: steps are then "
+    "relative to what they change."
+)
+_WARMUP_START = "Share of the full learning rate that the warm-up begins at; 1: level until its end."
 _WARMUP_STEPS = "Steps until the full learning rate, rising linearly; counts before warmup_fraction. Null: see there."
 _WARMUP_FRACTION = "Share of all steps until the full learning rate, rising linearly. Null or 0: no warm-up."
 _FINAL_FRACTION = "Share of the full learning rate that is left at the end."
@@ -27,14 +34,94 @@ class OptimizerConfig(Config):
     clip_norm: float | None = Field(1.0, gt=0, description=_CLIP_NORM)
 
 
-@component("optimizer", "adamw", builder="lmtool.training.optimizers:build_adamw")
+@component("optimizer", "adamw", builder="lmtool.training.adam:build_adamw")
 class AdamWConfig(OptimizerConfig):
-    """Adam with decoupled weight decay (Loshchilov and Hutter 2019); norms and biases do not decay."""
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019); norms and biases do not decay.
+
+    With `scale_parameter` it is the optimizer of nanoT5 (Nawrot 2023), whose learning rate is 0.02.
+    """
 
     name: Literal["adamw"] = Field("adamw", description="Adam with decoupled weight decay.")
     betas: tuple[Beta, Beta] = Field((0.9, 0.999), description=_BETAS)
-    epsilon: float = Field(1e-8, gt=0, description="Added to the root of the mean square; BERT published 1e-6.")
-    weight_decay: float = Field(0.01, ge=0, description="Share of a weight lost a step, times the learning rate.")
+    epsilon: float = Field(1e-8, gt=0, description=_EPSILON)
+    weight_decay: float = Field(0.01, ge=0, description=_WEIGHT_DECAY)
+    scale_parameter: bool = Field(False, description=_SCALE_PARAMETER)
+
+
+@component("optimizer", "adam", builder="lmtool.training.adam:build_adam")
+class AdamConfig(OptimizerConfig):
+    """Adam (Kingma and Ba 2015) with an L2 penalty: it is part of the gradient, so it is averaged and scaled with it.
+
+    The Transformer's optimizer (Vaswani et al. 2017: betas 0.9 and 0.98, epsilon 1e-9, no penalty). What GPT-1's and
+    fairseq's code call Adam decays decoupled from the gradient: that is `adamw`.
+    """
+
+    name: Literal["adam"] = Field("adam", description="Adam with an L2 penalty.")
+    betas: tuple[Beta, Beta] = Field((0.9, 0.999), description=_BETAS)
+    epsilon: float = Field(1e-8, gt=0, description="Added to the root of the mean square.")
+    l2: float = Field(0.0, ge=0, description="L2 penalty: this share of a weight is added to its gradient.")
+
+
+@component("optimizer", "adafactor", builder="lmtool.training.adafactor:build_adafactor")
+class AdafactorConfig(OptimizerConfig):
+    """Adafactor (Shazeer and Stern 2018), T5's: of a matrix's squared gradients it keeps row and column means only.
+
+    The paper's step sizes min(1e-2, 1/sqrt(step)) are a schedule: `schedule=inverse_sqrt schedule.warmup_steps=10000
+    schedule.warmup_start=1` at the default learning rate (with warmup_start=0, its warm-up).
+    """
+
+    name: Literal["adafactor"] = Field("adafactor", description="Adam with a factored second moment.")
+    lr: float = Field(
+        1e-2, gt=0, description="Full learning rate, before the schedule; relative to the weights: see scale_parameter."
+    )
+    clip_norm: float | None = Field(None, gt=0, description=_CLIP_NORM)
+    scale_parameter: bool = Field(True, description=_SCALE_PARAMETER)
+    clip_threshold: float = Field(
+        1.0, gt=0, description="Largest root mean square of one parameter's update, before the learning rate."
+    )
+    decay_rate: float = Field(
+        0.8, gt=0, description="The mean of squares decays by 1 - step^-decay_rate: ever more slowly."
+    )
+    beta1: Beta | None = Field(None, description="Decay a step of a running mean of the updates. Null: none is kept.")
+    epsilon: float = Field(1e-30, gt=0, description="Added to the squared gradients.")
+    weight_decay: float = Field(
+        0.0, ge=0, description="Share of a weight lost a step, times its learning rate (scaled like the step)."
+    )
+
+
+@component("optimizer", "lamb", builder="lmtool.training.lamb:build_lamb")
+class LambConfig(OptimizerConfig):
+    """LAMB (You et al. 2020), for very large batches: each matrix moves by the learning rate times its own norm.
+
+    What does not decay (norms and biases) takes plain Adam steps, as in the published code.
+    """
+
+    name: Literal["lamb"] = Field("lamb", description="Adam with steps in proportion to each matrix's norm.")
+    # Table of the paper's appendix: 6.25e-4 at 512 examples, times the root of 2 with every doubling.
+    lr: float = Field(6.25e-4, gt=0, description="Full learning rate, before the schedule; 6.25e-4 at 512 examples.")
+    betas: tuple[Beta, Beta] = Field((0.9, 0.999), description=_BETAS)
+    epsilon: float = Field(1e-6, gt=0, description="Added to the root of the mean square.")
+    weight_decay: float = Field(0.01, ge=0, description="Share of a weight added to its update, before it is scaled.")
+
+
+@component("optimizer", "muon", builder="lmtool.training.muon:build_muon")
+class MuonConfig(OptimizerConfig):
+    """Muon (Jordan et al. 2024) on the matrices of the layers, AdamW on everything else.
+
+    A matrix's mean gradient is made nearly orthogonal before the step, and the step is as large as AdamW's usual one
+    (Liu et al. 2025), so that learning rate and weight decay are those of AdamW.
+    """
+
+    name: Literal["muon"] = Field("muon", description="Orthogonal steps for the matrices of the layers.")
+    lr: float = Field(6e-4, gt=0, description="Full learning rate of both parts, before the schedule; AdamW's.")
+    momentum: float = Field(0.95, ge=0, lt=1, description="Decay a step of the mean gradient of a matrix.")
+    nesterov: bool = Field(True, description="Look one step ahead: mix the gradient into its mean once more.")
+    newton_schulz_steps: int = Field(
+        5, ge=1, lt=100, description="Steps of the iteration that makes a matrix orthogonal."
+    )
+    weight_decay: float = Field(0.1, ge=0, description=_WEIGHT_DECAY)
+    betas: tuple[Beta, Beta] = Field((0.9, 0.95), description="AdamW's: " + _BETAS)
+    epsilon: float = Field(1e-8, gt=0, description="AdamW's: added to the root of the mean square.")
 
 
 class ScheduleConfig(Config):
@@ -43,6 +130,7 @@ class ScheduleConfig(Config):
     name: str = Field(description="The schedule.")
     warmup_steps: int | None = Field(None, ge=0, description=_WARMUP_STEPS)
     warmup_fraction: float | None = Field(None, ge=0, le=1, description=_WARMUP_FRACTION)
+    warmup_start: float = Field(0.0, ge=0, le=1, description=_WARMUP_START)
 
 
 @component("schedule", "linear", builder="lmtool.training.schedules:build_linear")
@@ -60,6 +148,20 @@ class CosineConfig(ScheduleConfig):
 
     name: Literal["cosine"] = Field("cosine", description="Warm-up, then half a cosine down.")
     warmup_fraction: float | None = Field(0.1, ge=0, le=1, description=_WARMUP_FRACTION)
+    final_fraction: float = Field(0.0, ge=0, le=1, description=_FINAL_FRACTION)
+
+
+@component("schedule", "polynomial", builder="lmtool.training.schedules:build_polynomial")
+class PolynomialConfig(ScheduleConfig):
+    """Up, then down with a power of the share of the steps that is left: fairseq's and transformers'."""
+
+    name: Literal["polynomial"] = Field("polynomial", description="Warm-up, then down with a power of what is left.")
+    warmup_fraction: float | None = Field(0.1, ge=0, le=1, description=_WARMUP_FRACTION)
+    power: float = Field(
+        1.0,
+        gt=0,
+        description="Power of the share of the steps that is left; 1: a straight line, above: steep at first.",
+    )
     final_fraction: float = Field(0.0, ge=0, le=1, description=_FINAL_FRACTION)
 
 

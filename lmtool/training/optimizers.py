@@ -1,4 +1,4 @@
-"""Optimizers over the learner's parameter groups, and their state as flat named tensors.
+"""What all optimizers share: the learner's parameter groups as torch's, their state as flat named tensors.
 
 The state is saved by parameter name (`exp_avg.backbone.layers.0.ffn.fc_in.weight`), so that neither the order of the
 groups nor that of the parameters matters when a run goes on.
@@ -6,37 +6,34 @@ groups nor that of the parameters matters when a run goes on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
+import torch
 from torch import Tensor, nn
-from torch.optim import AdamW, Optimizer
+from torch.optim import Optimizer
 
 from lmtool.errors import UserError
-from lmtool.training.configs import AdamWConfig
 from lmtool.types import ParameterGroup
 
 
-def build_adamw(config: AdamWConfig, groups: Sequence[ParameterGroup]) -> Optimizer:
-    """torch's AdamW over the groups, fused: one kernel a step, on CPUs and on CUDA.
+def torch_groups(groups: Iterable[ParameterGroup], lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
+    """The groups as torch's optimizers take them; empty ones are left out.
 
     A group's learning rate and weight decay are multiples of the configuration's. The loop sets the learning rate
     before each step with `set_learning_rate`.
     """
-    return AdamW(
-        [
-            {
-                "params": [parameter for _, parameter in group.parameters],
-                "lr": config.lr * group.learning_rate_scale,
-                "weight_decay": config.weight_decay * group.weight_decay_scale,
-                "learning_rate_scale": group.learning_rate_scale,
-            }
-            for group in groups
-            if group.parameters
-        ],
-        betas=config.betas,
-        eps=config.epsilon,
-        fused=True,
-    )
+    return [
+        {
+            "params": [parameter for _, parameter in group.parameters],
+            "lr": lr * group.learning_rate_scale,
+            "weight_decay": weight_decay * group.weight_decay_scale,
+            "learning_rate_scale": group.learning_rate_scale,
+            "weight_decay_scale": group.weight_decay_scale,
+        }
+        for group in groups
+        if group.parameters
+    ]
 
 
 def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:
@@ -69,18 +66,25 @@ def state_tensors(optimizer: Optimizer, named: Mapping[str, nn.Parameter]) -> di
 
 
 def load_state_tensors(optimizer: Optimizer, named: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]) -> None:
-    """Put a saved state back. UserError where it belongs to other parameters."""
+    """Put a saved state back. UserError where it belongs to other parameters.
+
+    A tensor of the state has its parameter's shape, or is a scalar, or has the shape that the optimizer's own
+    `state_shape(kind, parameter)` tells.
+    """
     optimizer.state.clear()
+    # The step count is read by the fused kernels on the device, and by everything else on the host.
+    fused = any(group.get("fused") for group in optimizer.param_groups)
+    shape_of = getattr(optimizer, "state_shape", lambda kind, parameter: parameter.shape)
     for key, value in tensors.items():
         kind, _, name = key.partition(".")
         parameter = named.get(name)
-        if parameter is None or (value.ndim > 0 and value.shape != parameter.shape):
+        if parameter is None or (value.ndim > 0 and value.shape != shape_of(kind, parameter)):
             raise UserError(
                 f"the checkpoint's optimizer state is of another model: {name} {tuple(value.shape)}",
                 "go on with the configuration the run was started with, or give another name=",
             )
-        # Scalars (the step count) stay on the host unless the fused kernel reads them on the device.
-        optimizer.state[parameter][kind] = value.to(parameter.device, copy=True)
+        device = parameter.device if value.ndim or fused else torch.device("cpu")
+        optimizer.state[parameter][kind] = value.to(device, copy=True)
 
 
 def gradient_norm(parameters: Sequence[nn.Parameter], clip_norm: float | None) -> Tensor:

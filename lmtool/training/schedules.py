@@ -1,8 +1,9 @@
 """The learning rate over the steps: pure functions (step, total) -> factor.
 
-Steps count from 1. Warm-up: step / warmup_steps, so that the first step moves. After it the decay is that of
-transformers' schedulers (Wolf et al. 2020, optimization.py) whose index is step - 1: the first step after the warm-up
-has the full rate, and the final fraction is what a step after the last would have, so that no step is wasted on zero.
+Steps count from 1. Warm-up: step / warmup_steps (from `warmup_start` up), so that the first step moves. After it the
+decay is that of transformers' schedulers (Wolf et al. 2020, optimization.py) whose index is step - 1: the first step
+after the warm-up has the full rate, and the final fraction is what a step after the last would have, so that no step
+is wasted on zero.
 `total` may be infinite while a budget in minutes is being measured: then a fraction of it is never over.
 """
 
@@ -11,7 +12,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from lmtool.training.configs import ConstantConfig, CosineConfig, InverseSqrtConfig, LinearConfig, ScheduleConfig
+from lmtool.training.configs import (
+    ConstantConfig,
+    CosineConfig,
+    InverseSqrtConfig,
+    LinearConfig,
+    PolynomialConfig,
+    ScheduleConfig,
+)
 
 Schedule = Callable[[int, float], float]
 
@@ -26,13 +34,18 @@ def warmup_steps(config: ScheduleConfig, total: float) -> float:
     return round(steps) if math.isfinite(steps) else steps
 
 
+def _rising(config: ScheduleConfig, share: float) -> float:
+    """The factor after a share of the warm-up."""
+    return config.warmup_start + (1 - config.warmup_start) * share
+
+
 def _decaying(config: ScheduleConfig, decay: Callable[[float], float]) -> Schedule:
     """Warm-up, then `decay` of the share of the remaining steps that is done, in [0, 1]."""
 
     def factor(step: int, total: float) -> float:
         warmup = warmup_steps(config, total)
         if step <= warmup:
-            return step / warmup
+            return _rising(config, step / warmup)
         done = (step - 1 - warmup) / max(total - warmup, 1)
         return decay(min(done, 1.0))
 
@@ -48,17 +61,26 @@ def build_cosine(config: CosineConfig) -> Schedule:
     return _decaying(config, lambda done: final + (1 - final) * 0.5 * (1 + math.cos(math.pi * done)))
 
 
+def build_polynomial(config: PolynomialConfig) -> Schedule:
+    final, power = config.final_fraction, config.power
+    return _decaying(config, lambda done: final + (1 - final) * (1 - done) ** power)
+
+
 def build_constant(config: ConstantConfig) -> Schedule:
     return _decaying(config, lambda done: 1.0)
 
 
 def build_inverse_sqrt(config: InverseSqrtConfig) -> Schedule:
-    """sqrt(warmup / step), 1 at the end of the warm-up; without one, 1 / sqrt(step)."""
+    """sqrt(warmup / step), 1 at the end of the warm-up; without one, 1 / sqrt(step).
+
+    T5's 1 / sqrt(max(step, 10,000)) is lr 0.01, warmup_steps 10,000, warmup_start 1; the Transformer's is
+    lr (H warmup)^-1/2, H its width.
+    """
 
     def factor(step: int, total: float) -> float:
         warmup = warmup_steps(config, total)
         if step <= warmup:
-            return step / warmup
+            return _rising(config, step / warmup)
         return max(math.sqrt(max(warmup, 1) / step), config.final_fraction)
 
     return factor

@@ -16,10 +16,11 @@ import torch
 
 from lmtool.errors import CheckFailed, UserError
 from lmtool.training import checkpoints, keeper
+from lmtool.training.adam import build_adamw
 from lmtool.training.checkpoints import Damaged
 from lmtool.training.configs import AdamWConfig
 from lmtool.training.loop import train
-from lmtool.training.optimizers import build_adamw, load_state_tensors, named_parameters, state_tensors
+from lmtool.training.optimizers import load_state_tensors, named_parameters, state_tensors
 
 from .fakes import OPTIMIZER, SCHEDULE, FakeLearner, FakeLoader, evaluator, open_run, settings, train_rows
 

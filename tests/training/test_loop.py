@@ -14,9 +14,10 @@ from safetensors import safe_open
 
 from lmtool.errors import Diverged, UserError
 from lmtool.training import checkpoints
+from lmtool.training.adam import build_adamw
 from lmtool.training.configs import AdamWConfig, ConstantConfig
 from lmtool.training.loop import train
-from lmtool.training.optimizers import build_adamw, named_parameters
+from lmtool.training.optimizers import named_parameters
 from lmtool.training.precision import Precision
 from lmtool.training.progress import TrainingResult
 from lmtool.training.step import apply_gradients, gradients

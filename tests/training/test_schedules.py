@@ -9,7 +9,14 @@ import pytest
 from pydantic import ValidationError
 
 from lmtool.config.tables import build
-from lmtool.training.configs import AdamWConfig, ConstantConfig, CosineConfig, InverseSqrtConfig, LinearConfig
+from lmtool.training.configs import (
+    AdamWConfig,
+    ConstantConfig,
+    CosineConfig,
+    InverseSqrtConfig,
+    LinearConfig,
+    PolynomialConfig,
+)
 
 
 def factors(config: Any, total: float, steps: range) -> list[float]:
@@ -36,7 +43,8 @@ def test_decay_is_that_of_transformers(total: int, warmup: int) -> None:
 
 
 def test_final_fraction_is_the_floor() -> None:
-    for config in (LinearConfig(final_fraction=0.1), CosineConfig(final_fraction=0.1)):
+    for kind in (LinearConfig, CosineConfig, PolynomialConfig):
+        config = kind(final_fraction=0.1)
         assert build(config)(101, 100) == pytest.approx(0.1) == pytest.approx(build(config)(500, 100))
     assert build(InverseSqrtConfig(warmup_steps=4, final_fraction=0.2))(10**6, 10**6) == 0.2
 
@@ -60,10 +68,34 @@ def test_an_unknown_end_keeps_a_fraction_of_it_at_zero() -> None:
     assert factors(LinearConfig(warmup_steps=2), math.inf, range(1, 5)) == [0.5, 1.0, 1.0, 1.0]
 
 
-@pytest.mark.parametrize("name", ["linear", "cosine", "constant", "inverse_sqrt"])
+def test_a_power_of_what_is_left() -> None:
+    # transformers/optimization.py, get_polynomial_decay_schedule_with_warmup, with index = step - 1.
+    schedule = build(PolynomialConfig(warmup_steps=4, power=2.0, final_fraction=0.1))
+    for step in range(5, 21):
+        left = 1 - (step - 1 - 4) / (20 - 4)
+        assert schedule(step, 20) == pytest.approx((1.0 - 0.1) * left**2 + 0.1)
+    assert factors(PolynomialConfig(), 30, range(1, 31)) == pytest.approx(factors(LinearConfig(), 30, range(1, 31)))
+    assert build(PolynomialConfig(power=0.5))(500, 100) == 0.0
+
+
+def test_the_warm_up_may_start_higher() -> None:
+    assert factors(LinearConfig(warmup_steps=4, warmup_start=0.5), 12, range(1, 5)) == [0.625, 0.75, 0.875, 1.0]
+    assert factors(ConstantConfig(warmup_steps=2, warmup_start=1.0), 4, range(1, 5)) == [1.0] * 4
+
+
+def test_the_transformers_schedule() -> None:
+    # Vaswani et al. 2017, equation 3: width^-0.5 min(step^-0.5, step warmup^-1.5).
+    width, warmup = 512, 4000
+    schedule = build(InverseSqrtConfig(warmup_steps=warmup))
+    for step in (1, 100, 3_999, 4_000, 4_001, 100_000):
+        expected = width**-0.5 * min(step**-0.5, step * warmup**-1.5)
+        assert (width * warmup) ** -0.5 * schedule(step, 100_000) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", ["linear", "cosine", "constant", "inverse_sqrt", "polynomial"])
 def test_every_factor_is_between_zero_and_one(name: str) -> None:
     config = {"linear": LinearConfig, "cosine": CosineConfig, "constant": ConstantConfig,
-              "inverse_sqrt": InverseSqrtConfig}[name]()  # fmt: skip
+              "inverse_sqrt": InverseSqrtConfig, "polynomial": PolynomialConfig}[name]()  # fmt: skip
     for total in (1, 2, 3, 10, 101):
         assert all(0 < one <= 1 for one in factors(config, total, range(1, total + 1)))
 

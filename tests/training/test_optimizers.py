@@ -1,0 +1,324 @@
+"""Every optimizer: equal to its reference, faithful to the parameter groups, and going on bit for bit."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from lmtool.config.tables import build
+from lmtool.errors import UserError
+from lmtool.training import checkpoints
+from lmtool.training.configs import (
+    AdafactorConfig,
+    AdamConfig,
+    AdamWConfig,
+    InverseSqrtConfig,
+    LambConfig,
+    MuonConfig,
+    OptimizerConfig,
+)
+from lmtool.training.loop import train
+from lmtool.training.muon import is_hidden_matrix
+from lmtool.training.optimizers import load_state_tensors, named_parameters, set_learning_rate, state_tensors
+from lmtool.types import ParameterGroup
+
+from .fakes import SCHEDULE, FakeLearner, FakeLoader, evaluator, open_run, settings
+
+SHAPES = {
+    "embed.weight": (7, 4),
+    "layers.0.ffn.fc_in.weight": (6, 4),
+    "layers.0.ffn.fc_in.bias": (6,),
+    "layers.0.norm1.weight": (4,),
+    "layers.0.stack": (2, 3, 5),
+    "gate": (1,),
+}
+EVERY = {
+    "adamw": AdamWConfig(lr=0.01),
+    "adamw_scaled": AdamWConfig(lr=0.02, scale_parameter=True, weight_decay=0.1),
+    "adam": AdamConfig(lr=0.01, l2=0.1),
+    "adafactor": AdafactorConfig(),
+    "adafactor_mean": AdafactorConfig(lr=0.01, beta1=0.9, weight_decay=0.1, scale_parameter=False),
+    "lamb": LambConfig(lr=0.01),
+    "muon": MuonConfig(lr=0.01),
+}
+
+
+def parameters() -> dict[str, nn.Parameter]:
+    generator = torch.Generator().manual_seed(1)
+    made = {name: nn.Parameter(0.3 * torch.randn(shape, generator=generator)) for name, shape in SHAPES.items()}
+    made["gate"].data.zero_()
+    return made
+
+
+def gradients(steps: int) -> list[dict[str, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(2)
+    return [
+        {name: 10 ** (step % 3 - 2) * torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
+        for step in range(steps)
+    ]
+
+
+def groups_of(named: dict[str, nn.Parameter], **scales: float) -> list[ParameterGroup]:
+    decay = [(name, one) for name, one in named.items() if one.ndim > 1]
+    rest = [(name, one) for name, one in named.items() if one.ndim < 2]
+    return [ParameterGroup("decay", decay, **scales), ParameterGroup("rest", rest, weight_decay_scale=0.0)]
+
+
+def moved(config: OptimizerConfig, rate: Callable[[int], float] = lambda step: 0.01, steps: int = 12) -> dict[str, Any]:
+    """The parameters after some steps of ours."""
+    named = parameters()
+    optimizer = build(config, groups_of(named))
+    for step, given in enumerate(gradients(steps), start=1):
+        set_learning_rate(optimizer, rate(step))
+        for name, one in named.items():
+            one.grad = given[name].clone()
+        optimizer.step()
+    return named
+
+
+def reference(step_of: Callable[[str, torch.Tensor, torch.Tensor, int], None], steps: int = 12) -> dict[str, Any]:
+    """The parameters after some steps of a plain loop: step_of(name, parameter, gradient, step) moves one in place."""
+    named = parameters()
+    for step, given in enumerate(gradients(steps), start=1):
+        for name, one in named.items():
+            with torch.no_grad():
+                step_of(name, one, given[name], step)
+    return named
+
+
+def assert_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    start = parameters()
+    for name, one in expected.items():
+        assert not torch.equal(one, start[name])
+        torch.testing.assert_close(found[name], one, rtol=1e-6, atol=1e-6)
+
+
+def transformers_adafactor(decay: float, rate: Callable[[int], float] | None = None, **options: Any) -> dict[str, Any]:
+    named = parameters()
+    groups = groups_of(named)
+    optimizer = transformers.Adafactor(
+        [{"params": [one for _, one in group.parameters], "weight_decay": decay * group.weight_decay_scale}
+         for group in groups],
+        lr=None if rate is None else 1.0, relative_step=rate is None, **options,
+    )  # fmt: skip
+    for step, given in enumerate(gradients(12), start=1):
+        for name, one in named.items():
+            one.grad = given[name].clone()
+        if rate is not None:
+            for group in optimizer.param_groups:
+                group["lr"] = rate(step)
+        optimizer.step()
+    return named
+
+
+@pytest.mark.parametrize("scale", [True, False])
+@pytest.mark.parametrize("beta1", [None, 0.9])
+def test_adafactor_is_transformers(scale: bool, beta1: float | None) -> None:
+    def rate(step: int) -> float:
+        return 0.02 / step
+
+    config = AdafactorConfig(scale_parameter=scale, beta1=beta1, clip_threshold=0.7, decay_rate=0.6, weight_decay=0.1)
+    expected = transformers_adafactor(
+        0.1, rate=rate, scale_parameter=scale, beta1=beta1, clip_threshold=0.7, decay_rate=-0.6
+    )
+    assert_equal(moved(config, rate), expected)
+
+
+@pytest.mark.parametrize("warmup_init", [False, True])
+def test_the_papers_step_sizes_are_a_schedule(warmup_init: bool) -> None:
+    schedule = build(InverseSqrtConfig(warmup_steps=10_000, warmup_start=0.0 if warmup_init else 1.0))
+    config = AdafactorConfig()
+    for step in (1, 77, 9_999, 10_000, 10_001, 524_288):
+        first = 1e-6 * step if warmup_init else 1e-2
+        assert config.lr * schedule(step, math.inf) == pytest.approx(min(first, 1 / math.sqrt(step)))
+    found = moved(config, lambda step: config.lr * schedule(step, math.inf))
+    assert_equal(found, transformers_adafactor(0.0, warmup_init=warmup_init))
+
+
+def test_adafactor_keeps_sums_of_rows_and_columns_only() -> None:
+    matrix = nn.Parameter(torch.randn(30, 20))
+    optimizer = build(AdafactorConfig(), [ParameterGroup("all", [("matrix", matrix)])])
+    matrix.grad = torch.randn(30, 20)
+    optimizer.step()
+    assert sum(one.numel() for one in state_tensors(optimizer, {"matrix": matrix}).values()) == 30 + 20 + 1
+
+
+def adam_direction(means: dict[str, Any], name: str, gradient: Any, step: int, betas: Any, epsilon: float) -> Any:
+    mean, square = means.setdefault(name, (torch.zeros_like(gradient), torch.zeros_like(gradient)))
+    mean = betas[0] * mean + (1 - betas[0]) * gradient
+    square = betas[1] * square + (1 - betas[1]) * gradient**2
+    means[name] = mean, square
+    return (mean / (1 - betas[0] ** step)) / ((square / (1 - betas[1] ** step)).sqrt() + epsilon)
+
+
+def test_lamb_is_the_papers_algorithm() -> None:
+    means: dict[str, Any] = {}
+
+    def step_of(name: str, parameter: torch.Tensor, gradient: torch.Tensor, step: int) -> None:
+        update = adam_direction(means, name, gradient, step, (0.9, 0.999), 1e-6)
+        ratio = torch.tensor(1.0)
+        if parameter.ndim > 1:
+            update = update + 0.1 * parameter
+            ratio = parameter.norm() / update.norm()
+        parameter -= 0.01 * ratio * update
+
+    assert_equal(moved(LambConfig(weight_decay=0.1)), reference(step_of))
+
+
+def test_lamb_moves_a_parameter_of_zeros() -> None:
+    matrix = nn.Parameter(torch.zeros(3, 2))
+    optimizer = build(LambConfig(lr=0.5), [ParameterGroup("all", [("matrix", matrix)])])
+    matrix.grad = torch.ones(3, 2)
+    optimizer.step()
+    torch.testing.assert_close(matrix.data, torch.full((3, 2), -0.5))
+
+
+def test_adamw_scaled_by_the_parameters_size() -> None:
+    means: dict[str, Any] = {}
+
+    def step_of(name: str, parameter: torch.Tensor, gradient: torch.Tensor, step: int) -> None:
+        update = adam_direction(means, name, gradient, step, (0.9, 0.999), 1e-8)
+        rate = 0.01 * max(1e-3, float(parameter.square().mean().sqrt()))
+        if parameter.ndim > 1:
+            parameter *= 1 - 0.01 * 0.1
+        parameter -= rate * update
+
+    assert_equal(moved(AdamWConfig(scale_parameter=True, weight_decay=0.1)), reference(step_of))
+
+
+def test_adam_has_its_penalty_in_the_gradient() -> None:
+    means: dict[str, Any] = {}
+
+    def step_of(name: str, parameter: torch.Tensor, gradient: torch.Tensor, step: int) -> None:
+        if parameter.ndim > 1:
+            gradient = gradient + 0.1 * parameter
+        parameter -= 0.01 * adam_direction(means, name, gradient, step, (0.9, 0.98), 1e-9)
+
+    found = moved(AdamConfig(l2=0.1, betas=(0.9, 0.98), epsilon=1e-9))
+    assert_equal(found, reference(step_of))
+    plain = moved(AdamWConfig(weight_decay=0.1, betas=(0.9, 0.98), epsilon=1e-9))
+    assert not torch.allclose(found["embed.weight"], plain["embed.weight"], atol=1e-4)
+
+
+def test_muon_moves_the_matrices_of_the_layers_and_adamw_the_rest() -> None:
+    hidden = [name for name, one in parameters().items() if is_hidden_matrix(name, one)]
+    assert hidden == ["layers.0.ffn.fc_in.weight"]
+    table = nn.Parameter(torch.zeros(5, 4))
+    assert not is_hidden_matrix("backbone.layers.0.self_attn.positions.key.weight", table)
+    config = MuonConfig(weight_decay=0.1)
+    found, beside = moved(config), moved(AdamWConfig(betas=(0.9, 0.95), weight_decay=0.1))
+    for name in set(SHAPES) - set(hidden):
+        assert torch.equal(found[name], beside[name])
+
+    own = parameters()[hidden[0]]
+    torchs = torch.optim.Muon([own], lr=0.01, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw")
+    for given in gradients(12):
+        own.grad = given[hidden[0]].clone()
+        torchs.step()
+    assert torch.equal(found[hidden[0]], own)
+
+
+def test_muon_without_a_matrix_of_a_layer_is_refused() -> None:
+    head = nn.Parameter(torch.zeros(3, 2))
+    with pytest.raises(UserError, match="none of them learns"):
+        build(MuonConfig(), [ParameterGroup("head", [("heads.sequence.weight", head)])])
+
+
+@pytest.mark.parametrize("name", list(EVERY))
+def test_groups_scale_rate_and_decay(name: str) -> None:
+    """A group at half the learning rate moves as the whole would at half of it; one that does not decay is no smaller
+    after a step with no gradient."""
+    config = EVERY[name]
+    halves = []
+    for scale, rate in ((0.5, 0.02), (1.0, 0.01)):
+        named = parameters()
+        optimizer = build(config, groups_of(named, learning_rate_scale=scale))
+        for given in gradients(3):
+            set_learning_rate(optimizer, rate)
+            for key, one in named.items():
+                one.grad = given[key].clone()
+            optimizer.step()
+        halves.append(named)
+    for key in ("embed.weight", "layers.0.ffn.fc_in.weight", "layers.0.stack"):
+        torch.testing.assert_close(halves[0][key], halves[1][key], rtol=1e-6, atol=1e-7)
+
+    decays = config.model_copy(update={"l2" if name == "adam" else "weight_decay": 0.5})
+    named, start = parameters(), parameters()
+    optimizer = build(decays, groups_of(named))
+    set_learning_rate(optimizer, 0.1)
+    for one in named.values():
+        one.grad = torch.zeros_like(one)
+    optimizer.step()
+    for key, one in named.items():
+        assert torch.equal(one, start[key]) == (one.ndim < 2), key
+
+
+class Layered(FakeLearner):
+    """The fake learner with its matrix in a layer, where Muon looks for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([self.dense])
+
+
+def go(folder: Path, config: OptimizerConfig, max_steps: int) -> Layered:
+    learner = Layered()
+    groups = [
+        ParameterGroup(
+            group.name,
+            [(name.replace("dense.", "layers.0."), one) for name, one in group.parameters],
+            weight_decay_scale=group.weight_decay_scale,
+        )
+        for group in learner.parameter_groups()
+    ]
+    learner.parameter_groups = lambda: groups  # type: ignore[method-assign]
+    with open_run(folder) as run:
+        train(
+            learner, FakeLoader(), evaluator(learner), run,
+            settings(max_steps=max_steps, evaluate_every=4), config, SCHEDULE,
+        )  # fmt: skip
+    return learner
+
+
+@pytest.mark.parametrize("name", list(EVERY))
+def test_a_run_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:
+    """A finished run of 8 steps, and one whose checkpoint of step 4 is all that is left of it."""
+    whole = go(tmp_path / "whole", EVERY[name], 8)
+    go(tmp_path / "cut", EVERY[name], 8)
+    shutil.rmtree(tmp_path / "cut" / "checkpoints" / "step_00000008")
+    on = go(tmp_path / "cut", EVERY[name], 8)
+    for key, one in whole.state_dict().items():
+        assert torch.equal(on.state_dict()[key], one), key
+    states = [
+        checkpoints.read_tensors(tmp_path / run / "checkpoints" / "step_00000008", checkpoints.OPTIMIZER)
+        for run in ("whole", "cut")
+    ]
+    assert states[0].keys() == states[1].keys() and states[0]
+    assert all(torch.equal(states[1][key], one) for key, one in states[0].items())
+    assert not torch.equal(whole.dense.weight, Layered().dense.weight)
+
+
+@pytest.mark.parametrize("name", list(EVERY))
+def test_a_state_comes_back_by_name(name: str) -> None:
+    named = parameters()
+    optimizer = build(EVERY[name], groups_of(named))
+    for one in named.values():
+        one.grad = torch.ones_like(one)
+    optimizer.step()
+    saved = {key: one.clone() for key, one in state_tensors(optimizer, named).items()}
+    assert {key.partition(".")[2] for key in saved} == set(SHAPES)
+    fresh = build(EVERY[name], list(reversed(groups_of(named))))
+    load_state_tensors(fresh, named_parameters(groups_of(named)), saved)
+    back = state_tensors(fresh, named)
+    assert back.keys() == saved.keys() and all(torch.equal(back[key], one) for key, one in saved.items())
+    largest = max(saved, key=lambda key: saved[key].numel())
+    with pytest.raises(UserError, match="another model"):
+        load_state_tensors(fresh, named, saved | {largest: torch.zeros(11, 13)})
