@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -10,16 +10,15 @@ from lmtool.config.base import Config
 from lmtool.config.tables import Choice, component
 from lmtool.nn.configs import LearnedPositionsConfig, PositionsConfig
 
-NARROW = 256
-"""Widest model whose suggested learning rate is `NARROW_LEARNING_RATE` instead of the published one: the published
-rates are for 768 and wider over a million steps, and move a narrow model too little in minutes."""
-NARROW_LEARNING_RATE = 1e-3
+ABSOLUTE_STEPS = ("adam", "adamw", "muon")
+"""Optimizers whose step does not depend on the size of what it changes: their learning rate goes with the width."""
 
 
 class ModelConfig(Config):
     """The sizes every family has, under the same names, and what a family asks of the other sections.
 
     The `default_*` sections are what `auto` stands for in a run of this family: plain data, decoded like typed ones.
+    Their learning rates are for the width that is the class's default: see `at_width`.
     """
 
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder"]] = "encoder"
@@ -27,6 +26,11 @@ class ModelConfig(Config):
     default_objective: ClassVar[dict[str, Any]] = {}
     default_optimizer: ClassVar[dict[str, Any]] = {}
     default_schedule: ClassVar[dict[str, Any]] = {}
+    learning_rates: ClassVar[dict[int, float]] = {}
+    """Learning rates of pretraining that are known for other widths, by `hidden_size`: published or measured."""
+    # Devlin et al. 2019, A.3: 5e-5 is the largest of their three rates.
+    finetune_optimizer: ClassVar[dict[str, Any]] = {"name": "adamw", "lr": 5e-5}
+    finetune_schedule: ClassVar[dict[str, Any]] = {"name": "linear", "warmup_fraction": 0.1}
     text_format: ClassVar[str] = "bert"
     """How a text or a pair is laid out: a name in `lmtool.data.formats`."""
     summary: ClassVar[Literal["pooled_first", "first", "last", "mean"]] = "pooled_first"
@@ -60,14 +64,37 @@ class ModelConfig(Config):
         return self
 
     def suggested_optimizer(self) -> dict[str, Any]:
-        """The optimizer section for `auto`: the published one; for a narrow model with a larger learning rate."""
-        if self.hidden_size > NARROW:
-            return dict(self.default_optimizer)
-        return {**self.default_optimizer, "lr": NARROW_LEARNING_RATE}
+        """The section `optimizer: auto` stands for in pretraining."""
+        return self.at_width(self.default_optimizer, self.learning_rates)
+
+    def suggested_finetune_optimizer(self) -> dict[str, Any]:
+        """The section `optimizer: auto` stands for in finetuning. At widths 128 to 512 the rule gives 3e-4 to 7.5e-5,
+        which spans the rates Google lists for its compact BERTs (3e-4, 1e-4, 5e-5, 3e-5; Turc et al. 2019)."""
+        return self.at_width(self.finetune_optimizer)
+
+    def at_width(self, optimizer: dict[str, Any], known: dict[int, float] | None = None) -> dict[str, Any]:
+        """An optimizer section with its learning rate fitted to this model's width.
+
+        A width with a known rate gets it. A narrower model than the section is for gets a larger rate, in inverse
+        proportion to the width (Yang et al. 2022, "Tensor Programs V", for Adam; the published tables of GPT-3,
+        RoBERTa and ELECTRA stay within a factor of 1.5 of it). A wider one keeps the rate.
+        """
+        rate = optimizer.get("lr")
+        if rate is None or optimizer.get("name") not in ABSOLUTE_STEPS or optimizer.get("scale_parameter"):
+            return dict(optimizer)
+        width = type(self).model_fields["hidden_size"].default
+        fitted = (known or {}).get(self.hidden_size, rate * max(width / self.hidden_size, 1.0))
+        return {**optimizer, "lr": float(f"{fitted:.3g}")}
+
+
+class SegmentedConfig(ModelConfig):
+    """An encoder that tells the two texts of a pair apart by a table."""
+
+    segments: int = Field(2, ge=1, description="Rows of the segment table (BERT's token types).")
 
 
 @component("model", "bert", builder="lmtool.models.bert:build")
-class BertConfig(ModelConfig):
+class BertConfig(SegmentedConfig):
     """BERT (Devlin et al. 2019): post-norm encoder with learned positions and segments. Defaults: base, uncased."""
 
     default_tokenizer: ClassVar[dict[str, Any]] = {"name": "wordpiece"}
@@ -83,9 +110,9 @@ class BertConfig(ModelConfig):
         "clip_norm": 1.0,
     }
     default_schedule: ClassVar[dict[str, Any]] = {"name": "linear", "warmup_fraction": 0.01}
+    learning_rates: ClassVar[dict[int, float]] = {128: 1e-3}  # measured on two megabytes of docstrings, 1,500 steps
 
     name: Literal["bert"] = Field("bert", description="BERT.")
-    segments: int = Field(2, ge=1, description="Rows of the segment table (BERT's token types).")
 
 
 @component("model", "gpt", builder="lmtool.models.gpt:build")
@@ -106,6 +133,8 @@ class GptConfig(ModelConfig):
         "clip_norm": 1.0,
     }
     default_schedule: ClassVar[dict[str, Any]] = {"name": "cosine", "warmup_fraction": 0.01, "final_fraction": 0.1}
+    # Brown et al. 2020, table 2.1, the sizes nearest in parameters: medium, large, XL.
+    learning_rates: ClassVar[dict[int, float]] = {1024: 3e-4, 1280: 2.5e-4, 1600: 2e-4}
     text_format: ClassVar[str] = "gpt"
     summary: ClassVar[Literal["pooled_first", "first", "last", "mean"]] = "last"
 
@@ -114,4 +143,30 @@ class GptConfig(ModelConfig):
     max_positions: int = Field(
         1024, ge=8, description="Longest sequence in tokens; learned positions have as many rows."
     )
+    norm_epsilon: float = Field(1e-5, gt=0, description="Added to the variance in layer norms.")
+
+
+@component("model", "gpt1", builder="lmtool.models.gpt1:build")
+class Gpt1Config(ModelConfig):
+    """GPT (Radford et al. 2018): post-norm decoder with learned positions."""
+
+    architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder"]] = "decoder"
+    default_tokenizer: ClassVar[dict[str, Any]] = {"name": "bytebpe"}
+    default_objective: ClassVar[dict[str, Any]] = {"name": "clm"}
+    # Radford et al. 2018, 4.1: Adam with decoupled decay .01, at most 2.5e-4 after 2,000 steps, cosine down to 0; 100
+    # epochs of 64 x 512 tokens, about 2.4 million steps. Betas, epsilon and clipping as in the published code.
+    default_optimizer: ClassVar[dict[str, Any]] = {
+        "name": "adamw",
+        "lr": 2.5e-4,
+        "betas": (0.9, 0.999),
+        "epsilon": 1e-8,
+        "weight_decay": 0.01,
+        "clip_norm": 1.0,
+    }
+    default_schedule: ClassVar[dict[str, Any]] = {"name": "cosine", "warmup_fraction": 0.002}
+    text_format: ClassVar[str] = "gpt"
+    summary: ClassVar[Literal["pooled_first", "first", "last", "mean"]] = "last"
+
+    name: Literal["gpt1"] = Field("gpt1", description="GPT of 2018.")
+    vocab_size: int = Field(40478, ge=8, description="Rows of the token embedding; at least the tokenizer's entries.")
     norm_epsilon: float = Field(1e-5, gt=0, description="Added to the variance in layer norms.")

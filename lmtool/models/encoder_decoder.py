@@ -11,10 +11,14 @@ from torch import Tensor, nn
 
 from lmtool.models.base import Backbone
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
+from lmtool.nn.attention import SelfAttention
+from lmtool.nn.blocks import PostNormLayer
 from lmtool.nn.cache import Cache
-from lmtool.nn.cross_attention import EncoderState
+from lmtool.nn.cross_attention import CrossAttention, EncoderState
+from lmtool.nn.decoder_blocks import PostNormCrossLayer
 from lmtool.nn.dropout import Draws, Dropout
 from lmtool.nn.embeddings import Embeddings, Places
+from lmtool.nn.feedforward import Activation, FeedForward
 from lmtool.nn.layout import Causal, Full, Layout, Segments
 from lmtool.types import Packed
 
@@ -94,3 +98,29 @@ class EncoderDecoder(Backbone):
         """An empty cache for this many outputs of at most `capacity` tokens."""
         self.decoder.embed.position.check(capacity)
         return Cache(self.config.layers_of_decoder, documents, capacity)
+
+
+def post_norm_layers(
+    config: EncoderDecoderConfig, activation: Activation, activation_dropout: float
+) -> tuple[list[PostNormLayer], list[PostNormCrossLayer]]:
+    """The layers of both stacks of a family with biases everywhere and norms behind the sublayers."""
+    width = config.hidden_size
+    attention = (width, config.num_heads, config.attention_dropout)
+
+    def norm() -> nn.LayerNorm:
+        return nn.LayerNorm(width, config.norm_epsilon)
+
+    def ffn() -> FeedForward:
+        return FeedForward(width, config.feedforward_size, activation, dropout=activation_dropout)
+
+    encoder = [
+        PostNormLayer(SelfAttention(*attention), ffn(), norm(), norm(), config.dropout)
+        for _ in range(config.num_layers)
+    ]
+    decoder = [
+        PostNormCrossLayer(
+            SelfAttention(*attention), CrossAttention(*attention), ffn(), (norm(), norm(), norm()), config.dropout
+        )
+        for _ in range(config.layers_of_decoder)
+    ]
+    return encoder, decoder

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from lmtool.config.tables import component
+from lmtool.config.tables import Choice, component
 from lmtool.models.configs import ModelConfig
+from lmtool.nn.configs import PositionsConfig, SinusoidalPositionsConfig, T5PositionsConfig
 
 
 class EncoderDecoderConfig(ModelConfig):
@@ -33,10 +34,16 @@ class T5Config(EncoderDecoderConfig):
 
     default_tokenizer: ClassVar[dict[str, Any]] = {"name": "sentencepiece"}
     default_objective: ClassVar[dict[str, Any]] = {"name": "span_corruption"}
-    # Raffel et al. 2020, 3.1.2: Adafactor, 1/sqrt(max(n, 10^4)) at step n.
+    # Raffel et al. 2020, 3.1.2: Adafactor, 1/sqrt(max(n, 10^4)) at step n; 2^19 steps.
     default_optimizer: ClassVar[dict[str, Any]] = {"name": "adafactor"}
-    default_schedule: ClassVar[dict[str, Any]] = {"name": "inverse_sqrt"}
-    free_fields: ClassVar[tuple[str, ...]] = (*ModelConfig.free_fields, "max_positions")
+    default_schedule: ClassVar[dict[str, Any]] = {
+        "name": "inverse_sqrt",
+        "warmup_fraction": 0.02,
+        "warmup_start": 1.0,
+    }
+    # Raffel et al. 2020, 3.1.3: a constant 1e-3.
+    finetune_optimizer: ClassVar[dict[str, Any]] = {"name": "adafactor", "lr": 1e-3}
+    finetune_schedule: ClassVar[dict[str, Any]] = {"name": "constant", "warmup_fraction": None}
 
     name: Literal["t5"] = Field("t5", description="T5.")
     vocab_size: int = Field(32128, ge=8, description="Rows of the token embedding; at least the tokenizer's entries.")
@@ -49,7 +56,9 @@ class T5Config(EncoderDecoderConfig):
         description="Whether the output layer is the token embedding, applied to the hidden states scaled by "
         "1/sqrt(hidden_size) (version 1.0), or a table of its own (1.1).",
     )
-    max_positions: int = Field(512, ge=8, description="Longest sequence in tokens; no table depends on it.")
+    positions: Annotated[PositionsConfig, Choice("model/positions")] = Field(
+        T5PositionsConfig(), description="How the model knows where a token stands."
+    )
     norm_epsilon: float = Field(1e-6, gt=0, description="Added to the mean square in the norms.")
     initializer_std: float = Field(
         1.0, gt=0, description="Factor of the published initial standard deviations (1/sqrt(inputs) of each map)."
@@ -57,3 +66,76 @@ class T5Config(EncoderDecoderConfig):
 
     def _heads_fit(self) -> T5Config:
         return self
+
+
+class PostNormConfig(EncoderDecoderConfig):
+    """Norms behind the sublayers, biases everywhere."""
+
+    free_fields: ClassVar[tuple[str, ...]] = (*ModelConfig.free_fields, "activation_dropout")
+
+    activation_dropout: float = Field(
+        0.0, ge=0, lt=1, description="Share of activations dropped inside the feed-forward part."
+    )
+    norm_epsilon: float = Field(1e-5, gt=0, description="Added to the variance in layer norms.")
+
+
+@component("model", "bart", builder="lmtool.models.bart:build")
+class BartConfig(PostNormConfig):
+    """BART (Lewis et al. 2020): post-norm encoder-decoder with learned positions. Defaults: base."""
+
+    default_tokenizer: ClassVar[dict[str, Any]] = {"name": "bytebpe", "special_tokens": "roberta"}
+    default_objective: ClassVar[dict[str, Any]] = {"name": "denoising"}
+    # Lewis et al. 2020, 5.1, follow RoBERTa (Liu et al. 2019, table 9, base), for 500,000 steps.
+    default_optimizer: ClassVar[dict[str, Any]] = {
+        "name": "adamw",
+        "lr": 6e-4,
+        "betas": (0.9, 0.98),
+        "epsilon": 1e-6,
+        "weight_decay": 0.01,
+        "clip_norm": None,
+    }
+    default_schedule: ClassVar[dict[str, Any]] = {"name": "linear", "warmup_fraction": 0.048}
+    text_format: ClassVar[str] = "bart"
+    start_role: ClassVar[str] = "eos"
+
+    name: Literal["bart"] = Field("bart", description="BART.")
+    vocab_size: int = Field(50265, ge=8, description="Rows of the token embedding; at least the tokenizer's entries.")
+    num_layers: int = Field(6, ge=1, description="Layers of the encoder.")
+    max_positions: int = Field(
+        1024, ge=8, description="Longest sequence in tokens; learned positions have two rows more."
+    )
+    activation_dropout: float = Field(
+        0.1, ge=0, lt=1, description="Share of activations dropped inside the feed-forward part."
+    )
+
+
+@component("model", "transformer", builder="lmtool.models.transformer:build")
+class TransformerConfig(PostNormConfig):
+    """The transformer (Vaswani et al. 2017): post-norm encoder-decoder with sinusoidal positions. Defaults: base."""
+
+    default_tokenizer: ClassVar[dict[str, Any]] = {"name": "sentencepiece"}
+    default_objective: ClassVar[dict[str, Any]] = {"name": "prefix_lm"}
+    # Vaswani et al. 2017, 5.3: Adam, 1/sqrt(H) min(1/sqrt(n), n 4000^-1.5) at step n: 7e-4 at the top; 100,000 steps.
+    default_optimizer: ClassVar[dict[str, Any]] = {
+        "name": "adam",
+        "lr": 7e-4,
+        "betas": (0.9, 0.98),
+        "epsilon": 1e-9,
+        "l2": 0.0,
+        "clip_norm": None,
+    }
+    default_schedule: ClassVar[dict[str, Any]] = {"name": "inverse_sqrt", "warmup_fraction": 0.04}
+
+    name: Literal["transformer"] = Field("transformer", description="The transformer of 2017.")
+    vocab_size: int = Field(37000, ge=8, description="Rows of the token embedding; at least the tokenizer's entries.")
+    num_layers: int = Field(6, ge=1, description="Layers of the encoder.")
+    hidden_size: int = Field(512, ge=4, description="Width of the hidden states; a multiple of num_heads.")
+    num_heads: int = Field(8, ge=1, description="Attention heads a layer.")
+    feedforward_size: int = Field(2048, ge=4, description="Width inside the feed-forward part.")
+    positions: Annotated[PositionsConfig, Choice("model/positions")] = Field(
+        SinusoidalPositionsConfig(), description="How the model knows where a token stands."
+    )
+    attention_dropout: float = Field(0.0, ge=0, lt=1, description="Share of attention weights dropped in training.")
+    initializer_std: float = Field(
+        1.0, gt=0, description="Factor of the initial standard deviations, sqrt(2 / (inputs + outputs)) of each map."
+    )

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+_PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 
 
 class KeyMap:
@@ -33,3 +39,29 @@ def _rename(name: str, table: list[tuple[re.Pattern[str], str]]) -> str | None:
             *layer, suffix = match.groups()
             return (path.replace("*", layer[0]) if layer else path) + suffix
     return None
+
+
+def join_projections(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Queries, keys and values of each attention as one tensor `qkv`, in this order, as GPT's published models have
+    them."""
+    joined: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        module, _, kind = name.rpartition(".")
+        owner, _, projection = module.rpartition(".")
+        if projection == "q_proj":
+            joined[f"{owner}.qkv.{kind}"] = torch.cat([tensors[f"{owner}.{one}.{kind}"] for one in _PROJECTIONS])
+        elif projection not in _PROJECTIONS:
+            joined[name] = tensor
+    return joined
+
+
+def split_projections(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The reverse."""
+    renamed: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if ".qkv." in name:
+            for projection, part in zip(_PROJECTIONS, tensor.chunk(3), strict=True):
+                renamed[name.replace("qkv", projection)] = part.clone()
+        else:
+            renamed[name] = tensor
+    return renamed

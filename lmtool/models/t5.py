@@ -36,12 +36,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar
 
-import torch
 from torch import Tensor, nn
 
-from lmtool.models.base import VocabularyHead
+from lmtool.models.base import VocabularyHead, positions_of
 from lmtool.models.encoder_decoder import DecoderStack, EncoderDecoder, Stack
 from lmtool.models.encoder_decoder_configs import T5Config
 from lmtool.models.keymap import KeyMap
@@ -52,45 +50,6 @@ from lmtool.nn.decoder_blocks import PreNormCrossLayer
 from lmtool.nn.embeddings import Embeddings, Places
 from lmtool.nn.feedforward import FeedForward, GatedFeedForward
 from lmtool.nn.initialization import Draw, initialize_each, materialize, normal
-from lmtool.nn.positions import Position
-
-
-class T5Buckets(Position):
-    """A learned bias a head for each bucket of distances (Raffel et al. 2020, 2.1): half of the buckets for one
-    distance each, the others log-spaced up to `furthest` and beyond. `weight`: (buckets, A).
-
-    bidirectional: half of the buckets for keys after the query; otherwise all of them for keys before it, and keys
-    after it count as distance 0.
-    """
-
-    scores: ClassVar[bool] = True
-
-    def __init__(self, num_heads: int, bidirectional: bool, buckets: int = 32, furthest: int = 128):
-        super().__init__()
-        table = nn.Embedding(buckets, num_heads)
-        self.weight = table.weight
-        self.bidirectional = bidirectional
-        self.furthest = furthest
-
-    def bucket(self, distances: Tensor) -> Tensor:
-        """The bucket of each distance, key minus query."""
-        buckets = self.weight.shape[0]
-        first = torch.zeros_like(distances)
-        if self.bidirectional:
-            buckets //= 2
-            first = (distances > 0) * buckets
-            distances = distances.abs()
-        else:
-            distances = (-distances).clamp(min=0)
-        exact = buckets // 2
-        # The published order of operations in fp32, so that a distance at a border falls where it does there.
-        ratio = torch.log(distances.clamp(min=1).float() / exact) / math.log(self.furthest / exact)
-        far = (exact + (ratio * (buckets - exact)).long()).clamp(max=buckets - 1)
-        return first + torch.where(distances < exact, distances, far)
-
-    def score(self, q_RALD: Tensor, k_RAKD: Tensor, query_positions_RL: Tensor, key_positions_RK: Tensor) -> Tensor:
-        buckets_RLK = self.bucket(key_positions_RK[:, None, :] - query_positions_RL[:, :, None])
-        return nn.functional.embedding(buckets_RLK, self.weight).movedim(-1, 1).to(q_RALD.dtype)
 
 
 class T5(EncoderDecoder):
@@ -122,27 +81,23 @@ class T5(EncoderDecoder):
             )
             for _ in range(config.layers_of_decoder)
         ]
-        positions = [T5Buckets(config.num_heads, bidirectional) for bidirectional in (True, False)]
+        positions = [positions_of(config, causal, head_size=config.head_size) for causal in (False, True)]
         self.assemble(
             Embeddings(config.vocab_size, width, positions[0], config.dropout),
             Stack(encoder, norm(), config.dropout),
             DecoderStack(decoder, Places(positions[1], config.dropout), norm(), config.dropout),
         )
 
-    def initial_draw(self) -> Draw:
-        """Of the token table."""
-        return normal(self.config.initializer_std)
-
     def initialize(self, module: nn.Module, seed: int, prefix: str) -> None:
         """As published (Mesh TensorFlow): a map by 1/sqrt(inputs), queries divided by sqrt(head_size) besides, which
-        stands for the scale that the scores lack; tables of positions by 1/sqrt(hidden_size)."""
+        stands for the scale that the scores lack; tables of positions by 1/sqrt(hidden_size), of tokens by 1."""
         factor = self.config.initializer_std
 
         def draw_of(name: str, part: nn.Module) -> Draw:
             if isinstance(part, nn.Linear):
                 queries = self.config.head_size if name.endswith("_attn.q_proj") else 1
                 return normal(factor / math.sqrt(part.in_features * queries))
-            return normal(factor / math.sqrt(self.hidden_size) if name.endswith("embed.position") else factor)
+            return normal(factor if name.endswith("embed.token") else factor / math.sqrt(self.hidden_size))
 
         initialize_each(module, seed, draw_of, prefix)
 

@@ -1,0 +1,125 @@
+"""BART: Lewis, Liu, Goyal, Ghazvininejad, Mohamed, Levy, Stoyanov, Zettlemoyer, "BART: Denoising Sequence-to-Sequence
+Pre-training for Natural Language Generation, Translation, and Comprehension", ACL 2020. The sizes are those of
+https://github.com/facebookresearch/fairseq/tree/main/examples/bart.
+
+     token + position of the inputs      token + position of the outputs, shifted
+             |                                   |
+        norm, dropout                       norm, dropout
+             |                                   |
+    +--------+--------+                 +--------+--------+
+    |    self_attn    |                 |    self_attn    |   no token sees what comes after it
+    |        |        |                 |        |        |
+    +-----> add ------+                 +-----> add ------+
+             |                                   |
+           norm1                               norm1
+             |                                   |
+             |                          +--------+--------+
+             |                  +-------|--> cross_attn   |
+             |                  |       |        |        |
+             |                  |       +-----> add ------+
+             |                  |                |
+             |                  |              norm2           x num_layers
+             |                  |                |
+    +--------+--------+         |       +--------+--------+
+    |  fc_in gelu fc_out        |       |  fc_in gelu fc_out
+    |        |        |         |       |        |        |
+    +-----> add ------+         |       +-----> add ------+
+             |                  |                |
+           norm2                |              norm3
+             |                  |                |
+             +------------------+             hidden
+
+The learned tables of positions begin with two rows that are never read, as published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+from lmtool.models.base import VocabularyHead, positions_of
+from lmtool.models.encoder_decoder import DecoderStack, EncoderDecoder, Stack, post_norm_layers
+from lmtool.models.encoder_decoder_configs import BartConfig
+from lmtool.models.keymap import KeyMap
+from lmtool.nn.embeddings import Embeddings, Places
+from lmtool.nn.initialization import Draw, materialize, normal
+
+POSITION_OFFSET = 2
+
+
+class Bart(EncoderDecoder):
+    """Both stacks. The head is the token table again, with a constant for each token."""
+
+    vocabulary_head = VocabularyHead(constants=True)
+
+    def __init__(self, config: BartConfig):
+        super().__init__()
+        self.config = config
+        self.hidden_size = width = config.hidden_size
+        positions = [positions_of(config, causal, offset=POSITION_OFFSET) for causal in (False, True)]
+        norms = [nn.LayerNorm(width, config.norm_epsilon) for _ in range(2)]
+        encoder, decoder = post_norm_layers(config, "gelu", config.activation_dropout)
+        self.assemble(
+            Embeddings(config.vocab_size, width, positions[0], config.dropout, norm=norms[0]),
+            Stack(encoder),
+            DecoderStack(decoder, Places(positions[1], config.dropout, norm=norms[1])),
+        )
+
+    def initial_draw(self) -> Draw:
+        return normal(self.config.initializer_std)
+
+
+def build(config: BartConfig, seed: int) -> Bart:
+    """A new encoder-decoder on the default device."""
+    model = materialize(lambda: Bart(config))
+    model.initialize(model, seed, "backbone.")
+    return model
+
+
+def post_norm_pairs() -> list[tuple[str, str]]:
+    """The layers' names, ours and those of BART's published checkpoints, which Marian's share."""
+    attention = [("q_proj", "q_proj"), ("k_proj", "k_proj"), ("v_proj", "v_proj"), ("out_proj", "out_proj")]
+    sublayers = {
+        "encoder": [("self_attn", "norm1", "self_attn")],
+        "decoder": [("self_attn", "norm1", "self_attn"), ("cross_attn", "norm2", "encoder_attn")],
+    }
+    pairs = [("backbone.embed.token", "model.shared"), ("heads.lm.bias", "final_logits_bias")]
+    for stack, parts in sublayers.items():
+        ours, theirs = f"backbone.{stack}.layers.*.", f"model.{stack}.layers.*."
+        for name, norm, published in parts:
+            pairs += [(f"{ours}{name}.{one}", f"{theirs}{published}.{other}") for one, other in attention]
+            pairs.append((ours + norm, f"{theirs}{published}_layer_norm"))
+        pairs += [(ours + "ffn.fc_in", theirs + "fc1"), (ours + "ffn.fc_out", theirs + "fc2")]
+        pairs.append((ours + ("norm2" if stack == "encoder" else "norm3"), theirs + "final_layer_norm"))
+    return pairs
+
+
+KEYS = KeyMap(
+    (
+        *post_norm_pairs(),
+        ("backbone.embed.position", "model.encoder.embed_positions"),
+        ("backbone.embed.norm", "model.encoder.layernorm_embedding"),
+        ("backbone.decoder.embed.position", "model.decoder.embed_positions"),
+        ("backbone.decoder.embed.norm", "model.decoder.layernorm_embedding"),
+    )
+)
+# Copies of the shared table.
+DERIVED = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight")
+
+
+def to_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Our checkpoint's tensors under the names of a Hugging Face BartForConditionalGeneration. Tied copies are not
+    written."""
+    published = {KEYS.to_published(name) or name: tensor for name, tensor in tensors.items()}
+    return {name: one[None] if name == "final_logits_bias" else one for name, one in published.items()}
+
+
+def from_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The reverse; also for a bare BartModel, whose names lack `model.`."""
+    renamed: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        full = "model." + name if name.startswith(("shared.", "encoder.", "decoder.")) else name
+        if full not in DERIVED:
+            renamed[KEYS.from_published(full) or name] = tensor[0] if full == "final_logits_bias" else tensor
+    return renamed

@@ -1,0 +1,123 @@
+"""GPT: Radford, Narasimhan, Salimans, Sutskever, "Improving Language Understanding by Generative Pre-Training", 2018.
+The sizes are those of https://github.com/openai/finetune-transformer-lm.
+
+    token + position
+             |
+          dropout
+             |
+    +--------+--------+
+    |    self_attn    |   a token sees itself and what is before it
+    |        |        |
+    +-----> add ------+
+             |
+           norm1              x num_layers
+             |
+    +--------+--------+
+    |  fc_in gelu fc_out
+    |        |        |
+    +-----> add ------+
+             |
+           norm2
+             |
+          hidden
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+from lmtool.models.base import Decoder, positions_of
+from lmtool.models.configs import Gpt1Config
+from lmtool.models.keymap import KeyMap, join_projections, split_projections
+from lmtool.nn.attention import SelfAttention
+from lmtool.nn.blocks import PostNormLayer
+from lmtool.nn.cache import Cache
+from lmtool.nn.dropout import Draws
+from lmtool.nn.embeddings import Embeddings
+from lmtool.nn.feedforward import FeedForward
+from lmtool.nn.initialization import Draw, materialize, normal
+from lmtool.nn.layout import Causal, Layout
+from lmtool.types import Packed
+
+
+class Gpt1(Decoder):
+    """The decoder, without its head, which is the token table again."""
+
+    def __init__(self, config: Gpt1Config):
+        super().__init__()
+        self.config = config
+        self.hidden_size = width = config.hidden_size
+
+        def norm() -> nn.LayerNorm:
+            return nn.LayerNorm(width, config.norm_epsilon)
+
+        self.embed = Embeddings(config.vocab_size, width, positions_of(config, causal=True), config.dropout)
+        self.layers = nn.ModuleList(
+            PostNormLayer(
+                SelfAttention(width, config.num_heads, config.attention_dropout),
+                FeedForward(width, config.feedforward_size, "gelu_tanh"),
+                norm(),
+                norm(),
+                config.dropout,
+            )
+            for _ in range(config.num_layers)
+        )
+
+    def forward(self, packed: Packed, draws: Draws | None = None, cache: Cache | None = None) -> Tensor:
+        """Hidden states (T, H) of the last layer. cache: the tokens before these; these are added to it."""
+        layout = Layout.of(packed, Causal()) if cache is None else cache.layout(packed, Causal())
+        positions_T = None if cache is None else layout.query_positions
+        x_TH = self.embed.finish(self.embed.tokens(packed.tokens), packed, draws, positions_T)
+        for number, layer in enumerate(self.layers):
+            x_TH = layer(x_TH, layout, draws, self.embed.position, None if cache is None else cache.layers[number])
+        return x_TH
+
+    def initial_draw(self) -> Draw:
+        return normal(self.config.initializer_std)
+
+
+def build(config: Gpt1Config, seed: int) -> Gpt1:
+    """A new decoder on the default device."""
+    model = materialize(lambda: Gpt1(config))
+    model.initialize(model, seed, "backbone.")
+    return model
+
+
+_LAYER = "backbone.layers.*."
+_PUBLISHED = "transformer.h.*."
+KEYS = KeyMap(
+    (
+        ("backbone.embed.token", "transformer.tokens_embed"),
+        ("backbone.embed.position", "transformer.positions_embed"),
+        (_LAYER + "self_attn.qkv", _PUBLISHED + "attn.c_attn"),
+        (_LAYER + "self_attn.out_proj", _PUBLISHED + "attn.c_proj"),
+        (_LAYER + "norm1", _PUBLISHED + "ln_1"),
+        (_LAYER + "ffn.fc_in", _PUBLISHED + "mlp.c_fc"),
+        (_LAYER + "ffn.fc_out", _PUBLISHED + "mlp.c_proj"),
+        (_LAYER + "norm2", _PUBLISHED + "ln_2"),
+    )
+)
+# Linear maps are stored as (inputs, outputs), the transpose of torch's.
+_TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
+
+
+def to_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Our checkpoint's tensors under the names of a Hugging Face OpenAIGPTLMHeadModel. The tied head is not
+    written."""
+    published = {KEYS.to_published(name) or name: one for name, one in join_projections(tensors).items()}
+    return {name: one.T.contiguous() if name.endswith(_TRANSPOSED) else one for name, one in published.items()}
+
+
+def from_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The reverse; also for a bare OpenAIGPTModel, whose names lack `transformer.`. Masks and numbers of positions in
+    old files are dropped."""
+    renamed: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if name == "lm_head.weight" or name.endswith((".attn.bias", "position_ids")):
+            continue
+        full = "transformer." + name if name.startswith(("h.", "tokens_embed.", "positions_embed.")) else name
+        ours = KEYS.from_published(full) or name
+        renamed[ours] = tensor.T.contiguous() if full.endswith(_TRANSPOSED) else tensor
+    return split_projections(renamed)
