@@ -134,11 +134,10 @@ class PretrainConfig(RunConfig):
 class FinetuneConfig(RunConfig):
     """`lmtool finetune`."""
 
-    # Where a family names none: Devlin et al. 2019, A.3 (5e-5 is the largest of their three rates).
     auto: ClassVar[dict[str, Auto]] = {
         "model": _FROM_CHECKPOINT,
         "tokenizer": Auto(("checkpoint", "model.default_tokenizer"), hint="give tokenizer=NAME", agrees=True),
-        "optimizer": Auto(("model.finetune_optimizer", {"name": "adamw", "lr": 5e-5})),
+        "optimizer": Auto(("model.suggested_finetune_optimizer", {"name": "adamw", "lr": 5e-5})),
         "schedule": Auto(("model.finetune_schedule", {"name": "linear", "warmup_fraction": 0.1})),
     }
 
