@@ -24,7 +24,8 @@ def trained_tokenizer(config: TokenizerConfig, source: Source, vocab_size: int, 
     """
     if not config.reads_text:
         return build(config, (), vocab_size)
-    wanted = {"version": VERSION, "text": source.fingerprint, "config": config.model_dump(), "vocab_size": vocab_size}
+    rules = config.model_dump(exclude={"parse_special_tokens"})  # read in encoding alone
+    wanted = {"version": VERSION, "text": source.fingerprint, "config": rules, "vocab_size": vocab_size}
     key = hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()[:32]
     root = Path(cache_dir).expanduser() / "tokenizers"
     folder = root / key
@@ -36,4 +37,4 @@ def trained_tokenizer(config: TokenizerConfig, source: Source, vocab_size: int, 
                 shutil.rmtree(draft, ignore_errors=True)
                 build(config, source.documents("train"), vocab_size).save(draft)
                 draft.rename(folder)
-    return Tokenizer.load(folder)
+    return Tokenizer.load(folder, config.parse_special_tokens)

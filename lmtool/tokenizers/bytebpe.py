@@ -1,16 +1,17 @@
 """Byte-level byte-pair encoding as GPT-2 has it: training on text (Radford et al. 2019).
 
-Every text has an encoding and comes back unchanged. One special token, <|endoftext|>, begins, ends and pads.
+Every text has an encoding and comes back unchanged. GPT-2 has one special token, <|endoftext|>, which begins, ends and
+pads; RoBERTa and BART have <s> <pad> </s> <unk> <mask> (Liu et al. 2019, Lewis et al. 2020).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, models, pre_tokenizers, trainers
 
 from lmtool.errors import UserError
+from lmtool.tokenizers.backends import SPECIALS, byte_level, roberta_around
 from lmtool.tokenizers.configs import ByteBpeConfig
 from lmtool.tokenizers.texts import training_text
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -24,22 +25,29 @@ def train(config: ByteBpeConfig, texts: Iterable[str], vocab_size: int) -> Token
     UserError where there is no text, or no room for the 256 bytes.
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    if vocab_size < len(alphabet) + 1:
+    # Published order: the mask is the last entry, the others are the first.
+    first, last = ([END], []) if config.special_tokens == "gpt2" else (["<s>", "<pad>", "</s>", "<unk>"], ["<mask>"])
+    special = [*first, *last]
+    if vocab_size < len(alphabet) + len(special):
         raise UserError(
-            f"tokenizer.vocab_size={vocab_size} has no room for the {len(alphabet)} bytes and {END}",
+            f"tokenizer.vocab_size={vocab_size} has no room for the {len(alphabet)} bytes and {' '.join(special)}",
             "set tokenizer.vocab_size=1000 or more",
         )
-    backend = tokenizers.Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.post_processor = processors.ByteLevel(trim_offsets=False)
+    backend = byte_level(models.BPE())
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
+        vocab_size=vocab_size - len(last),
         min_frequency=config.minimum_count,
-        special_tokens=[END],
+        special_tokens=first,
         initial_alphabet=alphabet,
         show_progress=False,
     )
     backend.train_from_iterator(training_text(texts), trainer)
-    end = backend.get_vocab()[END]
-    return Tokenizer(backend, {"pad": end, "bos": end, "eos": end}, "the bytebpe tokenizer")
+    if config.special_tokens == "roberta":
+        # The mask takes the space before it with it, as in the published tokenizer.json.
+        backend.add_special_tokens([AddedToken("<mask>", lstrip=True, normalized=False)])
+        roberta_around(backend)
+    numbers = backend.get_vocab()
+    roles = {role: numbers[token] for role, token in SPECIALS[config.special_tokens].items()}
+    if config.special_tokens == "gpt2":
+        roles["pad"] = numbers[END]
+    return Tokenizer(backend, roles, "the bytebpe tokenizer")

@@ -16,12 +16,15 @@ class TokenizerConfig(Config):
     reads_text: ClassVar[bool] = True
     """Whether it is trained on the run's text; its vocabulary is then kept for other runs on the same text."""
 
-    free_fields: ClassVar[tuple[str, ...]] = ("vocab_size", "minimum_count")
-    """Fields that may differ from a checkpoint's: they are read in training a vocabulary only."""
+    free_fields: ClassVar[tuple[str, ...]] = ("vocab_size", "minimum_count", "parse_special_tokens")
+    """Fields that may differ from a checkpoint's: they are read in training a vocabulary only, or change no entry."""
 
     name: str = Field(description="Which tokenizer.")
     vocab_size: int | None = Field(
         None, ge=16, le=2**31 - 1, description="Entries of the vocabulary, special tokens included. Null: the model's."
+    )
+    parse_special_tokens: bool = Field(
+        False, description="Read what looks like a special token ([MASK], </s>) in a text as that token, not as text."
     )
 
 
@@ -36,16 +39,41 @@ class WordPieceConfig(TokenizerConfig):
 
 @component("tokenizer", "bytebpe", builder="lmtool.tokenizers.bytebpe:train")
 class ByteBpeConfig(TokenizerConfig):
-    """Byte-level byte-pair encoding with GPT-2's splitting of words and its one special token (Radford et al. 2019)."""
+    """Byte-level byte-pair encoding with GPT-2's splitting of words (Radford et al. 2019)."""
 
     name: Literal["bytebpe"] = Field("bytebpe", description="Byte-level byte-pair encoding, as GPT-2 has it.")
     vocab_size: int | None = Field(
         None,
         ge=257,
         le=2**31 - 1,
-        description="Entries of the vocabulary: the 256 bytes, the special token, the merges. Null: the model's.",
+        description="Entries of the vocabulary: the 256 bytes, special tokens, the merges. Null: the model's.",
+    )
+    special_tokens: Literal["gpt2", "roberta"] = Field(
+        "gpt2", description="gpt2: <|endoftext|> alone; roberta (and BART): <s> <pad> </s> <unk> <mask>."
     )
     minimum_count: int = Field(2, ge=1, description="Occurrences a pair of pieces needs in the text to be joined.")
+
+
+@component("tokenizer", "sentencepiece", builder="lmtool.tokenizers.unigram:train")
+class SentencePieceConfig(TokenizerConfig):
+    """A unigram language model of pieces (Kudo 2018), trained by the SentencePiece library (Kudo, Richardson 2018)."""
+
+    free_fields: ClassVar[tuple[str, ...]] = (*TokenizerConfig.free_fields, "character_coverage")
+
+    name: Literal["sentencepiece"] = Field("sentencepiece", description="SentencePiece's unigram pieces.")
+    special_tokens: Literal["t5", "albert"] = Field(
+        "t5",
+        description="t5: <pad> </s> <unk> first and the sentinels last; albert: <pad> <unk> [CLS] [SEP] [MASK] first.",
+    )
+    sentinels: int = Field(
+        100, ge=0, le=1000, description="With special_tokens=t5: <extra_id_0>, ..., the first one with the largest id."
+    )
+    lowercase: bool = Field(
+        False, description="With special_tokens=albert: lowercase the text and strip its accents (ALBERT's models)."
+    )
+    character_coverage: float = Field(
+        0.9995, gt=0.9, le=1, description="Share of the text's characters that have an entry; the rest is unknown."
+    )
 
 
 @component("tokenizer", "folder", builder="lmtool.tokenizers.folder:load")
@@ -53,6 +81,8 @@ class FolderConfig(TokenizerConfig):
     """A tokenizer that exists: of a run, a checkpoint, or a folder in Hugging Face's layout."""
 
     reads_text: ClassVar[bool] = False
+    # Where it lies differs from machine to machine, and a checkpoint carries its own copy.
+    free_fields: ClassVar[tuple[str, ...]] = (*TokenizerConfig.free_fields, "path")
 
     name: Literal["folder"] = Field("folder", description="A tokenizer that exists.")
-    path: str = Field(min_length=1, description="Folder with tokenizer.json, or a run folder.")
+    path: str = Field(min_length=1, description="Folder with tokenizer files, or a run folder.")

@@ -7,10 +7,12 @@ from pathlib import Path
 
 from lmtool.config.saved import checkpoint_folder
 from lmtool.tokenizers.configs import FolderConfig
+from lmtool.tokenizers.published import has_tokenizer
 from lmtool.tokenizers.tokenizer import Tokenizer
 
 
 def load(config: FolderConfig, texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """Load it; the text and the size asked for are not read. UserError where the folder holds no tokenizer."""
     folder = Path(config.path).expanduser()
-    return Tokenizer.load(folder if (folder / "tokenizer.json").is_file() else checkpoint_folder(config.path))
+    found = folder if has_tokenizer(folder) else checkpoint_folder(config.path)
+    return Tokenizer.load(found, config.parse_special_tokens)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -16,20 +17,30 @@ import numpy as np
 import tokenizers
 
 from lmtool.errors import UserError
+from lmtool.tokenizers.published import SETTINGS, SPECIAL_MAP, WHOLE, read_backend
 
 ROLES = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
-FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+_SCORE = re.compile(r"-?\d+\.\d{10,}")
+FILES = (WHOLE, SETTINGS, SPECIAL_MAP)
 
 
 class Tokenizer:
     """Text to ids and back.
 
-    No special token is ever added, and text that looks like one ("[MASK]", "<|endoftext|>") stays text: what stands
-    around a text is the business of its format (data/formats.py).
+    No special token is ever added, and text that looks like one ("[MASK]", "<|endoftext|>") stays text unless
+    `parse_special_tokens`: what stands around a text is the business of its format (data/formats.py). In unigram
+    vocabularies (T5, ALBERT) the special tokens are pieces too, which text can spell, as it does in transformers.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, roles: dict[str, int], origin: str = "the tokenizer"):
-        backend.encode_special_tokens = True
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        roles: dict[str, int],
+        origin: str = "the tokenizer",
+        parse_special_tokens: bool = False,
+    ):
+        backend.encode_special_tokens = not parse_special_tokens
+        self.parse_special_tokens = parse_special_tokens
         backend.no_padding()
         backend.no_truncation()
         self._backend = backend
@@ -78,8 +89,20 @@ class Tokenizer:
     @cached_property
     def fingerprint(self) -> str:
         """sha256 of what it does: its rules, its vocabulary and its roles."""
-        content = self._backend.to_str() + json.dumps(self.roles, sort_keys=True)
+        content = self._backend.to_str()
+        # The library reads a score that it wrote with an error in the last digit.
+        content = _SCORE.sub(lambda found: f"{float(found[0]):.9f}", content) if '"Unigram"' in content else content
+        content += json.dumps(self.roles, sort_keys=True)
+        content += "parse_special_tokens" if self.parse_special_tokens else ""
         return hashlib.sha256(content.encode()).hexdigest()
+
+    @cached_property
+    def sentinels(self) -> tuple[int, ...]:
+        """The ids of <extra_id_0>, <extra_id_1>, ... (T5), as far as the vocabulary has them."""
+        found: list[int] = []
+        while (number := self._backend.token_to_id(f"<extra_id_{len(found)}>")) is not None:
+            found.append(number)
+        return tuple(found)
 
     def role(self, name: str) -> int:
         """The id of a special token by its role. UserError where the vocabulary has none."""
@@ -120,63 +143,14 @@ class Tokenizer:
             (folder / name).write_text(content, encoding="utf-8")
 
     @classmethod
-    def load(cls, folder: str | Path) -> Tokenizer:
-        """Read a folder in Hugging Face's layout. UserError where a file is missing or broken."""
+    def load(cls, folder: str | Path, parse_special_tokens: bool = False) -> Tokenizer:
+        """Read a folder in Hugging Face's layout: see published.py. UserError where a file is missing or broken."""
         folder = Path(folder).expanduser()
-        path = folder / FILES[0]
-        if not path.is_file():
-            what = "has no tokenizer.json" if folder.is_dir() else "is not a folder"
-            raise UserError(
-                f"tokenizer: {folder} {what}",
-                "give a folder that holds tokenizer.json, such as a run's checkpoint or what `lmtool tokenizer` wrote",
-            )
-        _read_json(path)
-        try:
-            backend = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as problem:  # the library raises nothing narrower
-            raise _broken(path, str(problem)) from problem
-        largest, entries = max(backend.get_vocab().values(), default=0), backend.get_vocab_size()
-        if largest > 2 * entries + 10_000:  # an id that is no number of an entry would ask for so many embeddings
-            raise _broken(path, f"it has {entries} entries, but an id of {largest}")
-        tokens = {**_special_tokens(folder / FILES[1]), **_special_tokens(folder / FILES[2])}
-        numbers = {name: backend.token_to_id(token) for name, token in tokens.items()}
-        return cls(
-            backend, {name: one for name, one in numbers.items() if one is not None}, f"the tokenizer in {folder}"
-        )
+        backend, tokens = read_backend(folder)
+        vocabulary = backend.get_vocab()
+        roles = {name: vocabulary[token] for name, token in tokens.items()}
+        return cls(backend, roles, f"the tokenizer in {folder}", parse_special_tokens)
 
 
 def _json(content: Any) -> str:
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as problem:
-        raise _broken(path, problem.msg, problem.lineno) from problem
-    except (UnicodeDecodeError, RecursionError) as problem:
-        raise _broken(path, str(problem)) from problem
-    if not isinstance(content, dict):
-        raise _broken(path, "it holds no JSON object")
-    return content
-
-
-def _broken(path: Path, what: str, line: int | None = None) -> UserError:
-    at = f"{path}:{line}" if line else str(path)
-    return UserError(
-        f"{at}: not a readable tokenizer: {' '.join(what.split())[:200]}",
-        "copy the file again, or train a tokenizer with `lmtool tokenizer`",
-    )
-
-
-def _special_tokens(path: Path) -> dict[str, str]:
-    """Tokens by role from a tokenizer_config.json or special_tokens_map.json; none where there is no such file."""
-    if not path.is_file():
-        return {}
-    found = {}
-    for name in ROLES:
-        token = _read_json(path).get(f"{name}_token")
-        token = token.get("content") if isinstance(token, dict) else token
-        if isinstance(token, str):
-            found[name] = token
-    return found

@@ -11,14 +11,15 @@ from collections import Counter
 from collections.abc import Iterable
 
 import tokenizers
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from lmtool.errors import UserError
+from lmtool.tokenizers.backends import SPECIALS, wordpiece
 from lmtool.tokenizers.configs import WordPieceConfig
 from lmtool.tokenizers.texts import training_text
 from lmtool.tokenizers.tokenizer import Tokenizer
 
-SPECIAL = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
+SPECIAL = SPECIALS["bert"]
 PREFIX = "##"
 ALPHABET = 1000  # characters at most, as in the library and in BERT's published vocabularies
 
@@ -54,25 +55,10 @@ def train(config: WordPieceConfig, texts: Iterable[str], vocab_size: int) -> Tok
     learned.normalizer, learned.pre_tokenizer = normalizer, splitter
     learned.train_from_iterator(portions, trainer)
 
-    backend = tokenizers.Tokenizer(
-        models.WordPiece(
-            learned.get_vocab(),
-            unk_token=SPECIAL["unk"],
-            continuing_subword_prefix=PREFIX,
-            max_input_chars_per_word=100,
-        )
-    )
-    backend.normalizer, backend.pre_tokenizer = normalizer, splitter
-    backend.decoder = decoders.WordPiece(prefix=PREFIX)
+    backend = wordpiece(learned.get_vocab(), config.lowercase)
     backend.add_special_tokens(list(SPECIAL.values()))
     numbers = backend.get_vocab()
     roles = {name: numbers[token] for name, token in SPECIAL.items()}
-    cls, sep = SPECIAL["cls"], SPECIAL["sep"]
-    backend.post_processor = processors.TemplateProcessing(
-        single=f"{cls} $A {sep}",
-        pair=f"{cls} $A {sep} $B:1 {sep}:1",
-        special_tokens=[(cls, roles["cls"]), (sep, roles["sep"])],
-    )
     return Tokenizer(backend, roles, "the wordpiece tokenizer")
 
 

@@ -1,0 +1,96 @@
+"""A SentencePiece model file: a protocol buffer, of which a few fields are read.
+
+https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.proto has the numbers of the fields.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+UNIGRAM = 1
+CONTROL, USER_DEFINED = 3, 4
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+
+@dataclass(frozen=True)
+class PieceModel:
+    """pieces: (text, score, type), by id. characters: the precompiled map of normalization, may be empty."""
+
+    pieces: list[tuple[str, float, int]]
+    kind: int
+    unknown: int
+    byte_fallback: bool
+    characters: bytes
+
+
+def read_model(content: bytes) -> PieceModel:
+    """Raises ValueError where the content is no SentencePiece model."""
+    pieces: list[tuple[str, float, int]] = []
+    trainer: dict[int, int | bytes] = {}
+    normalizer: dict[int, int | bytes] = {}
+    for number, value in _fields(content):
+        if number == 1:
+            one = dict(_fields(_bytes(value)))
+            score = struct.unpack("<f", _bytes(one[2]))[0] if 2 in one else 0.0
+            pieces.append((_bytes(one.get(1, b"")).decode("utf-8"), score, _number(one.get(3, 1))))
+        elif number == 2:
+            trainer = dict(_fields(_bytes(value)))
+        elif number == 3:
+            normalizer = dict(_fields(_bytes(value)))
+    if not pieces:
+        raise ValueError("it holds no pieces")
+    return PieceModel(
+        pieces,
+        _number(trainer.get(3, UNIGRAM)),
+        _number(trainer.get(40, 0)),
+        bool(_number(trainer.get(35, 0))),
+        _bytes(normalizer.get(2, b"")),
+    )
+
+
+def _fields(content: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """(number, value) of each field of a message: numbers as int, all others as their bytes."""
+    at = 0
+    while at < len(content):
+        tag, at = _varint(content, at)
+        kind = tag & 7
+        if kind == _VARINT:
+            value, at = _varint(content, at)
+            yield tag >> 3, value
+            continue
+        if kind == _BYTES:
+            size, at = _varint(content, at)
+        elif kind in (_FIXED32, _FIXED64):
+            size = 4 if kind == _FIXED32 else 8
+        else:
+            raise ValueError("it is no protocol buffer")
+        if at + size > len(content):
+            raise ValueError("it ends too early")
+        yield tag >> 3, content[at : at + size]
+        at += size
+
+
+def _varint(content: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        if at >= len(content) or shift > 63:
+            raise ValueError("it ends too early")
+        byte = content[at]
+        value |= (byte & 127) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 128:
+            return value, at
+
+
+def _bytes(value: int | bytes) -> bytes:
+    if isinstance(value, int):
+        raise ValueError("a field of it has another type")
+    return value
+
+
+def _number(value: int | bytes) -> int:
+    if isinstance(value, bytes):
+        raise ValueError("a field of it has another type")
+    return value

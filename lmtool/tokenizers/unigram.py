@@ -1,0 +1,89 @@
+"""SentencePiece's unigram pieces as T5 and ALBERT have them: training on text.
+
+Spaces are written "▁", also before the first word; the most probable cut of a text into pieces is taken (Kudo 2018).
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator
+
+import sentencepiece
+from tokenizers import Regex, normalizers
+
+from lmtool.errors import UserError
+from lmtool.tokenizers.backends import SPECIALS, albert_cleaning, unigram
+from lmtool.tokenizers.configs import SentencePieceConfig
+from lmtool.tokenizers.texts import training_text
+from lmtool.tokenizers.tokenizer import Tokenizer
+
+# Characters that are trained on; the library holds its suffix array in memory, about 20 bytes each.
+MOST = 50_000_000
+_LONGEST = 2000  # characters of a line; the library skips lines of more than 4192 bytes unless told otherwise
+
+
+def train(config: SentencePieceConfig, texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """Learn a vocabulary of at most `vocab_size` entries; the same texts give the same one.
+
+    UserError where there is no text, or no room for its characters.
+    """
+    kind = config.special_tokens
+    backend = unigram(train_model(config, texts, vocab_size), kind, config.sentinels, config.lowercase)
+    numbers = backend.get_vocab()
+    return Tokenizer(
+        backend, {role: numbers[token] for role, token in SPECIALS[kind].items()}, "the sentencepiece tokenizer"
+    )
+
+
+def train_model(config: SentencePieceConfig, texts: Iterable[str], vocab_size: int) -> bytes:
+    """The model file of a new vocabulary; sentinels have a place in `vocab_size`, but none in the file."""
+    kind = config.special_tokens
+    sentinels = config.sentinels if kind == "t5" else 0
+    first = {"pad": 0, "eos": 1, "unk": 2} if kind == "t5" else {"pad": 0, "unk": 1, "eos": -1}
+    clean = None
+    if kind == "albert":
+        clean = normalizers.Sequence([*albert_cleaning(config.lowercase), normalizers.Replace(Regex(" {2,}"), " ")])
+    lines = _lines(training_text(texts), clean)
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=lines,
+            model_writer=model,
+            model_type="unigram",
+            vocab_size=max(vocab_size - sentinels, 1),
+            hard_vocab_limit=False,
+            character_coverage=config.character_coverage,
+            normalization_rule_name="nmt_nfkc",
+            max_sentence_length=4 * _LONGEST + 1,
+            pad_id=first["pad"],
+            unk_id=first["unk"],
+            eos_id=first["eos"],
+            bos_id=-1,
+            control_symbols=["[CLS]", "[SEP]", "[MASK]"] if kind == "albert" else [],
+            # Sums are taken thread by thread: their number is fixed, so that every machine learns the same.
+            num_threads=4,
+            minloglevel=2,
+        )
+    except (RuntimeError, ValueError, OSError) as problem:
+        words = " ".join(str(problem).split())[-200:]
+        raise UserError(
+            f"tokenizer.vocab_size={vocab_size} has no room for {sentinels + 5} special tokens and the text's "
+            f"characters, or the text is too short ({words})",
+            "set tokenizer.vocab_size=1000 or more, or give more text with data.path=",
+        ) from problem
+    return model.getvalue()
+
+
+def _lines(portions: list[list[str]], clean: normalizers.Normalizer | None) -> Iterator[str]:
+    """Lines of at most `_LONGEST` characters, up to `MOST` characters."""
+    left = MOST
+    for portion in portions:
+        for text in portion:
+            for line in text.splitlines():
+                for start in range(0, len(line), _LONGEST):
+                    part = line[start : start + _LONGEST].replace("\x00", " ")
+                    if left <= 0:
+                        return
+                    left -= len(part)
+                    if not part.isspace():
+                        yield part if clean is None else clean.normalize_str(part)
