@@ -63,6 +63,20 @@ class ModelConfig(Config):
             raise ValueError(f"hidden_size={self.hidden_size} is not a multiple of num_heads={self.num_heads}")
         return self
 
+    def scaled(self, width: float, depth: float) -> Self:
+        """The same family with a share of its widths, heads and layers: ELECTRA's generator. What names no width of
+        the layers (vocabulary, positions, a width of the embedding) stays."""
+        heads = max(1, round(self.num_heads * width))
+        head_size = max(1, round(self.hidden_size * width / heads))
+        head_size = max(head_size + (head_size % 2 if self.positions.even_heads else 0), -(-4 // heads))
+        sizes = {
+            "num_heads": heads,
+            "hidden_size": heads * head_size,
+            "feedforward_size": max(4, round(self.feedforward_size * width)),
+            "num_layers": max(1, round(self.num_layers * depth)),
+        }
+        return type(self)(**{name: getattr(self, name) for name in type(self).model_fields} | sizes)
+
     def suggested_optimizer(self) -> dict[str, Any]:
         """The section `optimizer: auto` stands for in pretraining."""
         return self.at_width(self.default_optimizer, self.learning_rates)
