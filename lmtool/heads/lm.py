@@ -1,6 +1,7 @@
 """Heads that predict tokens with the embedding's table, which is passed at each call and never owned.
 
-Shape letters: M places that predict, H hidden width, V rows of the table, W its width: H, but for factorized embeddings.
+Shape letters: M places that predict, H hidden width, V rows of the table, W its width: H, but for factorized
+embeddings.
 """
 
 from __future__ import annotations

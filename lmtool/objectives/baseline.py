@@ -38,16 +38,51 @@ class ConstantPredictor:
         return self.losses_C[labels_M]
 
 
-def mean_losses(predictors: Mapping[str, ConstantPredictor], batches: Iterable[Batch]) -> dict[str, float]:
+@dataclass(frozen=True)
+class BestConstant:
+    """The best distribution over C classes in hindsight, for labels that the model's own steps make: no constant
+    predictor, however it was made, is better on them.
+
+    name: what to call it on the screens. expected: (C,) the shares to reckon with before there are labels.
+    """
+
+    name: str
+    expected: tuple[float, ...]
+
+    @property
+    def expected_loss(self) -> float:
+        """Nats of a target, with the expected shares."""
+        return self.least_loss(np.array(self.expected))
+
+    @staticmethod
+    def least_losses(counts_C: np.ndarray) -> np.ndarray:
+        """(C,) nats of each class where the classes have these counts; 0 for those that never come."""
+        shares_C = np.asarray(counts_C, dtype=np.float64) / max(float(np.sum(counts_C)), 1e-300)
+        return -np.log(np.where(shares_C > 0, shares_C, 1.0))
+
+    @classmethod
+    def least_loss(cls, counts_C: np.ndarray) -> float:
+        """Mean nats of a target: the entropy of the shares."""
+        return float(np.sum(counts_C * cls.least_losses(counts_C)) / max(float(np.sum(counts_C)), 1e-300))
+
+
+Predictor = ConstantPredictor | BestConstant
+
+
+def mean_losses(predictors: Mapping[str, Predictor], batches: Iterable[Batch]) -> dict[str, float]:
     """Mean loss of each term's predictor over the targets of the batches: known before any model is run."""
-    sums, counts = dict.fromkeys(predictors, 0.0), dict.fromkeys(predictors, 0)
+    known = {term: one for term, one in predictors.items() if isinstance(one, ConstantPredictor)}
+    sums, counts = dict.fromkeys(known, 0.0), dict.fromkeys(known, 0)
     for batch in batches:
-        for term, predictor in predictors.items():
+        for term, predictor in known.items():
             labels = batch.targets[term].labels
             if labels is not None:
                 sums[term] += float(predictor.losses(labels.numpy()).sum())
                 counts[term] += len(labels)
-    return {term: sums[term] / max(counts[term], 1) for term in predictors}
+    return {
+        term: one.expected_loss if isinstance(one, BestConstant) else sums[term] / max(counts[term], 1)
+        for term, one in predictors.items()
+    }
 
 
 def token_counts(tokens: np.ndarray, vocabulary: int) -> np.ndarray:

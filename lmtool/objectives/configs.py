@@ -26,14 +26,12 @@ class ObjectiveConfig(Config):
         return 1.0
 
 
-@component("objective", "mlm", builder="lmtool.objectives.mlm:MaskedLanguageModel")
-class MlmConfig(ObjectiveConfig):
-    """Masked language modelling (Devlin et al. 2019), with or without next-sentence prediction."""
+class MaskingConfig(ObjectiveConfig):
+    """What every objective with masked tokens says: how many, what stands in their place, and how often it changes."""
 
     architectures: ClassVar[tuple[str, ...]] = ("encoder",)
     roles: ClassVar[tuple[str, ...]] = ("cls", "sep", "mask")
 
-    name: Literal["mlm"] = Field("mlm", description="Masked language modelling.")
     probability: float = Field(0.15, gt=0, lt=1, description="Share of the non-special tokens that are predicted.")
     mask: float = Field(0.8, ge=0, le=1, description="Share of the predicted tokens that are replaced by [MASK].")
     random: float = Field(
@@ -42,11 +40,6 @@ class MlmConfig(ObjectiveConfig):
         le=1,
         description="Share of the predicted tokens that are replaced by a token drawn uniformly from the vocabulary "
         "without its special tokens; it may be the same token. The rest stays as it is.",
-    )
-    select: Literal["exact", "bernoulli"] = Field(
-        "exact",
-        description="exact: round(probability x tokens) of each example, at least one. bernoulli: each token by "
-        "itself.",
     )
     masking: Literal["dynamic", "static"] = Field(
         "dynamic",
@@ -58,28 +51,129 @@ class MlmConfig(ObjectiveConfig):
         ge=1,
         description="Sets of masks (and of pairs) under masking=static; epoch e uses set e mod duplicates.",
     )
-    whole_word: bool = Field(False, description="Mask all pieces of a word together, within the same budget.")
-    pairs: Literal["none", "nsp"] = Field(
-        "none",
-        description="nsp: two segments an example, the second random in half of them, and a second loss that "
-        "tells which. none: one run of text.",
-    )
-    short_sequence_probability: float = Field(
-        0.1,
-        ge=0,
-        le=1,
-        description="Share of the pairs that aim at a random shorter length; read with pairs=nsp only.",
-    )
 
     @property
     def predicted_fraction(self) -> float:
         return self.probability
 
+    def drawn_epoch(self, epoch: int) -> int:
+        """The epoch whose draws an epoch reads."""
+        return epoch % self.duplicates if self.masking == "static" else epoch
+
     @model_validator(mode="after")
-    def _branches_fit(self) -> MlmConfig:
+    def _branches_fit(self) -> MaskingConfig:
         if self.mask + self.random > 1 + 1e-9:
             raise ValueError(f"mask={self.mask} and random={self.random} add up to more than 1")
         return self
+
+
+class TokenMaskingConfig(MaskingConfig):
+    """Masks over single tokens or words, each by itself."""
+
+    select: Literal["exact", "bernoulli"] = Field(
+        "exact",
+        description="exact: round(probability x tokens) of each example, at least one. bernoulli: each token by "
+        "itself.",
+    )
+    whole_word: bool = Field(False, description="Mask all pieces of a word together, within the same budget.")
+
+
+class PairsConfig(MaskingConfig):
+    """Masks over one run of text, or over pairs of segments with a second loss."""
+
+    pairs: Literal["none", "nsp", "sop"] = Field(
+        "none",
+        description="nsp: two segments an example, the second random in half of them, and a second loss that tells "
+        "which. sop: two consecutive segments, swapped in half of them, and the loss tells their order. none: one run "
+        "of text.",
+    )
+    short_sequence_probability: float = Field(
+        0.1,
+        ge=0,
+        le=1,
+        description="Share of the pairs that aim at a random shorter length; read with pairs=nsp or sop only.",
+    )
+
+
+@component("objective", "mlm", builder="lmtool.objectives.mlm:MaskedLanguageModel")
+class MlmConfig(TokenMaskingConfig, PairsConfig):
+    """Masked language modelling (Devlin et al. 2019), with or without a loss over pairs of segments."""
+
+    name: Literal["mlm"] = Field("mlm", description="Masked language modelling.")
+
+
+@component("objective", "span", builder="lmtool.objectives.span:SpanLanguageModel")
+class SpanConfig(PairsConfig):
+    """Masked language modelling over spans of words, with the span boundary objective (SpanBERT, Joshi et al. 2020),
+    or over n-grams (ALBERT, Lan et al. 2020)."""
+
+    name: Literal["span"] = Field("span", description="Span masking.")
+    lengths: Literal["geometric", "harmonic"] = Field(
+        "geometric",
+        description="Distribution of the spans' lengths in words, over 1 to `longest`. geometric: shares fall by "
+        "1 - geometric a word. harmonic: a share of 1/n.",
+    )
+    geometric: float = Field(0.2, gt=0, lt=1, description="Parameter of the geometric lengths; read with these only.")
+    longest: int = Field(10, ge=1, description="Longest span that is drawn, in words.")
+    replace: Literal["span", "token"] = Field(
+        "span", description="Whether [MASK], a random token or the token itself is decided for a span or each token."
+    )
+    boundary: bool = Field(
+        True, description="The span boundary objective: a second loss that predicts a span from its two neighbours."
+    )
+    boundary_targets: int = Field(15, ge=1, description="Tokens of a span that its neighbours predict, at most.")
+    boundary_position_size: int = Field(
+        200, ge=1, description="Width of the vector that says which token of a span is predicted."
+    )
+
+    @property
+    def predicted_fraction(self) -> float:
+        return self.probability * (2 if self.boundary else 1)
+
+
+RtdVariant = Literal["electra", "electra_15", "replace_mlm", "all_tokens_mlm"]
+
+
+@component("objective", "rtd", builder="lmtool.objectives.rtd:ReplacedTokenDetection")
+class RtdConfig(TokenMaskingConfig):
+    """Replaced-token detection (ELECTRA, Clark et al. 2020): a small generator fills masks, the model says which
+    tokens are not the original ones."""
+
+    name: Literal["rtd"] = Field("rtd", description="Replaced-token detection.")
+    mask: float = Field(
+        0.85, ge=0, le=1, description="Share of the predicted tokens that are replaced by [MASK] for the generator."
+    )
+    random: float = Field(
+        0.0, ge=0, le=1, description="Share of the predicted tokens that are replaced by a random token for it."
+    )
+    variant: RtdVariant = Field(
+        "electra",
+        description="What the model learns from the generator's text. electra: at every token, whether it was "
+        "replaced. electra_15: that at the masked places alone. replace_mlm: the original tokens at the masked "
+        "places. all_tokens_mlm: the original token at every place, with a copy gate.",
+    )
+    weight: float = Field(
+        50.0, gt=0, description="Weight of the detection loss beside the generator's; of electra and electra_15 only."
+    )
+    generator_size: float = Field(
+        0.25, gt=0, le=2, description="Width, heads and feed-forward width of the generator, as a share of the model's."
+    )
+    generator_layers: float = Field(1.0, gt=0, le=4, description="Layers of the generator, as a share of the model's.")
+    training: Literal["joint", "two_stage"] = Field(
+        "joint",
+        description="joint: both networks at once, embeddings tied. two_stage: the generator alone for "
+        "`generator_steps`, then the model, which starts from the generator's weights wherever the shapes allow; "
+        "nothing is tied.",
+    )
+    generator_steps: int = Field(
+        10000, ge=1, description="Steps of the generator alone under training=two_stage; the model learns after them."
+    )
+
+    @property
+    def predicted_fraction(self) -> float:
+        """The generator predicts, and samples once more; its variants predict with the model too."""
+        more = {"replace_mlm": self.probability, "all_tokens_mlm": 1.0}.get(self.variant, 0.0)
+        return 2 * self.probability + more
 
 
 @component("objective", "clm", builder="lmtool.objectives.clm:CausalLanguageModel")

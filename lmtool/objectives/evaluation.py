@@ -15,7 +15,7 @@ import torch
 
 from lmtool.errors import UserError
 from lmtool.metrics import paired_standard_error, ratio_standard_error
-from lmtool.objectives.baseline import ConstantPredictor
+from lmtool.objectives.baseline import BestConstant, Predictor
 from lmtool.types import Batch, Scores
 
 
@@ -116,22 +116,27 @@ class _Sums:
     def __init__(self) -> None:
         self.sums: list[np.ndarray] = []
         self.baseline: list[np.ndarray] = []
+        self.classes: list[np.ndarray] = []
         self.counts: list[np.ndarray] = []
         self.examples: list[np.ndarray] = []
         self.right = 0
 
-    def add(self, batch: Batch, scores: Scores, baseline: ConstantPredictor | None) -> None:
+    def add(self, batch: Batch, scores: Scores, baseline: Predictor | None) -> None:
         documents = scores.documents.cpu().numpy()
         count = len(batch.inputs.lengths)
         self.examples.append(batch.examples.cpu().numpy())
         self.sums.append(np.bincount(documents, scores.losses.double().cpu().numpy(), count))
         self.counts.append(np.bincount(documents, minlength=count))
         self.right += int((scores.predictions == scores.labels).sum())
-        if baseline is not None:
+        if isinstance(baseline, BestConstant):
+            classes = len(baseline.expected)
+            places = documents * classes + scores.labels.cpu().numpy()
+            self.classes.append(np.bincount(places, minlength=count * classes).reshape(count, classes))
+        elif baseline is not None:
             losses = baseline.losses(scores.labels.cpu().numpy())
             self.baseline.append(np.bincount(documents, losses, count))
 
-    def result(self, name: str, baseline: ConstantPredictor | None) -> TermEvaluation:
+    def result(self, name: str, baseline: Predictor | None) -> TermEvaluation:
         examples, inverse = np.unique(np.concatenate(self.examples), return_inverse=True)
 
         def by_example(pieces: list[np.ndarray]) -> np.ndarray:
@@ -142,6 +147,10 @@ class _Sums:
             raise UserError(
                 f"the held-out text has nothing that {name} predicts", "give more text with data.validation="
             )
+        if self.classes:
+            # Known only now that all labels are: the losses of the best constant.
+            losses_C = BestConstant.least_losses(np.sum([one.sum(axis=0) for one in self.classes], axis=0))
+            self.baseline = [one @ losses_C for one in self.classes]
         return TermEvaluation(
             by_example(self.sums), counts, self.right,
             by_example(self.baseline) if baseline else None, baseline.name if baseline else None,
@@ -153,7 +162,7 @@ def evaluate(
     batches: Iterable[Batch],
     device: torch.device | str = "cpu",
     autocast: Callable[[], AbstractContextManager] = nullcontext,
-    baselines: Mapping[str, ConstantPredictor] | None = None,
+    baselines: Mapping[str, Predictor] | None = None,
 ) -> Evaluation:
     """One pass in evaluation mode, without gradients. Keeps a few numbers an example; logits never leave a batch.
 

@@ -15,9 +15,10 @@ from lmtool.data.formats import text_format
 from lmtool.data.plan import Plan
 from lmtool.data.store import TokenStore
 from lmtool.errors import UserError
-from lmtool.objectives.configs import MlmConfig
-from lmtool.objectives.masking import Vocabulary, mask_tokens
+from lmtool.objectives.configs import MaskingConfig, PairsConfig, RtdConfig, SpanConfig, TokenMaskingConfig
+from lmtool.objectives.masking import Masked, Vocabulary, mask_tokens
 from lmtool.objectives.pairs import sentence_pairs
+from lmtool.objectives.spans import MaskedSpans, mask_spans
 from lmtool.objectives.windows import Stream, windows
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Target
@@ -61,6 +62,41 @@ def _facts(plan: Plan, store: TokenStore, split: str) -> dict[str, Any]:
     }
 
 
+def corrupt(
+    config: MaskingConfig, vocabulary: Vocabulary, whole: Assembled, examples_N: np.ndarray, seed: int, epoch: int
+) -> Masked:
+    """Mask the tokens of assembled examples, in the way the configuration says."""
+    examples_N = np.asarray(examples_N)
+    if isinstance(config, SpanConfig):
+        return mask_spans(config, vocabulary, whole.tokens, whole.lengths, examples_N, seed, epoch)
+    if isinstance(config, TokenMaskingConfig):
+        return mask_tokens(config, vocabulary, whole.tokens, whole.lengths, examples_N, seed, epoch)
+    raise TypeError(f"{type(config).__name__} says nothing of which tokens are masked")
+
+
+def masked_targets(
+    config: MaskingConfig, vocabulary: Vocabulary, whole: Assembled, masked: Masked
+) -> dict[str, Target]:
+    """`mlm`: every masked place. `sbo`, for spans with their boundary objective: the places of the spans whose
+    neighbours are text, each with the flat indices of these neighbours. `rtd`: labels are made in the step.
+    `replace_mlm` is the masked places again, `all_tokens_mlm` all that could be masked."""
+    targets = {"mlm": Target(torch.from_numpy(masked.labels), at=torch.from_numpy(masked.at))}
+    if isinstance(config, RtdConfig):
+        if config.variant == "all_tokens_mlm":
+            text = np.flatnonzero(~vocabulary.special[whole.tokens])
+            targets[config.variant] = Target(torch.from_numpy(whole.tokens[text]), at=torch.from_numpy(text))
+        else:
+            rtd = {"electra": Target(None), "electra_15": Target(None, at=targets["mlm"].at)}
+            targets |= {"rtd": rtd[config.variant]} if config.variant in rtd else {config.variant: targets["mlm"]}
+    if isinstance(config, SpanConfig) and isinstance(masked, MaskedSpans) and config.boundary:
+        borders = masked.spans[masked.span_of] + np.array([-1, 1])
+        within = masked.at - borders[:, 0] - 1
+        kept = masked.bordered[masked.span_of] & (within < config.boundary_targets)
+        labels, at, span = (torch.from_numpy(one[kept]) for one in (masked.labels, masked.at, borders))
+        targets["sbo"] = Target(labels, at=at, span=span)
+    return targets
+
+
 class MaskedWindows:
     """Masked language modelling over windows of text: `[CLS] text [SEP]` in the backbone's format.
 
@@ -69,7 +105,7 @@ class MaskedWindows:
     """
 
     def __init__(
-        self, config: MlmConfig, tokenizer: Tokenizer, format_name: str, store: TokenStore,
+        self, config: MaskingConfig, tokenizer: Tokenizer, format_name: str, store: TokenStore,
         max_length: int, documents: str, split: str, seed: int,
     ):  # fmt: skip
         self.config, self.store, self.split, self.seed = config, store, split, seed
@@ -89,22 +125,23 @@ class MaskedWindows:
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
         whole = self.assemble(rows)
-        masked = mask_tokens(
-            self.config, self.vocabulary, whole.tokens, whole.lengths, np.asarray(examples), self.seed, epoch
+        masked = corrupt(self.config, self.vocabulary, whole, examples, self.seed, epoch)
+        return Batch(
+            whole.packed(masked.tokens),
+            masked_targets(self.config, self.vocabulary, whole, masked),
+            *_numbers(examples),
         )
-        target = Target(torch.from_numpy(masked.labels), at=torch.from_numpy(masked.at))
-        return Batch(whole.packed(masked.tokens), {"mlm": target}, *_numbers(examples))
 
     def facts(self) -> dict[str, Any]:
         """Size of an epoch, and the share of tokens that is predicted."""
-        return {**_facts(self._plan, self.store, self.split), "predicted_fraction": self.config.probability}
+        return {**_facts(self._plan, self.store, self.split), "predicted_fraction": self.config.predicted_fraction}
 
 
 class MaskedPairs:
-    """Masked language modelling with next-sentence prediction: `[CLS] a [SEP] b [SEP]`, drawn anew each epoch."""
+    """Masked language modelling with a loss over pairs of segments: `[CLS] a [SEP] b [SEP]`, drawn anew each epoch."""
 
     def __init__(
-        self, config: MlmConfig, tokenizer: Tokenizer, format_name: str, store: TokenStore,
+        self, config: PairsConfig, tokenizer: Tokenizer, format_name: str, store: TokenStore,
         max_length: int, split: str, seed: int,
     ):  # fmt: skip
         self.config, self.store, self.split, self.seed = config, store, split, seed
@@ -114,15 +151,17 @@ class MaskedPairs:
         self._plans: dict[int, Plan] = {}
 
     def plan(self, epoch: int) -> Plan:
-        drawn = epoch % self.config.duplicates if self.config.masking == "static" else epoch
+        drawn = self.config.drawn_epoch(epoch)
         if drawn not in self._plans:
             rows = sentence_pairs(
                 self.store.sentence_offsets, self.store.document_sentences, self.limit,
                 self.config.short_sequence_probability, self.seed, drawn,
+                "sop" if self.config.pairs == "sop" else "nsp",
             )  # fmt: skip
             lengths = rows["a_length"].astype(np.int64) + rows["b_length"] + self.template.overhead
+            made = _some(Plan(rows, lengths), self.split)
             # The epoch before and the one ahead: a prefetching loader looks over the border.
-            self._plans = dict([*self._plans.items()][-1:]) | {drawn: Plan(rows, lengths)}
+            self._plans = dict([*self._plans.items()][-1:]) | {drawn: made}
         return self._plans[drawn]
 
     def assemble(self, rows: np.ndarray) -> Assembled:
@@ -136,22 +175,17 @@ class MaskedPairs:
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
         whole = self.assemble(rows)
-        masked = mask_tokens(
-            self.config, self.vocabulary, whole.tokens, whole.lengths, np.asarray(examples), self.seed, epoch
-        )
-        targets = {
-            "mlm": Target(torch.from_numpy(masked.labels), at=torch.from_numpy(masked.at)),
-            "nsp": Target(torch.from_numpy(rows["random"].astype(np.int64))),
-        }
+        masked = corrupt(self.config, self.vocabulary, whole, examples, self.seed, epoch)
+        targets = masked_targets(self.config, self.vocabulary, whole, masked)
+        targets[self.config.pairs] = Target(torch.from_numpy(rows["label"].astype(np.int64)))
         return Batch(whole.packed(masked.tokens), targets, *_numbers(examples))
 
     def facts(self) -> dict[str, Any]:
-        """Size of the first epoch, and the shares of tokens predicted and of pairs with a random second segment."""
+        """Size of the first epoch, and the shares of tokens predicted and of pairs with a random (nsp) or an earlier
+        (sop) second segment."""
         plan = self.plan(0)
-        shares = {
-            "predicted_fraction": self.config.probability,
-            "random_next_fraction": float(plan.rows["random"].mean()),
-        }
+        what = "random_next_fraction" if self.config.pairs == "nsp" else "swapped_fraction"
+        shares = {"predicted_fraction": self.config.predicted_fraction, what: float(plan.rows["label"].mean())}
         return {**_facts(plan, self.store, self.split), **shares}
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lmtool import streams
-from lmtool.objectives.configs import MlmConfig
+from lmtool.objectives.configs import MaskingConfig, TokenMaskingConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 
 # Draws of one position, side by side: is it selected, which branch, which random token.
@@ -55,7 +55,7 @@ def budget(eligible_N: np.ndarray, probability: float) -> np.ndarray:
 
 
 def mask_tokens(
-    config: MlmConfig,
+    config: TokenMaskingConfig,
     vocabulary: Vocabulary,
     tokens_T: np.ndarray,
     lengths_N: np.ndarray,
@@ -69,8 +69,7 @@ def mask_tokens(
     examples_N: the numbers of the examples, which key the draws. epoch: of the draws; under masking=static they
     repeat every `duplicates` epochs.
     """
-    if config.masking == "static":
-        epoch = epoch % config.duplicates
+    epoch = config.drawn_epoch(epoch)
     documents_T = np.repeat(np.arange(len(lengths_N)), lengths_N)
     positions_T = np.arange(len(tokens_T)) - np.repeat(np.cumsum(lengths_N) - lengths_N, lengths_N)
     eligible_T = ~vocabulary.special[tokens_T]
@@ -98,19 +97,32 @@ def mask_tokens(
 
     at = places[selected]
     labels = tokens_T[at]
-    branch = draw(_BRANCH, at)
-    regular = np.flatnonzero(~vocabulary.special)
-    drawn = regular[(draw(_RANDOM, at) * len(regular)).astype(np.int64)]
-    replaced = np.where(
-        branch < config.mask, vocabulary.mask, np.where(branch < config.mask + config.random, drawn, labels)
-    )
-    tokens = tokens_T.copy()
-    tokens[at] = replaced
+    tokens = replace_tokens(config, vocabulary, tokens_T, at, draw(_BRANCH, at), draw(_RANDOM, at))
     return Masked(tokens, at, labels)
 
 
+def replace_tokens(
+    config: MaskingConfig,
+    vocabulary: Vocabulary,
+    tokens_T: np.ndarray,
+    at: np.ndarray,
+    branch_M: np.ndarray,
+    uniform_M: np.ndarray,
+) -> np.ndarray:
+    """(T,) the tokens with [MASK], a random token or themselves at the M places `at`.
+
+    branch_M: the draw that decides which. uniform_M: the draw of the random token.
+    """
+    regular = np.flatnonzero(~vocabulary.special)
+    drawn = regular[(uniform_M * len(regular)).astype(np.int64)]
+    random = branch_M < config.mask + config.random
+    tokens = tokens_T.copy()
+    tokens[at] = np.where(branch_M < config.mask, vocabulary.mask, np.where(random, drawn, tokens_T[at]))
+    return tokens
+
+
 def _choose(
-    config: MlmConfig, uniform: np.ndarray, documents: np.ndarray, sizes: np.ndarray | None, count: int
+    config: TokenMaskingConfig, uniform: np.ndarray, documents: np.ndarray, sizes: np.ndarray | None, count: int
 ) -> np.ndarray:
     """Which units (tokens, or words of given sizes) are selected: bool, a unit each.
 

@@ -1,15 +1,21 @@
-"""Pairs of segments for next-sentence prediction, as BERT's data script makes them, all documents at once.
+"""Pairs of segments for next-sentence and sentence-order prediction, all documents at once.
 
-A document's sentences are gathered until they reach a target length; a first part becomes A, and B is the rest or,
-half of the time and whenever there is no rest, a run of sentences of another document; then what was not used is put
-back (google-research/bert, create_pretraining_data.py). Two things differ on purpose: the other document is never
-the same one (the script tries ten times), and the short target is drawn for each pair rather than for a whole
-document, so that a corpus of a few books keeps the stated share.
+Next sentence, as BERT's data script makes them: a document's sentences are gathered until they reach a target length;
+a first part becomes A, and B is the rest or, half of the time and whenever there is no rest, a run of sentences of
+another document; then what was not used is put back (google-research/bert, create_pretraining_data.py). Two things
+differ on purpose: the other document is never the same one (the script tries ten times), and the short target is
+drawn for each pair rather than for a whole document, so that a corpus of a few books keeps the stated share.
+
+Sentence order (Lan et al., "ALBERT", 2020, section 3.1): the same walk, but B is always the rest, and the two are
+swapped half of the time. Where the script of ALBERT falls back to a random segment since there is one sentence only,
+that sentence is cut in two: the term stays what the paper says it is.
 
 Shape letters: D documents, S sentences, E pairs.
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 import numpy as np
 
@@ -17,13 +23,17 @@ from lmtool import streams
 from lmtool.data.formats import truncate_pair
 from lmtool.errors import UserError
 
-# One pair: flat borders in the token store of both segments, whether B is random, and A's document.
+Pairs = Literal["nsp", "sop"]
+Borders = tuple[np.ndarray, np.ndarray]
+
+# One pair: flat borders in the token store of both segments, its class, and A's document. label: 1 where B is random
+# (nsp), or where the two are swapped, so that A is the later one (sop).
 PAIR = np.dtype(
-    [("a_start", "i8"), ("a_length", "i4"), ("b_start", "i8"), ("b_length", "i4"), ("random", "i1"), ("document", "i4")]
+    [("a_start", "i8"), ("a_length", "i4"), ("b_start", "i8"), ("b_length", "i4"), ("label", "i1"), ("document", "i4")]
 )
-# Draws of one round of a document: the target, its length, A's end, random or not, which document, where in it.
+# Draws of one round of a document: the target, its length, A's end, the class, which document, where in it.
 _DRAWS = 8
-_SHORT, _TARGET, _END, _RANDOM, _DOCUMENT, _START, _CUT_A, _CUT_B = range(_DRAWS)
+_SHORT, _TARGET, _END, _LABEL, _DOCUMENT, _START, _CUT_A, _CUT_B = range(_DRAWS)
 # Draws beyond these belong to the bits that say from which end a token is cut.
 _MORE_BITS = 1 << 40
 
@@ -35,23 +45,25 @@ def sentence_pairs(
     short_probability: float,
     seed: int,
     epoch: int,
+    kind: Pairs = "nsp",
 ) -> np.ndarray:
     """(E,) records of `PAIR`, by document and place within it: a pure function of its arguments.
 
     sentence_offsets: (S+1,) flat borders of sentences in the token store. document_sentences: (D+1,) borders of
     documents among the sentences. limit: tokens of both segments together, at most.
-    Raises UserError where fewer than two documents have text.
+    kind: next sentence or sentence order. A lone sentence of one token has no order and is passed over.
+    Raises UserError where fewer than two documents have text (nsp).
     """
     sentence_offsets = np.asarray(sentence_offsets, dtype=np.int64)
     borders = np.asarray(document_sentences, dtype=np.int64)
     documents = np.flatnonzero(np.diff(borders) > 0)
-    if len(documents) < 2:
+    if kind == "nsp" and len(documents) < 2:
         raise UserError(
             f"next-sentence prediction needs two documents with text; there are {len(documents)}",
-            "split the text into more of them (data.document=block or line), or take objective.pairs=none",
+            "split the text into more of them (data.document=block or line), or take objective.pairs=none or sop",
         )
     starts, ends = borders[documents], borders[documents + 1]
-    build = _Builder(sentence_offsets, starts, ends, limit, short_probability, seed, epoch)
+    build = _Builder(sentence_offsets, starts, ends, limit, short_probability, seed, epoch, kind)
     at, active = starts.copy(), np.arange(len(documents))
     rounds: list[np.ndarray] = []
     while len(active):
@@ -60,6 +72,7 @@ def sentence_pairs(
         rounds.append(pairs)
         active = active[at[active] < ends[active]]
     pairs = np.concatenate(rounds)
+    pairs = pairs[(pairs["a_length"] > 0) & (pairs["b_length"] > 0)]
     return pairs[np.argsort(pairs["document"], kind="stable")]
 
 
@@ -67,10 +80,11 @@ class _Builder:
     """One round makes the next pair of every document that has sentences left."""
 
     def __init__(
-        self, offsets: np.ndarray, starts: np.ndarray, ends: np.ndarray, limit: int, short: float, seed: int, epoch: int
-    ):
+        self, offsets: np.ndarray, starts: np.ndarray, ends: np.ndarray, limit: int, short: float, seed: int,
+        epoch: int, kind: Pairs,
+    ):  # fmt: skip
         self.offsets, self.starts, self.ends = offsets, starts, ends
-        self.limit, self.short, self.seed, self.epoch = limit, short, seed, epoch
+        self.limit, self.short, self.seed, self.epoch, self.kind = limit, short, seed, epoch, kind
 
     def _uniform(self, active: np.ndarray, number: int, which: int) -> np.ndarray:
         return streams.uniform_at(
@@ -92,21 +106,36 @@ class _Builder:
         chunk_end = self._reach(at, target, self.ends[active])
         sentences = chunk_end - at
         a_end = at + np.where(sentences > 1, 1 + below(np.maximum(sentences - 1, 1), _END), 1)
-        random = (sentences == 1) | (self._uniform(active, number, _RANDOM) < 0.5)
+        label = self._uniform(active, number, _LABEL) < 0.5
+        if self.kind == "sop":
+            first, last = self.offsets[at], self.offsets[chunk_end]
+            border = np.where(
+                sentences > 1, self.offsets[a_end], first + 1 + below(np.maximum(last - first - 1, 1), _END)
+            )
+            return self._pairs(active, number, (first, border), (border, last), label), chunk_end
+        label |= sentences == 1
         other = below(len(self.starts) - 1, _DOCUMENT)
         other += other >= active  # skips the document itself
         b_first = self.starts[other] + below(self.ends[other] - self.starts[other], _START)
         a_length = self.offsets[a_end] - self.offsets[at]
-        b_first = np.where(random, b_first, a_end)
-        b_end = np.where(random, self._reach(b_first, target - a_length, self.ends[other]), chunk_end)
-        b_length = self.offsets[b_end] - self.offsets[b_first]
+        b_first = np.where(label, b_first, a_end)
+        b_end = np.where(label, self._reach(b_first, target - a_length, self.ends[other]), chunk_end)
+        a, b = (self.offsets[at], self.offsets[a_end]), (self.offsets[b_first], self.offsets[b_end])
+        return self._pairs(active, number, a, b, label), np.where(label, a_end, chunk_end)
 
+    def _pairs(self, active: np.ndarray, number: int, a: Borders, b: Borders, label: np.ndarray) -> np.ndarray:
+        """Records of segments with the given flat borders, cut to the limit; sop puts the later one first where its
+        label says so."""
         pairs = np.empty(len(active), dtype=PAIR)
-        pairs["random"] = random
-        pairs["a_length"], pairs["b_length"] = truncate_pair(a_length, b_length, self.limit)
-        pairs["a_start"] = self.offsets[at] + self._cut(active, number, _CUT_A, a_length - pairs["a_length"])
-        pairs["b_start"] = self.offsets[b_first] + self._cut(active, number, _CUT_B, b_length - pairs["b_length"])
-        return pairs, np.where(random, a_end, chunk_end)
+        pairs["label"] = label
+        swapped = label & (self.kind == "sop")
+        a_length, b_length = a[1] - a[0], b[1] - b[0]
+        kept_a, kept_b = (np.asarray(one) for one in truncate_pair(a_length, b_length, self.limit))
+        a_start = a[0] + self._cut(active, number, _CUT_A, a_length - kept_a)
+        b_start = b[0] + self._cut(active, number, _CUT_B, b_length - kept_b)
+        pairs["a_start"], pairs["b_start"] = np.where(swapped, (b_start, a_start), (a_start, b_start))
+        pairs["a_length"], pairs["b_length"] = np.where(swapped, (kept_b, kept_a), (kept_a, kept_b))
+        return pairs
 
     def _cut(self, active: np.ndarray, number: int, which: int, tokens: np.ndarray) -> np.ndarray:
         """How many of the tokens that go are cut at the front: each by a fair coin, so a binomial number."""

@@ -12,13 +12,24 @@ from objective_fixtures import backbone, rows_of, sentences, store, tokenizer
 from lmtool.config.tables import build
 from lmtool.data.loader import PackedLoader
 from lmtool.errors import UserError
-from lmtool.objectives.configs import ClmConfig, MlmConfig
+from lmtool.objectives.configs import ClmConfig, MlmConfig, RtdConfig, SpanConfig
 from lmtool.objectives.evaluation import evaluate
 
 OBJECTIVES = {
     "mlm": ("bert", MlmConfig(), "joined"),
     "mlm separate": ("bert", MlmConfig(whole_word=True), "separate"),
     "nsp": ("bert", MlmConfig(pairs="nsp"), "joined"),
+    "sop": ("bert", MlmConfig(pairs="sop"), "joined"),
+    "span": ("bert", SpanConfig(), "joined"),
+    "ngram": (
+        "bert",
+        SpanConfig(lengths="harmonic", longest=3, replace="token", boundary=False, pairs="sop"),
+        "joined",
+    ),
+    "rtd": ("bert", RtdConfig(), "joined"),
+    "electra_15": ("bert", RtdConfig(variant="electra_15"), "separate"),
+    "replace_mlm": ("bert", RtdConfig(variant="replace_mlm"), "joined"),
+    "all_tokens_mlm": ("bert", RtdConfig(variant="all_tokens_mlm"), "joined"),
     "clm": ("gpt", ClmConfig(), "joined"),
     "clm separate": ("gpt", ClmConfig(), "separate"),
 }
@@ -78,7 +89,11 @@ def test_every_parameter_learns_and_the_first_loss_is_that_of_a_guess(made):
     losses, grads = run(learner, [rows_of(examples, 8)])
     assert set(grads) == {name for name, _ in learner.named_parameters()}
     for name, loss in losses.items():
-        guess = math.log(2) if name == "nsp" else math.log(learner.backbone.config.vocab_size)
+        rows = learner.backbone.config.vocab_size
+        guess = math.log(2) if name in ("nsp", "sop", "rtd") else math.log(rows)
+        if name == "all_tokens_mlm":
+            # The gate is half open: 85% of the tokens can be copied.
+            guess = 0.85 * math.log(2) + 0.15 * math.log(2 * rows)
         assert loss == pytest.approx(guess, abs=0.4)
 
 
@@ -87,7 +102,7 @@ def test_scores_are_the_loss_and_join_to_examples(made):
     learner, examples, _ = made
     learner.eval()
     batch = rows_of(examples, 6)
-    output, scores = learner(batch, 1), learner.score(batch)
+    output, scores = learner(batch, 0), learner.score(batch)  # evaluation samples as in step 0
     assert set(scores) == set(output.sums) == set(learner.weights)
     for name, one in scores.items():
         assert one.losses.sum().item() == pytest.approx(output.sums[name].item(), rel=1e-5)
@@ -95,7 +110,7 @@ def test_scores_are_the_loss_and_join_to_examples(made):
         assert set(one.documents.tolist()) == set(range(6))
 
 
-@pytest.mark.parametrize("made", ["nsp", "clm"], indirect=True)
+@pytest.mark.parametrize("made", ["nsp", "sop", "span", "clm"], indirect=True)
 def test_evaluation_adds_up_and_stands_beside_its_baseline(made):
     learner, examples, data = made
     learner.train()

@@ -27,7 +27,7 @@ def test_a_random_segment_is_of_another_document_and_a_next_one_follows():
     offsets, borders = corpus()
     pairs = sentence_pairs(offsets, borders, 61, 0.1, 5, 0)
     a, b = owners(offsets, borders, pairs["a_start"]), owners(offsets, borders, pairs["b_start"])
-    random = pairs["random"] == 1
+    random = pairs["label"] == 1
     assert (a == pairs["document"]).all()
     assert (a[random] != b[random]).all()
     assert (a[~random] == b[~random]).all()
@@ -44,11 +44,11 @@ def test_balance_given_that_there_was_a_choice():
     pairs = sentence_pairs(offsets, borders, 4000, 0.0, 5, 0)  # so long that the first chunk is the whole document
     first = np.r_[True, np.diff(pairs["document"]) > 0]
     several = np.diff(borders)[pairs["document"]] >= 2
-    choice = pairs["random"][first & several]
+    choice = pairs["label"][first & several]
     low, high = stats.binom.ppf([5e-4, 1 - 5e-4], len(choice), 0.5)
     assert low <= choice.sum() <= high
-    assert pairs["random"][first & ~several].all()
-    assert pairs["random"].mean() > 0.5
+    assert pairs["label"][first & ~several].all()
+    assert pairs["label"].mean() > 0.5
 
 
 def test_unused_sentences_are_put_back():
@@ -58,7 +58,7 @@ def test_unused_sentences_are_put_back():
     seen = np.zeros(offsets[-1], dtype=int)
     for pair in pairs:
         seen[pair["a_start"] : pair["a_start"] + pair["a_length"]] += 1
-        if not pair["random"]:
+        if not pair["label"]:
             seen[pair["b_start"] : pair["b_start"] + pair["b_length"]] += 1
     assert (seen == 1).all()
 
@@ -66,7 +66,7 @@ def test_unused_sentences_are_put_back():
 def test_other_documents_and_cut_ends_are_fair():
     offsets, borders = corpus(documents=40, sentences=60)
     pairs = np.concatenate([sentence_pairs(offsets, borders, 33, 0.0, 7, epoch) for epoch in range(30)])
-    random = pairs[pairs["random"] == 1]
+    random = pairs[pairs["label"] == 1]
     assert stats.chisquare(np.bincount(owners(offsets, borders, random["b_start"]), minlength=40)).pvalue > 1e-3
     # A starts with a sentence unless tokens were cut off its front, each by a fair coin.
     starts = np.isin(pairs["a_start"], offsets[:-1])
@@ -78,7 +78,7 @@ def test_short_targets_have_their_share():
     pairs = sentence_pairs(offsets, borders, 120, 0.1, 3, 0)
     last = np.r_[np.diff(pairs["document"]) > 0, True]
     # A random B may end with its document: only pairs of text that follows.
-    lengths = (pairs["a_length"] + pairs["b_length"])[~last & (pairs["random"] == 0)]
+    lengths = (pairs["a_length"] + pairs["b_length"])[~last & (pairs["label"] == 0)]
     # A uniform target of 2..120 falls short of 110 in 91% of the tenth that is short.
     assert np.mean(lengths < 110) == pytest.approx(0.1 * 108 / 119, abs=0.02)
 
@@ -103,3 +103,41 @@ def test_fast_enough():
     start = time.perf_counter()
     pairs = sentence_pairs(offsets, borders, 125, 0.1, 3, 0)
     assert len(pairs) / (time.perf_counter() - start) * 60 > 50_000
+
+
+def test_sentence_order_is_balanced_and_of_consecutive_segments():
+    offsets, borders = corpus()
+    pairs = sentence_pairs(offsets, borders, 61, 0.1, 5, 0, "sop")
+    a, b = owners(offsets, borders, pairs["a_start"]), owners(offsets, borders, pairs["b_start"])
+    assert np.array_equal(a, pairs["document"]) and np.array_equal(a, b)
+    swapped = pairs["label"] == 1
+    low, high = stats.binom.ppf([5e-4, 1 - 5e-4], len(pairs), 0.5)
+    assert low <= swapped.sum() <= high
+    first = np.where(swapped, pairs["b_start"], pairs["a_start"])
+    first_length = np.where(swapped, pairs["b_length"], pairs["a_length"])
+    second = np.where(swapped, pairs["a_start"], pairs["b_start"])
+    assert (second >= first + first_length).all()
+    uncut = pairs["a_length"] + pairs["b_length"] < 61
+    assert uncut.any() and (second == first + first_length)[uncut].all()
+    assert (pairs["a_length"] >= 1).all() and (pairs["b_length"] >= 1).all()
+    assert (pairs["a_length"] + pairs["b_length"]).max() == 61
+
+
+def test_sentence_order_loses_no_sentence_but_single_tokens():
+    offsets, borders = corpus(documents=300)
+    pairs = sentence_pairs(offsets, borders, 10**6, 0.1, 3, 0, "sop")
+    seen = np.zeros(offsets[-1], dtype=int)
+    for pair in pairs:
+        for side in "ab":
+            seen[pair[f"{side}_start"] : pair[f"{side}_start"] + pair[f"{side}_length"]] += 1
+    alone = np.flatnonzero((np.diff(borders) == 1) & (np.diff(offsets[borders]) == 1))
+    expected = np.ones(offsets[-1], dtype=int)
+    expected[offsets[borders[alone]]] = 0
+    # A short target may leave one sentence of one token for the end of a document.
+    assert ((seen == expected) | (seen == 0)).all() and (seen != expected).sum() <= 10
+
+
+def test_a_lone_sentence_is_cut_in_two_and_one_document_is_enough():
+    pairs = sentence_pairs(np.array([0, 7, 8]), np.array([0, 1, 2]), 20, 0.0, 1, 0, "sop")
+    assert len(pairs) == 1 and pairs["a_length"] + pairs["b_length"] == 7
+    assert len(sentence_pairs(np.array([0, 4, 9]), np.array([0, 2]), 20, 0.0, 1, 0, "sop")) == 1

@@ -1,0 +1,98 @@
+"""What a model puts in the place of masks: for the report's samples, and for texts that a user gives.
+
+Shape letters: T tokens, M masked places, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lmtool.data.formats import text_format
+from lmtool.errors import UserError
+from lmtool.models.base import Backbone
+from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.types import Batch, Packed
+
+GUESSES = 5
+# Logits (M, V) of the vocabulary at places (M,) of a packed batch.
+LogitsAt = Callable[[Packed, Tensor], Tensor]
+
+
+def masked_samples(
+    batch: Batch, at: Tensor, labels: Tensor, logits_at: LogitsAt, tokenizer: Tokenizer, n: int
+) -> list[dict[str, Any]]:
+    """The first n examples of a batch as plain data: `pieces` of the text as it was, and `masked`: for each hidden
+    place its `position` among them, the `truth`, `shown` in its place, and `guesses`: the five most probable pieces,
+    each with its probability. at, labels: (M,) the hidden places and what stood there."""
+    wanted = batch.inputs.documents[at] < n
+    at, labels = at[wanted], labels[wanted]
+    # Rows of the table beyond the vocabulary stand for no piece.
+    probability_MV = logits_at(batch.inputs, at).float().softmax(-1)[:, : tokenizer.vocab_size]
+    shares, guesses = (one.cpu() for one in probability_MV.topk(min(GUESSES, tokenizer.vocab_size)))
+    tokens, shown = batch.inputs.tokens.cpu().clone(), batch.inputs.tokens.cpu()[at.cpu()]
+    tokens[at.cpu()] = labels.cpu()
+    samples = []
+    for start, length in list(zip(batch.inputs.starts, batch.inputs.lengths, strict=True))[:n]:
+        masked = [
+            {
+                "position": place - start,
+                "truth": tokenizer.pieces([int(labels[row])])[0],
+                "shown": tokenizer.pieces([int(shown[row])])[0],
+                "guesses": list(map(list, zip(tokenizer.pieces(guesses[row]), shares[row].tolist(), strict=True))),
+            }
+            for row, place in enumerate(at.tolist())
+            if start <= place < start + length
+        ]
+        samples.append({"pieces": tokenizer.pieces(tokens[start : start + length]), "masked": masked})
+    return samples
+
+
+def fill_masks(
+    backbone: Backbone,
+    logits_at: LogitsAt,
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    autocast: Callable[[], AbstractContextManager],
+) -> Iterator[dict[str, Any]]:
+    """Fill the masks of texts, written as the tokenizer's mask token. For each `text`: it `filled` with the best
+    pieces, and `masks`, for each the five `guesses` with their probabilities. UserError where there is no mask, or the
+    text is longer than the model."""
+    mask = tokenizer.role("mask")
+    written = tokenizer.pieces([mask])[0]
+    layout = text_format(backbone.config.text_format, tokenizer)
+    device = backbone.embed.token.weight.device
+    for text in texts:
+        runs = [tokenizer.encode(run) for run in text.split(written)]
+        if len(runs) == 1:
+            raise UserError(
+                f"nothing to fill: no {written} in {text[:80]!r}", f"write {written} where a word is missing"
+            )
+        ids = np.concatenate([runs[0], *(np.append(mask, run) for run in runs[1:])])
+        tokens, columns = layout.single(ids)
+        if len(tokens) > backbone.config.max_positions:
+            raise UserError(f"{len(tokens)} tokens; the model reads {backbone.config.max_positions}", "cut the text")
+        packed = Packed(
+            torch.from_numpy(np.asarray(tokens, dtype=np.int64)),
+            (len(tokens),),
+            {name: torch.from_numpy(np.asarray(column, dtype=np.int64)) for name, column in columns.items()},
+        ).to(device)
+        at = torch.nonzero(packed.tokens == mask)[:, 0]
+        with autocast():
+            logits_MV = logits_at(packed, at)
+        shares, best = logits_MV.float().softmax(-1)[:, : tokenizer.vocab_size].topk(GUESSES)
+        filled = packed.tokens.clone()
+        filled[at] = best[:, 0]
+        yield {
+            "text": text,
+            "filled": tokenizer.decode(filled.tolist()),
+            "masks": [
+                {"guesses": list(map(list, zip(tokenizer.pieces(row), share.tolist(), strict=True)))}
+                for row, share in zip(best.tolist(), shares, strict=True)
+            ],
+        }

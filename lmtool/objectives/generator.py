@@ -1,0 +1,124 @@
+"""The small masked language model that writes the text of replaced-token detection.
+
+Clark, Luong, Le, Manning, "ELECTRA: Pre-training Text Encoders as Discriminators Rather Than Generators", ICLR 2020.
+Embeddings are shared with the model (section 3.2): the same parameters, with a map of its own into the generator's
+width where a family has one width only, as in google-research/electra.
+
+Shape letters: T tokens, M masked places, H hidden width of the model, G of the generator, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from lmtool.config.tables import build
+from lmtool.heads.lm import MaskedLMHead
+from lmtool.models.base import Backbone
+from lmtool.nn.dropout import Draws
+from lmtool.nn.embeddings import Embeddings
+from lmtool.objectives.configs import RtdConfig
+from lmtool.types import Packed
+
+# The parts of an embedding that are shared; a map into the hidden width is not.
+_SHARED = ("token", "position", "segment", "norm")
+# Rows of logits that are held at a time.
+_ROWS = 256
+
+
+class MappedEmbeddings(nn.Module):
+    """The model's embeddings, mapped into the width of the generator."""
+
+    def __init__(self, shared: Embeddings, own: Embeddings, width: int, device: torch.device):
+        super().__init__()
+        self.shared = shared
+        self.map = nn.Linear(shared.token.weight.shape[1], width, device=device)
+        # Positions that act within the attention depend on its heads, and are the generator's own.
+        self.position = shared.position if _embeds(shared.position) else own.position
+
+    @property
+    def token(self) -> nn.Embedding:
+        """The shared table."""
+        return self.shared.token
+
+    def tokens(self, ids_T: Tensor) -> Tensor:
+        """(T,) ids to (T, H)."""
+        return self.shared.tokens(ids_T)
+
+    def finish(
+        self, vectors_TH: Tensor, packed: Packed, draws: Draws | None = None, positions_T: Tensor | None = None
+    ) -> Tensor:
+        """(T, H) to (T, G)."""
+        return self.map(self.shared.finish(vectors_TH, packed, draws, positions_T))
+
+
+def _embeds(position: nn.Module) -> bool:
+    """Whether positions are vectors added to those of the tokens, and learned."""
+    return not getattr(position, "scores", False) and any(True for _ in position.parameters())
+
+
+def build_generator(config: RtdConfig, model: Backbone, seed: int) -> nn.ModuleDict:
+    """`generator`, a backbone of the model's family with a share of its widths and layers, and `masked_lm`, its head.
+    Under training=joint the embeddings are the model's."""
+    generator: Backbone = build(model.config.scaled(config.generator_size, config.generator_layers), seed)
+    device = next(model.parameters()).device
+    generator.to(device)
+    # Drawn by its own name: of the model's size it would start as the model itself.
+    generator.initialize(generator, seed, "objective.generator.")
+    if config.training == "joint":
+        _share_embeddings(generator, model, seed, device)
+    width = generator.embed.token.weight.shape[1]
+    settings = generator.config
+    head = MaskedLMHead(
+        generator.hidden_size, settings.vocab_size, model.head_activation, settings.norm_epsilon, width
+    ).to(device)
+    model.initialize(head, seed, "objective.masked_lm.")
+    return nn.ModuleDict({"generator": generator, "masked_lm": head})
+
+
+def _share_embeddings(generator: Backbone, model: Backbone, seed: int, device: torch.device) -> None:
+    own, shared = generator.embed, model.embed
+    if own.token.weight.shape != shared.token.weight.shape:
+        mapped = MappedEmbeddings(shared, own, generator.hidden_size, device)
+        generator.initialize(mapped.map, seed, "objective.generator.embed.map.")
+        generator.embed = mapped  # type: ignore[assignment]
+        return
+    for name in _SHARED:
+        part = getattr(shared, name, None)
+        if part is not None and (name != "position" or _embeds(part)):
+            setattr(own, name, part)
+
+
+def start_from_generator(model: Backbone, generator: Backbone) -> list[str]:
+    """Copy the generator's tensors into the model wherever names and shapes agree; their names. Two-stage training
+    (section 3.2): with a generator of the model's size, all of them."""
+    given = dict(generator.named_parameters())
+    copied = []
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name in given and given[name].shape == parameter.shape:
+                parameter.copy_(given[name])
+                copied.append(name)
+    return copied
+
+
+@torch.no_grad()
+def sample_tokens(
+    head: MaskedLMHead, hidden_MG: Tensor, table_VW: Tensor, uniform_M: Tensor, vocabulary: int
+) -> Tensor:
+    """(M,) a token of each place by the head's probabilities: where their cumulative sum passes the draw.
+
+    uniform_M: in [0, 1). vocabulary: ids from there on are rows of the table that stand for no piece.
+    """
+    drawn = [torch.zeros(0, dtype=torch.int64, device=hidden_MG.device)]
+    for hidden, uniform in zip(hidden_MG.split(_ROWS), uniform_M.split(_ROWS), strict=True):
+        drawn.append(draw_from(head(hidden, table_VW)[:, :vocabulary], uniform))
+    return torch.cat(drawn)
+
+
+def draw_from(logits_MV: Tensor, uniform_M: Tensor) -> Tensor:
+    """(M,) the class of each row that the draw falls into."""
+    cumulative_MV = logits_MV.float().softmax(-1).cumsum(-1)
+    reached = uniform_M.to(cumulative_MV)[:, None] * cumulative_MV[:, -1:]
+    found = torch.searchsorted(cumulative_MV, reached, right=True)[:, 0]
+    return found.clamp_(max=logits_MV.shape[1] - 1)

@@ -1,0 +1,201 @@
+"""Replaced-token detection: a generator fills masks, the model says which tokens are not the original ones.
+
+Clark, Luong, Le, Manning, "ELECTRA: Pre-training Text Encoders as Discriminators Rather Than Generators", ICLR 2020:
+L = L_MLM(generator) + 50 L_RTD(model). The generator learns from its masks alone: no gradient passes through its
+samples, and a sample that is the original token counts as original. The variants are those of section 3.4.
+
+Shape letters: T tokens, M masked places, H hidden width, G of the generator, V vocabulary, W width of its table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lmtool import streams
+from lmtool.data.store import TokenStore
+from lmtool.heads.learner import BaseLearner
+from lmtool.heads.lm import MaskedLMHead
+from lmtool.heads.replaced_token import CopyGate, ReplacedTokenHead, copy_best, copy_losses
+from lmtool.models.base import Backbone
+from lmtool.objectives.baseline import BestConstant, ConstantPredictor, token_counts
+from lmtool.objectives.configs import RtdConfig
+from lmtool.objectives.examples import MaskedWindows
+from lmtool.objectives.filling import fill_masks, masked_samples
+from lmtool.objectives.generator import build_generator, sample_tokens, start_from_generator
+from lmtool.objectives.targets import labels_of, places_of
+from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.types import Batch, Packed, Scores, StepOutput
+
+
+class ReplacedTokenDetection(BaseLearner):
+    """Terms `mlm` of the generator, and of the model `rtd` (electra, electra_15) or the variant's name. Class 1 of
+    `rtd` is a replaced token."""
+
+    def __init__(self, config: RtdConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int):
+        super().__init__(backbone, seed)
+        self.config, self.tokenizer = config, tokenizer
+        self.objective = build_generator(config, backbone, seed)
+        self.detects = config.variant in ("electra", "electra_15")
+        self.term = "rtd" if self.detects else config.variant
+        self.weights = {"mlm": 1.0, self.term: config.weight if self.detects else 1.0}
+        model, width = backbone.config, backbone.hidden_size
+        if self.detects:
+            self.add_head("replaced_token", ReplacedTokenHead(width, backbone.head_activation))
+            return
+        table_width = backbone.embed.token.weight.shape[1]
+        self.add_head(
+            "masked_lm",
+            MaskedLMHead(width, model.vocab_size, backbone.head_activation, model.norm_epsilon, table_width),
+        )
+        if config.variant == "all_tokens_mlm":
+            self.add_head("copy", CopyGate(width))
+
+    def examples(self, store: TokenStore, max_length: int, documents: str, split: str) -> MaskedWindows:
+        """What is learned of a store. documents: separate or joined."""
+        format_name = self.backbone.config.text_format
+        return MaskedWindows(self.config, self.tokenizer, format_name, store, max_length, documents, split, self.seed)
+
+    def baselines(self, store: TokenStore, examples: MaskedWindows) -> dict[str, ConstantPredictor | BestConstant]:
+        """Unigrams without special tokens; for `rtd`, whose labels the generator makes, the share of replaced tokens
+        in whatever is scored. Before that all masked places count as replaced."""
+        counts = token_counts(store.tokens, self.tokenizer.vocab_size)
+        unigram = ConstantPredictor.of_counts("unigram", counts, self.tokenizer.special_ids)
+        if not self.detects:
+            return {"mlm": unigram, self.term: unigram}
+        share = self.config.probability if self.config.variant == "electra" else 0.5
+        return {"mlm": unigram, "rtd": BestConstant("base rate", (1 - share, share))}
+
+    def on_step(self, step: int) -> None:
+        """Under training=two_stage: the model's first step begins with the generator's weights."""
+        if self.config.training == "two_stage" and step == self.config.generator_steps + 1:
+            start_from_generator(self.backbone, self.generator)
+
+    def counts(self, batch: Batch) -> dict[str, float]:
+        masked = float(len(labels_of(batch, "mlm")))
+        if not self.detects:
+            return {"mlm": masked, self.term: float(len(labels_of(batch, self.term)))}
+        return {"mlm": masked, "rtd": float(len(batch.inputs.tokens)) if self.config.variant == "electra" else masked}
+
+    def forward(self, batch: Batch, step: int) -> StepOutput:
+        draws = self.draws(batch, step)
+        at, labels = places_of(batch, "mlm"), labels_of(batch, "mlm")
+        two_stage, first = self.config.training == "two_stage", step <= self.config.generator_steps
+        frozen = two_stage and not first
+        sums = {}
+        with torch.no_grad() if frozen else nullcontext():
+            hidden_MG = self.generator(batch.inputs, None if frozen else draws).index_select(0, at)
+            if not frozen:
+                sums["mlm"] = self._generator_head.loss_sum(hidden_MG, self._generator_table, labels)
+        if not (two_stage and first):
+            filled = self._filled(batch, hidden_MG, step)
+            # The same draws go on: every site of this second forward draws anew.
+            hidden_TH = self.backbone(filled, draws)
+            sums[self.term] = self._losses(hidden_TH, batch, filled)[0].sum()
+        return StepOutput(sums, self.weights)
+
+    def _filled(self, batch: Batch, hidden_MG: Tensor, step: int) -> Packed:
+        """The text with the generator's samples at the masked places; draws keyed by (seed, step, example, position).
+        No gradient passes."""
+        at = places_of(batch, "mlm")
+        documents = batch.inputs.documents[at].cpu().numpy()
+        positions = batch.inputs.positions[at].cpu().numpy()
+        uniform = streams.uniform_at(self.seed, "sample", step, batch.examples.cpu().numpy()[documents], positions)
+        sampled = sample_tokens(
+            self._generator_head, hidden_MG.detach(), self._generator_table,
+            torch.from_numpy(uniform).to(at.device), self.tokenizer.vocab_size,
+        )  # fmt: skip
+        return replace(batch.inputs, tokens=batch.inputs.tokens.index_copy(0, at, sampled))
+
+    def _losses(self, hidden_TH: Tensor, batch: Batch, filled: Packed) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Of the model's term: losses, labels, flat places and logits of its places; the logits are those of being
+        replaced, of being copied, or none."""
+        at = places_of(batch, "mlm")
+        if not self.detects:
+            at, labels = places_of(batch, self.term), labels_of(batch, self.term)
+            hidden_MH = hidden_TH.index_select(0, at)
+            head = cast(MaskedLMHead, self.heads["masked_lm"])
+            if self.config.variant == "replace_mlm":
+                # Summed at once where there is a gradient; one by one in evaluation.
+                if torch.is_grad_enabled():
+                    return head.loss_sum(hidden_MH, self._table, labels)[None], labels, at, labels
+                each, best = head.scores(hidden_MH, self._table, labels)
+                return each, labels, at, best
+            gate_M = self.heads["copy"](hidden_MH)
+            each = copy_losses(head, gate_M, hidden_MH, self._table, filled.tokens[at], labels)
+            return each, labels, at, gate_M
+        original = batch.inputs.tokens.index_copy(0, at, labels_of(batch, "mlm"))
+        if self.config.variant == "electra":
+            at = torch.arange(len(original), device=at.device)
+        replaced = (filled.tokens != original)[at]
+        logits_M = self.heads["replaced_token"](hidden_TH if self.config.variant == "electra" else hidden_TH[at])
+        each = F.binary_cross_entropy_with_logits(logits_M.float(), replaced.float(), reduction="none")
+        return each, replaced.long(), at, logits_M
+
+    @torch.no_grad()
+    def score(self, batch: Batch) -> dict[str, Scores]:
+        """Each target's loss and best guess, in evaluation; the generator's samples are those of step 0."""
+        at, labels = places_of(batch, "mlm"), labels_of(batch, "mlm")
+        hidden_MG = self.generator(batch.inputs).index_select(0, at)
+        each, best = self._generator_head.scores(hidden_MG, self._generator_table, labels)
+        scores = {"mlm": Scores(each, labels, best, batch.inputs.documents[at])}
+        filled = self._filled(batch, hidden_MG, 0)
+        hidden_TH = self.backbone(filled)
+        each, labels, at, found = self._losses(hidden_TH, batch, filled)
+        if self.detects:
+            found = (found > 0).long()
+        elif self.config.variant == "all_tokens_mlm":
+            head = cast(MaskedLMHead, self.heads["masked_lm"])
+            found = copy_best(head, found, hidden_TH[at], self._table, filled.tokens[at])
+        scores[self.term] = Scores(each, labels, found, batch.inputs.documents[at])
+        return scores
+
+    @property
+    def generator(self) -> Backbone:
+        """The network that fills the masks."""
+        return cast(Backbone, self.objective["generator"])
+
+    @property
+    def _generator_head(self) -> MaskedLMHead:
+        return cast(MaskedLMHead, self.objective["masked_lm"])
+
+    @property
+    def _generator_table(self) -> Tensor:
+        return self.generator.embed.token.weight
+
+    @property
+    def _table(self) -> Tensor:
+        return self.backbone.embed.token.weight
+
+    def _logits_at(self, packed: Packed, at: Tensor) -> Tensor:
+        return self._generator_head(self.generator(packed)[at], self._generator_table)
+
+    @torch.no_grad()
+    def samples(self, batch: Batch, tokenizer: Tokenizer, n: int) -> list[dict[str, Any]]:
+        """The first n examples with their masks and the generator's guesses, see `masked_samples`; where the model
+        detects, each place also has the `sampled` piece and the model's probability that it is `replaced`."""
+        at, labels = places_of(batch, "mlm"), labels_of(batch, "mlm")
+        samples = masked_samples(batch, at, labels, self._logits_at, tokenizer, n)
+        if self.detects:
+            filled = self._filled(batch, self.generator(batch.inputs).index_select(0, at), 0)
+            suspicion_T = self.heads["replaced_token"](self.backbone(filled)).float().sigmoid().cpu()
+            tokens = filled.tokens.cpu()
+            for start, sample in zip(batch.inputs.starts, samples, strict=False):
+                for place in sample["masked"]:
+                    token = start + place["position"]
+                    place["sampled"] = tokenizer.pieces([int(tokens[token])])[0]
+                    place["replaced"] = float(suspicion_T[token])
+        return samples
+
+    @torch.no_grad()
+    def complete(
+        self, texts: Sequence[str], autocast: Callable[[], AbstractContextManager]
+    ) -> Iterator[dict[str, Any]]:
+        """Fill the masks of texts with the generator, see `fill_masks`."""
+        yield from fill_masks(self.backbone, self._logits_at, self.tokenizer, texts, autocast)

@@ -1,0 +1,73 @@
+"""Masked language modelling over spans, with the span boundary objective.
+
+Joshi, Chen, Liu, Weld, Zettlemoyer, Levy, "SpanBERT: Improving Pre-training by Representing and Predicting Spans",
+TACL 2020: L = L_MLM + L_SBO, each the mean over its own tokens.
+
+Shape letters: T tokens, M predicted places, H hidden width.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+from torch import Tensor
+
+from lmtool.data.store import TokenStore
+from lmtool.heads.span_boundary import SpanBoundaryHead
+from lmtool.models.base import Backbone
+from lmtool.objectives.baseline import ConstantPredictor
+from lmtool.objectives.configs import SpanConfig
+from lmtool.objectives.examples import MaskedPairs, MaskedWindows
+from lmtool.objectives.mlm import MaskedLanguageModel
+from lmtool.objectives.targets import labels_of, places_of
+from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.types import Batch, Scores
+
+
+class SpanLanguageModel(MaskedLanguageModel):
+    """Terms `mlm`, `sbo` where the configuration has the boundary objective, and that of the pairs."""
+
+    config: SpanConfig
+
+    def __init__(self, config: SpanConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int):
+        super().__init__(config, backbone, tokenizer, seed)
+        if config.boundary:
+            model, width = backbone.config, backbone.hidden_size
+            head = SpanBoundaryHead(
+                width, model.vocab_size, config.boundary_targets, config.boundary_position_size,
+                backbone.head_activation,
+                model.norm_epsilon, backbone.embed.token.weight.shape[1],
+            )  # fmt: skip
+            self.add_head("span_boundary", head)
+            self.weights["sbo"] = 1.0
+
+    def baselines(self, store: TokenStore, examples: MaskedWindows | MaskedPairs) -> dict[str, ConstantPredictor]:
+        """Those of masked language modelling; the boundary predicts the same tokens as the masks."""
+        found = super().baselines(store, examples)
+        return found | {"sbo": found["mlm"]} if self.config.boundary else found
+
+    def sums(self, hidden_TH: Tensor, batch: Batch) -> dict[str, Tensor]:
+        found = super().sums(hidden_TH, batch)
+        if self.config.boundary:
+            features = self._features(hidden_TH, batch)
+            found["sbo"] = self._boundary.loss_sum(features, self._table_VW, labels_of(batch, "sbo"))
+        return found
+
+    def scores(self, hidden_TH: Tensor, batch: Batch) -> dict[str, Scores]:
+        found = super().scores(hidden_TH, batch)
+        if self.config.boundary:
+            at, labels = places_of(batch, "sbo"), labels_of(batch, "sbo")
+            each, best = self._boundary.scores(self._features(hidden_TH, batch), self._table_VW, labels)
+            found["sbo"] = Scores(each, labels, best, batch.inputs.documents[at])
+        return found
+
+    @property
+    def _boundary(self) -> SpanBoundaryHead:
+        return cast(SpanBoundaryHead, self.heads["span_boundary"])
+
+    def _features(self, hidden_TH: Tensor, batch: Batch) -> Tensor:
+        """What the head reads for each place of `sbo`."""
+        borders_M2 = batch.targets["sbo"].span
+        if borders_M2 is None:
+            raise ValueError("the batch has no borders of spans")
+        return self._boundary.features(hidden_TH, borders_M2, places_of(batch, "sbo") - borders_M2[:, 0] - 1)

@@ -1,0 +1,189 @@
+"""Replaced-token detection: the generator, its samples, and what the model learns from them."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from objective_fixtures import backbone, rows_of, store, tokenizer
+from scipy import stats
+
+from lmtool.config.tables import build, names
+from lmtool.models.configs import BertConfig
+from lmtool.objectives.baseline import BestConstant
+from lmtool.objectives.configs import RtdConfig
+from lmtool.objectives.evaluation import evaluate
+from lmtool.objectives.generator import draw_from
+
+
+@pytest.fixture(scope="module")
+def tokens():
+    return tokenizer()
+
+
+def made(tokens, model=None, **fields):
+    learner = build(RtdConfig(**fields), backbone(**(model or {})), tokens, 3)
+    return learner, learner.examples(store(tokens), 32, "joined", "train")
+
+
+def gradients(learner, batch, step=1, terms=None):
+    learner.zero_grad()
+    learner.on_step(step)
+    sums = learner(batch, step).sums
+    sum(value for name, value in sums.items() if terms is None or name in terms).backward()
+    return {name for name, one in learner.named_parameters() if one.grad is not None and one.grad.abs().sum() > 0}
+
+
+def test_samples_follow_the_probabilities():
+    logits = torch.tensor([[0.0, 1.0, -2.0, -torch.inf, 3.0]]).expand(20000, 5)
+    uniform = torch.from_numpy(np.random.default_rng(0).random(20000))
+    counts = torch.bincount(draw_from(logits, uniform), minlength=5).numpy()
+    shares = logits[0].softmax(0).double().numpy()
+    assert counts[3] == 0
+    kept = shares > 0
+    assert stats.chisquare(counts[kept], 20000 * shares[kept] / shares[kept].sum()).pvalue > 1e-3
+    ends = draw_from(torch.zeros(2, 7), torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64))
+    assert ends.tolist() == [0, 6]
+
+
+def test_samples_are_a_function_of_step_and_example_and_stay_in_the_vocabulary(tokens):
+    learner, examples = made(tokens)
+    learner.eval()
+    batch = rows_of(examples, 8)
+
+    def filled(step, one=batch):
+        at = one.targets["mlm"].at
+        return learner._filled(one, learner.generator(one.inputs)[at], step).tokens
+
+    with torch.no_grad():
+        assert torch.equal(filled(1), filled(1)) and not torch.equal(filled(1), filled(2))
+        last = examples.batch(examples.plan(0).rows[[7]], np.array([7]), 0)
+        assert torch.equal(filled(1)[-last.inputs.lengths[0] :], filled(1, last))
+        at = batch.targets["mlm"].at
+        changed = filled(1) != batch.inputs.tokens
+        assert set(changed.nonzero().flatten().tolist()) <= set(at.tolist())
+        assert filled(1).max() < tokens.vocab_size < learner.backbone.config.vocab_size
+
+
+def test_a_correct_sample_counts_as_original(tokens, monkeypatch):
+    learner, examples = made(tokens)
+    batch = rows_of(examples, 8)
+    at, labels = batch.targets["mlm"].at, batch.targets["mlm"].labels
+    right = torch.arange(len(at)) % 2 == 0
+    monkeypatch.setattr(
+        "lmtool.objectives.rtd.sample_tokens", lambda *_: torch.where(right, labels, (labels + 1) % tokens.vocab_size)
+    )
+    scored = learner.eval().score(batch)["rtd"]
+    assert len(scored.labels) == len(batch.inputs.tokens)
+    assert scored.labels.nonzero().flatten().tolist() == at[~right].tolist()
+    learner, _ = made(tokens, variant="electra_15")
+    assert torch.equal(learner.eval().score(batch)["rtd"].labels, (~right).long())
+
+
+def test_no_gradient_passes_through_the_samples(tokens):
+    learner, examples = made(tokens)
+    batch = rows_of(examples, 8)
+    generators = gradients(learner, batch, terms={"mlm"})
+    models = gradients(learner, batch, terms={"rtd"})
+    shared = {name for name in generators if name.startswith("backbone.embed.")}
+    assert shared and generators - shared == {name for name in generators if name.startswith("objective.")}
+    assert not any(name.startswith("objective.") for name in models)
+    assert generators & models == shared
+    assert generators | models == {name for name, _ in learner.named_parameters()}
+
+
+@pytest.mark.parametrize("size", [0.25, 1.0])
+def test_embeddings_are_shared_and_written_under_both_names(tokens, size):
+    learner, _ = made(tokens, generator_size=size)
+    ours, theirs = learner.backbone.embed, learner.generator.embed
+    assert ours.token.weight is theirs.token.weight and ours.position is theirs.position
+    state = learner.state_dict()
+    aliases = [name for name in state if name.startswith("objective.") and name.endswith("token.weight")]
+    assert len(aliases) == 1
+    assert state[aliases[0]].data_ptr() == state["backbone.embed.token.weight"].data_ptr()
+    assert not any(name.endswith("token.weight") and name in aliases for name, _ in learner.named_parameters())
+    # Of the model's size it does not start as the model.
+    if size == 1.0:
+        assert not torch.equal(
+            learner.generator.layers[0].ffn.fc_in.weight, learner.backbone.layers[0].ffn.fc_in.weight
+        )
+
+
+def test_generator_sizes_are_the_published_ones():
+    base = BertConfig().scaled(1 / 3, 1.0)
+    assert (base.hidden_size, base.num_heads, base.feedforward_size, base.num_layers) == (256, 4, 1024, 12)
+    large = BertConfig(hidden_size=1024, num_heads=16, feedforward_size=4096, num_layers=24).scaled(0.25, 0.5)
+    assert (large.hidden_size, large.num_heads, large.feedforward_size, large.num_layers) == (256, 4, 1024, 12)
+    tiny = BertConfig(hidden_size=128, num_heads=2, feedforward_size=512).scaled(0.25, 1.0)
+    assert (tiny.hidden_size, tiny.num_heads, tiny.feedforward_size) == (32, 1, 128)
+
+
+@pytest.mark.parametrize("kind", [name for name in names("model/positions")])
+def test_every_kind_of_positions(tokens, kind):
+    model = json.loads(BertConfig(**{"vocab_size": 400}).model_dump_json())
+    chosen = BertConfig.model_validate_json(json.dumps({**model, "positions": {"name": kind}})).positions
+    learner, examples = made(tokens, {"positions": chosen})
+    batch = rows_of(examples, 4)
+    assert gradients(learner.eval(), batch) == {name for name, _ in learner.named_parameters()}
+
+
+def test_two_stages(tokens):
+    learner, examples = made(tokens, training="two_stage", generator_size=1.0, generator_steps=3)
+    learner.train()
+    batch = rows_of(examples, 8)
+    assert learner.generator.embed.token.weight is not learner.backbone.embed.token.weight
+    assert set(learner(batch, 3).sums) == {"mlm"} and set(learner(batch, 4).sums) == {"rtd"}
+    assert all(name.startswith("objective.") for name in gradients(learner, batch, step=3))
+    before = learner.backbone.layers[0].ffn.fc_in.weight.clone()
+    assert not any(name.startswith("objective.") for name in gradients(learner, batch, step=4))
+    for name, one in learner.generator.named_parameters():
+        assert torch.equal(one, dict(learner.backbone.named_parameters())[name])
+    assert not torch.equal(before, learner.backbone.layers[0].ffn.fc_in.weight)
+    # A narrower generator gives what it has in the model's shapes, and leaves the rest.
+    learner, _ = made(tokens, training="two_stage", generator_layers=0.5, generator_size=1.0, generator_steps=3)
+    last = learner.backbone.layers[1].ffn.fc_in.weight.clone()
+    learner.on_step(4)
+    assert torch.equal(last, learner.backbone.layers[1].ffn.fc_in.weight)
+    assert torch.equal(learner.generator.layers[0].norm1.weight, learner.backbone.layers[0].norm1.weight)
+
+
+def test_the_copy_gate_mixes_two_distributions(tokens):
+    learner, examples = made(tokens, variant="all_tokens_mlm")
+    learner.eval()
+    batch = rows_of(examples, 3)
+    scored = learner.score(batch)["all_tokens_mlm"]
+    with torch.no_grad():
+        at = batch.targets["mlm"].at
+        filled = learner._filled(batch, learner.generator(batch.inputs)[at], 0)
+        places = batch.targets["all_tokens_mlm"].at
+        hidden = learner.backbone(filled)[places]
+        copy = learner.heads["copy"](hidden).sigmoid()[:, None]
+        shares = (1 - copy) * learner.heads["masked_lm"](hidden, learner.backbone.embed.token.weight).softmax(-1)
+        shares = shares.scatter_add(1, filled.tokens[places][:, None], copy)
+    torch.testing.assert_close(shares.sum(1), torch.ones(len(shares)))
+    labels = batch.targets["all_tokens_mlm"].labels
+    torch.testing.assert_close(scored.losses, -shares.gather(1, labels[:, None])[:, 0].log())
+    assert torch.equal(scored.predictions, shares.argmax(1))
+    assert set(at.tolist()) < set(places.tolist())
+
+
+def test_the_base_rate_is_that_of_what_is_scored(tokens):
+    learner, examples = made(tokens)
+    batches = [rows_of(examples, 6), rows_of(examples, 12)]
+    found = evaluate(learner, batches[1:], baselines=learner.baselines(store(tokens), examples)).terms["rtd"]
+    labels = learner.eval().score(batches[1])["rtd"].labels.double()
+    share = labels.mean().item()
+    assert found.baseline == pytest.approx(-share * np.log(share) - (1 - share) * np.log(1 - share))
+    assert BestConstant("base rate", (0.85, 0.15)).expected_loss == pytest.approx(0.4227, abs=1e-4)
+    assert BestConstant.least_loss(np.array([7, 0])) == 0
+
+
+def test_samples_tell_what_the_model_suspects(tokens):
+    learner, examples = made(tokens)
+    batch = rows_of(examples, 4)
+    samples = learner.eval().samples(batch, tokens, 3)
+    assert len(samples) == 3 and all(sample["masked"] for sample in samples)
+    for place in (place for sample in samples for place in sample["masked"]):
+        assert 0 < place["replaced"] < 1 and place["sampled"] and len(place["guesses"]) == 5

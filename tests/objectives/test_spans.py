@@ -1,0 +1,130 @@
+"""Span masking against its definition. Intervals of a test hold together with 99.9%."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from test_masking import CLS, ENTRIES, MASK, SEP, SPECIAL, STARTS, VOCABULARY, corpus, holds
+
+from lmtool.heads.span_boundary import SpanBoundaryHead
+from lmtool.objectives.configs import SpanConfig
+from lmtool.objectives.spans import length_shares, mask_spans
+
+
+def masked(tokens, sizes, /, seed=11, epoch=0, examples=None, **fields):
+    examples = np.arange(len(sizes)) if examples is None else examples
+    return mask_spans(SpanConfig(**fields), VOCABULARY, tokens, sizes, examples, seed, epoch)
+
+
+def test_geometric_lengths_are_renormalised():
+    shares = length_shares(SpanConfig())
+    assert shares.sum() == pytest.approx(1) and len(shares) == 10
+    assert shares @ np.arange(1, 11) == pytest.approx(3.797, abs=5e-4)
+    assert shares[0] == pytest.approx(0.224, abs=5e-4) and shares[9] == pytest.approx(0.030, abs=5e-4)
+    assert length_shares(SpanConfig(lengths="harmonic", longest=3)) == pytest.approx([6 / 11, 3 / 11, 2 / 11])
+
+
+@pytest.mark.parametrize("fields", [{}, {"lengths": "harmonic", "longest": 3}])
+def test_drawn_lengths_have_their_shares(fields):
+    tokens, lengths = corpus(longest=160)
+    drawn = masked(tokens, lengths, **fields).drawn
+    shares = length_shares(SpanConfig(**fields))
+    counts = np.bincount(drawn, minlength=len(shares) + 1)
+    assert counts[0] == 0 and len(counts) == len(shares) + 1
+    for count, share in zip(counts[1:], shares, strict=True):
+        assert holds(count, len(drawn), share, intervals=len(shares))
+
+
+def test_every_example_spends_its_budget_and_nothing_else_changes():
+    tokens, lengths = corpus()
+    result = masked(tokens, lengths)
+    documents = np.repeat(np.arange(len(lengths)), lengths)
+    counts = np.bincount(documents[result.at], minlength=len(lengths))
+    assert counts.tolist() == np.ceil(0.15 * (lengths - 2) - 1e-9).tolist()
+    assert np.array_equal(result.labels, tokens[result.at]) and not SPECIAL[result.labels].any()
+    assert np.isin(np.flatnonzero(result.tokens != tokens), result.at).all()
+
+
+def test_spans_are_whole_words_but_for_the_last_one():
+    tokens, lengths = corpus(examples=600)
+    result = masked(tokens, lengths)
+    documents = np.repeat(np.arange(len(lengths)), lengths)
+    text = ~SPECIAL[tokens]
+    opens = text & (STARTS[tokens] | ~np.r_[False, text[:-1]])
+    first, last = result.spans.T
+    assert opens[first].all()
+    ends_word = opens[last + 1] | ~text[last + 1]
+    cut = np.bincount(documents[first[~ends_word]], minlength=len(lengths))
+    assert cut.max() == 1, "the budget ends in one span of an example at most"
+    assert np.array_equal(documents[first], documents[last])
+    # Spans that touch are one.
+    assert (first[1:] > last[:-1] + 1).all()
+    inside = np.concatenate([np.arange(start, end + 1) for start, end in result.spans])
+    assert np.array_equal(inside, result.at)
+    assert np.array_equal(result.span_of, np.repeat(np.arange(len(first)), last - first + 1))
+
+
+def test_one_decision_a_span():
+    tokens, lengths = corpus(examples=2500)
+    result = masked(tokens, lengths)
+    hidden = result.tokens[result.at] == MASK
+    spans = len(result.spans)
+    share = np.bincount(result.span_of, hidden, spans) / np.bincount(result.span_of, minlength=spans)
+    assert np.isin(share, [0.0, 1.0]).all()
+    assert holds(share.sum(), spans, 0.8, intervals=2)
+    same = np.bincount(result.span_of, result.tokens[result.at] != result.labels, spans) == 0
+    # A span of n random tokens looks unchanged with a share of 1/(V-5)^n.
+    assert holds(same.sum(), spans, 0.1 + 0.1 * 0.5 / (ENTRIES - 5), intervals=2)
+    each = masked(tokens, lengths, replace="token")
+    assert holds((each.tokens[each.at] == MASK).sum(), len(each.at), 0.8, intervals=1)
+
+
+def test_spans_do_not_depend_on_the_batch_and_change_with_the_epoch():
+    tokens, lengths = corpus(examples=60)
+    together = masked(tokens, lengths)
+    starts = np.cumsum(lengths) - lengths
+    for example in (0, 17, 59):
+        part = slice(starts[example], starts[example] + lengths[example])
+        alone = masked(tokens[part], lengths[[example]], examples=np.array([example]))
+        assert np.array_equal(alone.tokens, together.tokens[part])
+    assert not np.array_equal(masked(tokens, lengths, epoch=1).at, together.at)
+    static = {"masking": "static", "duplicates": 2}
+    assert np.array_equal(masked(tokens, lengths, epoch=2, **static).at, masked(tokens, lengths, **static).at)
+
+
+def test_a_border_is_text_on_both_sides():
+    tokens = np.array([CLS, 10, 11, 13, SEP, 14, 16, 17, SEP])
+    seen = set()
+    for epoch in range(60):
+        result = masked(tokens, np.array([9]), epoch=epoch, longest=1)
+        for (first, last), bordered in zip(result.spans, result.bordered, strict=True):
+            assert bordered == (not SPECIAL[tokens[first - 1]] and not SPECIAL[tokens[last + 1]])
+            assert not SPECIAL[tokens[first : last + 1]].any()
+            seen.add(bool(bordered))
+    assert seen == {True, False}
+
+
+def test_nothing_to_mask():
+    result = masked(np.array([CLS, SEP]), np.array([2]))
+    assert len(result.at) == len(result.spans) == len(result.span_of) == 0
+    assert result.tokens.tolist() == [CLS, SEP]
+
+
+def test_the_boundary_head_reads_two_neighbours_and_the_place():
+    torch.manual_seed(0)
+    head = SpanBoundaryHead(8, 30, 4, 5)
+    hidden = torch.randn(9, 8, requires_grad=True)
+    table = torch.randn(30, 8)
+    features = head.features(hidden, torch.tensor([[2, 6]]), torch.tensor([1]))
+    logits = head(features, table)
+    logits.square().sum().backward()
+    touched = hidden.grad.abs().sum(1) > 0
+    assert touched.nonzero().flatten().tolist() == [2, 6]
+    other = head(head.features(hidden, torch.tensor([[2, 6]]), torch.tensor([2])), table)
+    assert not torch.allclose(logits, other)
+    # y = norm(gelu(W2 norm(gelu(W1 [left; right; place]))))
+    joined = torch.cat([hidden[2], hidden[6], head.position.weight[1]])
+    gelu = torch.nn.functional.gelu
+    plain = head.norm2(gelu(head.dense2(head.norm1(gelu(head.dense1(joined))))))
+    torch.testing.assert_close(logits[0], table @ plain + head.bias)
