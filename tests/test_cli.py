@@ -87,7 +87,7 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("pretrain batch_examples=8", ["batch_examples=8 and batch_tokens=2048"]),
     ("pretrain task=sst2", ["this command has no task"]),
     ("pretrain checkpoint=runs/none", ["checkpoint=runs/none: no such folder"]),
-    ("pretrain experiment=bert_lptop", ["did you mean experiment=bert_laptop?"]),
+    ("pretrain experiment=bert_tny", ["did you mean experiment=bert_tiny?"]),
     ("pretrain plugins=[os]", ["type --plugin os"]),
     ("finetune", ["missing required value: task", "sst2", "model=auto"]),
     ("finetune task=sst2", ["model=auto", "checkpoint=", "task.path="]),
