@@ -12,6 +12,7 @@ from lmtool.config.tables import Choice
 
 # Each room's module enters its components into the tables.
 from lmtool.data.configs import DataConfig
+from lmtool.models import encoder_configs as encoder_configs
 from lmtool.models import encoder_decoder_configs as encoder_decoder_configs
 from lmtool.models.configs import ModelConfig
 from lmtool.objectives.configs import ObjectiveConfig
@@ -119,7 +120,7 @@ class PretrainConfig(RunConfig):
 
     auto: ClassVar[dict[str, Auto]] = {
         "model": _FROM_CHECKPOINT,
-        "tokenizer": Auto(("checkpoint", "model.default_tokenizer"), hint="give tokenizer=NAME", agrees=True),
+        "tokenizer": Auto(("checkpoint", "model.suggested_tokenizer"), hint="give tokenizer=NAME", agrees=True),
         "objective": Auto(("model.default_objective",), hint="give objective=NAME"),
         "optimizer": Auto(("model.suggested_optimizer", {"name": "adamw"})),
         "schedule": Auto(("model.default_schedule", {"name": "linear"})),
@@ -136,7 +137,7 @@ class FinetuneConfig(RunConfig):
 
     auto: ClassVar[dict[str, Auto]] = {
         "model": _FROM_CHECKPOINT,
-        "tokenizer": Auto(("checkpoint", "model.default_tokenizer"), hint="give tokenizer=NAME", agrees=True),
+        "tokenizer": Auto(("checkpoint", "model.suggested_tokenizer"), hint="give tokenizer=NAME", agrees=True),
         "optimizer": Auto(("model.suggested_finetune_optimizer", {"name": "adamw", "lr": 5e-5})),
         "schedule": Auto(("model.finetune_schedule", {"name": "linear", "warmup_fraction": 0.1})),
     }

@@ -1,12 +1,14 @@
 """What stands around a text: special tokens and columns, by the name a model's configuration gives (`text_format`).
 
 bert: [CLS] a [SEP], or [CLS] a [SEP] b [SEP], with the column "segment": 1 from the first token of b on
-(Devlin et al. 2019). gpt: a <eos>, or a <eos> b <eos>, no columns; the last token is the one a head reads
-(Radford et al. 2018).
+(Devlin et al. 2019). roberta: <s> a </s>, or <s> a </s></s> b </s>, no columns (Liu et al. 2019). gpt: a <eos>, or
+a <eos> b <eos>, no columns; the last token is the one a head reads (Radford et al. 2018). t5: the same, with </s>
+(Raffel et al. 2020). bart: as roberta (Lewis et al. 2020).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -45,6 +47,19 @@ class BertFormat:
         return joined, {"segment": segment}
 
 
+class RobertaFormat:
+    single_overhead, pair_overhead = 2, 4
+
+    def __init__(self, tokenizer: Tokenizer):
+        self._cls, self._sep = tokenizer.role("cls"), tokenizer.role("sep")
+
+    def single(self, ids: np.ndarray) -> Formatted:
+        return _join([self._cls], ids, [self._sep]), {}
+
+    def pair(self, first: np.ndarray, second: np.ndarray) -> Formatted:
+        return _join([self._cls], first, [self._sep, self._sep], second, [self._sep]), {}
+
+
 class GptFormat:
     single_overhead, pair_overhead = 1, 2
 
@@ -58,7 +73,13 @@ class GptFormat:
         return _join(first, [self._eos], second, [self._eos]), {}
 
 
-_FORMATS: dict[str, type[BertFormat] | type[GptFormat]] = {"bert": BertFormat, "gpt": GptFormat}
+_FORMATS: dict[str, Callable[[Tokenizer], TextFormat]] = {
+    "bert": BertFormat,
+    "roberta": RobertaFormat,
+    "gpt": GptFormat,
+    "t5": GptFormat,
+    "bart": RobertaFormat,
+}
 
 
 def text_format(name: str, tokenizer: Tokenizer) -> TextFormat:

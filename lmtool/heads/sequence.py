@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lmtool.nn.dropout import Draws, Dropout
+from lmtool.nn.feedforward import ACTIVATIONS
 from lmtool.types import Packed
 
 
@@ -32,15 +33,16 @@ def summary(hidden_TH: Tensor, packed: Packed, how: Literal["first", "last", "me
 
 
 class Pooler(nn.Module):
-    """tanh(dense(first token)) (BERT)."""
+    """activation(dense(first token)): tanh (BERT, RoBERTa, ALBERT), relu (DistilBERT) or gelu (ELECTRA)."""
 
-    def __init__(self, hidden_size: int):
+    def __init__(self, hidden_size: int, activation: Literal["tanh", "relu", "gelu"] = "tanh"):
         super().__init__()
+        self.activation = torch.tanh if activation == "tanh" else ACTIVATIONS[activation]
         self.dense = nn.Linear(hidden_size, hidden_size)
 
     def forward(self, first_NH: Tensor) -> Tensor:
         """(N, H) to (N, H)."""
-        return torch.tanh(self.dense(first_NH))
+        return self.activation(self.dense(first_NH))
 
 
 class SequenceHead(nn.Module):

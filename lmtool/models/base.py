@@ -6,6 +6,7 @@ Shape letters: T tokens, H hidden width.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import nn
 
@@ -13,6 +14,7 @@ from lmtool.config.tables import build
 from lmtool.models.configs import ModelConfig
 from lmtool.nn.cache import Cache
 from lmtool.nn.embeddings import Embeddings
+from lmtool.nn.feedforward import Activation
 from lmtool.nn.initialization import Draw, initialize
 from lmtool.nn.positions import Position, PositionSizes
 
@@ -39,6 +41,10 @@ class Backbone(nn.Module):
     embed: Embeddings
     layers: nn.ModuleList
     vocabulary_head: VocabularyHead = VocabularyHead()
+    head_activation: Activation = "gelu"
+    """Of a masked language model's head."""
+    pooler_activation: Literal["tanh", "relu", "gelu"] = "tanh"
+    """Of the map between the first token's hidden state and a classifier."""
 
     def initial_draw(self) -> Draw:
         """How the matrices of this family, and of heads on it, are drawn at the start."""

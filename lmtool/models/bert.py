@@ -28,53 +28,22 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from lmtool.models.base import Backbone, positions_of
-from lmtool.models.configs import BertConfig
-from lmtool.models.keymap import KeyMap
-from lmtool.nn.attention import SelfAttention
-from lmtool.nn.blocks import PostNormLayer
-from lmtool.nn.dropout import Draws
+from lmtool.models.base import positions_of
+from lmtool.models.configs import BertConfig, SegmentedConfig
+from lmtool.models.encoder import Encoder, post_norm_layer
+from lmtool.models.keymap import KeyMap, encoder_pairs
 from lmtool.nn.embeddings import Embeddings
-from lmtool.nn.feedforward import FeedForward
-from lmtool.nn.initialization import Draw, materialize, truncated_normal
-from lmtool.nn.layout import Full, Layout
-from lmtool.types import Packed
+from lmtool.nn.initialization import materialize
 
 
-class Bert(Backbone):
+class Bert(Encoder):
     """The encoder, without its heads. Pooler and predictions are heads."""
 
-    def __init__(self, config: BertConfig):
-        super().__init__()
-        self.config = config
-        self.hidden_size = width = config.hidden_size
-
-        def norm() -> nn.LayerNorm:
-            return nn.LayerNorm(width, config.norm_epsilon)
-
-        position = positions_of(config, causal=False)
-        self.embed = Embeddings(config.vocab_size, width, position, config.dropout, config.segments, norm())
-        self.layers = nn.ModuleList(
-            PostNormLayer(
-                SelfAttention(width, config.num_heads, config.attention_dropout),
-                FeedForward(width, config.feedforward_size, "gelu"),
-                norm(),
-                norm(),
-                config.dropout,
-            )
-            for _ in range(config.num_layers)
-        )
-
-    def forward(self, packed: Packed, draws: Draws | None = None) -> Tensor:
-        """Hidden states (T, H) of the last layer."""
-        layout = Layout.of(packed, Full())
-        x_TH = self.embed.finish(self.embed.tokens(packed.tokens), packed, draws)
-        for layer in self.layers:
-            x_TH = layer(x_TH, layout, draws, self.embed.position)
-        return x_TH
-
-    def initial_draw(self) -> Draw:
-        return truncated_normal(self.config.initializer_std)
+    def __init__(self, config: SegmentedConfig):
+        width, position = config.hidden_size, positions_of(config, causal=False)
+        norm = nn.LayerNorm(width, config.norm_epsilon)
+        embed = Embeddings(config.vocab_size, width, position, config.dropout, config.segments, norm)
+        super().__init__(config, embed, [post_norm_layer(config) for _ in range(config.num_layers)])
 
 
 def build(config: BertConfig, seed: int) -> Bert:
@@ -84,22 +53,9 @@ def build(config: BertConfig, seed: int) -> Bert:
     return model
 
 
-_LAYER = "backbone.layers.*."
-_PUBLISHED = "bert.encoder.layer.*."
 KEYS = KeyMap(
     (
-        ("backbone.embed.token", "bert.embeddings.word_embeddings"),
-        ("backbone.embed.position", "bert.embeddings.position_embeddings"),
-        ("backbone.embed.segment", "bert.embeddings.token_type_embeddings"),
-        ("backbone.embed.norm", "bert.embeddings.LayerNorm"),
-        (_LAYER + "self_attn.q_proj", _PUBLISHED + "attention.self.query"),
-        (_LAYER + "self_attn.k_proj", _PUBLISHED + "attention.self.key"),
-        (_LAYER + "self_attn.v_proj", _PUBLISHED + "attention.self.value"),
-        (_LAYER + "self_attn.out_proj", _PUBLISHED + "attention.output.dense"),
-        (_LAYER + "norm1", _PUBLISHED + "attention.output.LayerNorm"),
-        (_LAYER + "ffn.fc_in", _PUBLISHED + "intermediate.dense"),
-        (_LAYER + "ffn.fc_out", _PUBLISHED + "output.dense"),
-        (_LAYER + "norm2", _PUBLISHED + "output.LayerNorm"),
+        *encoder_pairs("bert"),
         ("heads.pooler.dense", "bert.pooler.dense"),
         ("heads.masked_lm.dense", "cls.predictions.transform.dense"),
         ("heads.masked_lm.norm", "cls.predictions.transform.LayerNorm"),

@@ -77,6 +77,10 @@ class ModelConfig(Config):
         }
         return type(self)(**{name: getattr(self, name) for name in type(self).model_fields} | sizes)
 
+    def suggested_tokenizer(self) -> dict[str, Any]:
+        """The tokenizer section for `auto`."""
+        return dict(self.default_tokenizer)
+
     def suggested_optimizer(self) -> dict[str, Any]:
         """The section `optimizer: auto` stands for in pretraining."""
         return self.at_width(self.default_optimizer, self.learning_rates)
@@ -111,6 +115,7 @@ class SegmentedConfig(ModelConfig):
 class BertConfig(SegmentedConfig):
     """BERT (Devlin et al. 2019): post-norm encoder with learned positions and segments. Defaults: base, uncased."""
 
+    free_fields: ClassVar[tuple[str, ...]] = (*ModelConfig.free_fields, "lowercase")
     default_tokenizer: ClassVar[dict[str, Any]] = {"name": "wordpiece"}
     default_objective: ClassVar[dict[str, Any]] = {"name": "mlm", "pairs": "nsp"}
     # Devlin et al. 2019, A.2: Adam 1e-4, betas .9 and .999, L2 .01, 10,000 of 1,000,000 steps of warm-up, linear
@@ -127,6 +132,13 @@ class BertConfig(SegmentedConfig):
     learning_rates: ClassVar[dict[int, float]] = {128: 1e-3}  # measured on two megabytes of docstrings, 1,500 steps
 
     name: Literal["bert"] = Field("bert", description="BERT.")
+    lowercase: bool = Field(
+        True,
+        description="Whether tokenizer=auto lowercases text (the uncased models); the layers do not depend on it.",
+    )
+
+    def suggested_tokenizer(self) -> dict[str, Any]:
+        return {**self.default_tokenizer, "lowercase": self.lowercase}
 
 
 @component("model", "gpt", builder="lmtool.models.gpt:build")

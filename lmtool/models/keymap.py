@@ -28,6 +28,26 @@ class KeyMap:
         return _rename(name, self._from)
 
 
+def encoder_pairs(name: str) -> tuple[tuple[str, str], ...]:
+    """The pairs of a Hugging Face encoder written after their BertModel, which stands under `name` in its
+    checkpoints."""
+    layer, published = "backbone.layers.*.", f"{name}.encoder.layer.*."
+    return (
+        ("backbone.embed.token", f"{name}.embeddings.word_embeddings"),
+        ("backbone.embed.position", f"{name}.embeddings.position_embeddings"),
+        ("backbone.embed.segment", f"{name}.embeddings.token_type_embeddings"),
+        ("backbone.embed.norm", f"{name}.embeddings.LayerNorm"),
+        (layer + "self_attn.q_proj", published + "attention.self.query"),
+        (layer + "self_attn.k_proj", published + "attention.self.key"),
+        (layer + "self_attn.v_proj", published + "attention.self.value"),
+        (layer + "self_attn.out_proj", published + "attention.output.dense"),
+        (layer + "norm1", published + "attention.output.LayerNorm"),
+        (layer + "ffn.fc_in", published + "intermediate.dense"),
+        (layer + "ffn.fc_out", published + "output.dense"),
+        (layer + "norm2", published + "output.LayerNorm"),
+    )
+
+
 def _pattern(path: str) -> re.Pattern[str]:
     return re.compile(re.escape(path).replace(r"\*", r"(\d+)") + r"(\.[a-z_]+|)")
 

@@ -35,8 +35,9 @@ def attend(
 ) -> Tensor:
     """softmax(q k^T scale + bias) v within each document, as its mask allows (Vaswani et al. 2017, 3.2.1).
 
-    bias: adds to the scores, and where it weighs (Shaw) also to the result. scale: 1/sqrt(D) where None. dropout: share of the weights dropped where draws are
-    given. Returns (T, A, D) in the type of q; zeros for queries whose document has no keys.
+    bias: adds to the scores, and where it weighs (Shaw) also to the result. scale: 1/sqrt(D) where None. dropout:
+    share of the weights dropped where draws are given. Returns (T, A, D) in the type of q; zeros for queries whose
+    document has no keys.
     """
     rate = 0.0 if draws is None else dropout
     if bias is None and rate == 0.0 and _flash_fits(q_TAD, layout):
@@ -45,7 +46,12 @@ def attend(
 
 
 def reference_attention(
-    q_TAD: Tensor, k_SAD: Tensor, v_SAD: Tensor, layout: Layout, bias: Position | None = None, scale: float | None = None
+    q_TAD: Tensor,
+    k_SAD: Tensor,
+    v_SAD: Tensor,
+    layout: Layout,
+    bias: Position | None = None,
+    scale: float | None = None,
 ) -> Tensor:
     """What `attend` must give, one document after the other, in plain torch. For tests."""
     out_TAD = torch.zeros_like(q_TAD)

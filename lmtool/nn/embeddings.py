@@ -51,7 +51,8 @@ class Places(nn.Module):
 class Embeddings(Places):
     """Token vectors, and what a stack adds to them.
 
-    token: (V, H). segments: rows of the segment table, 0 for none. scale: of the token vectors.
+    token: (V, E). segments: rows of the segment table, 0 for none. scale: of the token vectors. project: maps what
+    comes out to the stack's width, where the tables are narrower (ALBERT, ELECTRA); without it E is H.
     """
 
     def __init__(
@@ -63,13 +64,22 @@ class Embeddings(Places):
         segments: int = 0,
         norm: nn.Module | None = None,
         scale: float = 1.0,
+        project: nn.Module | None = None,
     ):
         segment = nn.Embedding(segments, hidden_size) if segments else None
         super().__init__(position, dropout, segment, norm)
         self.token = nn.Embedding(vocab_size, hidden_size)
         self.scale = scale
+        self.project = project
 
     def tokens(self, ids_T: Tensor) -> Tensor:
         """(T,) ids to (T, H)."""
         vectors_TH = self.token(ids_T)
         return vectors_TH if self.scale == 1.0 else vectors_TH * self.scale
+
+    def finish(
+        self, vectors_TH: Tensor, packed: Packed, draws: Draws | None = None, positions_T: Tensor | None = None
+    ) -> Tensor:
+        """(T, E) token vectors to the (T, H) a stack reads. positions_T: see `Places.finish`."""
+        x_TH = super().finish(vectors_TH, packed, draws, positions_T)
+        return x_TH if self.project is None else self.project(x_TH)

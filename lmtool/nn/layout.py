@@ -88,8 +88,9 @@ class Tile:
     """Documents of about the same length, one a row; short ones repeat their last token to the width.
 
     query_RL, key_RK: flat indices of the tokens. query_positions_RL, key_positions_RK: positions among the keys of
-    the document; one row for all where they begin alike (in padding they count on). allow: (R, 1, L, K) or (R, 1, 1, K) bool, None where all may be seen. causal: `allow` is the plain
-    lower triangle, which the fused kernel has built in.
+    the document; one row for all where they begin alike (in padding they count on). allow: (R, 1, L, K) or
+    (R, 1, 1, K) bool, None where all may be seen. causal: `allow` is the plain lower triangle, which the fused kernel
+    has built in.
     """
 
     query_RL: Tensor

@@ -35,7 +35,7 @@ class SequenceLearner(BaseLearner, ABC):
         self.weights = {config.name: 1.0}
         self.how = backbone.config.summary
         if self.how == "pooled_first":
-            self.add_head("pooler", Pooler(backbone.hidden_size))
+            self.add_head("pooler", Pooler(backbone.hidden_size, backbone.pooler_activation))
         dropout = backbone.config.dropout if config.dropout is None else config.dropout
         self.add_head(config.name, SequenceHead(backbone.hidden_size, outputs, dropout))
 

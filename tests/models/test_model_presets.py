@@ -9,18 +9,31 @@ import pytest
 import torch
 import yaml
 
+from lmtool.commands import configs as configs
 from lmtool.config.tables import build, lookup
 from lmtool.heads.sequence import Pooler
 from lmtool.models.configs import BertConfig, GptConfig, ModelConfig
 from lmtool.types import Packed
 
 CONF = Path(__file__).parents[2] / "conf" / "model"
-PRESETS = sorted(path.stem for path in CONF.glob("*.yaml") if path.stem != "auto")
 PUBLISHED = {
     "bert": 109_482_240,
     "bert_large": 335_141_888,
     "bert_small": 28_763_648,
     "bert_mini": 11_170_560,
+    "bert_cased": 108_310_272,
+    "bert_large_cased": 333_579_264,
+    "roberta": 124_645_632,
+    "roberta_large": 355_359_744,
+    "spanbert": 108_310_272,
+    "spanbert_large": 333_579_264,
+    "distilbert": 66_362_880,
+    "albert": 11_683_584,
+    "albert_large": 17_683_968,
+    "electra": 108_891_648,
+    "electra_small": 13_483_008,
+    "electra_large": 334_092_288,
+    "gpt1": 116_534_784,
     "gpt": 124_439_808,
     "gpt_medium": 354_823_168,
     "gpt_large": 774_030_080,
@@ -45,6 +58,15 @@ def written(name: str) -> dict[str, Any]:
     return values
 
 
+PRESETS = sorted(
+    path.stem
+    for path in CONF.glob("*.yaml")
+    if path.stem != "auto" and read(path.stem).architecture != "encoder_decoder"
+)
+# Families whose published count has a pooler in it.
+POOLED = ("bert", "roberta", "spanbert", "albert")
+
+
 @pytest.mark.parametrize("config", [BertConfig, GptConfig])
 def test_yaml_has_every_default(config):
     assert written(config().name) == config().model_dump()
@@ -55,7 +77,7 @@ def test_preset_builds_on_the_meta_device(name):
     config = read(name)
     with torch.device("meta"):
         model = build(config, 0)
-        heads = [Pooler(config.hidden_size)] if config.name == "bert" else []
+        heads = [Pooler(config.hidden_size)] if config.name in POOLED else []
     assert all(parameter.is_meta for parameter in model.parameters())
     parameters = sum(one.numel() for part in (model, *heads) for one in part.parameters())
     if name in PUBLISHED:
