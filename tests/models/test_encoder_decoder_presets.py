@@ -1,0 +1,101 @@
+"""Every shipped encoder-decoder: its YAML is its class, it builds without memory, its parameters are the published
+ones, and its parts are drawn as published."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from test_model_presets import CONF, read, written
+
+from lmtool.config.tables import build
+from lmtool.heads.vocabulary import FamilyHead, OwnTableHead, language_head
+from lmtool.models.encoder_decoder_configs import BartConfig, T5Config, TransformerConfig
+from lmtool.types import Packed
+
+PUBLISHED = {
+    "t5": 222_903_552,
+    "t5_small": 60_506_624,
+    "t5_large": 737_668_096,
+    "t5_v11_small": 76_961_152,
+    "t5_v11_base": 247_577_856,
+    "bart": 139_420_416,
+    "bart_large": 406_291_456,
+    # The paper's table 3 says 65 and 213 millions, of a vocabulary of "about 37000".
+    "transformer": 63_082_496,
+    "transformer_big": 214_245_376,
+}
+FAMILIES = (T5Config, BartConfig, TransformerConfig)
+PRESETS = sorted(path.stem for path in CONF.glob("*.yaml") if path.stem.startswith(("t5", "bart", "transformer")))
+SMALL = {"vocab_size": 300, "num_layers": 2, "hidden_size": 96, "num_heads": 3, "feedforward_size": 160}
+
+
+@pytest.mark.parametrize("config", FAMILIES)
+def test_yaml_has_every_default(config):
+    assert written(config().name) == config().model_dump()
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_preset_builds_on_the_meta_device(name):
+    config = read(name)
+    with torch.device("meta"):
+        model = build(config, 0)
+        head = language_head(model)
+    parameters = sum(one.numel() for part in (model, head) for one in part.parameters())
+    if name in PUBLISHED:
+        assert parameters == PUBLISHED[name]
+    else:
+        assert name.endswith("_tiny") and parameters < 2.2e6
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if name.endswith("_tiny")])
+def test_tiny_preset_steps(name):
+    model = build(read(name), 0)
+    model(Packed(torch.arange(9), (4, 5)), None, Packed(torch.arange(8), (6, 2))).square().sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_a_decoder_may_have_another_depth():
+    model = build(T5Config(**SMALL, decoder_layers=1), 0)
+    assert (len(model.encoder.layers), len(model.decoder.layers)) == (2, 1)
+
+
+def std(parameter: torch.Tensor) -> float:
+    return parameter.detach().std().item()
+
+
+def test_t5_draws_as_published():
+    parts = dict(build(T5Config(**SMALL, head_size=40, tied=False), 0).named_parameters())
+    width, inner = 96, 120
+    assert std(parts["embed.token.weight"]) == pytest.approx(1.0, rel=0.02)
+    for stack, attention in (("encoder", "self_attn"), ("decoder", "self_attn"), ("decoder", "cross_attn")):
+        layer = f"{stack}.layers.1."
+        assert std(parts[f"{layer}{attention}.q_proj.weight"]) == pytest.approx((width * 40) ** -0.5, rel=0.03)
+        assert std(parts[f"{layer}{attention}.k_proj.weight"]) == pytest.approx(width**-0.5, rel=0.03)
+        assert std(parts[f"{layer}{attention}.out_proj.weight"]) == pytest.approx(inner**-0.5, rel=0.03)
+        assert std(parts[f"{layer}ffn.fc_out.weight"]) == pytest.approx(160**-0.5, rel=0.03)
+    assert std(parts["decoder.embed.position.weight"]) == pytest.approx(width**-0.5, rel=0.3)
+    assert all(torch.equal(one, torch.ones(width)) for name, one in parts.items() if "norm" in name)
+
+
+def test_the_transformer_draws_tokens_as_large_as_its_positions():
+    model = build(TransformerConfig(**SMALL), 0)
+    assert std(model.embed.tokens(torch.arange(300))) == pytest.approx(1.0, rel=0.02)
+    assert std(model.decoder.layers[0].ffn.fc_in.weight) == pytest.approx(math.sqrt(2 / (96 + 160)), rel=0.03)
+
+
+def test_head_of_a_family():
+    def head(config):
+        return language_head(build(config, 0))
+
+    tied, own = head(T5Config(**SMALL)), head(T5Config(**SMALL, tied=False))
+    assert isinstance(tied, FamilyHead) and tied.scale == 96**-0.5 and not list(tied.parameters())
+    assert isinstance(own, OwnTableHead) and own.scale == 1.0 and own.output.weight.shape == (300, 96)
+    bart = head(BartConfig(**SMALL))
+    assert not list(bart.parameters()) and bart.state_dict()["bias"].shape == (300,)
+    hidden, table = torch.randn(4, 96), torch.randn(300, 96)
+    torch.testing.assert_close(tied(hidden, table), hidden @ table.T / math.sqrt(96))
+    assert torch.equal(own(hidden, table), own.output(hidden))
+    plain = head(TransformerConfig(**SMALL))
+    assert torch.equal(plain(hidden, table), torch.nn.functional.linear(hidden, table))
