@@ -63,4 +63,4 @@ def is_hidden_matrix(name: str, parameter: Tensor) -> bool:
     """Whether a parameter is a matrix between two hidden states: two-dimensional, in a layer, and no table of vectors
     (relative positions)."""
     path = name.split(".")
-    return parameter.ndim == 2 and "layers" in path and not {"embed", "positions"} & set(path)
+    return parameter.ndim == 2 and "layers" in path and not {"embed", "position"} & set(path)

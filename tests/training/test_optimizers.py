@@ -212,7 +212,7 @@ def test_muon_moves_the_matrices_of_the_layers_and_adamw_the_rest() -> None:
     hidden = [name for name, one in parameters().items() if is_hidden_matrix(name, one)]
     assert hidden == ["layers.0.ffn.fc_in.weight"]
     table = nn.Parameter(torch.zeros(5, 4))
-    assert not is_hidden_matrix("backbone.layers.0.self_attn.positions.key.weight", table)
+    assert not is_hidden_matrix("backbone.layers.0.self_attn.position.keys", table)
     config = MuonConfig(weight_decay=0.1)
     found, beside = moved(config), moved(AdamWConfig(betas=(0.9, 0.95), weight_decay=0.1))
     for name in set(SHAPES) - set(hidden):
@@ -304,6 +304,32 @@ def test_a_run_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:
     assert states[0].keys() == states[1].keys() and states[0]
     assert all(torch.equal(states[1][key], one) for key, one in states[0].items())
     assert not torch.equal(whole.dense.weight, Layered().dense.weight)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", list(EVERY))
+def test_a_state_from_the_disk_moves_a_device_on(name: str) -> None:
+    """Saved tensors are on the host; the step after them is the one that would have followed."""
+
+    def made() -> tuple[dict[str, nn.Parameter], Any]:
+        named = {key: nn.Parameter(one.detach().cuda()) for key, one in parameters().items()}
+        return named, build(EVERY[name], groups_of(named))
+
+    def step(named: dict[str, nn.Parameter], optimizer: Any, given: dict[str, torch.Tensor]) -> None:
+        for key, one in named.items():
+            one.grad = given[key].cuda()
+        optimizer.step()
+
+    (named, optimizer), (on, fresh), given = made(), made(), gradients(3)
+    for one in given[:2]:
+        step(named, optimizer, one)
+    with torch.no_grad():
+        for key, one in on.items():
+            one.copy_(named[key])
+    load_state_tensors(fresh, on, {key: one.cpu() for key, one in state_tensors(optimizer, named).items()})
+    step(named, optimizer, given[2])
+    step(on, fresh, given[2])
+    assert all(torch.equal(on[key], one) for key, one in named.items())
 
 
 @pytest.mark.parametrize("name", list(EVERY))
