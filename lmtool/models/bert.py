@@ -25,6 +25,7 @@ Understanding", NAACL 2019. The sizes are those of https://github.com/google-res
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -32,6 +33,7 @@ from lmtool.models.base import positions_of
 from lmtool.models.configs import BertConfig, SegmentedConfig
 from lmtool.models.encoder import Encoder, post_norm_layer
 from lmtool.models.keymap import KeyMap, encoder_pairs
+from lmtool.models.published import expect, require_learned, sizes
 from lmtool.nn.embeddings import Embeddings
 from lmtool.nn.initialization import materialize
 
@@ -61,6 +63,7 @@ KEYS = KeyMap(
         ("heads.masked_lm.norm", "cls.predictions.transform.LayerNorm"),
         ("heads.masked_lm.bias", "cls.predictions.bias"),
         ("heads.next_sentence.output", "cls.seq_relationship"),
+        ("heads.classifier.output", "classifier"),
     )
 )
 # Copies of tied tensors, and a table of constants that old files carry.
@@ -82,3 +85,52 @@ def from_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if full not in _DERIVED:
             renamed[KEYS.from_published(full) or name] = tensor
     return renamed
+
+
+# The class of transformers that holds these heads; the first that fits.
+ARCHITECTURES = (
+    (("pooler", "classifier"), "BertForSequenceClassification"),
+    (("masked_lm", "pooler", "next_sentence"), "BertForPreTraining"),
+    (("masked_lm",), "BertForMaskedLM"),
+    ((), "BertModel"),
+)
+_FIELDS = {
+    "vocab_size": "vocab_size",
+    "num_hidden_layers": "num_layers",
+    "hidden_size": "hidden_size",
+    "num_attention_heads": "num_heads",
+    "intermediate_size": "feedforward_size",
+    "max_position_embeddings": "max_positions",
+    "hidden_dropout_prob": "dropout",
+    "attention_probs_dropout_prob": "attention_dropout",
+    "type_vocab_size": "segments",
+    "initializer_range": "initializer_std",
+    "layer_norm_eps": "norm_epsilon",
+}
+# What transformers takes for keys that a file leaves out.
+_DEFAULTS = {
+    "vocab_size": 30522, "num_hidden_layers": 12, "hidden_size": 768, "num_attention_heads": 12,
+    "intermediate_size": 3072, "max_position_embeddings": 512, "hidden_dropout_prob": 0.1,
+    "attention_probs_dropout_prob": 0.1, "type_vocab_size": 2, "initializer_range": 0.02, "layer_norm_eps": 1e-12,
+}  # fmt: skip
+
+
+def published_config(config: BertConfig) -> dict[str, Any]:
+    """Our configuration as the config.json of a Hugging Face BERT. UserError where it has no place in one."""
+    require_learned(config, "BERT")
+    ours = {key: getattr(config, field) for key, field in _FIELDS.items()}
+    return {"model_type": "bert", **ours, "hidden_act": "gelu", "position_embedding_type": "absolute"}
+
+
+def from_published_config(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The model section of a config.json. UserError where it is a variant that this family does not compute."""
+    expect(
+        data,
+        "bert",
+        hidden_act=("gelu",),
+        position_embedding_type=("absolute",),
+        is_decoder=(False,),
+        add_cross_attention=(False,),
+        tie_word_embeddings=(True,),
+    )
+    return {"name": "bert", **sizes(data, _FIELDS, _DEFAULTS)}

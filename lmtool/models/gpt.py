@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +34,7 @@ from torch import Tensor, nn
 from lmtool.models.base import Decoder, positions_of
 from lmtool.models.configs import GptConfig
 from lmtool.models.keymap import KeyMap
+from lmtool.models.published import expect, require_learned, sizes
 from lmtool.nn.attention import SelfAttention
 from lmtool.nn.blocks import PreNormLayer
 from lmtool.nn.cache import Cache
@@ -148,3 +150,48 @@ def from_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         else:
             renamed[ours] = values
     return renamed
+
+
+# The class of transformers that holds these heads.
+ARCHITECTURES = (((), "GPT2LMHeadModel"),)
+_FIELDS = {
+    "vocab_size": "vocab_size",
+    "n_layer": "num_layers",
+    "n_embd": "hidden_size",
+    "n_head": "num_heads",
+    "n_inner": "feedforward_size",
+    "n_positions": "max_positions",
+    "resid_pdrop": "dropout",
+    "attn_pdrop": "attention_dropout",
+    "initializer_range": "initializer_std",
+    "layer_norm_epsilon": "norm_epsilon",
+}
+# What transformers takes for keys that a file leaves out.
+_DEFAULTS = {
+    "vocab_size": 50257, "n_layer": 12, "n_embd": 768, "n_head": 12, "n_positions": 1024, "resid_pdrop": 0.1,
+    "attn_pdrop": 0.1, "initializer_range": 0.02, "layer_norm_epsilon": 1e-5,
+}  # fmt: skip
+
+
+def published_config(config: GptConfig) -> dict[str, Any]:
+    """Our configuration as the config.json of a Hugging Face GPT-2. UserError where it has no place in one."""
+    require_learned(config, "GPT-2")
+    ours = {key: getattr(config, field) for key, field in _FIELDS.items()}
+    return {"model_type": "gpt2", **ours, "embd_pdrop": config.dropout, "activation_function": "gelu_new"}
+
+
+def from_published_config(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The model section of a config.json. UserError where it is a variant that this family does not compute."""
+    expect(
+        data,
+        "gpt",
+        activation_function=("gelu_new", "gelu_pytorch_tanh"),
+        scale_attn_weights=(True,),
+        scale_attn_by_inverse_layer_idx=(False,),
+        reorder_and_upcast_attn=(False, True),
+        add_cross_attention=(False,),
+        tie_word_embeddings=(True,),
+        embd_pdrop=(data.get("resid_pdrop", 0.1),),
+    )
+    section = {"name": "gpt", **sizes(data, _FIELDS, _DEFAULTS)}
+    return {"feedforward_size": 4 * section["hidden_size"], **section}

@@ -1,0 +1,76 @@
+"""Between our configurations and a published config.json: what the families' maps share. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lmtool.errors import UserError
+from lmtool.models.configs import ModelConfig
+
+# Keys that say nothing about the numbers a model computes.
+NEUTRAL = frozenset(
+    {
+        "_name_or_path", "architectures", "model_type", "transformers_version", "torch_dtype", "dtype", "use_cache",
+        "pad_token_id", "bos_token_id", "eos_token_id", "sep_token_id", "cls_token_id", "decoder_start_token_id",
+        "gradient_checkpointing", "id2label", "label2id", "num_labels", "problem_type", "return_dict",
+        "output_attentions", "output_hidden_states", "output_past", "task_specific_params", "tokenizer_class",
+        "classifier_dropout", "summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels",
+        "summary_first_dropout", "finetuning_task", "forced_bos_token_id", "forced_eos_token_id", "prefix",
+        "directionality", "chunk_size_feed_forward", "is_encoder_decoder", "_num_labels", "language", "name",
+    }
+)  # fmt: skip
+
+
+class PublishedConfig(dict[str, Any]):
+    """A config.json that remembers which of its keys were asked for."""
+
+    def __init__(self, data: Mapping[str, Any]):
+        super().__init__(data)
+        self._read: set[str] = set()
+
+    def __getitem__(self, key: str) -> Any:
+        self._read.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self._read.add(key)
+        return super().get(key, default)
+
+    def __contains__(self, key: object) -> bool:
+        self._read.add(str(key))
+        return super().__contains__(key)
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Keys that nobody asked for and that could have meant something, sorted."""
+        return tuple(sorted(set(self) - self._read - NEUTRAL))
+
+
+def expect(data: Mapping[str, Any], family: str, **allowed: tuple[Any, ...]) -> None:
+    """UserError where a key has a value that this family does not compute. allowed: values by key; absent and null
+    stand for the first one."""
+    for key, values in allowed.items():
+        given = data.get(key)
+        if given is not None and given not in values:
+            one_of = " or ".join(str(value) for value in values)
+            raise UserError(f"config.json: {key}={given!r}; model={family} has {one_of}", "give another checkpoint")
+
+
+def require_learned(config: ModelConfig, published: str) -> None:
+    """UserError where the positions are not those of the published family."""
+    if config.positions.name != "learned":
+        raise UserError(
+            f"model.positions={config.positions.name} has no place in a published {published}, which has learned ones",
+            "use the run with lmtool, or train one with model/positions=learned",
+        )
+
+
+def sizes(data: Mapping[str, Any], names: Mapping[str, str], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """A model section. names: our field by their key. defaults: of transformers, by their key, for what old files
+    leave out."""
+    return {
+        field: data[key] if data.get(key) is not None else defaults[key]
+        for key, field in names.items()
+        if data.get(key) is not None or key in defaults
+    }
