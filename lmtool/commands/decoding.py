@@ -10,6 +10,7 @@ from lmtool.commands.configs import COMMANDS
 from lmtool.config import plugins, saved
 from lmtool.config.decode import decode
 from lmtool.errors import Problem, UserError
+from lmtool.weights.folders import published_folder
 
 
 def decoded(
@@ -38,7 +39,8 @@ def decoded(
     checkpoint = data.get("checkpoint")
     if isinstance(checkpoint, str) and checkpoint not in ("none", "???", ""):
         try:
-            checkpoint_config = saved.read_checkpoint(checkpoint)
+            published = published_folder(checkpoint, bool(data.get("offline")))
+            checkpoint_config = saved.read_checkpoint(checkpoint) if published is None else published.saved_config()
         except UserError as error:
             problems.append(Problem("checkpoint", error.message, error.hint))
     needed = [one for one in (checkpoint_config or {}).get("plugins") or () if one not in plugins.typed()]

@@ -28,7 +28,9 @@ from lmtool.training.precision import Precision, choose_device, choose_precision
 from lmtool.training.progress import TrainingResult, TrainingSettings
 from lmtool.training.run_folder import RunFolder, choose_folder
 from lmtool.types import Loader
+from lmtool.weights.folders import published_folder
 from lmtool.weights.loading import LoadReport, by_part, load_into
+from lmtool.weights.reading import read
 
 RUNS = Path("runs")
 KEPT_CHECKPOINTS = 3  # two newest and the best
@@ -75,11 +77,14 @@ def session(verb: str, config: RunConfig, stem: str) -> Iterator[Session]:
 
 def saved_tokenizer(session: Session) -> Tokenizer | None:
     """The tokenizer this run must go on with: of its own checkpoint, else of the one it starts from; else None."""
+    parse = session.config.tokenizer.parse_special_tokens
     if session.checkpoint is not None:
-        return Tokenizer.load(session.checkpoint)
-    if starts_from(session.config) is not None:
-        return Tokenizer.load(find(session.config.checkpoint))
-    return None
+        return Tokenizer.load(session.checkpoint, parse)
+    origin = starts_from(session.config)
+    if origin is None:
+        return None
+    published = published_folder(origin, session.config.offline)
+    return Tokenizer.load(find(origin) if published is None else published.path, parse)
 
 
 def starts_from(config: RunConfig) -> str | None:
@@ -99,7 +104,10 @@ def require_rows(model: ModelConfig, tokenizer: Tokenizer) -> None:
 def start_weights(config: RunConfig, learner: nn.Module) -> LoadReport | None:
     """Load the weights the run starts from. None where they are random."""
     origin = starts_from(config)
-    return None if origin is None else load_into(learner, read_weights(find(origin)), origin)
+    if origin is None:
+        return None
+    weights = read(origin, config.offline)
+    return replace(load_into(learner, weights.tensors, origin), ignored=weights.ignored)
 
 
 def settings_of(config: RunConfig, metric: str, greater_is_better: bool, flops_per_token: float) -> TrainingSettings:

@@ -83,8 +83,13 @@ def entry_of(config: Config) -> Entry:
 
 def load_builder(config: Config) -> Callable[..., Any]:
     """Import the builder of a decoded component and return it uncalled."""
-    module, _, attribute = entry_of(config).builder.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    entry = entry_of(config)
+    return getattr(builder_module(entry), entry.builder.partition(":")[2])
+
+
+def builder_module(entry: Entry) -> Any:
+    """Import the module of a component's builder: a model family's holds the maps from and to published weights."""
+    return importlib.import_module(entry.builder.partition(":")[0])
 
 
 def build(config: Config, *arguments: Any, **keywords: Any) -> Any:

@@ -17,11 +17,13 @@ from lmtool.errors import UserError
 
 @dataclass(frozen=True)
 class LoadReport:
-    """Parts by name ("backbone", "heads.pooler", ...), each with its number of values."""
+    """Parts by name ("backbone", "heads.pooler", ...), each with its number of values. ignored: keys of a published
+    config.json that mean nothing to us."""
 
     taken: dict[str, int]
     dropped: dict[str, int]
     new: dict[str, int]
+    ignored: tuple[str, ...] = ()
 
     def sentence(self) -> str:
         """One line for the screen."""
@@ -29,7 +31,10 @@ class LoadReport:
         def these(parts: dict[str, int]) -> str:
             return ", ".join(f"{name} ({count:,})" for name, count in parts.items()) or "nothing"
 
-        return f"taken: {these(self.taken)}; dropped: {these(self.dropped)}; new: {these(self.new)}"
+        told = f"taken: {these(self.taken)}; dropped: {these(self.dropped)}; new: {these(self.new)}"
+        if self.ignored:
+            told += f"; {len(self.ignored)} keys of its config.json not read: {', '.join(self.ignored[:8])}"
+        return told
 
 
 def part_of(name: str) -> str:

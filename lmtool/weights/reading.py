@@ -1,0 +1,87 @@
+"""The tensors of a checkpoint, whoever wrote it: a published folder, or a run of lmtool."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from lmtool.errors import UserError
+from lmtool.training.checkpoints import find, read_weights
+from lmtool.weights.folders import PublishedFolder, fetched, published_folder, weight_file
+from lmtool.weights.pickled import read_pickled
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Tensors under our names. folder: where tokenizer files lie too. ignored: keys of a published config.json that
+    were not read."""
+
+    tensors: dict[str, Tensor]
+    folder: Path
+    ignored: tuple[str, ...] = ()
+
+
+def read(checkpoint: str, offline: bool = False) -> Weights:
+    """The weights a `checkpoint=` names, on the CPU. UserError where they are missing, damaged or unreadable."""
+    published = published_folder(checkpoint, offline)
+    if published is None:
+        folder = find(checkpoint)
+        return Weights(read_weights(folder), folder)
+    published.model_section()  # a variant that we do not compute is refused here, and its keys are read
+    tensors = published.family().from_published(read_published(published, offline))
+    return Weights(wide(tensors), published.path, published.config.ignored)
+
+
+def read_published(folder: PublishedFolder, offline: bool = False) -> dict[str, Tensor]:
+    """The tensors of a published folder under their own names, of one file or of several shards."""
+    first = weight_file(folder, offline)
+    if not first.name.endswith(".index.json"):
+        return read_file(first)
+    names = _index(first)
+    tensors: dict[str, Tensor] = {}
+    for shard in sorted(set(names.values())):
+        path = fetched(folder, shard, offline)
+        assert path is not None
+        tensors.update(read_file(path))
+    missing = sorted(set(names) - set(tensors))
+    if missing:
+        raise UserError(f"{first}: {missing[0]} (and {len(missing) - 1} more) is in none of its files", "copy it again")
+    return tensors
+
+
+def read_file(path: Path) -> dict[str, Tensor]:
+    """The tensors of one file. UserError where it is damaged."""
+    if path.suffix != ".safetensors":
+        return read_pickled(path)
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 it is no dict
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path}: no whole safetensors file: {error}", "copy it again from where it came") from error
+
+
+def wide(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Half precision as fp32, which training keeps its weights in; others as they are."""
+    return {name: one.float() if one.dtype in (torch.float16, torch.bfloat16) else one for name, one in tensors.items()}
+
+
+def _index(path: Path) -> dict[str, str]:
+    """The file of each tensor, from the index of shards."""
+    try:
+        names: Any = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise UserError(f"{path}: no index of files: {error!r}", "copy it again") from error
+    if not isinstance(names, dict) or not _are_text(names.values()):
+        raise UserError(f"{path}: its weight_map does not name files", "copy it again")
+    return names
+
+
+def _are_text(values: Iterable[object]) -> bool:
+    return all(isinstance(value, str) for value in values)
