@@ -121,7 +121,7 @@ class PretrainConfig(RunConfig):
     auto: ClassVar[dict[str, Auto]] = {
         "model": _FROM_CHECKPOINT,
         "tokenizer": Auto(("checkpoint", "model.suggested_tokenizer"), hint="give tokenizer=NAME", agrees=True),
-        "objective": Auto(("model.default_objective",), hint="give objective=NAME"),
+        "objective": Auto(("model.suggested_objective",), hint="give objective=NAME"),
         "optimizer": Auto(("model.suggested_optimizer", {"name": "adamw"})),
         "schedule": Auto(("model.default_schedule", {"name": "linear"})),
     }

@@ -15,6 +15,7 @@ Representations", ICLR 2020. The sizes are those of https://github.com/google-re
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -22,6 +23,7 @@ from lmtool.models.base import positions_of
 from lmtool.models.encoder import Encoder, post_norm_layer
 from lmtool.models.encoder_configs import AlbertConfig
 from lmtool.models.keymap import KeyMap
+from lmtool.models.published import expect, require_learned, sizes
 from lmtool.nn.embeddings import Embeddings
 from lmtool.nn.initialization import materialize
 
@@ -32,9 +34,7 @@ class Albert(Encoder):
     def __init__(self, config: AlbertConfig):
         narrow, position = config.embedding_size, positions_of(config, causal=False, width=config.embedding_size)
         norm, project = nn.LayerNorm(narrow, config.norm_epsilon), nn.Linear(narrow, config.hidden_size)
-        embed = Embeddings(
-            config.vocab_size, narrow, position, config.dropout, config.segments, norm, project=project
-        )
+        embed = Embeddings(config.vocab_size, narrow, position, config.dropout, config.segments, norm, project=project)
         super().__init__(config, embed, [post_norm_layer(config, config.activation)])
         self.head_activation = config.activation
 
@@ -72,6 +72,7 @@ KEYS = KeyMap(
         ("heads.masked_lm.norm", "predictions.LayerNorm"),
         ("heads.masked_lm.bias", "predictions.bias"),
         ("heads.sentence_order.output", "sop_classifier.classifier"),
+        ("heads.classifier.output", "classifier"),
     )
 )
 _DERIVED = ("predictions.decoder.weight", "predictions.decoder.bias", "albert.embeddings.position_ids")
@@ -91,3 +92,63 @@ def from_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if full not in _DERIVED:
             renamed[KEYS.from_published(full) or name] = tensor
     return renamed
+
+
+# The class of transformers that holds these heads; the first that fits.
+ARCHITECTURES = (
+    (("pooler", "classifier"), "AlbertForSequenceClassification"),
+    (("masked_lm", "pooler", "sentence_order"), "AlbertForPreTraining"),
+    (("masked_lm",), "AlbertForMaskedLM"),
+    ((), "AlbertModel"),
+)
+_FIELDS = {
+    "vocab_size": "vocab_size",
+    "embedding_size": "embedding_size",
+    "num_hidden_layers": "num_layers",
+    "hidden_size": "hidden_size",
+    "num_attention_heads": "num_heads",
+    "intermediate_size": "feedforward_size",
+    "max_position_embeddings": "max_positions",
+    "hidden_dropout_prob": "dropout",
+    "attention_probs_dropout_prob": "attention_dropout",
+    "type_vocab_size": "segments",
+    "initializer_range": "initializer_std",
+    "layer_norm_eps": "norm_epsilon",
+}
+# What transformers takes for keys that a file leaves out.
+_DEFAULTS = {
+    "vocab_size": 30000, "embedding_size": 128, "num_hidden_layers": 12, "hidden_size": 4096,
+    "num_attention_heads": 64, "intermediate_size": 16384, "max_position_embeddings": 512, "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0, "type_vocab_size": 2, "initializer_range": 0.02, "layer_norm_eps": 1e-12,
+}  # fmt: skip
+# By their names in a config.json; the first stands for an absent one.
+_ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
+
+
+def published_config(config: AlbertConfig) -> dict[str, Any]:
+    """Our configuration as the config.json of a Hugging Face ALBERT. UserError where it has no place in one."""
+    require_learned(config, "ALBERT")
+    ours = {key: getattr(config, field) for key, field in _FIELDS.items()}
+    activation = next(theirs for theirs, one in _ACTIVATIONS.items() if one == config.activation)
+    more = {"hidden_act": activation, "num_hidden_groups": 1, "inner_group_num": 1}
+    return {"model_type": "albert", **ours, **more, "position_embedding_type": "absolute"}
+
+
+def from_published_config(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The model section of a config.json. UserError where it is a variant that this family does not compute."""
+    expect(
+        data,
+        "albert",
+        hidden_act=tuple(_ACTIVATIONS),
+        position_embedding_type=("absolute",),
+        num_hidden_groups=(1,),
+        inner_group_num=(1,),
+        net_structure_type=(0,),
+        num_memory_blocks=(0,),
+        gap_size=(0,),
+        down_scale_factor=(1,),
+        layers_to_keep=([],),
+        tie_word_embeddings=(True,),
+    )
+    activation = _ACTIVATIONS[data.get("hidden_act") or "gelu_new"]
+    return {"name": "albert", **sizes(data, _FIELDS, _DEFAULTS), "activation": activation}

@@ -115,7 +115,7 @@ _DEFAULTS = {
 }  # fmt: skip
 
 
-def published_config(config: BertConfig) -> dict[str, Any]:
+def published_config(config: SegmentedConfig) -> dict[str, Any]:
     """Our configuration as the config.json of a Hugging Face BERT. UserError where it has no place in one."""
     require_learned(config, "BERT")
     ours = {key: getattr(config, field) for key, field in _FIELDS.items()}

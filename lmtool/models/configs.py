@@ -78,8 +78,12 @@ class ModelConfig(Config):
         return type(self)(**{name: getattr(self, name) for name in type(self).model_fields} | sizes)
 
     def suggested_tokenizer(self) -> dict[str, Any]:
-        """The tokenizer section for `auto`."""
+        """The section `tokenizer: auto` stands for."""
         return dict(self.default_tokenizer)
+
+    def suggested_objective(self) -> dict[str, Any]:
+        """The section `objective: auto` stands for."""
+        return dict(self.default_objective)
 
     def suggested_optimizer(self) -> dict[str, Any]:
         """The section `optimizer: auto` stands for in pretraining."""

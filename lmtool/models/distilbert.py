@@ -13,13 +13,16 @@ lighter", 2019.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor, nn
 
+from lmtool.errors import UserError
 from lmtool.models.base import positions_of
 from lmtool.models.encoder import Encoder, post_norm_layer
 from lmtool.models.encoder_configs import DistilbertConfig
 from lmtool.models.keymap import KeyMap
+from lmtool.models.published import expect, require_learned, sizes
 from lmtool.nn.embeddings import Embeddings
 from lmtool.nn.initialization import materialize
 
@@ -59,6 +62,7 @@ KEYS = KeyMap(
         (_LAYER + "ffn.fc_out", _PUBLISHED + "ffn.lin2"),
         (_LAYER + "norm2", _PUBLISHED + "output_layer_norm"),
         ("heads.pooler.dense", "pre_classifier"),
+        ("heads.classifier.output", "classifier"),
         ("heads.masked_lm.dense", "vocab_transform"),
         ("heads.masked_lm.norm", "vocab_layer_norm"),
         # What is left of the last map without the tied table.
@@ -83,3 +87,48 @@ def from_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if full not in _DERIVED:
             renamed[KEYS.from_published(full) or name] = tensor
     return renamed
+
+
+# The class of transformers that holds these heads; the first that fits.
+ARCHITECTURES = (
+    (("pooler", "classifier"), "DistilBertForSequenceClassification"),
+    (("masked_lm",), "DistilBertForMaskedLM"),
+    ((), "DistilBertModel"),
+)
+_FIELDS = {
+    "vocab_size": "vocab_size",
+    "n_layers": "num_layers",
+    "dim": "hidden_size",
+    "n_heads": "num_heads",
+    "hidden_dim": "feedforward_size",
+    "max_position_embeddings": "max_positions",
+    "dropout": "dropout",
+    "attention_dropout": "attention_dropout",
+    "initializer_range": "initializer_std",
+}
+# What transformers takes for keys that a file leaves out.
+_DEFAULTS = {
+    "vocab_size": 30522, "n_layers": 6, "dim": 768, "n_heads": 12, "hidden_dim": 3072, "max_position_embeddings": 512,
+    "dropout": 0.1, "attention_dropout": 0.1, "initializer_range": 0.02,
+}  # fmt: skip
+_EPSILON = 1e-12
+"""Of the norms; the published code knows no other."""
+
+
+def published_config(config: DistilbertConfig) -> dict[str, Any]:
+    """Our configuration as the config.json of a Hugging Face DistilBERT. UserError where it has no place in one."""
+    require_learned(config, "DistilBERT")
+    if config.norm_epsilon != _EPSILON:
+        raise UserError(
+            f"model.norm_epsilon={config.norm_epsilon} has no place in a published DistilBERT, which has {_EPSILON}",
+            "use the run with lmtool",
+        )
+    ours = {key: getattr(config, field) for key, field in _FIELDS.items()}
+    return {"model_type": "distilbert", **ours, "activation": "gelu"}
+
+
+def from_published_config(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The model section of a config.json. UserError where it is a variant that this family does not compute."""
+    # A sinusoidal table is written out in the file like a learned one.
+    expect(data, "distilbert", activation=("gelu",), sinusoidal_pos_embds=(False, True), tie_word_embeddings=(True,))
+    return {"name": "distilbert", **sizes(data, _FIELDS, _DEFAULTS), "norm_epsilon": _EPSILON}

@@ -18,6 +18,7 @@ discriminator's tables.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -25,6 +26,7 @@ from lmtool.models.base import positions_of
 from lmtool.models.encoder import Encoder, post_norm_layer
 from lmtool.models.encoder_configs import ElectraConfig
 from lmtool.models.keymap import KeyMap, encoder_pairs
+from lmtool.models.published import expect, require_learned, sizes
 from lmtool.nn.embeddings import Embeddings
 from lmtool.nn.initialization import materialize
 
@@ -38,9 +40,7 @@ class Electra(Encoder):
         narrow, position = config.embedding_size, positions_of(config, causal=False, width=config.embedding_size)
         norm = nn.LayerNorm(narrow, config.norm_epsilon)
         project = nn.Linear(narrow, config.hidden_size) if narrow != config.hidden_size else None
-        embed = Embeddings(
-            config.vocab_size, narrow, position, config.dropout, config.segments, norm, project=project
-        )
+        embed = Embeddings(config.vocab_size, narrow, position, config.dropout, config.segments, norm, project=project)
         super().__init__(config, embed, [post_norm_layer(config) for _ in range(config.num_layers)])
 
 
@@ -64,6 +64,7 @@ KEYS = KeyMap(
         # What is left of the last map without the tied table.
         ("heads.masked_lm", "generator_lm_head"),
         ("heads.pooler.dense", "classifier.dense"),
+        ("heads.classifier.output", "classifier.out_proj"),
     )
 )
 _DERIVED = ("generator_lm_head.weight", "electra.embeddings.position_ids")
@@ -85,3 +86,53 @@ def from_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if full not in _DERIVED:
             renamed[KEYS.from_published(full) or name] = tensor
     return renamed
+
+
+# The class of transformers that holds these heads; the first that fits.
+ARCHITECTURES = (
+    (("pooler", "classifier"), "ElectraForSequenceClassification"),
+    (("replaced_token",), "ElectraForPreTraining"),
+    (("masked_lm",), "ElectraForMaskedLM"),
+    ((), "ElectraModel"),
+)
+_FIELDS = {
+    "vocab_size": "vocab_size",
+    "embedding_size": "embedding_size",
+    "num_hidden_layers": "num_layers",
+    "hidden_size": "hidden_size",
+    "num_attention_heads": "num_heads",
+    "intermediate_size": "feedforward_size",
+    "max_position_embeddings": "max_positions",
+    "hidden_dropout_prob": "dropout",
+    "attention_probs_dropout_prob": "attention_dropout",
+    "type_vocab_size": "segments",
+    "initializer_range": "initializer_std",
+    "layer_norm_eps": "norm_epsilon",
+}
+# What transformers takes for keys that a file leaves out.
+_DEFAULTS = {
+    "vocab_size": 30522, "embedding_size": 128, "num_hidden_layers": 12, "hidden_size": 256, "num_attention_heads": 4,
+    "intermediate_size": 1024, "max_position_embeddings": 512, "hidden_dropout_prob": 0.1,
+    "attention_probs_dropout_prob": 0.1, "type_vocab_size": 2, "initializer_range": 0.02, "layer_norm_eps": 1e-12,
+}  # fmt: skip
+
+
+def published_config(config: ElectraConfig) -> dict[str, Any]:
+    """Our configuration as the config.json of a Hugging Face ELECTRA. UserError where it has no place in one."""
+    require_learned(config, "ELECTRA")
+    ours = {key: getattr(config, field) for key, field in _FIELDS.items()}
+    return {"model_type": "electra", **ours, "hidden_act": "gelu", "position_embedding_type": "absolute"}
+
+
+def from_published_config(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The model section of a config.json. UserError where it is a variant that this family does not compute."""
+    expect(
+        data,
+        "electra",
+        hidden_act=("gelu",),
+        position_embedding_type=("absolute",),
+        is_decoder=(False,),
+        add_cross_attention=(False,),
+        tie_word_embeddings=(True,),
+    )
+    return {"name": "electra", **sizes(data, _FIELDS, _DEFAULTS)}

@@ -44,7 +44,7 @@ class SpanbertConfig(SegmentedConfig):
     """SpanBERT (Joshi et al. 2020): BERT's architecture, cased, trained on spans. Defaults: base."""
 
     default_tokenizer: ClassVar[dict[str, Any]] = {"name": "wordpiece", "lowercase": False}
-    default_objective: ClassVar[dict[str, Any]] = {"name": "mlm"}
+    default_objective: ClassVar[dict[str, Any]] = {"name": "span"}
     # Joshi et al. 2020, 4.2: 1e-4, betas .9 and .999, epsilon 1e-8, decay .1, 10,000 of 2,400,000 steps of warm-up,
     # linear decay.
     default_optimizer: ClassVar[dict[str, Any]] = {
@@ -86,8 +86,20 @@ class DistilbertConfig(ModelConfig):
 class AlbertConfig(SegmentedConfig):
     """ALBERT (Lan et al. 2020): one layer applied num_layers times, a narrow embedding. Defaults: base, version 2."""
 
-    default_tokenizer: ClassVar[dict[str, Any]] = {"name": "wordpiece"}
-    default_objective: ClassVar[dict[str, Any]] = {"name": "mlm"}
+    default_tokenizer: ClassVar[dict[str, Any]] = {
+        "name": "sentencepiece",
+        "special_tokens": "albert",
+        "lowercase": True,
+    }
+    # Lan et al. 2020, 3.1 and 4.1: n-grams of at most three words, and the order of two segments.
+    default_objective: ClassVar[dict[str, Any]] = {
+        "name": "span",
+        "lengths": "harmonic",
+        "longest": 3,
+        "replace": "token",
+        "boundary": False,
+        "pairs": "sop",
+    }
     # Lan et al. 2020, 4.1: LAMB at 0.00176 for batches of 4096; the rest is in the published code, 3,125 of 125,000
     # steps of warm-up too.
     default_optimizer: ClassVar[dict[str, Any]] = {
@@ -117,7 +129,7 @@ class ElectraConfig(SegmentedConfig):
     other sizes. Defaults: base."""
 
     default_tokenizer: ClassVar[dict[str, Any]] = {"name": "wordpiece"}
-    default_objective: ClassVar[dict[str, Any]] = {"name": "mlm"}
+    default_objective: ClassVar[dict[str, Any]] = {"name": "rtd"}
     # Clark et al. 2020, table 6 (base): 2e-4, betas .9 and .999, epsilon 1e-6, decay .01, 10,000 of 766,000 steps of
     # warm-up, linear decay; clipping at 1.0 is in the published code.
     default_optimizer: ClassVar[dict[str, Any]] = {
@@ -131,5 +143,12 @@ class ElectraConfig(SegmentedConfig):
     default_schedule: ClassVar[dict[str, Any]] = {"name": "linear", "warmup_fraction": 0.013}
     learning_rates: ClassVar[dict[int, float]] = {256: 5e-4}  # small: table 6
 
+    # Clark et al. 2020, table 6: a generator of a third in base, of a quarter in small and large; large masks 25%.
+    objectives: ClassVar[dict[int, dict[str, Any]]] = {768: {"generator_size": 1 / 3}, 1024: {"probability": 0.25}}
+    """What the objective of a published width has besides, by `hidden_size`."""
+
     name: Literal["electra"] = Field("electra", description="ELECTRA.")
     embedding_size: int = Field(768, ge=4, description=_EMBEDDING_SIZE)
+
+    def suggested_objective(self) -> dict[str, Any]:
+        return {**self.default_objective, **self.objectives.get(self.hidden_size, {})}

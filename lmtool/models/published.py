@@ -18,6 +18,7 @@ NEUTRAL = frozenset(
         "classifier_dropout", "summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels",
         "summary_first_dropout", "finetuning_task", "forced_bos_token_id", "forced_eos_token_id", "prefix",
         "directionality", "chunk_size_feed_forward", "is_encoder_decoder", "_num_labels", "language", "name",
+        "qa_dropout", "seq_classif_dropout", "tie_weights_", "classifier_dropout_prob", "summary_last_dropout",
     }
 )  # fmt: skip
 
@@ -58,11 +59,16 @@ def expect(data: Mapping[str, Any], family: str, **allowed: tuple[Any, ...]) -> 
 
 
 def require_learned(config: ModelConfig, published: str) -> None:
-    """UserError where the positions are not those of the published family."""
-    if config.positions.name != "learned":
+    """UserError where the positions are not learned ones, as the published family has them."""
+    require_positions(config, "learned", published)
+
+
+def require_positions(config: ModelConfig, kind: str, published: str) -> None:
+    """UserError where the positions are not of the kind the published family has."""
+    if config.positions.name != kind:
         raise UserError(
-            f"model.positions={config.positions.name} has no place in a published {published}, which has learned ones",
-            "use the run with lmtool, or train one with model/positions=learned",
+            f"model.positions={config.positions.name} has no place in a published {published}, which has {kind} ones",
+            f"use the run with lmtool, or train one with model/positions={kind}",
         )
 
 

@@ -16,6 +16,7 @@ that of position 0.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -23,6 +24,7 @@ from lmtool.models.base import positions_of
 from lmtool.models.encoder import Encoder, post_norm_layer
 from lmtool.models.encoder_configs import RobertaConfig
 from lmtool.models.keymap import KeyMap, encoder_pairs
+from lmtool.models.published import expect, require_learned, sizes
 from lmtool.nn.embeddings import Embeddings
 from lmtool.nn.initialization import materialize
 
@@ -51,6 +53,9 @@ KEYS = KeyMap(
     (
         *encoder_pairs("roberta"),
         ("heads.pooler.dense", "roberta.pooler.dense"),
+        # A classifier's, in whose file no other stands.
+        ("heads.pooler.dense", "classifier.dense"),
+        ("heads.classifier.output", "classifier.out_proj"),
         ("heads.masked_lm.dense", "lm_head.dense"),
         ("heads.masked_lm.norm", "lm_head.layer_norm"),
         ("heads.masked_lm.bias", "lm_head.bias"),
@@ -61,15 +66,73 @@ _DERIVED = ("lm_head.decoder.weight", "lm_head.decoder.bias", "roberta.embedding
 
 def to_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Our checkpoint's tensors under the names of a Hugging Face RobertaForMaskedLM (with its pooler where there is
-    one). Tied copies are not written."""
-    return {KEYS.to_published(name) or name: tensor for name, tensor in tensors.items()}
+    one) or of its classifier. Tied copies are not written."""
+    published = {KEYS.to_published(name) or name: tensor for name, tensor in tensors.items()}
+    if "classifier.out_proj.weight" in published:
+        return {name.replace("roberta.pooler.", "classifier."): tensor for name, tensor in published.items()}
+    return published
 
 
 def from_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The reverse; also for a bare RobertaModel, whose names lack `roberta.`."""
+    """The reverse; also for a bare RobertaModel, whose names lack `roberta.`. The pooler that some classifiers' files
+    carry is not read by them, and dropped."""
     renamed = {}
     for name, tensor in tensors.items():
         full = name if name.startswith(("roberta.", "lm_head.", "classifier.")) else "roberta." + name
-        if full not in _DERIVED:
+        unread = full.startswith("roberta.pooler.") and "classifier.dense.weight" in tensors
+        if full not in _DERIVED and not unread:
             renamed[KEYS.from_published(full) or name] = tensor
     return renamed
+
+
+# The class of transformers that holds these heads; the first that fits.
+ARCHITECTURES = (
+    (("pooler", "classifier"), "RobertaForSequenceClassification"),
+    (("masked_lm",), "RobertaForMaskedLM"),
+    ((), "RobertaModel"),
+)
+_FIELDS = {
+    "vocab_size": "vocab_size",
+    "num_hidden_layers": "num_layers",
+    "hidden_size": "hidden_size",
+    "num_attention_heads": "num_heads",
+    "intermediate_size": "feedforward_size",
+    "max_position_embeddings": "max_positions",
+    "hidden_dropout_prob": "dropout",
+    "attention_probs_dropout_prob": "attention_dropout",
+    "type_vocab_size": "segments",
+    "initializer_range": "initializer_std",
+    "layer_norm_eps": "norm_epsilon",
+}
+# What transformers takes for keys that a file leaves out.
+_DEFAULTS = {
+    "vocab_size": 50265, "num_hidden_layers": 12, "hidden_size": 768, "num_attention_heads": 12,
+    "intermediate_size": 3072, "max_position_embeddings": 512, "hidden_dropout_prob": 0.1,
+    "attention_probs_dropout_prob": 0.1, "type_vocab_size": 2, "initializer_range": 0.02, "layer_norm_eps": 1e-12,
+}  # fmt: skip
+
+
+def published_config(config: RobertaConfig) -> dict[str, Any]:
+    """Our configuration as the config.json of a Hugging Face RoBERTa. UserError where it has no place in one."""
+    require_learned(config, "RoBERTa")
+    ours = {key: getattr(config, field) for key, field in _FIELDS.items()}
+    ours["max_position_embeddings"] += OFFSET
+    # Positions begin behind the number of the padding token.
+    more = {"hidden_act": "gelu", "position_embedding_type": "absolute", "pad_token_id": OFFSET - 1}
+    return {"model_type": "roberta", **ours, **more}
+
+
+def from_published_config(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The model section of a config.json. UserError where it is a variant that this family does not compute."""
+    expect(
+        data,
+        "roberta",
+        hidden_act=("gelu",),
+        position_embedding_type=("absolute",),
+        pad_token_id=(OFFSET - 1,),
+        is_decoder=(False,),
+        add_cross_attention=(False,),
+        tie_word_embeddings=(True,),
+    )
+    section = {"name": "roberta", **sizes(data, _FIELDS, _DEFAULTS)}
+    return {**section, "max_positions": section["max_positions"] - OFFSET}
