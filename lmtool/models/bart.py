@@ -35,13 +35,16 @@ The learned tables of positions begin with two rows that are never read, as publ
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor, nn
 
+from lmtool.errors import UserError
 from lmtool.models.base import VocabularyHead, positions_of
 from lmtool.models.encoder_decoder import DecoderStack, EncoderDecoder, Stack, post_norm_layers
-from lmtool.models.encoder_decoder_configs import BartConfig
+from lmtool.models.encoder_decoder_configs import BartConfig, PostNormConfig
 from lmtool.models.keymap import KeyMap
+from lmtool.models.published import expect, require_learned, sizes
 from lmtool.nn.embeddings import Embeddings, Places
 from lmtool.nn.initialization import Draw, materialize, normal
 
@@ -123,3 +126,85 @@ def from_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if full not in DERIVED:
             renamed[KEYS.from_published(full) or name] = tensor[0] if full == "final_logits_bias" else tensor
     return renamed
+
+
+# The class of transformers that holds these heads.
+ARCHITECTURES = (((), "BartForConditionalGeneration"),)
+_FIELDS = {
+    "vocab_size": "vocab_size",
+    "encoder_layers": "num_layers",
+    "decoder_layers": "decoder_layers",
+    "d_model": "hidden_size",
+    "encoder_attention_heads": "num_heads",
+    "encoder_ffn_dim": "feedforward_size",
+    "max_position_embeddings": "max_positions",
+    "dropout": "dropout",
+    "attention_dropout": "attention_dropout",
+    "activation_dropout": "activation_dropout",
+    "init_std": "initializer_std",
+}
+# What transformers takes for keys that a file leaves out.
+_DEFAULTS = {
+    "vocab_size": 50265, "encoder_layers": 12, "decoder_layers": 12, "d_model": 1024, "encoder_attention_heads": 16,
+    "encoder_ffn_dim": 4096, "max_position_embeddings": 1024, "dropout": 0.1, "attention_dropout": 0.0,
+    "activation_dropout": 0.0, "init_std": 0.02,
+}  # fmt: skip
+# Written in the published classes, not in their configurations.
+_EPSILON = 1e-5
+
+
+def published_config(config: BartConfig) -> dict[str, Any]:
+    """Our configuration as the config.json of a Hugging Face BART. UserError where it has no place in one."""
+    require_learned(config, "BART")
+    ours = published_sizes(config, "BART")
+    return {"model_type": "bart", **ours, "activation_function": "gelu", "scale_embedding": False}
+
+
+def from_published_config(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The model section of a config.json. UserError where it is a variant that this family does not compute."""
+    expect(
+        data,
+        "bart",
+        activation_function=("gelu",),
+        scale_embedding=(False,),
+        normalize_before=(False,),
+        normalize_embedding=(True,),
+        add_final_layer_norm=(False,),
+        static_position_embeddings=(False,),
+        add_bias_logits=(False,),
+        tie_word_embeddings=(True,),
+    )
+    return {"name": "bart", **from_published_sizes(data, "bart", _DEFAULTS)}
+
+
+def published_sizes(config: PostNormConfig, published: str) -> dict[str, Any]:
+    """The sizes in a config.json of BART's or Marian's kind."""
+    if config.norm_epsilon != _EPSILON:
+        raise UserError(
+            f"model.norm_epsilon={config.norm_epsilon} has no place in a published {published}, which has {_EPSILON}",
+            f"use the run with lmtool, or train one with model.norm_epsilon={_EPSILON}",
+        )
+    return {
+        "is_encoder_decoder": True,
+        **{key: getattr(config, field) for key, field in _FIELDS.items()},
+        "decoder_layers": config.layers_of_decoder,
+        "decoder_attention_heads": config.num_heads,
+        "decoder_ffn_dim": config.feedforward_size,
+    }
+
+
+def from_published_sizes(data: Mapping[str, Any], family: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The reverse. UserError where the two stacks have other widths."""
+    section = sizes(data, _FIELDS, defaults)
+    expect(
+        data,
+        family,
+        decoder_attention_heads=(section["num_heads"],),
+        decoder_ffn_dim=(section["feedforward_size"],),
+        num_hidden_layers=(section["num_layers"],),
+        is_decoder=(False,),
+        # Layers left out in training change nothing afterwards; ours are never left out.
+        encoder_layerdrop=(0.0, data.get("encoder_layerdrop")),
+        decoder_layerdrop=(0.0, data.get("decoder_layerdrop")),
+    )
+    return {**section, "norm_epsilon": _EPSILON}

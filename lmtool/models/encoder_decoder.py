@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 
 from lmtool.models.base import Backbone
@@ -98,6 +99,14 @@ class EncoderDecoder(Backbone):
         """An empty cache for this many outputs of at most `capacity` tokens."""
         self.decoder.embed.position.check(capacity)
         return Cache(self.config.layers_of_decoder, documents, capacity)
+
+
+def shifted(packed: Packed, start: int) -> Packed:
+    """What a decoder reads to predict `packed`: each document behind the token `start`, without its last one."""
+    tokens_T = packed.tokens.roll(1)
+    firsts = [at for at, length in zip(packed.starts, packed.lengths, strict=True) if length]
+    tokens_T[torch.tensor(firsts, dtype=torch.int64, device=tokens_T.device)] = start
+    return Packed(tokens_T, packed.lengths)
 
 
 def post_norm_layers(

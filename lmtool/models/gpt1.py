@@ -25,12 +25,15 @@ The sizes are those of https://github.com/openai/finetune-transformer-lm.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor, nn
 
+from lmtool.errors import UserError
 from lmtool.models.base import Decoder, positions_of
 from lmtool.models.configs import Gpt1Config
 from lmtool.models.keymap import KeyMap, join_projections, split_projections
+from lmtool.models.published import expect, require_learned, sizes
 from lmtool.nn.attention import SelfAttention
 from lmtool.nn.blocks import PostNormLayer
 from lmtool.nn.cache import Cache
@@ -121,3 +124,42 @@ def from_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         ours = KEYS.from_published(full) or name
         renamed[ours] = tensor.T.contiguous() if full.endswith(_TRANSPOSED) else tensor
     return split_projections(renamed)
+
+
+# The class of transformers that holds these heads.
+ARCHITECTURES = (((), "OpenAIGPTLMHeadModel"),)
+_FIELDS = {
+    "vocab_size": "vocab_size",
+    "n_layer": "num_layers",
+    "n_embd": "hidden_size",
+    "n_head": "num_heads",
+    "n_positions": "max_positions",
+    "resid_pdrop": "dropout",
+    "attn_pdrop": "attention_dropout",
+    "initializer_range": "initializer_std",
+    "layer_norm_epsilon": "norm_epsilon",
+}
+# What transformers takes for keys that a file leaves out.
+_DEFAULTS = {
+    "vocab_size": 40478, "n_layer": 12, "n_embd": 768, "n_head": 12, "n_positions": 512, "resid_pdrop": 0.1,
+    "attn_pdrop": 0.1, "initializer_range": 0.02, "layer_norm_epsilon": 1e-5,
+}  # fmt: skip
+
+
+def published_config(config: Gpt1Config) -> dict[str, Any]:
+    """Our configuration as the config.json of a Hugging Face OpenAI GPT. UserError where it has no place in one."""
+    require_learned(config, "GPT")
+    if config.feedforward_size != 4 * config.hidden_size:
+        raise UserError(
+            f"model.feedforward_size={config.feedforward_size} has no place in a published GPT: 4 hidden_size has",
+            f"use the run with lmtool, or train one with model.feedforward_size={4 * config.hidden_size}",
+        )
+    ours = {key: getattr(config, field) for key, field in _FIELDS.items()}
+    return {"model_type": "openai-gpt", **ours, "embd_pdrop": config.dropout, "afn": "gelu"}
+
+
+def from_published_config(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The model section of a config.json. UserError where it is a variant that this family does not compute."""
+    expect(data, "gpt1", afn=("gelu",), tie_word_embeddings=(True,), embd_pdrop=(data.get("resid_pdrop", 0.1),))
+    section = sizes(data, _FIELDS, _DEFAULTS)
+    return {"name": "gpt1", **section, "feedforward_size": 4 * section["hidden_size"]}

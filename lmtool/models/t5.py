@@ -36,6 +36,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -43,6 +44,7 @@ from lmtool.models.base import VocabularyHead, positions_of
 from lmtool.models.encoder_decoder import DecoderStack, EncoderDecoder, Stack
 from lmtool.models.encoder_decoder_configs import T5Config
 from lmtool.models.keymap import KeyMap
+from lmtool.models.published import expect, require_positions, sizes
 from lmtool.nn.attention import SelfAttention
 from lmtool.nn.blocks import PreNormLayer
 from lmtool.nn.cross_attention import CrossAttention
@@ -72,8 +74,7 @@ class T5(EncoderDecoder):
             return GatedFeedForward(*made, "gelu_tanh", False, config.dropout)
 
         encoder = [
-            PreNormLayer(SelfAttention(*sizes), ffn(), norm(), norm(), config.dropout)
-            for _ in range(config.num_layers)
+            PreNormLayer(SelfAttention(*sizes), ffn(), norm(), norm(), config.dropout) for _ in range(config.num_layers)
         ]
         decoder = [
             PreNormCrossLayer(
@@ -157,3 +158,66 @@ def from_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if name not in _DERIVED and not copied:
             renamed[KEYS.from_published(name.replace(".wi_1.", ".wi.")) or name] = tensor
     return renamed
+
+
+# The class of transformers that holds these heads.
+ARCHITECTURES = (((), "T5ForConditionalGeneration"),)
+_FIELDS = {
+    "vocab_size": "vocab_size",
+    "num_layers": "num_layers",
+    "num_decoder_layers": "decoder_layers",
+    "d_model": "hidden_size",
+    "num_heads": "num_heads",
+    "d_kv": "head_size",
+    "d_ff": "feedforward_size",
+    "n_positions": "max_positions",
+    "dropout_rate": "dropout",
+    "initializer_factor": "initializer_std",
+    "layer_norm_epsilon": "norm_epsilon",
+}
+# What transformers takes for keys that a file leaves out; it reads no n_positions, which old files have.
+_DEFAULTS = {
+    "vocab_size": 32128, "num_layers": 6, "d_model": 512, "num_heads": 8, "d_kv": 64, "d_ff": 2048, "n_positions": 512,
+    "dropout_rate": 0.1, "initializer_factor": 1.0, "layer_norm_epsilon": 1e-6,
+}  # fmt: skip
+_BUCKETS = {"relative_attention_num_buckets": "buckets", "relative_attention_max_distance": "max_distance"}
+
+
+def published_config(config: T5Config) -> dict[str, Any]:
+    """Our configuration as the config.json of a Hugging Face T5. UserError where it has no place in one. Its one
+    rate of dropout is ours of activations."""
+    require_positions(config, "t5", "T5")
+    ours = {key: getattr(config, field) for key, field in _FIELDS.items()}
+    return {
+        "model_type": "t5",
+        "is_encoder_decoder": True,
+        **ours,
+        "num_decoder_layers": config.layers_of_decoder,
+        **{key: getattr(config.positions, field) for key, field in _BUCKETS.items()},
+        "feed_forward_proj": {"relu": "relu", "gated_gelu": "gated-gelu"}[config.feedforward],
+        "tie_word_embeddings": config.tied,
+    }
+
+
+def from_published_config(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The model section of a config.json. UserError where it is a variant that this family does not compute."""
+    # The other keys repeat feed_forward_proj, or say what tie_word_embeddings says.
+    expect(data, "t5", feed_forward_proj=("relu", "gated-gelu"), is_decoder=(False,))
+    gated = data.get("feed_forward_proj", "relu") == "gated-gelu"
+    tied = data.get("tie_word_embeddings") is not False and data.get("scale_decoder_outputs") is not False
+    expect(
+        data,
+        "t5",
+        is_gated_act=(gated,),
+        dense_act_fn=("gelu_new",) if gated else ("relu",),
+    )
+    section = sizes(data, _FIELDS, _DEFAULTS)
+    buckets = sizes(data, _BUCKETS, dict(zip(_BUCKETS, (32, 128), strict=True)))
+    return {
+        "name": "t5",
+        **section,
+        "attention_dropout": section["dropout"],
+        "positions": {"name": "t5", **buckets},
+        "feedforward": "gated_gelu" if gated else "relu",
+        "tied": tied,
+    }

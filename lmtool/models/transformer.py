@@ -33,16 +33,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lmtool.errors import UserError
+from lmtool.models.bart import DERIVED, from_published_sizes, post_norm_pairs, published_sizes
 from lmtool.models.base import positions_of
-from lmtool.models.bart import DERIVED, post_norm_pairs
 from lmtool.models.encoder_decoder import DecoderStack, EncoderDecoder, Stack, post_norm_layers
 from lmtool.models.encoder_decoder_configs import TransformerConfig
 from lmtool.models.keymap import KeyMap
+from lmtool.models.published import expect, require_positions
 from lmtool.nn.embeddings import Embeddings, Places
 from lmtool.nn.initialization import Draw, initialize_each, materialize, normal
 
@@ -131,3 +133,65 @@ def _channels(width: int, to_theirs: bool) -> Tensor:
     """The channel that comes to each place: even ones first, then the odd ones, or back."""
     order = torch.cat([torch.arange(0, width, 2), torch.arange(1, width, 2)])
     return order if to_theirs else order.argsort()
+
+
+# The class of transformers that holds these heads.
+ARCHITECTURES = (((), "MarianMTModel"),)
+# What transformers takes for keys that a file leaves out.
+_DEFAULTS = {
+    "vocab_size": 58101, "encoder_layers": 12, "decoder_layers": 12, "d_model": 1024, "encoder_attention_heads": 16,
+    "encoder_ffn_dim": 4096, "max_position_embeddings": 1024, "dropout": 0.1, "attention_dropout": 0.0,
+    "activation_dropout": 0.0,
+}  # fmt: skip
+# The base of the wavelengths in the published class.
+_BASE = 10000.0
+
+
+def published_config(config: TransformerConfig) -> dict[str, Any]:
+    """Our configuration as the config.json of a Hugging Face Marian model. UserError where it has no place in one."""
+    require_positions(config, "sinusoidal", "Marian")
+    base = getattr(config.positions, "base", _BASE)
+    if base != _BASE:
+        raise UserError(
+            f"model.positions.base={base} has no place in a published Marian, which has {_BASE}",
+            "use the run with lmtool, or train one with the default",
+        )
+    if config.hidden_size % 2:
+        raise UserError(
+            f"model.hidden_size={config.hidden_size} has no place in a published Marian, whose width is even",
+            "use the run with lmtool, or train one of an even width",
+        )
+    return {
+        "model_type": "marian",
+        **published_sizes(config, "Marian"),
+        # Ours is a factor of standard deviations of the family's own, for which Marian has no key.
+        "init_std": 0.02,
+        "activation_function": "relu",
+        "scale_embedding": True,
+        "share_encoder_decoder_embeddings": True,
+        "decoder_vocab_size": config.vocab_size,
+    }
+
+
+def from_published_config(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The model section of a config.json. UserError where it is a variant that this family does not compute."""
+    if data.get("activation_function") is None or data.get("scale_embedding") is None:
+        # Marian's defaults are another activation, and no scale.
+        expect({"activation_function": "gelu", "scale_embedding": False}, "transformer", activation_function=("relu",))
+    expect(
+        data,
+        "transformer",
+        activation_function=("relu",),
+        scale_embedding=(True,),
+        share_encoder_decoder_embeddings=(True,),
+        normalize_before=(False,),
+        normalize_embedding=(False,),
+        add_final_layer_norm=(False,),
+        static_position_embeddings=(True,),
+        add_bias_logits=(False,),
+        tie_word_embeddings=(True,),
+        decoder_vocab_size=(data.get("vocab_size", _DEFAULTS["vocab_size"]),),
+    )
+    section = from_published_sizes(data, "transformer", _DEFAULTS)
+    section.pop("initializer_std", None)
+    return {"name": "transformer", **section, "positions": {"name": "sinusoidal", "base": _BASE}}

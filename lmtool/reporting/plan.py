@@ -6,6 +6,9 @@ with L layers of width d and feed-forward width f, mean document length S, vocab
     body       6 L (4 d^2 + 2 d f)
     attention  12 L d S        halved where it is causal; packed documents cost their own length only
     head       6 (V d + d^2) p  masked LM: dense and decoder at the predicted places; 6 V d p for a causal LM
+
+A token of an encoder-decoder runs through one of its stacks and half of the cross-attention (keys and values on one
+side, queries and outputs on the other): 6 d^2 instead of 4 d^2. L is that of one stack.
 """
 
 from __future__ import annotations
@@ -32,13 +35,13 @@ class ModelShape:
     feedforward_size: int
     num_heads: int
     vocab_size: int
-    architecture: Literal["encoder", "decoder"]
+    architecture: Literal["encoder", "decoder", "encoder_decoder"]
     max_positions: int = 0
     segments: int = 0
 
     def __post_init__(self) -> None:
-        if self.architecture not in ("encoder", "decoder"):
-            raise ValueError(f"architecture {self.architecture!r}: the plan knows encoder and decoder")
+        if self.architecture not in ("encoder", "decoder", "encoder_decoder"):
+            raise ValueError(f"architecture {self.architecture!r}: the plan knows encoder, decoder and encoder_decoder")
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,8 @@ def parameter_counts(shape: ModelShape, masked_lm_head: bool = False, outputs: i
 
     `masked_lm_head`: BERT's dense, norm and output bias. `outputs`: classes or values of a pooled head.
     """
+    if shape.architecture == "encoder_decoder":
+        raise ValueError("the parameters of an encoder-decoder are counted on the built model")
     hidden, inner = shape.hidden_size, shape.feedforward_size
     embedding = (shape.vocab_size + shape.max_positions + shape.segments) * hidden
     layer = 4 * (hidden * hidden + hidden) + 2 * hidden * inner + inner + hidden + 4 * hidden
@@ -110,9 +115,10 @@ def flops_per_token(shape: ModelShape, length: float, predicted_fraction: float,
     """
     hidden, inner = shape.hidden_size, shape.feedforward_size
     causal = shape.architecture == "decoder"
-    body = 2 * shape.num_layers * (4 * hidden * hidden + 2 * hidden * inner)
+    squares = 6 if shape.architecture == "encoder_decoder" else 4
+    body = 2 * shape.num_layers * (squares * hidden * hidden + 2 * hidden * inner)
     attention = 4 * shape.num_layers * hidden * length * (0.5 if causal else 1.0)
-    dense = 0 if causal else hidden * hidden
+    dense = hidden * hidden if shape.architecture == "encoder" else 0
     head = 2 * (shape.vocab_size * hidden + dense) * predicted_fraction
     return (3 if body_trains else 1) * (body + attention) + 3 * head
 

@@ -13,7 +13,7 @@ from lmtool.config.tables import component
 class TaskConfig(Config):
     """The base of every task kind: where labelled rows come from, and which columns are read."""
 
-    architectures: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
+    architectures: ClassVar[tuple[str, ...]] = ("encoder", "decoder", "encoder_decoder")
 
     kind: str = Field(description="Which kind of task.")
     name: str = Field(description="The task's name: its head is heads.NAME.", pattern=r"^[a-z][a-z0-9_]*$")

@@ -14,6 +14,7 @@ from lmtool.data.assembly import Template, assemble, ragged_ranges
 from lmtool.data.formats import text_format, truncate_pair
 from lmtool.data.plan import Plan
 from lmtool.errors import UserError
+from lmtool.models.encoder_decoder import shifted
 from lmtool.tasks.rows import TaskRows
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Target
@@ -42,12 +43,24 @@ class _Texts:
 
 
 class SequenceExamples:
-    """One text or a pair a row. A text too long is cut at its end; of a pair the longer one, until both fit."""
+    """One text or a pair a row. A text too long is cut at its end; of a pair the longer one, until both fit.
 
-    def __init__(self, rows: TaskRows, tokenizer: Tokenizer, format_name: str, max_length: int, term: str, split: str):
+    start: for an encoder-decoder, whose decoder reads the same text behind this token (Lewis et al. 2020, 3.1).
+    """
+
+    def __init__(
+        self,
+        rows: TaskRows,
+        tokenizer: Tokenizer,
+        format_name: str,
+        max_length: int,
+        term: str,
+        split: str,
+        start: int | None = None,
+    ):
         if not len(rows):
             raise UserError(f"the {split} split has no rows")
-        self.rows, self.term, self.split = rows, term, split
+        self.rows, self.term, self.split, self.start = rows, term, split, start
         self.template = Template.of(text_format(format_name, tokenizer), len(rows.texts))
         room = max_length - self.template.overhead
         if room < len(rows.texts):
@@ -65,7 +78,8 @@ class SequenceExamples:
         records["row"] = np.arange(len(rows))
         for name, one in zip(_SIDES, kept, strict=False):
             records[name] = one
-        self._plan = Plan(records, packed + self.template.overhead)
+        sides = 1 if start is None else 2
+        self._plan = Plan(records, sides * (packed + self.template.overhead))
 
     def plan(self, epoch: int) -> Plan:
         return self._plan
@@ -79,9 +93,9 @@ class SequenceExamples:
             labels = torch.from_numpy(self.rows.labels[rows["row"]])
             targets[self.term] = Target(labels if labels.dtype == torch.int64 else labels.float())
         numbers = torch.from_numpy(np.asarray(examples, dtype=np.int64))
-        return Batch(
-            assemble(self.template, texts).packed(), targets, numbers, torch.zeros(len(numbers), dtype=torch.int32)
-        )
+        inputs = assemble(self.template, texts).packed()
+        outputs = None if self.start is None else shifted(inputs, self.start)
+        return Batch(inputs, targets, numbers, torch.zeros(len(numbers), dtype=torch.int32), outputs)
 
     def facts(self) -> dict[str, Any]:
         """Rows, tokens, and how many rows were cut to fit."""

@@ -1,6 +1,7 @@
-"""One class or one number for a text or a pair of texts, over encoders (pooled first token) and decoders (last token).
+"""One class or one number for a text or a pair of texts, over encoders (pooled first token), decoders (last token) and
+encoder-decoders (last token of the decoder, which reads the same text).
 
-Devlin et al. 2019, section 4.1; Radford et al. 2018, section 3.3.
+Devlin et al. 2019, section 4.1; Radford et al. 2018, section 3.3; Lewis et al. 2020, section 3.1.
 
 Shape letters: T tokens, N examples, H hidden width, C classes.
 """
@@ -19,6 +20,7 @@ from lmtool.heads.learner import BaseLearner
 from lmtool.heads.losses import loss_sum, losses
 from lmtool.heads.sequence import Pooler, SequenceHead, summary, summary_index
 from lmtool.models.base import Backbone
+from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
 from lmtool.tasks.configs import ClassificationConfig, RegressionConfig, TaskConfig
 from lmtool.tasks.examples import SequenceExamples
 from lmtool.tasks.rows import TaskRows
@@ -41,8 +43,11 @@ class SequenceLearner(BaseLearner, ABC):
 
     def examples(self, rows: TaskRows, max_length: int, split: str) -> SequenceExamples:
         """Rows tokenised, cut and laid out for this backbone."""
+        model, start = self.backbone.config, None
+        if isinstance(model, EncoderDecoderConfig):
+            start = self.tokenizer.role(model.start_role)
         return SequenceExamples(
-            rows, self.tokenizer, self.backbone.config.text_format, max_length, self.config.name, split
+            rows, self.tokenizer, model.text_format, max_length, self.config.name, split, start
         )
 
     def outputs(self, batch: Batch, step: int) -> Tensor:
@@ -51,13 +56,16 @@ class SequenceLearner(BaseLearner, ABC):
         draws = self.draws(batch, step)
         learns = any(parameter.requires_grad for parameter in self.backbone.parameters())
         with nullcontext() if learns else torch.no_grad():
-            hidden_TH = self.backbone(batch.inputs, draws if learns else None)
+            sides = (batch.inputs, draws if learns else None)
+            hidden_TH = self.backbone(*sides) if batch.outputs is None else self.backbone(*sides, batch.outputs)
+        read = batch.inputs if batch.outputs is None else batch.outputs
         place: Literal["first", "last", "mean"] = "first" if self.how == "pooled_first" else self.how
-        summary_NH = summary(hidden_TH, batch.inputs, place)
+        summary_NH = summary(hidden_TH, read, place)
         if self.how == "pooled_first":
             summary_NH = self.heads["pooler"](summary_NH)
         if draws is not None:
-            draws = draws.rows(summary_index(batch.inputs, "last" if place == "last" else "first"))
+            draws = draws if batch.outputs is None else draws.for_outputs()
+            draws = draws.rows(summary_index(read, "last" if place == "last" else "first"))
         return self.heads[self.config.name](summary_NH, draws)
 
     def labels(self, batch: Batch) -> Tensor:

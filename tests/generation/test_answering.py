@@ -8,7 +8,7 @@ import torch
 from lmtool.config.tables import build
 from lmtool.errors import UserError
 from lmtool.generation.sampling import answer
-from lmtool.heads.vocabulary import language_head
+from lmtool.heads.lm import lm_head
 from lmtool.models.encoder_decoder_configs import BartConfig, T5Config, TransformerConfig
 from lmtool.streams import key
 from lmtool.types import Packed
@@ -26,7 +26,7 @@ START = 0
 
 def made(config):
     model = build(config, 0).eval()
-    head = language_head(model)
+    head = lm_head(model)
     model.initialize(head, 0, "heads.lm.")
     return model, head
 
@@ -86,7 +86,8 @@ def test_seed_stop_and_limit():
     assert texts[0] == texts[1] != texts[2]
     greedy = answer(model, head, [3, 4], START, 25, temperature=0.0)
     assert answer(model, head, [3, 4], START, 25, top_k=1) == greedy
-    assert answer(model, head, [3, 4], START, 25, temperature=0.0, stop={greedy[4]}) == greedy[: greedy.index(greedy[4])]
+    stopped = answer(model, head, [3, 4], START, 25, temperature=0.0, stop={greedy[4]})
+    assert stopped == greedy[: greedy.index(greedy[4])]
     assert len(answer(model, head, [3, 4], START, 100)) == 40
 
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,7 +17,7 @@ from transformers import T5Config as PublishedT5Config
 
 from lmtool.config.tables import build
 from lmtool.errors import UserError
-from lmtool.heads.vocabulary import language_head
+from lmtool.heads.lm import lm_head
 from lmtool.models import bart, t5, transformer
 from lmtool.models.encoder_decoder_configs import BartConfig, T5Config, TransformerConfig
 from lmtool.types import Packed
@@ -52,7 +54,7 @@ def t5_pair(version: str) -> Pair:
         # transformers ties it by force and keeps the scaling only.
         theirs.lm_head.weight = nn.Parameter(torch.randn(97, 36) * 0.2)
     backbone = build(config, 0)
-    return Pair(Checkpoint(backbone, lm=language_head(backbone)), theirs, t5.to_published, t5.from_published)
+    return Pair(Checkpoint(backbone, lm=lm_head(backbone)), theirs, t5.to_published, t5.from_published)
 
 
 def bart_pair() -> Pair:
@@ -74,7 +76,7 @@ def bart_pair() -> Pair:
     theirs = BartForConditionalGeneration(published)
     theirs.final_logits_bias.normal_()
     backbone = build(config, 0)
-    return Pair(Checkpoint(backbone, lm=language_head(backbone)), theirs, bart.to_published, bart.from_published)
+    return Pair(Checkpoint(backbone, lm=lm_head(backbone)), theirs, bart.to_published, bart.from_published)
 
 
 def transformer_pair() -> Pair:
@@ -102,7 +104,7 @@ def transformer_pair() -> Pair:
     theirs = MarianMTModel(published)
     backbone = build(config, 0)
     maps = transformer.to_published, transformer.from_published
-    return Pair(Checkpoint(backbone, lm=language_head(backbone)), theirs, *maps)
+    return Pair(Checkpoint(backbone, lm=lm_head(backbone)), theirs, *maps)
 
 
 PAIRS = {
@@ -172,9 +174,8 @@ def test_packed_is_each_text_alone(name):
     together = backbone(inputs, None, outputs)
     for number, (length, start) in enumerate(zip(outputs.lengths, outputs.starts, strict=True)):
         at, one = inputs.starts[number], inputs.lengths[number]
-        alone = backbone(
-            Packed(inputs.tokens[at : at + one], (one,)), None, Packed(outputs.tokens[start : start + length], (length,))
-        )
+        read = Packed(outputs.tokens[start : start + length], (length,))
+        alone = backbone(Packed(inputs.tokens[at : at + one], (one,)), None, read)
         torch.testing.assert_close(together[start : start + length], alone, rtol=0, atol=1e-12)
 
 
@@ -206,3 +207,73 @@ def test_key_map_keeps_what_it_does_not_know():
         assert "heads.sst2.output.weight" in family.to_published(
             {"heads.sst2.output.weight": torch.zeros(2), "backbone.embed.token.weight": torch.zeros(4, 2)}
         )
+
+
+def section_of(pair: Pair) -> dict:
+    return pair.ours.backbone.config.model_dump()
+
+
+MAPS = {"t5": t5, "t5_v11": t5, "bart": bart, "transformer": transformer}
+CLASSES = {"t5": PublishedT5Config, "bart": PublishedBartConfig, "marian": PublishedMarianConfig}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_config_map_in_both_directions(name):
+    pair, family = PAIRS[name](), MAPS[name]
+    published = family.published_config(pair.ours.backbone.config)
+    kind = CLASSES[published["model_type"]]
+    loaded_by_them = kind(**{key: value for key, value in published.items() if key != "model_type"}).to_dict()
+    theirs = pair.theirs.config.to_dict()
+    neutral = {
+        "init_std",
+        "initializer_factor",
+        "decoder_start_token_id",
+        "pad_token_id",
+        "eos_token_id",
+        "n_positions",
+    }
+    neutral |= {"forced_eos_token_id"}
+    assert {key: one for key, one in loaded_by_them.items() if key not in neutral} == {
+        key: one for key, one in theirs.items() if key not in neutral
+    }
+    for data in (published, json.loads(json.dumps(loaded_by_them))):
+        section = {**section_of(pair), **family.from_published_config(data)}
+        assert type(pair.ours.backbone.config).model_validate_json(json.dumps(section)) == pair.ours.backbone.config
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_what_has_no_place_in_a_published_config_is_refused(name):
+    pair, family = PAIRS[name](), MAPS[name]
+    other = type(pair.ours.backbone.config).model_validate({**section_of(pair), "positions": {"name": "alibi"}})
+    with pytest.raises(UserError, match="model.positions=alibi"):
+        family.published_config(other)
+    published = family.published_config(pair.ours.backbone.config)
+    wrong = {"feed_forward_proj": "gated-silu"} if family is t5 else {"activation_function": "swish"}
+    with pytest.raises(UserError, match=next(iter(wrong))):
+        family.from_published_config({**published, **wrong})
+    if family is not t5:
+        with pytest.raises(UserError, match="decoder_ffn_dim"):
+            family.from_published_config({**published, "decoder_ffn_dim": 7})
+        with pytest.raises(UserError, match="norm_epsilon"):
+            family.published_config(type(other).model_validate({**section_of(pair), "norm_epsilon": 1e-6}))
+
+
+def test_config_of_the_first_t5_is_read():
+    """The file of t5-small leaves most keys out and has some of its own."""
+    data = {
+        "architectures": ["T5WithLMHeadModel"], "d_ff": 2048, "d_kv": 64, "d_model": 512, "decoder_start_token_id": 0,
+        "dropout_rate": 0.1, "eos_token_id": 1, "initializer_factor": 1.0, "is_encoder_decoder": True,
+        "layer_norm_epsilon": 1e-06, "model_type": "t5", "n_positions": 512, "num_heads": 8, "num_layers": 6,
+        "output_past": True, "pad_token_id": 0, "relative_attention_num_buckets": 32, "vocab_size": 32128,
+    }  # fmt: skip
+    section = T5Config.model_validate(t5.from_published_config(data))
+    assert (section.feedforward, section.tied, section.layers_of_decoder) == ("relu", True, 6)
+    gated = {**data, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+    section = T5Config.model_validate(t5.from_published_config(gated))
+    assert (section.feedforward, section.tied) == ("gated_gelu", False)
+
+
+def test_marian_defaults_are_no_transformer():
+    published = transformer.published_config(transformer_pair().ours.backbone.config)
+    with pytest.raises(UserError, match="activation_function='gelu'"):
+        transformer.from_published_config({key: one for key, one in published.items() if key != "activation_function"})

@@ -10,7 +10,7 @@ import torch
 from test_model_presets import CONF, read, written
 
 from lmtool.config.tables import build
-from lmtool.heads.vocabulary import FamilyHead, OwnTableHead, language_head
+from lmtool.heads.lm import FamilyLMHead, lm_head
 from lmtool.models.encoder_decoder_configs import BartConfig, T5Config, TransformerConfig
 from lmtool.types import Packed
 
@@ -41,7 +41,7 @@ def test_preset_builds_on_the_meta_device(name):
     config = read(name)
     with torch.device("meta"):
         model = build(config, 0)
-        head = language_head(model)
+        head = lm_head(model)
     parameters = sum(one.numel() for part in (model, head) for one in part.parameters())
     if name in PUBLISHED:
         assert parameters == PUBLISHED[name]
@@ -87,11 +87,11 @@ def test_the_transformer_draws_tokens_as_large_as_its_positions():
 
 def test_head_of_a_family():
     def head(config):
-        return language_head(build(config, 0))
+        return lm_head(build(config, 0))
 
     tied, own = head(T5Config(**SMALL)), head(T5Config(**SMALL, tied=False))
-    assert isinstance(tied, FamilyHead) and tied.scale == 96**-0.5 and not list(tied.parameters())
-    assert isinstance(own, OwnTableHead) and own.scale == 1.0 and own.output.weight.shape == (300, 96)
+    assert isinstance(tied, FamilyLMHead) and tied.scale == 96**-0.5 and not list(tied.parameters())
+    assert isinstance(own, FamilyLMHead) and own.scale == 1.0 and own.output.weight.shape == (300, 96)
     bart = head(BartConfig(**SMALL))
     assert not list(bart.parameters()) and bart.state_dict()["bias"].shape == (300,)
     hidden, table = torch.randn(4, 96), torch.randn(300, 96)

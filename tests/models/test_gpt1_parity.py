@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
 from test_published_parity import GENERATOR_SEED, LENGTHS, Checkpoint, Pair, assert_gradients_equal, loaded, texts
 from transformers import OpenAIGPTConfig, OpenAIGPTLMHeadModel, OpenAIGPTModel
 
 from lmtool.config.tables import build
+from lmtool.errors import UserError
 from lmtool.heads.lm import LMHead
 from lmtool.models import gpt1
 from lmtool.models.configs import Gpt1Config
@@ -82,3 +84,17 @@ def test_packed_and_cached_are_each_text_alone():
     torch.testing.assert_close(together[start : start + length], alone, rtol=0, atol=1e-12)
     parts = [backbone(Packed(part, (len(part),)), cache=cache) for part in tokens.split(7)]
     torch.testing.assert_close(torch.cat(parts), alone, rtol=0, atol=1e-12)
+
+
+def test_config_map_in_both_directions():
+    pair = gpt1_pair()
+    config = pair.ours.backbone.config
+    published = gpt1.published_config(config)
+    theirs = pair.theirs.config.to_dict()
+    assert {key: one for key, one in published.items() if theirs[key] != one} == {"initializer_range": 0.02}
+    section = gpt1.from_published_config(OpenAIGPTConfig(**published).to_dict())
+    assert Gpt1Config.model_validate({**config.model_dump(), **section}) == config
+    with pytest.raises(UserError, match="feedforward_size=100"):
+        gpt1.published_config(Gpt1Config.model_validate({**config.model_dump(), "feedforward_size": 100}))
+    with pytest.raises(UserError, match="afn='relu'"):
+        gpt1.from_published_config({**published, "afn": "relu"})

@@ -63,7 +63,7 @@ def test_without_a_rate_the_time_is_unknown():
 
 
 def test_an_architecture_the_plan_does_not_know():
-    with pytest.raises(ValueError, match="encoder and decoder"):
+    with pytest.raises(ValueError, match="decoder and encoder_decoder"):
         ModelShape(1, 8, 32, 1, 10, "both")  # type: ignore[arg-type]
 
 
