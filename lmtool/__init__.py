@@ -1,3 +1,24 @@
-"""lmtool: pretrain and finetune language models from composed YAML."""
+"""lmtool: pretrain and finetune language models from composed YAML.
+
+    import lmtool
+    loaded = lmtool.load("runs/first")   # a run, a published folder, hf://org/name
+    loaded.model(input_ids, attention_mask).logits
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lmtool.weights.load import load as load
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """`lmtool.load`, imported when it is asked for: it needs torch, the command line's first screens do not."""
+    if name == "load":
+        from lmtool.weights.load import load
+
+        return load
+    raise AttributeError(f"module 'lmtool' has no attribute {name!r}")

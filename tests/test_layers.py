@@ -46,6 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "commands": LEARN | {"objectives", "tasks", "tuning", "training", "weights", "reporting", "metrics"},
     "cli": {"errors", "config", "commands"},
     "__main__": {"cli"},
+    "__init__": {"weights"},  # lmtool.load, when it is asked for
 }
 # The one function that opens torch's own files, and the call in it.
 PICKLED = ("weights/pickled.py", "torch.load(path, map_location='cpu', weights_only=True)")

@@ -1,0 +1,79 @@
+"""The heads that a checkpoint's tensors stand for, on a backbone of its family, and the logits they give.
+
+Shape letters: T tokens, N documents, H hidden width, V vocabulary, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from lmtool.heads.lm import MaskedLMHead, lm_head
+from lmtool.heads.replaced_token import ReplacedTokenHead
+from lmtool.heads.sequence import Pooler, SequenceHead, summary
+from lmtool.models.base import Backbone
+from lmtool.types import Packed
+from lmtool.weights.loading import by_part
+
+CLASSIFIER = "classifier"
+"""The name of a task's head where no task is known: what a published classifier's is read as."""
+
+
+class Assembled(nn.Module):
+    """A backbone and its heads, under the names of a checkpoint. task: the head that gives the logits of a whole text,
+    where there is one."""
+
+    def __init__(self, backbone: Backbone, tensors: Mapping[str, Tensor], task: str | None = None):
+        super().__init__()
+        self.backbone: Backbone = backbone
+        parts = {part.removeprefix("heads."): own for part, own in by_part(tensors).items() if part[:6] == "heads."}
+        if backbone.config.architecture != "encoder":
+            parts.setdefault("lm", {})
+        heads = {name: _head(backbone, name, own) for name, own in parts.items()}
+        self.heads = nn.ModuleDict({name: head for name, head in heads.items() if head is not None})
+        given = task if task is not None and task in self.heads else CLASSIFIER
+        pooled = backbone.config.summary != "pooled_first" or "pooler" in self.heads
+        self.task = given if given in self.heads and pooled else None
+
+    def hidden(self, inputs: Packed, outputs: Packed | None) -> Tensor:
+        """(T, H) of the last layer; of the decoder's where there are two stacks."""
+        return self.backbone(inputs) if outputs is None else self.backbone(inputs, None, outputs)
+
+    def logits(self, hidden_TH: Tensor, read: Packed) -> Tensor | None:
+        """(N, C) of a task; else (T, V) of a language model, or (T,) of replaced tokens; None without such a head."""
+        table_VH = self.backbone.embed.token.weight
+        if self.task is not None:
+            how = self.backbone.config.summary
+            place: Literal["first", "last", "mean"] = "first" if how == "pooled_first" else how
+            summary_NH = summary(hidden_TH, read, place)
+            if how == "pooled_first":
+                summary_NH = self.heads["pooler"](summary_NH)
+            return self.heads[self.task](summary_NH)
+        for name in ("masked_lm", "lm"):
+            if name in self.heads:
+                return self.heads[name](hidden_TH, table_VH)
+        return self.heads["replaced_token"](hidden_TH) if "replaced_token" in self.heads else None
+
+
+def _head(backbone: Backbone, name: str, own: Mapping[str, Tensor]) -> nn.Module | None:
+    """The module of a head, by its name; None for one that stands for nothing outside of its training."""
+    config, width = backbone.config, backbone.hidden_size
+    if name == "masked_lm":
+        table_width = backbone.embed.token.weight.shape[1]
+        return MaskedLMHead(width, config.vocab_size, backbone.head_activation, config.norm_epsilon, table_width)
+    if name == "lm":
+        head = lm_head(backbone)
+        trained = dict(head.named_parameters())
+        # A table of its own is not made up where the checkpoint has none.
+        return head if {f"heads.lm.{one}" for one in trained} <= set(own) else None
+    if name == "pooler":
+        return Pooler(width, backbone.pooler_activation)
+    if name == "replaced_token":
+        return ReplacedTokenHead(width, backbone.head_activation)
+    weight = own.get(f"heads.{name}.output.weight")
+    if set(own) == {f"heads.{name}.output.weight", f"heads.{name}.output.bias"} and weight is not None:
+        return SequenceHead(width, len(weight)) if weight.shape[1:] == torch.Size([width]) else None
+    return None

@@ -1,0 +1,155 @@
+"""`lmtool.load`: a checkpoint as a model over plain padded tensors, with its tokenizer.
+
+Shape letters: B rows, L their padded length, T real tokens, H hidden width, V vocabulary, C classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor, nn
+
+from lmtool.config import plugins
+from lmtool.config.tables import Choice, build
+from lmtool.errors import UserError
+
+# The families enter themselves into the table.
+from lmtool.models import encoder_configs as encoder_configs
+from lmtool.models import encoder_decoder_configs as encoder_decoder_configs
+from lmtool.models.configs import ModelConfig
+from lmtool.tokenizers.published import has_tokenizer
+from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.training.checkpoints import find, read_config
+from lmtool.types import Packed
+from lmtool.weights.folders import published_folder
+from lmtool.weights.heads import Assembled
+from lmtool.weights.loading import LoadReport, load_into
+from lmtool.weights.reading import Weights, read
+
+
+@dataclass(frozen=True)
+class Output:
+    """hidden: (B, L, H) of the last layer, zero where there is padding; of the decoder's where there are two stacks.
+    logits: (B, L, V) of a language model, (B, L) of replaced tokens, (B, C) of a task's head, or None."""
+
+    hidden: Tensor
+    logits: Tensor | None
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """model: in evaluation mode. tokenizer: None where the checkpoint has none. config: of the model. report: which
+    parts of the checkpoint were taken."""
+
+    model: PaddedModel
+    tokenizer: Tokenizer | None
+    config: ModelConfig
+    report: LoadReport
+
+
+class PaddedModel(nn.Module):
+    """A backbone and heads that read padded rows. Inside, the real tokens are packed end to end."""
+
+    def __init__(self, parts: Assembled):
+        super().__init__()
+        self.parts = parts
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, decoder_input_ids: Tensor | None = None
+    ) -> Output:
+        """input_ids: (B, L) int64. attention_mask: (B, L), not zero where a token is real; None: everywhere. The real
+        tokens of a row stand together; their positions count from the first of them. decoder_input_ids: (B, L') of an
+        encoder-decoder, shifted already, all real. ValueError where a shape is wrong."""
+        two_stacks = self.parts.backbone.config.architecture == "encoder_decoder"
+        if two_stacks != (decoder_input_ids is not None):
+            raise ValueError(f"decoder_input_ids are {'missing' if two_stacks else 'for an encoder-decoder only'}")
+        real_BL = _real(input_ids, attention_mask)
+        inputs = _packed(input_ids, real_BL)
+        outputs = None
+        if decoder_input_ids is not None:
+            real_BL = _real(decoder_input_ids, None)
+            outputs = _packed(decoder_input_ids, real_BL)
+        hidden_TH = self.parts.hidden(inputs, outputs)
+        logits = self.parts.logits(hidden_TH, inputs if outputs is None else outputs)
+        if logits is not None and self.parts.task is None:
+            logits = _padded(logits, real_BL)
+        return Output(_padded(hidden_TH, real_BL), logits)
+
+
+def load(checkpoint: str, device: str = "cpu", offline: bool = False) -> Loaded:
+    """A checkpoint to look at and to try: a run or a checkpoint of lmtool, a published folder or hf://org/name.
+
+    UserError where it cannot be read, or where a part of the backbone is missing.
+    """
+    weights = read(checkpoint, offline)
+    saved = _saved(checkpoint, offline)
+    config = _model_config(checkpoint, saved)
+    task = saved.get("task")
+    parts = assemble(config, weights, checkpoint, task.get("name") if isinstance(task, dict) else None)
+    tokenizer = Tokenizer.load(weights.folder) if has_tokenizer(weights.folder) else None
+    model = PaddedModel(parts[0]).to(device).eval()
+    return Loaded(model, tokenizer, config, parts[1])
+
+
+def assemble(
+    config: ModelConfig, weights: Weights, checkpoint: str, task: str | None = None
+) -> tuple[Assembled, LoadReport]:
+    """Backbone and heads with a checkpoint's weights, and what was taken. UserError where the backbone is not whole."""
+    parts = Assembled(build(config, 0), weights.tensors, task)
+    report = load_into(parts, weights.tensors, checkpoint)
+    # Constants of zero may be missing (BART's), what is learned may not.
+    random = [name for name in report.new if any(True for _ in parts.get_submodule(name).parameters())]
+    if random:
+        raise UserError(f"checkpoint={checkpoint}: {', '.join(random)} is not whole", "give another checkpoint")
+    return parts, replace(report, ignored=weights.ignored)
+
+
+def _saved(checkpoint: str, offline: bool) -> dict[str, Any]:
+    published = published_folder(checkpoint, offline)
+    if published is not None:
+        return published.saved_config()
+    saved = read_config(find(checkpoint))
+    missing = [one for one in saved.get("plugins") or () if one not in plugins.typed()]
+    if missing:
+        hint = f"lmtool.config.plugins.load({missing!r}) first, if you trust it"
+        raise UserError(f"checkpoint={checkpoint} was made with the plugin {missing[0]}, which is not loaded", hint)
+    return saved
+
+
+def _model_config(checkpoint: str, saved: dict[str, Any]) -> ModelConfig:
+    """The strictly decoded model section."""
+    try:
+        return cast(ModelConfig, Choice("model").validate(saved.get("model")))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(["model", *map(str, first["loc"])])
+        raise UserError(f"checkpoint={checkpoint}: {where}: {first['msg']}", "give another checkpoint") from error
+
+
+def _real(ids_BL: Tensor, mask_BL: Tensor | None) -> Tensor:
+    """(B, L) bool: where a token is real. ValueError for wrong shapes, and rows with holes."""
+    if ids_BL.ndim != 2:
+        raise ValueError(f"ids have the shape {tuple(ids_BL.shape)}; (rows, length) is read")
+    if mask_BL is None:
+        return torch.ones_like(ids_BL, dtype=torch.bool)
+    if mask_BL.shape != ids_BL.shape:
+        raise ValueError(f"attention_mask has the shape {tuple(mask_BL.shape)}, the ids {tuple(ids_BL.shape)}")
+    real_BL = mask_BL.to(ids_BL.device) != 0
+    begins = real_BL[:, :1].sum(1) + (real_BL[:, 1:] & ~real_BL[:, :-1]).sum(1)
+    if (begins > 1).any():
+        raise ValueError(f"attention_mask: row {int((begins > 1).nonzero()[0])} has a hole between its tokens")
+    return real_BL
+
+
+def _packed(ids_BL: Tensor, real_BL: Tensor) -> Packed:
+    return Packed(ids_BL[real_BL].long(), tuple(real_BL.sum(1).tolist()))
+
+
+def _padded(values: Tensor, real_BL: Tensor) -> Tensor:
+    """(T, ...) back to (B, L, ...), zero where there is padding."""
+    padded = values.new_zeros(*real_BL.shape, *values.shape[1:])
+    padded[real_BL] = values
+    return padded
