@@ -119,11 +119,11 @@ def to_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def from_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The reverse; also for a bare BartModel, whose names lack `model.`."""
+    """The reverse; also for a bare BartModel, whose names lack `model.`. The version of old files is dropped."""
     renamed: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         full = "model." + name if name.startswith(("shared.", "encoder.", "decoder.")) else name
-        if full not in DERIVED:
+        if full not in DERIVED and not full.endswith("coder.version"):
             renamed[KEYS.from_published(full) or name] = tensor[0] if full == "final_logits_bias" else tensor
     return renamed
 

@@ -45,7 +45,7 @@ class T5Config(EncoderDecoderConfig):
     finetune_optimizer: ClassVar[dict[str, Any]] = {"name": "adafactor", "lr": 1e-3}
     finetune_schedule: ClassVar[dict[str, Any]] = {"name": "constant", "warmup_fraction": None}
 
-    name: Literal["t5"] = Field("t5", description="T5.")
+    name: Literal["t5"] = Field("t5", description="T5, both versions.")
     vocab_size: int = Field(32128, ge=8, description="Rows of the token embedding; at least the tokenizer's entries.")
     head_size: int = Field(64, ge=1, description="Width of an attention head; num_heads x head_size may be any width.")
     feedforward: Literal["relu", "gated_gelu"] = Field(

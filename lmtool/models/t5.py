@@ -136,8 +136,12 @@ def _pairs() -> tuple[tuple[str, str], ...]:
 
 
 KEYS = KeyMap(_pairs())
-# Copies of the shared table.
-_DERIVED = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+# Copies of the shared table, and a table that old files carry and no model reads.
+_DERIVED = (
+    "encoder.embed_tokens.weight",
+    "decoder.embed_tokens.weight",
+    "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",
+)
 
 
 def to_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -36,6 +36,20 @@ def test_gpt():
         text_format("bert", tokenizer)
 
 
+def test_encoder_decoders():
+    tokenizer = bytebpe()
+    eos = tokenizer.role("eos")
+    laid = text_format("t5", tokenizer)
+    assert laid.single(np.array([7, 8]))[0].tolist() == [7, 8, eos]
+    assert laid.pair(np.array([7]), np.array([9]))[0].tolist() == [7, eos, 9, eos]
+    tokenizer = wordpiece()
+    laid = text_format("bart", tokenizer)
+    cls, sep = tokenizer.role("cls"), tokenizer.role("sep")
+    assert laid.single(np.array([7, 8]))[0].tolist() == [cls, 7, 8, sep]
+    ids, columns = laid.pair(np.array([7]), np.array([9]))
+    assert ids.tolist() == [cls, 7, sep, sep, 9, sep] and columns == {}
+
+
 def test_truncation_takes_from_the_longer_one_token_at_a_time():
     def slowly(a: int, b: int, limit: int) -> tuple[int, int]:
         while a + b > limit:

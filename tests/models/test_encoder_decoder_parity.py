@@ -185,6 +185,12 @@ def test_bare_bart_is_read():
     assert tensors.keys() == {name for name in pair.ours.state_dict() if name != "heads.lm.bias"}
 
 
+def test_leftovers_of_old_files_are_dropped():
+    table = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+    assert t5.from_published({table: torch.zeros(32, 8)}) == {}
+    assert bart.from_published({"encoder.version": torch.zeros(1), "model.decoder.version": torch.zeros(1)}) == {}
+
+
 def test_head_of_t5_is_told_from_a_copy_of_the_table():
     tensors = t5_pair("1.0").theirs.state_dict()
     assert "lm_head.weight" in tensors and "heads.lm.output.weight" not in t5.from_published(tensors)
