@@ -183,7 +183,7 @@ class Rotary(Position):
         if head_size % 2:
             raise ValueError(f"rotary positions turn pairs of dimensions; a head has {head_size}")
         self.base, self.layout = base, layout
-        self._turns: tuple[Tensor, int, Tensor, Tensor] | None = None
+        self._turns: tuple[Tensor, torch.dtype, Tensor, Tensor] | None = None
 
     def rotate(
         self, q_TAD: Tensor, k_TAD: Tensor, query_positions_T: Tensor, key_positions_T: Tensor
@@ -192,9 +192,10 @@ class Rotary(Position):
 
     def _turn(self, x_TAD: Tensor, positions_T: Tensor) -> Tensor:
         # The layers of a forward ask for the same positions one after the other.
-        if self._turns is None or self._turns[0] is not positions_T or self._turns[1] != x_TAD.shape[-1]:
+        kind = torch.promote_types(x_TAD.dtype, torch.float32)
+        if self._turns is None or self._turns[0] is not positions_T or self._turns[1] != kind:
             angles = _angles(positions_T, x_TAD.shape[-1], self.base)[:, None]
-            self._turns = positions_T, x_TAD.shape[-1], angles.cos().float(), angles.sin().float()
+            self._turns = positions_T, kind, angles.cos().to(kind), angles.sin().to(kind)
         _, _, cosine, sine = self._turns
         if self.layout == "half_split":
             first, second = x_TAD.chunk(2, -1)

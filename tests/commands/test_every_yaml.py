@@ -35,6 +35,12 @@ def test_models(place: Path, model: str) -> None:
     assert steps(pretrain("run", "max_steps=2", model=model)) == 2
 
 
+@pytest.mark.parametrize("model", ["bert_tiny", "gpt_tiny"])
+@pytest.mark.parametrize("positions", names("model/positions"))
+def test_positions(place: Path, positions: str, model: str) -> None:
+    assert steps(pretrain("run", f"model/positions={positions}", "max_steps=2", model=model)) == 2
+
+
 @pytest.mark.parametrize("choice", [f"{group}={one}" for group in ("optimizer", "schedule") for one in names(group)])
 def test_optimizers_and_schedules(place: Path, choice: str) -> None:
     assert steps(pretrain("run", choice, "schedule.warmup_fraction=0.5")) == 6

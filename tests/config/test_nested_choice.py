@@ -1,0 +1,81 @@
+"""A choice inside a choice, `model/positions`: typed as a group, decoded, compared with a checkpoint's, explained."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from lmtool.commands.configs import PretrainConfig
+from lmtool.commands.decoding import decoded
+from lmtool.config import compose, overrides
+from lmtool.config.decode import decode
+from lmtool.errors import ConfigError, UserError
+from lmtool.nn.configs import LearnedPositionsConfig, RotaryPositionsConfig
+
+
+def composed(*typed: str) -> dict[str, Any]:
+    read = overrides.read(typed, compose.what_is_offered("pretrain"))
+    assert not read.problems
+    return compose.compose("pretrain", read)
+
+
+def problems(*typed: str, **how: Any) -> dict[str, str]:
+    with pytest.raises(ConfigError) as caught:
+        decode(PretrainConfig, composed(*typed), **how)
+    return {one.key: f"{one.message} | {one.hint}" for one in caught.value.problems}
+
+
+def test_it_is_typed_as_a_group_or_by_its_values() -> None:
+    config = decoded("pretrain", composed("model=gpt_tiny", "model/positions=rotary", "model.positions.base=500000.0"))
+    assert config.model.positions == RotaryPositionsConfig(base=500000.0)
+    assert config.model_dump()["model"]["positions"]["layout"] == "half_split"
+    assert decoded("pretrain", composed("model=gpt_tiny")).model.positions == LearnedPositionsConfig()
+
+
+def test_what_was_saved_before_there_was_a_choice_is_learned() -> None:
+    data = composed("model=bert_tiny")
+    del data["model"]["positions"]
+    assert decoded("pretrain", data).model.positions == LearnedPositionsConfig()
+
+
+def test_a_checkpoint_must_agree() -> None:
+    saved = {"model": copy.deepcopy(composed("model=bert_tiny")["model"]), "tokenizer": {"name": "wordpiece"}}
+    decode(PretrainConfig, composed("model=bert_tiny"), checkpoint_config=saved)
+    decode(PretrainConfig, composed("model=bert_tiny") | {"model": {"name": "auto"}}, checkpoint_config=saved)
+    rotary = composed("model=bert_tiny", "model/positions=rotary")
+    del saved["model"]["positions"]
+    decode(PretrainConfig, composed("model=bert_tiny"), checkpoint_config=saved)
+    with pytest.raises(ConfigError) as caught:
+        decode(PretrainConfig, rotary, checkpoint_config=saved)
+    assert "model.positions=rotary, but the checkpoint has model.positions=learned" in str(caught.value.problems)
+
+
+@pytest.mark.parametrize(
+    ("typed", "key", "what"),
+    [
+        ("model.positions.bse=3", "model.positions.bse", "did you mean model.positions.base=3?"),
+        ("model.positions.base=0", "model.positions.base", "allowed: a number, above 1"),
+        ("model.positions=alibi", "model.positions", "give model/positions=NAME, one of alibi, learned"),
+        ("model.positions.name=alibbi", "model.positions.name", "did you mean model.positions.name=alibi?"),
+        (
+            "model.positions.layout=halfsplit",
+            "model.positions.layout",
+            "did you mean model.positions.layout=half_split?",
+        ),
+        ("model.num_heads=128", "model.positions", "a head of model=bert has 1 | give model/positions=alibi"),
+    ],
+)
+def test_mistakes(typed: str, key: str, what: str) -> None:
+    assert what in problems("model=bert_tiny", "model/positions=rotary", typed)[key]
+
+
+def test_a_misspelt_kind() -> None:
+    read = overrides.read(["model/positions=alibbi"], compose.what_is_offered("pretrain"))
+    assert [one.hint for one in read.problems] == ["did you mean model/positions=alibi?"]
+
+
+def test_a_model_that_is_the_checkpoints_has_no_kind_to_choose() -> None:
+    with pytest.raises(UserError, match="model/positions"):
+        composed("model=auto", "model/positions=alibi")
