@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from lmtool.config.tables import Choice, component
 from lmtool.models.configs import ModelConfig
@@ -64,7 +64,9 @@ class T5Config(EncoderDecoderConfig):
         1.0, gt=0, description="Factor of the published initial standard deviations (1/sqrt(inputs) of each map)."
     )
 
+    @model_validator(mode="after")
     def _heads_fit(self) -> T5Config:
+        """Heads have a width of their own, so any number of them fits."""
         return self
 
 

@@ -57,6 +57,8 @@ from lmtool.nn.initialization import Draw, initialize_each, materialize, normal
 class T5(EncoderDecoder):
     """Both stacks. The head is the token table again (1.0) or one of its own (1.1)."""
 
+    config: T5Config
+
     def __init__(self, config: T5Config):
         super().__init__()
         self.config = config
