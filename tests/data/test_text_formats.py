@@ -3,8 +3,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from lmtool.config.tables import build
+from lmtool.data.assembly import Template
 from lmtool.data.formats import text_format, truncate_pair
 from lmtool.errors import UserError
+from lmtool.tokenizers.configs import ByteBpeConfig
 
 from .data_fixtures import bytebpe, wordpiece
 
@@ -22,6 +25,20 @@ def test_bert():
     assert (laid.single_overhead, laid.pair_overhead) == (2, 3)
     with pytest.raises(UserError, match="no eos token"):
         text_format("gpt", tokenizer)
+
+
+def test_roberta():
+    """`<s> a </s>`, `<s> a </s></s> b </s>`, over its own special tokens."""
+    tokenizer = build(ByteBpeConfig(special_tokens="roberta"), ["a small text of some words"] * 3, 300)
+    laid = text_format("roberta", tokenizer)
+    ids, columns = laid.single(tokenizer.encode("a"))
+    assert tokenizer.pieces(ids) == ["<s>", "a", "</s>"] and columns == {} and ids.dtype == np.int64
+    ids, columns = laid.pair(tokenizer.encode("a"), tokenizer.encode("b"))
+    assert tokenizer.pieces(ids) == ["<s>", "a", "</s>", "</s>", "b", "</s>"] and columns == {}
+    assert (laid.single_overhead, laid.pair_overhead) == (2, 4)
+    assert tokenizer.role("pad") == 1, "the published table of positions begins behind it"
+    template = Template.of(laid, 2)
+    assert [len(piece) for piece in template.pieces] == [1, 2, 1] and template.overhead == 4
 
 
 def test_gpt():

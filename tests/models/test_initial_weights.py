@@ -9,6 +9,13 @@ import torch
 
 from lmtool.config.tables import build
 from lmtool.models.configs import BertConfig, GptConfig
+from lmtool.models.encoder_configs import (
+    AlbertConfig,
+    DistilbertConfig,
+    ElectraConfig,
+    RobertaConfig,
+    SpanbertConfig,
+)
 
 SIZES = {"vocab_size": 500, "num_layers": 4, "hidden_size": 128, "num_heads": 4, "feedforward_size": 512}
 # The standard deviation of a standard normal cut at two.
@@ -35,7 +42,10 @@ def test_gpt_draws_from_a_normal_and_scales_what_writes_the_residual():
     assert sum(name.endswith(("out_proj.weight", "fc_out.weight")) for name in weights) == 8
 
 
-@pytest.mark.parametrize("config", [BertConfig, GptConfig])
+@pytest.mark.parametrize(
+    "config",
+    [BertConfig, GptConfig, RobertaConfig, SpanbertConfig, DistilbertConfig, AlbertConfig, ElectraConfig],
+)
 def test_vectors_are_zero_and_one(config):
     for name, one in build(config(**SIZES), 1).named_parameters():
         if one.ndim == 1:
