@@ -36,6 +36,8 @@ VERBS: dict[str, Verb] = {
     "evaluate": Verb("score a checkpoint", "lmtool evaluate checkpoint=runs/NAME", "evaluate"),
     "predict": Verb("label texts, fill masks", 'lmtool predict checkpoint=runs/NAME text="..."', "predict"),
     "tokenizer": Verb("train a vocabulary", "lmtool tokenizer output=vocabulary", "train_tokenizer"),
+    "export": Verb("write a folder for transformers", "lmtool export checkpoint=runs/NAME output=exported", "export"),
+    "import": Verb("take published weights", "lmtool import checkpoint=hf://org/name output=imported", "import"),
     "plan": Verb("sizes, steps and time, before spending them", "lmtool plan pretrain model=bert"),
     "resume": Verb("go on with a stopped run", "lmtool resume runs/NAME"),
     "report": Verb("write the report of runs again", "lmtool report runs/NAME"),
@@ -185,6 +187,14 @@ def run(verb: str, config: Any, overrides: list[str]) -> Any:
         from lmtool.commands import predict
 
         return predict.run(config, overrides)
+    if verb == "export":
+        from lmtool.commands import export
+
+        return export.run(config, overrides)
+    if verb == "import":
+        from lmtool.commands import importing
+
+        return importing.run(config, overrides)
     from lmtool.commands import tokenizer
 
     return tokenizer.run(config, overrides)

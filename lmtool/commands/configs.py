@@ -99,7 +99,8 @@ class RunConfig(CommandConfig):
     )
     checkpoint: str | None = Field(
         None,
-        description="Weights to start from: a run folder, a checkpoint folder, or none for random ones. Null: none.",
+        description="Weights to start from: a run or checkpoint folder, a published folder, hf://org/name@revision, or "
+        "none for random ones. Null: none.",
         min_length=1,
     )
     cache_dir: str = Field(
@@ -151,7 +152,10 @@ class FinetuneConfig(RunConfig):
 class UseConfig(CommandConfig):
     """The keys of the commands that use a trained checkpoint."""
 
-    checkpoint: str = Field(description="The run folder or checkpoint folder to use.", min_length=1)
+    checkpoint: str = Field(
+        description="What to use: a run or checkpoint folder, a published folder, or hf://org/name@revision.",
+        min_length=1,
+    )
     device: str = Field("auto", description="Where to run: auto, cpu, cuda or cuda:N.", pattern=_DEVICE)
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         "auto", description="Number format of the matrix products. auto: bf16 where the device has it, else fp32."
@@ -206,11 +210,32 @@ class TokenizerCommandConfig(CommandConfig):
     offline: bool = Field(False, description="Open no network connection.")
 
 
+class TransferConfig(CommandConfig):
+    """The keys of the commands that take weights from one format to another."""
+
+    checkpoint: str = Field(
+        description="The weights to take: a run or checkpoint folder, a published folder, or hf://org/name@revision.",
+        min_length=1,
+    )
+    output: str = Field(description="Folder that is written; a new one.", min_length=1)
+    offline: bool = Field(False, description="Open no network connection.")
+
+
+class ExportConfig(TransferConfig):
+    """`lmtool export`: a folder that transformers loads."""
+
+
+class ImportConfig(TransferConfig):
+    """`lmtool import`: a checkpoint of lmtool from a published folder."""
+
+
 COMMANDS: dict[str, type[Any]] = {
     "pretrain": PretrainConfig,
     "finetune": FinetuneConfig,
     "evaluate": EvaluateConfig,
     "predict": PredictConfig,
     "tokenizer": TokenizerCommandConfig,
+    "export": ExportConfig,
+    "import": ImportConfig,
 }
 """The commands that read a configuration, and its class."""

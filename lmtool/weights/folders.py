@@ -149,9 +149,7 @@ def _from_hub(checkpoint: str, offline: bool) -> PublishedFolder:
     return PublishedFolder(checkpoint, path.parent, PublishedConfig(_read_config(checkpoint, path)), commit)
 
 
-def _download(
-    checkpoint: str, repository: str, name: str, revision: str, offline: bool, required: bool
-) -> Path | None:
+def _download(checkpoint: str, repository: str, name: str, revision: str, offline: bool, required: bool) -> Path | None:
     import huggingface_hub  # half a second to import, and needed for the hub only
     from huggingface_hub import constants, errors
 

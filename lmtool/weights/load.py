@@ -85,7 +85,7 @@ def load(checkpoint: str, device: str = "cpu", offline: bool = False) -> Loaded:
     UserError where it cannot be read, or where a part of the backbone is missing.
     """
     weights = read(checkpoint, offline)
-    saved = _saved(checkpoint, offline)
+    saved = saved_config(checkpoint, offline)
     config = _model_config(checkpoint, saved)
     task = saved.get("task")
     parts = assemble(config, weights, checkpoint, task.get("name") if isinstance(task, dict) else None)
@@ -107,7 +107,8 @@ def assemble(
     return parts, replace(report, ignored=weights.ignored)
 
 
-def _saved(checkpoint: str, offline: bool) -> dict[str, Any]:
+def saved_config(checkpoint: str, offline: bool = False) -> dict[str, Any]:
+    """The configuration in a checkpoint, of its model at least; not decoded yet."""
     published = published_folder(checkpoint, offline)
     if published is not None:
         return published.saved_config()

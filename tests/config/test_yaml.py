@@ -42,7 +42,13 @@ NEEDS = {
     "tokenizer": ["output=x"],
     "evaluate": ["checkpoint=none"],
     "predict": ["checkpoint=none", "text=a"],
+    "export": ["checkpoint=none", "output=x"],
+    "import": ["checkpoint=none", "output=x"],
 }
+
+
+# The models of objectives that no encoder takes, by the beginning of their names.
+PARTNERS = {"clm": "gpt_tiny", "prefix_lm": "gpt_tiny", "span_corruption": "t5_tiny", "denoising": "bart_tiny"}
 
 
 def cases() -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -67,7 +73,8 @@ def cases() -> Iterator[tuple[str, tuple[str, ...]]]:
         for name in groups.options(group):
             if (group, name) == ("model", "auto") or (verb, name) in (("tokenizer", "auto"), ("tokenizer", "folder")):
                 continue
-            model = ["model=gpt_tiny"] if (group, name) == ("objective", "clm") else []
+            partner = [one for start, one in PARTNERS.items() if group == "objective" and name.startswith(start)]
+            model = [f"model={one}" for one in partner]
             yield verb, (*NEEDS[verb], *model, f"{group}={name}", *required(group, name))
 
 

@@ -1,0 +1,80 @@
+"""`lmtool export`: a checkpoint as a folder that transformers loads, and what was lost on the way: nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import lmtool
+from lmtool.commands.configs import ExportConfig
+from lmtool.commands.session import words
+from lmtool.errors import CheckFailed, UserError
+from lmtool.reporting.console import Output
+from lmtool.training.checkpoints import sha256
+from lmtool.weights.comparing import Comparison, compare_outputs, compare_tensors, compare_tokenizers, tied_names
+from lmtool.weights.exporting import Export, export_of, write_export
+from lmtool.weights.load import assemble, load, saved_config
+from lmtool.weights.reading import Weights, read
+
+
+def run(config: ExportConfig, overrides: list[str]) -> None:
+    """Write the folder, read it again, compare, and print what differs. CheckFailed where anything does."""
+    loaded = load(config.checkpoint, offline=config.offline)
+    if loaded.tokenizer is None:
+        raise UserError(f"checkpoint={config.checkpoint} has no tokenizer", "give a checkpoint of lmtool")
+    saved = saved_config(config.checkpoint, config.offline)
+    weights = read(config.checkpoint, config.offline)
+    task = saved.get("task") if isinstance(saved.get("task"), dict) else None
+    export = export_of(loaded.config, weights.tensors, task, loaded.tokenizer)
+    folder = Path(config.output).expanduser()
+    card = model_card(config.checkpoint, weights, saved, export)
+    write_export(export, loaded.config, loaded.tokenizer, card, folder)
+
+    again = load(str(folder), offline=True)
+    copy = read(str(folder), offline=True)
+    unused = [name for name in copy.tensors if name not in again.model.parts.state_dict()]
+    comparison = compare_tensors(export.kept, copy.tensors, unused)
+    original, _ = assemble(loaded.config, Weights(export.kept, weights.folder), config.checkpoint)
+    compare_outputs(comparison, original, again.model.parts)
+    if again.tokenizer is not None:
+        compare_tokenizers(comparison, loaded.tokenizer, again.tokenizer)
+    comparison.tied = tied_names(original)
+    tell(f"{folder} · {export.architecture}", comparison, export.left_out)
+    if not comparison.same:
+        raise CheckFailed(f"{folder} is not what was exported", "see what changed above, and keep the checkpoint")
+
+
+def tell(heading: str, comparison: Comparison, left_out: tuple[str, ...] = ()) -> None:
+    """Print a comparison."""
+    output = Output()
+    output.line(heading)
+    output.rows([*comparison.rows(), ("left out", ", ".join(left_out) or "nothing")])
+
+
+def model_card(checkpoint: str, weights: Weights, saved: Mapping[str, Any], export: Export) -> str:
+    """README.md of the folder: what the model is, and where its weights are from."""
+    learned = saved.get("objective") or saved.get("task") or {}
+    what = learned.get("name")
+    task = saved.get("task") or {}
+    path = weights.folder / "model.safetensors"
+    step = weights.folder.name.startswith("step_")
+    title = weights.folder.parent.parent.name if step else weights.folder.name
+    facts = {
+        "architecture": f"{export.architecture} ({saved['model']['name']})",
+        "parameters": f"{sum(one.numel() for one in export.tensors.values()):,}",
+        "made by": words(["lmtool", "export", f"checkpoint={checkpoint}"]) + f" (lmtool {lmtool.__version__})",
+        "checkpoint": weights.folder.name,
+        "sha256 of its weights": sha256(path) if path.is_file() else None,
+        "trained by": f"lmtool {saved['command']}" if saved.get("command") else None,
+        "learned": what,
+        "data": (saved.get("data") or {}).get("name") or task.get("hub") or task.get("path"),
+        "seed": saved.get("seed"),
+        "started from": saved.get("checkpoint") or (saved.get("source") or {}).get("checkpoint") or "random weights",
+        "left out": ", ".join(export.left_out) or None,
+    }
+    rows = "".join(f"| {name} | {value} |\n" for name, value in facts.items() if value is not None)
+    return (
+        f"---\nlibrary_name: transformers\n---\n\n# {title}\n\n"
+        f"Weights exported by lmtool for transformers.\n\n| | |\n|---|---|\n{rows}"
+    )

@@ -1,0 +1,50 @@
+"""`lmtool import`: a published folder as a checkpoint of lmtool, and what was lost on the way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lmtool.commands.configs import ImportConfig
+from lmtool.commands.export import tell
+from lmtool.errors import CheckFailed, UserError
+from lmtool.weights.comparing import compare_outputs, compare_tensors, compare_tokenizers, tied_names
+from lmtool.weights.folders import published_folder, weight_file
+from lmtool.weights.importing import write_import
+from lmtool.weights.load import load
+from lmtool.weights.reading import read_published, wide
+
+
+def run(config: ImportConfig, overrides: list[str]) -> None:
+    """Write the checkpoint, read it again, compare with the folder, and print what differs."""
+    published = published_folder(config.checkpoint, config.offline)
+    if published is None:
+        raise UserError(
+            f"checkpoint={config.checkpoint} is no published folder: no config.json with a model_type",
+            "give a folder with config.json and model.safetensors, or hf://org/name@revision",
+        )
+    loaded = load(config.checkpoint, offline=config.offline)
+    kept = loaded.model.parts.state_dict()
+    folder = Path(config.output).expanduser()
+    source = {
+        "checkpoint": config.checkpoint,
+        "revision": published.revision,
+        "file": weight_file(published, config.offline).name,
+        "ignored_keys": list(loaded.report.ignored),
+    }
+    write_import(kept, loaded.config, loaded.tokenizer, source, folder)
+
+    again = load(str(folder), offline=True)
+    family, theirs = published.family(), wide(read_published(published, config.offline))
+    # Compared under their names: what the folder has, and what ours is on the way back.
+    back = family.to_published(again.model.parts.state_dict())
+    mapped = family.to_published(family.from_published(theirs))
+    known = {name: one for name, one in mapped.items() if not name.startswith(("heads.", "backbone."))}
+    unused = sorted(name for name in known if name not in back)
+    comparison = compare_tensors({name: one for name, one in known.items() if name in back}, back, unused)
+    compare_outputs(comparison, loaded.model.parts, again.model.parts)
+    if loaded.tokenizer is not None and again.tokenizer is not None:
+        compare_tokenizers(comparison, loaded.tokenizer, again.tokenizer)
+    comparison.tied = tied_names(again.model.parts)
+    tell(f"{folder} · model={loaded.config.name} · {loaded.report.sentence()}", comparison)
+    if not comparison.same:
+        raise CheckFailed(f"{folder} is not what was imported", "see what changed above, and keep the folder")

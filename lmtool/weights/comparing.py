@@ -1,0 +1,150 @@
+"""What a checkpoint lost on its way between two formats: keys, values, layers, logits, ids of strings.
+
+Shape letters: T tokens, H hidden width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from lmtool.models.encoder_decoder import EncoderDecoder
+from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.types import Packed
+from lmtool.weights.heads import Assembled
+
+ADVERSARIAL = (
+    "", " ", "  two  spaces ", "\n\n\t", "Hello, World! It's 3.14; don't.", "ÀÉÎÕÜ naïve café Ångström",
+    "İstanbul ẞ ﬁ ǅ", "e\u0301 n\u0303 \u0301 combining", "中文字 日本語 かな 한국어", "ไทย עברית العربية हिन्दी",
+    "\U0001f469\u200d\U0001f467 \U0001f3f3\ufe0f\u200d\U0001f308 \U0001f600", "zero\u200bwidth\u200d\ufeff",
+    "control \x00\x01\x07\x7f\x85 \ufffd", "nbsp\u00a0wide\u3000line\u2028", "a" * 500, "字" * 200,
+    "½ ² Ⅷ ① ｆｕｌｌ ١٢٣", "[CLS] [SEP] [MASK] [PAD] [UNK]", "<s> </s> <pad> <unk> <mask>",
+    "<|endoftext|> <extra_id_0>", "##ing ▁the Ġthe </w>", "x=y+z; #include <stdio.h> https://a.b/c?d=e&f=%20",
+    "``quoted'' “curly” ‘single’ … —", "\U0010ffff \ue000 soft\u00adhyphen",
+)  # fmt: skip
+"""Strings on which tokenizers are known to differ."""
+
+
+@dataclass
+class Comparison:
+    """tensors: the largest difference of each tensor that is on both sides. missing: of the original, not in the copy.
+    unused: of the copy's file, read by nothing. tied: pairs of names of one tensor. layers, logits: differences on a
+    sample text. strings: those that get other ids."""
+
+    tensors: dict[str, float]
+    missing: list[str]
+    unused: list[str]
+    tied: list[str] = field(default_factory=list)
+    layers: dict[str, float] = field(default_factory=dict)
+    logits: float | None = None
+    strings: list[str] = field(default_factory=list)
+    strings_compared: int = 0
+
+    @property
+    def same(self) -> bool:
+        """Whether nothing was lost: equal tensors, outputs and ids."""
+        numbers = [*self.tensors.values(), *self.layers.values(), self.logits or 0.0]
+        return not self.missing and not self.strings and max(numbers, default=0.0) == 0.0
+
+    def rows(self) -> list[tuple[str, str]]:
+        """What the screen says: a word and what there is to it."""
+        worst = sorted(self.tensors.items(), key=lambda item: -item[1])[:3]
+        changed = [f"{name} {value:.2g}" for name, value in worst if value > 0]
+        rows = [
+            ("tensors", f"{len(self.tensors)} · largest difference {max(self.tensors.values(), default=0.0):.3g}"),
+            *(("changed", one) for one in changed),
+            ("missing keys", _these(self.missing)),
+            ("unused keys", _these(self.unused)),
+            ("tied weights", _these(self.tied)),
+        ]
+        if self.layers:
+            each = " · ".join(f"{name} {value:.3g}" for name, value in self.layers.items())
+            rows.append(("layers", f"largest differences on a sample: {each}"))
+        rows.append(("logits", "none" if self.logits is None else f"largest difference {self.logits:.3g}"))
+        if self.strings_compared:
+            share = f"{len(self.strings)} of {self.strings_compared} adversarial strings get other ids"
+            rows.append(("tokenizer", share + (f": {self.strings[0]!r}" if self.strings else "")))
+        return rows
+
+
+def _these(names: list[str]) -> str:
+    more = f" and {len(names) - 6} more" if len(names) > 6 else ""
+    return f"{len(names)}: {', '.join(names[:6])}{more}" if names else "none"
+
+
+def compare_tensors(original: Mapping[str, Tensor], copy: Mapping[str, Tensor], unused: list[str]) -> Comparison:
+    """Original and copy under the same names."""
+    found = {
+        name: _difference(tensor, copy[name])
+        for name, tensor in original.items()
+        if name in copy and copy[name].shape == tensor.shape
+    }
+    return Comparison(found, [name for name in original if name not in found], unused)
+
+
+@torch.no_grad()
+def compare_outputs(comparison: Comparison, original: Assembled, copy: Assembled) -> None:
+    """Enter the differences of each layer and of the logits, on a sample of random tokens."""
+    backbone = original.backbone
+    rows, longest = backbone.config.vocab_size, min(backbone.config.max_positions, 24)
+    tokens = torch.arange(2 * longest - 5, dtype=torch.int64) * 7919 % rows
+    sample = Packed(tokens, (longest, longest - 5))
+    outputs = Packed(tokens.flip(0), sample.lengths) if isinstance(backbone, EncoderDecoder) else None
+    seen: list[tuple[dict[str, Tensor], Tensor | None]] = []
+    for one in (original.eval(), copy.eval()):
+        with _layers(one.backbone) as layers:
+            hidden_TH = one.hidden(sample, outputs)
+        seen.append((layers | {"hidden": hidden_TH}, one.logits(hidden_TH, sample if outputs is None else outputs)))
+    (mine, my_logits), (theirs, their_logits) = seen
+    comparison.layers = {name: _difference(tensor, theirs[name]) for name, tensor in mine.items()}
+    if my_logits is not None and their_logits is not None:
+        comparison.logits = _difference(my_logits, their_logits)
+
+
+def compare_tokenizers(comparison: Comparison, original: Tokenizer, copy: Tokenizer) -> None:
+    """Enter the strings that the two encode differently."""
+    both = zip(ADVERSARIAL, original.encode_batch(ADVERSARIAL), copy.encode_batch(ADVERSARIAL), strict=True)
+    comparison.strings = [text for text, mine, theirs in both if mine.tolist() != theirs.tolist()]
+    comparison.strings_compared = len(ADVERSARIAL)
+
+
+def tied_names(parts: Assembled) -> list[str]:
+    """Names that stand for one tensor, and the output layer where it is the token table."""
+    first: dict[int, str] = {}
+    tied = []
+    for name, parameter in parts.named_parameters(remove_duplicate=False):
+        if id(parameter) in first:
+            tied.append(f"{name} = {first[id(parameter)]}")
+        first.setdefault(id(parameter), name)
+    for name in ("masked_lm", "lm"):
+        if name in parts.heads and (name == "masked_lm" or parts.backbone.vocabulary_head.tied):
+            tied.append(f"heads.{name} = backbone.embed.token.weight")
+    return tied
+
+
+@contextmanager
+def _layers(backbone: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """Collects the (T, H) outputs of the layers, in the order they are called."""
+    found: dict[str, Tensor] = {}
+    stacks = ("encoder.", "decoder.") if isinstance(backbone, EncoderDecoder) else ("",)
+    hooks = []
+    for stack in stacks:
+        for number, layer in enumerate(backbone.get_submodule(f"{stack}layers").children()):
+            name = f"{stack}{number}"
+            # A shared layer is called several times: the last time counts.
+            hooks.append(layer.register_forward_hook(lambda _, __, output, name=name: found.update({name: output})))
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _difference(one: Tensor, other: Tensor) -> float:
+    if not one.numel():
+        return 0.0
+    return float((one.double() - other.double()).abs().max())

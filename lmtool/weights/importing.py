@@ -1,0 +1,50 @@
+"""A published folder as a checkpoint of lmtool, with its manifest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from lmtool.config import saved
+from lmtool.models.configs import ModelConfig
+from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.training.checkpoints import CONFIG, MODEL, STATE, save_tensors, write_manifest
+from lmtool.weights.exporting import whole_folder
+
+COMMAND = "import"
+
+
+def write_import(
+    tensors: Mapping[str, Tensor],
+    model: ModelConfig,
+    tokenizer: Tokenizer | None,
+    source: Mapping[str, Any],
+    output: Path,
+) -> None:
+    """Write the checkpoint folder, whole or not at all. source: where the weights are from, kept in its config.json.
+
+    UserError where the folder is not empty or cannot be written.
+    """
+    config = {
+        "version": saved.VERSION,
+        "command": COMMAND,
+        "seed": 0,
+        "source": dict(source),
+        "model": json.loads(model.model_dump_json()),
+    }
+    if tokenizer is not None:
+        config["tokenizer"] = {"name": "folder", "path": str(output)}
+
+    def fill(draft: Path) -> None:
+        save_tensors(tensors, draft / MODEL)
+        (draft / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        (draft / STATE).write_text(json.dumps({"step": 0}) + "\n", encoding="utf-8")
+        if tokenizer is not None:
+            tokenizer.save(draft)
+        write_manifest(draft, 0)
+
+    whole_folder(output, fill)
