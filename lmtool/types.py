@@ -24,11 +24,14 @@ class Packed:
 
     tokens: (T,) int64. lengths: N lengths that add up to T, on the host, so that plans need no device sync.
     columns: further (T, ...) tensors by name ("segment", ...), read by the embedding or mask that names them.
+    prefixes: N numbers of tokens at the start of each document that all of it sees in a model that reads left to
+    right, on the host; () for none.
     """
 
     tokens: Tensor
     lengths: tuple[int, ...]
     columns: dict[str, Tensor] = field(default_factory=dict)
+    prefixes: tuple[int, ...] = ()
 
     @cached_property
     def starts(self) -> tuple[int, ...]:

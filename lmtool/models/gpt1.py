@@ -41,7 +41,7 @@ from lmtool.nn.dropout import Draws
 from lmtool.nn.embeddings import Embeddings
 from lmtool.nn.feedforward import FeedForward
 from lmtool.nn.initialization import Draw, materialize, normal
-from lmtool.nn.layout import Causal, Layout
+from lmtool.nn.layout import Layout, left_to_right
 from lmtool.types import Packed
 
 
@@ -70,7 +70,8 @@ class Gpt1(Decoder):
 
     def forward(self, packed: Packed, draws: Draws | None = None, cache: Cache | None = None) -> Tensor:
         """Hidden states (T, H) of the last layer. cache: the tokens before these; these are added to it."""
-        layout = Layout.of(packed, Causal()) if cache is None else cache.layout(packed, Causal())
+        mask = left_to_right(packed)
+        layout = Layout.of(packed, mask) if cache is None else cache.layout(packed, mask)
         positions_T = None if cache is None else layout.query_positions
         x_TH = self.embed.finish(self.embed.tokens(packed.tokens), packed, draws, positions_T)
         for number, layer in enumerate(self.layers):

@@ -83,6 +83,11 @@ class PrefixLM:
         return (key_R1K <= query_RL1) | (key_R1K < prefix_R[:, None, None])
 
 
+def left_to_right(packed: Packed) -> Causal | PrefixLM:
+    """The mask of a stack that reads left to right, but for the prefixes of its documents."""
+    return PrefixLM(packed.prefixes) if packed.prefixes else Causal()
+
+
 @dataclass(frozen=True)
 class Tile:
     """Documents of about the same length, one a row; short ones repeat their last token to the width.

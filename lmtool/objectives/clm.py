@@ -9,19 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import cast
+from typing import ClassVar, Protocol, cast
 
 import torch
 
+from lmtool.data.plan import Examples
 from lmtool.data.store import TokenStore
 from lmtool.generation.sampling import generate
 from lmtool.heads.learner import BaseLearner
-from lmtool.heads.lm import LMHead
+from lmtool.heads.lm import LMHead, lm_head
 from lmtool.models.base import Decoder
 from lmtool.objectives.baseline import ConstantPredictor, token_counts
-from lmtool.objectives.configs import ClmConfig
+from lmtool.objectives.configs import ObjectiveConfig
 from lmtool.objectives.examples import CausalWindows
 from lmtool.objectives.targets import labels_of, places_of
+from lmtool.objectives.windows import Stream
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Scores, StepOutput
 
@@ -29,44 +31,51 @@ from lmtool.types import Batch, Scores, StepOutput
 _PROMPT, _CONTINUATION = 12, 80
 
 
+class TextWindows(Examples, Protocol):
+    """Examples cut out of a stream of documents."""
+
+    stream: Stream
+
+
 class CausalLanguageModel(BaseLearner):
     """The one term `clm`: every place of a window but its last predicts the token after it."""
 
     backbone: Decoder
-    weights = {"clm": 1.0}
+    term: ClassVar[str] = "clm"
 
-    def __init__(self, config: ClmConfig, backbone: Decoder, tokenizer: Tokenizer, seed: int):
+    def __init__(self, config: ObjectiveConfig, backbone: Decoder, tokenizer: Tokenizer, seed: int):
         super().__init__(backbone, seed)
         self.config, self.tokenizer = config, tokenizer
-        self.add_head("lm", LMHead())
+        self.weights = {self.term: 1.0}
+        self.add_head("lm", lm_head(backbone))
 
-    def examples(self, store: TokenStore, max_length: int, documents: str, split: str) -> CausalWindows:
+    def examples(self, store: TokenStore, max_length: int, documents: str, split: str) -> TextWindows:
         """What is learned of a store. documents: separate or joined (GPT-2's stream)."""
         return CausalWindows(self.tokenizer, store, max_length, documents, split)
 
-    def baselines(self, store: TokenStore, examples: CausalWindows) -> dict[str, ConstantPredictor]:
+    def baselines(self, store: TokenStore, examples: TextWindows) -> dict[str, ConstantPredictor]:
         """Unigrams of the training store, the end of each document among them."""
         counts = token_counts(store.tokens, self.tokenizer.vocab_size)
         end = self.tokenizer.role("eos")
         counts[end] += len(examples.stream.lengths)
-        return {"clm": ConstantPredictor.of_counts("unigram", counts, self.tokenizer.special_ids - {end})}
+        return {self.term: ConstantPredictor.of_counts("unigram", counts, self.tokenizer.special_ids - {end})}
 
     def counts(self, batch: Batch) -> dict[str, float]:
-        return {"clm": float(len(labels_of(batch, "clm")))}
+        return {self.term: float(len(labels_of(batch, self.term)))}
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
         hidden_TH = self.backbone(batch.inputs, self.draws(batch, step))
-        hidden_MH = hidden_TH.index_select(0, places_of(batch, "clm"))
-        total = self._lm.loss_sum(hidden_MH, self.backbone.embed.token.weight, labels_of(batch, "clm"))
-        return StepOutput({"clm": total}, self.weights)
+        hidden_MH = hidden_TH.index_select(0, places_of(batch, self.term))
+        total = self._lm.loss_sum(hidden_MH, self.backbone.embed.token.weight, labels_of(batch, self.term))
+        return StepOutput({self.term: total}, self.weights)
 
     @torch.no_grad()
     def score(self, batch: Batch) -> dict[str, Scores]:
         """Each target's loss and best guess, in evaluation."""
-        at, labels = places_of(batch, "clm"), labels_of(batch, "clm")
+        at, labels = places_of(batch, self.term), labels_of(batch, self.term)
         hidden_MH = self.backbone(batch.inputs).index_select(0, at)
         each, best = self._lm.scores(hidden_MH, self.backbone.embed.token.weight, labels)
-        return {"clm": Scores(each, labels, best, batch.inputs.documents[at])}
+        return {self.term: Scores(each, labels, best, batch.inputs.documents[at])}
 
     @property
     def _lm(self) -> LMHead:

@@ -184,3 +184,73 @@ class ClmConfig(ObjectiveConfig):
     roles: ClassVar[tuple[str, ...]] = ("eos",)
 
     name: Literal["clm"] = Field("clm", description="Causal language modelling.")
+
+
+@component("objective", "prefix_lm", builder="lmtool.objectives.prefix_lm:build")
+class PrefixLmConfig(ObjectiveConfig):
+    """Prefix language modelling (Liu et al. 2018; Raffel et al. 2020, section 3.2): a text is split at a random place;
+    what is before it is seen as a whole, what is behind it is predicted token by token."""
+
+    architectures: ClassVar[tuple[str, ...]] = ("decoder", "encoder_decoder")
+    roles: ClassVar[tuple[str, ...]] = ("eos",)
+
+    name: Literal["prefix_lm"] = Field("prefix_lm", description="Prefix language modelling.")
+
+    @property
+    def predicted_fraction(self) -> float:
+        """The split is uniform."""
+        return 0.5
+
+
+@component("objective", "span_corruption", builder="lmtool.objectives.span_corruption:SpanCorruption")
+class SpanCorruptionConfig(ObjectiveConfig):
+    """T5's objective (Raffel et al. 2020, section 3.1.4): spans are cut out and a sentinel stands for each; the outputs
+    are the sentinels, each followed by its span."""
+
+    architectures: ClassVar[tuple[str, ...]] = ("encoder_decoder",)
+    roles: ClassVar[tuple[str, ...]] = ("eos",)
+
+    name: Literal["span_corruption"] = Field("span_corruption", description="Span corruption.")
+    density: float = Field(0.15, gt=0, lt=1, description="Share of the tokens that are cut out.")
+    mean_length: float = Field(3.0, ge=1, description="Mean length of a span, in tokens.")
+
+    @property
+    def predicted_fraction(self) -> float:
+        """Outputs, as a share of the tokens of both sides."""
+        outputs = self.density * (1 + 1 / self.mean_length)
+        return outputs / (1 + 2 * self.density / self.mean_length)
+
+
+@component("objective", "denoising", builder="lmtool.objectives.denoising:Denoising")
+class DenoisingConfig(ObjectiveConfig):
+    """BART's objective (Lewis et al. 2020, section 2.2): noise on the inputs, the text as it was for outputs. Each of
+    the five noises has its share, 0 for none; they are applied in the order of the fields."""
+
+    architectures: ClassVar[tuple[str, ...]] = ("encoder_decoder",)
+    roles: ClassVar[tuple[str, ...]] = ("eos",)
+
+    name: Literal["denoising"] = Field("denoising", description="Denoising.")
+    sentence_permutation: float = Field(
+        1.0, ge=0, le=1, description="Share of the sentences that change places among themselves."
+    )
+    text_infilling: float = Field(
+        0.3, ge=0, lt=1, description="Share of the words in spans, each of which becomes one mask."
+    )
+    poisson_mean: float = Field(
+        3.0,
+        gt=0,
+        le=20,
+        description="Mean length of these spans in words, Poisson; a span of no words is a mask put in between.",
+    )
+    token_masking: float = Field(0.0, ge=0, lt=1, description="Share of the tokens that become a mask each.")
+    token_deletion: float = Field(0.0, ge=0, lt=1, description="Share of the tokens that are left out.")
+    document_rotation: float = Field(
+        0.0, ge=0, le=1, description="Share of the texts that begin at a random token, what was before it at the end."
+    )
+    random: float = Field(
+        0.0, ge=0, le=1, description="Share of the masks in whose place a random token stands instead."
+    )
+
+    @property
+    def predicted_fraction(self) -> float:
+        return 0.5

@@ -24,7 +24,7 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Target
 
 
-def _room(max_length: int, overhead: int, texts: int) -> int:
+def room_for(max_length: int, overhead: int, texts: int) -> int:
     """Tokens of text that fit; raises UserError where a text would have fewer than two."""
     room = max_length - overhead
     if room < 2 * texts:
@@ -35,7 +35,7 @@ def _room(max_length: int, overhead: int, texts: int) -> int:
     return room
 
 
-def _some(plan: Plan, split: str) -> Plan:
+def some(plan: Plan, split: str) -> Plan:
     if not len(plan.lengths):
         raise UserError(
             f"the {split} text has nothing to learn from: no window of two tokens", "give more text with data.path="
@@ -43,13 +43,13 @@ def _some(plan: Plan, split: str) -> Plan:
     return plan
 
 
-def _numbers(examples_N: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+def numbers_of(examples_N: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
     """The examples and parts of a batch: no example has parts here."""
     examples_N = np.asarray(examples_N, dtype=np.int64)
     return torch.from_numpy(examples_N), torch.zeros(len(examples_N), dtype=torch.int32)
 
 
-def _facts(plan: Plan, store: TokenStore, split: str) -> dict[str, Any]:
+def plan_facts(plan: Plan, store: TokenStore, split: str) -> dict[str, Any]:
     lengths = plan.lengths
     return {
         "split": split,
@@ -113,8 +113,8 @@ class MaskedWindows:
         self.template = Template.of(text_format(format_name, tokenizer), 1)
         joined = documents == "joined"
         self.stream = Stream(store.tokens, store.document_offsets, tokenizer.role("sep") if joined else None)
-        rows = windows(self.stream, _room(max_length, self.template.overhead, 1), joined)
-        self._plan = _some(Plan(rows, rows["length"].astype(np.int64) + self.template.overhead), split)
+        rows = windows(self.stream, room_for(max_length, self.template.overhead, 1), joined)
+        self._plan = some(Plan(rows, rows["length"].astype(np.int64) + self.template.overhead), split)
 
     def plan(self, epoch: int) -> Plan:
         return self._plan
@@ -129,12 +129,12 @@ class MaskedWindows:
         return Batch(
             whole.packed(masked.tokens),
             masked_targets(self.config, self.vocabulary, whole, masked),
-            *_numbers(examples),
+            *numbers_of(examples),
         )
 
     def facts(self) -> dict[str, Any]:
         """Size of an epoch, and the share of tokens that is predicted."""
-        return {**_facts(self._plan, self.store, self.split), "predicted_fraction": self.config.predicted_fraction}
+        return {**plan_facts(self._plan, self.store, self.split), "predicted_fraction": self.config.predicted_fraction}
 
 
 class MaskedPairs:
@@ -147,7 +147,7 @@ class MaskedPairs:
         self.config, self.store, self.split, self.seed = config, store, split, seed
         self.vocabulary = Vocabulary.of(tokenizer)
         self.template = Template.of(text_format(format_name, tokenizer), 2)
-        self.limit = _room(max_length, self.template.overhead, 2)
+        self.limit = room_for(max_length, self.template.overhead, 2)
         self._plans: dict[int, Plan] = {}
 
     def plan(self, epoch: int) -> Plan:
@@ -159,7 +159,7 @@ class MaskedPairs:
                 "sop" if self.config.pairs == "sop" else "nsp",
             )  # fmt: skip
             lengths = rows["a_length"].astype(np.int64) + rows["b_length"] + self.template.overhead
-            made = _some(Plan(rows, lengths), self.split)
+            made = some(Plan(rows, lengths), self.split)
             # The epoch before and the one ahead: a prefetching loader looks over the border.
             self._plans = dict([*self._plans.items()][-1:]) | {drawn: made}
         return self._plans[drawn]
@@ -178,7 +178,7 @@ class MaskedPairs:
         masked = corrupt(self.config, self.vocabulary, whole, examples, self.seed, epoch)
         targets = masked_targets(self.config, self.vocabulary, whole, masked)
         targets[self.config.pairs] = Target(torch.from_numpy(rows["label"].astype(np.int64)))
-        return Batch(whole.packed(masked.tokens), targets, *_numbers(examples))
+        return Batch(whole.packed(masked.tokens), targets, *numbers_of(examples))
 
     def facts(self) -> dict[str, Any]:
         """Size of the first epoch, and the shares of tokens predicted and of pairs with a random (nsp) or an earlier
@@ -186,7 +186,7 @@ class MaskedPairs:
         plan = self.plan(0)
         what = "random_next_fraction" if self.config.pairs == "nsp" else "swapped_fraction"
         shares = {"predicted_fraction": self.config.predicted_fraction, what: float(plan.rows["label"].mean())}
-        return {**_facts(plan, self.store, self.split), **shares}
+        return {**plan_facts(plan, self.store, self.split), **shares}
 
 
 class CausalWindows:
@@ -199,8 +199,8 @@ class CausalWindows:
     def __init__(self, tokenizer: Tokenizer, store: TokenStore, max_length: int, documents: str, split: str):
         self.store, self.split = store, split
         self.stream = Stream(store.tokens, store.document_offsets, tokenizer.role("eos"))
-        rows = windows(self.stream, _room(max_length, 0, 1), documents == "joined", overlap=1)
-        self._plan = _some(Plan(rows, rows["length"].astype(np.int64)), split)
+        rows = windows(self.stream, room_for(max_length, 0, 1), documents == "joined", overlap=1)
+        self._plan = some(Plan(rows, rows["length"].astype(np.int64)), split)
 
     def plan(self, epoch: int) -> Plan:
         return self._plan
@@ -213,10 +213,10 @@ class CausalWindows:
         at = np.flatnonzero(predicts)
         packed = Assembled(tokens, lengths, {}).packed()
         return Batch(
-            packed, {"clm": Target(torch.from_numpy(tokens[at + 1]), at=torch.from_numpy(at))}, *_numbers(examples)
+            packed, {"clm": Target(torch.from_numpy(tokens[at + 1]), at=torch.from_numpy(at))}, *numbers_of(examples)
         )
 
     def facts(self) -> dict[str, Any]:
         """Size of an epoch, and the share of tokens that predict."""
-        facts = _facts(self._plan, self.store, self.split)
+        facts = plan_facts(self._plan, self.store, self.split)
         return {**facts, "predicted_fraction": 1 - facts["examples"] / facts["tokens"]}

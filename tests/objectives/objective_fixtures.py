@@ -9,7 +9,8 @@ import numpy as np
 from lmtool.config.tables import build
 from lmtool.data.store import TokenStore
 from lmtool.models.configs import BertConfig, GptConfig
-from lmtool.tokenizers.configs import ByteBpeConfig, WordPieceConfig
+from lmtool.models.encoder_decoder_configs import BartConfig, T5Config
+from lmtool.tokenizers.configs import ByteBpeConfig, SentencePieceConfig, WordPieceConfig
 
 TEXT = "the old cat sat near a quiet river while two dogs watched some birds cross over it very slowly"
 WORDS = TEXT.split()
@@ -29,8 +30,13 @@ def sentences(documents=40, seed=0):
 
 
 def tokenizer(kind="wordpiece"):
-    config = WordPieceConfig(minimum_count=1) if kind == "wordpiece" else ByteBpeConfig(minimum_count=1)
-    return build(config, (text for document in sentences() for text in document), 350)
+    config = {
+        "wordpiece": WordPieceConfig(minimum_count=1),
+        "bytebpe": ByteBpeConfig(minimum_count=1),
+        "roberta": ByteBpeConfig(minimum_count=1, special_tokens="roberta"),
+        "t5": SentencePieceConfig(sentinels=12),
+    }[kind]
+    return build(config, (text for document in sentences() for text in document), 100 if kind == "t5" else 350)
 
 
 def store(tokens, documents=None):
@@ -47,7 +53,9 @@ def store(tokens, documents=None):
 
 
 def backbone(family="bert", seed=0, **fields):
-    return build((BertConfig if family == "bert" else GptConfig)(**{**SIZES, **fields}), seed)
+    config = {"bert": BertConfig, "gpt": GptConfig, "t5": T5Config, "bart": BartConfig}[family]
+    own = {"head_size": 16} if family == "t5" else {}
+    return build(config(**{**SIZES, **own, **fields}), seed)
 
 
 def rows_of(examples, count, epoch=0):

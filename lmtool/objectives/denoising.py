@@ -1,0 +1,102 @@
+"""Denoising on encoder-decoders: the text as it was, from the text with noise (Lewis et al. 2020, section 2.2).
+
+Shape letters: N examples of a batch, T their tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from lmtool.data.assembly import assemble, ragged_ranges
+from lmtool.data.plan import Plan
+from lmtool.data.store import TokenStore
+from lmtool.errors import UserError
+from lmtool.objectives.configs import DenoisingConfig
+from lmtool.objectives.examples import plan_facts, room_for, some
+from lmtool.objectives.masking import Vocabulary
+from lmtool.objectives.noises import Texts, delete, infill, mask_each, permute_sentences, rotate
+from lmtool.objectives.sequence_to_sequence import SequenceToSequence, Sides
+from lmtool.objectives.windows import Stream, windows
+from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.types import Batch
+
+
+class NoisyWindows:
+    """Windows of text, with noise on one side. joined: through documents, nothing between them; separate: of each."""
+
+    def __init__(
+        self, config: DenoisingConfig, tokenizer: Tokenizer, sides: Sides, store: TokenStore,
+        max_length: int, documents: str, split: str, seed: int,
+    ):  # fmt: skip
+        self.config, self.sides, self.store, self.split, self.seed = config, sides, store, split, seed
+        self.vocabulary = _vocabulary(tokenizer)
+        overhead = sides.template.overhead
+        self.room = room_for(max_length, overhead, 1)
+        # Nothing stands between documents, and none is empty: places of the stream are places of the store.
+        self.stream = Stream(store.tokens, store.document_offsets, None)
+        rows = windows(self.stream, self.room, documents == "joined")
+        lengths = rows["length"].astype(np.int64)
+        # A mask put in between may make a short text longer.
+        noisy = np.minimum(lengths + np.ceil(lengths * config.text_infilling).astype(np.int64), self.room)
+        self._plan = some(Plan(rows, lengths + noisy + 2 * overhead), split)
+
+    def plan(self, epoch: int) -> Plan:
+        return self._plan
+
+    def texts(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Texts:
+        """Some windows as they are."""
+        lengths = rows["length"].astype(np.int64)
+        tokens = self.stream.read(rows["start"], lengths)
+        return Texts(tokens, lengths, np.asarray(examples), self.seed, epoch)
+
+    def noisy(self, texts: Texts, starts: np.ndarray) -> Texts:
+        """With the noises of the configuration, in their order. starts: (N,) where the windows begin in the store."""
+        config = self.config
+        if config.sentence_permutation:
+            places = ragged_ranges(starts, texts.lengths)
+            sentences = np.searchsorted(self.store.sentence_offsets, places, side="right")
+            texts = permute_sentences(texts, sentences, config.sentence_permutation)
+        if config.text_infilling:
+            share, mean = config.text_infilling, config.poisson_mean
+            texts = infill(texts, self.vocabulary, share, mean, config.random, self.room).texts
+        if config.token_masking:
+            texts = mask_each(texts, self.vocabulary, config.token_masking, config.random)
+        if config.token_deletion:
+            texts = delete(texts, config.token_deletion)
+        return rotate(texts, config.document_rotation) if config.document_rotation else texts
+
+    def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
+        whole = self.texts(rows, examples, epoch)
+        noisy = self.noisy(whole, rows["start"])
+        inputs = assemble(self.sides.template, [(noisy.tokens, noisy.lengths)])
+        outputs = assemble(self.sides.template, [(whole.tokens, whole.lengths)])
+        return self.sides.batch(inputs.packed(), outputs, self.config.name, examples)
+
+    def facts(self) -> dict[str, Any]:
+        """Size of an epoch, and the share of its tokens that are predicted."""
+        return {**plan_facts(self._plan, self.store, self.split), "predicted_fraction": 0.5}
+
+
+def _vocabulary(tokenizer: Tokenizer) -> Vocabulary:
+    """The mask is the tokenizer's; of a vocabulary that has none, T5's, its first sentinel."""
+    special = np.zeros(tokenizer.vocab_size, dtype=bool)
+    special[list(tokenizer.special_ids)] = True
+    if "mask" not in tokenizer.roles and not tokenizer.sentinels:
+        raise UserError(
+            "the tokenizer has no mask token, which denoising puts in the place of words",
+            "give tokenizer=bytebpe tokenizer.special_tokens=roberta, or tokenizer=sentencepiece",
+        )
+    mask = tokenizer.roles["mask"] if "mask" in tokenizer.roles else tokenizer.sentinels[0]
+    return Vocabulary(mask, special, np.asarray(tokenizer.starts_word, dtype=bool))
+
+
+class Denoising(SequenceToSequence):
+    """The one term `denoising`."""
+
+    config: DenoisingConfig
+
+    def examples(self, store: TokenStore, max_length: int, documents: str, split: str) -> NoisyWindows:
+        """What is learned of a store; neither side is longer than max_length."""
+        return NoisyWindows(self.config, self.tokenizer, self.sides(), store, max_length, documents, split, self.seed)

@@ -1,0 +1,225 @@
+"""BART's five noises, each a pure function of packed texts, vectorised.
+
+Lewis et al., "BART: Denoising Sequence-to-Sequence Pre-training for Natural Language Generation, Translation, and
+Comprehension", ACL 2020, section 2.2. Text infilling masks round up (share x words) words of a text exactly: lengths
+are drawn until they are enough, the last one is cut, and the spans are laid among the other words without overlap,
+every arrangement being equally likely. (fairseq draws the starts one by one and lets spans overlap, so that it masks
+fewer.) A length of 0 puts a mask between two words or at an end.
+
+Every draw is keyed by (seed, epoch, example, number), so noise does not depend on the batch.
+Shape letters: N examples, T tokens before, W words, S spans, D draws.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import exp
+
+import numpy as np
+
+from lmtool import streams
+from lmtool.data.assembly import ragged_ranges
+from lmtool.objectives.masking import Vocabulary, budget
+
+# Each noise numbers its draws from a place of its own.
+_SENTENCE, _LENGTH, _PLACE, _INSERT, _MASK, _DELETE, _ROTATE, _RANDOM, _CHOOSE = (number << 40 for number in range(9))
+
+
+@dataclass(frozen=True)
+class Texts:
+    """N texts laid end to end, and the keys of their draws. tokens: (T,). lengths, examples: (N,)."""
+
+    tokens: np.ndarray
+    lengths: np.ndarray
+    examples: np.ndarray
+    seed: int
+    epoch: int
+
+    @property
+    def owners(self) -> np.ndarray:
+        """(T,) the text of each token."""
+        return np.repeat(np.arange(len(self.lengths)), self.lengths)
+
+    @property
+    def starts(self) -> np.ndarray:
+        """(N,) first place of each text."""
+        return np.cumsum(self.lengths) - self.lengths
+
+    @property
+    def positions(self) -> np.ndarray:
+        """(T,) place of each token in its text."""
+        return np.arange(len(self.tokens)) - self.starts[self.owners]
+
+    def uniform(self, owners: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        """Draws by text and number."""
+        return streams.uniform_at(self.seed, "corrupt", self.epoch, self.examples[owners], numbers)
+
+    def of(self, tokens: np.ndarray, lengths: np.ndarray) -> Texts:
+        """Other tokens under the same keys."""
+        return Texts(tokens, lengths, self.examples, self.seed, self.epoch)
+
+
+@dataclass(frozen=True)
+class Infilled:
+    """texts: with their spans filled. drawn: (D,) lengths as they were drawn, the cut ones too. masked: (N,) words
+    that were masked."""
+
+    texts: Texts
+    drawn: np.ndarray
+    masked: np.ndarray
+
+
+def _ranks(owners: np.ndarray, uniform: np.ndarray, counts_N: np.ndarray) -> np.ndarray:
+    """The rank of each draw among those of its text; owners rise."""
+    order = np.lexsort((uniform, owners))
+    ranks = np.empty(len(order), dtype=np.int64)
+    ranks[order] = np.arange(len(order)) - (np.cumsum(counts_N) - counts_N)[owners]
+    return ranks
+
+
+def permute_sentences(texts: Texts, sentences_T: np.ndarray, share: float) -> Texts:
+    """Let round up (share x sentences) sentences of each text change places among themselves. sentences_T: a number of
+    each token's sentence, rising within a text."""
+    owners = texts.owners
+    opens = (np.diff(sentences_T, prepend=-1) != 0) | (texts.positions == 0)
+    first = np.flatnonzero(opens)
+    sizes = np.diff(np.append(first, len(sentences_T)))
+    owner_S = owners[first]
+    counts_N = np.bincount(owner_S, minlength=len(texts.lengths))
+    number_S = np.arange(len(first)) - (np.cumsum(counts_N) - counts_N)[owner_S]
+    chosen_N = np.ceil(counts_N * share - 1e-9).astype(np.int64)
+    chosen = _ranks(owner_S, texts.uniform(owner_S, _CHOOSE + number_S), counts_N) < chosen_N[owner_S]
+    places = np.flatnonzero(chosen)
+    source = np.arange(len(first))
+    source[places] = places[np.lexsort((texts.uniform(owner_S[places], _SENTENCE + number_S[places]), owner_S[places]))]
+    return texts.of(texts.tokens[ragged_ranges(first[source], sizes[source])], texts.lengths)
+
+
+def infill(texts: Texts, vocabulary: Vocabulary, share: float, mean: float, random: float, longest: int) -> Infilled:
+    """Replace spans of words by a mask each.
+
+    share: of the words. mean: of the Poisson lengths. random: share of the masks that are a random token instead.
+    longest: no text grows beyond it, nor by more than round up (share x tokens); masks in between that would make it
+    so are left out.
+    """
+    owners = texts.owners
+    starts_word = vocabulary.starts_word[texts.tokens] | (texts.positions == 0)
+    first = np.flatnonzero(starts_word)
+    sizes = np.diff(np.append(first, len(texts.tokens)))
+    owner_W = owners[first]
+    words_N = np.bincount(owner_W, minlength=len(texts.lengths))
+    masked_N = np.ceil(words_N * share - 1e-9).astype(np.int64)
+    owner_D, drawn = _lengths(texts, masked_N, mean)
+    # The last length of a text is cut to what is left.
+    ends = np.cumsum(drawn)
+    before_N = np.cumsum(np.bincount(owner_D, drawn, len(words_N))) - np.bincount(owner_D, drawn, len(words_N))
+    cut = np.minimum(drawn, masked_N[owner_D] - (ends - drawn - before_N[owner_D])).astype(np.int64)
+    inserts_N = np.bincount(owner_D[cut == 0], minlength=len(words_N))
+    size_S, owner_S = cut[cut > 0], owner_D[cut > 0]
+    # Spans and kept words in a random order, spans as if they were one: places of the spans are drawn among both.
+    spans_N = np.bincount(owner_S, minlength=len(words_N))
+    units_N = words_N - masked_N + spans_N
+    owner_U = np.repeat(np.arange(len(units_N)), units_N)
+    number_U = ragged_ranges(np.zeros_like(units_N), units_N)
+    is_span = _ranks(owner_U, texts.uniform(owner_U, _PLACE + number_U), units_N) < spans_N[owner_U]
+    taken_U = np.ones(len(owner_U), dtype=np.int64)
+    taken_U[is_span] = size_S
+    masked_W = np.repeat(is_span, taken_U)
+    kept_T = np.repeat(~masked_W, sizes)
+    opens_W = np.zeros(len(first), dtype=bool)
+    opens_W[(np.cumsum(taken_U) - taken_U)[is_span]] = True
+    marks_T = np.zeros(len(texts.tokens), dtype=bool)
+    marks_T[first[opens_W]] = True
+    tokens = np.where(marks_T, vocabulary.mask, texts.tokens)[kept_T | marks_T]
+    made = texts.of(tokens, np.bincount(owners[kept_T | marks_T], minlength=len(words_N)))
+    limits_N = np.minimum(longest, texts.lengths + np.ceil(texts.lengths * share).astype(np.int64))
+    made = _insert(made, vocabulary.mask, np.minimum(inserts_N, np.maximum(limits_N - made.lengths, 0)))
+    return Infilled(_randomised(made, vocabulary, random), drawn, masked_N)
+
+
+def poisson_shares(mean: float) -> np.ndarray:
+    """Probabilities of 0, 1, 2, ... as far as double precision tells them from nothing."""
+    shares = [exp(-mean)]
+    while len(shares) < mean or shares[-1] > 1e-17:
+        shares.append(shares[-1] * mean / len(shares))
+    return np.array(shares)
+
+
+def _lengths(texts: Texts, enough_N: np.ndarray, mean: float) -> tuple[np.ndarray, np.ndarray]:
+    """(D,) whose, and (D,) lengths: of each text as many as add up to enough."""
+    cumulative = np.cumsum(poisson_shares(mean))[:-1]
+    draws_N = np.where(enough_N > 0, 8 + np.ceil(2 * enough_N / mean).astype(np.int64), 0)
+    while True:
+        owner = np.repeat(np.arange(len(draws_N)), draws_N)
+        number = ragged_ranges(np.zeros_like(draws_N), draws_N)
+        lengths = np.searchsorted(cumulative, texts.uniform(owner, _LENGTH + number), side="right")
+        sums_N = np.bincount(owner, lengths, len(draws_N)).astype(np.int64)
+        if (sums_N >= enough_N).all():
+            break
+        draws_N = np.where(sums_N < enough_N, 2 * draws_N, draws_N)
+    before = np.cumsum(lengths) - lengths - (np.cumsum(sums_N) - sums_N)[owner]
+    needed = before < enough_N[owner]
+    return owner[needed], lengths[needed]
+
+
+def _insert(texts: Texts, mask: int, inserts_N: np.ndarray) -> Texts:
+    """Put masks at random places among the tokens of each text."""
+    lengths = texts.lengths + inserts_N
+    owners = np.repeat(np.arange(len(lengths)), lengths)
+    numbers = ragged_ranges(np.zeros_like(lengths), lengths)
+    if not inserts_N.any():
+        return texts
+    new = _ranks(owners, texts.uniform(owners, _INSERT + numbers), lengths) < inserts_N[owners]
+    tokens = np.full(len(owners), mask, dtype=np.int64)
+    tokens[~new] = texts.tokens
+    return texts.of(tokens, lengths)
+
+
+def mask_each(texts: Texts, vocabulary: Vocabulary, share: float, random: float) -> Texts:
+    """Replace round(share x tokens) tokens of each text by a mask each; masks that are there are left alone."""
+    chosen = _chosen(texts, share, _MASK, texts.tokens != vocabulary.mask)
+    tokens = np.where(chosen, vocabulary.mask, texts.tokens)
+    return _randomised(texts.of(tokens, texts.lengths), vocabulary, random, chosen)
+
+
+def delete(texts: Texts, share: float) -> Texts:
+    """Leave out round(share x tokens) tokens of each text, but never all of them."""
+    kept = ~_chosen(texts, share, _DELETE, np.ones(len(texts.tokens), dtype=bool))
+    kept[texts.starts[np.bincount(texts.owners, kept, len(texts.lengths)) == 0]] = True
+    return texts.of(texts.tokens[kept], np.bincount(texts.owners[kept], minlength=len(texts.lengths)))
+
+
+def rotate(texts: Texts, share: float) -> Texts:
+    """Let texts begin with a token drawn uniformly, with a chance of `share` each."""
+    numbers = np.arange(len(texts.lengths))
+    turned = texts.uniform(numbers, np.full(len(numbers), _ROTATE)) < share
+    offset_N = (texts.uniform(numbers, np.full(len(numbers), _ROTATE + 1)) * texts.lengths).astype(np.int64) * turned
+    owners = texts.owners
+    source = texts.starts[owners] + (texts.positions + offset_N[owners]) % texts.lengths[owners]
+    return texts.of(texts.tokens[source], texts.lengths)
+
+
+def _chosen(texts: Texts, share: float, base: int, eligible_T: np.ndarray) -> np.ndarray:
+    """(T,) exactly round(share x eligible tokens), one at least, of each text."""
+    places = np.flatnonzero(eligible_T)
+    owners = texts.owners[places]
+    counts_N = np.bincount(owners, minlength=len(texts.lengths))
+    ranks = _ranks(owners, texts.uniform(owners, base + texts.positions[places]), counts_N)
+    chosen = np.zeros(len(texts.tokens), dtype=bool)
+    chosen[places[ranks < budget(counts_N, share)[owners]]] = True
+    return chosen
+
+
+def _randomised(texts: Texts, vocabulary: Vocabulary, share: float, among: np.ndarray | None = None) -> Texts:
+    """Put a random token in the place of a share of the masks."""
+    if share == 0:
+        return texts
+    masks = texts.tokens == vocabulary.mask if among is None else among
+    at = np.flatnonzero(masks)
+    owners, positions = texts.owners[at], texts.positions[at]
+    base = _RANDOM if among is None else _RANDOM + (1 << 38)
+    regular = np.flatnonzero(~vocabulary.special)
+    drawn = regular[(texts.uniform(owners, base + 2 * positions + 1) * len(regular)).astype(np.int64)]
+    tokens = texts.tokens.copy()
+    tokens[at] = np.where(texts.uniform(owners, base + 2 * positions) < share, drawn, tokens[at])
+    return texts.of(tokens, texts.lengths)

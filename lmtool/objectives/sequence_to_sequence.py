@@ -1,0 +1,149 @@
+"""What the objectives of encoder-decoders share: outputs are predicted token by token, given the inputs.
+
+Shape letters: N examples, T tokens of the outputs, M of them text, H hidden width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lmtool.data.assembly import Assembled, Template
+from lmtool.data.formats import text_format
+from lmtool.data.plan import Examples
+from lmtool.data.store import TokenStore
+from lmtool.generation.sampling import answer
+from lmtool.heads.learner import BaseLearner
+from lmtool.heads.lm import LMHead, lm_head
+from lmtool.models.encoder_decoder import EncoderDecoder
+from lmtool.objectives.baseline import ConstantPredictor, token_counts
+from lmtool.objectives.configs import ObjectiveConfig
+from lmtool.objectives.targets import labels_of
+from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.types import Batch, Packed, Scores, StepOutput, Target
+
+# Tokens of an answer in the report's samples.
+_ANSWER = 80
+
+
+class MakesExamples(Protocol):
+    """How an objective corrupts: `(tokenizer, layout, store, max_length, documents, split, seed) -> Examples`."""
+
+    def __call__(
+        self,
+        tokenizer: Tokenizer,
+        sides: Sides,
+        store: TokenStore,
+        max_length: int,
+        documents: str,
+        split: str,
+        seed: int,
+    ) -> Examples: ...
+
+
+class Sides:
+    """How a family lays out the two sides: both in its text format, and the outputs shifted behind its start token."""
+
+    def __init__(self, backbone: EncoderDecoder, tokenizer: Tokenizer):
+        self.template = Template.of(text_format(backbone.config.text_format, tokenizer), 1)
+        self.start = tokenizer.role(backbone.config.start_role)
+
+    def batch(self, inputs: Packed, outputs: Assembled, term: str, examples_N: np.ndarray) -> Batch:
+        """Inputs as the encoder reads them, and the whole outputs as they are to be predicted."""
+        labels = torch.from_numpy(outputs.tokens)
+        read = shifted(outputs.tokens, outputs.lengths, self.start)
+        packed = outputs.packed(read)
+        target = Target(labels, at=torch.arange(len(labels)), side="outputs")
+        numbers = torch.from_numpy(np.asarray(examples_N, dtype=np.int64))
+        return Batch(inputs, {term: target}, numbers, torch.zeros(len(numbers), dtype=torch.int32), packed)
+
+
+def shifted(tokens_T: np.ndarray, lengths_N: np.ndarray, start: int) -> np.ndarray:
+    """(T,) each example's tokens one place later, `start` first, the last one left out."""
+    read = np.empty_like(tokens_T)
+    read[1:] = tokens_T[:-1]
+    read[np.cumsum(lengths_N) - lengths_N] = start
+    return read
+
+
+class SequenceToSequence(BaseLearner):
+    """One term, of the objective's name: the cross entropy of every token of the outputs, special ones too. What is
+    scored in evaluation is text alone: where sentinels and ends stand says little of the language."""
+
+    backbone: EncoderDecoder
+
+    def __init__(self, config: ObjectiveConfig, backbone: EncoderDecoder, tokenizer: Tokenizer, seed: int):
+        super().__init__(backbone, seed)
+        self.config, self.tokenizer, self.term = config, tokenizer, config.name
+        self.weights = {self.term: 1.0}
+        self.add_head("lm", lm_head(backbone))
+
+    def sides(self) -> Sides:
+        """The layout of the backbone's family. UserError where the tokenizer lacks one of its special tokens."""
+        return Sides(self.backbone, self.tokenizer)
+
+    def baselines(self, store: TokenStore, examples: Examples) -> dict[str, ConstantPredictor]:
+        """Unigrams of the training store, without special tokens."""
+        counts = token_counts(store.tokens, self.tokenizer.vocab_size)
+        return {self.term: ConstantPredictor.of_counts("unigram", counts, self.tokenizer.special_ids)}
+
+    def counts(self, batch: Batch) -> dict[str, float]:
+        return {self.term: float(len(labels_of(batch, self.term)))}
+
+    def forward(self, batch: Batch, step: int) -> StepOutput:
+        hidden_TH = self.backbone(batch.inputs, self.draws(batch, step), batch.outputs)
+        total = self._lm.loss_sum(hidden_TH, self._table, labels_of(batch, self.term))
+        return StepOutput({self.term: total}, self.weights)
+
+    @torch.no_grad()
+    def score(self, batch: Batch) -> dict[str, Scores]:
+        """Each text token's loss and best guess, in evaluation."""
+        outputs = cast(Packed, batch.outputs)
+        labels = labels_of(batch, self.term)
+        special = torch.tensor(sorted(self.tokenizer.special_ids), device=labels.device)
+        at = (~torch.isin(labels, special)).nonzero()[:, 0]
+        hidden_MH = self.backbone(batch.inputs, None, outputs).index_select(0, at)
+        each, best = self._lm.scores(hidden_MH, self._table, labels[at])
+        return {self.term: Scores(each, labels[at], best, outputs.documents[at])}
+
+    @property
+    def _lm(self) -> LMHead:
+        return cast(LMHead, self.heads["lm"])
+
+    @property
+    def _table(self) -> Tensor:
+        return self.backbone.embed.token.weight
+
+    def answer(self, input_ids: Sequence[int], seed: int) -> list[int]:
+        """The tokens that the model gives to an input, drawn at temperature 0.8 of the best 40."""
+        config = self.backbone.config
+        start, end = self.tokenizer.role(config.start_role), self.tokenizer.role("eos")
+        return answer(self.backbone, self._lm, input_ids, start, _ANSWER, 0.8, 40, seed, (end,))
+
+    @torch.no_grad()
+    def samples(self, batch: Batch, tokenizer: Tokenizer, n: int) -> list[dict[str, Any]]:
+        """The first n examples of a batch as plain data: the `prompt` that the encoder reads, and the `text` that the
+        model answers; special tokens are written out."""
+        samples = []
+        for start, length in list(zip(batch.inputs.starts, batch.inputs.lengths, strict=True))[:n]:
+            ids = batch.inputs.tokens[start : start + length].tolist()
+            text = tokenizer.decode(self.answer(ids, self.seed + start), skip_special=False)
+            samples.append({"prompt": tokenizer.decode(ids, skip_special=False), "text": text})
+        return samples
+
+    @torch.no_grad()
+    def complete(
+        self, texts: Sequence[str], autocast: Callable[[], AbstractContextManager]
+    ) -> Iterator[dict[str, str]]:
+        """Answer texts: for each the `text` and its `continuation`, up to the end or 80 tokens."""
+        layout = text_format(self.backbone.config.text_format, self.tokenizer)
+        for text in texts:
+            ids, _ = layout.single(self.tokenizer.encode(text))
+            with autocast():
+                new = self.answer(ids.tolist(), self.seed)
+            yield {"text": text, "continuation": self.tokenizer.decode(new, skip_special=False)}

@@ -1,0 +1,89 @@
+"""T5's span corruption against its definition. Intervals of a test hold together with 99.9%."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from lmtool.errors import UserError
+from lmtool.objectives.configs import SpanCorruptionConfig
+from lmtool.objectives.corruption import corrupt_spans, noise_counts, restore, text_length
+from lmtool.objectives.prefix_lm import prefix_lengths
+
+SENTINELS = np.arange(32099, 31999, -1)
+CONFIG = SpanCorruptionConfig()
+
+
+def corpus(examples=400, longest=300, seed=0):
+    draws = np.random.default_rng(seed)
+    lengths = draws.integers(2, longest, examples)
+    return draws.integers(5, 32000, lengths.sum()), lengths
+
+
+def corrupted(tokens, lengths, epoch=0, examples=None, config=CONFIG):
+    examples = np.arange(len(lengths)) if examples is None else examples
+    return corrupt_spans(config, SENTINELS, tokens, lengths, examples, 3, epoch)
+
+
+def parts(flat, lengths):
+    return np.split(flat, np.cumsum(lengths)[:-1])
+
+
+@pytest.mark.parametrize(("inputs", "raw", "targets"), [(512, 568, 114), (128, 141, 29), (1024, 1137, 229)])
+def test_lengths_are_the_published_ones(inputs, raw, targets):
+    assert text_length(inputs, 1, CONFIG) == raw
+    noise, spans = noise_counts(np.array([raw]), CONFIG)
+    assert raw - noise[0] + spans[0] + 1 == inputs
+    assert noise[0] + spans[0] + 1 == targets
+
+
+def test_neither_side_is_longer_than_asked_for_and_one_token_more_would_be():
+    for density in (0.05, 0.15, 0.5, 0.8):
+        config = SpanCorruptionConfig(density=density)
+        for limit in range(8, 200, 7):
+            raw = text_length(limit, 1, config)
+
+            def longer(length, config=config):
+                noise, spans = noise_counts(np.array([length]), config)
+                return max(length - noise[0], noise[0]) + spans[0] + 1
+
+            assert longer(raw) <= limit < longer(raw + 1)
+    with pytest.raises(UserError, match="max_length=2"):
+        text_length(2, 1, CONFIG)
+
+
+def test_both_sides_together_are_the_text_and_sentinels_descend():
+    tokens, lengths = corpus()
+    made = corrupted(tokens, lengths)
+    noise, spans = noise_counts(lengths, CONFIG)
+    assert np.array_equal(made.input_lengths, lengths - noise + spans)
+    assert np.array_equal(made.target_lengths, noise + spans)
+    sides = (tokens, lengths), (made.inputs, made.input_lengths), (made.targets, made.target_lengths)
+    for text, inputs, targets, count in zip(*(parts(*one) for one in sides), spans, strict=True):
+        for side in (inputs, targets):
+            assert side[np.isin(side, SENTINELS)].tolist() == SENTINELS[:count].tolist()
+        assert not np.isin(inputs[0], SENTINELS), "a text begins with what is left"
+        assert targets[0] == SENTINELS[0] and np.isin(inputs[-1], SENTINELS)
+        one = corrupted(text, np.array([len(text)]))
+        assert np.array_equal(restore(one, SENTINELS), text)
+    alone = corrupted(tokens[-lengths[-1] :], lengths[-1:], examples=np.array([len(lengths) - 1]))
+    assert np.array_equal(alone.inputs, made.inputs[-made.input_lengths[-1] :])
+    assert not np.array_equal(corrupted(tokens, lengths, epoch=1).noise, made.noise)
+
+
+def test_every_cut_is_equally_likely():
+    """Of 12 tokens 4 are noise in 2 spans: 3 ways to cut the noise times 7 to cut the rest."""
+    config, lengths = SpanCorruptionConfig(density=1 / 3, mean_length=2.0), np.full(6300, 12)
+    made = corrupted(np.arange(lengths.sum()) % 30000, lengths, config=config)
+    patterns, counts = np.unique(made.noise.reshape(-1, 12), axis=0, return_counts=True)
+    assert len(patterns) == 21 and (patterns.sum(1) == 4).all() and not patterns[:, 0].any() and patterns[:, -1].all()
+    assert stats.chisquare(counts).pvalue > 1e-3
+
+
+def test_prefixes_are_uniform_and_leave_something_to_predict():
+    prefixes = prefix_lengths(np.full(9000, 10), np.arange(9000), 1, 0)
+    counts = np.bincount(prefixes, minlength=11)
+    assert counts[0] == counts[10] == 0
+    assert stats.chisquare(counts[1:10]).pvalue > 1e-3
+    assert prefix_lengths(np.array([2, 2]), np.arange(2), 1, 0).tolist() == [1, 1]
