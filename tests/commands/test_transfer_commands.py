@@ -1,0 +1,99 @@
+"""export, import and checkpoint= on published folders, through the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
+
+import lmtool
+from lmtool import cli
+from lmtool.training.checkpoints import verify
+from tests.commands.conftest import finetune, pretrain
+from tests.weights.published_folders import FAMILIES, logits_of, make, sample
+
+
+def run(*words: str, status: int = 0) -> None:
+    assert cli.main([*words]) == status
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_there_and_back(family: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A published folder becomes a checkpoint of lmtool, that one a folder again, with the same logits."""
+    theirs = make(family, place / "published")
+    run("import", "checkpoint=published", "output=ours")
+    verify(place / "ours")
+    run("export", "checkpoint=ours", "output=back")
+    told = capsys.readouterr().out
+    assert told.count("missing keys  none") == 2 and told.count("unused keys   none") == 2
+    assert "0 of 24 adversarial strings" in told
+    again = type(theirs).from_pretrained(place / "back").eval()
+    ids, mask, decoder = sample(lmtool.load("ours").config.architecture == "encoder_decoder")
+    # The head of pairs of BERT and ALBERT, whose logits are not compared, is carried too.
+    assert torch.equal(logits_of(again, ids, mask, decoder), logits_of(theirs, ids, mask, decoder))
+    config = json.loads((place / "back/config.json").read_text())
+    assert config["architectures"] == [type(theirs).__name__]
+    assert (place / "back/generation_config.json").is_file() == (family in ("gpt", "gpt1", "t5", "bart"))
+    assert "published" in (place / "back/README.md").read_text()
+
+
+def test_runs_are_exported(place: Path) -> None:
+    pretrain("words", "objective=mlm", "max_steps=2")
+    finetune("labels", "checkpoint=runs/words", "max_steps=2")
+    run("export", "checkpoint=runs/words", "output=words")
+    run("export", "checkpoint=runs/labels", "output=labels")
+    for folder, reader in (("words", AutoModelForMaskedLM), ("labels", AutoModelForSequenceClassification)):
+        theirs, ours = reader.from_pretrained(folder).eval(), lmtool.load(f"runs/{folder}")
+        rows = AutoTokenizer.from_pretrained(folder)(
+            ["The happy cat saw the ship.", "A sad king."], padding=True, return_tensors="pt"
+        )
+        with torch.no_grad():
+            expected = theirs(input_ids=rows["input_ids"], attention_mask=rows["attention_mask"]).logits
+            given = ours.model(rows["input_ids"], rows["attention_mask"]).logits
+        real = rows["attention_mask"].bool() if folder == "words" else ...
+        assert torch.allclose(given[real], expected[real], atol=1e-5)
+    assert "runs/words" in Path("labels/README.md").read_text()
+    assert len(json.loads(Path("labels/config.json").read_text())["id2label"]) == 2
+    run("export", "checkpoint=runs/words", "output=words", status=2)
+
+
+def test_published_folders_are_trained_on(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make("bert", place / "published")
+    finetune("run", "checkpoint=published", "max_steps=2", "offline=true")
+    told = capsys.readouterr().out
+    assert "taken: backbone" in told and "dropped: heads.masked_lm" in told and "new: heads.sst2" in told
+    finetune("other", "checkpoint=published", "model=gpt_tiny", "max_steps=2", status=2)
+    assert "model.name=gpt, but the checkpoint has model.name=bert" in capsys.readouterr().err
+    folder = pretrain_on("published", place)
+    assert json.loads((folder / "result.json").read_text())["steps"] == 2
+    run("export", f"checkpoint={folder}", "output=further")
+    assert AutoModel.from_pretrained("further").config.vocab_size == 330
+
+
+def pretrain_on(checkpoint: str, place: Path) -> Path:
+    run(
+        "pretrain", "model=auto", f"checkpoint={checkpoint}", "data=text", "data.path=text.txt", "cache_dir=cache",
+        "name=further", "objective=mlm", "batch_tokens=256", "max_steps=2", "max_length=32", "device=cpu",
+        "precision=fp32",
+    )  # fmt: skip
+    return Path("runs/further")
+
+
+def test_mistakes_are_told(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make("bert", place / "published")
+    for words, told in (
+        (("export", "checkpoint=nowhere", "output=x"), "checkpoint=nowhere: no such folder"),
+        (
+            ("export", "checkpoint=hf://no/where", "output=x", "offline=true"),
+            "offline=true, and not in the hub's cache",
+        ),
+        (("import", "checkpoint=runs", "output=x"), "checkpoint=runs"),
+    ):
+        run(*words, status=2)
+        assert told in capsys.readouterr().err
+    (place / "published/config.json").write_text('{"model_type": "bert", "hidden_act": "swish"}')
+    finetune("run", "checkpoint=published", "max_steps=2", status=2)
+    assert "hidden_act='swish'; model=bert has gelu" in capsys.readouterr().err

@@ -1,0 +1,91 @@
+"""Tiny published folders of every family, made here by transformers with random weights of unusual sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+from lmtool.config.tables import build
+from lmtool.tokenizers.configs import ByteBpeConfig, SentencePieceConfig, TokenizerConfig, WordPieceConfig
+
+TEXTS = [
+    "The quick brown fox jumps over the lazy dog; the dog sleeps, unbelievably.",
+    "She sells sea shells by the sea shore. What a lovely film, what an awful film!",
+] * 20
+ROWS = 330
+_BERT = {
+    "vocab_size": ROWS, "num_hidden_layers": 2, "hidden_size": 36, "num_attention_heads": 3, "intermediate_size": 52,
+    "max_position_embeddings": 40, "initializer_range": 0.2,
+}  # fmt: skip
+_STACKS = {
+    "vocab_size": ROWS, "encoder_layers": 2, "decoder_layers": 3, "d_model": 36, "encoder_attention_heads": 3,
+    "decoder_attention_heads": 3, "encoder_ffn_dim": 52, "decoder_ffn_dim": 52, "max_position_embeddings": 40,
+    "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "init_std": 0.2,
+}  # fmt: skip
+_T5 = {
+    "vocab_size": ROWS, "num_layers": 2, "num_decoder_layers": 3, "d_model": 36, "d_kv": 10, "num_heads": 3, "d_ff": 52,
+    "decoder_start_token_id": 0,
+}  # fmt: skip
+_ROBERTA = _BERT | {"max_position_embeddings": 42, "type_vocab_size": 1, "pad_token_id": 1, "layer_norm_eps": 1e-5}
+_WORDS, _BYTES = WordPieceConfig(), ByteBpeConfig(special_tokens="roberta")
+_PIECES = SentencePieceConfig(sentinels=10)
+
+
+def _of(name: str, config: str, tokenizer: TokenizerConfig, **sizes: Any) -> Callable[[], nn.Module]:
+    return lambda: getattr(transformers, name)(getattr(transformers, config)(**sizes)), tokenizer
+
+
+FAMILIES: dict[str, tuple[Callable[[], nn.Module], TokenizerConfig]] = {
+    "bert": _of("BertForPreTraining", "BertConfig", _WORDS, **_BERT),
+    "roberta": _of("RobertaForMaskedLM", "RobertaConfig", _BYTES, **_ROBERTA),
+    "distilbert": _of(
+        "DistilBertForMaskedLM", "DistilBertConfig", _WORDS, vocab_size=ROWS, n_layers=2, dim=36, n_heads=3,
+        hidden_dim=52, max_position_embeddings=40, initializer_range=0.2,
+    ),
+    "albert": _of("AlbertForPreTraining", "AlbertConfig", _WORDS, **_BERT, embedding_size=20),
+    "electra": _of("ElectraForPreTraining", "ElectraConfig", _WORDS, **_BERT, embedding_size=20),
+    "gpt": _of(
+        "GPT2LMHeadModel", "GPT2Config", ByteBpeConfig(), vocab_size=ROWS, n_layer=2, n_embd=36, n_head=3, n_inner=52,
+        n_positions=40, bos_token_id=0, eos_token_id=0, initializer_range=0.2,
+    ),
+    "gpt1": _of(
+        "OpenAIGPTLMHeadModel", "OpenAIGPTConfig", ByteBpeConfig(), vocab_size=ROWS, n_layer=2, n_embd=36, n_head=3,
+        n_positions=40, initializer_range=0.2,
+    ),
+    "t5": _of("T5ForConditionalGeneration", "T5Config", _PIECES, **_T5),
+    "bart": _of("BartForConditionalGeneration", "BartConfig", _BYTES, **_STACKS, decoder_start_token_id=2),
+}  # fmt: skip
+
+
+def make(family: str, folder: Path) -> nn.Module:
+    """Write the family's folder, and give the model in it, in evaluation mode."""
+    model, tokenizer = FAMILIES[family]
+    torch.manual_seed(5)
+    made = model().eval()
+    with torch.no_grad():
+        for name, buffer in made.named_buffers():
+            if name == "final_logits_bias":
+                buffer.normal_()
+    made.save_pretrained(folder)
+    build(tokenizer, TEXTS, ROWS).save(folder)
+    return made
+
+
+def logits_of(model: nn.Module, ids: torch.Tensor, mask: torch.Tensor, decoder: torch.Tensor | None) -> torch.Tensor:
+    """What the published model gives at every place."""
+    more = {} if decoder is None else {"decoder_input_ids": decoder}
+    with torch.no_grad():
+        output = model(input_ids=ids, attention_mask=mask, **more)
+    return output.prediction_logits if hasattr(output, "prediction_logits") else output.logits
+
+
+def sample(two_stacks: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Ids and mask of three rows, padded on the right; ids for a decoder."""
+    ids = torch.arange(3 * 19).reshape(3, 19) * 37 % (ROWS - 40) + 10
+    mask = (torch.arange(19)[None] < torch.tensor([19, 11, 1])[:, None]).long()
+    return ids, mask, (torch.arange(3 * 7).reshape(3, 7) * 11 % 200 + 10 if two_stacks else None)

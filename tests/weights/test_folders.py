@@ -1,0 +1,186 @@
+"""Published folders as users have them: shards, .bin, half precision, hub caches, and the broken ones."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from lmtool.errors import UserError
+from lmtool.weights import folders
+from lmtool.weights.folders import published_folder
+from lmtool.weights.reading import read
+from tests.weights.published_folders import make
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bert")
+    make("bert", folder)
+    return folder
+
+
+@pytest.fixture
+def folder(original: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(original, tmp_path / "bert")
+
+
+def change(folder: Path, **keys: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | keys))
+
+
+def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_shards_and_bin_hold_the_same(folder: Path) -> None:
+    expected, whole = read(str(folder)).tensors, load_file(folder / "model.safetensors")
+    names = list(whole)
+    (folder / "model.safetensors").unlink()
+    torch.save(whole, folder / "pytorch_model.bin")
+    assert equal(read(str(folder)).tensors, expected)
+    halves = {"model-00001-of-00002.safetensors": names[::2], "model-00002-of-00002.safetensors": names[1::2]}
+    for file, own in halves.items():
+        save_file({name: whole[name] for name in own}, folder / file)
+    index = {"metadata": {}, "weight_map": {name: file for file, own in halves.items() for name in own}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert equal(read(str(folder)).tensors, expected)  # preferred to the .bin
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(UserError, match="lacks model-00002-of-00002.safetensors"):
+        read(str(folder))
+    index["weight_map"][names[0]] = "../../model.safetensors"
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(UserError, match="is no file name"):
+        read(str(folder))
+
+
+def test_half_precision_becomes_fp32(folder: Path) -> None:
+    whole = load_file(folder / "model.safetensors")
+    save_file({name: one.bfloat16() for name, one in whole.items()}, folder / "model.safetensors")
+    tensors = read(str(folder)).tensors
+    assert {one.dtype for one in tensors.values()} == {torch.float32}
+
+
+class Payload:
+    """What a hostile .bin would run."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path("/nonexistent/ran").write_text, ("x",))
+
+
+@pytest.mark.parametrize("content", ["code", "list", "cut"])
+def test_a_bin_with_anything_else_is_refused(folder: Path, content: str) -> None:
+    path = folder / "pytorch_model.bin"
+    (folder / "model.safetensors").unlink()
+    torch.save({"code": {"a": Payload()}, "list": [torch.ones(1)], "cut": {"a": torch.ones(99)}}[content], path)
+    if content == "cut":
+        path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(UserError, match=r"pytorch_model\.bin: (no file of tensors|it holds more than tensors)"):
+        read(str(folder))
+
+
+def test_a_truncated_file_is_named(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-50])
+    with pytest.raises(UserError, match=r"model\.safetensors: no whole safetensors file"):
+        read(str(folder))
+    path.unlink()
+    with pytest.raises(UserError, match="holds no weights: none of model.safetensors, "):
+        read(str(folder))
+
+
+def test_unknown_keys_are_listed_and_never_run(folder: Path) -> None:
+    change(folder, surprise=1, auto_map={"AutoModel": "modeling.Evil"}, torch_dtype="float32")
+    (folder / "modeling.py").write_text("raise SystemExit(9)")
+    assert read(str(folder)).ignored == ("auto_map", "surprise")
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ({"model_type": "mamba"}, "model_type='mamba' in its config.json; lmtool reads albert, bart, bert"),
+        ({"model_type": None}, "model_type=None"),
+        ({"hidden_act": "relu"}, "hidden_act='relu'; model=bert has gelu"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key'"),
+        ({"is_decoder": True}, "is_decoder=True"),
+    ],
+)
+def test_other_families_and_variants_are_refused(folder: Path, keys: dict[str, Any], told: str) -> None:
+    change(folder, **keys)
+    with pytest.raises(UserError, match=told):
+        read(str(folder))
+
+
+def test_broken_configurations_are_named(folder: Path) -> None:
+    for content, told in (("{", r"config\.json:1: not JSON"), ("[]", "no JSON object")):
+        (folder / "config.json").write_text(content)
+        with pytest.raises(UserError, match=told):
+            published_folder(str(folder))
+    assert published_folder(str(folder.parent)) is None
+
+
+def cache(original: Path, root: Path, *leave_out: str) -> str:
+    """A hub cache with the folder in it, as huggingface_hub lays it out."""
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    place = root / "models--some--bert"
+    shutil.copytree(original, place / "snapshots" / commit)
+    for name in leave_out:
+        (place / "snapshots" / commit / name).unlink()
+    (place / "refs").mkdir()
+    (place / "refs" / "main").write_text(commit)
+    return commit
+
+
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Every attempt to open a connection, each of which fails."""
+    attempts: list[Any] = []
+
+    def refuse(*arguments: Any, **keywords: Any) -> None:
+        attempts.append(arguments)
+        raise OSError("no network")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    monkeypatch.setattr(folders, "getproxies", dict)
+    return attempts
+
+
+def test_the_hub_cache_is_read_without_a_socket(
+    original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_network: list[Any]
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    commit = cache(original, tmp_path)
+    expected = read(str(original)).tensors
+    for address in ("hf://some/bert", "hf://some/bert@main", f"hf://some/bert@{commit}"):
+        found = published_folder(address, offline=True)
+        assert found is not None and found.revision == commit
+        assert equal(read(address, offline=True).tensors, expected)
+    assert not no_network
+    with pytest.raises(UserError, match=r"config\.json of some/other@main: offline=true, and not in the hub's cache"):
+        read("hf://some/other", offline=True)
+    assert not no_network
+    with pytest.raises(UserError, match="no network, and not in the hub's cache"):
+        read("hf://some/other")
+    for wrong in ("hf://a/b/c", "s3://bucket/name", "hf://some/bert@"):
+        with pytest.raises(UserError, match="no address that lmtool reads"):
+            published_folder(wrong, offline=True)
+
+
+def test_offline_names_what_is_missing(
+    original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_network: list[Any]
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    cache(original, tmp_path, "model.safetensors")
+    with pytest.raises(
+        UserError, match=r"the hub's cache \(offline=true\) holds no weights: none of model.safetensors"
+    ):
+        read("hf://some/bert", offline=True)
+    assert not no_network

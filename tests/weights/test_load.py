@@ -1,0 +1,109 @@
+"""lmtool.load on published folders of every family: the logits of transformers at every real place."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+import lmtool
+from lmtool.errors import UserError
+from tests.weights.published_folders import FAMILIES, ROWS, TEXTS, logits_of, make, sample
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_of_every_family(family: str, tmp_path: Path) -> None:
+    theirs = make(family, tmp_path)
+    loaded = lmtool.load(str(tmp_path), offline=True)
+    assert loaded.config.name == family and not loaded.report.ignored and not loaded.report.new
+    ids, mask, decoder = sample(loaded.config.architecture == "encoder_decoder")
+    expected = logits_of(theirs, ids, mask, decoder)
+    with torch.no_grad():
+        output = loaded.model(ids, mask, decoder)
+    real = mask.bool() if decoder is None else torch.ones_like(decoder, dtype=torch.bool)
+    assert output.logits.shape == expected.shape and output.hidden.shape[:2] == real.shape
+    scale = float(expected[real].abs().max())
+    assert (output.logits - expected)[real].abs().max() < 1e-5 * scale
+    if decoder is None:
+        assert not output.hidden[~real].any()
+    tokens = loaded.tokenizer.encode(TEXTS[0])
+    assert len(tokens) and loaded.tokenizer.vocab_size <= ROWS
+
+
+def test_padding_may_stand_on_the_left(tmp_path: Path) -> None:
+    make("gpt", tmp_path)
+    model = lmtool.load(str(tmp_path)).model
+    ids, mask, _ = sample(False)
+    right = model(ids, mask).logits
+    ids, mask, right = ids[1:], mask[1:], right[1:]  # the first row is full
+    left = model(ids.roll(8, 1), mask.roll(8, 1)).logits
+    assert torch.allclose(left.roll(-8, 1)[mask.bool()], right[mask.bool()], atol=1e-5)
+    assert model(ids).logits.shape == (2, 19, ROWS)
+
+
+def test_shapes_are_checked(tmp_path: Path) -> None:
+    make("bert", tmp_path)
+    model = lmtool.load(str(tmp_path)).model
+    ids, mask, _ = sample(False)
+    for wrong in ((ids[0], None, None), (ids, mask[:, :4], None), (ids, mask, ids)):
+        with pytest.raises(ValueError):
+            model(*wrong)
+    holes = mask.clone()
+    holes[0, 3] = 0
+    with pytest.raises(ValueError, match="row 0 has a hole"):
+        model(ids, holes)
+
+
+def test_a_classifier_gives_a_row_of_logits(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=90, num_hidden_layers=2, hidden_size=36, num_attention_heads=3, intermediate_size=52, num_labels=5
+    )
+    theirs = transformers.BertForSequenceClassification(config).eval()
+    theirs.save_pretrained(tmp_path)
+    loaded = lmtool.load(str(tmp_path))
+    ids, mask, _ = sample(False)
+    ids = ids % 90
+    with torch.no_grad():
+        expected = theirs(input_ids=ids, attention_mask=mask).logits
+        assert torch.allclose(loaded.model(ids, mask).logits, expected, atol=1e-6)
+    assert loaded.tokenizer is None
+
+
+def test_a_bare_encoder_has_no_logits(tmp_path: Path) -> None:
+    config = transformers.BertConfig(
+        vocab_size=90, num_hidden_layers=1, hidden_size=36, num_attention_heads=3, intermediate_size=52
+    )
+    theirs = transformers.BertModel(config).eval()
+    theirs.save_pretrained(tmp_path)
+    ids, mask, _ = sample(False)
+    with torch.no_grad():
+        output = lmtool.load(str(tmp_path)).model(ids % 90, mask)
+        expected = theirs(input_ids=ids % 90, attention_mask=mask).last_hidden_state
+    assert output.logits is None
+    assert torch.allclose(output.hidden[mask.bool()], expected[mask.bool()], atol=1e-5)
+
+
+def test_what_is_not_whole_is_refused(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    make("bert", tmp_path)
+    whole = load_file(tmp_path / "model.safetensors")
+    for gone, told in (
+        ("bert.encoder.layer.1.output.dense.weight", "backbone.layers.1.ffn.fc_out.weight is missing"),
+        ("cls.predictions.transform.dense.bias", "heads.masked_lm is not whole"),
+    ):
+        save_file({name: one for name, one in whole.items() if name != gone}, tmp_path / "model.safetensors")
+        with pytest.raises(UserError, match=told):
+            lmtool.load(str(tmp_path))
+
+
+def test_the_package_itself_stays_light() -> None:
+    code = "import sys, lmtool; assert 'torch' not in sys.modules; lmtool.load; assert 'torch' in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    with pytest.raises(AttributeError, match="no attribute 'unknown'"):
+        lmtool.unknown  # noqa: B018
