@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
 from lmtool.commands.configs import FinetuneConfig, PretrainConfig, UseConfig
 from lmtool.commands.decoding import decoded
-from lmtool.config.tables import build
+from lmtool.config.auto import AUTO, chosen_class
+from lmtool.config.tables import Choice, build
 from lmtool.errors import UserError
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.training.checkpoints import find, read_config, read_weights
 from lmtool.training.precision import Precision, choose_device, choose_precision
+from lmtool.weights.load import saved_config
 from lmtool.weights.loading import load_into
+from lmtool.weights.reading import Weights, read
 
 
 @dataclass(frozen=True)
@@ -29,17 +32,43 @@ class Trained:
 
 
 def load_trained(config: UseConfig) -> Trained:
-    """The learner of `checkpoint=`, whole. UserError where it is damaged, or of no training command."""
-    folder = find(config.checkpoint)
-    saved = read_config(folder)
+    """The learner of `checkpoint=`, whole. UserError where it is damaged, or holds nothing that predicts."""
+    saved = saved_config(config.checkpoint, config.offline)
+    weights = read(config.checkpoint, config.offline)
     verb = saved.get("command")
     if verb not in ("pretrain", "finetune"):
-        raise UserError(f"checkpoint={config.checkpoint}: its config.json names no training command", "give a run folder")
+        verb, saved = "pretrain", _as_pretrained(config.checkpoint, saved, weights)
     # What it started from may be gone, and is not needed.
     before = decoded(verb, {**saved, "checkpoint": "none"})
     precision = choose_precision(config.precision, choose_device(config.device))
-    tokenizer = Tokenizer.load(folder)
+    tokenizer = Tokenizer.load(weights.folder, before.tokenizer.parse_special_tokens)
     learns = before.objective if isinstance(before, PretrainConfig) else before.task
     learner = build(learns, build(before.model, before.seed), tokenizer, before.seed)
-    load_into(learner, read_weights(folder), config.checkpoint, whole=True)
-    return Trained(folder, before, tokenizer, learner.to(precision.device).eval(), precision)
+    load_into(learner, weights.tensors, config.checkpoint, whole=True)
+    return Trained(weights.folder, before, tokenizer, learner.to(precision.device).eval(), precision)
+
+
+def _as_pretrained(checkpoint: str, saved: dict[str, Any], weights: Weights) -> dict[str, Any]:
+    """Published weights as if `lmtool pretrain` had made them, with the objective that their head stands for.
+
+    UserError where there is no such head.
+    """
+    class_of_model = chosen_class(saved.get("model"), Choice("model"))
+    architecture = getattr(class_of_model, "architecture", None)
+    if architecture == "encoder" and not any(name.startswith("heads.masked_lm.") for name in weights.tensors):
+        raise UserError(
+            f"checkpoint={checkpoint} has no head that predicts words",
+            f"lmtool finetune task=NAME checkpoint={checkpoint}",
+        )
+    objective = {"encoder": {"name": "mlm"}, "decoder": {"name": "clm"}}.get(str(architecture), AUTO)
+    given = {"model": saved.get("model"), "tokenizer": saved.get("tokenizer", AUTO), "objective": objective}
+    longest = (saved.get("model") or {}).get("max_positions", 512)
+    return {
+        **given,
+        "data": {"name": "pydocs"},
+        "optimizer": AUTO,
+        "schedule": AUTO,
+        "max_steps": 1,
+        "max_length": min(longest, 512),
+        "batch_tokens": 8192,
+    }
