@@ -39,12 +39,14 @@ VERBS: dict[str, Verb] = {
     "export": Verb("write a folder for transformers", "lmtool export checkpoint=runs/NAME output=exported", "export"),
     "import": Verb("take published weights", "lmtool import checkpoint=hf://org/name output=imported", "import"),
     "plan": Verb("sizes, steps and time, before spending them", "lmtool plan pretrain model=bert"),
+    "inspect": Verb("what the model is fed, and its statistics", "lmtool inspect pretrain model=bert_tiny n=3"),
     "resume": Verb("go on with a stopped run", "lmtool resume runs/NAME"),
     "report": Verb("write the report of runs again", "lmtool report runs/NAME"),
     "list": Verb("what there is to choose from", "lmtool list model"),
     "show": Verb("explain a key or print a choice", "lmtool show optimizer.lr"),
 }
 SWEEPABLE = ("pretrain", "finetune")
+INSPECT_KEYS = ("n", "tokens", "output")
 
 FLAGS = """flags, anywhere after the command:
   -m, --multirun       run every combination of the values that commas separate: -m task=sst2,cola seed=1,2
@@ -114,8 +116,8 @@ def _main(words: list[str]) -> int:
 
 
 def _dispatch(verb: str, arguments: Arguments) -> int:
-    if verb == "plan":
-        return _plan(arguments)
+    if verb in ("plan", "inspect"):
+        return _of_a_run(verb, arguments)
     if VERBS[verb].primary is not None:
         return _configured(verb, arguments)
     if arguments.plugins or verb in ("list", "show"):
@@ -144,20 +146,29 @@ def _status(returned: Any) -> int:
     return returned if isinstance(returned, int) else errors.DONE
 
 
-def _plan(arguments: Arguments) -> int:
+def _of_a_run(command: str, arguments: Arguments) -> int:
+    """plan and inspect: what another command would do. inspect has keys of its own beside the run's."""
+    own = [word for word in arguments.rest if word.partition("=")[0] in INSPECT_KEYS and command == "inspect"]
+    arguments.rest = [word for word in arguments.rest if word not in own]
     named = [word for word in arguments.rest if "=" not in word]
     if len(named) > 1 or (named and named[0] not in SWEEPABLE):
         close = nearest(named[0], SWEEPABLE)
-        raise UserError(f"plan {' '.join(named)}: plans pretrain or finetune", f"lmtool plan {close or 'pretrain'}")
+        does = "plans" if command == "plan" else "looks into"
+        what = f"{command} {' '.join(named)}: {does} pretrain or finetune"
+        raise UserError(what, f"lmtool {command} {close or 'pretrain'}")
     typed_task = any(word.startswith(("task=", "task.")) for word in arguments.rest)
     verb = named[0] if named else ("finetune" if typed_task else "pretrain")
     arguments.rest = [word for word in arguments.rest if word not in named]
     config = configuration(verb, arguments, running=False)
     if arguments.cfg:
         return _print(config, verb)
-    from lmtool.commands import plan
+    if command == "plan":
+        from lmtool.commands import plan
 
-    return _status(plan.run(config, verb))
+        return _status(plan.run(config, verb))
+    from lmtool.commands import inspect
+
+    return _status(inspect.run(config, verb, inspect.Looking.of(own)))
 
 
 def _configured(verb: str, arguments: Arguments) -> int:
@@ -342,9 +353,11 @@ def help_of(verb: str, rest: Sequence[str] = ()) -> str:
     """What `lmtool VERB --help` prints: the primary file of a command is its manual."""
     about = VERBS[verb]
     primary = about.primary
-    if verb == "plan":
+    if verb in ("plan", "inspect"):
         primary = rest[0] if rest and rest[0] in SWEEPABLE else "pretrain"
     lines = [f"lmtool {verb}: {about.about}", "", f"  {about.example}", ""]
+    if verb == "inspect":
+        lines += ["  n=3 examples are printed, tokens=200000 measured; output=FILE: the examples as JSON lines", ""]
     if primary is not None:
         from lmtool.config.groups import conf_dir, options
 

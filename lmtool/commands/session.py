@@ -77,14 +77,19 @@ def session(verb: str, config: RunConfig, stem: str) -> Iterator[Session]:
 
 def saved_tokenizer(session: Session) -> Tokenizer | None:
     """The tokenizer this run must go on with: of its own checkpoint, else of the one it starts from; else None."""
-    parse = session.config.tokenizer.parse_special_tokens
     if session.checkpoint is not None:
-        return Tokenizer.load(session.checkpoint, parse)
-    origin = starts_from(session.config)
+        return Tokenizer.load(session.checkpoint, session.config.tokenizer.parse_special_tokens)
+    return starting_tokenizer(session.config)
+
+
+def starting_tokenizer(config: RunConfig) -> Tokenizer | None:
+    """The tokenizer of the checkpoint the weights start from; None for random ones."""
+    origin = starts_from(config)
     if origin is None:
         return None
-    published = published_folder(origin, session.config.offline)
-    return Tokenizer.load(find(origin) if published is None else published.path, parse)
+    published = published_folder(origin, config.offline)
+    folder = find(origin) if published is None else published.path
+    return Tokenizer.load(folder, config.tokenizer.parse_special_tokens)
 
 
 def starts_from(config: RunConfig) -> str | None:

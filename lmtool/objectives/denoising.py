@@ -16,7 +16,7 @@ from lmtool.errors import UserError
 from lmtool.objectives.configs import DenoisingConfig
 from lmtool.objectives.examples import plan_facts, room_for, some
 from lmtool.objectives.masking import Vocabulary
-from lmtool.objectives.noises import Texts, delete, infill, mask_each, permute_sentences, rotate
+from lmtool.objectives.noises import Infilled, Texts, delete, infill, mask_each, permute_sentences, rotate
 from lmtool.objectives.sequence_to_sequence import SequenceToSequence, Sides
 from lmtool.objectives.windows import Stream, windows
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -51,25 +51,37 @@ class NoisyWindows:
         tokens = self.stream.read(rows["start"], lengths)
         return Texts(tokens, lengths, np.asarray(examples), self.seed, epoch)
 
-    def noisy(self, texts: Texts, starts: np.ndarray) -> Texts:
-        """With the noises of the configuration, in their order. starts: (N,) where the windows begin in the store."""
-        config = self.config
+    def stages(self, texts: Texts, starts: np.ndarray) -> dict[str, Texts]:
+        """The texts after each noise of the configuration, by its field, in their order. starts: (N,) where the windows
+        begin in the store."""
+        config, made = self.config, {"": texts}
         if config.sentence_permutation:
-            places = ragged_ranges(starts, texts.lengths)
-            sentences = np.searchsorted(self.store.sentence_offsets, places, side="right")
-            texts = permute_sentences(texts, sentences, config.sentence_permutation)
+            sentences = self.sentences(texts, starts)
+            made["sentence_permutation"] = texts = permute_sentences(texts, sentences, config.sentence_permutation)
         if config.text_infilling:
-            share, mean = config.text_infilling, config.poisson_mean
-            texts = infill(texts, self.vocabulary, share, mean, config.random, self.room).texts
+            made["text_infilling"] = texts = self.infilled(texts).texts
         if config.token_masking:
             texts = mask_each(texts, self.vocabulary, config.token_masking, config.random)
+            made["token_masking"] = texts
         if config.token_deletion:
-            texts = delete(texts, config.token_deletion)
-        return rotate(texts, config.document_rotation) if config.document_rotation else texts
+            made["token_deletion"] = texts = delete(texts, config.token_deletion)
+        if config.document_rotation:
+            made["document_rotation"] = rotate(texts, config.document_rotation)
+        return made
+
+    def sentences(self, texts: Texts, starts: np.ndarray) -> np.ndarray:
+        """(T,) the sentence of the store that each token is of."""
+        places = ragged_ranges(starts, texts.lengths)
+        return np.searchsorted(self.store.sentence_offsets, places, side="right")
+
+    def infilled(self, texts: Texts) -> Infilled:
+        """The texts with their spans filled."""
+        config = self.config
+        return infill(texts, self.vocabulary, config.text_infilling, config.poisson_mean, config.random, self.room)
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
         whole = self.texts(rows, examples, epoch)
-        noisy = self.noisy(whole, rows["start"])
+        noisy = list(self.stages(whole, rows["start"]).values())[-1]
         inputs = assemble(self.sides.template, [(noisy.tokens, noisy.lengths)])
         outputs = assemble(self.sides.template, [(whole.tokens, whole.lengths)])
         return self.sides.batch(inputs.packed(), outputs, self.config.name, examples)

@@ -27,10 +27,13 @@ Pairs = Literal["nsp", "sop"]
 Borders = tuple[np.ndarray, np.ndarray]
 
 # One pair: flat borders in the token store of both segments, its class, and A's document. label: 1 where B is random
-# (nsp), or where the two are swapped, so that A is the later one (sop).
+# (nsp), or where the two are swapped, so that A is the later one (sop). choice: whether it could have been 0.
 PAIR = np.dtype(
-    [("a_start", "i8"), ("a_length", "i4"), ("b_start", "i8"), ("b_length", "i4"), ("label", "i1"), ("document", "i4")]
-)
+    [
+        ("a_start", "i8"), ("a_length", "i4"), ("b_start", "i8"), ("b_length", "i4"), ("label", "i1"), ("choice", "i1"),
+        ("document", "i4"),
+    ]
+)  # fmt: skip
 # Draws of one round of a document: the target, its length, A's end, the class, which document, where in it.
 _DRAWS = 8
 _SHORT, _TARGET, _END, _LABEL, _DOCUMENT, _START, _CUT_A, _CUT_B = range(_DRAWS)
@@ -121,13 +124,15 @@ class _Builder:
         b_first = np.where(label, b_first, a_end)
         b_end = np.where(label, self._reach(b_first, target - a_length, self.ends[other]), chunk_end)
         a, b = (self.offsets[at], self.offsets[a_end]), (self.offsets[b_first], self.offsets[b_end])
-        return self._pairs(active, number, a, b, label), np.where(label, a_end, chunk_end)
+        pairs = self._pairs(active, number, a, b, label)
+        pairs["choice"] = sentences > 1
+        return pairs, np.where(label, a_end, chunk_end)
 
     def _pairs(self, active: np.ndarray, number: int, a: Borders, b: Borders, label: np.ndarray) -> np.ndarray:
         """Records of segments with the given flat borders, cut to the limit; sop puts the later one first where its
         label says so."""
         pairs = np.empty(len(active), dtype=PAIR)
-        pairs["label"] = label
+        pairs["label"], pairs["choice"] = label, 1
         swapped = label & (self.kind == "sop")
         a_length, b_length = a[1] - a[0], b[1] - b[0]
         kept_a, kept_b = (np.asarray(one) for one in truncate_pair(a_length, b_length, self.limit))

@@ -1,0 +1,102 @@
+"""Measured statistics beside their definitions, with intervals that hold together.
+
+A statistic is a sum of independent draws whose expectation and variance the definition gives. By Bernstein's
+inequality the sum is farther than sqrt(2 V L) + b L / 3 from its expectation with a probability of 2 exp(-L) at most,
+V the variance and b the most by which one draw exceeds its mean: no approximation, whatever the number of draws. With
+m statistics and L = log(2 m / 0.001) all of them hold together in 999 of 1,000 measurements at least.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log, sqrt
+
+import numpy as np
+
+FAMILY = 0.001
+"""Chance that any of the intervals of one measurement does not hold."""
+
+
+@dataclass
+class Statistic:
+    """One line of the table.
+
+    total: the sum of the draws, of which there are `count`. expected, variance, bound: of the sum; None for what has
+    no definition and is only told. exact: the sum must be what is expected.
+    """
+
+    name: str
+    total: float = 0.0
+    count: float = 0.0
+    expected: float | None = None
+    variance: float = 0.0
+    bound: float = 1.0
+    exact: bool = False
+
+    @property
+    def measured(self) -> float:
+        """The mean of the draws; of an exact one, the sum."""
+        return self.total if self.exact else self.total / max(self.count, 1.0)
+
+    @property
+    def defined(self) -> float | None:
+        """What it should be."""
+        if self.expected is None or self.exact:
+            return self.expected
+        return self.expected / max(self.count, 1.0)
+
+    def half_width(self, tested: int) -> float:
+        """Of the interval around the measured mean, one of `tested` that hold together."""
+        spread = log(2 * max(tested, 1) / FAMILY)
+        return (sqrt(2 * self.variance * spread) + self.bound * spread / 3) / max(self.count, 1.0)
+
+    def holds(self, tested: int) -> bool:
+        """Whether the definition lies in the interval."""
+        if self.expected is None or self.defined is None:
+            return True
+        if self.exact:
+            return self.total == self.expected
+        return abs(self.measured - self.defined) <= self.half_width(tested)
+
+
+class Tally:
+    """Statistics that grow batch by batch, in the order of their first mention."""
+
+    def __init__(self) -> None:
+        self.statistics: dict[str, Statistic] = {}
+
+    def _of(self, name: str) -> Statistic:
+        return self.statistics.setdefault(name, Statistic(name))
+
+    def share(self, name: str, hits: float, of: float, share: float | np.ndarray) -> None:
+        """`hits` of `of` draws, each with a chance of `share`, or with chances of their own (an array)."""
+        chances = np.full(1, share) if np.isscalar(share) else np.asarray(share)
+        times = of / max(len(chances), 1)
+        self.mean(name, hits, of, float(chances.sum() * times), float((chances * (1 - chances)).sum() * times), 1.0)
+
+    def mean(self, name: str, total: float, count: float, expected: float, variance: float, bound: float) -> None:
+        """A sum of draws with its expectation and variance; bound: how far one draw can be above its mean."""
+        one = self._of(name)
+        one.total, one.count = one.total + float(total), one.count + float(count)
+        one.expected, one.variance = (one.expected or 0.0) + expected, one.variance + variance
+        one.bound = bound
+
+    def none(self, name: str, found: float) -> None:
+        """Something that must never be."""
+        one = self._of(name)
+        one.exact, one.expected = True, 0.0
+        one.total += float(found)
+
+    def note(self, name: str, total: float, count: float) -> None:
+        """A mean that is told and has no definition."""
+        one = self._of(name)
+        one.total, one.count = one.total + float(total), one.count + float(count)
+
+    @property
+    def tested(self) -> int:
+        """How many intervals hold together."""
+        return sum(one.expected is not None and not one.exact for one in self.statistics.values())
+
+    def broken(self) -> list[Statistic]:
+        """Those that do not hold."""
+        return [one for one in self.statistics.values() if not one.holds(self.tested)]

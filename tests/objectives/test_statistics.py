@@ -1,0 +1,105 @@
+"""The tally: its intervals hold together, and what is off is found."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from objective_fixtures import backbone, store, tokenizer
+
+from lmtool.config.tables import build
+from lmtool.objectives.configs import (
+    ClmConfig,
+    DenoisingConfig,
+    MlmConfig,
+    PrefixLmConfig,
+    RtdConfig,
+    SpanConfig,
+    SpanCorruptionConfig,
+)
+from lmtool.objectives.examples import corrupt
+from lmtool.objectives.statistics import batches_of, measure
+from lmtool.objectives.tally import Tally
+
+CASES = {
+    "mlm": ("bert", "wordpiece", MlmConfig()),
+    "bernoulli": ("bert", "wordpiece", MlmConfig(select="bernoulli", masking="static")),
+    "whole words": ("bert", "wordpiece", MlmConfig(whole_word=True)),
+    "nsp": ("bert", "wordpiece", MlmConfig(pairs="nsp")),
+    "sop": ("bert", "wordpiece", MlmConfig(pairs="sop")),
+    "span": ("bert", "wordpiece", SpanConfig()),
+    "ngram": ("bert", "wordpiece", SpanConfig(lengths="harmonic", longest=3, replace="token", pairs="sop")),
+    "rtd": ("bert", "wordpiece", RtdConfig()),
+    "clm": ("gpt", "bytebpe", ClmConfig()),
+    "prefix": ("gpt", "bytebpe", PrefixLmConfig()),
+    "prefix of two sides": ("t5", "t5", PrefixLmConfig()),
+    "span corruption": ("t5", "t5", SpanCorruptionConfig()),
+    "denoising": (
+        "bart", "roberta",
+        DenoisingConfig(token_masking=0.1, token_deletion=0.1, document_rotation=0.5),
+    ),
+}  # fmt: skip
+
+
+def examples_of(family, kind, config, documents="joined"):
+    tokens = tokenizer(kind)
+    learner = build(config, backbone(family), tokens, 3)
+    return learner.examples(store(tokens), 32, documents, "train")
+
+
+@pytest.mark.parametrize("documents", ["joined", "separate"])
+@pytest.mark.parametrize("case", CASES)
+def test_every_objective_is_as_defined(case, documents):
+    tally = measure(examples_of(*CASES[case], documents), 12000, 32)
+    assert not tally.broken()
+    assert sum(one.expected is not None for one in tally.statistics.values()) >= 4
+    # A text of distinct tokens is rare in so small a vocabulary, and only there a rotation can be seen.
+    assert all(
+        one.count > (0 if "distinct" in one.name else 100)
+        for one in tally.statistics.values()
+        if one.expected is not None and not one.exact
+    )
+
+
+@pytest.mark.parametrize(
+    ("claimed", "done", "broken"),
+    [
+        (MlmConfig(mask=0.9, random=0.05), MlmConfig(), "of these, [MASK]"),
+        (MlmConfig(probability=0.3), MlmConfig(), "examples off their budget"),
+        (MlmConfig(select="bernoulli", probability=0.2), MlmConfig(), "selected share"),
+        (SpanConfig(geometric=0.35), SpanConfig(), "words of a span as drawn"),
+        (SpanConfig(), SpanConfig(replace="token"), "spans partly [MASK]"),
+    ],
+)
+def test_what_is_off_is_found(claimed, done, broken, monkeypatch):
+    examples = examples_of("bert", "wordpiece", done)
+    made = [*batches_of(examples, 20000)]
+    monkeypatch.setattr("lmtool.objectives.statistics.batches_of", lambda *_: made)
+    monkeypatch.setattr("lmtool.objectives.statistics.corrupt", lambda _, *rest: corrupt(done, *rest))
+    examples.config = claimed
+    assert broken in {one.name for one in measure(examples, 20000, 32).broken()}
+
+
+def test_intervals_hold_as_often_as_they_say_and_are_not_far_too_wide():
+    draws = np.random.default_rng(0)
+    missed = 0
+    for _ in range(400):
+        tally = Tally()
+        for number, share in enumerate((0.8, 0.1, 0.03, 0.5)):
+            tally.share(str(number), draws.binomial(2000, share), 2000, share)
+        missed += bool(tally.broken())
+    assert missed <= 3
+    tally = Tally()
+    tally.share("far", 2000 * 0.5 + 5.5 * np.sqrt(2000 / 4), 2000, 0.5)
+    assert tally.broken(), "five and a half standard deviations are found"
+
+
+def test_chances_of_their_own_add_up():
+    tally = Tally()
+    tally.share("a", 3, 10, np.linspace(0.1, 0.4, 10))
+    one = tally.statistics["a"]
+    assert one.expected == pytest.approx(2.5) and one.defined == pytest.approx(0.25) and one.measured == 0.3
+    tally.none("b", 0)
+    tally.note("c", 5, 10)
+    assert tally.tested == 1 and not tally.broken()
+    tally.none("b", 2)
+    assert [one.name for one in tally.broken()] == ["b"]
