@@ -101,7 +101,7 @@ class AlbertConfig(SegmentedConfig):
         "pairs": "sop",
     }
     # BERT's optimizer, for batches of a few hundred texts at most. Lan et al. 2020, 4.1, take LAMB at 0.00176 for
-    # batches of 4096 (optimizer=lamb optimizer.lr=0.00176), which at 16 texts a batch learns a fifth as fast.
+    # batches of 4096 (optimizer=lamb optimizer.lr=0.00176); at 16 texts a batch that learned a quarter as much.
     default_optimizer: ClassVar[dict[str, Any]] = BertConfig.default_optimizer
     # 3,125 of 125,000 steps (the published code).
     default_schedule: ClassVar[dict[str, Any]] = {"name": "linear", "warmup_fraction": 0.025}
