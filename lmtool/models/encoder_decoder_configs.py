@@ -34,11 +34,11 @@ class T5Config(EncoderDecoderConfig):
 
     default_tokenizer: ClassVar[dict[str, Any]] = {"name": "sentencepiece"}
     default_objective: ClassVar[dict[str, Any]] = {"name": "span_corruption"}
-    # Raffel et al. 2020, 3.1.2: Adafactor, 1/sqrt(max(n, 10^4)) at step n; 2^19 steps.
+    # Raffel et al. 2020, 3.1.2: Adafactor, 1/sqrt(max(n, 10^4)) at step n.
     default_optimizer: ClassVar[dict[str, Any]] = {"name": "adafactor"}
     default_schedule: ClassVar[dict[str, Any]] = {
         "name": "inverse_sqrt",
-        "warmup_fraction": 0.02,
+        "warmup_steps": 10_000,
         "warmup_start": 1.0,
     }
     # Raffel et al. 2020, 3.1.3: a constant 1e-3.
@@ -97,6 +97,7 @@ class BartConfig(PostNormConfig):
         "clip_norm": None,
     }
     default_schedule: ClassVar[dict[str, Any]] = {"name": "linear", "warmup_fraction": 0.048}
+    learning_rates: ClassVar[dict[int, float]] = {1024: 4e-4}  # RoBERTa's large
     text_format: ClassVar[str] = "bart"
     start_role: ClassVar[str] = "eos"
 
@@ -127,6 +128,7 @@ class TransformerConfig(PostNormConfig):
         "clip_norm": None,
     }
     default_schedule: ClassVar[dict[str, Any]] = {"name": "inverse_sqrt", "warmup_fraction": 0.04}
+    learning_rates: ClassVar[dict[int, float]] = {1024: 4.94e-4}  # the same formula for the big one
 
     name: Literal["transformer"] = Field("transformer", description="The transformer of 2017.")
     vocab_size: int = Field(37000, ge=8, description="Rows of the token embedding; at least the tokenizer's entries.")
