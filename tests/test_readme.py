@@ -8,6 +8,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+import torch
 
 from lmtool import cli
 from tests.commands.conftest import write_rows, write_text
@@ -47,7 +48,7 @@ def test_every_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     write_rows(tmp_path / "glue" / "SST-2")
     rows = ["review,stars", *(f"text number {number} is here,{'good' if number % 2 else 'bad'}" for number in range(40))]
     Path("reviews.csv").write_text("\n".join(rows) + "\n")
-    Path("my_plugin.py").write_text(blocks("python")[0])
+    Path("my_plugin.py").write_text(next(one for one in blocks("python") if "TuningConfig" in one))
 
     ran = 0
     for words in commands():
@@ -65,6 +66,10 @@ def test_every_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert status == 0, shlex.join(words)
         ran += 1
     assert ran >= 15
+    ids = torch.arange(24).reshape(2, 12) + 5
+    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    exec(next(one for one in blocks("python") if "lmtool.load" in one), given)
+    assert given["logits"].shape[0] == 2
     plugin = ["finetune", "--plugin", "my_plugin", "tuning=biases", "task=sst2", "task.path=glue/SST-2"]
     assert cli.main([*plugin, "checkpoint=runs/first", "max_steps=2", "cache_dir=cache"]) == 0
 

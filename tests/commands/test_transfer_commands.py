@@ -36,7 +36,7 @@ def test_there_and_back(family: str, place: Path, capsys: pytest.CaptureFixture[
     assert torch.equal(logits_of(again, ids, mask, decoder), logits_of(theirs, ids, mask, decoder))
     config = json.loads((place / "back/config.json").read_text())
     assert config["architectures"] == [type(theirs).__name__]
-    assert (place / "back/generation_config.json").is_file() == (family in ("gpt", "gpt1", "t5", "bart"))
+    assert (place / "back/generation_config.json").is_file() == (family in ("gpt", "gpt1", "t5", "bart", "transformer"))
     assert "published" in (place / "back/README.md").read_text()
 
 
@@ -80,6 +80,27 @@ def pretrain_on(checkpoint: str, place: Path) -> Path:
         "precision=fp32",
     )  # fmt: skip
     return Path("runs/further")
+
+
+def test_published_weights_are_used_as_they_are(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for family, text in (("bert", "the quick [MASK] fox"), ("gpt", "the quick")):
+        make(family, place / family)
+        run("import", f"checkpoint={family}", f"output=our_{family}")
+        for checkpoint in (family, f"our_{family}"):
+            run("predict", f"checkpoint={checkpoint}", f"text={text}", "device=cpu", f"output={checkpoint}.jsonl")
+            assert json.loads(Path(f"{checkpoint}.jsonl").read_text())["text"] == text
+            run(
+                "evaluate",
+                f"checkpoint={checkpoint}",
+                "data=text",
+                "data.path=text.txt",
+                "cache_dir=cache",
+                "device=cpu",
+            )
+    make("electra", place / "electra")
+    capsys.readouterr()
+    run("predict", "checkpoint=electra", "text=a [MASK]", status=2)
+    assert "checkpoint=electra has no head that predicts words" in capsys.readouterr().err
 
 
 def test_mistakes_are_told(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

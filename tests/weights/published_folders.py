@@ -27,6 +27,10 @@ _STACKS = {
     "decoder_attention_heads": 3, "encoder_ffn_dim": 52, "decoder_ffn_dim": 52, "max_position_embeddings": 40,
     "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "init_std": 0.2,
 }  # fmt: skip
+_MARIAN = _STACKS | {
+    "decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1, "scale_embedding": True,
+    "activation_function": "relu",
+}  # fmt: skip
 _T5 = {
     "vocab_size": ROWS, "num_layers": 2, "num_decoder_layers": 3, "d_model": 36, "d_kv": 10, "num_heads": 3, "d_ff": 52,
     "decoder_start_token_id": 0,
@@ -58,6 +62,7 @@ FAMILIES: dict[str, tuple[Callable[[], nn.Module], TokenizerConfig]] = {
         n_positions=40, initializer_range=0.2,
     ),
     "t5": _of("T5ForConditionalGeneration", "T5Config", _PIECES, **_T5),
+    "transformer": _of("MarianMTModel", "MarianConfig", _PIECES, **_MARIAN),
     "bart": _of("BartForConditionalGeneration", "BartConfig", _BYTES, **_STACKS, decoder_start_token_id=2),
 }  # fmt: skip
 
@@ -69,7 +74,7 @@ def make(family: str, folder: Path) -> nn.Module:
     made = model().eval()
     with torch.no_grad():
         for name, buffer in made.named_buffers():
-            if name == "final_logits_bias":
+            if name == "final_logits_bias" and family == "bart":
                 buffer.normal_()
     made.save_pretrained(folder)
     build(tokenizer, TEXTS, ROWS).save(folder)
