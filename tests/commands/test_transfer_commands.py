@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
 
 import lmtool
@@ -118,3 +119,21 @@ def test_mistakes_are_told(place: Path, capsys: pytest.CaptureFixture[str]) -> N
     (place / "published/config.json").write_text('{"model_type": "bert", "hidden_act": "swish"}')
     finetune("run", "checkpoint=published", "max_steps=2", status=2)
     assert "hidden_act='swish'; model=bert has gelu" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "albert", "electra", "gpt", "t5", "bart"])
+def test_a_trained_model_of_each_family_is_exported(family: str, place: Path) -> None:
+    """What its own objective has trained gives the same logits in transformers."""
+    pretrain("run", "max_steps=2", model=f"{family}_tiny")
+    run("export", "checkpoint=runs/run", "output=exported")
+    config = json.loads(Path("exported/config.json").read_text())
+    theirs = getattr(transformers, config["architectures"][0]).from_pretrained("exported").eval()
+    ours = lmtool.load("runs/run")
+    ids, mask, decoder = sample(ours.config.architecture == "encoder_decoder")
+    ids, decoder = ids % 200 + 10, None if decoder is None else decoder % 200 + 10
+    expected = logits_of(theirs, ids, mask, decoder)
+    with torch.no_grad():
+        given = ours.model(ids, mask, decoder).logits
+    real = mask.bool() if decoder is None else torch.ones_like(decoder, dtype=torch.bool)
+    assert torch.allclose(given[real], expected[real], atol=1e-5)
+    assert len(AutoTokenizer.from_pretrained("exported")) == ours.tokenizer.vocab_size
