@@ -82,6 +82,7 @@ def run(config: PretrainConfig, overrides: list[str]) -> dict[str, Any]:
                 tokenizer.save,
             )
         shared.best_weights(session, training, learner)
+        baseline = shared.settled(session, baseline, learner.weights, training.metrics)
         learner.eval()
         batch = next(iter(held_out.epoch_batches())).to(session.precision.device)
         session.run.write_json("samples.json", learner.samples(batch, tokenizer, SAMPLES))

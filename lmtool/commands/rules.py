@@ -47,6 +47,16 @@ def objective_fits_model(objective: Any, model: Any) -> Iterator[Problem]:
     yield from _misfit("objective", objective, objective.name, model)
 
 
+@rule(PretrainConfig, "objective", "model")
+def members_fit_model(objective: Any, model: Any) -> Iterator[Problem]:
+    """So does each member of a mixture."""
+    for member in objective.configs() if objective.name == "mixture" else ():
+        for problem in _misfit("objective", member, member.name, model):
+            fitting = [one for one in _fitting("objective", model.architecture) if one != "mixture"]
+            hint = f"give objective.members=[{','.join(fitting[:2])}]"
+            yield Problem("objective.members", f"objective.members: {problem.message}", hint)
+
+
 @rule(FinetuneConfig, "task", "model")
 def task_fits_model(task: Any, model: Any) -> Iterator[Problem]:
     """A task names the architectures it can stand on."""

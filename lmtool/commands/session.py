@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -236,6 +237,20 @@ def begin(
         epochs=epochs,
         resumed_step=None if own is None else read_state(own)["step"],
     )
+
+
+def settled(
+    session: Session, baseline: Mapping[str, Any], weights: Mapping[str, float], metrics: Mapping[str, float]
+) -> dict[str, Any]:
+    """The baseline as the evaluation found it, in facts.json too: of labels that the model makes (which tokens are
+    replaced) it is known only then."""
+    found = {term: metrics.get(f"{term}_baseline") for term in weights}
+    if any(value is None for value in found.values()):
+        return dict(baseline)
+    whole = {**baseline, "value": sum(weights[term] * (value or 0.0) for term, value in found.items())}
+    path = session.run.path / "facts.json"
+    session.run.write_json(path.name, {**json.loads(path.read_text(encoding="utf-8")), "baseline": whole})
+    return whole
 
 
 def _told(facts: Mapping[str, Any]) -> dict[str, Any]:

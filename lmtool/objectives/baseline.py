@@ -75,10 +75,13 @@ def mean_losses(predictors: Mapping[str, Predictor], batches: Iterable[Batch]) -
     sums, counts = dict.fromkeys(known, 0.0), dict.fromkeys(known, 0)
     for batch in batches:
         for term, predictor in known.items():
-            labels = batch.targets[term].labels
+            labels = batch.targets[term].labels if term in batch.targets else None
             if labels is not None:
-                sums[term] += float(predictor.losses(labels.numpy()).sum())
-                counts[term] += len(labels)
+                losses = predictor.losses(labels.numpy())
+                # What the predictor holds for impossible is not scored: sentinels, the ends of outputs.
+                losses = losses[np.isfinite(losses)]
+                sums[term] += float(losses.sum())
+                counts[term] += len(losses)
     return {
         term: one.expected_loss if isinstance(one, BestConstant) else sums[term] / max(counts[term], 1)
         for term, one in predictors.items()

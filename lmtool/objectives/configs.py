@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from lmtool.config.base import Config
-from lmtool.config.tables import component
+from lmtool.config.tables import Choice, component
 
 
 class ObjectiveConfig(Config):
@@ -254,3 +255,58 @@ class DenoisingConfig(ObjectiveConfig):
     @property
     def predicted_fraction(self) -> float:
         return 0.5
+
+
+@component("objective", "mixture", builder="lmtool.objectives.mixture:Mixture")
+class MixtureConfig(ObjectiveConfig):
+    """Several objectives in one run, by weights, logged apart."""
+
+    architectures: ClassVar[tuple[str, ...]] = ("encoder", "decoder", "encoder_decoder")
+    """A rule holds its members against the model."""
+
+    name: Literal["mixture"] = Field("mixture", description="A mixture of objectives.")
+    members: tuple[str | dict[str, Any], ...] = Field(
+        ("mlm", "span"),
+        min_length=1,
+        description="The objectives: names, or sections with a name and the keys that differ from its defaults. No "
+        "name twice.",
+    )
+    weights: tuple[float, ...] | None = Field(
+        None, description="A number for each member: its share of the examples and of the loss. Null: all alike."
+    )
+
+    def configs(self) -> tuple[ObjectiveConfig, ...]:
+        """The members' configurations."""
+        choice = Choice("objective")
+        return tuple(choice.validate({"name": one} if isinstance(one, str) else one) for one in self.members)
+
+    def shares(self) -> tuple[float, ...]:
+        """The weights, adding up to 1."""
+        weights = (1.0,) * len(self.members) if self.weights is None else self.weights
+        return tuple(one / sum(weights) for one in weights)
+
+    @property
+    def predicted_fraction(self) -> float:
+        return sum(share * one.predicted_fraction for share, one in zip(self.shares(), self.configs(), strict=True))
+
+    @property
+    def pairs(self) -> str:
+        """The loss over pairs that one of the members has, if any: it needs a model with segments."""
+        found = [one.pairs for one in self.configs() if isinstance(one, PairsConfig) and one.pairs != "none"]
+        return found[0] if found else "none"
+
+    @model_validator(mode="after")
+    def _members_fit(self) -> MixtureConfig:
+        try:
+            members = self.configs()
+        except ValidationError as error:
+            problem = error.errors(include_url=False, include_input=False)[0]
+            raise ValueError(f"members: {'.'.join(map(str, problem['loc']))} {problem['msg']}") from error
+        except PydanticCustomError as error:
+            raise ValueError(f"members: no objective has this name: {error.message()}") from error
+        names = [one.name for one in members]
+        if len(set(names)) < len(names) or "mixture" in names:
+            raise ValueError(f"members={names}: each objective once, and no mixture")
+        if self.weights is not None and (len(self.weights) != len(names) or min(self.weights) <= 0):
+            raise ValueError(f"weights={list(self.weights)}: a number above 0 for each of the {len(names)} members")
+        return self

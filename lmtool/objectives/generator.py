@@ -32,7 +32,7 @@ class MappedEmbeddings(nn.Module):
     def __init__(self, shared: Embeddings, own: Embeddings, width: int, device: torch.device):
         super().__init__()
         self.shared = shared
-        self.map = nn.Linear(shared.token.weight.shape[1], width, device=device)
+        self.project = nn.Linear(shared.token.weight.shape[1], width, device=device)
         # Positions that act within the attention depend on its heads, and are the generator's own.
         self.position = shared.position if _embeds(shared.position) else own.position
 
@@ -49,7 +49,7 @@ class MappedEmbeddings(nn.Module):
         self, vectors_TH: Tensor, packed: Packed, draws: Draws | None = None, positions_T: Tensor | None = None
     ) -> Tensor:
         """(T, H) to (T, G)."""
-        return self.map(self.shared.finish(vectors_TH, packed, draws, positions_T))
+        return self.project(self.shared.finish(vectors_TH, packed, draws, positions_T))
 
 
 def _embeds(position: nn.Module) -> bool:
@@ -80,7 +80,7 @@ def _share_embeddings(generator: Backbone, model: Backbone, seed: int, device: t
     own, shared = generator.embed, model.embed
     if own.token.weight.shape != shared.token.weight.shape:
         mapped = MappedEmbeddings(shared, own, generator.hidden_size, device)
-        generator.initialize(mapped.map, seed, "objective.generator.embed.map.")
+        generator.initialize(mapped.project, seed, "objective.generator.embed.project.")
         generator.embed = mapped  # type: ignore[assignment]
         return
     for name in _SHARED:

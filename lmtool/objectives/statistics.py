@@ -6,6 +6,7 @@ Shape letters: N examples of a batch, T their tokens, M places that predict, S s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -16,6 +17,7 @@ from lmtool.objectives.corruption import noise_counts, restore
 from lmtool.objectives.denoising import NoisyWindows
 from lmtool.objectives.examples import CausalWindows, MaskedPairs, MaskedWindows, corrupt
 from lmtool.objectives.masking import budget
+from lmtool.objectives.mixture import MixedExamples
 from lmtool.objectives.noises import poisson_shares
 from lmtool.objectives.prefix_lm import EncodedPrefixes, MaskedPrefixes
 from lmtool.objectives.span_corruption import CorruptedSpans
@@ -45,6 +47,10 @@ def batches_of(examples: Examples, tokens: int) -> Iterator[tuple[np.ndarray, np
 def measure(examples: Examples, tokens: int, max_length: int) -> Tally:
     """The statistics of an objective's examples over `tokens` tokens or a few more."""
     tally = Tally()
+    if isinstance(examples, MixedExamples):
+        for name, member in examples.members.items():
+            for one in measure(member, max(tokens // len(examples.members), 1), max_length).statistics.values():
+                tally.statistics[f"{name}: {one.name}"] = replace(one, name=f"{name}: {one.name}")
     own = next((one for kind, one in _MEASURES if isinstance(examples, kind)), None)
     for rows, numbers, epoch, batch in batches_of(examples, tokens):
         sides = [batch.inputs, *([batch.outputs] if batch.outputs is not None else [])]

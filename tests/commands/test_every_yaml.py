@@ -30,6 +30,15 @@ def test_objectives(place: Path, objective: str) -> None:
     assert steps(pretrain("run", f"objective={objective}", "max_steps=2", model=model)) == 2
 
 
+@pytest.mark.parametrize(
+    ("model", "members"),
+    [("bert_tiny", "[{name: rtd, generator_size: 0.5},mlm]"), ("t5_tiny", "[span_corruption,prefix_lm,denoising]")],
+)
+def test_mixtures(place: Path, model: str, members: str) -> None:
+    words = ["objective=mixture", f"objective.members={members}", "max_steps=2"]
+    assert steps(pretrain("run", *words, model=model)) == 2
+
+
 @pytest.mark.parametrize("model", names("model"))
 def test_models(place: Path, model: str) -> None:
     """At its family's tiny size: every preset is the family's class with other numbers."""

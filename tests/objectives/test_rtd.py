@@ -7,11 +7,12 @@ import json
 import numpy as np
 import pytest
 import torch
-from objective_fixtures import backbone, rows_of, store, tokenizer
+from objective_fixtures import SIZES, backbone, rows_of, store, tokenizer
 from scipy import stats
 
 from lmtool.config.tables import build, names
 from lmtool.models.configs import BertConfig
+from lmtool.models.encoder_configs import ElectraConfig
 from lmtool.objectives.baseline import BestConstant
 from lmtool.objectives.configs import RtdConfig
 from lmtool.objectives.evaluation import evaluate
@@ -187,3 +188,13 @@ def test_samples_tell_what_the_model_suspects(tokens):
     assert len(samples) == 3 and all(sample["masked"] for sample in samples)
     for place in (place for sample in samples for place in sample["masked"]):
         assert 0 < place["replaced"] < 1 and place["sampled"] and len(place["guesses"]) == 5
+
+
+def test_factorized_embeddings_are_shared_at_their_own_width(tokens):
+    config = ElectraConfig(**{**SIZES, "embedding_size": 12})
+    learner = build(RtdConfig(), build(config, 0), tokens, 3)
+    ours, theirs = learner.backbone.embed, learner.generator.embed
+    assert ours.token.weight is theirs.token.weight and ours.token.weight.shape == (400, 12)
+    assert ours.norm is theirs.norm and ours.position is theirs.position
+    examples = learner.examples(store(tokens), 32, "joined", "train")
+    assert gradients(learner, rows_of(examples, 4)) == {name for name, _ in learner.named_parameters()}
