@@ -6,6 +6,7 @@ Shape letters: B rows, L their padded length, T real tokens, H hidden width, V v
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -79,11 +80,12 @@ class PaddedModel(nn.Module):
         return Output(_padded(hidden_TH, real_BL), logits)
 
 
-def load(checkpoint: str, device: str = "cpu", offline: bool = False) -> Loaded:
+def load(checkpoint: str | Path, device: str = "cpu", offline: bool = False) -> Loaded:
     """A checkpoint to look at and to try: a run or a checkpoint of lmtool, a published folder or hf://org/name.
 
     UserError where it cannot be read, or where a part of the backbone is missing.
     """
+    checkpoint = str(checkpoint)
     weights = read(checkpoint, offline)
     saved = saved_config(checkpoint, offline)
     config = _model_config(checkpoint, saved)

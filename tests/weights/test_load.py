@@ -36,7 +36,7 @@ def test_logits_of_every_family(family: str, tmp_path: Path) -> None:
 
 def test_padding_may_stand_on_the_left(tmp_path: Path) -> None:
     make("gpt", tmp_path)
-    model = lmtool.load(str(tmp_path)).model
+    model = lmtool.load(tmp_path).model
     ids, mask, _ = sample(False)
     right = model(ids, mask).logits
     ids, mask, right = ids[1:], mask[1:], right[1:]  # the first row is full
