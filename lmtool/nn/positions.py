@@ -15,6 +15,8 @@ from lmtool.errors import UserError
 class Position(nn.Module):
     """No positions at all: the base of every kind. Positions count within the document, from 0."""
 
+    rotates: ClassVar[bool] = False
+    """Whether `rotate` does anything."""
     scores: ClassVar[bool] = False
     """Whether `score` adds to the attention scores; the fused kernels cannot, so they are passed by then."""
 
