@@ -381,6 +381,8 @@ def main() -> None:
     # Libraries may print: answers keep the real standard output to themselves.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    if variant.startswith("lmtool"):
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as lmtool's command line does, before torch is loaded
     import torch
 
     torch.set_num_threads(settings["threads"])
