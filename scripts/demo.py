@@ -82,7 +82,9 @@ def verdict(pretrained: list[float], scratch: list[float]) -> str:
     """Whether pretraining showed, in a sentence; the seeds' differences are the error."""
     gains = [one - other for one, other in zip(pretrained, scratch, strict=True)]
     mean, error = statistics.mean(gains), statistics.stdev(gains) / len(gains) ** 0.5
-    clear = "pretraining helps" if mean > 2 * error else "pretraining hurts" if mean < -2 * error else "no clear difference"
+    clear = (
+        "pretraining helps" if mean > 2 * error else "pretraining hurts" if mean < -2 * error else "no clear difference"
+    )
     return f"{clear}: {mean:+.3f} ± {error:.3f} accuracy over {len(gains)} pairs of seeds"
 
 

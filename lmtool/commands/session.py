@@ -27,10 +27,10 @@ from lmtool.training.checkpoints import find, pointed, read_state, read_weights
 from lmtool.training.precision import Precision, choose_device, choose_precision
 from lmtool.training.progress import TrainingResult, TrainingSettings
 from lmtool.training.run_folder import RunFolder, choose_folder
-from lmtool.types import Loader
 from lmtool.weights.loading import LoadReport, by_part, load_into
 
 RUNS = Path("runs")
+EVALUATION_TOKENS = 8192  # in one forward without gradients
 KEPT_CHECKPOINTS = 3  # two newest and the best
 # Facts for the report alone: the first screen stays one screen.
 _UNTOLD = frozenset(
@@ -77,9 +77,8 @@ def saved_tokenizer(session: Session) -> Tokenizer | None:
     """The tokenizer this run must go on with: of its own checkpoint, else of the one it starts from; else None."""
     if session.checkpoint is not None:
         return Tokenizer.load(session.checkpoint)
-    if starts_from(session.config) is not None:
-        return Tokenizer.load(find(session.config.checkpoint))
-    return None
+    origin = starts_from(session.config)
+    return None if origin is None else Tokenizer.load(find(origin))
 
 
 def starts_from(config: RunConfig) -> str | None:
@@ -121,7 +120,7 @@ def shape_of(model: ModelConfig) -> ModelShape:
         feedforward_size=model.feedforward_size,
         num_heads=model.num_heads,
         vocab_size=model.vocab_size,
-        architecture=model.architecture,
+        architecture="decoder" if model.architecture == "decoder" else "encoder",
         max_positions=model.max_positions,
         segments=getattr(model, "segments", 0),
     )
@@ -136,18 +135,14 @@ def parameters_by_part(learner: nn.Module) -> dict[str, int]:
 
 
 def plan_of(
-    config: RunConfig, learner: nn.Module, loader: Loader, precision: Precision, rate: float | None = None
+    config: RunConfig, learner: nn.Module, facts: Mapping[str, Any], precision: Precision
 ) -> tuple[Plan, float]:
-    """The plan of a run and the epochs it makes.
-
-    rate: FLOP/s, None to measure it (about a third of a second).
-    """
-    facts = loader.facts()
+    """The plan of a run and the epochs it makes. facts: the training loader's. Measures the machine for about a third
+    of a second."""
     steps_per_epoch, tokens = facts["steps_per_epoch"], facts["tokens_per_epoch"]
     model = config.model
     trained = [name for name, one in learner.named_parameters() if one.requires_grad]
-    if rate is None:
-        rate = measure_rate(model.hidden_size, model.feedforward_size, precision.name, str(precision.device))
+    rate = measure_rate(model.hidden_size, model.feedforward_size, precision.name, str(precision.device))
 
     def of(steps: int) -> Plan:
         return plan(
@@ -208,7 +203,11 @@ def begin(
     config = session.config
     machine = machine_facts(session.precision, config.model.attention_dropout)
     own = session.checkpoint
-    facts = {"data": dict(data), "model": {**model, "parameters": plan.parameters, **machine}, "baseline": dict(baseline)}
+    facts = {
+        "data": dict(data),
+        "model": {**model, "parameters": plan.parameters, **machine},
+        "baseline": dict(baseline),
+    }
     session.run.write_json("facts.json", facts)
     start_screen(
         session.output,

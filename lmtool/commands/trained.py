@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-
-from torch import nn
+from typing import Any
 
 from lmtool.commands.configs import FinetuneConfig, PretrainConfig, UseConfig
 from lmtool.commands.decoding import decoded
@@ -19,12 +18,12 @@ from lmtool.weights.loading import load_into
 
 @dataclass(frozen=True)
 class Trained:
-    """config: what it was trained with. learner: on its device, in evaluation mode."""
+    """config: what it was trained with. learner: the objective's or the task's, on its device, in evaluation mode."""
 
     folder: Path
     config: PretrainConfig | FinetuneConfig
     tokenizer: Tokenizer
-    learner: nn.Module
+    learner: Any
     precision: Precision
 
 
@@ -34,12 +33,14 @@ def load_trained(config: UseConfig) -> Trained:
     saved = read_config(folder)
     verb = saved.get("command")
     if verb not in ("pretrain", "finetune"):
-        raise UserError(f"checkpoint={config.checkpoint}: its config.json names no training command", "give a run folder")
+        raise UserError(
+            f"checkpoint={config.checkpoint}: its config.json names no training command", "give a run folder"
+        )
     # What it started from may be gone, and is not needed.
     before = decoded(verb, {**saved, "checkpoint": "none"})
     precision = choose_precision(config.precision, choose_device(config.device))
     tokenizer = Tokenizer.load(folder)
-    learns = before.objective if isinstance(before, PretrainConfig) else before.task
+    learns: Any = before.objective if isinstance(before, PretrainConfig) else before.task
     learner = build(learns, build(before.model, before.seed), tokenizer, before.seed)
     load_into(learner, read_weights(folder), config.checkpoint, whole=True)
     return Trained(folder, before, tokenizer, learner.to(precision.device).eval(), precision)
