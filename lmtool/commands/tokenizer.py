@@ -47,10 +47,7 @@ def run(config: TokenizerCommandConfig, overrides: list[str]) -> dict[str, Any]:
     output.line(f"{folder} · {tokenizer.vocab_size:,} tokens")
     output.rows(
         [
-            (
-                "held-out text",
-                f"{facts['characters_per_token']:.2f} characters a token · {facts['unknown_fraction']:.2%} unknown",
-            ),
+            ("held-out text", fit),
             *(
                 ("sample" if number == 0 else "", plain(" ".join(tokenizer.pieces(ids[:24]))))
                 for number, ids in enumerate(encoded[:SHOWN])
