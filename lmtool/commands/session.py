@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -64,13 +64,20 @@ def session(verb: str, config: RunConfig, stem: str) -> Iterator[Session]:
     stem: what a run without a name is called, before its counter.
     """
     precision = choose_precision(config.precision, choose_device(config.device))
-    folder = choose_folder(RUNS, config.name, config.run_dir, stem)
-    data = saved.save(config, verb)
-    with RunFolder(folder, data, saved.to_yaml(data), mask=saved.masked) as run:
-        if run.result() is None:
-            run.write_environment([saved.masked(word) for word in sys.argv], {"device": str(precision.device)})
-        with (folder / "log.txt").open("a", encoding="utf-8") as log:
-            yield Session(verb, config, run, Output(log=log), precision)
+    others = RUNS.exists()
+    try:
+        folder = choose_folder(RUNS, config.name, config.run_dir, stem)
+        data = saved.save(config, verb)
+        with RunFolder(folder, data, saved.to_yaml(data), mask=saved.masked) as run:
+            if run.result() is None:
+                run.write_environment([saved.masked(word) for word in sys.argv], {"device": str(precision.device)})
+            with (folder / "log.txt").open("a", encoding="utf-8") as log:
+                yield Session(verb, config, run, Output(log=log), precision)
+    except UserError:
+        if not others:  # a mistake leaves no empty folder behind; one with runs in it stays
+            with suppress(OSError):
+                RUNS.rmdir()
+        raise
 
 
 def saved_tokenizer(session: Session) -> Tokenizer | None:
