@@ -1,7 +1,7 @@
 """lmtool and the transformers Trainer side by side: speed and memory of masked-LM pretraining and of finetuning.
 
     python scripts/benchmark.py             about a quarter of an hour on two slow cores (`make bench`)
-    python scripts/benchmark.py --quick     about two minutes: two rounds, wide spreads
+    python scripts/benchmark.py --quick     about two minutes: at most two rounds, wide spreads
 
 Same model size, tokenised examples, precision, dropout, optimizer and batch in examples on both sides. Every variant
 is a process of its own (scripts/peers.py) that stays loaded; they take turns of a few steps, round after round, so
@@ -284,7 +284,7 @@ def order_of(work: Work, round_number: int) -> tuple[Variant, ...]:
 
 
 def measure(work: Work, folder: Path, settings: dict[str, Any], deadline: float, record: Callable) -> None:
-    """Rounds of turns until the deadline (or `settings["rounds"]`), at least two; `record` takes each row."""
+    """Rounds of turns until the deadline (or `settings["rounds"]`), at least one; `record` takes each row."""
     with ExitStack() as stack:
         workers = {}
         for variant in work.variants:
@@ -299,7 +299,7 @@ def measure(work: Work, folder: Path, settings: dict[str, Any], deadline: float,
             probes.append(probe["seconds"])
         steps = min(max(math.ceil(settings["turn_seconds"] / max(probes)), 3), 40)
         round_number, longest = 0, 0.0
-        while round_number < settings["rounds"] and (round_number < 2 or time.monotonic() + longest < deadline):
+        while round_number < settings["rounds"] and (not round_number or time.monotonic() + longest < deadline):
             begun = time.monotonic()
             for variant in order_of(work, round_number):
                 row = workers[variant.name].run(variant.steps or steps)

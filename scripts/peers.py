@@ -275,10 +275,8 @@ def run_lmtool(variant: str, folder: Path, settings: dict[str, Any], gate: Gate)
     imports_bytes = peak_bytes()
     learner, loader = lmtool_learner(variant, folder, settings, Tokenizer.load(folder / "tokenizer"))
     never = 1_000_000
-    wanted = TrainingSettings(
-        settings["seed"], "loss", False, "cpu", settings["precision"],
-        max_steps=never, evaluate_every=never, checkpoint_every=never,
-    )  # fmt: skip
+    budget = {"max_steps": never, "evaluate_every": never, "checkpoint_every": never}
+    wanted = TrainingSettings(settings["seed"], "loss", False, "cpu", settings["precision"], **budget)
     optimizer = AdamWConfig(**{name: settings[name] for name in ("weight_decay", "clip_norm")}, lr=settings["lr"])
     parameters = sum(one.numel() for one in learner.parameters())
     gate.say({"ready": variant, "imports_bytes": imports_bytes, "parameters": parameters})
@@ -381,6 +379,10 @@ def main() -> None:
     # Libraries may print: answers keep the real standard output to themselves.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    if variant.startswith("lmtool"):
+        from lmtool.cli import ENVIRONMENT
+
+        os.environ.update(ENVIRONMENT)  # what its command line sets before torch is loaded
     import torch
 
     torch.set_num_threads(settings["threads"])

@@ -17,7 +17,8 @@ ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
 SMALL = {
     "pretrain": [
-        "max_steps=2", "max_minutes=null", "batch_tokens=512", "data.packages=[json,logging,email]", "data.validation_fraction=0.2",
+        "max_steps=2", "max_minutes=null", "batch_tokens=512", "data.packages=[json,logging,email]",
+        "data.validation_fraction=0.2",
     ],
     "finetune": ["max_steps=2"],
 }  # fmt: skip
@@ -46,7 +47,10 @@ def test_every_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     write_text(tmp_path / "my_texts" / "one.txt")
     Path("glue").mkdir()
     write_rows(tmp_path / "glue" / "SST-2")
-    rows = ["review,stars", *(f"text number {number} is here,{'good' if number % 2 else 'bad'}" for number in range(40))]
+    rows = [
+        "review,stars",
+        *(f"text number {number} is here,{'good' if number % 2 else 'bad'}" for number in range(40)),
+    ]
     Path("reviews.csv").write_text("\n".join(rows) + "\n")
     Path("my_plugin.py").write_text(next(one for one in blocks("python") if "TuningConfig" in one))
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lmtool.commands.configs import EvaluateConfig, FinetuneConfig
+from lmtool.commands.configs import EvaluateConfig, FinetuneConfig, PretrainConfig
 from lmtool.commands.trained import Trained, load_trained
 from lmtool.config.tables import build
 from lmtool.data.loader import PackedLoader
@@ -24,7 +24,7 @@ def run(config: EvaluateConfig, overrides: list[str]) -> dict[str, Any]:
     trained = load_trained(config)
     if isinstance(trained.config, FinetuneConfig):
         return _task(config, trained, trained.config)
-    return _text(config, trained)
+    return _text(config, trained, trained.config)
 
 
 def _task(config: EvaluateConfig, trained: Trained, before: FinetuneConfig) -> dict[str, Any]:
@@ -53,15 +53,14 @@ def _task(config: EvaluateConfig, trained: Trained, before: FinetuneConfig) -> d
         write_lines(config.output, lines)
     output = Output()
     constant = baseline(data.config, data.train, next(iter(data.validation.values())))
-    rows = [[name, f"{value:.4f}", _beside(constant["metrics"].get(name))] for name, value in whole.metrics.items()]
-    print_table(output, ["metric", "value", constant["name"]], rows, heading=f"{config.checkpoint} · {task.name}")
+    table = [[name, f"{value:.4f}", _beside(constant["metrics"].get(name))] for name, value in whole.metrics.items()]
+    print_table(output, ["metric", "value", constant["name"]], table, heading=f"{config.checkpoint} · {task.name}")
     for warning in whole.warnings:
         output.line(f"warning: {warning}", "yellow")
     return whole.metrics
 
 
-def _text(config: EvaluateConfig, trained: Trained) -> dict[str, Any]:
-    before = trained.config
+def _text(config: EvaluateConfig, trained: Trained, before: PretrainConfig) -> dict[str, Any]:
     data = config.data or before.data
     source = build(data, config.cache_dir)
     store = open_store(source, "validation", trained.tokenizer, config.cache_dir)

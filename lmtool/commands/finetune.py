@@ -40,13 +40,17 @@ def run(config: FinetuneConfig, overrides: list[str]) -> dict[str, Any]:
         )
         held_out = {
             split: PackedLoader(
-                learner.examples(rows, config.max_length, split), config.seed, None, 8192, shuffle=False
+                learner.examples(rows, config.max_length, split),
+                config.seed,
+                None,
+                shared.EVALUATION_TOKENS,
+                shuffle=False,
             )
             for split, rows in task.validation.items()
         }
         first = next(iter(task.validation))
         constant = baseline(config.task, task.train, task.validation[first])
-        plan, epochs = shared.plan_of(config, learner, loader, session.precision)
+        plan, epochs = shared.plan_of(config, learner, loader.facts(), session.precision)
         shared.begin(
             session,
             choices=names,
@@ -95,7 +99,11 @@ def run(config: FinetuneConfig, overrides: list[str]) -> dict[str, Any]:
             training,
             names,
             metric,
-            {"baseline": constant["value"], "validation_examples": len(task.validation[first]), "warnings": final.warnings},
+            {
+                "baseline": constant["value"],
+                "validation_examples": len(task.validation[first]),
+                "warnings": final.warnings,
+            },
         )
         folder = str(session.run.path)
         return shared.finish(

@@ -61,7 +61,13 @@ def _rows(config: PredictConfig, before: FinetuneConfig) -> TaskRows:
                 f"{config.input}: no column {missing[0]} to read; there are {', '.join(table.columns)}",
                 f"name its text columns {', '.join(task.text)}",
             )
-        return task_rows(task, task.labels, {name: columns[name] for name in task.text}, table.origin, labelled=False)
+        return task_rows(
+            task,
+            getattr(task, "labels", None),
+            {name: columns[name] for name in task.text},
+            table.origin,
+            labelled=False,
+        )
     texts = _texts(config)
     if len(task.text) == 2:
         if config.pair is None:
@@ -87,7 +93,9 @@ def _texts(config: PredictConfig) -> list[str]:
     except UnicodeDecodeError as error:
         at = np.frombuffer(content[: error.start], dtype=np.uint8)
         line = int((at == ord("\n")).sum()) + 1
-        raise UserError(f"{config.input}:{line}: not UTF-8 (byte {error.start})", "convert the file to UTF-8") from error
+        raise UserError(
+            f"{config.input}:{line}: not UTF-8 (byte {error.start})", "convert the file to UTF-8"
+        ) from error
     if not lines:
         raise UserError(f"input={config.input}: no lines of text in it", "give one text a line")
     return lines

@@ -44,7 +44,11 @@ def run(config: PretrainConfig, overrides: list[str]) -> dict[str, Any]:
             examples["train"], config.seed, config.batch_examples, config.batch_tokens, config.micro_batch_tokens
         )
         held_out = PackedLoader(
-            examples["validation"], config.seed, None, config.micro_batch_tokens or config.batch_tokens or 8192, shuffle=False
+            examples["validation"],
+            config.seed,
+            None,
+            config.micro_batch_tokens or config.batch_tokens or 8192,
+            shuffle=False,
         )
         baselines = learner.baselines(stores["train"], examples["train"])
         constant = mean_losses(baselines, held_out.epoch_batches())
@@ -53,7 +57,7 @@ def run(config: PretrainConfig, overrides: list[str]) -> dict[str, Any]:
             "metric": "loss",
             "value": sum(learner.weights[term] * loss for term, loss in constant.items()),
         }
-        plan, epochs = shared.plan_of(config, learner, loader, session.precision)
+        plan, epochs = shared.plan_of(config, learner, loader.facts(), session.precision)
         shared.begin(
             session,
             choices=names,

@@ -6,7 +6,7 @@ import json
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,12 +28,12 @@ from lmtool.training.checkpoints import find, pointed, read_state, read_weights
 from lmtool.training.precision import Precision, choose_device, choose_precision
 from lmtool.training.progress import TrainingResult, TrainingSettings
 from lmtool.training.run_folder import RunFolder, choose_folder
-from lmtool.types import Loader
 from lmtool.weights.folders import published_folder
 from lmtool.weights.loading import LoadReport, by_part, load_into
 from lmtool.weights.reading import read
 
 RUNS = Path("runs")
+EVALUATION_TOKENS = 8192  # in one forward without gradients
 KEPT_CHECKPOINTS = 3  # two newest and the best
 # Facts for the report alone: the first screen stays one screen.
 _UNTOLD = frozenset(
@@ -67,13 +67,20 @@ def session(verb: str, config: RunConfig, stem: str) -> Iterator[Session]:
     stem: what a run without a name is called, before its counter.
     """
     precision = choose_precision(config.precision, choose_device(config.device))
-    folder = choose_folder(RUNS, config.name, config.run_dir, stem)
-    data = saved.save(config, verb)
-    with RunFolder(folder, data, saved.to_yaml(data), mask=saved.masked) as run:
-        if run.result() is None:
-            run.write_environment([saved.masked(word) for word in sys.argv], {"device": str(precision.device)})
-        with (folder / "log.txt").open("a", encoding="utf-8") as log:
-            yield Session(verb, config, run, Output(log=log), precision)
+    others = RUNS.exists()
+    try:
+        folder = choose_folder(RUNS, config.name, config.run_dir, stem)
+        data = saved.save(config, verb)
+        with RunFolder(folder, data, saved.to_yaml(data), mask=saved.masked) as run:
+            if run.result() is None:
+                run.write_environment([saved.masked(word) for word in sys.argv], {"device": str(precision.device)})
+            with (folder / "log.txt").open("a", encoding="utf-8") as log:
+                yield Session(verb, config, run, Output(log=log), precision)
+    except UserError:
+        if not others:  # a mistake leaves no empty folder behind; one with runs in it stays
+            with suppress(OSError):
+                RUNS.rmdir()
+        raise
 
 
 def saved_tokenizer(session: Session) -> Tokenizer | None:
@@ -135,7 +142,7 @@ def shape_of(model: ModelConfig) -> ModelShape:
         feedforward_size=model.feedforward_size,
         num_heads=model.num_heads,
         vocab_size=model.vocab_size,
-        architecture=model.architecture,
+        architecture="decoder" if model.architecture == "decoder" else "encoder",
         max_positions=model.max_positions,
         segments=getattr(model, "segments", 0),
     )
@@ -150,18 +157,14 @@ def parameters_by_part(learner: nn.Module) -> dict[str, int]:
 
 
 def plan_of(
-    config: RunConfig, learner: nn.Module, loader: Loader, precision: Precision, rate: float | None = None
+    config: RunConfig, learner: nn.Module, facts: Mapping[str, Any], precision: Precision
 ) -> tuple[Plan, float]:
-    """The plan of a run and the epochs it makes.
-
-    rate: FLOP/s, None to measure it (about a third of a second).
-    """
-    facts = loader.facts()
+    """The plan of a run and the epochs it makes. facts: the training loader's. Measures the machine for about a third
+    of a second."""
     steps_per_epoch, tokens = facts["steps_per_epoch"], facts["tokens_per_epoch"]
     model = config.model
     trained = [name for name, one in learner.named_parameters() if one.requires_grad]
-    if rate is None:
-        rate = measure_rate(model.hidden_size, model.feedforward_size, precision.name, str(precision.device))
+    rate = measure_rate(model.hidden_size, model.feedforward_size, precision.name, str(precision.device))
 
     def of(steps: int) -> Plan:
         return plan(
@@ -222,7 +225,11 @@ def begin(
     config = session.config
     machine = machine_facts(session.precision, config.model.attention_dropout)
     own = session.checkpoint
-    facts = {"data": dict(data), "model": {**model, "parameters": plan.parameters, **machine}, "baseline": dict(baseline)}
+    facts = {
+        "data": dict(data),
+        "model": {**model, "parameters": plan.parameters, **machine},
+        "baseline": dict(baseline),
+    }
     session.run.write_json("facts.json", facts)
     start_screen(
         session.output,

@@ -24,7 +24,7 @@ def run(config: TokenizerCommandConfig, overrides: list[str]) -> dict[str, Any]:
         raise UserError(f"output={config.output} is not empty", "give a new folder")
     source = build(config.data, config.cache_dir)
     if config.tokenizer.vocab_size is None:
-        raise UserError("tokenizer.vocab_size is null, and there is no model to take it from", "tokenizer.vocab_size=8192")
+        raise UserError("tokenizer.vocab_size is null, and no model names one", "tokenizer.vocab_size=8192")
     tokenizer = trained_tokenizer(config.tokenizer, source, config.tokenizer.vocab_size, config.cache_dir)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -42,11 +42,12 @@ def run(config: TokenizerCommandConfig, overrides: list[str]) -> dict[str, Any]:
         "characters_per_token": characters / max(tokens, 1),
         "unknown_fraction": lost / max(tokens, 1),
     }
+    fit = f"{facts['characters_per_token']:.2f} characters a token · {facts['unknown_fraction']:.2%} unknown"
     output = Output()
     output.line(f"{folder} · {tokenizer.vocab_size:,} tokens")
     output.rows(
         [
-            ("held-out text", f"{facts['characters_per_token']:.2f} characters a token · {facts['unknown_fraction']:.2%} unknown"),
+            ("held-out text", fit),
             *(
                 ("sample" if number == 0 else "", plain(" ".join(tokenizer.pieces(ids[:24]))))
                 for number, ids in enumerate(encoded[:SHOWN])

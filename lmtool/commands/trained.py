@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from lmtool.commands.configs import FinetuneConfig, PretrainConfig, UseConfig
 from lmtool.commands.decoding import decoded
 from lmtool.config.auto import AUTO, chosen_class
@@ -22,12 +20,12 @@ from lmtool.weights.reading import Weights, read
 
 @dataclass(frozen=True)
 class Trained:
-    """config: what it was trained with. learner: on its device, in evaluation mode."""
+    """config: what it was trained with. learner: the objective's or the task's, on its device, in evaluation mode."""
 
     folder: Path
     config: PretrainConfig | FinetuneConfig
     tokenizer: Tokenizer
-    learner: nn.Module
+    learner: Any
     precision: Precision
 
 
@@ -42,7 +40,7 @@ def load_trained(config: UseConfig) -> Trained:
     before = decoded(verb, {**saved, "checkpoint": "none"})
     precision = choose_precision(config.precision, choose_device(config.device))
     tokenizer = Tokenizer.load(weights.folder, before.tokenizer.parse_special_tokens)
-    learns = before.objective if isinstance(before, PretrainConfig) else before.task
+    learns: Any = before.objective if isinstance(before, PretrainConfig) else before.task
     learner = build(learns, build(before.model, before.seed), tokenizer, before.seed)
     load_into(learner, weights.tensors, config.checkpoint, whole=True)
     return Trained(weights.folder, before, tokenizer, learner.to(precision.device).eval(), precision)

@@ -75,7 +75,9 @@ def assemble(template: Template, texts: Sequence[tuple[np.ndarray, np.ndarray]])
 
     texts: for each text of the format, its ids laid end to end over the examples, and their (N,) lengths.
     """
-    lengths = template.overhead + sum(np.asarray(one, dtype=np.int64) for _, one in texts)
+    lengths = np.full(len(texts[0][1]), template.overhead, dtype=np.int64)
+    for _, own in texts:
+        lengths += np.asarray(own, dtype=np.int64)
     starts = np.cumsum(lengths) - lengths
     tokens = np.empty(int(lengths.sum()), dtype=np.int64)
     columns = {name: np.empty_like(tokens) for name in template.text_columns}

@@ -109,12 +109,12 @@ def _to_gradient(logits: Tensor, bias: Tensor | None, labels: Tensor, bias_gradi
     wide = _wide(logits)
     if bias is not None:
         wide += bias
-    normaliser = wide.logsumexp(-1, keepdim=True)
+    # One exponential, in the fused softmax. The normaliser follows from the largest share, which is at least 1/V.
+    shares = wide.softmax(-1)
+    normaliser = wide.amax(-1, keepdim=True) - shares.amax(-1, keepdim=True).log()
     total = (normaliser - wide.gather(1, labels[:, None])).sum()
-    wide.sub_(normaliser).exp_()
-    wide.scatter_add_(1, labels[:, None], wide.new_full((len(labels), 1), -1.0))
+    shares.scatter_add_(1, labels[:, None], shares.new_full((len(labels), 1), -1.0))
     if bias_gradient is not None:
-        bias_gradient += wide.sum(0)
-    if wide is not logits:
-        logits.copy_(wide)
+        bias_gradient += shares.sum(0)
+    logits.copy_(shares)
     return total

@@ -206,7 +206,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, places: Places) -> Tensor:
         ctx.places, ctx.tokens = places, x.shape[0]
-        return x[places.into_P]
+        return x.index_select(0, places.into_P)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
@@ -218,21 +218,20 @@ class _Scatter(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, places: Places, tokens: int) -> Tensor:
-        ctx.places, ctx.shape = places, y.shape
+        ctx.places = places
         return _to_tokens(y, places, tokens)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        places, (gradient,) = ctx.places, gradients
-        if not places.complete or len(gradient) != len(places.tokens_M):
-            gradient = gradient[places.tokens_M]
-        return gradient.new_zeros(ctx.shape).index_copy_(0, places.real_M, gradient), None, None
+        (gradient,) = gradients
+        return gradient.index_select(0, ctx.places.into_P).index_fill_(0, ctx.places.padding, 0.0), None, None
 
 
 def _to_tokens(y: Tensor, places: Places, tokens: int) -> Tensor:
     if places.complete and tokens == len(places.tokens_M):
-        return y[places.real_M]
-    return y.new_zeros((tokens, *y.shape[1:])).index_copy_(0, places.tokens_M, y[places.real_M])
+        return y.index_select(0, places.real_M)
+    real = y.index_select(0, places.real_M)
+    return y.new_zeros((tokens, *y.shape[1:])).index_copy_(0, places.tokens_M, real)
 
 
 def project(x_TH: Tensor, q_proj: nn.Module, k_proj: nn.Module, v_proj: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
@@ -299,10 +298,9 @@ class SelfAttention(MultiHead):
         keys and values of earlier tokens; the layout is then the cache's."""
         projected = project(x_TH, self.q_proj, self.k_proj, self.v_proj)
         q_TAD, k_TAD, v_TAD = (self.heads(one) for one in projected)
-        bias = None
-        if position is not None:
+        if position is not None and position.rotates:
             q_TAD, k_TAD = position.rotate(q_TAD, k_TAD, layout.query_positions, layout.query_positions)
-            bias = position if position.scores else None
+        bias = position if position is not None and position.scores else None
         if cache is not None:
             k_TAD, v_TAD = cache.append(k_TAD, v_TAD)
         out_TAD = attend(q_TAD, k_TAD, v_TAD, layout, bias, self.scale, self.dropout, draws)

@@ -2,9 +2,9 @@
 
 On a CPU whether an activation is dropped is a pure function of (seed, step, example, part, position, site, channel),
 so a step's gradient does not depend on how its examples were packed or split into micro-batches, and nothing has to
-be restored on resume. It is also the fast way: 1.4 ms against 4.0 ms of F.dropout, forward and backward of
-(2048, 256) in fp32 on one thread of an AVX-512 core. On CUDA, where each of its integer operations would be a kernel,
-dropout is torch's own, from the device's generator seeded once for each micro-batch.
+be restored on resume. It is also the fast way: 0.75 ms against 1.2 ms of F.dropout, forward and backward of 913 tokens
+of width 256 in fp32 on one thread of an AVX-512 core, and it keeps no mask. On CUDA, where each of its integer
+operations would be a kernel, dropout is torch's own, from the device's generator seeded once for each micro-batch.
 
 Shape letters: T tokens, N documents, H channels, R rows, A heads, L queries, S keys.
 """

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -111,12 +111,14 @@ class Places:
     """How the tokens of one side stand in the tiles, all tiles laid end to end.
 
     into_P: the token at each place. real_M, tokens_M: the places that are no padding, and the token at each; ordered
-    by token. complete: `tokens_M` is 0, 1, 2, ... without a gap. identity: so is `into_P`, nothing has to move.
+    by token. padding: the other places. complete: `tokens_M` is 0, 1, 2, ... without a gap. identity: so is `into_P`,
+    nothing has to move.
     """
 
     into_P: Tensor
     real_M: Tensor
     tokens_M: Tensor
+    padding: Tensor
     complete: bool
     identity: bool
 
@@ -151,15 +153,16 @@ class Layout:
     @cached_property
     def tiles(self) -> tuple[Tile, ...]:
         """The plan: every document is one row of one tile."""
-        return tuple(self._tile(numbers) for numbers in self._classes)
+        parts = zip(self._classes, self._query_rows, self._key_rows, strict=True)
+        return tuple(self._tile(*part) for part in parts)
 
     @cached_property
     def query_places(self) -> Places:
-        return self._places(self.query)
+        return self._places(self.query, self._query_rows)
 
     @cached_property
     def key_places(self) -> Places:
-        return self.query_places if self.key is self.query else self._places(self.key)
+        return self.query_places if self.key is self.query else self._places(self.key, self._key_rows)
 
     @cached_property
     def query_positions(self) -> Tensor:
@@ -178,47 +181,69 @@ class Layout:
                 classes[-(-queries // TILE_WIDTH), -(-keys // TILE_WIDTH)].append(number)
         return tuple(classes.values())
 
-    def _tile(self, numbers: list[int]) -> Tile:
-        query_RL, query_steps_RL, query_lengths_R = _rows(self.query, numbers)
-        key_RK, key_steps_RK, key_lengths_R = _rows(self.key, numbers)
-        starts_R = torch.tensor([self.query_start[number] for number in numbers])
-        positions_RL = query_steps_RL + starts_R[:, None]
-        # Causal self-attention needs no mask for the padding of its rows: it comes after every real query.
-        causal = isinstance(self.mask, Causal) and not starts_R.any() and torch.equal(query_lengths_R, key_lengths_R)
-        allow = self.mask.allow(positions_RL[:, :, None], key_steps_RK[:, None, :], torch.tensor(numbers))
-        if causal:
-            # Steps repeat in the padding, so the positions would let its queries see ahead: harmless, but no triangle.
-            allow = torch.ones(1, query_RL.shape[1], key_RK.shape[1], dtype=torch.bool).tril()
-        else:
-            real_R1K = (torch.arange(key_RK.shape[1]) < key_lengths_R[:, None])[:, None]
-            allow = real_R1K if allow is None else allow & real_R1K
-        allow = None if allow.all() else allow[:, None].to(self.device)
-        key_positions_RK = torch.arange(key_RK.shape[1])[None]
-        if (starts_R == starts_R[0]).all():
-            positions_RL = torch.arange(query_RL.shape[1])[None] + starts_R[0]
-        query_RL, key_RK, positions_RL, key_positions_RK = (
-            index.to(self.device) for index in (query_RL, key_RK, positions_RL, key_positions_RK)
-        )
-        return Tile(query_RL, key_RK, positions_RL, key_positions_RK, allow, causal)
+    @cached_property
+    def _query_rows(self) -> tuple[_Rows, ...]:
+        return tuple(_rows(self.query, numbers) for numbers in self._classes)
 
-    def _places(self, segments: Segments) -> Places:
-        rows = [_rows(segments, numbers) for numbers in self._classes]
+    @cached_property
+    def _key_rows(self) -> tuple[_Rows, ...]:
+        if self.key is self.query:
+            return self._query_rows
+        return tuple(_rows(self.key, numbers) for numbers in self._classes)
+
+    def _tile(self, numbers: list[int], queries: _Rows, keys: _Rows) -> Tile:
+        starts_R = torch.tensor([self.query_start[number] for number in numbers])
+        positions_RL = queries.positions_RL + starts_R[:, None]
+        key_steps_RK, length = keys.positions_RL, keys.index_RL.shape[1]
+        # Causal self-attention needs no mask for the padding of its rows: it comes after every real query.
+        causal = isinstance(self.mask, Causal) and not starts_R.any() and torch.equal(queries.lengths_R, keys.lengths_R)
+        allow: Tensor | None
+        if causal:
+            allow = torch.ones(1, length, length, dtype=torch.bool).tril()
+        else:
+            allow = self.mask.allow(positions_RL[:, :, None], key_steps_RK[:, None, :], torch.tensor(numbers))
+            if keys.ragged:
+                real_R1K = (torch.arange(length) < keys.lengths_R[:, None])[:, None]
+                allow = real_R1K if allow is None else allow & real_R1K
+        if allow is not None:
+            allow = None if allow.all() else allow[:, None].to(self.device)
+        # One row stands for all where the texts start alike, which spares what positions add a row each.
+        key_positions_RK = torch.arange(length)[None]
+        if (starts_R == starts_R[0]).all():
+            positions_RL = torch.arange(queries.index_RL.shape[1])[None] + starts_R[0]
+        to = self.device
+        indices = (queries.index_RL.to(to), keys.index_RL.to(to), positions_RL.to(to), key_positions_RK.to(to))
+        return Tile(*indices, allow, causal)
+
+    def _places(self, segments: Segments, rows: tuple[_Rows, ...]) -> Places:
         empty = torch.zeros(0, dtype=torch.int64)
-        into_P = torch.cat([empty, *(index.flatten() for index, _, _ in rows)])
+        into_P = torch.cat([empty, *(one.index_RL.flatten() for one in rows)])
         real_P = torch.cat(
-            [empty.bool(), *((torch.arange(index.shape[1]) < lengths[:, None]).flatten() for index, _, lengths in rows)]
+            [empty.bool(), *((torch.arange(one.index_RL.shape[1]) < one.lengths_R[:, None]).flatten() for one in rows)]
         )
         real_M = real_P.nonzero().flatten()
         tokens_M, order_M = into_P[real_M].sort()
         complete = segments.contiguous and len(tokens_M) == sum(segments.lengths)
         identity = complete and torch.equal(into_P, tokens_M)
+        padding = (~real_P).nonzero().flatten()
+        real_M = real_M[order_M]
         to = self.device
-        return Places(into_P.to(to), real_M[order_M].to(to), tokens_M.to(to), complete, identity)
+        return Places(into_P.to(to), real_M.to(to), tokens_M.to(to), padding.to(to), complete, identity)
 
 
-def _rows(segments: Segments, numbers: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """(R, L) flat indices of the documents' tokens, (R, L) their positions, and the (R,) lengths."""
-    lengths_R = torch.tensor([segments.lengths[number] for number in numbers])
+class _Rows(NamedTuple):
+    """Documents as rows, on the host: (R, L) flat indices of their tokens, (R, L) their positions, (R,) lengths, and
+    whether those differ. Short rows repeat their last token."""
+
+    index_RL: Tensor
+    positions_RL: Tensor
+    lengths_R: Tensor
+    ragged: bool
+
+
+def _rows(segments: Segments, numbers: list[int]) -> _Rows:
+    lengths = [segments.lengths[number] for number in numbers]
+    lengths_R = torch.tensor(lengths)
     starts_R = torch.tensor([segments.starts[number] for number in numbers])
-    steps_RL = torch.minimum(torch.arange(int(lengths_R.max())), lengths_R[:, None] - 1)
-    return starts_R[:, None] + steps_RL, steps_RL, lengths_R
+    steps_RL = torch.minimum(torch.arange(max(lengths)), lengths_R[:, None] - 1)
+    return _Rows(starts_R[:, None] + steps_RL, steps_RL, lengths_R, min(lengths) != max(lengths))

@@ -49,6 +49,8 @@ class PositionSizes:
 class Position(nn.Module):
     """No positions at all: the base of every kind. Positions count within the document, from 0."""
 
+    rotates: ClassVar[bool] = False
+    """Whether `rotate` does anything."""
     scores: ClassVar[bool] = False
     """Whether `score` adds to the attention scores; the variable-length kernels cannot, so they are passed by then."""
     weighs: ClassVar[bool] = False
@@ -177,6 +179,8 @@ class Rotary(Position):
     """Each pair i of a head's dimensions is turned by p / base^(2i/D) (Su et al. 2021, 3.2), so that a score depends
     on the distance alone. layout: half_split pairs dimensions i and i + D/2, interleaved 2i and 2i + 1; the two
     differ by an order of the dimensions only, which matters to published weights."""
+
+    rotates: ClassVar[bool] = True
 
     def __init__(self, head_size: int, base: float = 10000.0, layout: Pairs = "half_split"):
         super().__init__()

@@ -21,6 +21,7 @@ from lmtool.training.budgets import Budget
 from lmtool.training.configs import OptimizerConfig, ScheduleConfig
 from lmtool.training.health import Health
 from lmtool.training.keeper import Keeper
+from lmtool.training.memory import keep_freed_memory
 from lmtool.training.optimizers import named_parameters, set_learning_rate
 from lmtool.training.precision import choose_device, choose_precision, deterministic
 from lmtool.training.progress import Listener, Progress, Silent, TrainingResult, TrainingSettings
@@ -57,6 +58,8 @@ def train(
     listener = listener or Silent()
     device = choose_device(settings.device)
     precision = choose_precision(settings.precision, device)
+    if device.type == "cpu":
+        keep_freed_memory()
     learner.to(device).train()
     groups = learner.parameter_groups()
     named = named_parameters(groups)

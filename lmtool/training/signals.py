@@ -21,7 +21,6 @@ _STATUS = {
 }
 
 
-
 class Signals:
     """Context in which the signals set `received` instead of ending the process.
 

@@ -9,9 +9,9 @@ import pytest
 
 from lmtool import cli
 
-NOUNS = "cat dog bird house river tree stone child king queen ship road".split()
-GOOD = "lovely bright kind happy warm gentle".split()
-BAD = "awful dark cruel sad cold bitter".split()
+NOUNS = ["cat", "dog", "bird", "house", "river", "tree", "stone", "child", "king", "queen", "ship", "road"]
+GOOD = ["lovely", "bright", "kind", "happy", "warm", "gentle"]
+BAD = ["awful", "dark", "cruel", "sad", "cold", "bitter"]
 
 TINY = [
     "model.num_layers=1", "model.hidden_size=32", "model.num_heads=2", "model.feedforward_size=64",
@@ -21,7 +21,8 @@ TINY = [
 
 def sentence(chance: random.Random, adjectives: list[str]) -> str:
     one, other = chance.sample(NOUNS, 2)
-    return f"The {chance.choice(adjectives)} {one} saw the {chance.choice(adjectives)} {other} near the {chance.choice(NOUNS)}."
+    first, second = chance.choice(adjectives), chance.choice(adjectives)
+    return f"The {first} {one} saw the {second} {other} near the {chance.choice(NOUNS)}."
 
 
 @pytest.fixture

@@ -72,7 +72,13 @@ def test_tunings(place: Path, tuning: str) -> None:
 @pytest.mark.parametrize("experiment", names("experiment"))
 def test_experiments(place: Path, experiment: str) -> None:
     """A whole recipe, on the small text and for two steps."""
-    words = ["pretrain", f"experiment={experiment}", *TINY, "data.packages=[json,logging,email]", "data.validation_fraction=0.2"]
+    words = [
+        "pretrain",
+        f"experiment={experiment}",
+        *TINY,
+        "data.packages=[json,logging,email]",
+        "data.validation_fraction=0.2",
+    ]
     budget = ["max_steps=2", "max_minutes=null", "batch_tokens=256", "batch_examples=null", "cache_dir=cache"]
     assert cli.main([*words, *budget, "name=run"]) == 0
     assert steps(Path("runs/run")) == 2

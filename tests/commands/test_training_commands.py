@@ -89,7 +89,8 @@ def test_finetuning_from_a_pretrained_run(place: Path, capsys: pytest.CaptureFix
     assert capsys.readouterr().out.startswith("positive")
     Path("lines.txt").write_text("the cruel cold king\n\nthe kind warm queen\n")
     assert cli.main(["predict", f"checkpoint={folder}", "input=lines.txt", "output=out.jsonl"]) == 0
-    assert [json.loads(line)["prediction"] for line in Path("out.jsonl").open()] == ["negative", "positive"]
+    written = Path("out.jsonl").read_text().splitlines()
+    assert [json.loads(line)["prediction"] for line in written] == ["negative", "positive"]
 
 
 def test_feature_extraction_leaves_the_backbone_alone(place: Path) -> None:
@@ -108,9 +109,7 @@ def test_feature_extraction_leaves_the_backbone_alone(place: Path) -> None:
     assert frozen and all((before[name] == after[name]).all() for name in frozen)
 
 
-def test_a_pretrained_run_fills_masks_and_goes_on_with_a_text(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_pretrained_run_fills_masks_and_goes_on_with_a_text(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     masked, causal = pretrain("masked"), pretrain("causal", model="gpt_tiny")
     capsys.readouterr()
     assert cli.main(["predict", f"checkpoint={masked}", "text=The kind [MASK] saw the [MASK]."]) == 0

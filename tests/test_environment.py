@@ -1,0 +1,47 @@
+"""What the command line sets for torch's libraries does what it is set for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from lmtool import cli
+from lmtool.training.precision import cpu_has_bf16
+
+# The memory that stays after products of many shapes, in bytes.
+SCRIPT = """
+import ctypes, os, torch
+def resident():
+    ctypes.CDLL(None).malloc_trim(0)
+    return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGESIZE")
+torch.set_num_threads(1)
+weight = torch.ones(256, 256, dtype=torch.bfloat16)
+def products(lengths):
+    for length in lengths:
+        torch.nn.functional.linear(torch.ones(length, 256, dtype=torch.bfloat16), weight)
+products(range(600, 620))
+before = resident()
+products(range(100, 600))
+print(resident() - before)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux") or not cpu_has_bf16(), reason="reads /proc; needs bf16")
+def test_products_of_many_shapes_keep_little():
+    def kept(environment):
+        clean = {name: value for name, value in os.environ.items() if name not in cli.ENVIRONMENT}
+        words = [sys.executable, "-c", SCRIPT]
+        done = subprocess.run(words, env={**clean, **environment}, capture_output=True, text=True, check=True)
+        return int(done.stdout)
+
+    assert kept(cli.ENVIRONMENT) < kept({}) / 2
+
+
+def test_the_command_line_sets_it_and_the_user_goes_first(monkeypatch):
+    environment = {"GOMP_SPINCOUNT": "7"}
+    monkeypatch.setattr(cli.os, "environ", environment)
+    assert cli.main(["help"]) == 0
+    assert environment == {**cli.ENVIRONMENT, "GOMP_SPINCOUNT": "7"}
