@@ -1,8 +1,8 @@
 """lmtool: pretrain and finetune language models from composed YAML.
 
-    import lmtool
-    loaded = lmtool.load("runs/first")   # a run, a published folder, hf://org/name
-    loaded.model(input_ids, attention_mask).logits
+import lmtool
+loaded = lmtool.load("runs/first")   # a run, a published folder, hf://org/name
+loaded.model(input_ids, attention_mask).logits
 """
 
 from __future__ import annotations

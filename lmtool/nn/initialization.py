@@ -55,9 +55,7 @@ def initialize(module: nn.Module, seed: int, draw: Draw, prefix: str = "") -> No
 
 
 @torch.no_grad()
-def initialize_each(
-    module: nn.Module, seed: int, draw_of: Callable[[str, nn.Module], Draw], prefix: str = ""
-) -> None:
+def initialize_each(module: nn.Module, seed: int, draw_of: Callable[[str, nn.Module], Draw], prefix: str = "") -> None:
     """`initialize` with a draw for each part: draw_of takes the part's name in the module and the part."""
     for place, part in module.named_modules():
         for kind, parameter in part.named_parameters(recurse=False):

@@ -46,9 +46,7 @@ class SequenceLearner(BaseLearner, ABC):
         model, start = self.backbone.config, None
         if isinstance(model, EncoderDecoderConfig):
             start = self.tokenizer.role(model.start_role)
-        return SequenceExamples(
-            rows, self.tokenizer, model.text_format, max_length, self.config.name, split, start
-        )
+        return SequenceExamples(rows, self.tokenizer, model.text_format, max_length, self.config.name, split, start)
 
     def outputs(self, batch: Batch, step: int) -> Tensor:
         """(N, C) outputs of the head. A backbone of which nothing learns is a feature extractor: it runs without
