@@ -380,7 +380,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     if variant.startswith("lmtool"):
-        from lmtool.cli import ENVIRONMENT
+        from lmtool.environment import ENVIRONMENT
 
         os.environ.update(ENVIRONMENT)  # what its command line sets before torch is loaded
     import torch

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from lmtool import cli
+from lmtool.environment import ENVIRONMENT
 from lmtool.training.precision import cpu_has_bf16
 
 # The memory that stays after products of many shapes, in bytes.
@@ -32,16 +33,16 @@ print(resident() - before)
 @pytest.mark.skipif(not sys.platform.startswith("linux") or not cpu_has_bf16(), reason="reads /proc; needs bf16")
 def test_products_of_many_shapes_keep_little():
     def kept(environment):
-        clean = {name: value for name, value in os.environ.items() if name not in cli.ENVIRONMENT}
+        clean = {name: value for name, value in os.environ.items() if name not in ENVIRONMENT}
         words = [sys.executable, "-c", SCRIPT]
         done = subprocess.run(words, env={**clean, **environment}, capture_output=True, text=True, check=True)
         return int(done.stdout)
 
-    assert kept(cli.ENVIRONMENT) < kept({}) / 2
+    assert kept(ENVIRONMENT) < kept({}) / 2
 
 
 def test_the_command_line_sets_it_and_the_user_goes_first(monkeypatch):
     environment = {"GOMP_SPINCOUNT": "7"}
     monkeypatch.setattr(cli.os, "environ", environment)
     assert cli.main(["help"]) == 0
-    assert environment == {**cli.ENVIRONMENT, "GOMP_SPINCOUNT": "7"}
+    assert environment == {**ENVIRONMENT, "GOMP_SPINCOUNT": "7"}

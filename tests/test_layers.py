@@ -26,6 +26,7 @@ DATA = TEXT | {"data"}
 LEARN = HEADS | DATA | {"generation", "metrics"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
+    "environment": set(),
     "streams": {"errors"},
     "types": {"errors"},
     "config": {"errors"},
@@ -44,7 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tuning": LEARN | {"objectives", "tasks"},
     "training": CONFIG,
     "commands": LEARN | {"objectives", "tasks", "tuning", "training", "weights", "reporting", "metrics"},
-    "cli": {"errors", "config", "commands"},
+    "cli": {"errors", "environment", "config", "commands"},
     "__main__": {"cli"},
     "__init__": {"weights"},  # lmtool.load, when it is asked for
 }

@@ -31,9 +31,9 @@ class LMHead(nn.Module):
         """Logits (M, V)."""
         return nn.functional.linear(self.transform(hidden_MH), table_VH, self.bias)
 
-    def loss_sum(self, hidden_MH: Tensor, table_VH: Tensor, labels_M: Tensor) -> Tensor:
+    def loss_sum(self, hidden_MH: Tensor, table_VH: Tensor, labels_M: Tensor, label_smoothing: float = 0.0) -> Tensor:
         """Sum of the cross entropies, without ever holding all logits."""
-        return linear_loss_sum(self.transform(hidden_MH), table_VH, self.bias, labels_M)
+        return linear_loss_sum(self.transform(hidden_MH), table_VH, self.bias, labels_M, label_smoothing)
 
     def scores(self, hidden_MH: Tensor, table_VH: Tensor, labels_M: Tensor) -> tuple[Tensor, Tensor]:
         """(M,) losses and (M,) best tokens, without gradient."""
@@ -64,8 +64,8 @@ class FamilyLMHead(LMHead):
     def forward(self, hidden_MH: Tensor, table_VH: Tensor) -> Tensor:
         return super().forward(hidden_MH, self.table(table_VH))
 
-    def loss_sum(self, hidden_MH: Tensor, table_VH: Tensor, labels_M: Tensor) -> Tensor:
-        return super().loss_sum(hidden_MH, self.table(table_VH), labels_M)
+    def loss_sum(self, hidden_MH: Tensor, table_VH: Tensor, labels_M: Tensor, label_smoothing: float = 0.0) -> Tensor:
+        return super().loss_sum(hidden_MH, self.table(table_VH), labels_M, label_smoothing)
 
     def scores(self, hidden_MH: Tensor, table_VH: Tensor, labels_M: Tensor) -> tuple[Tensor, Tensor]:
         return super().scores(hidden_MH, self.table(table_VH), labels_M)

@@ -29,11 +29,14 @@ def losses(logits_MC: Tensor, labels_M: Tensor) -> Tensor:
     return F.cross_entropy(_wide(logits_MC), labels_M, reduction="none")
 
 
-def linear_loss_sum(hidden_MH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, labels_M: Tensor) -> Tensor:
-    """`loss_sum(F.linear(hidden, weight, bias), labels)` in chunks of rows, which keeps neither logits nor their
-    gradient: the gradients of the inputs are made on the way forward (as in Hsu et al. 2024, Liger Kernel) and scaled
-    on the way back. Products in the type autocast would take; softmax and sums in fp32. Differentiable once."""
-    return _LinearLossSum.apply(hidden_MH, weight_VH, bias_V, labels_M, _product_type(hidden_MH))
+def linear_loss_sum(
+    hidden_MH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, labels_M: Tensor, label_smoothing: float = 0.0
+) -> Tensor:
+    """`loss_sum(F.linear(hidden, weight, bias), labels, label_smoothing)` in chunks of rows, which keeps neither logits
+    nor their gradient: the gradients of the inputs are made on the way forward (as in Hsu et al. 2024, Liger Kernel)
+    and scaled on the way back. Products in the type autocast would take; softmax and sums in fp32. Differentiable
+    once."""
+    return _LinearLossSum.apply(hidden_MH, weight_VH, bias_V, labels_M, _product_type(hidden_MH), label_smoothing)
 
 
 @torch.no_grad()
@@ -68,7 +71,13 @@ def _product_type(x: Tensor) -> torch.dtype:
 class _LinearLossSum(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, kind: torch.dtype
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,
+        kind: torch.dtype,
+        smoothing: float,
     ) -> Tensor:
         for_hidden, for_weight, for_bias = ctx.needs_input_grad[:3]
         rows, softmax_rows = _CHUNKS[hidden.device.type]
@@ -82,7 +91,7 @@ class _LinearLossSum(torch.autograd.Function):
                 logits = F.linear(part, weight_kind)
                 blocks = zip(logits.split(softmax_rows), part_labels.split(softmax_rows), strict=True)
                 for block, block_labels in blocks:
-                    total += _to_gradient(block, bias, block_labels, bias_gradient)
+                    total += _to_gradient(block, bias, block_labels, bias_gradient, smoothing)
                 if for_hidden:
                     hidden_gradients.append(logits @ weight_kind)
                 if for_weight:
@@ -101,19 +110,26 @@ class _LinearLossSum(torch.autograd.Function):
         (scale,), made = gradients, ctx.gradients
         # Scaled in place: a second tensor of the vocabulary's size costs as much as the product.
         ctx.gradients = None
-        return (*(None if one is None else one.mul_(scale) for one in made), None, None)
+        return (*(None if one is None else one.mul_(scale) for one in made), None, None, None)
 
 
-def _to_gradient(logits: Tensor, bias: Tensor | None, labels: Tensor, bias_gradient: Tensor | None) -> Tensor:
-    """Overwrite the logits with the gradient of their losses' sum, softmax minus one-hot; give that sum."""
+def _to_gradient(
+    logits: Tensor, bias: Tensor | None, labels: Tensor, bias_gradient: Tensor | None, smoothing: float
+) -> Tensor:
+    """Overwrite the logits with the gradient of their losses' sum, softmax minus the (smoothed) one-hot; give that
+    sum. smoothing: the share of the target that is spread over all classes (Szegedy et al. 2016)."""
     wide = _wide(logits)
     if bias is not None:
         wide += bias
     # One exponential, in the fused softmax. The normaliser follows from the largest share, which is at least 1/V.
     shares = wide.softmax(-1)
     normaliser = wide.amax(-1, keepdim=True) - shares.amax(-1, keepdim=True).log()
-    total = (normaliser - wide.gather(1, labels[:, None])).sum()
-    shares.scatter_add_(1, labels[:, None], shares.new_full((len(labels), 1), -1.0))
+    total = (1 - smoothing) * (normaliser - wide.gather(1, labels[:, None])).sum()
+    if smoothing:
+        total = total + smoothing * (normaliser[:, 0] - wide.mean(-1)).sum()
+    shares.scatter_add_(1, labels[:, None], shares.new_full((len(labels), 1), smoothing - 1.0))
+    if smoothing:
+        shares -= smoothing / shares.shape[1]
     if bias_gradient is not None:
         bias_gradient += shares.sum(0)
     logits.copy_(shares)

@@ -117,7 +117,7 @@ class TransformerConfig(PostNormConfig):
     """The transformer (Vaswani et al. 2017): post-norm encoder-decoder with sinusoidal positions. Defaults: base."""
 
     default_tokenizer: ClassVar[dict[str, Any]] = {"name": "sentencepiece"}
-    default_objective: ClassVar[dict[str, Any]] = {"name": "prefix_lm"}
+    default_objective: ClassVar[dict[str, Any]] = {"name": "prefix_lm", "label_smoothing": 0.1}
     # Vaswani et al. 2017, 5.3: Adam, 1/sqrt(H) min(1/sqrt(n), n 4000^-1.5) at step n: 7e-4 at the top; 100,000 steps.
     default_optimizer: ClassVar[dict[str, Any]] = {
         "name": "adam",

@@ -20,7 +20,7 @@ from lmtool.heads.learner import BaseLearner
 from lmtool.heads.lm import LMHead, lm_head
 from lmtool.models.base import Decoder
 from lmtool.objectives.baseline import ConstantPredictor, token_counts
-from lmtool.objectives.configs import ObjectiveConfig
+from lmtool.objectives.configs import NextTokenConfig
 from lmtool.objectives.examples import CausalWindows
 from lmtool.objectives.targets import labels_of, places_of
 from lmtool.objectives.windows import Stream
@@ -43,7 +43,7 @@ class CausalLanguageModel(BaseLearner):
     backbone: Decoder
     term: ClassVar[str] = "clm"
 
-    def __init__(self, config: ObjectiveConfig, backbone: Decoder, tokenizer: Tokenizer, seed: int):
+    def __init__(self, config: NextTokenConfig, backbone: Decoder, tokenizer: Tokenizer, seed: int):
         super().__init__(backbone, seed)
         self.config, self.tokenizer = config, tokenizer
         self.weights = {self.term: 1.0}
@@ -66,7 +66,8 @@ class CausalLanguageModel(BaseLearner):
     def forward(self, batch: Batch, step: int) -> StepOutput:
         hidden_TH = self.backbone(batch.inputs, self.draws(batch, step))
         hidden_MH = hidden_TH.index_select(0, places_of(batch, self.term))
-        total = self._lm.loss_sum(hidden_MH, self.backbone.embed.token.weight, labels_of(batch, self.term))
+        table_VH, labels = self.backbone.embed.token.weight, labels_of(batch, self.term)
+        total = self._lm.loss_sum(hidden_MH, table_VH, labels, self.config.label_smoothing)
         return StepOutput({self.term: total}, self.weights)
 
     @torch.no_grad()

@@ -177,8 +177,19 @@ class RtdConfig(TokenMaskingConfig):
         return 2 * self.probability + more
 
 
+class NextTokenConfig(ObjectiveConfig):
+    """What every objective that predicts text token by token says of its loss."""
+
+    label_smoothing: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Share of each target that is spread over the whole vocabulary in training; evaluation has none.",
+    )
+
+
 @component("objective", "clm", builder="lmtool.objectives.clm:CausalLanguageModel")
-class ClmConfig(ObjectiveConfig):
+class ClmConfig(NextTokenConfig):
     """Causal language modelling: every token from the ones before it (GPT, GPT-2)."""
 
     architectures: ClassVar[tuple[str, ...]] = ("decoder",)
@@ -188,7 +199,7 @@ class ClmConfig(ObjectiveConfig):
 
 
 @component("objective", "prefix_lm", builder="lmtool.objectives.prefix_lm:build")
-class PrefixLmConfig(ObjectiveConfig):
+class PrefixLmConfig(NextTokenConfig):
     """Prefix language modelling (Liu et al. 2018; Raffel et al. 2020, section 3.2): a text is split at a random place;
     what is before it is seen as a whole, what is behind it is predicted token by token."""
 
@@ -204,7 +215,7 @@ class PrefixLmConfig(ObjectiveConfig):
 
 
 @component("objective", "span_corruption", builder="lmtool.objectives.span_corruption:SpanCorruption")
-class SpanCorruptionConfig(ObjectiveConfig):
+class SpanCorruptionConfig(NextTokenConfig):
     """T5's objective (Raffel et al. 2020, section 3.1.4): spans are cut out and a sentinel stands for each; the outputs
     are the sentinels, each followed by its span."""
 
@@ -223,7 +234,7 @@ class SpanCorruptionConfig(ObjectiveConfig):
 
 
 @component("objective", "denoising", builder="lmtool.objectives.denoising:Denoising")
-class DenoisingConfig(ObjectiveConfig):
+class DenoisingConfig(NextTokenConfig):
     """BART's objective (Lewis et al. 2020, section 2.2): noise on the inputs, the text as it was for outputs. Each of
     the five noises has its share, 0 for none; they are applied in the order of the fields."""
 
@@ -278,7 +289,8 @@ class MixtureConfig(ObjectiveConfig):
     def configs(self) -> tuple[ObjectiveConfig, ...]:
         """The members' configurations."""
         choice = Choice("objective")
-        return tuple(choice.validate({"name": one} if isinstance(one, str) else one) for one in self.members)
+        made = (choice.validate({"name": one} if isinstance(one, str) else one) for one in self.members)
+        return tuple(one for one in made if isinstance(one, ObjectiveConfig))
 
     def shares(self) -> tuple[float, ...]:
         """The weights, adding up to 1."""

@@ -18,7 +18,7 @@ from lmtool import streams
 from lmtool.data.assembly import Assembled, assemble, ragged_ranges
 from lmtool.data.plan import Plan
 from lmtool.data.store import TokenStore
-from lmtool.models.base import Backbone
+from lmtool.models.base import Decoder
 from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.objectives.clm import CausalLanguageModel
 from lmtool.objectives.configs import PrefixLmConfig
@@ -113,7 +113,7 @@ class PrefixSequenceToSequence(SequenceToSequence):
 
 
 def build(
-    config: PrefixLmConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int
+    config: PrefixLmConfig, backbone: Decoder | EncoderDecoder, tokenizer: Tokenizer, seed: int
 ) -> PrefixDecoder | PrefixSequenceToSequence:
     """The learner for the backbone's architecture."""
     if isinstance(backbone, EncoderDecoder):

@@ -22,7 +22,7 @@ from lmtool.heads.learner import BaseLearner
 from lmtool.heads.lm import LMHead, lm_head
 from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.objectives.baseline import ConstantPredictor, token_counts
-from lmtool.objectives.configs import ObjectiveConfig
+from lmtool.objectives.configs import NextTokenConfig
 from lmtool.objectives.targets import labels_of
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Packed, Scores, StepOutput, Target
@@ -77,9 +77,10 @@ class SequenceToSequence(BaseLearner):
 
     backbone: EncoderDecoder
 
-    def __init__(self, config: ObjectiveConfig, backbone: EncoderDecoder, tokenizer: Tokenizer, seed: int):
+    def __init__(self, config: NextTokenConfig, backbone: EncoderDecoder, tokenizer: Tokenizer, seed: int):
         super().__init__(backbone, seed)
-        self.config, self.tokenizer, self.term = config, tokenizer, config.name
+        self.config: NextTokenConfig = config
+        self.tokenizer, self.term = tokenizer, config.name
         self.weights = {self.term: 1.0}
         self.add_head("lm", lm_head(backbone))
 
@@ -97,7 +98,8 @@ class SequenceToSequence(BaseLearner):
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
         hidden_TH = self.backbone(batch.inputs, self.draws(batch, step), batch.outputs)
-        total = self._lm.loss_sum(hidden_TH, self._table, labels_of(batch, self.term))
+        labels = labels_of(batch, self.term)
+        total = self._lm.loss_sum(hidden_TH, self._table, labels, self.config.label_smoothing)
         return StepOutput({self.term: total}, self.weights)
 
     @torch.no_grad()

@@ -22,12 +22,14 @@ def inputs(targets=20, dtype=torch.float64):
     return hidden, table, bias, torch.randint(31, (targets,), generator=generator)
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("with_bias", [True, False])
-def test_loss_and_gradients(chunks, with_bias):
+def test_loss_and_gradients(chunks, with_bias, smoothing):
     hidden, table, bias, labels = inputs()
     leaves = (hidden, table, bias) if with_bias else (hidden, table)
-    wanted = F.cross_entropy(F.linear(hidden, table, bias if with_bias else None), labels, reduction="sum")
-    loss = linear_loss_sum(hidden, table, bias if with_bias else None, labels)
+    logits = F.linear(hidden, table, bias if with_bias else None)
+    wanted = F.cross_entropy(logits, labels, reduction="sum", label_smoothing=smoothing)
+    loss = linear_loss_sum(hidden, table, bias if with_bias else None, labels, smoothing)
     torch.testing.assert_close(loss, wanted, rtol=1e-12, atol=0)
     pairs = zip(torch.autograd.grad(loss / 7, leaves), torch.autograd.grad(wanted / 7, leaves), strict=True)
     for mine, theirs in pairs:

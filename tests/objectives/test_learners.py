@@ -303,3 +303,19 @@ def test_span_corruption_needs_sentinels(tokenizers):
     learner = build(SpanCorruptionConfig(density=0.5, mean_length=1.0), backbone("t5"), tokenizers["t5"], 0)
     with pytest.raises(UserError, match="sentinel tokens at max_length=60; the tokenizer has 12"):
         learner.examples(store(tokenizers["t5"]), 60, "joined", "train")
+
+
+@pytest.mark.parametrize(("family", "config"), [("gpt", ClmConfig), ("bart", DenoisingConfig)])
+def test_label_smoothing_is_of_training_alone(tokenizers, family, config):
+    plain, smooth = (
+        build(config(label_smoothing=share), backbone(family), tokenizers[family], 3).eval() for share in (0.0, 0.1)
+    )
+    batch = rows_of(plain.examples(store(tokenizers[family]), 32, "joined", "train"), 4)
+    (term,) = plain.weights
+    with torch.no_grad():
+        hidden = plain.backbone(batch.inputs, None, *([batch.outputs] if batch.outputs else []))
+        target = batch.targets[term]
+        logits = plain.heads["lm"](hidden[target.at], plain.backbone.embed.token.weight)
+        wanted = torch.nn.functional.cross_entropy(logits, target.labels, reduction="sum", label_smoothing=0.1)
+        torch.testing.assert_close(smooth(batch, 1).sums[term], wanted)
+        torch.testing.assert_close(smooth.score(batch)[term].losses, plain.score(batch)[term].losses)
