@@ -21,6 +21,7 @@ from lmtool.errors import ConfigError, LmtoolError, Problem, UserError
 
 REPORT_TO = "this is a fault of lmtool: please report it, with the lines above and what you typed"
 
+
 @dataclass(frozen=True)
 class Verb:
     """A command: what it does, one example, and the primary file of its configuration (none: plain arguments)."""
