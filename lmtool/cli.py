@@ -75,8 +75,7 @@ class Arguments:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit status."""
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
+    os.environ |= ENVIRONMENT | os.environ
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
     try:
