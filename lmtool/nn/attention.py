@@ -179,15 +179,16 @@ def _tile_attention(
     added = None
     if bias is not None:
         added = bias.score(q_RALD, k_RAKD, tile.query_positions_RL, tile.key_positions_RK)
-        if tile.allow is not None:
-            added = added.masked_fill(~tile.allow, -torch.inf)
+        if tile.barrier is not None:
+            added = added + tile.barrier.to(added.dtype)
     if keyed is None and not weighs:
         return F.scaled_dot_product_attention(q_RALD, k_RAKD, v_RAKD, added, rate, scale=1.0)
     scores_RALK = q_RALD @ k_RAKD.transpose(-1, -2)
     if added is not None:
         scores_RALK = scores_RALK + added
-    elif tile.allow is not None:
-        scores_RALK = scores_RALK.masked_fill(~tile.allow, -torch.inf)
+    elif tile.barrier is not None:
+        # In place: the product's backward does not read it.
+        scores_RALK = scores_RALK.add_(tile.barrier)
     weights_RALK = scores_RALK.softmax(-1)
     if keyed is not None:
         weights_RALK = keyed.drop_weights(weights_RALK, tile.query_RL, site, rate)

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from lmtool.nn.attention import SelfAttention, attend, project, reference_attention
+from lmtool.nn.dropout import TokenDraws
 from lmtool.nn.layout import Causal, Full, Layout, PrefixLM, Segments
 from lmtool.nn.positions import Alibi, Position, Shaw, T5Buckets
 from lmtool.types import Packed
@@ -64,6 +65,22 @@ def assert_same(layout: Layout, queries: int, keys: int, bias: Position | None =
 def test_self_attention_equals_reference(mask, scale, bias):
     segments = Segments.packed(LENGTHS)
     assert_same(Layout(segments, segments, mask), sum(LENGTHS), sum(LENGTHS), bias, scale)
+
+
+@pytest.mark.parametrize("bias", BIASES.values(), ids=BIASES)
+@pytest.mark.parametrize("mask", [Full(), Causal(), PrefixLM((3, 20, 1, 0, 16, 9, 0, 5, 2))])
+def test_the_path_of_keyed_dropout_equals_reference(mask, bias):
+    segments = Segments.packed(LENGTHS)
+    layout = Layout(segments, segments, mask)
+    inputs = tensors(*[sum(LENGTHS)] * 3)
+    # So small a rate drops nothing.
+    got = attend(*inputs, layout, bias, dropout=1e-6, draws=TokenDraws(torch.arange(sum(LENGTHS))))
+    wanted = reference_attention(*inputs, layout, bias)
+    torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
+    for mine, theirs in zip(
+        torch.autograd.grad(got.square().sum(), inputs), torch.autograd.grad(wanted.square().sum(), inputs), strict=True
+    ):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize("lengths", [tuple(range(1, 71)), (16, 16, 16), (5,), (16, 32, 3, 0, 0)])

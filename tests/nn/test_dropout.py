@@ -7,7 +7,7 @@ import torch
 
 from lmtool.nn.attention import SelfAttention
 from lmtool.nn.blocks import PreNormLayer
-from lmtool.nn.dropout import DeviceDraws, Dropout, TokenDraws, token_keys
+from lmtool.nn.dropout import DeviceDraws, Dropout, TokenDraws, mix, token_keys
 from lmtool.nn.feedforward import FeedForward
 from lmtool.nn.layout import Causal, Full, Layout
 from lmtool.types import Packed
@@ -92,6 +92,28 @@ def test_gradient_uses_the_same_choice():
     out = draws_for((6,), (0,)).drop(x, 0.3)
     (gradient,) = torch.autograd.grad(out.sum(), x)
     torch.testing.assert_close(gradient, out.detach() / x.detach(), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_every_type_has_the_same_choice_and_its_nearest_scale(dtype):
+    x = torch.randn(6, 10).to(dtype).requires_grad_()
+    out = draws_for((6,), (0,)).drop(x, 0.1)
+    (gradient,) = torch.autograd.grad(out, x, torch.ones_like(out))
+    wanted = draws_for((6,), (0,)).drop(torch.ones(6, 10, dtype=torch.float64), 0.1).to(dtype)
+    assert torch.equal(gradient, wanted) and torch.equal(out, x * wanted)
+
+
+def test_a_byte_is_kept_for_an_activation():
+    x = torch.randn(6, 12, requires_grad=True)
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda one: saved.append(one) or one, lambda one: one):
+        draws_for((6,), (0,)).drop(x, 0.3)
+    assert sum(one.untyped_storage().nbytes() for one in saved) == x.numel()
+
+
+def test_the_hash_does_not_depend_on_what_else_is_hashed():
+    values = torch.arange(300_001)
+    assert torch.equal(mix(values.clone()), torch.cat([mix(part.clone()) for part in values.split(1_000)]))
 
 
 @pytest.mark.parametrize("mask", [Full(), Causal()])
