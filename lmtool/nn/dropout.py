@@ -125,9 +125,7 @@ class TokenDraws:
     """Keyed draws for the tokens of a batch. keys_T: (T,) int64, see `token_keys`. output_keys_T: those of the
     batch's outputs, where it has them."""
 
-    def __init__(
-        self, keys_T: Tensor, sites: itertools.count[int] | None = None, output_keys_T: Tensor | None = None
-    ):
+    def __init__(self, keys_T: Tensor, sites: itertools.count[int] | None = None, output_keys_T: Tensor | None = None):
         self.keys_T = keys_T
         self._output_keys_T = output_keys_T
         self._sites = itertools.count() if sites is None else sites
