@@ -29,7 +29,7 @@ demo: $(VENV)/core  ## Pretrain and finetune a tiny BERT on text every machine h
 	$(BIN)/python scripts/demo.py
 
 test: $(VENV)/test  ## Run the tests: offline, a few minutes on two cores.
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2
 
 lint: $(VENV)/test  ## Check style and imports.
 	$(BIN)/ruff check .

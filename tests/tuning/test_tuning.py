@@ -53,7 +53,9 @@ def test_a_method_undoes_the_one_before():
 
 
 def test_every_method_has_its_yaml(request):
-    for name in names("tuning"):
+    shipped = [name for name in names("tuning") if lookup("tuning", name).builder.startswith("lmtool.")]
+    assert shipped
+    for name in shipped:
         data = yaml.safe_load((request.config.rootpath / "conf" / "tuning" / f"{name}.yaml").read_text())
         config = lookup("tuning", name).config
         assert config.model_validate_json(json.dumps(data)) == config()
