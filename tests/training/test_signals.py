@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,16 @@ from .fakes import OPTIMIZER, SCHEDULE, FakeLearner, FakeLoader, evaluator, open
 STATUSES = {
     signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 143, signal.SIGUSR1: 75, signal.SIGUSR2: 75,
 }  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def heard() -> Iterator[None]:
+    """Signals that are ignored stay ignored: under nohup, or in the background of a script, these tests would be too."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in STATUSES}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 class Signalled(FakeLearner):
