@@ -26,7 +26,7 @@ STATUSES = {
 
 @pytest.fixture(autouse=True)
 def heard() -> Iterator[None]:
-    """Signals that are ignored stay ignored: under nohup, or in the background of a script, these tests would be too."""
+    """What is ignored stays ignored: under nohup, or in the background of a script, these signals would be, too."""
     before = {number: signal.signal(number, signal.SIG_DFL) for number in STATUSES}
     signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
