@@ -4,8 +4,9 @@ from __future__ import annotations
 
 # Read by torch's libraries when they are loaded; what the user has set stays.
 ENVIRONMENT = {
-    # OpenMP threads wait by spinning, and on a machine with other work the spinners starve the worker: with both cores
-    # of two busy, a tiny BERT trained at 2,000 tokens a second instead of 21,000; alone it loses about a quarter.
+    # OpenMP threads wait by spinning, and on a machine with other work the spinners starve the worker: a tiny BERT
+    # (width 128) trained at 3,000 tokens a second beside other processes, and with this at 16,000 and more beside two
+    # busy loops on two cores. Alone it lost about a quarter there, and 3% at width 256.
     "GOMP_SPINCOUNT": "1000",
     # oneDNN compiles its bf16 products for each shape and keeps 1024 of them in each of two caches. A packed batch has
     # new shapes every step: 11 MB a step, 2.6 GB after 150 steps of BERT (4 layers, width 256) instead of 1.1 GB. A

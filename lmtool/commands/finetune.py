@@ -103,6 +103,7 @@ def run(config: FinetuneConfig, overrides: list[str]) -> dict[str, Any]:
                 "baseline": constant["value"],
                 "validation_examples": len(task.validation[first]),
                 "warnings": final.warnings,
+                "padding_fraction": loader.facts()["padding_fraction"],
             },
         )
         folder = str(session.run.path)

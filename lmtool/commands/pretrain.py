@@ -47,7 +47,7 @@ def run(config: PretrainConfig, overrides: list[str]) -> dict[str, Any]:
             examples["validation"],
             config.seed,
             None,
-            config.micro_batch_tokens or config.batch_tokens or 8192,
+            config.micro_batch_tokens or config.batch_tokens or shared.EVALUATION_TOKENS,
             shuffle=False,
         )
         baselines = learner.baselines(stores["train"], examples["train"])
@@ -90,7 +90,11 @@ def run(config: PretrainConfig, overrides: list[str]) -> dict[str, Any]:
         learner.eval()
         batch = next(iter(held_out.epoch_batches())).to(session.precision.device)
         session.run.write_json("samples.json", learner.samples(batch, tokenizer, SAMPLES))
-        more = {"baseline": baseline["value"], "standard_error": training.metrics.get("standard_error")}
+        more = {
+            "baseline": baseline["value"],
+            "standard_error": training.metrics.get("standard_error"),
+            "padding_fraction": loader.facts()["padding_fraction"],
+        }
         result = shared.result_of(session, training, names, "loss", more)
         folder = str(session.run.path)
         prompt = "This function returns a [MASK]." if "mask" in tokenizer.roles else "This function returns"

@@ -142,7 +142,7 @@ def shape_of(model: ModelConfig) -> ModelShape:
         feedforward_size=model.feedforward_size,
         num_heads=model.num_heads,
         vocab_size=model.vocab_size,
-        architecture="decoder" if model.architecture == "decoder" else "encoder",
+        architecture=model.architecture,
         max_positions=model.max_positions,
         segments=getattr(model, "segments", 0),
     )
@@ -300,7 +300,6 @@ def result_of(
         "value": training.best_value,
         "metrics": training.metrics,
         **{name: numbers[name] for name in kept},
-        "padding_fraction": 0.0,
         "seed": session.config.seed,
         **more,
     }
