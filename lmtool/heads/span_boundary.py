@@ -39,11 +39,10 @@ class SpanBoundaryHead(LMHead):
         self.activation = ACTIVATIONS[activation]
         self.bias = nn.Parameter(torch.zeros(vocab_size))
 
-    def features(self, hidden_TH: Tensor, borders_M2: Tensor, places_M: Tensor) -> Tensor:
-        """(M, 2H+B) what `loss_sum` and `scores` read. borders_M2: flat index of the token before and behind the span
-        of each target. places_M: the target's number in its span, from 0."""
-        left, right = hidden_TH.index_select(0, borders_M2[:, 0]), hidden_TH.index_select(0, borders_M2[:, 1])
-        return torch.cat([left, right, self.position(places_M).to(left.dtype)], dim=-1)
+    def features(self, borders_M2H: Tensor, places_M: Tensor) -> Tensor:
+        """(M, 2H+B) what `loss_sum` and `scores` read. borders_M2H: hidden states of the token before and behind the
+        span of each target. places_M: the target's number in its span, from 0."""
+        return torch.cat([borders_M2H.flatten(1), self.position(places_M).to(borders_M2H.dtype)], dim=-1)
 
     def transform(self, hidden_MH: Tensor) -> Tensor:
         inner_MH = self.norm1(self.activation(self.dense1(hidden_MH)))

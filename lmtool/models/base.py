@@ -33,8 +33,8 @@ class VocabularyHead:
 
 
 class Backbone(nn.Module):
-    """A family's stack without heads. `forward(packed, draws=None)` gives the hidden states (T, H) of the last
-    layer."""
+    """A family's stack without heads. `forward(packed, draws=None, read_M=None)` gives the hidden states (T, H) of the
+    last layer, or (M, H) of the tokens with the flat indices `read_M`: the last layer need not work on others."""
 
     config: ModelConfig
     hidden_size: int
@@ -56,7 +56,7 @@ class Backbone(nn.Module):
 
 
 class Decoder(Backbone):
-    """A backbone that reads left to right: `forward(packed, draws=None, cache=None)`."""
+    """A backbone that reads left to right: `forward(packed, draws=None, cache=None, read_M=None)`."""
 
     def new_cache(self, documents: int, capacity: int) -> Cache:
         """An empty cache for this many texts of at most `capacity` tokens."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lmtool.models.base import Backbone
 from lmtool.models.configs import ModelConfig
 from lmtool.nn.attention import SelfAttention
-from lmtool.nn.blocks import PostNormLayer
+from lmtool.nn.blocks import PostNormLayer, each
 from lmtool.nn.dropout import Draws
 from lmtool.nn.embeddings import Embeddings
 from lmtool.nn.feedforward import Activation, FeedForward
@@ -31,12 +31,13 @@ class Encoder(Backbone):
         self.embed = embed
         self.layers = nn.ModuleList(layers)
 
-    def forward(self, packed: Packed, draws: Draws | None = None) -> Tensor:
-        """Hidden states (T, H) of the last layer."""
+    def forward(self, packed: Packed, draws: Draws | None = None, read_M: Tensor | None = None) -> Tensor:
+        """Hidden states (T, H) of the last layer. read_M: flat indices of the tokens whose states are wanted, (M, H)
+        then."""
         layout = Layout.of(packed, Full())
         x_TH = self.embed.finish(self.embed.tokens(packed.tokens), packed, draws)
-        for layer in self.depth():
-            x_TH = layer(x_TH, layout, draws, self.embed.position)
+        for _, layer, read in each(self.depth(), read_M):
+            x_TH = layer(x_TH, layout, draws, self.embed.position, read_M=read)
         return x_TH
 
     def depth(self) -> Iterator[nn.Module]:

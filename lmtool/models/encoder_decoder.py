@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from lmtool.models.base import Backbone
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
 from lmtool.nn.attention import SelfAttention
-from lmtool.nn.blocks import PostNormLayer
+from lmtool.nn.blocks import PostNormLayer, each
 from lmtool.nn.cache import Cache
 from lmtool.nn.cross_attention import CrossAttention, EncoderState
 from lmtool.nn.decoder_blocks import PostNormCrossLayer
-from lmtool.nn.dropout import Draws, Dropout
+from lmtool.nn.dropout import Draws, Dropout, draws_of
 from lmtool.nn.embeddings import Embeddings, Places
 from lmtool.nn.feedforward import Activation, FeedForward
 from lmtool.nn.layout import Causal, Full, Layout, Segments
@@ -53,8 +53,9 @@ class DecoderStack(Stack):
 
 
 class EncoderDecoder(Backbone):
-    """`forward(inputs, draws, outputs)` gives the hidden states (T, H) of the decoder, which reads `outputs` (shifted
-    already) and sees all of `inputs`. `embed`: the token table of both stacks, and what the encoder adds to it."""
+    """`forward(inputs, draws, outputs, read_M)` gives the hidden states (T, H) of the decoder, which reads `outputs`
+    (shifted already) and sees all of `inputs`. `embed`: the token table of both stacks, and what the encoder
+    adds to it."""
 
     config: EncoderDecoderConfig
     encoder: Stack
@@ -64,12 +65,19 @@ class EncoderDecoder(Backbone):
         """Enter the parts."""
         self.embed, self.encoder, self.decoder = embed, encoder, decoder
 
-    def forward(self, inputs: Packed, draws: Draws | None = None, outputs: Packed | None = None) -> Tensor:
-        """Hidden states (T, H) of the decoder. draws: of the inputs; those of the outputs are its `for_outputs`."""
+    def forward(
+        self,
+        inputs: Packed,
+        draws: Draws | None = None,
+        outputs: Packed | None = None,
+        read_M: Tensor | None = None,
+    ) -> Tensor:
+        """Hidden states (T, H) of the decoder. draws: of the inputs; those of the outputs are its `for_outputs`.
+        read_M: flat indices of the outputs whose states are wanted, (M, H) then."""
         if outputs is None:
             raise ValueError("an encoder-decoder reads inputs and outputs; no outputs are given")
         state = self.encode(inputs, draws)
-        return self.decode(state, outputs, None if draws is None else draws.for_outputs())
+        return self.decode(state, outputs, None if draws is None else draws.for_outputs(), read_M=read_M)
 
     def encode(self, inputs: Packed, draws: Draws | None = None) -> EncoderState:
         """What the decoder reads of the inputs."""
@@ -80,20 +88,25 @@ class EncoderDecoder(Backbone):
         return EncoderState(self.encoder.finish(x_SH, draws), Segments(inputs.starts, inputs.lengths))
 
     def decode(
-        self, state: EncoderState, outputs: Packed, draws: Draws | None = None, cache: Cache | None = None
+        self,
+        state: EncoderState,
+        outputs: Packed,
+        draws: Draws | None = None,
+        cache: Cache | None = None,
+        read_M: Tensor | None = None,
     ) -> Tensor:
         """Hidden states (T, H) of the outputs. draws: of the outputs. cache: the tokens before these; these are added
-        to it, and `state` keeps the keys and values of the inputs."""
+        to it, and `state` keeps the keys and values of the inputs. read_M: as of `forward`."""
         places = self.decoder.embed
         layout = Layout.of(outputs, Causal()) if cache is None else cache.layout(outputs, Causal())
         positions_T = None if cache is None else layout.query_positions
         cross_layout = state.layout(outputs)
         state.keep = state.keep or cache is not None
         x_TH = places.finish(self.embed.tokens(outputs.tokens), outputs, draws, positions_T)
-        for number, layer in enumerate(self.decoder.layers):
+        for number, layer, read in each(self.decoder.layers, read_M):
             kept = None if cache is None else cache.layers[number]
-            x_TH = layer(x_TH, layout, state, cross_layout, draws, places.position, kept)
-        return self.decoder.finish(x_TH, draws)
+            x_TH = layer(x_TH, layout, state, cross_layout, draws, places.position, kept, read)
+        return self.decoder.finish(x_TH, draws_of(draws, read_M))
 
     def new_cache(self, documents: int, capacity: int) -> Cache:
         """An empty cache for this many outputs of at most `capacity` tokens."""

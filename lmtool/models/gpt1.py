@@ -35,7 +35,7 @@ from lmtool.models.configs import Gpt1Config
 from lmtool.models.keymap import KeyMap, join_projections, split_projections
 from lmtool.models.published import expect, require_learned, sizes
 from lmtool.nn.attention import SelfAttention
-from lmtool.nn.blocks import PostNormLayer
+from lmtool.nn.blocks import PostNormLayer, each
 from lmtool.nn.cache import Cache
 from lmtool.nn.dropout import Draws
 from lmtool.nn.embeddings import Embeddings
@@ -68,14 +68,22 @@ class Gpt1(Decoder):
             for _ in range(config.num_layers)
         )
 
-    def forward(self, packed: Packed, draws: Draws | None = None, cache: Cache | None = None) -> Tensor:
-        """Hidden states (T, H) of the last layer. cache: the tokens before these; these are added to it."""
+    def forward(
+        self,
+        packed: Packed,
+        draws: Draws | None = None,
+        cache: Cache | None = None,
+        read_M: Tensor | None = None,
+    ) -> Tensor:
+        """Hidden states (T, H) of the last layer. cache: the tokens before these; these are added to it.
+        read_M: flat indices of the tokens whose states are wanted, (M, H) then."""
         mask = left_to_right(packed)
         layout = Layout.of(packed, mask) if cache is None else cache.layout(packed, mask)
         positions_T = None if cache is None else layout.query_positions
         x_TH = self.embed.finish(self.embed.tokens(packed.tokens), packed, draws, positions_T)
-        for number, layer in enumerate(self.layers):
-            x_TH = layer(x_TH, layout, draws, self.embed.position, None if cache is None else cache.layers[number])
+        for number, layer, read in each(self.layers, read_M):
+            kept = None if cache is None else cache.layers[number]
+            x_TH = layer(x_TH, layout, draws, self.embed.position, kept, read)
         return x_TH
 
     def initial_draw(self) -> Draw:

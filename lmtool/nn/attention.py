@@ -235,6 +235,11 @@ def _to_tokens(y: Tensor, places: Places, tokens: int) -> Tensor:
     return y.new_zeros((tokens, *y.shape[1:])).index_copy_(0, places.tokens_M, real)
 
 
+def only(x_TH: Tensor, read_M: Tensor | None) -> Tensor:
+    """(M, H) the tokens that are read further on; all of them where None."""
+    return x_TH if read_M is None else x_TH.index_select(0, read_M)
+
+
 def project(x_TH: Tensor, q_proj: nn.Module, k_proj: nn.Module, v_proj: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
     """The three projections. Plain linears without hooks are joined at use into one product, which saves 3 to 18%
     of their time; an edited one (LoRA, a hook) is called by itself."""
@@ -294,9 +299,11 @@ class SelfAttention(MultiHead):
         draws: Draws | None = None,
         position: Position | None = None,
         cache: LayerCache | None = None,
+        read_M: Tensor | None = None,
     ) -> Tensor:
         """(T, H) to (T, H). position: rotates queries and keys or adds to the scores, where its kind does so. cache:
-        keys and values of earlier tokens; the layout is then the cache's."""
+        keys and values of earlier tokens; the layout is then the cache's. read_M: flat indices of the tokens whose
+        result is wanted, (M, H) then."""
         projected = project(x_TH, self.q_proj, self.k_proj, self.v_proj)
         q_TAD, k_TAD, v_TAD = (self.heads(one) for one in projected)
         if position is not None and position.rotates:
@@ -305,4 +312,4 @@ class SelfAttention(MultiHead):
         if cache is not None:
             k_TAD, v_TAD = cache.append(k_TAD, v_TAD)
         out_TAD = attend(q_TAD, k_TAD, v_TAD, layout, bias, self.scale, self.dropout, draws)
-        return self.out_proj(out_TAD.flatten(-2))
+        return self.out_proj(only(out_TAD.flatten(-2), read_M))

@@ -1,18 +1,30 @@
 """One layer of a transformer, its norms behind the sublayers or before them. Takes its parts as arguments.
 
-Shape letters: T tokens, H hidden width.
+`read_M` are the flat indices of the tokens whose result is wanted: what comes behind the attention, three quarters of
+a layer's work, is done for those alone. In a stack that is its last layer.
+
+Shape letters: T tokens, M of them that are read, H hidden width.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 from torch import Tensor, nn
 
-from lmtool.nn.attention import SelfAttention
+from lmtool.nn.attention import SelfAttention, only
 from lmtool.nn.cache import LayerCache
-from lmtool.nn.dropout import Draws, Dropout
+from lmtool.nn.dropout import Draws, Dropout, draws_of
 from lmtool.nn.feedforward import FeedForward
 from lmtool.nn.layout import Layout
 from lmtool.nn.positions import Position
+
+
+def each(layers: Iterable[nn.Module], read_M: Tensor | None) -> Iterator[tuple[int, nn.Module, Tensor | None]]:
+    """(number, layer, the tokens it gives) of a stack: all of them, and its last layer those that are read."""
+    *before, last = layers
+    yield from ((number, layer, None) for number, layer in enumerate(before))
+    yield len(before), last, read_M
 
 
 class _Layer(nn.Module):
@@ -35,9 +47,12 @@ class PostNormLayer(_Layer):
         draws: Draws | None = None,
         position: Position | None = None,
         cache: LayerCache | None = None,
+        read_M: Tensor | None = None,
     ) -> Tensor:
-        """(T, H) to (T, H)."""
-        x_TH = self.norm1(x_TH + self.dropout(self.self_attn(x_TH, layout, draws, position, cache), draws))
+        """(T, H) to (T, H), or with `read_M` to (M, H)."""
+        attended = self.self_attn(x_TH, layout, draws, position, cache, read_M)
+        x_TH, draws = only(x_TH, read_M), draws_of(draws, read_M)
+        x_TH = self.norm1(x_TH + self.dropout(attended, draws))
         return self.norm2(x_TH + self.dropout(self.ffn(x_TH, draws), draws))
 
 
@@ -51,7 +66,10 @@ class PreNormLayer(_Layer):
         draws: Draws | None = None,
         position: Position | None = None,
         cache: LayerCache | None = None,
+        read_M: Tensor | None = None,
     ) -> Tensor:
-        """(T, H) to (T, H)."""
-        x_TH = x_TH + self.dropout(self.self_attn(self.norm1(x_TH), layout, draws, position, cache), draws)
+        """(T, H) to (T, H), or with `read_M` to (M, H)."""
+        attended = self.self_attn(self.norm1(x_TH), layout, draws, position, cache, read_M)
+        x_TH, draws = only(x_TH, read_M), draws_of(draws, read_M)
+        x_TH = x_TH + self.dropout(attended, draws)
         return x_TH + self.dropout(self.ffn(self.norm2(x_TH), draws), draws)

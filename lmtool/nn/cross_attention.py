@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from lmtool.nn.attention import MultiHead, attend
+from lmtool.nn.attention import MultiHead, attend, only
 from lmtool.nn.dropout import Draws
 from lmtool.nn.layout import Full, Layout, Segments
 from lmtool.types import Packed
@@ -50,9 +50,17 @@ class CrossAttention(MultiHead):
         """(S, A, D) keys and values of the encoder's hidden states."""
         return self.heads(self.k_proj(hidden_SH)), self.heads(self.v_proj(hidden_SH))
 
-    def forward(self, x_TH: Tensor, state: EncoderState, layout: Layout, draws: Draws | None = None) -> Tensor:
-        """(T, H) to (T, H). layout: `state.layout(outputs)`."""
+    def forward(
+        self,
+        x_TH: Tensor,
+        state: EncoderState,
+        layout: Layout,
+        draws: Draws | None = None,
+        read_M: Tensor | None = None,
+    ) -> Tensor:
+        """(T, H) to (T, H). layout: `state.layout(outputs)`. read_M: flat indices of the tokens whose result is
+        wanted, (M, H) then."""
         k_SAD, v_SAD = state.keys_values(self)
         q_TAD = self.heads(self.q_proj(x_TH))
         out_TAD = attend(q_TAD, k_SAD, v_SAD, layout, None, self.scale, self.dropout, draws)
-        return self.out_proj(out_TAD.flatten(-2))
+        return self.out_proj(only(out_TAD.flatten(-2), read_M))

@@ -1,17 +1,20 @@
 """One layer of a decoder that reads an encoder: self-attention, cross-attention, feed-forward; its norms behind the
 sublayers or before them.
 
-Shape letters: T tokens of the decoder, H hidden width.
+With `read_M`, the flat indices of the tokens whose result is wanted, what comes behind the cross-attention is done for
+those alone, as in `blocks`.
+
+Shape letters: T tokens of the decoder, M of them that are read, H hidden width.
 """
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
-from lmtool.nn.attention import SelfAttention
+from lmtool.nn.attention import SelfAttention, only
 from lmtool.nn.cache import LayerCache
 from lmtool.nn.cross_attention import CrossAttention, EncoderState
-from lmtool.nn.dropout import Draws, Dropout
+from lmtool.nn.dropout import Draws, Dropout, draws_of
 from lmtool.nn.feedforward import FeedForward
 from lmtool.nn.layout import Layout
 from lmtool.nn.positions import Position
@@ -50,10 +53,13 @@ class PostNormCrossLayer(_CrossLayer):
         draws: Draws | None = None,
         position: Position | None = None,
         cache: LayerCache | None = None,
+        read_M: Tensor | None = None,
     ) -> Tensor:
-        """(T, H) to (T, H). layout, position, cache: of the self-attention."""
+        """(T, H) to (T, H), or with `read_M` to (M, H). layout, position, cache: of the self-attention."""
         x_TH = self.norm1(x_TH + self.dropout(self.self_attn(x_TH, layout, draws, position, cache), draws))
-        x_TH = self.norm2(x_TH + self.dropout(self.cross_attn(x_TH, state, cross_layout, draws), draws))
+        attended = self.cross_attn(x_TH, state, cross_layout, draws, read_M)
+        x_TH, draws = only(x_TH, read_M), draws_of(draws, read_M)
+        x_TH = self.norm2(x_TH + self.dropout(attended, draws))
         return self.norm3(x_TH + self.dropout(self.ffn(x_TH, draws), draws))
 
 
@@ -69,8 +75,11 @@ class PreNormCrossLayer(_CrossLayer):
         draws: Draws | None = None,
         position: Position | None = None,
         cache: LayerCache | None = None,
+        read_M: Tensor | None = None,
     ) -> Tensor:
-        """(T, H) to (T, H). layout, position, cache: of the self-attention."""
+        """(T, H) to (T, H), or with `read_M` to (M, H). layout, position, cache: of the self-attention."""
         x_TH = x_TH + self.dropout(self.self_attn(self.norm1(x_TH), layout, draws, position, cache), draws)
-        x_TH = x_TH + self.dropout(self.cross_attn(self.norm2(x_TH), state, cross_layout, draws), draws)
+        attended = self.cross_attn(self.norm2(x_TH), state, cross_layout, draws, read_M)
+        x_TH, draws = only(x_TH, read_M), draws_of(draws, read_M)
+        x_TH = x_TH + self.dropout(attended, draws)
         return x_TH + self.dropout(self.ffn(self.norm3(x_TH), draws), draws)

@@ -121,6 +121,11 @@ class Draws(Protocol):
         """The draws of the tokens that the decoder of an encoder-decoder reads."""
 
 
+def draws_of(draws: Draws | None, read_M: Tensor | None) -> Draws | None:
+    """The draws of the tokens that are read further on; all of them where None."""
+    return draws if draws is None or read_M is None else draws.rows(read_M)
+
+
 class TokenDraws:
     """Keyed draws for the tokens of a batch. keys_T: (T,) int64, see `token_keys`. output_keys_T: those of the
     batch's outputs, where it has them."""

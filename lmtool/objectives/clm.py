@@ -64,8 +64,7 @@ class CausalLanguageModel(BaseLearner):
         return {self.term: float(len(labels_of(batch, self.term)))}
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
-        hidden_TH = self.backbone(batch.inputs, self.draws(batch, step))
-        hidden_MH = hidden_TH.index_select(0, places_of(batch, self.term))
+        hidden_MH = self.backbone(batch.inputs, self.draws(batch, step), read_M=places_of(batch, self.term))
         table_VH, labels = self.backbone.embed.token.weight, labels_of(batch, self.term)
         total = self._lm.loss_sum(hidden_MH, table_VH, labels, self.config.label_smoothing)
         return StepOutput({self.term: total}, self.weights)
@@ -74,7 +73,7 @@ class CausalLanguageModel(BaseLearner):
     def score(self, batch: Batch) -> dict[str, Scores]:
         """Each target's loss and best guess, in evaluation."""
         at, labels = places_of(batch, self.term), labels_of(batch, self.term)
-        hidden_MH = self.backbone(batch.inputs).index_select(0, at)
+        hidden_MH = self.backbone(batch.inputs, read_M=at)
         each, best = self._lm.scores(hidden_MH, self.backbone.embed.token.weight, labels)
         return {self.term: Scores(each, labels, best, batch.inputs.documents[at])}
 

@@ -21,13 +21,13 @@ from lmtool.data.store import TokenStore
 from lmtool.heads.learner import BaseLearner
 from lmtool.heads.lm import MaskedLMHead
 from lmtool.heads.losses import loss_sum, losses
-from lmtool.heads.sequence import Pooler, SequenceHead, summary
+from lmtool.heads.sequence import Pooler, SequenceHead, summary_index
 from lmtool.models.base import Backbone
 from lmtool.objectives.baseline import ConstantPredictor, token_counts
 from lmtool.objectives.configs import PairsConfig
 from lmtool.objectives.examples import MaskedPairs, MaskedWindows
 from lmtool.objectives.filling import fill_masks, masked_samples
-from lmtool.objectives.targets import labels_of, places_of
+from lmtool.objectives.targets import hidden_at, labels_of, places_of
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Packed, Scores, StepOutput
 
@@ -77,29 +77,36 @@ class MaskedLanguageModel(BaseLearner):
         return {name: float(len(labels_of(batch, name))) for name in self.weights}
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
-        return StepOutput(self.sums(self.backbone(batch.inputs, self.draws(batch, step)), batch), self.weights)
+        hidden = hidden_at(self.backbone, batch, self.places(batch), self.draws(batch, step))
+        return StepOutput(self.sums(hidden, batch), self.weights)
 
-    def sums(self, hidden_TH: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """By term, the sum of its losses."""
-        hidden_MH = hidden_TH.index_select(0, places_of(batch, "mlm"))
-        found = {"mlm": self._masked_lm.loss_sum(hidden_MH, self._table_VW, labels_of(batch, "mlm"))}
+    def places(self, batch: Batch) -> dict[str, Tensor]:
+        """By term, the flat indices of the tokens whose hidden states it reads."""
+        found = {"mlm": places_of(batch, "mlm")}
         if self.config.pairs != "none":
-            logits_NC = self._pair_logits(hidden_TH, batch)
+            found[self.config.pairs] = summary_index(batch.inputs, "first")
+        return found
+
+    def sums(self, hidden: dict[str, Tensor], batch: Batch) -> dict[str, Tensor]:
+        """By term, the sum of its losses. hidden: by term, the states at its places."""
+        found = {"mlm": self._masked_lm.loss_sum(hidden["mlm"], self._table_VW, labels_of(batch, "mlm"))}
+        if self.config.pairs != "none":
+            logits_NC = self._pair_logits(hidden)
             found[self.config.pairs] = loss_sum(logits_NC, labels_of(batch, self.config.pairs))
         return found
 
     @torch.no_grad()
     def score(self, batch: Batch) -> dict[str, Scores]:
         """Each target's loss and best guess, in evaluation."""
-        return self.scores(self.backbone(batch.inputs), batch)
+        return self.scores(hidden_at(self.backbone, batch, self.places(batch), None), batch)
 
-    def scores(self, hidden_TH: Tensor, batch: Batch) -> dict[str, Scores]:
-        """By term, its scores."""
+    def scores(self, hidden: dict[str, Tensor], batch: Batch) -> dict[str, Scores]:
+        """By term, its scores. hidden: by term, the states at its places."""
         at, labels = places_of(batch, "mlm"), labels_of(batch, "mlm")
-        each, best = self._masked_lm.scores(hidden_TH.index_select(0, at), self._table_VW, labels)
+        each, best = self._masked_lm.scores(hidden["mlm"], self._table_VW, labels)
         found = {"mlm": Scores(each, labels, best, batch.inputs.documents[at])}
         if self.config.pairs != "none":
-            logits_NC, labels = self._pair_logits(hidden_TH, batch), labels_of(batch, self.config.pairs)
+            logits_NC, labels = self._pair_logits(hidden), labels_of(batch, self.config.pairs)
             documents = torch.arange(len(labels), device=labels.device)
             found[self.config.pairs] = Scores(losses(logits_NC, labels), labels, logits_NC.argmax(-1), documents)
         return found
@@ -112,13 +119,13 @@ class MaskedLanguageModel(BaseLearner):
     def _table_VW(self) -> Tensor:
         return self.backbone.embed.token.weight
 
-    def _pair_logits(self, hidden_TH: Tensor, batch: Batch) -> Tensor:
+    def _pair_logits(self, hidden: dict[str, Tensor]) -> Tensor:
         """(N, 2) logits of the two classes of pairs."""
-        pooled_NH = self.heads["pooler"](summary(hidden_TH, batch.inputs, "first"))
+        pooled_NH = self.heads["pooler"](hidden[self.config.pairs])
         return self.heads[_PAIR_HEADS[self.config.pairs]](pooled_NH)
 
     def _logits_at(self, packed: Packed, at: Tensor) -> Tensor:
-        return self._masked_lm(self.backbone(packed)[at], self._table_VW)
+        return self._masked_lm(self.backbone(packed, read_M=at), self._table_VW)
 
     @torch.no_grad()
     def samples(self, batch: Batch, tokenizer: Tokenizer, n: int) -> list[dict[str, Any]]:

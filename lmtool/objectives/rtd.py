@@ -90,14 +90,15 @@ class ReplacedTokenDetection(BaseLearner):
         frozen = two_stage and not first
         sums = {}
         with torch.no_grad() if frozen else nullcontext():
-            hidden_MG = self.generator(batch.inputs, None if frozen else draws).index_select(0, at)
+            hidden_MG = self.generator(batch.inputs, None if frozen else draws, read_M=at)
             if not frozen:
                 sums["mlm"] = self._generator_head.loss_sum(hidden_MG, self._generator_table, labels)
         if not (two_stage and first):
             filled = self._filled(batch, hidden_MG, step)
             # The same draws go on: every site of this second forward draws anew.
-            hidden_TH = self.backbone(filled, draws)
-            sums[self.term] = self._losses(hidden_TH, batch, filled)[0].sum()
+            at = self._places(batch)
+            hidden_MH = self.backbone(filled, draws, read_M=at)
+            sums[self.term] = self._losses(hidden_MH, at, batch, filled)[0].sum()
         return StepOutput(sums, self.weights)
 
     def _filled(self, batch: Batch, hidden_MG: Tensor, step: int) -> Packed:
@@ -113,46 +114,49 @@ class ReplacedTokenDetection(BaseLearner):
         )  # fmt: skip
         return replace(batch.inputs, tokens=batch.inputs.tokens.index_copy(0, at, sampled))
 
-    def _losses(self, hidden_TH: Tensor, batch: Batch, filled: Packed) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Of the model's term: losses, labels, flat places and logits of its places; the logits are those of being
-        replaced, of being copied, or none."""
-        at = places_of(batch, "mlm")
+    def _places(self, batch: Batch) -> Tensor:
+        """(M,) flat places of the model's term."""
+        if self.config.variant == "electra":
+            return torch.arange(len(batch.inputs.tokens), device=batch.inputs.tokens.device)
+        return places_of(batch, "mlm" if self.detects else self.term)
+
+    def _losses(self, hidden_MH: Tensor, at: Tensor, batch: Batch, filled: Packed) -> tuple[Tensor, Tensor, Tensor]:
+        """Of the model's term: losses, labels and logits of its places; the logits are those of being replaced, of
+        being copied, or none. hidden_MH: the states at the places `at`."""
         if not self.detects:
-            at, labels = places_of(batch, self.term), labels_of(batch, self.term)
-            hidden_MH = hidden_TH.index_select(0, at)
+            labels = labels_of(batch, self.term)
             head = cast(MaskedLMHead, self.heads["masked_lm"])
             if self.config.variant == "replace_mlm":
                 # Summed at once where there is a gradient; one by one in evaluation.
                 if torch.is_grad_enabled():
-                    return head.loss_sum(hidden_MH, self._table, labels)[None], labels, at, labels
+                    return head.loss_sum(hidden_MH, self._table, labels)[None], labels, labels
                 each, best = head.scores(hidden_MH, self._table, labels)
-                return each, labels, at, best
+                return each, labels, best
             gate_M = self.heads["copy"](hidden_MH)
             each = copy_losses(head, gate_M, hidden_MH, self._table, filled.tokens[at], labels)
-            return each, labels, at, gate_M
-        original = batch.inputs.tokens.index_copy(0, at, labels_of(batch, "mlm"))
-        if self.config.variant == "electra":
-            at = torch.arange(len(original), device=at.device)
+            return each, labels, gate_M
+        original = batch.inputs.tokens.index_copy(0, places_of(batch, "mlm"), labels_of(batch, "mlm"))
         replaced = (filled.tokens != original)[at]
-        logits_M = self.heads["replaced_token"](hidden_TH if self.config.variant == "electra" else hidden_TH[at])
+        logits_M = self.heads["replaced_token"](hidden_MH)
         each = F.binary_cross_entropy_with_logits(logits_M.float(), replaced.float(), reduction="none")
-        return each, replaced.long(), at, logits_M
+        return each, replaced.long(), logits_M
 
     @torch.no_grad()
     def score(self, batch: Batch) -> dict[str, Scores]:
         """Each target's loss and best guess, in evaluation; the generator's samples are those of step 0."""
         at, labels = places_of(batch, "mlm"), labels_of(batch, "mlm")
-        hidden_MG = self.generator(batch.inputs).index_select(0, at)
+        hidden_MG = self.generator(batch.inputs, read_M=at)
         each, best = self._generator_head.scores(hidden_MG, self._generator_table, labels)
         scores = {"mlm": Scores(each, labels, best, batch.inputs.documents[at])}
         filled = self._filled(batch, hidden_MG, 0)
-        hidden_TH = self.backbone(filled)
-        each, labels, at, found = self._losses(hidden_TH, batch, filled)
+        at = self._places(batch)
+        hidden_MH = self.backbone(filled, read_M=at)
+        each, labels, found = self._losses(hidden_MH, at, batch, filled)
         if self.detects:
             found = (found > 0).long()
         elif self.config.variant == "all_tokens_mlm":
             head = cast(MaskedLMHead, self.heads["masked_lm"])
-            found = copy_best(head, found, hidden_TH[at], self._table, filled.tokens[at])
+            found = copy_best(head, found, hidden_MH, self._table, filled.tokens[at])
         scores[self.term] = Scores(each, labels, found, batch.inputs.documents[at])
         return scores
 
@@ -174,7 +178,7 @@ class ReplacedTokenDetection(BaseLearner):
         return self.backbone.embed.token.weight
 
     def _logits_at(self, packed: Packed, at: Tensor) -> Tensor:
-        return self._generator_head(self.generator(packed)[at], self._generator_table)
+        return self._generator_head(self.generator(packed, read_M=at), self._generator_table)
 
     @torch.no_grad()
     def samples(self, batch: Batch, tokenizer: Tokenizer, n: int) -> list[dict[str, Any]]:
@@ -183,7 +187,7 @@ class ReplacedTokenDetection(BaseLearner):
         at, labels = places_of(batch, "mlm"), labels_of(batch, "mlm")
         samples = masked_samples(batch, at, labels, self._logits_at, tokenizer, n)
         if self.detects:
-            filled = self._filled(batch, self.generator(batch.inputs).index_select(0, at), 0)
+            filled = self._filled(batch, self.generator(batch.inputs, read_M=at), 0)
             suspicion_T = self.heads["replaced_token"](self.backbone(filled)).float().sigmoid().cpu()
             tokens = filled.tokens.cpu()
             for start, sample in zip(batch.inputs.starts, samples, strict=False):

@@ -109,7 +109,7 @@ class SequenceToSequence(BaseLearner):
         labels = labels_of(batch, self.term)
         special = torch.tensor(sorted(self.tokenizer.special_ids), device=labels.device)
         at = (~torch.isin(labels, special)).nonzero()[:, 0]
-        hidden_MH = self.backbone(batch.inputs, None, outputs).index_select(0, at)
+        hidden_MH = self.backbone(batch.inputs, None, outputs, at)
         each, best = self._lm.scores(hidden_MH, self._table, labels[at])
         return {self.term: Scores(each, labels[at], best, outputs.documents[at])}
 

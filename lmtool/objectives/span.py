@@ -46,18 +46,23 @@ class SpanLanguageModel(MaskedLanguageModel):
         found = super().baselines(store, examples)
         return found | {"sbo": found["mlm"]} if self.config.boundary else found
 
-    def sums(self, hidden_TH: Tensor, batch: Batch) -> dict[str, Tensor]:
-        found = super().sums(hidden_TH, batch)
+    def places(self, batch: Batch) -> dict[str, Tensor]:
+        """Those of masked language modelling; the boundary reads the (M, 2) borders of the span of each target."""
+        found = super().places(batch)
+        return found | {"sbo": self._borders(batch)} if self.config.boundary else found
+
+    def sums(self, hidden: dict[str, Tensor], batch: Batch) -> dict[str, Tensor]:
+        found = super().sums(hidden, batch)
         if self.config.boundary:
-            features = self._features(hidden_TH, batch)
+            features = self._features(hidden, batch)
             found["sbo"] = self._boundary.loss_sum(features, self._table_VW, labels_of(batch, "sbo"))
         return found
 
-    def scores(self, hidden_TH: Tensor, batch: Batch) -> dict[str, Scores]:
-        found = super().scores(hidden_TH, batch)
+    def scores(self, hidden: dict[str, Tensor], batch: Batch) -> dict[str, Scores]:
+        found = super().scores(hidden, batch)
         if self.config.boundary:
             at, labels = places_of(batch, "sbo"), labels_of(batch, "sbo")
-            each, best = self._boundary.scores(self._features(hidden_TH, batch), self._table_VW, labels)
+            each, best = self._boundary.scores(self._features(hidden, batch), self._table_VW, labels)
             found["sbo"] = Scores(each, labels, best, batch.inputs.documents[at])
         return found
 
@@ -65,9 +70,13 @@ class SpanLanguageModel(MaskedLanguageModel):
     def _boundary(self) -> SpanBoundaryHead:
         return cast(SpanBoundaryHead, self.heads["span_boundary"])
 
-    def _features(self, hidden_TH: Tensor, batch: Batch) -> Tensor:
+    def _features(self, hidden: dict[str, Tensor], batch: Batch) -> Tensor:
         """What the head reads for each place of `sbo`."""
+        return self._boundary.features(hidden["sbo"], places_of(batch, "sbo") - self._borders(batch)[:, 0] - 1)
+
+    @staticmethod
+    def _borders(batch: Batch) -> Tensor:
         borders_M2 = batch.targets["sbo"].span
         if borders_M2 is None:
             raise ValueError("the batch has no borders of spans")
-        return self._boundary.features(hidden_TH, borders_M2, places_of(batch, "sbo") - borders_M2[:, 0] - 1)
+        return borders_M2

@@ -1,9 +1,12 @@
-"""The parts of a target that an objective made itself, and so are there."""
+"""The parts of a target that an objective made itself, and so are there; and the hidden states where terms read."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
+from lmtool.models.base import Backbone
+from lmtool.nn.dropout import Draws
 from lmtool.types import Batch
 
 
@@ -21,3 +24,15 @@ def places_of(batch: Batch, term: str) -> Tensor:
     if at is None:
         raise ValueError(f"the batch has no places for {term}")
     return at
+
+
+def hidden_at(backbone: Backbone, batch: Batch, places: dict[str, Tensor], draws: Draws | None) -> dict[str, Tensor]:
+    """By term, the hidden states at its places: flat indices (...) give (..., H). One forward, whose last layer works
+    on the places alone, on each once."""
+    read_M, at = torch.cat([one.flatten() for one in places.values()]).unique(return_inverse=True)
+    hidden_MH = backbone(batch.inputs, draws, read_M=read_M)
+    parts = at.split([one.numel() for one in places.values()])
+    return {
+        term: hidden_MH.index_select(0, part).view(*one.shape, hidden_MH.shape[-1])
+        for (term, one), part in zip(places.items(), parts, strict=True)
+    }

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import nullcontext
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -21,11 +20,12 @@ from lmtool.heads.losses import loss_sum, losses
 from lmtool.heads.sequence import Pooler, SequenceHead, summary, summary_index
 from lmtool.models.base import Backbone
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
+from lmtool.nn.dropout import Draws
 from lmtool.tasks.configs import ClassificationConfig, RegressionConfig, TaskConfig
 from lmtool.tasks.examples import SequenceExamples
 from lmtool.tasks.rows import TaskRows
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.types import Batch, Scores, StepOutput
+from lmtool.types import Batch, Packed, Scores, StepOutput
 
 
 class SequenceLearner(BaseLearner, ABC):
@@ -54,17 +54,29 @@ class SequenceLearner(BaseLearner, ABC):
         draws = self.draws(batch, step)
         learns = any(parameter.requires_grad for parameter in self.backbone.parameters())
         with nullcontext() if learns else torch.no_grad():
-            sides = (batch.inputs, draws if learns else None)
-            hidden_TH = self.backbone(*sides) if batch.outputs is None else self.backbone(*sides, batch.outputs)
-        read = batch.inputs if batch.outputs is None else batch.outputs
-        place: Literal["first", "last", "mean"] = "first" if self.how == "pooled_first" else self.how
-        summary_NH = summary(hidden_TH, read, place)
+            summary_NH = self._summary(batch, draws if learns else None)
         if self.how == "pooled_first":
             summary_NH = self.heads["pooler"](summary_NH)
         if draws is not None:
             draws = draws if batch.outputs is None else draws.for_outputs()
-            draws = draws.rows(summary_index(read, "last" if place == "last" else "first"))
+            draws = draws.rows(self._place(batch))
         return self.heads[self.config.name](summary_NH, draws)
+
+    def _summary(self, batch: Batch, draws: Draws | None) -> Tensor:
+        """(N, H): one token's hidden state, the only one that the last layer gives, or the mean over the text."""
+        sides = (batch.inputs, draws) if batch.outputs is None else (batch.inputs, draws, batch.outputs)
+        if self.how == "mean":
+            return summary(self.backbone(*sides), self._read(batch), "mean")
+        return self.backbone(*sides, read_M=self._place(batch))
+
+    def _place(self, batch: Batch) -> Tensor:
+        """(N,) flat index of the token that stands for the text."""
+        return summary_index(self._read(batch), "last" if self.how == "last" else "first")
+
+    @staticmethod
+    def _read(batch: Batch) -> Packed:
+        """The side whose hidden states are summed up."""
+        return batch.inputs if batch.outputs is None else batch.outputs
 
     def labels(self, batch: Batch) -> Tensor:
         """(N,) labels of a labelled batch."""

@@ -116,7 +116,7 @@ def test_the_boundary_head_reads_two_neighbours_and_the_place():
     head = SpanBoundaryHead(8, 30, 4, 5)
     hidden = torch.randn(9, 8, requires_grad=True)
     table = torch.randn(30, 8)
-    features = head.features(hidden, torch.tensor([[2, 6]]), torch.tensor([1]))
+    features = head.features(hidden[torch.tensor([[2, 6]])], torch.tensor([1]))
     logits = head(features, table)
     logits.square().sum().backward()
     touched = hidden.grad.abs().sum(1) > 0

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from lmtool.models.base import Backbone
+from lmtool.nn.attention import only
 from lmtool.nn.dropout import Draws
 from lmtool.nn.embeddings import Embeddings
 from lmtool.nn.initialization import Draw, materialize, normal
@@ -23,14 +24,14 @@ class Averager(Backbone):
         self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(config.num_layers))
         self.final_norm = nn.LayerNorm(width, config.norm_epsilon)
 
-    def forward(self, packed: Packed, draws: Draws | None = None) -> Tensor:
+    def forward(self, packed: Packed, draws: Draws | None = None, read_M: Tensor | None = None) -> Tensor:
         x_TH = self.embed.finish(self.embed.tokens(packed.tokens), packed, draws)
         lengths_N = torch.tensor(packed.lengths, device=x_TH.device)
         for layer in self.layers:
             sums_NH = x_TH.new_zeros(len(packed.lengths), self.hidden_size).index_add(0, packed.documents, x_TH)
             means_NH = sums_NH / lengths_N[:, None]
             x_TH = x_TH + self.config.pull * layer(means_NH)[packed.documents]
-        return self.final_norm(x_TH)
+        return self.final_norm(only(x_TH, read_M))
 
     def initial_draw(self) -> Draw:
         return normal(self.config.initializer_std)

@@ -1,0 +1,46 @@
+"""A backbone that gives the states of some tokens alone: they are those of the whole, and so are the gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lmtool.config.tables import build, entries
+from lmtool.nn.dropout import TokenDraws, token_keys
+from lmtool.types import Packed
+
+SIZES = {
+    "vocab_size": 40, "num_layers": 2, "hidden_size": 16, "num_heads": 2, "feedforward_size": 24, "max_positions": 32,
+    "dropout": 0.2, "attention_dropout": 0.2,
+}  # fmt: skip
+FAMILIES = sorted(one.name for one in entries("model") if one.config.__module__.startswith("lmtool."))
+LENGTHS = (5, 1, 12, 7)
+READ = torch.tensor([0, 3, 5, 6, 16, 18, 24])
+
+
+def packed(seed: int) -> Packed:
+    tokens = torch.randint(0, 40, (sum(LENGTHS),), generator=torch.Generator().manual_seed(seed))
+    return Packed(tokens, LENGTHS, {"segment": torch.zeros_like(tokens)})
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_some_tokens_alone(family):
+    config = next(one.config for one in entries("model") if one.name == family)(**SIZES)
+    backbone = build(config, 0).double()
+    inputs, outputs = packed(1), packed(2) if config.architecture == "encoder_decoder" else None
+    examples = torch.arange(len(LENGTHS))
+    found = []
+    for read in (None, READ):
+        keys = [token_keys(0, 1, examples, examples * 0, one) for one in (inputs, outputs) if one is not None]
+        draws = TokenDraws(keys[0], output_keys_T=keys[-1])
+        sides = (inputs, draws) if outputs is None else (inputs, draws, outputs)
+        hidden = backbone(*sides, read_M=read)
+        chosen = hidden if read is not None else hidden[READ]
+        backbone.zero_grad()
+        chosen.square().sum().backward()
+        found.append((chosen.detach(), {name: one.grad for name, one in backbone.named_parameters()}))
+    (whole, gradients), (some, own) = found
+    torch.testing.assert_close(some, whole, rtol=1e-10, atol=1e-12)
+    assert whole.abs().max() > 0.1
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(own[name], gradient, rtol=1e-9, atol=1e-12)
