@@ -121,7 +121,7 @@ def test_the_boundary_head_reads_two_neighbours_and_the_place():
     logits.square().sum().backward()
     touched = hidden.grad.abs().sum(1) > 0
     assert touched.nonzero().flatten().tolist() == [2, 6]
-    other = head(head.features(hidden, torch.tensor([[2, 6]]), torch.tensor([2])), table)
+    other = head(head.features(hidden[torch.tensor([[2, 6]])], torch.tensor([2])), table)
     assert not torch.allclose(logits, other)
     # y = norm(gelu(W2 norm(gelu(W1 [left; right; place]))))
     joined = torch.cat([hidden[2], hidden[6], head.position.weight[1]])
