@@ -96,7 +96,7 @@ def _pretraining(config: PretrainConfig, output: Output) -> Described:
     tokenizer = shared.starting_tokenizer(config) or trained_tokenizer(
         config.tokenizer, source, config.tokenizer.vocab_size or config.model.vocab_size, config.cache_dir
     )
-    shared.require_rows(config.model, tokenizer)
+    shared.require_fit(config, tokenizer)
     store = open_store(source, "train", tokenizer, config.cache_dir, shared.bar(output))
     with torch.device("meta"):
         learner = build(config.objective, build(config.model, config.seed), tokenizer, config.seed)

@@ -29,7 +29,7 @@ def run(config: PretrainConfig, overrides: list[str]) -> dict[str, Any]:
         tokenizer = shared.saved_tokenizer(session) or trained_tokenizer(
             config.tokenizer, source, config.tokenizer.vocab_size or config.model.vocab_size, config.cache_dir
         )
-        shared.require_rows(config.model, tokenizer)
+        shared.require_fit(config, tokenizer)
         stores = {
             split: open_store(source, split, tokenizer, config.cache_dir, progress) for split in ("train", "validation")
         }

@@ -116,7 +116,7 @@ class Mixture(BaseLearner):
         super().__init__(backbone, seed)
         self.config, self.tokenizer = config, tokenizer
         shares = config.shares()
-        members = {one.name: build(one, backbone, tokenizer, seed) for one in config.configs()}
+        members = {one.name: build(one, backbone, tokenizer, seed) for one in config.parts()}
         self.shares = dict(zip(members, shares, strict=True))
         # In a tuple: their parameters are named as this learner's own, under `backbone`, `heads` and `objective`.
         self._members: tuple[tuple[str, Any], ...] = tuple(members.items())
