@@ -23,7 +23,8 @@ Roles = Collection[str] | None
 
 def wrong_architecture(learned: Any, model: ModelConfig) -> str | None:
     """Why an objective or a task does not train a model of this architecture, if it does not."""
-    takes = getattr(learned, "architectures", ())
+    # A task among the objectives asks for what the task itself does.
+    takes = getattr(getattr(learned, "task", learned), "architectures", ())
     if model.architecture in takes:
         return None
     kinds = " or ".join(_article(one) for one in takes) or "no known architecture"

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lmtool.commands.configs import FinetuneConfig, PredictConfig, RunConfig, TokenizerCommandConfig
+from lmtool.commands.configs import FinetuneConfig, PredictConfig, PretrainConfig, RunConfig, TokenizerCommandConfig
 from lmtool.config.rules import rule
 from lmtool.config.tables import entries
 from lmtool.errors import Problem
+from lmtool.tasks.configs import TaskConfig, tasks_of
 
 
 @rule(RunConfig, "batch_examples", "batch_tokens")
@@ -112,9 +113,21 @@ def one_place(name: str | None, run_dir: str | None) -> Iterator[Problem]:
 @rule(FinetuneConfig, "task")
 def task_has_data(task: Any) -> Iterator[Problem]:
     """Labelled data come from somewhere."""
-    if all(getattr(task, where, None) is None for where in ("path", "hub", "embedded")):
+    if _without_data(task):
         what = f"missing required value: task.path; task {task.name} names no data of its own"
         yield Problem("task.path", what, "give task.path=FOLDER, or a file to train on")
+
+
+@rule(PretrainConfig, "objective")
+def tasks_have_data(objective: Any) -> Iterator[Problem]:
+    """So do those of tasks among the objectives."""
+    for task in filter(_without_data, tasks_of(objective)):
+        what = f"the task {task.name} among the objectives names no data of its own"
+        yield Problem("objective", what, "give its section a path: a folder, or a file to train on")
+
+
+def _without_data(task: TaskConfig) -> bool:
+    return all(getattr(task, where, None) is None for where in ("path", "hub", "embedded"))
 
 
 @rule(RunConfig, "device", running=True)

@@ -24,6 +24,8 @@ from lmtool.reporting.progress import Progress
 from lmtool.reporting.rate import measure_rate
 from lmtool.reporting.report import write_report
 from lmtool.reporting.screens import end_screen, start_screen
+from lmtool.tasks.loading import TaskData
+from lmtool.tasks.objective import read_tasks
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.checkpoints import find, pointed, read_state, read_weights
 from lmtool.training.precision import Precision, choose_device, choose_precision
@@ -104,6 +106,13 @@ def starting_tokenizer(config: RunConfig) -> Tokenizer | None:
 def starts_from(config: RunConfig) -> str | None:
     """The checkpoint the weights start from; None for random ones."""
     return None if config.checkpoint in (None, "none") else config.checkpoint
+
+
+def with_tasks(config: PretrainConfig) -> tuple[PretrainConfig, dict[str, TaskData]]:
+    """The configuration with the labels of the tasks among its objectives as found, for a checkpoint must know their
+    names; and these tasks' data."""
+    objective, read = read_tasks(config.objective, config.seed, config.cache_dir, config.offline)
+    return config.model_copy(update={"objective": objective}), read
 
 
 def require_fit(config: RunConfig, tokenizer: Tokenizer) -> None:

@@ -26,9 +26,18 @@ class ObjectiveConfig(Config):
         """Share of the tokens at which the vocabulary is computed."""
         return 1.0
 
+    @property
+    def title(self) -> str:
+        """What it is called among the members of a mixture."""
+        return self.name
+
     def parts(self) -> tuple[ObjectiveConfig, ...]:
         """The objectives it is made of: itself."""
         return (self,)
+
+    def with_parts(self, parts: tuple[ObjectiveConfig, ...]) -> ObjectiveConfig:
+        """The same of other parts, in their order."""
+        return parts[0]
 
 
 class MaskingConfig(ObjectiveConfig):
@@ -274,7 +283,7 @@ class DenoisingConfig(NextTokenConfig):
 
 @component("objective", "mixture", builder="lmtool.objectives.mixture:Mixture")
 class MixtureConfig(ObjectiveConfig):
-    """Several objectives in one run, by weights, logged apart."""
+    """Several objectives in one run, tasks among them, by weights, logged apart."""
 
     architectures: ClassVar[tuple[str, ...]] = ("encoder", "decoder", "encoder_decoder")
     """Its parts say more."""
@@ -284,7 +293,7 @@ class MixtureConfig(ObjectiveConfig):
         ("mlm", "span"),
         min_length=1,
         description="The objectives: names, or sections with a name and the keys that differ from its defaults. No "
-        "name twice.",
+        "name twice; tasks go by theirs: {name: task, task: {kind: classification, name: reviews, path: FOLDER}}.",
     )
     weights: tuple[float, ...] | None = Field(
         None, description="A number for each member: its share of the examples and of the loss. Null: all alike."
@@ -295,6 +304,9 @@ class MixtureConfig(ObjectiveConfig):
         choice = Choice("objective")
         made = (choice.validate({"name": one} if isinstance(one, str) else one) for one in self.members)
         return tuple(one for one in made if isinstance(one, ObjectiveConfig))
+
+    def with_parts(self, parts: tuple[ObjectiveConfig, ...]) -> MixtureConfig:
+        return self.model_copy(update={"members": tuple(one.model_dump(mode="json") for one in parts)})
 
     def shares(self) -> tuple[float, ...]:
         """The weights, adding up to 1."""
@@ -311,12 +323,15 @@ class MixtureConfig(ObjectiveConfig):
             members = self.parts()
         except ValidationError as error:
             problem = error.errors(include_url=False, include_input=False)[0]
-            raise ValueError(f"members: {'.'.join(map(str, problem['loc']))} {problem['msg']}") from error
+            told = {"extra_forbidden": "unknown key", "missing": "missing required value"}
+            where, what = ".".join(map(str, problem["loc"])), told.get(problem["type"], problem["msg"])
+            what += " is not known" if problem["type"] == "choice_unknown" else ""
+            raise ValueError(f"members: {where}: {what}") from error
         except PydanticCustomError as error:
             raise ValueError(f"members: no objective has this name: {error.message()}") from error
-        names = [one.name for one in members]
-        if len(set(names)) < len(names) or "mixture" in names:
-            raise ValueError(f"members={names}: each objective once, and no mixture")
+        names = [one.title for one in members]
+        if len(set(names)) < len(names) or any(isinstance(one, MixtureConfig) for one in members):
+            raise ValueError(f"members={names}: each objective once, tasks by their names, and no mixture")
         if self.weights is not None and (len(self.weights) != len(names) or min(self.weights) <= 0):
             raise ValueError(f"weights={list(self.weights)}: a number above 0 for each of the {len(names)} members")
         return self

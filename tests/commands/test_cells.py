@@ -7,6 +7,7 @@ import copy
 import math
 import shlex
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,12 @@ from lmtool.data.store import TokenStore, open_store
 from lmtool.data.vocabulary import trained_tokenizer
 from lmtool.errors import USER_ERROR, ConfigError, UserError
 from lmtool.objectives.evaluation import evaluate
+from lmtool.tasks.objective import read_tasks, rows_of
 from lmtool.tokenizers.configs import TokenizerConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import choose_precision
 from lmtool.training.step import apply_gradients, gradients
-from tests.commands.conftest import write_text
+from tests.commands.conftest import write_rows, write_text
 
 CPU = torch.device("cpu")
 OBJECTIVES = [one for one in groups.options("objective") if one != "auto"]
@@ -83,6 +85,7 @@ def small(config: PretrainConfig) -> PretrainConfig:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("cells")
     write_text(folder / "text.txt")
+    write_rows(folder / "rows")
     yield folder
     stores.cache_clear()
 
@@ -98,20 +101,22 @@ def stores(place: Path, config: TokenizerConfig) -> tuple[Tokenizer, dict[str, T
 def learns(config: PretrainConfig, place: Path) -> None:
     """Two optimizer steps, an evaluation and the report's samples; every parameter has a gradient."""
     tokenizer, both = stores(place, config.tokenizer)
-    learner = build(config.objective, build(config.model, 0), tokenizer, 0).train()
+    objective, tasks = read_tasks(config.objective, 0, place, True)
+    both = {split: replace(store, rows=rows_of(tasks, split)) for split, store in both.items()}
+    learner = build(objective, build(config.model, 0), tokenizer, 0).train()
     examples = {split: learner.examples(store, 32, "joined", split) for split, store in both.items()}
     groups_ = learner.parameter_groups()
     optimizer, steps = build(config.optimizer, groups_), iter(PackedLoader(examples["train"], 0, None, 256).steps())
     named = dict(learner.named_parameters())
-    before = {name: one.detach().clone() for name, one in named.items()}
     precision = choose_precision("fp32", CPU)
     for step in (1, 2):
+        before = {name: one.detach().clone() for name, one in named.items()}
         outcome = gradients(learner, next(steps), step, 0, CPU, precision)
         assert math.isfinite(float(outcome.loss)) and set(outcome.terms) == set(learner.weights)
         untouched = {name for name, one in named.items() if one.grad is None or not one.grad.abs().sum() > 0}
         assert not untouched
         apply_gradients(optimizer, None, list(named.values()), config.optimizer.clip_norm)
-    assert not {name for name, one in named.items() if torch.equal(one, before[name])}
+        assert not {name for name, one in named.items() if torch.equal(one, before[name])}
     batches = list(PackedLoader(examples["validation"], 0, None, 512, shuffle=False).epoch_batches())[:1]
     found = evaluate(learner, batches, baselines=learner.baselines(both["train"], examples["train"]))
     assert math.isfinite(found.loss) and set(found.terms) == set(learner.weights)
@@ -132,7 +137,8 @@ def refused(error: ConfigError, model: tuple[str, ...], objective: tuple[str, ..
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("model", MODELS)
 def test_every_pair_trains_or_names_one_that_does(place: Path, model: str, objective: str) -> None:
-    words = (f"objective={objective}",)
+    task = f"objective.task={{kind: classification, path: {place / 'rows'}, text: [sentence]}}"
+    words = (f"objective={objective}", *([task] if objective == "task" else []))
     try:
         config = decode(MODELS[model], words)
     except ConfigError as error:
