@@ -41,7 +41,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "metrics": CONFIG,
     "reporting": CONFIG,
     "objectives": LEARN,
-    "tasks": LEARN,
+    # A task may be learned among objectives: it is one of them then.
+    "tasks": LEARN | {"objectives"},
     "tuning": LEARN | {"objectives", "tasks"},
     "training": CONFIG,
     "commands": LEARN | {"objectives", "tasks", "tuning", "training", "weights", "reporting", "metrics"},

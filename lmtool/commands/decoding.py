@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lmtool.commands import rules as rules  # enters the rules into the registry
+from lmtool.commands import fitting as fitting  # both enter their rules into the registry
+from lmtool.commands import rules as rules
 from lmtool.commands.configs import COMMANDS
 from lmtool.config import plugins, saved
 from lmtool.config.decode import decode

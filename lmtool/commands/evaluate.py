@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from lmtool.reporting.console import Output
 from lmtool.reporting.table import print_table
 from lmtool.tasks.evaluation import baseline, evaluate, predictions, report
 from lmtool.tasks.loading import load_task
+from lmtool.tasks.objective import read_tasks, rows_of
 
 
 def run(config: EvaluateConfig, overrides: list[str]) -> dict[str, Any]:
@@ -63,7 +65,9 @@ def _task(config: EvaluateConfig, trained: Trained, before: FinetuneConfig) -> d
 def _text(config: EvaluateConfig, trained: Trained, before: PretrainConfig) -> dict[str, Any]:
     data = config.data or before.data
     source = build(data, config.cache_dir)
+    _, tasks = read_tasks(before.objective, before.seed, config.cache_dir, config.offline)
     store = open_store(source, "validation", trained.tokenizer, config.cache_dir)
+    store = replace(store, rows=rows_of(tasks, "validation"))
     examples = trained.learner.examples(store, before.max_length, data.documents, "validation")
     loader = PackedLoader(examples, before.seed, None, max(config.batch_tokens, before.max_length), shuffle=False)
     found = evaluate_text(

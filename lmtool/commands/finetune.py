@@ -26,7 +26,7 @@ def run(config: FinetuneConfig, overrides: list[str]) -> dict[str, Any]:
         if finished is not None:
             return shared.told_again(session, finished)
         tokenizer = shared.saved_tokenizer(session) or _own_tokenizer(config, task)
-        shared.require_rows(config.model, tokenizer)
+        shared.require_fit(config, tokenizer)
         learner = build(config.task, build(config.model, config.seed), tokenizer, config.seed)
         loaded = shared.start_weights(config, learner)
         build(config.tuning).apply(learner, None if loaded is None else frozenset(loaded.new))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from lmtool.reporting.console import Output
 from lmtool.reporting.table import print_table
 from lmtool.reporting.text import plain
 from lmtool.tasks.loading import load_task
+from lmtool.tasks.objective import rows_of
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Packed, Target
 
@@ -92,12 +93,14 @@ Described = tuple[Examples, Tokenizer, tuple[str, ...]]
 
 
 def _pretraining(config: PretrainConfig, output: Output) -> Described:
+    config, tasks = shared.with_tasks(config)
     source = build(config.data, config.cache_dir, shared.bar(output))
     tokenizer = shared.starting_tokenizer(config) or trained_tokenizer(
         config.tokenizer, source, config.tokenizer.vocab_size or config.model.vocab_size, config.cache_dir
     )
-    shared.require_rows(config.model, tokenizer)
+    shared.require_fit(config, tokenizer)
     store = open_store(source, "train", tokenizer, config.cache_dir, shared.bar(output))
+    store = replace(store, rows=rows_of(tasks, "train"))
     with torch.device("meta"):
         learner = build(config.objective, build(config.model, config.seed), tokenizer, config.seed)
     return learner.examples(store, config.max_length, config.data.documents, "train"), tokenizer, ()

@@ -44,7 +44,9 @@ def run(config: PretrainConfig | FinetuneConfig, verb: str) -> int:
         learns, rows, predicted = task.config, len(task.train), 0.0
         notes.append(f"{rows:,} training rows, each taken as max_length={config.max_length} long; most are shorter")
     else:
+        config, tasks = shared.with_tasks(config)
         learns, rows, predicted = config.objective, 0, config.objective.predicted_fraction
+        notes += [f"{len(one.train):,} training rows of the task {name}" for name, one in tasks.items()]
         notes.append(f"every sequence is taken as max_length={config.max_length} long; the text is not read")
     with torch.device("meta"):
         learner = build(learns, build(config.model, config.seed), None, config.seed)

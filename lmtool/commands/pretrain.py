@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from lmtool.commands import session as shared
@@ -12,6 +13,7 @@ from lmtool.data.store import open_store
 from lmtool.data.vocabulary import trained_tokenizer
 from lmtool.objectives.baseline import mean_losses
 from lmtool.objectives.evaluation import evaluate
+from lmtool.tasks.objective import rows_of
 from lmtool.training.loop import train
 
 SAMPLES = 6
@@ -19,6 +21,7 @@ SAMPLES = 6
 
 def run(config: PretrainConfig, overrides: list[str]) -> dict[str, Any]:
     """Build, train, evaluate, save. Returns result.json."""
+    config, tasks = shared.with_tasks(config)
     names = {"model": config.model.name, "objective": config.objective.name, "data": config.data.name}
     with shared.session("pretrain", config, f"{names['objective']}-{names['model']}") as session:
         finished = session.run.result()
@@ -29,9 +32,10 @@ def run(config: PretrainConfig, overrides: list[str]) -> dict[str, Any]:
         tokenizer = shared.saved_tokenizer(session) or trained_tokenizer(
             config.tokenizer, source, config.tokenizer.vocab_size or config.model.vocab_size, config.cache_dir
         )
-        shared.require_rows(config.model, tokenizer)
+        shared.require_fit(config, tokenizer)
         stores = {
-            split: open_store(source, split, tokenizer, config.cache_dir, progress) for split in ("train", "validation")
+            split: replace(open_store(source, split, tokenizer, config.cache_dir, progress), rows=rows_of(tasks, split))
+            for split in ("train", "validation")
         }
 
         learner = build(config.objective, build(config.model, config.seed), tokenizer, config.seed)
@@ -53,7 +57,7 @@ def run(config: PretrainConfig, overrides: list[str]) -> dict[str, Any]:
         baselines = learner.baselines(stores["train"], examples["train"])
         constant = mean_losses(baselines, held_out.epoch_batches())
         baseline = {
-            "name": " and ".join(one.name for one in baselines.values()),
+            "name": " and ".join(dict.fromkeys(one.name for one in baselines.values())),
             "metric": "loss",
             "value": sum(learner.weights[term] * loss for term, loss in constant.items()),
         }
@@ -61,7 +65,12 @@ def run(config: PretrainConfig, overrides: list[str]) -> dict[str, Any]:
         shared.begin(
             session,
             choices=names,
-            data={**source.facts(), "train": loader.facts(), "validation": held_out.facts()},
+            data={
+                **source.facts(),
+                **{f"task {name}": one.facts for name, one in tasks.items()},
+                "train": loader.facts(),
+                "validation": held_out.facts(),
+            },
             model=shared.model_facts(config.model, tokenizer, loaded),
             plan=plan,
             epochs=epochs,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,67 +12,7 @@ from lmtool.commands.configs import FinetuneConfig, PredictConfig, PretrainConfi
 from lmtool.config.rules import rule
 from lmtool.config.tables import entries
 from lmtool.errors import Problem
-
-
-def _fitting(group: str, architecture: str) -> list[str]:
-    """Names of a group's components that take an architecture."""
-    return [one.name for one in entries(group) if architecture in getattr(one.config, "architectures", ())]
-
-
-def _models(architectures: Iterable[str]) -> list[str]:
-    return [one.name for one in entries("model") if getattr(one.config, "architecture", "") in architectures]
-
-
-def _article(architecture: str) -> str:
-    return f"{'an' if architecture.startswith('enc') else 'a'} {architecture.replace('_', '-')}"
-
-
-def _misfit(group: str, chosen: Any, name: str, model: Any) -> Iterator[Problem]:
-    takes = getattr(chosen, "architectures", ())
-    if model.architecture in takes:
-        return
-    other = [f"{group}={one}" for one in _fitting(group, model.architecture)[:1]]
-    other += [f"model={one}" for one in _models(takes)[:1]]
-    kinds = " or ".join(_article(one) for one in takes) or "no known architecture"
-    yield Problem(
-        group,
-        f"{group}={name} trains {kinds}; model={model.name} is {_article(model.architecture)}",
-        f"give {' or '.join(other)}" if other else None,
-    )
-
-
-@rule(PretrainConfig, "objective", "model")
-def objective_fits_model(objective: Any, model: Any) -> Iterator[Problem]:
-    """An objective names the architectures it trains."""
-    yield from _misfit("objective", objective, objective.name, model)
-
-
-@rule(PretrainConfig, "objective", "model")
-def members_fit_model(objective: Any, model: Any) -> Iterator[Problem]:
-    """So does each member of a mixture."""
-    for member in objective.configs() if objective.name == "mixture" else ():
-        for problem in _misfit("objective", member, member.name, model):
-            fitting = [one for one in _fitting("objective", model.architecture) if one != "mixture"]
-            hint = f"give objective.members=[{','.join(fitting[:2])}]"
-            yield Problem("objective.members", f"objective.members: {problem.message}", hint)
-
-
-@rule(FinetuneConfig, "task", "model")
-def task_fits_model(task: Any, model: Any) -> Iterator[Problem]:
-    """A task names the architectures it can stand on."""
-    yield from _misfit("task", task, task.name, model)
-
-
-@rule(PretrainConfig, "objective", "model")
-def pairs_need_segments(objective: Any, model: Any) -> Iterator[Problem]:
-    """Next-sentence prediction tells its two segments apart by the model's segment table."""
-    if getattr(objective, "pairs", "none") != "none" and getattr(model, "segments", 0) < 2:
-        yield Problem(
-            "objective.pairs",
-            f"objective.pairs={objective.pairs} needs a model with two segments; model={model.name} has "
-            f"{getattr(model, 'segments', 0)}",
-            "give objective.pairs=none",
-        )
+from lmtool.tasks.configs import TaskConfig, tasks_of
 
 
 @rule(RunConfig, "batch_examples", "batch_tokens")
@@ -173,9 +113,21 @@ def one_place(name: str | None, run_dir: str | None) -> Iterator[Problem]:
 @rule(FinetuneConfig, "task")
 def task_has_data(task: Any) -> Iterator[Problem]:
     """Labelled data come from somewhere."""
-    if all(getattr(task, where, None) is None for where in ("path", "hub", "embedded")):
+    if _without_data(task):
         what = f"missing required value: task.path; task {task.name} names no data of its own"
         yield Problem("task.path", what, "give task.path=FOLDER, or a file to train on")
+
+
+@rule(PretrainConfig, "objective")
+def tasks_have_data(objective: Any) -> Iterator[Problem]:
+    """So do those of tasks among the objectives."""
+    for task in filter(_without_data, tasks_of(objective)):
+        what = f"the task {task.name} among the objectives names no data of its own"
+        yield Problem("objective", what, "give its section a path: a folder, or a file to train on")
+
+
+def _without_data(task: TaskConfig) -> bool:
+    return all(getattr(task, where, None) is None for where in ("path", "hub", "embedded"))
 
 
 @rule(RunConfig, "device", running=True)

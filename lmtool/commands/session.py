@@ -13,7 +13,8 @@ from typing import Any
 
 from torch import nn
 
-from lmtool.commands.configs import RunConfig
+from lmtool.commands.configs import PretrainConfig, RunConfig
+from lmtool.commands.fitting import lacks_around, lacks_tokens
 from lmtool.config import saved
 from lmtool.errors import UserError
 from lmtool.models.configs import ModelConfig
@@ -23,6 +24,8 @@ from lmtool.reporting.progress import Progress
 from lmtool.reporting.rate import measure_rate
 from lmtool.reporting.report import write_report
 from lmtool.reporting.screens import end_screen, start_screen
+from lmtool.tasks.loading import TaskData
+from lmtool.tasks.objective import read_tasks
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.checkpoints import find, pointed, read_state, read_weights
 from lmtool.training.precision import Precision, choose_device, choose_precision
@@ -105,13 +108,31 @@ def starts_from(config: RunConfig) -> str | None:
     return None if config.checkpoint in (None, "none") else config.checkpoint
 
 
-def require_rows(model: ModelConfig, tokenizer: Tokenizer) -> None:
-    """Every token needs its row of the embedding: UserError before any index could run beyond the table."""
+def with_tasks(config: PretrainConfig) -> tuple[PretrainConfig, dict[str, TaskData]]:
+    """The configuration with the labels of the tasks among its objectives as found, for a checkpoint must know their
+    names; and these tasks' data."""
+    objective, read = read_tasks(config.objective, config.seed, config.cache_dir, config.offline)
+    return config.model_copy(update={"objective": objective}), read
+
+
+def require_fit(config: RunConfig, tokenizer: Tokenizer) -> None:
+    """Every token needs its row of the embedding, and a vocabulary that came with its files the special tokens that
+    are asked for. UserError before any text is read with it."""
+    model = config.model
     if tokenizer.vocab_size > model.vocab_size:
         raise UserError(
             f"the tokenizer has {tokenizer.vocab_size:,} tokens, model.vocab_size={model.vocab_size:,} has fewer rows",
             f"model.vocab_size={tokenizer.vocab_size}, or a smaller tokenizer.vocab_size=",
         )
+    roles = {*tokenizer.roles, *(["sentinel"] if tokenizer.sentinels else [])}
+    parts = config.objective.parts() if isinstance(config, PretrainConfig) else ()
+    for problem in (lacks_around(model, roles), *(lacks_tokens(one, roles) for one in parts)):
+        if problem is not None:
+            have = ", ".join(sorted(roles)) or "none"
+            raise UserError(
+                f"the tokenizer {problem}; its special tokens are: {have}",
+                "take a tokenizer that fits (tokenizer=auto, with checkpoint=none), or another objective",
+            )
 
 
 def start_weights(config: RunConfig, learner: nn.Module) -> LoadReport | None:

@@ -88,7 +88,9 @@ def missing(command: type[Config], keys: list[str], data: dict[str, Any]) -> lis
         field = _locate(command, data, tuple(key.split(".")))[1]
         choice = None if field is None else choice_of(field)
         if choice is not None:
-            hint = f"give {choice.group}=NAME, one of {', '.join(names(choice.group))}"
+            # A group of its own within the section, or a key of it.
+            typed = choice.group if choice.group.replace("/", ".") == key else f"{key}.{choice.key}"
+            hint = f"give {typed}=NAME, one of {', '.join(names(choice.group))}"
             found.append(Problem(key, f"{key} names no {choice.group.rpartition('/')[2]}", hint))
             continue
         about = f" ({field.description.rstrip('.')})" if field is not None and field.description else ""

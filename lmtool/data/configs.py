@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -10,6 +11,25 @@ from lmtool.config.base import Config
 from lmtool.config.tables import component
 
 Path = Annotated[str, Field(min_length=1)]
+
+
+@dataclass(frozen=True)
+class FormatFacts:
+    """What a text format (data/formats.py) asks for. roles: the special tokens that stand around texts. segments:
+    whether it has the column that tells the two texts of a pair apart."""
+
+    roles: tuple[str, ...]
+    segments: bool = False
+
+
+FORMATS = {
+    "bert": FormatFacts(("cls", "sep"), segments=True),
+    "roberta": FormatFacts(("cls", "sep")),
+    "bart": FormatFacts(("cls", "sep")),
+    "gpt": FormatFacts(("eos",)),
+    "t5": FormatFacts(("eos",)),
+}
+"""The formats by the name a model gives (`text_format`)."""
 
 
 class DataConfig(Config):

@@ -15,8 +15,8 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ class TokenStore:
     """tokens: all ids, documents laid end to end, uint16 or uint32. document_offsets: (D+1,) their borders in it.
     sentence_offsets: (S+1,) borders of sentences in tokens. document_sentences: (D+1,) borders of documents among
     the sentences. No document and no sentence is without tokens. All are read-only maps of files.
+    rows: labelled rows that are learned beside the text, by the name of their task.
     """
 
     tokens: np.ndarray
@@ -52,6 +53,7 @@ class TokenStore:
     document_sentences: np.ndarray
     facts: dict[str, Any]
     folder: Path
+    rows: Mapping[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.document_offsets) - 1
@@ -120,7 +122,7 @@ def _open(folder: Path, key: str) -> TokenStore | None:
         manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
         if manifest["key"] != key:
             return None
-        arrays = {}
+        arrays: dict[str, Any] = {}
         for name, file in _FILES.items():
             dtype, count = np.dtype(manifest["arrays"][name]["dtype"]), int(manifest["arrays"][name]["count"])
             if (folder / file).stat().st_size != dtype.itemsize * count:

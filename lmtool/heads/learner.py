@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
+import numpy as np
 from torch import Tensor, nn
 
+from lmtool.errors import UserError
 from lmtool.models.base import Backbone
 from lmtool.nn.dropout import DeviceDraws, Draws, TokenDraws, token_keys
 from lmtool.streams import key
@@ -13,8 +17,11 @@ from lmtool.types import Batch, ParameterGroup
 class BaseLearner(nn.Module):
     """Holds `backbone` and `heads`; a subclass adds `counts(batch)` and `forward(batch, step)`.
 
-    seed: of the run; new heads and dropout derive from it.
+    seed: of the run; new heads and dropout derive from it. measures: by term, scores over all (gold, predicted) of
+    an evaluation, where a mean over targets does not say enough.
     """
+
+    measures: Mapping[str, Callable[[np.ndarray, np.ndarray], dict[str, float]]] = {}
 
     def __init__(self, backbone: Backbone, seed: int):
         super().__init__()
@@ -23,7 +30,10 @@ class BaseLearner(nn.Module):
         self.seed = seed
 
     def add_head(self, name: str, head: nn.Module) -> None:
-        """Enter a head under its name and give it the initial weights of the backbone's family."""
+        """Enter a head under its name and give it the initial weights of the backbone's family. UserError where there
+        is one of that name: heads of tasks have the names that users give."""
+        if name in self.heads:
+            raise UserError(f"task.name={name} is the name of a head that the model has anyway", "give another name")
         device = next(self.backbone.parameters()).device
         self.heads[name] = head.to(device)
         self.backbone.initialize(head, self.seed, f"heads.{name}.")

@@ -66,12 +66,24 @@ class BestConstant:
         return float(np.sum(counts_C * cls.least_losses(counts_C)) / max(float(np.sum(counts_C)), 1e-300))
 
 
-Predictor = ConstantPredictor | BestConstant
+@dataclass(frozen=True)
+class ConstantValue:
+    """One number for every target, by squared error. name: what to call it on the screens."""
+
+    name: str
+    value: float
+
+    def losses(self, labels_M: np.ndarray) -> np.ndarray:
+        """(M,) float64 squared error of each target."""
+        return (np.asarray(labels_M, dtype=np.float64) - self.value) ** 2
+
+
+Predictor = ConstantPredictor | ConstantValue | BestConstant
 
 
 def mean_losses(predictors: Mapping[str, Predictor], batches: Iterable[Batch]) -> dict[str, float]:
     """Mean loss of each term's predictor over the targets of the batches: known before any model is run."""
-    known = {term: one for term, one in predictors.items() if isinstance(one, ConstantPredictor)}
+    known = {term: one for term, one in predictors.items() if not isinstance(one, BestConstant)}
     sums, counts = dict.fromkeys(known, 0.0), dict.fromkeys(known, 0)
     for batch in batches:
         for term, predictor in known.items():

@@ -16,8 +16,8 @@ class ObjectiveConfig(Config):
 
     architectures: ClassVar[tuple[str, ...]] = ()
     """The architectures it trains: encoder, decoder, encoder_decoder."""
-    roles: ClassVar[tuple[str, ...]] = ()
-    """The special tokens it needs of the vocabulary."""
+    roles: ClassVar[tuple[str | tuple[str, ...], ...]] = ()
+    """The special tokens it needs of the vocabulary, beside those of the model's text format; of a group, one."""
 
     name: str = Field(description="Which objective.")
 
@@ -26,12 +26,25 @@ class ObjectiveConfig(Config):
         """Share of the tokens at which the vocabulary is computed."""
         return 1.0
 
+    @property
+    def title(self) -> str:
+        """What it is called among the members of a mixture."""
+        return self.name
+
+    def parts(self) -> tuple[ObjectiveConfig, ...]:
+        """The objectives it is made of: itself."""
+        return (self,)
+
+    def with_parts(self, parts: tuple[ObjectiveConfig, ...]) -> ObjectiveConfig:
+        """The same of other parts, in their order."""
+        return parts[0]
+
 
 class MaskingConfig(ObjectiveConfig):
     """What every objective with masked tokens says: how many, what stands in their place, and how often it changes."""
 
     architectures: ClassVar[tuple[str, ...]] = ("encoder",)
-    roles: ClassVar[tuple[str, ...]] = ("cls", "sep", "mask")
+    roles: ClassVar[tuple[str | tuple[str, ...], ...]] = ("sep", "mask")
 
     probability: float = Field(0.15, gt=0, lt=1, description="Share of the non-special tokens that are predicted.")
     mask: float = Field(0.8, ge=0, le=1, description="Share of the predicted tokens that are replaced by [MASK].")
@@ -193,7 +206,7 @@ class ClmConfig(NextTokenConfig):
     """Causal language modelling: every token from the ones before it (GPT, GPT-2)."""
 
     architectures: ClassVar[tuple[str, ...]] = ("decoder",)
-    roles: ClassVar[tuple[str, ...]] = ("eos",)
+    roles: ClassVar[tuple[str | tuple[str, ...], ...]] = ("eos",)
 
     name: Literal["clm"] = Field("clm", description="Causal language modelling.")
 
@@ -204,7 +217,7 @@ class PrefixLmConfig(NextTokenConfig):
     what is before it is seen as a whole, what is behind it is predicted token by token."""
 
     architectures: ClassVar[tuple[str, ...]] = ("decoder", "encoder_decoder")
-    roles: ClassVar[tuple[str, ...]] = ("eos",)
+    roles: ClassVar[tuple[str | tuple[str, ...], ...]] = ("eos",)
 
     name: Literal["prefix_lm"] = Field("prefix_lm", description="Prefix language modelling.")
 
@@ -220,7 +233,7 @@ class SpanCorruptionConfig(NextTokenConfig):
     are the sentinels, each followed by its span."""
 
     architectures: ClassVar[tuple[str, ...]] = ("encoder_decoder",)
-    roles: ClassVar[tuple[str, ...]] = ("eos",)
+    roles: ClassVar[tuple[str | tuple[str, ...], ...]] = ("eos", "sentinel")
 
     name: Literal["span_corruption"] = Field("span_corruption", description="Span corruption.")
     density: float = Field(0.15, gt=0, lt=1, description="Share of the tokens that are cut out.")
@@ -239,7 +252,7 @@ class DenoisingConfig(NextTokenConfig):
     the five noises has its share, 0 for none; they are applied in the order of the fields."""
 
     architectures: ClassVar[tuple[str, ...]] = ("encoder_decoder",)
-    roles: ClassVar[tuple[str, ...]] = ("eos",)
+    roles: ClassVar[tuple[str | tuple[str, ...], ...]] = ("eos", ("mask", "sentinel"))
 
     name: Literal["denoising"] = Field("denoising", description="Denoising.")
     sentence_permutation: float = Field(
@@ -270,27 +283,30 @@ class DenoisingConfig(NextTokenConfig):
 
 @component("objective", "mixture", builder="lmtool.objectives.mixture:Mixture")
 class MixtureConfig(ObjectiveConfig):
-    """Several objectives in one run, by weights, logged apart."""
+    """Several objectives in one run, tasks among them, by weights, logged apart."""
 
     architectures: ClassVar[tuple[str, ...]] = ("encoder", "decoder", "encoder_decoder")
-    """A rule holds its members against the model."""
+    """Its parts say more."""
 
     name: Literal["mixture"] = Field("mixture", description="A mixture of objectives.")
     members: tuple[str | dict[str, Any], ...] = Field(
         ("mlm", "span"),
         min_length=1,
         description="The objectives: names, or sections with a name and the keys that differ from its defaults. No "
-        "name twice.",
+        "name twice; tasks go by theirs: {name: task, task: {kind: classification, name: reviews, path: FOLDER}}.",
     )
     weights: tuple[float, ...] | None = Field(
         None, description="A number for each member: its share of the examples and of the loss. Null: all alike."
     )
 
-    def configs(self) -> tuple[ObjectiveConfig, ...]:
-        """The members' configurations."""
+    def parts(self) -> tuple[ObjectiveConfig, ...]:
+        """The members."""
         choice = Choice("objective")
         made = (choice.validate({"name": one} if isinstance(one, str) else one) for one in self.members)
         return tuple(one for one in made if isinstance(one, ObjectiveConfig))
+
+    def with_parts(self, parts: tuple[ObjectiveConfig, ...]) -> MixtureConfig:
+        return self.model_copy(update={"members": tuple(one.model_dump(mode="json") for one in parts)})
 
     def shares(self) -> tuple[float, ...]:
         """The weights, adding up to 1."""
@@ -299,26 +315,23 @@ class MixtureConfig(ObjectiveConfig):
 
     @property
     def predicted_fraction(self) -> float:
-        return sum(share * one.predicted_fraction for share, one in zip(self.shares(), self.configs(), strict=True))
-
-    @property
-    def pairs(self) -> str:
-        """The loss over pairs that one of the members has, if any: it needs a model with segments."""
-        found = [one.pairs for one in self.configs() if isinstance(one, PairsConfig) and one.pairs != "none"]
-        return found[0] if found else "none"
+        return sum(share * one.predicted_fraction for share, one in zip(self.shares(), self.parts(), strict=True))
 
     @model_validator(mode="after")
     def _members_fit(self) -> MixtureConfig:
         try:
-            members = self.configs()
+            members = self.parts()
         except ValidationError as error:
             problem = error.errors(include_url=False, include_input=False)[0]
-            raise ValueError(f"members: {'.'.join(map(str, problem['loc']))} {problem['msg']}") from error
+            told = {"extra_forbidden": "unknown key", "missing": "missing required value"}
+            where, what = ".".join(map(str, problem["loc"])), told.get(problem["type"], problem["msg"])
+            what += " is not known" if problem["type"] == "choice_unknown" else ""
+            raise ValueError(f"members: {where}: {what}") from error
         except PydanticCustomError as error:
             raise ValueError(f"members: no objective has this name: {error.message()}") from error
-        names = [one.name for one in members]
-        if len(set(names)) < len(names) or "mixture" in names:
-            raise ValueError(f"members={names}: each objective once, and no mixture")
+        names = [one.title for one in members]
+        if len(set(names)) < len(names) or any(isinstance(one, MixtureConfig) for one in members):
+            raise ValueError(f"members={names}: each objective once, tasks by their names, and no mixture")
         if self.weights is not None and (len(self.weights) != len(names) or min(self.weights) <= 0):
             raise ValueError(f"weights={list(self.weights)}: a number above 0 for each of the {len(names)} members")
         return self

@@ -12,7 +12,6 @@ import numpy as np
 from lmtool.data.assembly import assemble, ragged_ranges
 from lmtool.data.plan import Plan
 from lmtool.data.store import TokenStore
-from lmtool.errors import UserError
 from lmtool.objectives.configs import DenoisingConfig
 from lmtool.objectives.examples import plan_facts, room_for, some
 from lmtool.objectives.masking import Vocabulary
@@ -95,12 +94,8 @@ def _vocabulary(tokenizer: Tokenizer) -> Vocabulary:
     """The mask is the tokenizer's; of a vocabulary that has none, T5's, its first sentinel."""
     special = np.zeros(tokenizer.vocab_size, dtype=bool)
     special[list(tokenizer.special_ids)] = True
-    if "mask" not in tokenizer.roles and not tokenizer.sentinels:
-        raise UserError(
-            "the tokenizer has no mask token, which denoising puts in the place of words",
-            "give tokenizer=bytebpe tokenizer.special_tokens=roberta, or tokenizer=sentencepiece",
-        )
-    mask = tokenizer.roles["mask"] if "mask" in tokenizer.roles else tokenizer.sentinels[0]
+    has_mask = "mask" in tokenizer.roles or not tokenizer.sentinels
+    mask = tokenizer.role("mask") if has_mask else tokenizer.sentinels[0]
     return Vocabulary(mask, special, np.asarray(tokenizer.starts_word, dtype=bool))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,6 +23,7 @@ class Scorer(Protocol):
     """A learner that scores a batch, as a module does; its terms add up with these weights."""
 
     weights: dict[str, float]
+    measures: Mapping[str, Callable[[np.ndarray, np.ndarray], dict[str, float]]]
     training: bool
 
     def score(self, batch: Batch) -> dict[str, Scores]: ...
@@ -33,13 +34,14 @@ class Scorer(Protocol):
 @dataclass(frozen=True)
 class TermEvaluation:
     """One term over E examples: sums of losses in nats, of baseline losses (None without a baseline), how many
-    targets, and how many were predicted right."""
+    targets, and how many were predicted right (None of values). scores: further ones by name."""
 
     sums_E: np.ndarray
     counts_E: np.ndarray
-    right: int
+    right: int | None
     baseline_sums_E: np.ndarray | None = None
     baseline_name: str | None = None
+    scores: dict[str, float] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
@@ -51,8 +53,8 @@ class TermEvaluation:
         return float(self.sums_E.sum() / self.count)
 
     @property
-    def accuracy(self) -> float:
-        return self.right / self.count
+    def accuracy(self) -> float | None:
+        return None if self.right is None else self.right / self.count
 
     @property
     def standard_error(self) -> float:
@@ -95,8 +97,8 @@ class Evaluation:
 
     def metrics(self) -> dict[str, float]:
         """Plain numbers for metrics.jsonl and result.json: `loss` and its `standard_error`, and for each term NAME
-        `NAME_loss`, `NAME_accuracy`, `NAME_count`, `NAME_standard_error` and, with a baseline, `NAME_baseline` and
-        `NAME_gain_standard_error`."""
+        `NAME_loss`, `NAME_accuracy`, `NAME_count`, `NAME_standard_error`, its further scores and, with a baseline,
+        `NAME_baseline` and `NAME_gain_standard_error`."""
         values: dict[str, float | None] = {"loss": self.loss, "standard_error": self.standard_error}
         for name, term in self.terms.items():
             values |= {
@@ -104,6 +106,7 @@ class Evaluation:
                 f"{name}_accuracy": term.accuracy,
                 f"{name}_count": term.count,
                 f"{name}_standard_error": term.standard_error,
+                **{f"{name}_{score}": value for score, value in term.scores.items()},
             }
             values |= {f"{name}_baseline": term.baseline, f"{name}_gain_standard_error": term.gain_standard_error}
         # A single example has no standard error, and JSON has no word for that.
@@ -111,15 +114,18 @@ class Evaluation:
 
 
 class _Sums:
-    """Sums by example number, grown as examples come; an example may come in several batches."""
+    """Sums by example number, grown as examples come; an example may come in several batches. measure: of all labels
+    and predictions, which are kept for it alone."""
 
-    def __init__(self) -> None:
+    def __init__(self, measure: Callable[[np.ndarray, np.ndarray], dict[str, float]] | None) -> None:
+        self.measure = measure
+        self.answers: list[tuple[np.ndarray, np.ndarray]] = []
         self.sums: list[np.ndarray] = []
         self.baseline: list[np.ndarray] = []
         self.classes: list[np.ndarray] = []
         self.counts: list[np.ndarray] = []
         self.examples: list[np.ndarray] = []
-        self.right = 0
+        self.right: int | None = 0
 
     def add(self, batch: Batch, scores: Scores, baseline: Predictor | None) -> None:
         documents = scores.documents.cpu().numpy()
@@ -127,7 +133,12 @@ class _Sums:
         self.examples.append(batch.examples.cpu().numpy())
         self.sums.append(np.bincount(documents, scores.losses.double().cpu().numpy(), count))
         self.counts.append(np.bincount(documents, minlength=count))
-        self.right += int((scores.predictions == scores.labels).sum())
+        if scores.labels.is_floating_point():
+            self.right = None
+        elif self.right is not None:
+            self.right += int((scores.predictions == scores.labels).sum())
+        if self.measure is not None:
+            self.answers.append((scores.labels.cpu().numpy(), scores.predictions.cpu().numpy()))
         if isinstance(baseline, BestConstant):
             classes = len(baseline.expected)
             places = documents * classes + scores.labels.cpu().numpy()
@@ -153,8 +164,14 @@ class _Sums:
             self.baseline = [one @ losses_C for one in self.classes]
         return TermEvaluation(
             by_example(self.sums), counts, self.right,
-            by_example(self.baseline) if baseline else None, baseline.name if baseline else None,
+            by_example(self.baseline) if baseline else None, baseline.name if baseline else None, self._scores(),
         )  # fmt: skip
+
+    def _scores(self) -> dict[str, float]:
+        if self.measure is None:
+            return {}
+        gold, predicted = (np.concatenate(one) for one in zip(*self.answers, strict=True))
+        return self.measure(gold, predicted)
 
 
 def evaluate(
@@ -179,7 +196,8 @@ def evaluate(
                 with autocast():
                     scores = learner.score(batch)
                 for name, one in scores.items():
-                    sums.setdefault(name, _Sums()).add(batch, one, (baselines or {}).get(name))
+                    own = sums.setdefault(name, _Sums(learner.measures.get(name)))
+                    own.add(batch, one, (baselines or {}).get(name))
     finally:
         learner.train(was_training)
     if not sums:

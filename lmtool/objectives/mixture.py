@@ -21,6 +21,7 @@ from lmtool import streams
 from lmtool.config.tables import build
 from lmtool.data.plan import Examples, Plan
 from lmtool.data.store import TokenStore
+from lmtool.errors import UserError
 from lmtool.heads.learner import BaseLearner
 from lmtool.models.base import Backbone
 from lmtool.objectives.baseline import Predictor
@@ -56,10 +57,10 @@ def term_of(member: str, term: str) -> str:
 
 class MixedExamples:
     """An epoch is as long as no member has to repeat an example in it; which of its examples a member gives is drawn
-    anew each epoch."""
+    anew each epoch. whole: all examples of every member, whatever its share: to evaluate on."""
 
-    def __init__(self, members: dict[str, Examples], shares: Sequence[float], seed: int):
-        self.members, self.shares, self.seed = members, tuple(shares), seed
+    def __init__(self, members: dict[str, Examples], shares: Sequence[float], seed: int, whole: bool = False):
+        self.members, self.shares, self.seed, self.whole = members, tuple(shares), seed, whole
         self._plans: dict[int, Plan] = {}
 
     def plan(self, epoch: int) -> Plan:
@@ -68,7 +69,7 @@ class MixedExamples:
             size = min(len(plan) / share for plan, share in zip(plans, self.shares, strict=True))
             rows, lengths = [], []
             for number, (plan, share) in enumerate(zip(plans, self.shares, strict=True)):
-                count = min(max(1, round(size * share)), len(plan))
+                count = len(plan) if self.whole else min(max(1, round(size * share)), len(plan))
                 order = streams.Permutation(len(plan), self.seed, "order", epoch * len(plans) + number)
                 taken = order(np.arange(count))
                 made = np.empty(count, dtype=MIXED)
@@ -116,13 +117,19 @@ class Mixture(BaseLearner):
         super().__init__(backbone, seed)
         self.config, self.tokenizer = config, tokenizer
         shares = config.shares()
-        members = {one.name: build(one, backbone, tokenizer, seed) for one in config.configs()}
+        members = {one.title: build(one, backbone, tokenizer, seed) for one in config.parts()}
         self.shares = dict(zip(members, shares, strict=True))
         # In a tuple: their parameters are named as this learner's own, under `backbone`, `heads` and `objective`.
         self._members: tuple[tuple[str, Any], ...] = tuple(members.items())
         self.weights: dict[str, float] = {}
+        self.measures: dict[str, Any] = {}
         for name, member in self._members:
             for head in list(member.heads):
+                if head in self.heads and head in members:
+                    raise UserError(
+                        f"objective.members: the task {head} has the name of another member's head",
+                        "give it another task.name",
+                    )
                 if head in self.heads:
                     member.heads[head] = self.heads[head]
                 else:
@@ -130,6 +137,7 @@ class Mixture(BaseLearner):
             if isinstance(getattr(member, "objective", None), nn.Module):
                 self.objective = member.objective
             self.weights |= {term_of(name, term): self.shares[name] * weight for term, weight in member.weights.items()}
+            self.measures |= {term_of(name, term): measure for term, measure in member.measures.items()}
 
     def train(self, mode: bool = True) -> Self:
         """Members follow."""
@@ -145,7 +153,7 @@ class Mixture(BaseLearner):
     def examples(self, store: TokenStore, max_length: int, documents: str, split: str) -> MixedExamples:
         """What all members learn of a store."""
         made = {name: one.examples(store, max_length, documents, split) for name, one in self._members}
-        return MixedExamples(made, list(self.shares.values()), self.seed)
+        return MixedExamples(made, list(self.shares.values()), self.seed, whole=split == "validation")
 
     def baselines(self, store: TokenStore, examples: MixedExamples) -> dict[str, Predictor]:
         """Those of all members."""

@@ -52,7 +52,7 @@ class MaskedLanguageModel(BaseLearner):
         )
         self.weights = {"mlm": 1.0}
         if config.pairs != "none":
-            self.add_head("pooler", Pooler(width))
+            self.add_head("pooler", Pooler(width, backbone.pooler_activation))
             self.add_head(_PAIR_HEADS[config.pairs], SequenceHead(width, 2))
             self.weights[config.pairs] = 1.0
 

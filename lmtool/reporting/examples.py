@@ -211,9 +211,12 @@ def _small(text: str) -> str:
 
 
 def samples_html(samples: Sequence[Any]) -> str:
-    """The samples of samples.json: masked texts or generated ones; entries of another form are passed over."""
+    """The samples of samples.json: masked texts, generated and labelled ones; entries of another form are passed
+    over."""
     masked = [one for one in samples if _is_masked(one)][:SAMPLES]
-    generated = [one for one in samples if isinstance(one, dict) and "text" in one][:SAMPLES]
+    told = [one for one in samples if isinstance(one, dict) and "text" in one]
+    generated = [one for one in told if "prediction" not in one][:SAMPLES]
+    predicted = [one for one in told if one.keys() >= {"gold", "prediction"}][:SAMPLES]
     parts = []
     if masked:
         parts.append("<h3>Hidden words, and what the model put there</h3>")
@@ -223,4 +226,7 @@ def samples_html(samples: Sequence[Any]) -> str:
         parts.append("<h3>Written by the model</h3>")
         parts.append(_small("The prompt is bold."))
         parts += [generated_html(one) for one in generated]
+    if predicted:
+        parts.append("<h3>Labelled by the model</h3>")
+        parts += [prediction_html(one) for one in predicted]
     return "".join(parts)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from lmtool.config.base import Config
-from lmtool.config.tables import component
+from lmtool.config.tables import Choice, component
+from lmtool.objectives.configs import ObjectiveConfig
 
 
 class TaskConfig(Config):
@@ -168,3 +169,31 @@ class RegressionConfig(TaskConfig):
         if self.metric not in self.metrics:
             raise ValueError(f"metric={self.metric} is not in metrics={list(self.metrics)}")
         return self
+
+
+@component("objective", "task", builder="lmtool.tasks.objective:TaskObjective")
+class TaskObjectiveConfig(ObjectiveConfig):
+    """A labelled task in pretraining, beside other objectives (Raffel et al. 2020, section 3.5.3)."""
+
+    architectures: ClassVar[tuple[str, ...]] = TaskConfig.architectures
+
+    name: Literal["task"] = Field("task", description="A task.")
+    task: Annotated[TaskConfig, Choice("task", key="kind")] = Field(
+        description="The task, as `lmtool finetune` has it, with its kind and where its data are: "
+        "{kind: classification, name: reviews, path: FOLDER}."
+    )
+
+    @property
+    def title(self) -> str:
+        """Tasks go by their own names."""
+        return self.task.name
+
+    @property
+    def predicted_fraction(self) -> float:
+        """No token is predicted."""
+        return 0.0
+
+
+def tasks_of(objective: ObjectiveConfig) -> tuple[TaskConfig, ...]:
+    """The tasks that an objective is or has among its members."""
+    return tuple(one.task for one in objective.parts() if isinstance(one, TaskObjectiveConfig))

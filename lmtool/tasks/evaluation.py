@@ -114,7 +114,7 @@ def evaluate(
     predicted, loss = predict(learner, len(rows), batches, device, autocast, labelled=True)
     metrics = {"loss": loss, **compute(learner.config.metrics, rows.labels, predicted.values_E)}
     constant = len(rows) > 1 and np.ptp(predicted.values_E) == 0 and np.ptp(rows.labels) > 0
-    collapsed = _named(learner.config, predicted.values_E[0]) if constant else None
+    collapsed = named(learner.config, predicted.values_E[0]) if constant else None
     counts = None
     if isinstance(learner.config, ClassificationConfig):
         counts = confusion(rows.labels, predicted.values_E, len(learner.config.labels or ()))
@@ -136,8 +136,8 @@ def predictions(config: TaskConfig, rows: TaskRows, predicted: Predicted, split:
         texts = {name: text[number] for name, text in zip(config.text, rows.texts, strict=True)}
         row: dict[str, Any] = {"id": rows.ids[number], "split": split, **texts}
         if rows.labels is not None:
-            row["gold"] = _named(config, rows.labels[number])
-        prediction = _named(config, predicted.values_E[number])
+            row["gold"] = named(config, rows.labels[number])
+        prediction = named(config, predicted.values_E[number])
         yield {**row, "prediction": prediction, "score": float(predicted.scores_E[number])}
 
 
@@ -155,14 +155,15 @@ def baseline(config: TaskConfig, train: TaskRows, rows: TaskRows) -> dict[str, A
     metrics = compute(config.metrics, rows.labels, np.full(len(rows), value))
     return {
         "name": name,
-        "prediction": _named(config, value),
+        "prediction": named(config, value),
         "metric": config.metric,
         "value": metrics[config.metric],
         "metrics": metrics,
     }
 
 
-def _named(config: TaskConfig, value: Any) -> str | float:
+def named(config: TaskConfig, value: Any) -> str | float:
+    """A class by its name, a value as a number."""
     if isinstance(config, ClassificationConfig) and config.labels is not None:
         return config.labels[int(value)]
     return float(value)

@@ -6,6 +6,8 @@ otherwise. Without a development split a seeded tenth of the training rows is he
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +75,7 @@ def load_task(config: TaskConfig, seed: int, cache_dir: str | Path, offline: boo
         train = train.take(np.sort(Permutation(len(train), seed, "sample", _SUBSET)(np.arange(config.train_examples))))
     resolved = _resolved(config, labels, train)
     facts |= _facts(resolved, train, validation, test)
+    facts["fingerprint"] = _fingerprint([train, *validation.values()])
     return TaskData(resolved, train, validation, test, facts)
 
 
@@ -160,6 +163,15 @@ def _resolved(config: TaskConfig, labels: Sequence[str] | None, train: TaskRows)
             "take macro_f1, accuracy or matthews",
         )
     return type(config).model_validate(values)
+
+
+def _fingerprint(splits: Sequence[TaskRows]) -> str:
+    """sha256 of the texts and labels that are trained and scored on, in their order."""
+    digest = hashlib.sha256()
+    for rows in splits:
+        labels = [] if rows.labels is None else rows.labels.tolist()
+        digest.update(json.dumps([rows.texts, labels]).encode())
+    return digest.hexdigest()
 
 
 def _facts(

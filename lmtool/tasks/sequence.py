@@ -128,7 +128,8 @@ class ClassificationLearner(SequenceLearner):
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
         logits_NC = self.outputs(batch, step)
-        total = loss_sum(logits_NC, self.labels(batch), self.smoothing, self.class_weights)
+        weights_C = None if self.class_weights is None else self.class_weights.to(logits_NC.device)
+        total = loss_sum(logits_NC, self.labels(batch), self.smoothing, weights_C)
         return StepOutput({self.config.name: total}, self.weights)
 
     def best(self, outputs_NC: Tensor) -> tuple[Tensor, Tensor]:

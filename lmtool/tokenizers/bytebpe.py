@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from tokenizers import AddedToken, models, pre_tokenizers, trainers
 
 from lmtool.errors import UserError
-from lmtool.tokenizers.backends import SPECIALS, byte_level, roberta_around
+from lmtool.tokenizers.backends import byte_level, roberta_around
 from lmtool.tokenizers.configs import ByteBpeConfig
 from lmtool.tokenizers.texts import training_text
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -47,7 +47,5 @@ def train(config: ByteBpeConfig, texts: Iterable[str], vocab_size: int) -> Token
         backend.add_special_tokens([AddedToken("<mask>", lstrip=True, normalized=False)])
         roberta_around(backend)
     numbers = backend.get_vocab()
-    roles = {role: numbers[token] for role, token in SPECIALS[config.special_tokens].items()}
-    if config.special_tokens == "gpt2":
-        roles["pad"] = numbers[END]
+    roles = {role: numbers[token] for role, token in config.specials.items()}
     return Tokenizer(backend, roles, "the bytebpe tokenizer")

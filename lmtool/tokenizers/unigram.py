@@ -12,7 +12,7 @@ import sentencepiece
 from tokenizers import Regex, normalizers
 
 from lmtool.errors import UserError
-from lmtool.tokenizers.backends import SPECIALS, albert_cleaning, unigram
+from lmtool.tokenizers.backends import albert_cleaning, unigram
 from lmtool.tokenizers.configs import SentencePieceConfig
 from lmtool.tokenizers.texts import training_text
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -31,7 +31,7 @@ def train(config: SentencePieceConfig, texts: Iterable[str], vocab_size: int) ->
     backend = unigram(train_model(config, texts, vocab_size), kind, config.sentinels, config.lowercase)
     numbers = backend.get_vocab()
     return Tokenizer(
-        backend, {role: numbers[token] for role, token in SPECIALS[kind].items()}, "the sentencepiece tokenizer"
+        backend, {role: numbers[token] for role, token in config.specials.items()}, "the sentencepiece tokenizer"
     )
 
 

@@ -27,7 +27,8 @@ def steps(folder: Path) -> int:
 def test_objectives(place: Path, objective: str) -> None:
     partners = {"clm": "gpt_tiny", "prefix_lm": "gpt_tiny", "span_corruption": "t5_tiny", "denoising": "bart_tiny"}
     model = next((one for start, one in partners.items() if objective.startswith(start)), "bert_tiny")
-    assert steps(pretrain("run", f"objective={objective}", "max_steps=2", model=model)) == 2
+    more = ["objective.task={kind: classification, path: rows, text: [sentence]}"] if objective == "task" else []
+    assert steps(pretrain("run", f"objective={objective}", *more, "max_steps=2", model=model)) == 2
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,15 @@
-"""Objectives through the command: the baseline of labels the model makes, members of a mixture, two stages."""
+"""Objectives through the command: the baseline of labels the model makes, members of a mixture, tasks, two stages."""
 
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 
 from lmtool import cli
-from tests.commands.conftest import TINY, pretrain
+from tests.commands.conftest import TINY, finetune, pretrain
 
 
 def test_the_base_rate_is_told_as_it_was_found(place: Path) -> None:
@@ -41,3 +42,64 @@ def test_members_must_fit_the_model(place: Path, capsys: pytest.CaptureFixture[s
     told = capsys.readouterr().err
     assert "objective.members: objective=mlm trains an encoder; model=gpt is a decoder" in told
     assert "objective.members=[clm,prefix_lm]" in told
+
+
+MOOD = "{name: task, task: {kind: classification, name: mood, path: rows, text: [sentence], metrics: [accuracy, f1]}}"
+
+
+def test_a_task_beside_text(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Logged and scored apart, hashed, planned, and a start for finetuning: the task's head goes on where its name is
+    the same."""
+    words = ["objective=mixture", f"objective.members=[mlm,{MOOD}]", "objective.weights=[0.7,0.3]"]
+    folder = pretrain("first", *words, "max_steps=4", "evaluate_every=2")
+    facts, result = (json.loads((folder / name).read_text()) for name in ("facts.json", "result.json"))
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert {"loss_mlm", "loss_mood"} <= rows[0].keys() and facts["baseline"]["name"] == "unigram and base rate"
+    assert facts["data"]["task mood"]["train_rows"] == 96 and len(facts["data"]["task mood"]["fingerprint"]) == 64
+    assert result["metrics"]["mood_count"] == 40 and {"mood_f1", "mood_accuracy"} <= result["metrics"].keys()
+    assert result["metrics"]["mood_baseline"] == pytest.approx(math.log(2))
+    assert result["parameters"] - pretrain_parameters("text", "objective=mlm") == 32 * 32 + 32 + 2 * 32 + 2
+    assert "labels:\n      - '0'\n      - '1'\n" in (folder / "config.yaml").read_text()
+    told = capsys.readouterr().out
+    assert "heads.mood 66" in told and "mood examples 96" in told
+    assert pretrain("first", *words, "max_steps=4", "evaluate_every=2") == folder
+    assert "is finished" in capsys.readouterr().out
+
+    finetune("second", "checkpoint=runs/first", "task.name=mood", 'task.labels=["0","1"]', "max_steps=2")
+    assert (
+        "taken: backbone" in (told := capsys.readouterr().out) and "heads.mood (66); dropped: heads.masked_lm" in told
+    )
+    finetune("third", "checkpoint=runs/first", "max_steps=2")
+    assert "heads.pooler (1,056); dropped" in (told := capsys.readouterr().out) and "new: heads.sst2 (66)" in told
+    assert cli.main(["evaluate", "checkpoint=runs/first", "cache_dir=cache", "device=cpu"]) == 0
+    assert "mood_f1" in capsys.readouterr().out
+    assert cli.main(["plan", "pretrain", "model=bert_tiny", *TINY, *words]) == 0
+    assert "96 training rows of the task mood" in capsys.readouterr().out
+
+
+def pretrain_parameters(name: str, *more: str) -> int:
+    return json.loads((pretrain(name, *more, "max_steps=1") / "result.json").read_text())["parameters"]
+
+
+@pytest.mark.parametrize(
+    ("section", "told"),
+    [
+        ("kind: classification, name: mood", "the task mood among the objectives names no data of its own"),
+        ("kind: classification, name: mood, path: nowhere", "task.path=nowhere does not exist"),
+        ("kind: classification, path: rows", ".tsv: no column text to read; there are sentence, label"),
+        (
+            "kind: classification, path: rows, text: [label], label: sentence, labels: [a, b]",
+            "is unknown; the labels of",
+        ),
+        ("kind: regression, path: rows, text: [label], label: sentence", "is no number"),
+        ("kind: clasification, path: rows", "members: task: kind=clasification is not known"),
+        ("path: rows", "members: task: no kind given"),
+    ],
+)
+def test_mistakes_in_a_task_are_told_before_anything_is_made(
+    place: Path, section: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pretrain("run", "objective=mixture", f"objective.members=[mlm,{{name: task, task: {{{section}}}}}]", status=2)
+    error, hint = capsys.readouterr().err.splitlines()
+    assert told in error and hint.startswith("hint: ")
+    assert not Path("runs").exists() and not Path("cache").exists()

@@ -47,8 +47,11 @@ NEEDS = {
 }
 
 
-# The models of objectives that no encoder takes, by the beginning of their names.
-PARTNERS = {"clm": "gpt_tiny", "prefix_lm": "gpt_tiny", "span_corruption": "t5_tiny", "denoising": "bart_tiny"}
+# The models of objectives that no encoder takes, by the beginning of their names, and of tokenizers.
+PARTNERS = {
+    "objective": {"clm": "gpt_tiny", "prefix_lm": "gpt_tiny", "span_corruption": "t5_tiny", "denoising": "bart_tiny"},
+    "tokenizer": {"bytebpe": "gpt_tiny", "sentencepiece": "t5_tiny"},
+}
 
 
 def cases() -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -73,13 +76,16 @@ def cases() -> Iterator[tuple[str, tuple[str, ...]]]:
         for name in groups.options(group):
             if (group, name) == ("model", "auto") or (verb, name) in (("tokenizer", "auto"), ("tokenizer", "folder")):
                 continue
-            partner = [one for start, one in PARTNERS.items() if group == "objective" and name.startswith(start)]
-            model = [f"model={one}" for one in partner]
+            partners = PARTNERS.get(group, {}) if verb == "pretrain" else {}
+            model = [f"model={one}" for start, one in partners.items() if name.startswith(start)]
             yield verb, (*NEEDS[verb], *model, f"{group}={name}", *required(group, name))
 
 
 def required(group: str, name: str) -> Iterator[str]:
     """Overrides for what an option's YAML leaves to be given, or a task's rules ask for."""
+    if (group, name) == ("objective", "task"):
+        yield "objective.task={kind: classification, path: x}"
+        return
     for key, value in yaml.safe_load((CONF / group / f"{name}.yaml").read_text(encoding="utf-8")).items():
         if value == "???":
             yield f"{group}.{key}=x"

@@ -113,7 +113,10 @@ def test_mistakes():
     ):
         with pytest.raises(ValidationError, match=told):
             MixtureConfig(**fields)
-    assert MixtureConfig(members=({"name": "mlm", "pairs": "nsp"},)).pairs == "nsp"
+    assert [one.name for one in MixtureConfig(members=({"name": "mlm", "pairs": "nsp"}, "rtd")).parts()] == [
+        "mlm",
+        "rtd",
+    ]
     assert MixtureConfig(members=("denoising", "mlm"), weights=(3, 1)).predicted_fraction == pytest.approx(
         0.75 * DenoisingConfig().predicted_fraction + 0.25 * MlmConfig().predicted_fraction
     )

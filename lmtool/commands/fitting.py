@@ -1,0 +1,180 @@
+"""Which objective goes with which model and tokenizer; what does not names the nearest that does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from pydantic import ValidationError
+
+from lmtool.commands.configs import FinetuneConfig, PretrainConfig, RunConfig
+from lmtool.config.rules import rule
+from lmtool.config.tables import Choice, entries
+from lmtool.data.configs import FORMATS
+from lmtool.errors import Problem
+from lmtool.models.configs import ModelConfig
+from lmtool.objectives.configs import MixtureConfig, ObjectiveConfig
+from lmtool.tokenizers.configs import TokenizerConfig
+
+Roles = Collection[str] | None
+"""The roles of a vocabulary's special tokens; None where they are not known yet."""
+
+
+def wrong_architecture(learned: Any, model: ModelConfig) -> str | None:
+    """Why an objective or a task does not train a model of this architecture, if it does not."""
+    # A task among the objectives asks for what the task itself does.
+    takes = getattr(getattr(learned, "task", learned), "architectures", ())
+    if model.architecture in takes:
+        return None
+    kinds = " or ".join(_article(one) for one in takes) or "no known architecture"
+    return f"{learned.name} trains {kinds}; model={model.name} is {_article(model.architecture)}"
+
+
+def lacks_segments(objective: ObjectiveConfig, model: ModelConfig) -> str | None:
+    """Why a loss over pairs of segments has no ground in this model, if it has none."""
+    pairs, layout = getattr(objective, "pairs", "none"), FORMATS.get(model.text_format)
+    if pairs == "none" or (getattr(model, "segments", 0) > 1 and (layout is None or layout.segments)):
+        return None
+    return f"pairs={pairs} needs a model that tells two segments apart by a table; model={model.name} does not"
+
+
+def lacks_around(model: ModelConfig, roles: Roles) -> str | None:
+    """Why a model's texts cannot be laid out with a vocabulary, if they cannot."""
+    layout, start = FORMATS.get(model.text_format), getattr(model, "start_role", None)
+    needed = [*(layout.roles if layout is not None else ()), *([start] if start else [])]
+    missing = [one for one in needed if roles is not None and one not in roles]
+    return f"has no {missing[0]} token, which model={model.name} puts around its texts" if missing else None
+
+
+def lacks_tokens(objective: ObjectiveConfig, roles: Roles) -> str | None:
+    """Why an objective cannot be built on a vocabulary, if it cannot."""
+    groups = [(one,) if isinstance(one, str) else one for one in objective.roles]
+    missing = [group for group in groups if roles is not None and not set(group) & set(roles)]
+    return f"has no {' or '.join(missing[0])} token, which objective={objective.name} needs" if missing else None
+
+
+def fits(objective: ObjectiveConfig, model: ModelConfig, roles: Roles) -> bool:
+    """Whether the three go together."""
+    problems = [lacks_around(model, roles)]
+    for one in objective.parts():
+        problems += [wrong_architecture(one, model), lacks_segments(one, model), lacks_tokens(one, roles)]
+    return not any(problems)
+
+
+@rule(PretrainConfig, "objective", "model")
+def objective_fits_model(objective: ObjectiveConfig, model: ModelConfig) -> Iterator[Problem]:
+    """An objective, and each member of a mixture, names the architectures it trains; a loss over pairs needs segments
+    too."""
+    for part in objective.parts():
+        inside = "" if part is objective else "objective.members: "
+        architecture, segments = wrong_architecture(part, model), lacks_segments(part, model)
+        if architecture is not None:
+            hint = _hint([*_other_objective(objective, model, None), *_other_model(objective, None)])
+            yield Problem(_key(objective, part), f"{inside}objective={architecture}", hint)
+        elif segments is not None:
+            without = ["objective.pairs=none"] if part is objective else _other_objective(objective, model, None)
+            yield Problem(_key(objective, part, ".pairs"), f"{inside or 'objective.'}{segments}", _hint(without))
+        if architecture is not None or segments is not None:
+            return
+
+
+@rule(FinetuneConfig, "task", "model")
+def task_fits_model(task: Any, model: ModelConfig) -> Iterator[Problem]:
+    """A task names the architectures it can stand on."""
+    problem = wrong_architecture(task, model)
+    if problem is not None:
+        models = [f"model={one.name}" for one in _defaults("model") if one.architecture in task.architectures]
+        yield Problem("task", f"task={problem}", _hint(models[:1]))
+
+
+@rule(RunConfig, "model", "tokenizer")
+def tokenizer_fits_model(model: ModelConfig, tokenizer: TokenizerConfig) -> Iterator[Problem]:
+    """The vocabulary has the special tokens that stand around the model's texts."""
+    problem = lacks_around(model, tokenizer.roles)
+    if problem is not None:
+        yield Problem("tokenizer", f"tokenizer={tokenizer.name} {problem}", "give tokenizer=auto")
+
+
+@rule(PretrainConfig, "objective", "model", "tokenizer")
+def tokenizer_fits_objective(
+    objective: ObjectiveConfig, model: ModelConfig, tokenizer: TokenizerConfig
+) -> Iterator[Problem]:
+    """The vocabulary has the special tokens that the objective puts into texts."""
+    if lacks_around(model, tokenizer.roles) or any(wrong_architecture(one, model) for one in objective.parts()):
+        return  # told already
+    for part in objective.parts():
+        problem = lacks_tokens(part, tokenizer.roles)
+        if problem is not None:
+            hints = ["tokenizer=auto"] if fits(objective, model, _suggested_roles(model)) else []
+            hints += [*_other_objective(objective, model, tokenizer.roles), *_other_model(objective, tokenizer.roles)]
+            inside = "" if part is objective else "objective.members: "
+            yield Problem(_key(objective, part), f"{inside}tokenizer={tokenizer.name} {problem}", _hint(hints))
+            return
+
+
+def _article(architecture: str) -> str:
+    return f"{'an' if architecture.startswith('enc') else 'a'} {architecture.replace('_', '-')}"
+
+
+def _key(objective: ObjectiveConfig, part: ObjectiveConfig, field: str = "") -> str:
+    return f"objective{field}" if part is objective else "objective.members"
+
+
+def _hint(overrides: list[str]) -> str | None:
+    return f"give {' or '.join(overrides)}" if overrides else None
+
+
+def _defaults(group: str) -> Iterator[Any]:
+    """The components of a group with their defaults, by name; those that need a value are left out."""
+    for entry in entries(group):
+        try:
+            yield entry.config()
+        except ValidationError:
+            continue
+
+
+def _suggested_roles(model: ModelConfig) -> Roles:
+    suggested: Any = Choice("tokenizer").validate(model.suggested_tokenizer())
+    return suggested.roles
+
+
+def _fitting(model: ModelConfig, roles: Roles) -> list[str]:
+    """Names of the objectives, mixtures aside, that go with a model: the published one first."""
+    published = model.suggested_objective().get("name")
+    found = [one for one in _defaults("objective") if not isinstance(one, MixtureConfig) and fits(one, model, roles)]
+    return [one.name for one in sorted(found, key=lambda one: one.name != published)]
+
+
+def _other_objective(objective: ObjectiveConfig, model: ModelConfig, roles: Roles) -> list[str]:
+    """The nearest objective that goes with a model, as an override; of a mixture the members that do, and others in
+    the place of those that do not."""
+    fitting = _fitting(model, _suggested_roles(model) if roles is None else roles)
+    if not isinstance(objective, MixtureConfig):
+        return [f"objective={one}" for one in fitting[:1]]
+    kept = [
+        _written(given)
+        for given, one in zip(objective.members, objective.parts(), strict=True)
+        if fits(one, model, roles)
+    ]
+    names = {one.name for one in objective.parts() if fits(one, model, roles)}
+    members = [*kept, *(one for one in fitting if one not in names)][: len(objective.members)]
+    weights = " objective.weights=null" if objective.weights and len(members) < len(objective.weights) else ""
+    return [f"'objective.members=[{','.join(members)}]'{weights}"] if members else []
+
+
+def _other_model(objective: ObjectiveConfig, roles: Roles) -> list[str]:
+    """The nearest model that an objective goes with, as an override: one that was published with it, else the first."""
+    found: list[tuple[bool, str]] = []
+    for model in _defaults("model"):
+        if fits(objective, model, _suggested_roles(model)):
+            more = "" if roles is None or fits(objective, model, roles) else " tokenizer=auto"
+            found.append((model.suggested_objective().get("name") != objective.name, f"model={model.name}{more}"))
+    return [override for _, override in sorted(found, key=lambda one: one[0])[:1]]
+
+
+def _written(member: Any) -> str:
+    """A member of a mixture as it is typed."""
+    if not isinstance(member, dict):
+        return str(member)
+    return "{" + ",".join(f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in member.items()) + "}"

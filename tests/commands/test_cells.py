@@ -1,0 +1,247 @@
+"""Every objective on every family: a pair that is legal trains, one that is not is refused before anything is read,
+with an override that makes it legal."""
+
+from __future__ import annotations
+
+import copy
+import math
+import shlex
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lmtool import cli
+from lmtool.commands.configs import PretrainConfig
+from lmtool.commands.decoding import decoded
+from lmtool.config import compose, groups, overrides, tables
+from lmtool.config.tables import Choice, build
+from lmtool.data.configs import FORMATS
+from lmtool.data.formats import text_format
+from lmtool.data.loader import PackedLoader
+from lmtool.data.store import TokenStore, open_store
+from lmtool.data.vocabulary import trained_tokenizer
+from lmtool.errors import USER_ERROR, ConfigError, UserError
+from lmtool.objectives.evaluation import evaluate
+from lmtool.tasks.objective import read_tasks, rows_of
+from lmtool.tokenizers.configs import TokenizerConfig
+from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.training.precision import choose_precision
+from lmtool.training.step import apply_gradients, gradients
+from tests.commands.conftest import write_rows, write_text
+
+CPU = torch.device("cpu")
+OBJECTIVES = [one for one in groups.options("objective") if one != "auto"]
+# A tiny model of each family; where a family has two versions, of both.
+FAMILIES = {entry.name: (f"model={entry.name}_tiny",) for entry in tables.entries("model")}
+MODELS = FAMILIES | {"t5 1.1": ("model=t5_tiny", "model.feedforward=gated_gelu", "model.tied=false")}
+SIZES = {
+    "num_layers": 1, "hidden_size": 16, "num_heads": 2, "feedforward_size": 24, "vocab_size": 400, "max_positions": 64,
+}  # fmt: skip
+NARROW = {"head_size": 8, "embedding_size": 12}
+
+
+@cache
+def section(name: str, *typed: str) -> Any:
+    """One section of what `lmtool pretrain` composes. No YAML of a group touches another section, so that those of a
+    model and of an objective may be put together."""
+    offers = compose.what_is_offered("pretrain")
+    read = overrides.read([*typed], offers)
+    assert not read.problems
+    return compose.compose("pretrain", read)[name]
+
+
+def decode(model: tuple[str, ...], objective: tuple[str, ...], more: tuple[str, ...] = ()) -> PretrainConfig:
+    """The configuration of a pair; typed overrides as a hint gives them go over it."""
+    for word in more:
+        if word.startswith("model="):
+            model = (word,)
+        elif word.startswith("objective="):
+            objective = (word,)
+        elif word.startswith("objective."):
+            objective = (*objective, word)
+        else:
+            assert word == "tokenizer=auto", word
+    sections = {name: section(name) for name in ("tokenizer", "data", "optimizer", "schedule")}
+    budget = {"max_steps": 2, "batch_tokens": 256, "max_length": 32, "device": "cpu", "precision": "fp32"}
+    return decoded(
+        "pretrain",
+        {**sections, **budget, "model": section("model", *model), "objective": section("objective", *objective)},
+    )
+
+
+def small(config: PretrainConfig) -> PretrainConfig:
+    """The same with the tiniest sizes the family can have."""
+    sizes = SIZES | {name: size for name, size in NARROW.items() if name in type(config.model).model_fields}
+    return config.model_copy(update={"model": config.model.model_copy(update=sizes)})
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("cells")
+    write_text(folder / "text.txt")
+    write_rows(folder / "rows")
+    yield folder
+    stores.cache_clear()
+
+
+@cache
+def stores(place: Path, config: TokenizerConfig) -> tuple[Tokenizer, dict[str, TokenStore]]:
+    """A tokenizer and its stores, made once for all models that name it."""
+    source = build(Choice("data").validate({"name": "text", "path": str(place / "text.txt")}), str(place))
+    tokenizer = trained_tokenizer(config, source, SIZES["vocab_size"], str(place))
+    return tokenizer, {split: open_store(source, split, tokenizer, str(place)) for split in ("train", "validation")}
+
+
+def learns(config: PretrainConfig, place: Path) -> None:
+    """Two optimizer steps, an evaluation and the report's samples; every parameter has a gradient."""
+    tokenizer, both = stores(place, config.tokenizer)
+    objective, tasks = read_tasks(config.objective, 0, place, True)
+    both = {split: replace(store, rows=rows_of(tasks, split)) for split, store in both.items()}
+    learner = build(objective, build(config.model, 0), tokenizer, 0).train()
+    examples = {split: learner.examples(store, 32, "joined", split) for split, store in both.items()}
+    groups_ = learner.parameter_groups()
+    optimizer, steps = build(config.optimizer, groups_), iter(PackedLoader(examples["train"], 0, None, 256).steps())
+    named = dict(learner.named_parameters())
+    precision = choose_precision("fp32", CPU)
+    for step in (1, 2):
+        before = {name: one.detach().clone() for name, one in named.items()}
+        outcome = gradients(learner, next(steps), step, 0, CPU, precision)
+        assert math.isfinite(float(outcome.loss)) and set(outcome.terms) == set(learner.weights)
+        untouched = {name for name, one in named.items() if one.grad is None or not one.grad.abs().sum() > 0}
+        assert not untouched
+        apply_gradients(optimizer, None, list(named.values()), config.optimizer.clip_norm)
+        assert not {name for name, one in named.items() if torch.equal(one, before[name])}
+    batches = list(PackedLoader(examples["validation"], 0, None, 512, shuffle=False).epoch_batches())[:1]
+    found = evaluate(learner, batches, baselines=learner.baselines(both["train"], examples["train"]))
+    assert math.isfinite(found.loss) and set(found.terms) == set(learner.weights)
+    learner.eval()
+    assert len(learner.samples(batches[0], tokenizer, 1)) == 1
+
+
+def refused(error: ConfigError, model: tuple[str, ...], objective: tuple[str, ...]) -> None:
+    """One problem, of a key that was chosen; each override of its hint makes the pair legal."""
+    assert len(error.problems) == 1
+    problem = error.problems[0]
+    assert problem.key.split(".")[0] in ("objective", "tokenizer") and "model=" in f"{problem.message} {problem.hint}"
+    assert problem.hint is not None and problem.hint.startswith("give ")
+    for one in problem.hint.removeprefix("give ").split(" or "):
+        decode(model, objective, tuple(shlex.split(one)))
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("model", MODELS)
+def test_every_pair_trains_or_names_one_that_does(place: Path, model: str, objective: str) -> None:
+    task = f"objective.task={{kind: classification, path: {place / 'rows'}, text: [sentence]}}"
+    words = (f"objective={objective}", *([task] if objective == "task" else []))
+    try:
+        config = decode(MODELS[model], words)
+    except ConfigError as error:
+        refused(error, MODELS[model], words)
+    else:
+        learns(small(config), place)
+
+
+TOKENIZERS = {
+    "wordpiece": {},
+    "bytebpe": {"special_tokens": "gpt2"},
+    "bytebpe of roberta": {"special_tokens": "roberta"},
+    "sentencepiece": {"special_tokens": "t5"},
+    "sentencepiece without sentinels": {"special_tokens": "t5", "sentinels": 0},
+    "sentencepiece of albert": {"special_tokens": "albert"},
+}
+
+
+@pytest.mark.parametrize("case", TOKENIZERS)
+def test_a_tokenizer_is_refused_where_its_special_tokens_would_be_missed(place: Path, case: str) -> None:
+    """What the configuration says of a vocabulary is what the trained one has, and the rules say what is found in
+    building the formats and the examples."""
+    config: Any = Choice("tokenizer").validate({"name": case.split()[0], **TOKENIZERS[case]})
+    tokenizer, both = stores(place, config)
+    assert config.roles == {*tokenizer.roles, *(["sentinel"] if tokenizer.sentinels else [])}
+    for model in FAMILIES.values():
+        for objective in ("auto", "prefix_lm", "denoising"):
+            pair = model, (f"objective={objective}",)
+            try:
+                decode(*pair)
+            except ConfigError:
+                continue
+            given = decode(*pair)
+            try:
+                checked = decoded("pretrain", {**given.model_dump(), "tokenizer": config.model_dump()})
+            except ConfigError as error:
+                refused(error, *pair)
+                with pytest.raises(UserError, match="has no .* token|needs .* sentinel tokens"):
+                    make_examples(small(given), tokenizer, both["train"])
+            else:
+                make_examples(small(checked), tokenizer, both["train"])
+
+
+def make_examples(config: PretrainConfig, tokenizer: Tokenizer, store: TokenStore) -> None:
+    with torch.device("meta"):
+        learner = build(config.objective, build(config.model, 0), tokenizer, 0)
+    examples = learner.examples(store, 32, "joined", "train")
+    assert examples.batch(examples.plan(0).rows[:2], np.arange(2), 0).tokens
+    if config.model.architecture != "encoder":
+        tokenizer.role("eos")  # where an answer ends
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_formats_need_what_is_said_of_them(place: Path, name: str) -> None:
+    tokenizer, _ = stores(place, Choice("tokenizer").validate({"name": "sentencepiece", "special_tokens": "albert"}))
+    made = text_format(name, tokenizer)
+    _, columns = made.pair(np.array([9]), np.array([10, 11]))
+    assert ("segment" in columns) == FORMATS[name].segments
+    for role in FORMATS[name].roles:
+        less = copy.copy(tokenizer)
+        less.roles = {one: number for one, number in tokenizer.roles.items() if one != role}
+        with pytest.raises(UserError, match=f"has no {role} token"):
+            text_format(name, less)
+
+
+@pytest.mark.parametrize(
+    ("model", "members", "told"),
+    [
+        ("roberta_tiny", "[rtd,{name: mlm, pairs: nsp}]", "give 'objective.members=[rtd,mlm]'"),
+        ("gpt_tiny", "[mlm,{name: clm, label_smoothing: 0.1}]", """[{name: "clm",label_smoothing: 0.1},prefix_lm]"""),
+        ("bart_tiny", "[span_corruption,denoising]", "give 'objective.members=[denoising,prefix_lm]' or model=t5 "),
+        ("distilbert_tiny", "[span,mlm,rtd,clm]", "'objective.members=[span,mlm,rtd]' objective.weights=null"),
+    ],
+)
+def test_members_of_a_mixture(model: str, members: str, told: str) -> None:
+    """The hint keeps those that fit, as they were typed."""
+    weights = ",".join("1.0" for _ in members.split("{")[0].split(","))
+    words = ("objective=mixture", f"objective.members={members}", f"objective.weights=[{weights}]")
+    with pytest.raises(ConfigError) as caught:
+        decode((f"model={model}",), words)
+    assert caught.value.problems[0].key == "objective.members" and told in (caught.value.hint or "")
+    refused(caught.value, (f"model={model}",), words)
+
+
+def test_pairs_need_a_table_that_the_text_format_fills() -> None:
+    words = ("objective=mlm_nsp",)
+    with pytest.raises(ConfigError, match="two segments") as caught:
+        decode(("model=roberta_tiny", "model.segments=2"), words)
+    assert caught.value.hint == "give objective.pairs=none"
+
+
+def test_a_tokenizer_that_came_as_files_is_refused_before_text_is_read_with_it(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its special tokens are known only when it is loaded."""
+    tokenizer, _ = stores(place, Choice("tokenizer").validate({"name": "wordpiece"}))
+    tokenizer.save(place / "vocabulary")
+    words = ["pretrain", "tokenizer=folder", f"tokenizer.path={place / 'vocabulary'}", "data=text"]
+    words += [f"data.path={place / 'text.txt'}", f"cache_dir={place / 'cache'}", f"run_dir={place / 'run'}"]
+    for more, told in (
+        (["model=gpt_tiny"], "has no eos token, which model=gpt puts around its texts"),
+        (["model=t5_tiny"], "has no eos token, which model=t5 puts"),
+        (["model=bart_tiny"], "has no eos token, which model=bart puts"),
+    ):
+        assert cli.main([*words, *more]) == USER_ERROR
+        assert told in capsys.readouterr().err and not (place / "cache" / "stores").exists()
