@@ -28,7 +28,7 @@ from lmtool.objectives.baseline import BestConstant, ConstantPredictor, token_co
 from lmtool.objectives.configs import RtdConfig
 from lmtool.objectives.examples import MaskedWindows
 from lmtool.objectives.filling import fill_masks, masked_samples
-from lmtool.objectives.generator import build_generator, sample_tokens, start_from_generator
+from lmtool.objectives.generator import Sampled, build_generator, sample_tokens, start_from_generator
 from lmtool.objectives.targets import labels_of, places_of
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Packed, Scores, StepOutput
@@ -100,6 +100,21 @@ class ReplacedTokenDetection(BaseLearner):
             sums[self.term] = self._losses(hidden_TH, batch, filled)[0].sum()
         return StepOutput(sums, self.weights)
 
+    def original(self, batch: Batch) -> Tensor:
+        """(T,) the text as it was."""
+        return batch.inputs.tokens.index_copy(0, places_of(batch, "mlm"), labels_of(batch, "mlm"))
+
+    @torch.no_grad()
+    def sampled(self, batch: Batch, step: int) -> Sampled:
+        """What the model reads of a batch in a step, without dropout, and the probabilities it was drawn with."""
+        at, labels = places_of(batch, "mlm"), labels_of(batch, "mlm")
+        hidden_MG = self.generator(batch.inputs).index_select(0, at)
+        filled = self._filled(batch, hidden_MG, step)
+        return Sampled.of(
+            filled, self._generator_head, hidden_MG, self._generator_table, filled.tokens[at], labels,
+            self.tokenizer.vocab_size,
+        )  # fmt: skip
+
     def _filled(self, batch: Batch, hidden_MG: Tensor, step: int) -> Packed:
         """The text with the generator's samples at the masked places; draws keyed by (seed, step, example, position).
         No gradient passes."""
@@ -130,10 +145,10 @@ class ReplacedTokenDetection(BaseLearner):
             gate_M = self.heads["copy"](hidden_MH)
             each = copy_losses(head, gate_M, hidden_MH, self._table, filled.tokens[at], labels)
             return each, labels, at, gate_M
-        original = batch.inputs.tokens.index_copy(0, at, labels_of(batch, "mlm"))
+        replaced_T = filled.tokens != self.original(batch)
         if self.config.variant == "electra":
-            at = torch.arange(len(original), device=at.device)
-        replaced = (filled.tokens != original)[at]
+            at = torch.arange(len(replaced_T), device=at.device)
+        replaced = replaced_T[at]
         logits_M = self.heads["replaced_token"](hidden_TH if self.config.variant == "electra" else hidden_TH[at])
         each = F.binary_cross_entropy_with_logits(logits_M.float(), replaced.float(), reduction="none")
         return each, replaced.long(), at, logits_M
