@@ -8,17 +8,19 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from lmtool.commands.configs import RunConfig
+from lmtool.commands.configs import PretrainConfig, RunConfig
+from lmtool.commands.costs import shapes_of, works_of
 from lmtool.config import saved
 from lmtool.errors import UserError
 from lmtool.models.configs import ModelConfig
 from lmtool.reporting.console import Output
-from lmtool.reporting.plan import ModelShape, Plan, plan
+from lmtool.reporting.plan import Plan, plan
 from lmtool.reporting.progress import Progress
 from lmtool.reporting.rate import measure_rate
 from lmtool.reporting.report import write_report
@@ -134,20 +136,6 @@ def settings_of(config: RunConfig, metric: str, greater_is_better: bool, flops_p
     )
 
 
-def shape_of(model: ModelConfig) -> ModelShape:
-    """The sizes a plan depends on."""
-    return ModelShape(
-        num_layers=model.num_layers,
-        hidden_size=model.hidden_size,
-        feedforward_size=model.feedforward_size,
-        num_heads=model.num_heads,
-        vocab_size=model.vocab_size,
-        architecture=model.architecture,
-        max_positions=model.max_positions,
-        segments=getattr(model, "segments", 0),
-    )
-
-
 def parameters_by_part(learner: nn.Module) -> dict[str, int]:
     """Parameters of a learner by part ("backbone", "heads.pooler", ...), tied ones once."""
     return {
@@ -163,23 +151,28 @@ def plan_of(
     of a second."""
     steps_per_epoch, tokens = facts["steps_per_epoch"], facts["tokens_per_epoch"]
     model = config.model
-    trained = [name for name, one in learner.named_parameters() if one.requires_grad]
+    trained = {name: tuple(one.shape) for name, one in learner.named_parameters() if one.requires_grad}
     rate = measure_rate(model.hidden_size, model.feedforward_size, precision.name, str(precision.device))
+    predicted = facts.get("predicted_fraction", 0.0)
+    places = config.objective.places if isinstance(config, PretrainConfig) else {}
+    # A task's encoder-decoder reads its text on both sides.
+    works = list(works_of(learner, places, predicted, facts["mean_length"], predicted or 0.5))
 
     def of(steps: int) -> Plan:
         return plan(
-            shape_of(model),
+            shapes_of(learner),
+            works,
             steps=steps,
             tokens_per_step=tokens / steps_per_epoch,
-            length=facts["mean_length"],
-            predicted_fraction=facts.get("predicted_fraction", 0.0),
+            predicted_fraction=predicted,
+            parameters=parameters_by_part(learner),
+            trainable_parameters=sum(prod(shape) for shape in trained.values()),
+            optimizer_values=sum(config.optimizer.state_size(*one) for one in trained.items()),
             micro_batch_tokens=config.micro_batch_tokens,
             half=precision.name != "fp32",
             body_trains=any(name.startswith("backbone.") for name in trained),
             checkpoints=KEPT_CHECKPOINTS,
             flops_per_second=rate,
-            parameters=parameters_by_part(learner),
-            trainable_parameters=sum(one.numel() for one in learner.parameters() if one.requires_grad),
         )
 
     one = of(1)
