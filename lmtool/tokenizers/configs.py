@@ -54,6 +54,14 @@ class ByteBpeConfig(TokenizerConfig):
     minimum_count: int = Field(2, ge=1, description="Occurrences a pair of pieces needs in the text to be joined.")
 
 
+@component("tokenizer", "bpe", builder="lmtool.tokenizers.bpe:train")
+class BpeConfig(TokenizerConfig):
+    """Byte-pair encoding of lowercased words whose last piece ends with </w> (Radford et al. 2018)."""
+
+    name: Literal["bpe"] = Field("bpe", description="Byte-pair encoding of words, as GPT of 2018 has it.")
+    minimum_count: int = Field(2, ge=1, description="Occurrences a pair of pieces needs in the text to be joined.")
+
+
 @component("tokenizer", "sentencepiece", builder="lmtool.tokenizers.unigram:train")
 class SentencePieceConfig(TokenizerConfig):
     """A unigram language model of pieces (Kudo 2018), trained by the SentencePiece library (Kudo, Richardson 2018)."""
