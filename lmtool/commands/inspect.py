@@ -105,8 +105,9 @@ class Seen:
 
 
 def _pretraining(config: PretrainConfig, output: Output) -> Seen:
+    tokenizer = shared.starting_tokenizer(config)
     source = build(config.data, config.cache_dir, shared.bar(output))
-    tokenizer = shared.starting_tokenizer(config) or trained_tokenizer(
+    tokenizer = tokenizer or trained_tokenizer(
         config.tokenizer, source, config.tokenizer.vocab_size or config.model.vocab_size, config.cache_dir
     )
     shared.require_rows(config.model, tokenizer)

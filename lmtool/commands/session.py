@@ -25,12 +25,13 @@ from lmtool.reporting.progress import Progress
 from lmtool.reporting.rate import measure_rate
 from lmtool.reporting.report import write_report
 from lmtool.reporting.screens import end_screen, start_screen
+from lmtool.tokenizers.configs import FolderConfig, TokenizerConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.checkpoints import find, pointed, read_state, read_weights
 from lmtool.training.precision import Precision, choose_device, choose_precision
 from lmtool.training.progress import TrainingResult, TrainingSettings
 from lmtool.training.run_folder import RunFolder, choose_folder
-from lmtool.weights.folders import published_folder
+from lmtool.weights.folders import published_folder, tokenizer_folder
 from lmtool.weights.loading import LoadReport, by_part, load_into
 from lmtool.weights.reading import read
 
@@ -93,13 +94,20 @@ def saved_tokenizer(session: Session) -> Tokenizer | None:
 
 
 def starting_tokenizer(config: RunConfig) -> Tokenizer | None:
-    """The tokenizer of the checkpoint the weights start from; None for random ones."""
+    """The tokenizer of the checkpoint the weights start from, or else of the hub; None where neither is named."""
     origin = starts_from(config)
     if origin is None:
-        return None
+        return hub_tokenizer(config.tokenizer, config.offline)
     published = published_folder(origin, config.offline)
     folder = find(origin) if published is None else published.path
     return Tokenizer.load(folder, config.tokenizer.parse_special_tokens)
+
+
+def hub_tokenizer(config: TokenizerConfig, offline: bool) -> Tokenizer | None:
+    """The tokenizer of a `tokenizer.path=hf://...`; None for any other."""
+    if not isinstance(config, FolderConfig) or "://" not in config.path:
+        return None
+    return Tokenizer.load(tokenizer_folder(config.path, offline), config.parse_special_tokens)
 
 
 def starts_from(config: RunConfig) -> str | None:

@@ -93,4 +93,4 @@ class FolderConfig(TokenizerConfig):
     free_fields: ClassVar[tuple[str, ...]] = (*TokenizerConfig.free_fields, "path")
 
     name: Literal["folder"] = Field("folder", description="A tokenizer that exists.")
-    path: str = Field(min_length=1, description="Folder with tokenizer files, or a run folder.")
+    path: str = Field(min_length=1, description="Folder with tokenizer files, a run folder, or hf://org/name@revision.")

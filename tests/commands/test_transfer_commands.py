@@ -12,6 +12,7 @@ from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceCl
 
 import lmtool
 from lmtool import cli
+from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.checkpoints import verify
 from tests.commands.conftest import finetune, pretrain
 from tests.weights.published_folders import FAMILIES, logits_of, make, sample
@@ -102,6 +103,30 @@ def test_published_weights_are_used_as_they_are(place: Path, capsys: pytest.Capt
     capsys.readouterr()
     run("predict", "checkpoint=electra", "text=a [MASK]", status=2)
     assert "checkpoint=electra has no head that predicts words" in capsys.readouterr().err
+
+
+def test_a_tokenizer_of_the_hub(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From the cache alone; the run keeps its own copy."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(place / "hub"))
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    make("bert", place / "hub/models--some--bert/snapshots" / commit)
+    theirs = Tokenizer.load(place / "hub/models--some--bert/snapshots" / commit)
+    (place / "hub/models--some--bert/refs").mkdir()
+    (place / "hub/models--some--bert/refs/main").write_text(commit)
+    wanted = ["tokenizer=folder", "tokenizer.path=hf://some/bert", "offline=true"]
+    folder = pretrain("words", *wanted, "objective=mlm", "max_steps=1")
+    (place / "hub").rename(place / "gone")
+    pretrain("words", *wanted, "objective=mlm", "max_steps=1")
+    assert lmtool.load(str(folder)).tokenizer.fingerprint == theirs.fingerprint
+    capsys.readouterr()
+    pretrain("other", *wanted, "objective=mlm", "max_steps=1", status=2)
+    told = capsys.readouterr()
+    assert "tokenizer.path=hf://some/bert: tokenizer.json of some/bert@main: offline=true" in told.err
+    assert "give a local folder" in told.err and "reading" not in told.out and not Path("runs/other").exists()
+    pretrain("other", "tokenizer=folder", "tokenizer.path=no", "objective=mlm", "max_steps=1", status=2)
+    assert "tokenizer.path=no: no such folder" in capsys.readouterr().err
 
 
 def test_mistakes_are_told(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
