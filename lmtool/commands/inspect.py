@@ -1,27 +1,32 @@
 """`lmtool inspect`: what the model is really fed, decoded, and what was done to the text, beside its definition.
 
-Nothing is trained, and no weights are made: the model stands on the meta device.
+Nothing is trained, and no weights are made, but for a model that makes a part of what it reads itself (the generator of
+replaced-token detection: at its initial weights, or those of checkpoint=); any other stands on the meta device.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from lmtool.commands import session as shared
 from lmtool.commands.configs import FinetuneConfig, PretrainConfig
+from lmtool.commands.describing import described
 from lmtool.config.tables import build
+from lmtool.data.loader import PackedLoader
 from lmtool.data.plan import Examples
 from lmtool.data.store import open_store
 from lmtool.data.vocabulary import trained_tokenizer
 from lmtool.errors import CheckFailed, UserError
-from lmtool.objectives.statistics import batches_of, measure
+from lmtool.objectives.mixture import Mixture
+from lmtool.objectives.rtd import ReplacedTokenDetection
+from lmtool.objectives.statistics import measure
 from lmtool.objectives.tally import FAMILY, Tally
 from lmtool.reporting.console import Output
 from lmtool.reporting.table import print_table
@@ -29,10 +34,12 @@ from lmtool.reporting.text import plain
 from lmtool.tasks.loading import load_task
 from lmtool.tasks.objective import rows_of
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.types import Batch, Packed, Target
+from lmtool.training.precision import choose_device
 
 # Characters of an example on the screen; the JSON lines have all of it.
 _SHOWN = 2000
+# Between documents of an example, and between the texts of a pair.
+_BORDER = " ‖ "
 
 
 @dataclass(frozen=True)
@@ -62,8 +69,8 @@ class Looking:
 def run(config: PretrainConfig | FinetuneConfig, verb: str, looking: Looking) -> int:
     """Print examples and statistics. Raises CheckFailed where a statistic is not as defined."""
     output = Output()
-    examples, tokenizer, labels = _pretraining(config, output) if isinstance(config, PretrainConfig) else _task(config)
-    shown = list(_described(examples, tokenizer, looking.n, labels))
+    seen = _pretraining(config, output) if isinstance(config, PretrainConfig) else _task(config)
+    shown = list(described(seen.examples, seen.tokenizer, looking.n, seen.labels, seen.learner))
     for one in shown:
         _print(output, one)
     if looking.output is not None:
@@ -72,11 +79,10 @@ def run(config: PretrainConfig | FinetuneConfig, verb: str, looking: Looking) ->
             Path(looking.output).write_text(lines, encoding="utf-8")
         except OSError as error:
             raise UserError(f"output={looking.output}: {error.strerror}", "give another output=FILE") from error
-    tally = measure(examples, looking.tokens, config.max_length)
-    facts = examples.facts()
-    for name in ("truncated_fraction",):
-        if name in facts:
-            tally.note(name.replace("_", " "), facts[name], 1)
+    tally = measure(seen.examples, looking.tokens, config.max_length, _pad(seen.tokenizer), seen.learner)
+    if (config.batch_examples is None) != (config.batch_tokens is None):
+        facts = PackedLoader(seen.examples, config.seed, config.batch_examples, config.batch_tokens).facts()
+        tally.note("padding fraction of rectangular batches, avoided", facts["padding_avoided"], 1)
     what = config.objective.name if isinstance(config, PretrainConfig) else config.task.name
     _table(output, tally, f"{what} · {verb} · model={config.model.name}")
     broken = tally.broken()
@@ -89,13 +95,21 @@ def run(config: PretrainConfig | FinetuneConfig, verb: str, looking: Looking) ->
     return 0
 
 
-Described = tuple[Examples, Tokenizer, tuple[str, ...]]
+@dataclass(frozen=True)
+class Seen:
+    """What is looked into. labels: names of a task's classes."""
+
+    examples: Examples
+    tokenizer: Tokenizer
+    learner: Any
+    labels: tuple[str, ...] = ()
 
 
-def _pretraining(config: PretrainConfig, output: Output) -> Described:
+def _pretraining(config: PretrainConfig, output: Output) -> Seen:
     config, tasks = shared.with_tasks(config)
+    tokenizer = shared.starting_tokenizer(config)
     source = build(config.data, config.cache_dir, shared.bar(output))
-    tokenizer = shared.starting_tokenizer(config) or trained_tokenizer(
+    tokenizer = tokenizer or trained_tokenizer(
         config.tokenizer, source, config.tokenizer.vocab_size or config.model.vocab_size, config.cache_dir
     )
     shared.require_fit(config, tokenizer)
@@ -103,93 +117,44 @@ def _pretraining(config: PretrainConfig, output: Output) -> Described:
     store = replace(store, rows=rows_of(tasks, "train"))
     with torch.device("meta"):
         learner = build(config.objective, build(config.model, config.seed), tokenizer, config.seed)
-    return learner.examples(store, config.max_length, config.data.documents, "train"), tokenizer, ()
+    members = learner.members.values() if isinstance(learner, Mixture) else (learner,)
+    if any(isinstance(one, ReplacedTokenDetection) for one in members):
+        learner = build(config.objective, build(config.model, config.seed), tokenizer, config.seed)
+        loaded = shared.start_weights(config, learner)
+        output.line(f"weights of the generator: {'random' if loaded is None else loaded.sentence()}")
+        learner.to(choose_device(config.device)).eval()
+    return Seen(learner.examples(store, config.max_length, config.data.documents, "train"), tokenizer, learner)
 
 
-def _task(config: FinetuneConfig) -> Described:
+def _task(config: FinetuneConfig) -> Seen:
     task = load_task(config.task, config.seed, config.cache_dir, config.offline)
     tokenizer = shared.starting_tokenizer(config)
     if tokenizer is None:
         texts = (text for column in task.train.texts for text in column)
         tokenizer = build(config.tokenizer, texts, config.tokenizer.vocab_size or config.model.vocab_size)
+    shared.require_fit(config, tokenizer)
     with torch.device("meta"):
         learner = build(task.config, build(config.model, config.seed), tokenizer, config.seed)
-    examples = learner.examples(task.train, config.max_length, "train")
-    return examples, tokenizer, tuple(getattr(task.config, "labels", None) or ())
+    labels = tuple(getattr(task.config, "labels", None) or ())
+    return Seen(learner.examples(task.train, config.max_length, "train"), tokenizer, learner, labels)
 
 
-def _described(examples: Examples, tokenizer: Tokenizer, n: int, labels: tuple[str, ...]) -> Iterator[dict[str, Any]]:
-    """The first n examples as plain data."""
-    if n < 1:
-        return
-    rows, numbers, epoch, _ = next(batches_of(examples, 1))
-    rows, numbers = rows[:n], numbers[:n]
-    batch = examples.batch(rows, numbers, epoch)
-    texts = _texts(examples, rows, tokenizer)
-    for number in range(len(numbers)):
-        yield {
-            "example": int(numbers[number]),
-            "epoch": epoch,
-            **({"text": texts[number]} if texts else {}),
-            "input": _side(batch.inputs, number, tokenizer),
-            **({"output": _side(batch.outputs, number, tokenizer)} if batch.outputs is not None else {}),
-            "targets": {
-                term: _target(batch, term, one, number, tokenizer, labels) for term, one in batch.targets.items()
-            },
-        }
-
-
-def _texts(examples: Any, rows: np.ndarray, tokenizer: Tokenizer) -> list[str]:
-    """The texts before anything was done to them, where the examples can tell."""
-    if hasattr(examples, "assemble"):
-        whole = examples.assemble(rows)
-        ids, lengths = whole.tokens, whole.lengths
-    elif hasattr(examples, "stream"):
-        lengths = rows["length"].astype(np.int64)
-        ids = examples.stream.read(rows["start"], lengths)
-    elif hasattr(examples, "rows"):
-        columns = examples.rows.texts
-        return [" ⏎ ".join(column[int(row)] for column in columns) for row in rows["row"]]
-    else:
-        return []
-    return [tokenizer.decode(part) for part in np.split(ids, np.cumsum(lengths)[:-1])]
-
-
-def _side(packed: Packed | None, number: int, tokenizer: Tokenizer) -> dict[str, Any]:
-    assert packed is not None
-    part = slice(packed.starts[number], packed.starts[number] + packed.lengths[number])
-    ids = packed.tokens[part].tolist()
-    made: dict[str, Any] = {"pieces": tokenizer.pieces(ids), "ids": ids}
-    made |= {name: column[part].tolist() for name, column in packed.columns.items()}
-    return made | ({"prefix": packed.prefixes[number]} if packed.prefixes else {})
-
-
-def _target(batch: Batch, term: str, target: Target, number: int, tokenizer: Tokenizer, labels: tuple[str, ...]) -> Any:
-    """A class or value; or for each place its position, the piece to predict, and the borders it is read from."""
-    if target.labels is None:
-        return "made in the step"
-    if target.at is None:
-        value = target.labels[number].item()
-        return labels[int(value)] if labels and isinstance(value, int) else value
-    side = batch.inputs if target.side == "inputs" else batch.outputs
-    assert side is not None
-    mine = (side.documents[target.at] == number).nonzero()[:, 0].tolist()
-    start = side.starts[number]
-    places = []
-    for row in mine:
-        place = {"position": int(target.at[row]) - start, "label": tokenizer.pieces([int(target.labels[row])])[0]}
-        if target.span is not None:
-            place["borders"] = (target.span[row] - start).tolist()
-        places.append(place)
-    return places
+def _pad(tokenizer: Tokenizer) -> int | None:
+    """The id that stands for padding and nothing else."""
+    found = tokenizer.roles.get("pad")
+    shared_with = [name for name, number in tokenizer.roles.items() if number == found and name != "pad"]
+    return None if shared_with else found
 
 
 def _print(output: Output, example: dict[str, Any]) -> None:
     """One example: its text, each side as pieces with what is predicted behind an arrow, and its classes."""
-    output.line(f"example {example['example']}, epoch {example['epoch']}", "bold")
+    member = f"{example['member']}: " if "member" in example else ""
+    output.line(f"{member}example {example['example']}, epoch {example['epoch']}", "bold")
     rows = []
     if "text" in example:
-        rows.append(("text", plain(example["text"], _SHOWN)))
+        borders = [0, *example["boundaries"], len(example["text"]) + 1]
+        parts = [example["text"][start : end - 1] for start, end in pairwise(borders)]
+        rows.append(("text", plain(_BORDER.join(parts), _SHOWN)))
     predicted = {
         term: {place["position"]: place["label"] for place in places}
         for term, places in example["targets"].items()
@@ -197,6 +162,11 @@ def _print(output: Output, example: dict[str, Any]) -> None:
     }
     on_inputs = next(iter(predicted.values()), {}) if "output" not in example else {}
     rows.append(("input", _pieces(example["input"], on_inputs)))
+    if "filled" in example:
+        original = {place["position"]: place["label"] for place in example["targets"]["mlm"]}
+        pieces = example["filled"]["pieces"]
+        replaced = {at: piece for at, piece in original.items() if pieces[at] != piece}
+        rows.append(("filled", _pieces(example["filled"], replaced)))
     if "output" in example:
         rows.append(("output", _pieces(example["output"], next(iter(predicted.values()), {}))))
     for term, value in example["targets"].items():
@@ -246,7 +216,9 @@ def _table(output: Output, tally: Tally, heading: str) -> None:
                 half = one.half_width(tested)
                 interval = f"{one.measured - half:.4f} .. {one.measured + half:.4f}"
         verdict = "" if one.expected is None else "holds" if one.holds(tested) else "DOES NOT HOLD"
-        value = f"{one.measured:.0f}" if one.exact else f"{one.measured:.4f}"
-        rows.append([one.name, value, defined, interval, "" if one.exact else f"{one.count:,.0f}", verdict])
+        value = f"{one.measured:.4f}" if one.count else f"{one.measured:.0f}"
+        rows.append([one.name, value, defined, interval, f"{one.count:,.0f}" if one.count else "", verdict])
     print_table(output, ["statistic", "measured", "definition", "interval", "of", ""], rows, heading)
+    for name, definition in tally.remarks.items():
+        output.line(f"definition of {name}: {definition}")
     output.line(f"{tested} intervals hold together with {1 - FAMILY:.1%}; what has no definition is only told")

@@ -28,8 +28,9 @@ def run(config: PretrainConfig, overrides: list[str]) -> dict[str, Any]:
         if finished is not None:
             return shared.told_again(session, finished)
         progress = shared.bar(session.output)
+        tokenizer = shared.saved_tokenizer(session)
         source = build(config.data, config.cache_dir, progress)
-        tokenizer = shared.saved_tokenizer(session) or trained_tokenizer(
+        tokenizer = tokenizer or trained_tokenizer(
             config.tokenizer, source, config.tokenizer.vocab_size or config.model.vocab_size, config.cache_dir
         )
         shared.require_fit(config, tokenizer)

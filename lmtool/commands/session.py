@@ -8,30 +8,33 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from lmtool.commands.configs import PretrainConfig, RunConfig
+from lmtool.commands.costs import shapes_of, works_of
 from lmtool.commands.fitting import lacks_around, lacks_tokens
 from lmtool.config import saved
 from lmtool.errors import UserError
 from lmtool.models.configs import ModelConfig
 from lmtool.reporting.console import Output
-from lmtool.reporting.plan import ModelShape, Plan, plan
+from lmtool.reporting.plan import Plan, plan
 from lmtool.reporting.progress import Progress
 from lmtool.reporting.rate import measure_rate
 from lmtool.reporting.report import write_report
 from lmtool.reporting.screens import end_screen, start_screen
 from lmtool.tasks.loading import TaskData
 from lmtool.tasks.objective import read_tasks
+from lmtool.tokenizers.configs import FolderConfig, TokenizerConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.checkpoints import find, pointed, read_state, read_weights
 from lmtool.training.precision import Precision, choose_device, choose_precision
 from lmtool.training.progress import TrainingResult, TrainingSettings
 from lmtool.training.run_folder import RunFolder, choose_folder
-from lmtool.weights.folders import published_folder
+from lmtool.weights.folders import published_folder, tokenizer_folder
 from lmtool.weights.loading import LoadReport, by_part, load_into
 from lmtool.weights.reading import read
 
@@ -94,13 +97,20 @@ def saved_tokenizer(session: Session) -> Tokenizer | None:
 
 
 def starting_tokenizer(config: RunConfig) -> Tokenizer | None:
-    """The tokenizer of the checkpoint the weights start from; None for random ones."""
+    """The tokenizer of the checkpoint the weights start from, or else of the hub; None where neither is named."""
     origin = starts_from(config)
     if origin is None:
-        return None
+        return hub_tokenizer(config.tokenizer, config.offline)
     published = published_folder(origin, config.offline)
     folder = find(origin) if published is None else published.path
     return Tokenizer.load(folder, config.tokenizer.parse_special_tokens)
+
+
+def hub_tokenizer(config: TokenizerConfig, offline: bool) -> Tokenizer | None:
+    """The tokenizer of a `tokenizer.path=hf://...`; None for any other."""
+    if not isinstance(config, FolderConfig) or "://" not in config.path:
+        return None
+    return Tokenizer.load(tokenizer_folder(config.path, offline), config.parse_special_tokens)
 
 
 def starts_from(config: RunConfig) -> str | None:
@@ -155,20 +165,6 @@ def settings_of(config: RunConfig, metric: str, greater_is_better: bool, flops_p
     )
 
 
-def shape_of(model: ModelConfig) -> ModelShape:
-    """The sizes a plan depends on."""
-    return ModelShape(
-        num_layers=model.num_layers,
-        hidden_size=model.hidden_size,
-        feedforward_size=model.feedforward_size,
-        num_heads=model.num_heads,
-        vocab_size=model.vocab_size,
-        architecture=model.architecture,
-        max_positions=model.max_positions,
-        segments=getattr(model, "segments", 0),
-    )
-
-
 def parameters_by_part(learner: nn.Module) -> dict[str, int]:
     """Parameters of a learner by part ("backbone", "heads.pooler", ...), tied ones once."""
     return {
@@ -184,23 +180,28 @@ def plan_of(
     of a second."""
     steps_per_epoch, tokens = facts["steps_per_epoch"], facts["tokens_per_epoch"]
     model = config.model
-    trained = [name for name, one in learner.named_parameters() if one.requires_grad]
+    trained = {name: tuple(one.shape) for name, one in learner.named_parameters() if one.requires_grad}
     rate = measure_rate(model.hidden_size, model.feedforward_size, precision.name, str(precision.device))
+    predicted = facts.get("predicted_fraction", 0.0)
+    places = config.objective.places if isinstance(config, PretrainConfig) else {}
+    # A task's encoder-decoder reads its text on both sides.
+    works = list(works_of(learner, places, predicted, facts["mean_length"], predicted or 0.5))
 
     def of(steps: int) -> Plan:
         return plan(
-            shape_of(model),
+            shapes_of(learner),
+            works,
             steps=steps,
             tokens_per_step=tokens / steps_per_epoch,
-            length=facts["mean_length"],
-            predicted_fraction=facts.get("predicted_fraction", 0.0),
+            predicted_fraction=predicted,
+            parameters=parameters_by_part(learner),
+            trainable_parameters=sum(prod(shape) for shape in trained.values()),
+            optimizer_values=sum(config.optimizer.state_size(*one) for one in trained.items()),
             micro_batch_tokens=config.micro_batch_tokens,
             half=precision.name != "fp32",
             body_trains=any(name.startswith("backbone.") for name in trained),
             checkpoints=KEPT_CHECKPOINTS,
             flops_per_second=rate,
-            parameters=parameters_by_part(learner),
-            trainable_parameters=sum(one.numel() for one in learner.parameters() if one.requires_grad),
         )
 
     one = of(1)

@@ -92,12 +92,12 @@ def body(data: dict[str, Any]) -> dict[str, Any]:
 _GIVE = "give a run folder (runs/NAME), or one of its checkpoints (runs/NAME/checkpoints/step_...)"
 
 
-def checkpoint_folder(path: str) -> Path:
+def checkpoint_folder(path: str, key: str = "checkpoint") -> Path:
     """The folder with the configuration of what a `checkpoint=` names: a checkpoint, `checkpoints/best` or `last`, a
     run (its best, else its last, else its newest checkpoint) or `runs/latest`. Whether its weights are whole is seen
     when they are read.
 
-    Raises UserError where there is none.
+    key: which names it, for errors. Raises UserError where there is none.
     """
     given = Path(path).expanduser()
     if given.name == "latest" and given.is_file():
@@ -105,7 +105,7 @@ def checkpoint_folder(path: str) -> Path:
     if given.name in ("best", "last") and given.is_file():
         given = given.parent / _line(given)
     if not given.is_dir():
-        raise UserError(f"checkpoint={path}: {'no folder' if given.exists() else 'no such folder'}", _GIVE)
+        raise UserError(f"{key}={path}: {'no folder' if given.exists() else 'no such folder'}", _GIVE)
     if (given / "manifest.json").is_file():
         return given
     checkpoints = given if given.name == "checkpoints" else given / "checkpoints"
@@ -114,7 +114,7 @@ def checkpoint_folder(path: str) -> Path:
     for folder in [*pointed, *newest]:
         if (folder / "config.json").is_file():
             return folder
-    raise UserError(f"checkpoint={path}: no checkpoint of lmtool in it", _GIVE)
+    raise UserError(f"{key}={path}: no checkpoint of lmtool in it", _GIVE)
 
 
 def _line(path: Path) -> str:

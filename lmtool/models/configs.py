@@ -186,7 +186,7 @@ class Gpt1Config(ModelConfig):
     """GPT (Radford et al. 2018): post-norm decoder with learned positions."""
 
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder"]] = "decoder"
-    default_tokenizer: ClassVar[dict[str, Any]] = {"name": "bytebpe"}
+    default_tokenizer: ClassVar[dict[str, Any]] = {"name": "bpe"}
     default_objective: ClassVar[dict[str, Any]] = {"name": "clm"}
     # Radford et al. 2018, 4.1: Adam with decoupled decay .01, at most 2.5e-4 after 2,000 steps, cosine down to 0; 100
     # epochs of 64 x 512 tokens, about 2.4 million steps. Betas, epsilon and clipping as in the published code.

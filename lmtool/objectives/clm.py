@@ -89,16 +89,17 @@ class CausalLanguageModel(BaseLearner):
         for start, length in list(zip(batch.inputs.starts, batch.inputs.lengths, strict=True))[:n]:
             prompt = batch.inputs.tokens[start : start + min(length, _PROMPT)].tolist()
             new = generate(self.backbone, self._lm, prompt, _CONTINUATION, 0.8, 40, self.seed + start)
-            samples.append({"prompt": tokenizer.decode(prompt), "text": tokenizer.decode(new)})
+            samples.append({"prompt": tokenizer.decode(prompt), "text": tokenizer.continuation(prompt, new)})
         return samples
 
     def complete(
         self, texts: Sequence[str], autocast: Callable[[], AbstractContextManager]
     ) -> Iterator[dict[str, str]]:
-        """Go on with texts: for each the `text` and its `continuation`, up to the end of the text or 80 tokens."""
-        end = self.tokenizer.role("eos")
+        """Go on with texts: for each the `text` and its `continuation`, up to the end of the text, where the
+        vocabulary has one (GPT's of 2018 has none), or 80 tokens."""
+        ends = tuple(number for role, number in self.tokenizer.roles.items() if role == "eos")
         for text in texts:
-            prompt = self.tokenizer.encode(text).tolist() or [end]
+            prompt = self.tokenizer.encode(text).tolist() or [self.tokenizer.role("eos")]
             with autocast():
-                new = generate(self.backbone, self._lm, prompt, _CONTINUATION, 0.8, 40, self.seed, (end,))
-            yield {"text": text, "continuation": self.tokenizer.decode(new)}
+                new = generate(self.backbone, self._lm, prompt, _CONTINUATION, 0.8, 40, self.seed, ends)
+            yield {"text": text, "continuation": self.tokenizer.continuation(prompt, new)}

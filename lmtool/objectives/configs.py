@@ -23,7 +23,7 @@ class ObjectiveConfig(Config):
 
     @property
     def predicted_fraction(self) -> float:
-        """Share of the tokens at which the vocabulary is computed."""
+        """Share of the tokens at which the vocabulary is computed, of an encoder-decoder those of its outputs."""
         return 1.0
 
     @property
@@ -38,6 +38,12 @@ class ObjectiveConfig(Config):
     def with_parts(self, parts: tuple[ObjectiveConfig, ...]) -> ObjectiveConfig:
         """The same of other parts, in their order."""
         return parts[0]
+
+    @property
+    def places(self) -> dict[str, float]:
+        """Share of the tokens that a part of the learner runs at, by its name (`heads.lm`), for the plan of a run. Of
+        what is not named, heads with a vocabulary run at `predicted_fraction`, all others once an example."""
+        return {}
 
 
 class MaskingConfig(ObjectiveConfig):
@@ -69,6 +75,10 @@ class MaskingConfig(ObjectiveConfig):
     @property
     def predicted_fraction(self) -> float:
         return self.probability
+
+    @property
+    def places(self) -> dict[str, float]:
+        return {"heads.masked_lm": self.probability}
 
     def drawn_epoch(self, epoch: int) -> int:
         """The epoch whose draws an epoch reads."""
@@ -144,6 +154,10 @@ class SpanConfig(PairsConfig):
     def predicted_fraction(self) -> float:
         return self.probability * (2 if self.boundary else 1)
 
+    @property
+    def places(self) -> dict[str, float]:
+        return {**super().places, "heads.span_boundary": self.probability}
+
 
 RtdVariant = Literal["electra", "electra_15", "replace_mlm", "all_tokens_mlm"]
 
@@ -189,6 +203,19 @@ class RtdConfig(TokenMaskingConfig):
         more = {"replace_mlm": self.probability, "all_tokens_mlm": 1.0}.get(self.variant, 0.0)
         return 2 * self.probability + more
 
+    @property
+    def places(self) -> dict[str, float]:
+        """A forward alone, to sample or to make logits again on the way back, is a third of a pass with gradients."""
+        again = 4 / 3
+        generator = {"objective.generator": 1.0, "objective.masked_lm": self.probability * again}
+        head = {
+            "electra": {"heads.replaced_token": 1.0},
+            "electra_15": {"heads.replaced_token": self.probability},
+            "replace_mlm": {"heads.masked_lm": self.probability},
+            "all_tokens_mlm": {"heads.masked_lm": again, "heads.copy": 1.0},
+        }[self.variant]
+        return generator | head
+
 
 class NextTokenConfig(ObjectiveConfig):
     """What every objective that predicts text token by token says of its loss."""
@@ -199,6 +226,10 @@ class NextTokenConfig(ObjectiveConfig):
         lt=1,
         description="Share of each target that is spread over the whole vocabulary in training; evaluation has none.",
     )
+
+    @property
+    def places(self) -> dict[str, float]:
+        return {"heads.lm": self.predicted_fraction}
 
 
 @component("objective", "clm", builder="lmtool.objectives.clm:CausalLanguageModel")
@@ -316,6 +347,12 @@ class MixtureConfig(ObjectiveConfig):
     @property
     def predicted_fraction(self) -> float:
         return sum(share * one.predicted_fraction for share, one in zip(self.shares(), self.parts(), strict=True))
+
+    @property
+    def places(self) -> dict[str, float]:
+        members = [(share, one.places) for share, one in zip(self.shares(), self.parts(), strict=True)]
+        names = {name for _, places in members for name in places}
+        return {name: sum(share * places.get(name, 0.0) for share, places in members) for name in sorted(names)}
 
     @model_validator(mode="after")
     def _members_fit(self) -> MixtureConfig:

@@ -9,6 +9,8 @@ Shape letters: T tokens, M masked places, H hidden width of the model, G of the 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
@@ -122,3 +124,41 @@ def draw_from(logits_MV: Tensor, uniform_M: Tensor) -> Tensor:
     reached = uniform_M.to(cumulative_MV)[:, None] * cumulative_MV[:, -1:]
     found = torch.searchsorted(cumulative_MV, reached, right=True)[:, 0]
     return found.clamp_(max=logits_MV.shape[1] - 1)
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Samples beside the distributions they were drawn from.
+
+    filled: the text with them. other_M: probability that a sample is not the original token. surprise_M: -log of the
+    sample's probability, in nats; entropy_M, variance_M: what it is expected to be, and its variance; bound: how far
+    any token's can be from what is expected.
+    """
+
+    filled: Packed
+    other_M: Tensor
+    surprise_M: Tensor
+    entropy_M: Tensor
+    variance_M: Tensor
+    bound: float
+
+    @classmethod
+    def of(
+        cls, filled: Packed, head: MaskedLMHead, hidden_MG: Tensor, table_VW: Tensor, sampled_M: Tensor,
+        labels_M: Tensor, vocabulary: int,
+    ) -> Sampled:  # fmt: skip
+        """Of the hidden states that `sample_tokens` drew from. In double precision: sums of many are held against
+        narrow intervals."""
+        columns, bound = [torch.zeros(0, 4, dtype=torch.float64, device=hidden_MG.device)], 0.0
+        for hidden, sampled, labels in zip(
+            *(one.split(_ROWS) for one in (hidden_MG, sampled_M, labels_M)), strict=True
+        ):
+            surprise_MV = -head(hidden, table_VW)[:, :vocabulary].double().log_softmax(-1)
+            share_MV = (-surprise_MV).exp()
+            entropy = (share_MV * surprise_MV).sum(-1)
+            variance = (share_MV * (surprise_MV - entropy[:, None]) ** 2).sum(-1)
+            own, original = (surprise_MV.gather(1, one[:, None])[:, 0] for one in (sampled, labels))
+            columns.append(torch.stack([1 - (-original).exp(), own, entropy, variance], dim=1))
+            bound = max(bound, float((surprise_MV - entropy[:, None]).abs().max()))
+        other, own, entropy, variance = torch.cat(columns).unbind(1)
+        return cls(filled, other, own, entropy, variance, bound)

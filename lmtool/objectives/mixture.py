@@ -139,6 +139,11 @@ class Mixture(BaseLearner):
             self.weights |= {term_of(name, term): self.shares[name] * weight for term, weight in member.weights.items()}
             self.measures |= {term_of(name, term): measure for term, measure in member.measures.items()}
 
+    @property
+    def members(self) -> dict[str, Any]:
+        """The members' learners by name."""
+        return dict(self._members)
+
     def train(self, mode: bool = True) -> Self:
         """Members follow."""
         super().train(mode)
@@ -167,7 +172,7 @@ class Mixture(BaseLearner):
         """Name, learner and batch of each member in it."""
         if not isinstance(batch, MixedBatch):
             raise TypeError("a mixture reads the batches of its own examples")
-        members = dict(self._members)
+        members = self.members
         yield from ((name, members[name], one) for name, one in batch.members)
 
     def counts(self, batch: Batch) -> dict[str, float]:

@@ -28,7 +28,7 @@ from lmtool.objectives.baseline import BestConstant, ConstantPredictor, token_co
 from lmtool.objectives.configs import RtdConfig
 from lmtool.objectives.examples import MaskedWindows
 from lmtool.objectives.filling import fill_masks, masked_samples
-from lmtool.objectives.generator import build_generator, sample_tokens, start_from_generator
+from lmtool.objectives.generator import Sampled, build_generator, sample_tokens, start_from_generator
 from lmtool.objectives.targets import labels_of, places_of
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Packed, Scores, StepOutput
@@ -101,6 +101,21 @@ class ReplacedTokenDetection(BaseLearner):
             sums[self.term] = self._losses(hidden_MH, at, batch, filled)[0].sum()
         return StepOutput(sums, self.weights)
 
+    def original(self, batch: Batch) -> Tensor:
+        """(T,) the text as it was."""
+        return batch.inputs.tokens.index_copy(0, places_of(batch, "mlm"), labels_of(batch, "mlm"))
+
+    @torch.no_grad()
+    def sampled(self, batch: Batch, step: int) -> Sampled:
+        """What the model reads of a batch in a step, without dropout, and the probabilities it was drawn with."""
+        at, labels = places_of(batch, "mlm"), labels_of(batch, "mlm")
+        hidden_MG = self.generator(batch.inputs, read_M=at)
+        filled = self._filled(batch, hidden_MG, step)
+        return Sampled.of(
+            filled, self._generator_head, hidden_MG, self._generator_table, filled.tokens[at], labels,
+            self.tokenizer.vocab_size,
+        )  # fmt: skip
+
     def _filled(self, batch: Batch, hidden_MG: Tensor, step: int) -> Packed:
         """The text with the generator's samples at the masked places; draws keyed by (seed, step, example, position).
         No gradient passes."""
@@ -135,8 +150,7 @@ class ReplacedTokenDetection(BaseLearner):
             gate_M = self.heads["copy"](hidden_MH)
             each = copy_losses(head, gate_M, hidden_MH, self._table, filled.tokens[at], labels)
             return each, labels, gate_M
-        original = batch.inputs.tokens.index_copy(0, places_of(batch, "mlm"), labels_of(batch, "mlm"))
-        replaced = (filled.tokens != original)[at]
+        replaced = (filled.tokens != self.original(batch))[at]
         logits_M = self.heads["replaced_token"](hidden_MH)
         each = F.binary_cross_entropy_with_logits(logits_M.float(), replaced.float(), reduction="none")
         return each, replaced.long(), logits_M

@@ -21,8 +21,8 @@ FAMILY = 0.001
 class Statistic:
     """One line of the table.
 
-    total: the sum of the draws, of which there are `count`. expected, variance, bound: of the sum; None for what has
-    no definition and is only told. exact: the sum must be what is expected.
+    total: the sum of the draws, of which there are `count` (0: a number that is told as it is). expected, variance,
+    bound: of the sum; None for what has no definition and is only told. exact: the sum must be what is expected.
     """
 
     name: str
@@ -30,25 +30,23 @@ class Statistic:
     count: float = 0.0
     expected: float | None = None
     variance: float = 0.0
-    bound: float = 1.0
+    bound: float = 0.0
     exact: bool = False
 
     @property
     def measured(self) -> float:
-        """The mean of the draws; of an exact one, the sum."""
-        return self.total if self.exact else self.total / max(self.count, 1.0)
+        """The mean of the draws."""
+        return self.total / (self.count or 1.0)
 
     @property
     def defined(self) -> float | None:
         """What it should be."""
-        if self.expected is None or self.exact:
-            return self.expected
-        return self.expected / max(self.count, 1.0)
+        return None if self.expected is None else self.expected / (self.count or 1.0)
 
     def half_width(self, tested: int) -> float:
         """Of the interval around the measured mean, one of `tested` that hold together."""
         spread = log(2 * max(tested, 1) / FAMILY)
-        return (sqrt(2 * self.variance * spread) + self.bound * spread / 3) / max(self.count, 1.0)
+        return (sqrt(2 * self.variance * spread) + self.bound * spread / 3) / (self.count or 1.0)
 
     def holds(self, tested: int) -> bool:
         """Whether the definition lies in the interval."""
@@ -64,6 +62,8 @@ class Tally:
 
     def __init__(self) -> None:
         self.statistics: dict[str, Statistic] = {}
+        self.remarks: dict[str, str] = {}
+        """What a definition is, by the statistic's name, where it is no number of the configuration."""
 
     def _of(self, name: str) -> Statistic:
         return self.statistics.setdefault(name, Statistic(name))
@@ -75,17 +75,21 @@ class Tally:
         self.mean(name, hits, of, float(chances.sum() * times), float((chances * (1 - chances)).sum() * times), 1.0)
 
     def mean(self, name: str, total: float, count: float, expected: float, variance: float, bound: float) -> None:
-        """A sum of draws with its expectation and variance; bound: how far one draw can be above its mean."""
+        """A sum of draws with its expectation and variance; bound: how far one draw can be from its mean."""
         one = self._of(name)
         one.total, one.count = one.total + float(total), one.count + float(count)
         one.expected, one.variance = (one.expected or 0.0) + expected, one.variance + variance
-        one.bound = bound
+        one.bound = max(one.bound, bound)
 
-    def none(self, name: str, found: float) -> None:
-        """Something that must never be."""
+    def exact(self, name: str, total: float, expected: float, of: float = 0.0) -> None:
+        """A number that must be what is expected; of: what it is a share of."""
         one = self._of(name)
-        one.exact, one.expected = True, 0.0
-        one.total += float(found)
+        one.exact, one.expected = True, (one.expected or 0.0) + float(expected)
+        one.total, one.count = one.total + float(total), one.count + float(of)
+
+    def none(self, name: str, found: float, of: float = 0.0) -> None:
+        """Something that must never be."""
+        self.exact(name, found, 0.0, of)
 
     def note(self, name: str, total: float, count: float) -> None:
         """A mean that is told and has no definition."""

@@ -89,6 +89,14 @@ class ByteBpeConfig(TokenizerConfig):
         return {"pad": found["eos"], **found}
 
 
+@component("tokenizer", "bpe", builder="lmtool.tokenizers.bpe:train")
+class BpeConfig(TokenizerConfig):
+    """Byte-pair encoding of lowercased words whose last piece ends with </w> (Radford et al. 2018)."""
+
+    name: Literal["bpe"] = Field("bpe", description="Byte-pair encoding of words, as GPT of 2018 has it.")
+    minimum_count: int = Field(2, ge=1, description="Occurrences a pair of pieces needs in the text to be joined.")
+
+
 @component("tokenizer", "sentencepiece", builder="lmtool.tokenizers.unigram:train")
 class SentencePieceConfig(TokenizerConfig):
     """A unigram language model of pieces (Kudo 2018), trained by the SentencePiece library (Kudo, Richardson 2018)."""
@@ -129,4 +137,4 @@ class FolderConfig(TokenizerConfig):
     free_fields: ClassVar[tuple[str, ...]] = (*TokenizerConfig.free_fields, "path")
 
     name: Literal["folder"] = Field("folder", description="A tokenizer that exists.")
-    path: str = Field(min_length=1, description="Folder with tokenizer files, or a run folder.")
+    path: str = Field(min_length=1, description="Folder with tokenizer files, a run folder, or hf://org/name@revision.")

@@ -14,5 +14,5 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 def load(config: FolderConfig, texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """Load it; the text and the size asked for are not read. UserError where the folder holds no tokenizer."""
     folder = Path(config.path).expanduser()
-    found = folder if has_tokenizer(folder) else checkpoint_folder(config.path)
+    found = folder if has_tokenizer(folder) else checkpoint_folder(config.path, "tokenizer.path")
     return Tokenizer.load(found, config.parse_special_tokens)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from tokenizers import normalizers
 
 from lmtool.errors import UserError
 
 # Characters that are read; more would hardly change the counts, and they are held in memory.
 MOST = 500_000_000
+ALPHABET = 1000  # characters at most, as in the library and in BERT's published vocabularies
 _PORTION = 1000
 
 
@@ -31,3 +35,35 @@ def _portions(texts: Iterable[str]) -> Iterator[list[str]]:
         if left <= 0:
             return
     yield portion
+
+
+def alphabet(
+    portions: Sequence[Sequence[str]],
+    normalizer: normalizers.Normalizer,
+    vocab_size: int,
+    special: int,
+    marked: Callable[[str], str | None],
+) -> tuple[list[str], list[str]]:
+    """The characters that get an entry, the commonest first kept; and their second forms, for another place in a word.
+
+    special: entries that are taken already. marked: the second form of a character, None where it has none.
+    UserError where there are no characters, or no room for them.
+    """
+    counts: Counter[str] = Counter()
+    for portion in portions:
+        for text in portion:
+            counts.update(normalizer.normalize_str(text))
+    characters = [one for one in counts if not one.isspace()]
+    if not characters:  # text of control characters alone
+        raise UserError("tokenizer: the text to train on holds no characters", "give text with data.path=")
+    characters.sort(key=lambda one: (-counts[one], one))
+    # Both forms of the alphabet take at most half of the vocabulary, so that there is room for pieces.
+    kept = sorted(characters[: min(ALPHABET, max(vocab_size // 4, 1))])
+    second = [form for form in map(marked, kept) if form is not None]
+    needed = special + len(kept) + len(second)
+    if needed > vocab_size:
+        raise UserError(
+            f"tokenizer.vocab_size={vocab_size} has no room for {needed} special tokens and characters",
+            "set tokenizer.vocab_size=1000 or more",
+        )
+    return kept, second

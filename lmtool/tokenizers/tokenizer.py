@@ -128,6 +128,11 @@ class Tokenizer:
         """Text of ids; WordPiece loses white space, accents and case on the way."""
         return self._backend.decode([int(one) for one in ids], skip_special_tokens=skip_special)
 
+    def continuation(self, before: Sequence[int], ids: Sequence[int]) -> str:
+        """What ids add to the text of those before them, the space between two words too."""
+        start, whole = self.decode(before), self.decode([*before, *ids])
+        return whole.removeprefix(start) if whole.startswith(start) else self.decode(ids)
+
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """The entry of the vocabulary behind each id, as it is written there."""
         return [self._words[int(one)] or "" for one in ids]

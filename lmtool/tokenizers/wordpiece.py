@@ -7,21 +7,18 @@ punctuation. A word is then cut greedily into the longest pieces of the vocabula
 from __future__ import annotations
 
 import unicodedata
-from collections import Counter
 from collections.abc import Iterable
 
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
-from lmtool.errors import UserError
 from lmtool.tokenizers.backends import wordpiece
 from lmtool.tokenizers.configs import SPECIALS, WordPieceConfig
-from lmtool.tokenizers.texts import training_text
+from lmtool.tokenizers.texts import alphabet, training_text
 from lmtool.tokenizers.tokenizer import Tokenizer
 
 SPECIAL = SPECIALS["bert"]
 PREFIX = "##"
-ALPHABET = 1000  # characters at most, as in the library and in BERT's published vocabularies
 
 
 def train(config: WordPieceConfig, texts: Iterable[str], vocab_size: int) -> Tokenizer:
@@ -33,12 +30,10 @@ def train(config: WordPieceConfig, texts: Iterable[str], vocab_size: int) -> Tok
         clean_text=True, handle_chinese_chars=True, strip_accents=None, lowercase=config.lowercase
     )
     splitter = pre_tokenizers.BertPreTokenizer()
-    counts: Counter[str] = Counter()
     portions = training_text(texts)
-    for portion in portions:
-        for text in portion:
-            counts.update(normalizer.normalize_str(text))
-    alphabet, continuing = _alphabet(counts, vocab_size)
+    characters, continuing = alphabet(
+        portions, normalizer, vocab_size, len(SPECIAL), lambda one: None if _stands_alone(one) else PREFIX + one
+    )
 
     # The library numbers the "##c" pieces in the order of a hash table, another one in each process, and its ties
     # follow the numbers. Given as special tokens they have fixed numbers, and so has all that follows.
@@ -46,8 +41,8 @@ def train(config: WordPieceConfig, texts: Iterable[str], vocab_size: int) -> Tok
         vocab_size=vocab_size,
         min_frequency=config.minimum_count,
         special_tokens=[*SPECIAL.values(), *continuing],
-        initial_alphabet=alphabet,
-        limit_alphabet=len(alphabet),
+        initial_alphabet=characters,
+        limit_alphabet=len(characters),
         continuing_subword_prefix=PREFIX,
         show_progress=False,
     )
@@ -60,24 +55,6 @@ def train(config: WordPieceConfig, texts: Iterable[str], vocab_size: int) -> Tok
     numbers = backend.get_vocab()
     roles = {name: numbers[token] for name, token in SPECIAL.items()}
     return Tokenizer(backend, roles, "the wordpiece tokenizer")
-
-
-def _alphabet(counts: Counter[str], vocab_size: int) -> tuple[list[str], list[str]]:
-    """The characters that get an entry, and those that also get one as a continuation; the commonest first kept."""
-    characters = [one for one in counts if not one.isspace()]
-    if not characters:  # text of control characters alone
-        raise UserError("tokenizer: the text to train on holds no characters", "give text with data.path=")
-    characters.sort(key=lambda one: (-counts[one], one))
-    # Both forms of the alphabet take at most half of the vocabulary, so that there is room for pieces.
-    kept = sorted(characters[: min(ALPHABET, max(vocab_size // 4, 1))])
-    continuing = [PREFIX + one for one in kept if not _stands_alone(one)]
-    needed = len(SPECIAL) + len(kept) + len(continuing)
-    if needed > vocab_size:
-        raise UserError(
-            f"tokenizer.vocab_size={vocab_size} has no room for {needed} special tokens and characters",
-            "set tokenizer.vocab_size=1000 or more",
-        )
-    return kept, continuing
 
 
 def _stands_alone(character: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -32,6 +33,10 @@ class OptimizerConfig(Config):
     name: str = Field(description="The optimizer.")
     lr: float = Field(1e-4, gt=0, description="Full learning rate, before the schedule.")
     clip_norm: float | None = Field(1.0, gt=0, description=_CLIP_NORM)
+
+    def state_size(self, name: str, shape: tuple[int, ...]) -> int:
+        """Values that are kept of a parameter between steps: two running means of its shape."""
+        return 2 * prod(shape)
 
 
 @component("optimizer", "adamw", builder="lmtool.training.adam:build_adamw")
@@ -88,6 +93,11 @@ class AdafactorConfig(OptimizerConfig):
         0.0, ge=0, description="Share of a weight lost a step, times its learning rate (scaled like the step)."
     )
 
+    def state_size(self, name: str, shape: tuple[int, ...]) -> int:
+        """The means of squares, of a matrix a row and a column of them; and with beta1 the mean of the updates."""
+        means = prod(shape[:-1]) + prod((*shape[:-2], shape[-1])) if len(shape) > 1 else prod(shape)
+        return means + (0 if self.beta1 is None else prod(shape))
+
 
 @component("optimizer", "lamb", builder="lmtool.training.lamb:build_lamb")
 class LambConfig(OptimizerConfig):
@@ -122,6 +132,17 @@ class MuonConfig(OptimizerConfig):
     weight_decay: float = Field(0.1, ge=0, description=_WEIGHT_DECAY)
     betas: tuple[Beta, Beta] = Field((0.9, 0.95), description="AdamW's: " + _BETAS)
     epsilon: float = Field(1e-8, gt=0, description="AdamW's: added to the root of the mean square.")
+
+    def state_size(self, name: str, shape: tuple[int, ...]) -> int:
+        """The mean gradient of a matrix of the layers; AdamW's two means of the rest."""
+        return prod(shape) if is_hidden_matrix(name, len(shape)) else super().state_size(name, shape)
+
+
+def is_hidden_matrix(name: str, dimensions: int) -> bool:
+    """Whether a parameter is a matrix between two hidden states: two-dimensional, in a layer, and no table of vectors
+    (relative positions)."""
+    path = name.split(".")
+    return dimensions == 2 and "layers" in path and not {"embed", "position"} & set(path)
 
 
 class ScheduleConfig(Config):

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from torch import Tensor
 from torch.optim import AdamW, Muon, Optimizer
 
 from lmtool.errors import UserError
-from lmtool.training.configs import MuonConfig
+from lmtool.training.configs import MuonConfig, is_hidden_matrix
 from lmtool.training.optimizers import torch_groups
 from lmtool.types import ParameterGroup
 
@@ -55,12 +54,5 @@ class Together(Optimizer):
 
 
 def _part(group: ParameterGroup, hidden: bool) -> ParameterGroup:
-    chosen = [(name, one) for name, one in group.parameters if is_hidden_matrix(name, one) == hidden]
+    chosen = [(name, one) for name, one in group.parameters if is_hidden_matrix(name, one.ndim) == hidden]
     return replace(group, parameters=chosen)
-
-
-def is_hidden_matrix(name: str, parameter: Tensor) -> bool:
-    """Whether a parameter is a matrix between two hidden states: two-dimensional, in a layer, and no table of vectors
-    (relative positions)."""
-    path = name.split(".")
-    return parameter.ndim == 2 and "layers" in path and not {"embed", "position"} & set(path)

@@ -7,20 +7,17 @@ nothing in a folder is executed.
 from __future__ import annotations
 
 import json
-import re
-import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 from lmtool.config.tables import builder_module, lookup
 from lmtool.errors import UserError
 from lmtool.models.published import PublishedConfig
+from lmtool.weights.hub import Absent, Address
 
-SCHEME = "hf://"
 CONFIG = "config.json"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 """The files that hold weights, the preferred ones first."""
@@ -43,7 +40,6 @@ FAMILIES = {
 """Our model by the `model_type` of a config.json."""
 _GIVE = "give a run of lmtool, a folder with config.json and model.safetensors, or hf://org/name@revision"
 _MOST_BYTES = 10_000_000
-_PATIENCE_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -121,76 +117,44 @@ def fetched(folder: PublishedFolder, name: str, offline: bool, required: bool = 
     if path.is_file():
         return path
     if folder.revision is not None:
-        organization_name = _parsed(folder.checkpoint)[0]
-        found = _download(folder.checkpoint, organization_name, name, folder.revision, offline, required)
-        if found is not None:
-            return found
+        address = Address.of("checkpoint", folder.checkpoint, _GIVE)
+        try:
+            return address.file(name, offline, folder.revision)
+        except Absent:
+            if required:
+                raise
     if required:
         raise UserError(f"checkpoint={folder.checkpoint}: {_missing(folder, offline)} lacks {name}", "copy it again")
     return None
 
 
-def _parsed(checkpoint: str) -> tuple[str, str]:
-    """The repository and the revision of a `hf://` address."""
-    match = re.fullmatch(r"hf://((?:[\w.-]+/)?[\w.-]+)(?:@([\w./-]+))?", checkpoint)
-    if match is None:
-        raise UserError(f"checkpoint={checkpoint}: no address that lmtool reads", _GIVE)
-    return match[1], match[2] or "main"
+def tokenizer_folder(path: str, offline: bool = False) -> Path:
+    """The folder in the hub's cache with the tokenizer files of a `tokenizer.path=hf://...`. UserError where there are
+    none, or none can be had."""
+    give = "give a local folder with tokenizer.json, or hf://org/name@revision"
+    address = Address.of("tokenizer.path", path, give)
+    folder: Path | None = None
+    absent: list[Absent] = []
+    for name in TOKENIZER:
+        try:
+            # The cache keeps a folder for each commit: all files are of the first one's.
+            folder = address.file(name, offline, None if folder is None else folder.name).parent
+        except Absent as problem:
+            absent.append(problem)
+    if folder is None:
+        raise absent[0]
+    return folder
 
 
 def _from_hub(checkpoint: str, offline: bool) -> PublishedFolder:
-    repository, revision = _parsed(checkpoint)
-    path = _download(checkpoint, repository, CONFIG, revision, offline, required=True)
-    assert path is not None
+    address = Address.of("checkpoint", checkpoint, _GIVE)
+    path = address.file(CONFIG, offline)
     # The cache keeps a folder for each commit: what is read later is of the same one, whatever happens to a branch.
     commit = path.parent.name
     for name in TOKENIZER:
-        _download(checkpoint, repository, name, commit, offline, required=False)
+        with suppress(Absent):
+            address.file(name, offline, commit)
     return PublishedFolder(checkpoint, path.parent, PublishedConfig(_read_config(checkpoint, path)), commit)
-
-
-def _download(checkpoint: str, repository: str, name: str, revision: str, offline: bool, required: bool) -> Path | None:
-    import huggingface_hub  # half a second to import, and needed for the hub only
-    from huggingface_hub import constants, errors
-
-    cached = huggingface_hub.try_to_load_from_cache(repository, name, revision=revision)
-    if isinstance(cached, str):
-        return Path(cached)
-    offline = offline or constants.HF_HUB_OFFLINE
-    reason = "offline=true, and not in the hub's cache"
-    if not offline and not _reachable(constants.ENDPOINT):
-        # Without a network the library retries for half a minute.
-        offline, reason = True, "no network, and not in the hub's cache"
-    if not offline:
-        try:
-            return Path(huggingface_hub.hf_hub_download(repository, name, revision=revision))
-        except errors.LocalEntryNotFoundError as problem:
-            reason = " ".join(str(problem).split())[:160]
-        except errors.EntryNotFoundError:
-            reason = "no such file there"
-        except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as problem:
-            raise UserError(
-                f"checkpoint={checkpoint}: {name}: {' '.join(str(problem).split())[:160]}",
-                "see that the name and the revision are right, or give a local folder",
-            ) from problem
-    if not required:
-        return None
-    raise UserError(
-        f"checkpoint={checkpoint}: {name} of {repository}@{revision}: {reason}",
-        "type the command once with a network and without offline=true, or give a local folder",
-    )
-
-
-def _reachable(endpoint: str) -> bool:
-    """Whether the hub answers a connection within seconds; taken for granted behind a proxy."""
-    if getproxies().get("https"):
-        return True
-    host = urlsplit(endpoint)
-    try:
-        socket.create_connection((host.hostname, host.port or 443), timeout=_PATIENCE_SECONDS).close()
-    except OSError:
-        return False
-    return True
 
 
 def _read_config(checkpoint: str, path: Path) -> Mapping[str, Any]:

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from lmtool import cli
-from tests.commands.conftest import TINY
+from lmtool.data.assembly import Assembled
+from lmtool.data.formats import truncate_pair
+from lmtool.objectives.corruption import corrupt_spans
+from lmtool.objectives.noises import delete, mask_each, poisson_shares, rotate
+from lmtool.objectives.pairs import _Builder
+from lmtool.objectives.windows import windows
+from lmtool.types import Packed
+from tests.commands.conftest import TINY, pretrain
 
 DATA = ["data=text", "data.path=text.txt", "cache_dir=cache"]
 CASES = {
@@ -20,6 +32,7 @@ CASES = {
     "prefix_lm": ("gpt_tiny", {"prefix_lm"}),
     "span_corruption": ("t5_tiny", {"span_corruption"}),
     "denoising": ("bart_tiny", {"denoising"}),
+    "rtd_all_tokens_mlm": ("electra_tiny", {"mlm", "all_tokens_mlm"}),
 }
 
 
@@ -57,11 +70,158 @@ def test_finetuning(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "truncated fraction" in capsys.readouterr().out
 
 
-def test_a_deviation_exits_3(place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lmtool.objectives.masking.budget", lambda eligible, _: np.minimum(eligible, 2))
-    assert inspect("pretrain", "model=bert_tiny", "objective=mlm", *DATA, "n=0") == 3
+def changed(name: str, **fields: Any) -> Callable[..., Any]:
+    """The function of this name, given another configuration than the one it should have."""
+    module, _, function = name.rpartition(".")
+    real = getattr(importlib.import_module(module), function)
+    return lambda config, *rest: real(config.model_copy(update=fields), *rest)
+
+
+OBJECTIVES = "lmtool.objectives"
+# What is broken, by what it is replaced with; the objective that it breaks, and what is found.
+BROKEN: dict[str, tuple[str, Callable[..., Any], list[str], str]] = {
+    "budget": (
+        f"{OBJECTIVES}.masking.budget", lambda eligible, _: np.minimum(eligible, 2), ["objective=mlm"],
+        "examples off their budget",
+    ),
+    "mask share": (
+        f"{OBJECTIVES}.masking.replace_tokens", changed(f"{OBJECTIVES}.masking.replace_tokens", mask=0.6),
+        ["objective=mlm"], "of these, [MASK]",
+    ),
+    "random share": (
+        f"{OBJECTIVES}.masking.replace_tokens", changed(f"{OBJECTIVES}.masking.replace_tokens", random=0.0),
+        ["objective=mlm"], "of these, another token",
+    ),
+    "bernoulli share": (
+        f"{OBJECTIVES}.examples.mask_tokens", changed(f"{OBJECTIVES}.masking.mask_tokens", probability=0.2),
+        ["objective=mlm", "objective.select=bernoulli"], "predicted share of text",
+    ),
+    "whole words": (
+        f"{OBJECTIVES}.examples.mask_tokens", changed(f"{OBJECTIVES}.masking.mask_tokens", whole_word=False),
+        ["objective=mlm_whole_word", "tokenizer.vocab_size=60"], "words partly predicted",
+    ),
+    "text": (
+        f"{OBJECTIVES}.examples.windows", lambda *rest: windows(*rest)[::2], ["objective=mlm"],
+        "left out share of text",
+    ),
+    "padding": (
+        "lmtool.data.assembly.Assembled.packed", lambda whole, *_: padded(whole), ["objective=mlm"],
+        "padding fraction",
+    ),
+    "truncation": (
+        f"{OBJECTIVES}.pairs.truncate_pair", lambda a, b, limit: truncate_pair(a, b, limit - 3), ["objective=mlm_nsp"],
+        "pairs cut although they fit",
+    ),
+    "nsp balance": (
+        f"{OBJECTIVES}.pairs._Builder._uniform",
+        lambda self, active, number, which: UNIFORM(self, active, number, which) ** 3, ["objective=mlm_nsp"],
+        "random second segments where there is a choice",
+    ),
+    "sop balance": (
+        f"{OBJECTIVES}.pairs._Builder._uniform",
+        lambda self, active, number, which: UNIFORM(self, active, number, which) ** 3, ["objective=mlm_sop"],
+        "pairs that are swapped",
+    ),
+    "span lengths": (
+        f"{OBJECTIVES}.spans.length_shares", changed(f"{OBJECTIVES}.spans.length_shares", geometric=0.4),
+        ["objective=span"], "words of a span as drawn",
+    ),
+    "replaced": (
+        f"{OBJECTIVES}.rtd.ReplacedTokenDetection._filled",
+        lambda self, batch, *_: replace(batch.inputs, tokens=self.original(batch)), ["objective=rtd"],
+        "replaced share of tokens",
+    ),
+    "split": (
+        f"{OBJECTIVES}.prefix_lm.prefix_lengths", lambda lengths, *_: np.ones_like(lengths, dtype=np.int64),
+        ["objective=prefix_lm", "model=gpt_tiny"], "place of the split",
+    ),
+    "sentinel order": (
+        f"{OBJECTIVES}.span_corruption.corrupt_spans",
+        lambda config, sentinels, *rest: corrupt_spans(config, sentinels[1:], *rest),
+        ["objective=span_corruption", "model=t5_tiny"], "sentinels out of order in the inputs",
+    ),
+    "spans cut": (
+        f"{OBJECTIVES}.span_corruption.corrupt_spans", changed(f"{OBJECTIVES}.corruption.corrupt_spans", density=0.3),
+        ["objective=span_corruption", "model=t5_tiny"], "corrupted share of text",
+    ),
+    "poisson": (
+        f"{OBJECTIVES}.noises.poisson_shares", lambda mean: poisson_shares(mean * 1.5),
+        ["objective=denoising", "model=bart_tiny"], "words of a span as drawn",
+    ),
+    "permutation": (
+        f"{OBJECTIVES}.denoising.permute_sentences", lambda texts, *_: texts,
+        ["objective=denoising_permutation", "model=bart_tiny"], "first sentences that stay first",
+    ),
+    "rotation": (
+        f"{OBJECTIVES}.denoising.rotate", lambda texts, share: rotate(texts, share / 2),
+        ["objective=denoising_rotation", "model=bart_tiny"], "texts that begin as they did",
+    ),
+    "deletion": (
+        f"{OBJECTIVES}.denoising.delete", lambda texts, share: delete(texts, share * 2),
+        ["objective=denoising_deletion", "model=bart_tiny"], "deleted share of tokens",
+    ),
+    "random masks": (
+        f"{OBJECTIVES}.denoising.mask_each", lambda *rest: mask_each(*rest[:3], 0.5),
+        ["objective=denoising_masking", "objective.random=0.1", "model=bart_tiny"], "masked tokens that show a random",
+    ),
+}  # fmt: skip
+UNIFORM = _Builder._uniform
+
+
+def padded(whole: Assembled) -> Packed:
+    """A batch whose last token is padding."""
+    return Packed(torch.from_numpy(np.append(whole.tokens[:-1], 0)), tuple(whole.lengths.tolist()))
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_deviation_exits_3(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    where, broken, words, found = BROKEN[case]
+    model = [] if any(word.startswith("model=") for word in words) else ["model=bert_tiny"]
+    monkeypatch.setattr(where, broken)
+    assert inspect("pretrain", *model, *words, *DATA, "n=0") == 3
     told = capsys.readouterr()
-    assert "DOES NOT HOLD" in told.out and "error: 1 of" in told.err and "examples off their budget" in told.err
+    assert "DOES NOT HOLD" in told.out and "statistics are not as defined: " in told.err and found in told.err
+
+
+def test_the_generator_of_a_run_fills_the_masks(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = pretrain("filled", "objective=rtd")
+    assert inspect("pretrain", "objective=rtd", f"checkpoint={run}", *DATA, "n=2", "output=seen.jsonl") == 0
+    printed = capsys.readouterr().out
+    assert "weights of the generator: taken: backbone" in printed and "new: nothing" in printed
+    assert "definition of replaced share of tokens: masked share x" in printed
+    for one in map(json.loads, Path("seen.jsonl").read_text().splitlines()):
+        original = {place["position"]: place["label"] for place in one["targets"]["mlm"]}
+        replaced = {place["position"] for place in one["targets"]["rtd"]}
+        shown, filled = one["input"]["pieces"], one["filled"]["pieces"]
+        assert replaced == {at for at, piece in original.items() if filled[at] != piece}
+        assert all(filled[at] == piece for at, piece in enumerate(shown) if at not in original)
+
+
+def test_borders_of_documents_and_pairs_are_shown(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert inspect("pretrain", "model=bart_tiny", *DATA, "n=4", "output=seen.jsonl") == 0
+    assert " ‖ " in capsys.readouterr().out
+    examples = [json.loads(line) for line in Path("seen.jsonl").read_text().splitlines()]
+    borders = [one["text"][at - 1] for one in examples for at in one["boundaries"]]
+    assert borders and set(borders) == {"\n"}
+    assert inspect("pretrain", "model=bert_tiny", "objective=mlm_nsp", *DATA, "n=2", "output=seen.jsonl") == 0
+    assert all(len(json.loads(line)["boundaries"]) == 1 for line in Path("seen.jsonl").read_text().splitlines())
+
+
+def test_members_of_a_mixture_are_shown_apart(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["model=bert_tiny", "objective=mixture", "objective.members=[mlm,rtd]", "objective.weights=[3,1]"]
+    assert inspect("pretrain", *words, *DATA, "n=1", "output=seen.jsonl") == 0
+    printed = capsys.readouterr().out
+    assert "rtd: replaced share of tokens" in printed and "share of mlm" in printed
+    examples = [json.loads(line) for line in Path("seen.jsonl").read_text().splitlines()]
+    assert [one["member"] for one in examples] == ["mlm", "rtd"] and "filled" in examples[1]
+
+
+def test_experiments_can_be_looked_into(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["experiment=electra_small", *DATA]
+    assert inspect(*words, "n=1") == 0
+    assert "rtd · pretrain · model=electra" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("words", [["n=some"], ["tokens=0"], ["predict"], ["n=1", "output=none/there.jsonl"]])

@@ -30,6 +30,8 @@ PUBLISHED = {
     "distilbert": 66_362_880,
     "albert": 11_683_584,
     "albert_large": 17_683_968,
+    "albert_xlarge": 58_724_864,
+    "albert_xxlarge": 222_595_584,
     "electra": 108_891_648,
     "electra_small": 13_483_008,
     "electra_large": 334_092_288,

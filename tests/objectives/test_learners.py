@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -319,3 +320,14 @@ def test_label_smoothing_is_of_training_alone(tokenizers, family, config):
         wanted = torch.nn.functional.cross_entropy(logits, target.labels, reduction="sum", label_smoothing=0.1)
         torch.testing.assert_close(smooth(batch, 1).sums[term], wanted)
         torch.testing.assert_close(smooth.score(batch)[term].losses, plain.score(batch)[term].losses)
+
+
+def test_a_vocabulary_without_an_end_goes_on_with_texts():
+    """GPT's of 2018 has <unk> alone."""
+    tokens = tokenizer("bytebpe")
+    tokens.roles = {}
+    learner = build(ClmConfig(), backbone("gpt"), tokens, 0).eval()
+    (row,) = learner.complete(["the old cat"], nullcontext)
+    assert row["text"] == "the old cat" and row["continuation"]
+    with pytest.raises(UserError, match="no eos token"):
+        next(learner.complete([""], nullcontext))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lmtool.reporting.console import Output
-from lmtool.reporting.plan import ModelShape, plan
+from lmtool.reporting.plan import ModelShape, Work, plan
 from lmtool.reporting.progress import Progress
 from lmtool.reporting.scores import Score, score_of
 from lmtool.reporting.screens import end_screen, start_screen
@@ -40,7 +40,17 @@ def train(output: Output, log_every: int = 10, steps: int = 100) -> Progress:
 
 
 def screens(output: Output) -> None:
-    shape = ModelShape(2, 128, 512, 2, 8192, "encoder", 512, 2)
+    planned = plan(
+        [ModelShape(2, 128, 512, 8192)],
+        [Work(1.0, 5.6e5, 256, 57)],
+        steps=1000,
+        tokens_per_step=4090,
+        predicted_fraction=0.15,
+        parameters={"backbone": 1_600_000},
+        trainable_parameters=1_600_000,
+        optimizer_values=3_200_000,
+        flops_per_second=5e10,
+    )
     start_screen(
         output,
         command="pretrain",
@@ -48,7 +58,7 @@ def screens(output: Output) -> None:
         choices={"model": "bert_tiny", "data": HOSTILE},
         data={"source": HOSTILE, "train": {"documents": 1234, "truncated_fraction": 0.0123}},
         model={"name": "bert_tiny", HOSTILE: "x"},
-        plan=plan(shape, steps=1000, tokens_per_step=4090, length=57, predicted_fraction=0.15, flops_per_second=5e10),
+        plan=planned,
         baseline=BASELINE,
         machine={"device": "cpu", "precision": "bf16"},
         epochs=3.4,

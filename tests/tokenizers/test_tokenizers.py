@@ -6,11 +6,11 @@ import sys
 
 import numpy as np
 import pytest
-from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, BertTokenizer, OpenAIGPTTokenizer, PreTrainedTokenizerFast
 
 from lmtool.config.tables import build
 from lmtool.errors import UserError
-from lmtool.tokenizers.configs import ByteBpeConfig, WordPieceConfig
+from lmtool.tokenizers.configs import BpeConfig, ByteBpeConfig, WordPieceConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 
 TEXTS = [
@@ -43,6 +43,11 @@ def bytebpe() -> Tokenizer:
     return build(ByteBpeConfig(), TEXTS, 400)
 
 
+@pytest.fixture(scope="module")
+def bpe() -> Tokenizer:
+    return build(BpeConfig(), TEXTS, 400)
+
+
 def test_wordpiece_roles_and_size(wordpiece):
     assert wordpiece.pieces(range(5)) == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     assert wordpiece.roles == {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
@@ -64,6 +69,29 @@ def test_wordpiece_splits_as_bert_does(tmp_path, lowercase):
         assert ours.encode(plain).tolist() == theirs.encode(plain, add_special_tokens=False), text
 
 
+def test_bpe_splits_as_gpt_does(tmp_path, bpe):
+    model = json.loads(bpe._backend.to_str())["model"]
+    (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]), encoding="utf-8")
+    merges = "#version: 0.2\n" + "".join(f"{first} {second}\n" for first, second in model["merges"])
+    (tmp_path / "merges.txt").write_text(merges, encoding="utf-8")
+    theirs = OpenAIGPTTokenizer.from_pretrained(tmp_path)
+    for text in STRINGS + TEXTS[:3]:
+        ids = theirs.encode(text, add_special_tokens=False, split_special_tokens=True)
+        assert bpe.encode(text).tolist() == ids, text
+
+
+def test_bpe_roles_words_and_merges(bpe):
+    assert bpe.pieces(range(2)) == ["<unk>", "<|endoftext|>"] and bpe.special_ids == {0, 1}
+    assert bpe.roles == {"unk": 0, "pad": 1, "bos": 1, "eos": 1} and bpe.vocab_size <= 400
+    assert bpe.pieces(bpe.encode("The dog, the DOG")) == ["the</w>", "dog</w>", ",</w>", "the</w>", "dog</w>"]
+    assert bpe.decode(bpe.encode("The lazy dog sleeps")) == "the lazy dog sleeps"
+    assert 0 in bpe.encode("हिन्दी")
+    # Sennrich et al. 2016, section 3.2: the merges of this toy text.
+    toy = build(BpeConfig(minimum_count=1), ["low " * 5 + "lower " * 2 + "newest " * 6 + "widest " * 3], 40)
+    merges = [tuple(pair) for pair in json.loads(toy._backend.to_str())["model"]["merges"]]
+    assert set(merges[:3]) == {("e", "s"), ("es", "t</w>"), ("l", "o")}
+
+
 def test_bytebpe_brings_every_text_back(bytebpe):
     for text in STRINGS:
         assert bytebpe.decode(bytebpe.encode(text)) == text
@@ -71,16 +99,16 @@ def test_bytebpe_brings_every_text_back(bytebpe):
     assert bytebpe.roles == {"pad": end, "bos": end, "eos": end}
 
 
-def test_special_looking_text_stays_text(wordpiece, bytebpe):
-    for tokenizer in (wordpiece, bytebpe):
+def test_special_looking_text_stays_text(wordpiece, bytebpe, bpe):
+    for tokenizer in (wordpiece, bytebpe, bpe):
         for text in ("[MASK] a [SEP]", "<|endoftext|>", "[PAD][UNK]"):
             ids = tokenizer.encode(text)
             assert len(ids) > 1 and not set(ids.tolist()) & (tokenizer.special_ids - {tokenizer.roles.get("unk")})
     assert "".join(wordpiece.pieces(wordpiece.encode("[SEP]"))).replace("##", "") == "[sep]"
 
 
-def test_batch_equals_one_by_one(wordpiece, bytebpe):
-    for tokenizer in (wordpiece, bytebpe):
+def test_batch_equals_one_by_one(wordpiece, bytebpe, bpe):
+    for tokenizer in (wordpiece, bytebpe, bpe):
         for one, text in zip(tokenizer.encode_batch(STRINGS), STRINGS, strict=True):
             assert one.dtype == np.int32 and np.array_equal(one, tokenizer.encode(text))
 
@@ -95,8 +123,16 @@ def test_word_starts(wordpiece, bytebpe):
     assert len(bytebpe.starts_word) == bytebpe.vocab_size
 
 
-def test_save_load_and_transformers(tmp_path, wordpiece, bytebpe):
-    for name, tokenizer in (("wordpiece", wordpiece), ("bytebpe", bytebpe)):
+def test_what_ids_add_to_a_text(wordpiece, bytebpe, bpe):
+    for tokenizer in (wordpiece, bytebpe, bpe):
+        before, ids = tokenizer.encode("the lazy").tolist(), tokenizer.encode(" dog sleeps").tolist()
+        assert tokenizer.continuation(before, ids) == " dog sleeps" and tokenizer.continuation([], ids).strip()
+    cut = bytebpe.encode("é").tolist()  # two bytes, of which the first is no text
+    assert bytebpe.continuation(cut[:1], cut[1:]) == bytebpe.decode(cut[1:])
+
+
+def test_save_load_and_transformers(tmp_path, wordpiece, bytebpe, bpe):
+    for name, tokenizer in (("wordpiece", wordpiece), ("bytebpe", bytebpe), ("bpe", bpe)):
         tokenizer.save(tmp_path / name)
         loaded = Tokenizer.load(tmp_path / name)
         assert loaded.fingerprint == tokenizer.fingerprint and loaded.roles == tokenizer.roles
@@ -111,12 +147,12 @@ def test_save_load_and_transformers(tmp_path, wordpiece, bytebpe):
     assert both["input_ids"].count(wordpiece.role("sep")) == 2 and both["input_ids"][0] == wordpiece.role("cls")
 
 
-def test_training_is_the_same_in_every_process(wordpiece, bytebpe):
+def test_training_is_the_same_in_every_process(wordpiece, bytebpe, bpe):
     code = (
         "import json, sys; from lmtool.config.tables import build;"
-        "from lmtool.tokenizers.configs import ByteBpeConfig, WordPieceConfig;"
+        "from lmtool.tokenizers.configs import BpeConfig, ByteBpeConfig, WordPieceConfig;"
         "texts = json.load(sys.stdin);"
-        "print(build(WordPieceConfig(), texts, 400).fingerprint, build(ByteBpeConfig(), texts, 400).fingerprint)"
+        "print(*(build(one(), texts, 400).fingerprint for one in (WordPieceConfig, ByteBpeConfig, BpeConfig)))"
     )
     for threads in ("1", "4"):
         done = subprocess.run(
@@ -127,7 +163,7 @@ def test_training_is_the_same_in_every_process(wordpiece, bytebpe):
             text=True,
             check=True,
         )
-        assert done.stdout.split() == [wordpiece.fingerprint, bytebpe.fingerprint]
+        assert done.stdout.split() == [wordpiece.fingerprint, bytebpe.fingerprint, bpe.fingerprint]
 
 
 def test_fingerprint_tells_tokenizers_apart(wordpiece):
@@ -135,14 +171,14 @@ def test_fingerprint_tells_tokenizers_apart(wordpiece):
     assert build(WordPieceConfig(lowercase=False), TEXTS, 400).fingerprint != wordpiece.fingerprint
 
 
-@pytest.mark.parametrize("config", [WordPieceConfig(), ByteBpeConfig()])
+@pytest.mark.parametrize("config", [WordPieceConfig(), ByteBpeConfig(), BpeConfig()])
 def test_no_text_is_refused(config):
     for texts in ([], ["", " \n"]):
         with pytest.raises(UserError, match="no characters"):
             build(config, texts, 400)
 
 
-@pytest.mark.parametrize(("config", "size"), [(WordPieceConfig(), 8), (ByteBpeConfig(), 200)])
+@pytest.mark.parametrize(("config", "size"), [(WordPieceConfig(), 8), (ByteBpeConfig(), 200), (BpeConfig(), 3)])
 def test_too_small_a_vocabulary_is_refused(config, size):
     with pytest.raises(UserError, match=f"vocab_size={size} has no room"):
         build(config, TEXTS, size)
@@ -151,6 +187,7 @@ def test_too_small_a_vocabulary_is_refused(config, size):
 def test_small_vocabularies_stay_within_their_size():
     for size in (16, 20, 50, 300):
         assert build(WordPieceConfig(), TEXTS, size).vocab_size <= size
+        assert build(BpeConfig(), TEXTS, size).vocab_size <= size
     assert build(ByteBpeConfig(), TEXTS, 257).vocab_size == 257
 
 

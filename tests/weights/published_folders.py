@@ -11,7 +11,7 @@ import transformers
 from torch import nn
 
 from lmtool.config.tables import build
-from lmtool.tokenizers.configs import ByteBpeConfig, SentencePieceConfig, TokenizerConfig, WordPieceConfig
+from lmtool.tokenizers.configs import BpeConfig, ByteBpeConfig, SentencePieceConfig, TokenizerConfig, WordPieceConfig
 
 TEXTS = [
     "The quick brown fox jumps over the lazy dog; the dog sleeps, unbelievably.",
@@ -58,7 +58,7 @@ FAMILIES: dict[str, tuple[Callable[[], nn.Module], TokenizerConfig]] = {
         n_positions=40, bos_token_id=0, eos_token_id=0, initializer_range=0.2,
     ),
     "gpt1": _of(
-        "OpenAIGPTLMHeadModel", "OpenAIGPTConfig", ByteBpeConfig(), vocab_size=ROWS, n_layer=2, n_embd=36, n_head=3,
+        "OpenAIGPTLMHeadModel", "OpenAIGPTConfig", BpeConfig(), vocab_size=ROWS, n_layer=2, n_embd=36, n_head=3,
         n_positions=40, initializer_range=0.2,
     ),
     "t5": _of("T5ForConditionalGeneration", "T5Config", _PIECES, **_T5),

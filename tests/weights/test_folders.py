@@ -13,8 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lmtool.errors import UserError
-from lmtool.weights import folders
-from lmtool.weights.folders import published_folder
+from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.weights import hub
+from lmtool.weights.folders import published_folder, tokenizer_folder
 from lmtool.weights.reading import read
 from tests.weights.published_folders import make
 
@@ -149,7 +150,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket, "create_connection", refuse)
-    monkeypatch.setattr(folders, "getproxies", dict)
+    monkeypatch.setattr(hub, "getproxies", dict)
     return attempts
 
 
@@ -172,6 +173,29 @@ def test_the_hub_cache_is_read_without_a_socket(
     for wrong in ("hf://a/b/c", "s3://bucket/name", "hf://some/bert@"):
         with pytest.raises(UserError, match="no address that lmtool reads"):
             published_folder(wrong, offline=True)
+
+
+def test_a_tokenizer_on_the_hub_is_read_without_a_socket(
+    original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_network: list[Any]
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    commit = cache(original, tmp_path, "model.safetensors", "config.json")
+    for address in ("hf://some/bert", f"hf://some/bert@{commit}"):
+        found = tokenizer_folder(address, offline=True)
+        assert found.name == commit
+        assert Tokenizer.load(found).fingerprint == Tokenizer.load(original).fingerprint
+    with pytest.raises(UserError) as caught:
+        tokenizer_folder("hf://some/other@v2", offline=True)
+    assert caught.value.message == (
+        "tokenizer.path=hf://some/other@v2: tokenizer.json of some/other@v2: offline=true, and not in the hub's cache"
+    )
+    assert "or give a local folder" in str(caught.value.hint)
+    assert not no_network
+    with pytest.raises(UserError, match="no network, and not in the hub's cache"):
+        tokenizer_folder("hf://some/other")
+    assert len(no_network) == 1, "the hub is tried once"
+    with pytest.raises(UserError, match="no address that lmtool reads"):
+        tokenizer_folder("hf://a/b/c")
 
 
 def test_offline_names_what_is_missing(

@@ -1,0 +1,116 @@
+"""What BART's noises do to text, measured against their definitions.
+
+Shape letters: N texts of a batch, T their tokens.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lmtool.objectives.denoising import NoisyWindows
+from lmtool.objectives.masking import budget
+from lmtool.objectives.noises import Texts, infill, mask_each, poisson_shares
+from lmtool.objectives.tally import Tally
+from lmtool.objectives.targets import labels_of
+from lmtool.types import Batch
+
+
+def noisy(
+    tally: Tally, examples: NoisyWindows, rows: np.ndarray, numbers: np.ndarray, epoch: int, batch: Batch
+) -> None:
+    """Each noise of the configuration by itself: the texts before it and after it."""
+    texts = examples.texts(rows, numbers, epoch)
+    before = texts
+    for name, after in examples.stages(texts, rows["start"]).items():
+        if name == "sentence_permutation":
+            _permuted(tally, examples, before, after, rows)
+        elif name == "text_infilling":
+            _infilled(tally, examples, before, after)
+        elif name == "token_masking":
+            _masked(tally, examples, before, after)
+        elif name == "token_deletion":
+            gone = before.lengths - after.lengths
+            wanted = np.minimum(budget(before.lengths, examples.config.token_deletion), before.lengths - 1)
+            tally.exact("deleted share of tokens", gone.sum(), wanted.sum(), before.lengths.sum())
+            tally.none("texts off their number of deletions", (gone != wanted).sum())
+        elif name == "document_rotation":
+            _rotated(tally, examples.config.document_rotation, before, after)
+        before = after
+    labels = labels_of(batch, examples.config.name).numpy()
+    special = examples.vocabulary.special
+    tally.none(
+        "outputs that are not the text",
+        not np.array_equal(labels[~special[labels]], texts.tokens[~special[texts.tokens]]),
+    )
+
+
+def _permuted(tally: Tally, examples: NoisyWindows, before: Texts, after: Texts, rows: np.ndarray) -> None:
+    order = np.lexsort((before.tokens, before.owners)), np.lexsort((after.tokens, after.owners))
+    tally.none("tokens lost by the permutation", (before.tokens[order[0]] != after.tokens[order[1]]).sum())
+    sentences = examples.sentences(before, rows["start"])
+    kept, chances = [], []
+    for tokens, made, numbers in zip(_each(before), _each(after), np.split(sentences, before.starts[1:]), strict=True):
+        parts = [one.tobytes() for one in np.split(tokens, np.flatnonzero(np.diff(numbers)) + 1)]
+        # Which sentence comes first is seen where none of the others begins as the first one does.
+        if len(parts) > 1 and not any(one.startswith(parts[0]) or parts[0].startswith(one) for one in parts[1:]):
+            moved = np.ceil(len(parts) * examples.config.sentence_permutation - 1e-9)
+            kept.append(made.tobytes().startswith(parts[0]))
+            chances.append(1 - max(moved - 1, 0) / len(parts))
+    if kept:
+        tally.share("first sentences that stay first", sum(kept), len(kept), np.array(chances))
+
+
+def _infilled(tally: Tally, examples: NoisyWindows, before: Texts, after: Texts) -> None:
+    config, vocabulary = examples.config, examples.vocabulary
+    found = examples.infilled(before)
+    shares, drawn, mean = poisson_shares(config.poisson_mean), found.drawn, config.poisson_mean
+    # Lengths are drawn until they are enough, so their number depends on them: each is held against the definition
+    # given those before it, of which the bound knows nothing but the variance.
+    tally.mean("words of a span as drawn", drawn.sum(), len(drawn), len(drawn) * mean, len(drawn) * mean, 1.0)
+    for length in range(int(2 * mean) + 2):
+        tally.share(f"spans of {length} as drawn", (drawn == length).sum(), len(drawn), float(shares[length]))
+    opens = vocabulary.starts_word[before.tokens] | (before.positions == 0)
+    words = np.bincount(before.owners[opens], minlength=len(before.lengths))
+    wanted = np.ceil(words * config.text_infilling - 1e-9)
+    tally.exact("masked share of words", found.masked.sum(), wanted.sum(), words.sum())
+    tally.none("texts off their number of masked words", (found.masked != wanted).sum())
+    if config.random:
+        plain = infill(before, vocabulary, config.text_infilling, config.poisson_mean, 0.0, examples.room)
+        _randomised(tally, examples, "spans", after, plain.texts.tokens == vocabulary.mask)
+
+
+def _masked(tally: Tally, examples: NoisyWindows, before: Texts, after: Texts) -> None:
+    config, mask = examples.config, examples.vocabulary.mask
+    plain = mask_each(before, examples.vocabulary, config.token_masking, 0.0)
+    new = plain.tokens != before.tokens
+    some = np.bincount(before.owners, before.tokens != mask, len(before.lengths)).astype(np.int64)
+    masked, wanted = np.bincount(after.owners, new, len(before.lengths)), budget(some, config.token_masking)
+    tally.exact("masked share of tokens", masked.sum(), wanted.sum(), some.sum())
+    tally.none("texts off their number of masks", (masked != wanted).sum())
+    tally.none("tokens changed but not masked", (~new & (after.tokens != before.tokens)).sum())
+    if config.random:
+        _randomised(tally, examples, "tokens", after, new)
+    else:
+        tally.none("masked tokens that show another", (after.tokens[new] != mask).sum())
+
+
+def _randomised(tally: Tally, examples: NoisyWindows, what: str, after: Texts, masks_T: np.ndarray) -> None:
+    shown = after.tokens[masks_T] != examples.vocabulary.mask
+    tally.share(f"masked {what} that show a random token", shown.sum(), masks_T.sum(), examples.config.random)
+
+
+def _rotated(tally: Tally, share: float, before: Texts, after: Texts) -> None:
+    """A text looks as it was by chance too: of its n beginnings, those a whole number of periods away."""
+    strange, kept, periods = 0, 0, []
+    for one, other in zip(_each(before), _each(after), strict=True):
+        # As text of a character a token: repeated twice it holds every rotation of itself.
+        text, made = ("".join(map(chr, tokens.tolist())) for tokens in (one, other))
+        strange += len(made) != len(text) or made not in text * 2
+        kept += made == text
+        periods.append((text * 2).find(text, 1))
+    tally.none("texts that are no rotation of what they were", strange)
+    tally.share("texts that begin as they did", kept, len(periods), 1 - share * (1 - 1 / np.array(periods)))
+
+
+def _each(texts: Texts) -> list[np.ndarray]:
+    return np.split(texts.tokens, texts.starts[1:])
