@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 from pathlib import Path
+
+from rows import Rows, mean_and_error
 
 from lmtool import cli
 from lmtool.config.saved import checkpoint_folder
@@ -31,15 +32,12 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("runs/from-scratch"))
     parser.add_argument("overrides", nargs="*", help="further keys of lmtool finetune")
     options = parser.parse_args()
-    options.output.mkdir(parents=True, exist_ok=True)
-    rows = options.output / "rows.jsonl"
 
-    done = {}
-    if rows.exists():
-        done = {(one["start"], one["seed"]): one for one in map(json.loads, rows.read_text().splitlines())}
+    asked = {name: value for name, value in vars(options).items() if name not in ("output", "seeds")}
+    rows = Rows(options.output, ("start", "seed"), asked)
     for seed in options.seeds:
         for start, words in starts(options.checkpoint).items():
-            if (start, seed) in done:
+            if rows.has(start, seed):
                 continue
             folder = options.output / f"{start}-{seed}"
             task = [f"task={options.task}", f"task.path={options.path}", f"task.train_examples={options.examples}"]
@@ -48,11 +46,8 @@ def main() -> None:
                 sys.exit(1)
             result = json.loads((folder / "result.json").read_text())
             kept = ("metric", "value", "baseline", "steps", "seconds", "validation_examples")
-            row = {"start": start, "seed": seed, **{name: result[name] for name in kept}}
-            with rows.open("a") as file:
-                file.write(json.dumps(row) + "\n")
-            done[start, seed] = row
-    show(list(done.values()), options)
+            rows.add({"start": start, "seed": seed, **{name: result[name] for name in kept}})
+    show(rows, options)
 
 
 def starts(checkpoint: str) -> dict[str, list[str]]:
@@ -67,23 +62,18 @@ def starts(checkpoint: str) -> dict[str, list[str]]:
     }  # fmt: skip
 
 
-def show(rows: list[dict], options: argparse.Namespace) -> None:
+def show(rows: Rows, options: argparse.Namespace) -> None:
     """The table: mean and standard error over seeds, the paired gain, the majority class."""
-    values = {
-        start: [one["value"] for one in sorted(rows, key=lambda one: one["seed"]) if one["start"] == start]
-        for start in ("pretrained", "scratch")
-    }
-    table = [[start, *mean_and_error(found), len(found)] for start, found in values.items()]
+    values = {start: rows.values("value", start=start) for start in ("pretrained", "scratch")}
     gains = [one - other for one, other in zip(values["pretrained"], values["scratch"], strict=True)]
-    table.append(["gain", *mean_and_error(gains), len(gains)])
-    table.append(["majority or mean", f"{rows[0]['baseline']:.4f}", "", ""])
-    heading = f"{options.task}, {options.examples} training rows, {rows[0]['validation_examples']} scored"
-    print_table(Output(), ["start", rows[0]["metric"], "standard error", "seeds"], table, heading=heading)
-
-
-def mean_and_error(values: list[float]) -> tuple[str, str]:
-    error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else float("nan")
-    return f"{statistics.mean(values):.4f}", f"{error:.4f}"
+    table = []
+    for name, found in {**values, "gain": gains}.items():
+        mean, error = mean_and_error(found)
+        table.append([name, f"{mean:.4f}", f"{error:.4f}", len(found)])
+    first = rows.all[0]
+    table.append(["majority or mean", f"{first['baseline']:.4f}", "", ""])
+    heading = f"{options.task}, {options.examples} training rows, {first['validation_examples']} scored"
+    print_table(Output(), ["start", first["metric"], "standard error", "seeds"], table, heading=heading)
 
 
 if __name__ == "__main__":

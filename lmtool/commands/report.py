@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
+from lmtool.config.saved import run_folder
 from lmtool.errors import UserError
 from lmtool.reporting.comparison import write_comparison
 from lmtool.reporting.console import Output
@@ -14,16 +13,10 @@ def main(words: list[str]) -> int:
     """words: run folders."""
     if not words or any("=" in word for word in words):
         raise UserError(f"report {' '.join(words)}: give run folders", "lmtool report runs/NAME")
-    folders = [_folder(word) for word in words]
+    folders = [run_folder(word) for word in words]
     if len(folders) == 1:
         page = write_report(folders[0])
     else:
         page = write_comparison(folders, folders[0].parent / "comparison.html")
     Output().line(str(page))
     return 0
-
-
-def _folder(word: str) -> Path:
-    """A run folder, or the one a `latest` file names."""
-    given = Path(word).expanduser()
-    return given.parent / given.read_text(encoding="utf-8").strip() if given.is_file() else given

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from lmtool.commands import finetune, pretrain
@@ -15,8 +14,7 @@ def main(words: list[str]) -> dict[str, Any]:
     """words: the run folder. Returns result.json."""
     if len(words) != 1 or "=" in words[0]:
         raise UserError(f"resume {' '.join(words)}: give one run folder", "lmtool resume runs/NAME")
-    given = Path(words[0]).expanduser()
-    folder = given.parent / given.read_text(encoding="utf-8").strip() if given.is_file() else given
+    folder = saved.run_folder(words[0])
     data = saved.read(folder / "config.yaml")
     verb = data.get("command")
     if verb not in ("pretrain", "finetune"):

@@ -90,22 +90,29 @@ def body(data: dict[str, Any]) -> dict[str, Any]:
 
 
 _GIVE = "give a run folder (runs/NAME), or one of its checkpoints (runs/NAME/checkpoints/step_...)"
+_PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
-def checkpoint_folder(path: str, key: str = "checkpoint") -> Path:
-    """The folder with the configuration of what a `checkpoint=` names: a checkpoint, `checkpoints/best` or `last`, a
-    run (its best, else its last, else its newest checkpoint) or `runs/latest`. Whether its weights are whole is seen
-    when they are read.
+def run_folder(path: str | Path) -> Path:
+    """The folder of the run a user means: that which `runs/latest` names, else what was typed, there or not."""
+    given = Path(path).expanduser()
+    return given.parent / _line(given) if given.name == "latest" and given.is_file() else given
+
+
+def checkpoint_folder(path: str | Path, key: str = "checkpoint") -> Path:
+    """The folder of the checkpoint a user means: a checkpoint, `checkpoints/best` or `last`, a run (its best, else its
+    last, else its newest checkpoint) or `runs/latest`. Whether its files are whole is seen when they are read.
 
     key: which names it, for errors. Raises UserError where there is none.
     """
-    given = Path(path).expanduser()
-    if given.name == "latest" and given.is_file():
-        given = given.parent / _line(given)
+    given = run_folder(path)
     if given.name in ("best", "last") and given.is_file():
         given = given.parent / _line(given)
+    if not given.exists():
+        raise UserError(f"{key}={path}: no such folder", _GIVE)
     if not given.is_dir():
-        raise UserError(f"{key}={path}: {'no folder' if given.exists() else 'no such folder'}", _GIVE)
+        pickled = "; pickled weights can run code when they are read" if given.suffix in _PICKLED else ""
+        raise UserError(f"{key}={path}: a file, and lmtool reads checkpoint folders{pickled}", _GIVE)
     if (given / "manifest.json").is_file():
         return given
     checkpoints = given if given.name == "checkpoints" else given / "checkpoints"

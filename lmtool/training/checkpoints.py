@@ -28,6 +28,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from lmtool.config.saved import checkpoint_folder
 from lmtool.errors import UserError
 from lmtool.training.files import sync_path, to_json, write_bytes
 
@@ -214,48 +215,14 @@ def pointed(checkpoints: Path, pointer: str) -> Path | None:
 
 
 def find(path: str | Path) -> Path:
-    """The checkpoint folder a user means: a checkpoint, `checkpoints/best` or `last`, a run (its best, else its last,
-    else its newest) or `runs/latest`. UserError, naming what is wrong and one that is whole, where a file is missing
-    or cut; the contents are verified by what reads them."""
-    folder = _resolve(Path(path).expanduser())
+    """The checkpoint folder a user means, as `saved.checkpoint_folder` has it. UserError, naming what is wrong and one
+    that is whole, where a file is missing or cut; the contents are verified by what reads them."""
+    folder = checkpoint_folder(path)
     try:
         verify(folder, hashes=False)
     except Damaged as damage:
         raise _refuse(damage, folder) from damage
     return folder
-
-
-def _resolve(given: Path) -> Path:
-    if given.name == "latest" and given.is_file():
-        given = given.parent / given.read_text(encoding="utf-8").strip()
-    if given.is_file() and given.name in ("last", "best"):
-        folder = pointed(given.parent, given.name)
-        if folder is None:
-            raise UserError(f"{given} names no checkpoint that is there", f"ls {given.parent}")
-        return folder
-    if not given.exists():
-        raise UserError(f"no checkpoint at {given}", "give a run folder (runs/NAME) or one of its checkpoints")
-    if given.is_file():
-        raise UserError(
-            f"{given} is a file, and lmtool reads checkpoint folders{_pickle_note(given)}",
-            "give a run folder (runs/NAME) or one of its checkpoints",
-        )
-    if (given / MANIFEST).exists():
-        return given
-    checkpoints = given if given.name == "checkpoints" else given / "checkpoints"
-    steps = saved_steps(checkpoints)
-    folder = pointed(checkpoints, "best") or pointed(checkpoints, "last") or (steps[0] if steps else None)
-    if folder is None:
-        raise UserError(
-            f"{given} holds no lmtool checkpoint: no {MANIFEST}, and no checkpoints/step_...",
-            "give a run folder that has saved one",
-        )
-    return folder
-
-
-def _pickle_note(path: Path) -> str:
-    pickled = path.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-    return "; pickled weights can run code when they are read and are refused" if pickled else ""
 
 
 def _refuse(damage: Damaged, folder: Path) -> UserError:

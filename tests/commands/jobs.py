@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -34,10 +35,10 @@ def _quietly(*words: str) -> None:
         raise SystemExit(status)
 
 
-def pretraining(folder: Path) -> None:
+def pretraining(folder: Path, model: str = "bert_tiny") -> None:
     place = _shared(folder)
     _quietly(
-        "pretrain", "model=bert_tiny", *TINY, *BUDGET, "batch_tokens=256", "data=text",
+        "pretrain", f"model={model}", *TINY, *BUDGET, "batch_tokens=256", "data=text",
         f"data.path={place / 'text.txt'}", f"cache_dir={place / 'cache'}", f"run_dir={folder}",
     )  # fmt: skip
 
@@ -48,3 +49,6 @@ def finetuning(folder: Path) -> None:
         "finetune", "model=bert_tiny", *TINY, *BUDGET, "checkpoint=none", "task=sst2", f"task.path={place / 'rows'}",
         "batch_examples=16", "max_epochs=null", f"cache_dir={place / 'cache'}", f"run_dir={folder}",
     )  # fmt: skip
+
+
+gpt, t5, electra, bart = (partial(pretraining, model=f"{family}_tiny") for family in ("gpt", "t5", "electra", "bart"))

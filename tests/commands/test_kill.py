@@ -9,10 +9,12 @@ import pytest
 from tests.training.test_kill import run_harness
 
 
-@pytest.mark.parametrize("job", ["pretraining", "finetuning"])
-def test_killed_commands_go_on_bitwise(tmp_path: Path, job: str) -> None:
-    counts = run_harness(f"tests.commands.jobs:{job}", tmp_path, 8)
-    assert counts["kills"] == 8
+@pytest.mark.parametrize(
+    "job, kills", [("pretraining", 8), ("finetuning", 8), ("gpt", 3), ("t5", 3), ("electra", 3), ("bart", 3)]
+)
+def test_killed_commands_go_on_bitwise(tmp_path: Path, job: str, kills: int) -> None:
+    counts = run_harness(f"tests.commands.jobs:{job}", tmp_path, kills)
+    assert counts["kills"] == kills
     assert (counts["unreadable"], counts["differing"]) == (0, 0), counts
 
 

@@ -151,8 +151,13 @@ def test_resume_and_report(place: Path, capsys: pytest.CaptureFixture[str]) -> N
     (first / "report.html").unlink()
     assert cli.main(["report", str(first)]) == 0 and (first / "report.html").is_file()
     assert cli.main(["report", str(first), str(second)]) == 0 and Path("runs/comparison.html").is_file()
-    assert cli.main(["resume", "runs/nothing"]) == 2
-    assert "runs/nothing" in capsys.readouterr().err
+    for command in ("resume", "report"):
+        assert cli.main([command, "runs/latest"]) == 0
+        assert str(first) in capsys.readouterr().out
+    for nothing in ("runs/nothing", "text.txt", "runs"):
+        for command in ("resume", "report"):
+            assert cli.main([command, nothing]) == 2
+            assert nothing in capsys.readouterr().err
 
 
 def test_a_vocabulary_by_itself_serves_a_run(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

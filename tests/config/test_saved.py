@@ -76,6 +76,7 @@ def test_a_checkpoint_is_found_where_a_user_points(tmp_path: Path) -> None:
     assert saved.checkpoint_folder(str(run)) == old
     assert saved.checkpoint_folder(str(run / "checkpoints" / "last")) == new
     assert saved.checkpoint_folder(str(tmp_path / "runs" / "latest")) == old
+    assert saved.run_folder(str(tmp_path / "runs" / "latest")) == run == saved.run_folder(run)
     assert saved.checkpoint_folder(str(new)) == new
     assert saved.read_checkpoint(str(run))["model"] == {"hidden_size": 16}
 

