@@ -43,6 +43,31 @@ def pretraining(folder: Path, model: str = "bert_tiny") -> None:
     )  # fmt: skip
 
 
+def multitask(folder: Path) -> None:
+    """Text and two tasks; an epoch, whose rows are drawn anew, ends within the run."""
+    place = _shared(folder)
+    rows = place / "rows"
+    tasks = ",".join(
+        f"{{name: task, task: {{kind: {kind}, name: {kind}, path: {rows}, text: [sentence]}}}}"
+        for kind in ("classification", "regression")
+    )
+    _quietly(
+        "pretrain", "model=bert_tiny", *TINY, *BUDGET, "batch_examples=40", "batch_tokens=null", "data=text",
+        f"data.path={place / 'text.txt'}", f"cache_dir={place / 'cache'}", f"run_dir={folder}", "objective=mixture",
+        f"objective.members=[mlm,{tasks}]",
+    )  # fmt: skip
+
+
+def two_stages(folder: Path) -> None:
+    """Replaced-token detection: the generator for three steps, then the model from its weights."""
+    place = _shared(folder)
+    _quietly(
+        "pretrain", "model=electra_tiny", *TINY, *BUDGET, "max_steps=6", "batch_tokens=256", "data=text",
+        "objective.training=two_stage", "objective.generator_steps=3", "objective.generator_size=1",
+        f"data.path={place / 'text.txt'}", f"cache_dir={place / 'cache'}", f"run_dir={folder}",
+    )  # fmt: skip
+
+
 def finetuning(folder: Path) -> None:
     place = _shared(folder)
     _quietly(

@@ -10,12 +10,22 @@ from tests.training.test_kill import run_harness
 
 
 @pytest.mark.parametrize(
-    "job, kills", [("pretraining", 8), ("finetuning", 8), ("gpt", 3), ("t5", 3), ("electra", 3), ("bart", 3)]
-)
+    ("job", "kills"),
+    [
+        ("pretraining", 8), ("multitask", 4), ("finetuning", 8), ("gpt", 3), ("t5", 3), ("electra", 3), ("bart", 3)
+    ],
+)  # fmt: skip
 def test_killed_commands_go_on_bitwise(tmp_path: Path, job: str, kills: int) -> None:
     counts = run_harness(f"tests.commands.jobs:{job}", tmp_path, kills)
     assert counts["kills"] == kills
     assert (counts["unreadable"], counts["differing"]) == (0, 0), counts
+
+
+def test_two_stages_go_on_bitwise_around_the_switch(tmp_path: Path) -> None:
+    """The model starts from the generator's weights in step 4, once: whether a run goes on from the first stage's last
+    checkpoint or from the second stage's first."""
+    counts = run_harness("tests.commands.jobs:two_stages", tmp_path, 0, "--steps", "4", "5")
+    assert (counts["kills"], counts["differing"]) == (2, 0), counts
 
 
 @pytest.mark.slow

@@ -21,9 +21,13 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lmtool.training.progress import Progress
 
 Job = Callable[[Path], None]
 
@@ -120,17 +124,60 @@ def kill_many(job: Job, root: Path, kills: int, seed: int = 0, seconds: float = 
     return count
 
 
+def kill_at(job: Job, root: Path, steps: Sequence[int], seconds: float = 600.0) -> Count:
+    """Kill a run at each of these steps, when it is done and its checkpoint is not, let it go on from the one before,
+    and compare it with a run left alone. The job saves a checkpoint at each of them."""
+    import torch._dynamo  # noqa: F401 see kill_many
+
+    count = Count()
+    if wait(fork(job, root / "alone"), seconds) != 0:
+        raise RuntimeError("the uninterrupted run failed")
+    expected = outcome(root / "alone")
+    for step in steps:
+        folder = root / f"killed-at-{step}"
+        if wait(fork(_dying_at(job, step), folder), seconds) != -signal.SIGKILL:
+            raise RuntimeError(f"the run was not killed at step {step}")
+        if wait(fork(job, folder), seconds) != 0:
+            raise RuntimeError(f"the job failed in {folder}")
+        count.kills, count.runs = count.kills + 1, count.runs + 1
+        count.differing += outcome(folder) != expected
+    return count
+
+
+def _dying_at(job: Job, step: int) -> Job:
+    """The job, in a process that kills itself instead of saving that step's checkpoint."""
+
+    def dying(folder: Path) -> None:
+        from lmtool.training.keeper import Keeper
+
+        save = Keeper.save
+
+        def save_or_die(keeper: Keeper, progress: Progress, must: bool = False) -> bool:
+            if progress.step == step:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return save(keeper, progress, must)
+
+        Keeper.save = save_or_die  # type: ignore[method-assign]
+        job(folder)
+
+    return dying
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("job", help="package.module:function")
     parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--steps", type=int, nargs="*", help="kill at these steps, and at no random moments")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--root", type=Path, required=True)
     arguments = parser.parse_args()
     sys.path.insert(0, str(Path(__file__).parents[2]))
     module, _, name = arguments.job.partition(":")
     job: Job = getattr(importlib.import_module(module), name)
-    print(json.dumps(asdict(kill_many(job, arguments.root, arguments.kills, arguments.seed))))
+    if arguments.steps:
+        print(json.dumps(asdict(kill_at(job, arguments.root, arguments.steps))))
+    else:
+        print(json.dumps(asdict(kill_many(job, arguments.root, arguments.kills, arguments.seed))))
 
 
 if __name__ == "__main__":

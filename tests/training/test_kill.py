@@ -11,9 +11,9 @@ from pathlib import Path
 HARNESS = Path(__file__).with_name("kill_harness.py")
 
 
-def run_harness(job: str, root: Path, kills: int) -> dict[str, int]:
+def run_harness(job: str, root: Path, kills: int, *more: str) -> dict[str, int]:
     """Counts of the harness, run as a program with one thread."""
-    command = [sys.executable, str(HARNESS), job, "--kills", str(kills), "--root", str(root)]
+    command = [sys.executable, str(HARNESS), job, "--kills", str(kills), "--root", str(root), *more]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=600, cwd=HARNESS.parents[2], check=False
