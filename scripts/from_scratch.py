@@ -73,7 +73,8 @@ def words_of(start: str, checkpoint: str) -> list[str]:
         return [f"checkpoint={checkpoint}"]
     model = json.loads((checkpoint_folder(checkpoint) / "config.json").read_text())["model"]
     sizes = [f"model.{name}={value}" for name, value in model.items() if isinstance(value, (int, float))]
-    return ["checkpoint=none", f"model={model['name']}", *sizes, "tokenizer=folder", f"tokenizer.path={checkpoint}"]
+    named = [f"model={model['name']}", f"model/positions={model['positions']['name']}", *sizes]
+    return ["checkpoint=none", *named, "tokenizer=folder", f"tokenizer.path={checkpoint}"]
 
 
 def show(rows: Rows, options: argparse.Namespace, rates: dict[str, float | None]) -> None:
