@@ -11,6 +11,7 @@ from typing import Any
 from lmtool.commands.configs import FinetuneConfig, PredictConfig, PretrainConfig, RunConfig, TokenizerCommandConfig
 from lmtool.config.rules import rule
 from lmtool.config.tables import entries
+from lmtool.data.configs import FORMAT_ROLES
 from lmtool.errors import Problem
 
 
@@ -61,6 +62,32 @@ def members_fit_model(objective: Any, model: Any) -> Iterator[Problem]:
 def task_fits_model(task: Any, model: Any) -> Iterator[Problem]:
     """A task names the architectures it can stand on."""
     yield from _misfit("task", task, task.name, model)
+
+
+def _lacking(tokenizer: Any, model: Any, needed: Iterable[str], who: str) -> Iterator[Problem]:
+    """Special tokens that a vocabulary will not have, though the model's layout of a text or `who` needs them."""
+    start = getattr(model, "start_role", None)
+    wanted = [*needed, *FORMAT_ROLES.get(model.text_format, ()), *([start] if start else [])]
+    missing = [role for role in dict.fromkeys(wanted) if tokenizer.roles is not None and role not in tokenizer.roles]
+    if missing:
+        kind = getattr(tokenizer, "special_tokens", None)
+        name = f"tokenizer={tokenizer.name}" + (f" tokenizer.special_tokens={kind}" if kind else "")
+        what = f"{name} has no {' and no '.join(missing)} token, which {who} on model={model.name} needs"
+        yield Problem("tokenizer", what, f"give tokenizer=auto: the kind that model={model.name} names")
+
+
+@rule(PretrainConfig, "objective", "model", "tokenizer")
+def objective_finds_its_tokens(objective: Any, model: Any, tokenizer: Any) -> Iterator[Problem]:
+    """An objective names the special tokens it needs."""
+    members = objective.configs() if objective.name == "mixture" else (objective,)
+    needed = [role for one in members for role in getattr(one, "roles", ())]
+    yield from _lacking(tokenizer, model, needed, f"objective={objective.name}")
+
+
+@rule(FinetuneConfig, "task", "model", "tokenizer")
+def task_finds_its_tokens(task: Any, model: Any, tokenizer: Any) -> Iterator[Problem]:
+    """A task's texts are laid out as the model has it."""
+    yield from _lacking(tokenizer, model, (), f"task={task.name}")
 
 
 @rule(PretrainConfig, "objective", "model")

@@ -9,6 +9,15 @@ from pydantic import Field
 from lmtool.config.base import Config
 from lmtool.config.tables import component
 
+FORMAT_ROLES: dict[str, tuple[str, ...]] = {
+    "bert": ("cls", "sep"),
+    "roberta": ("cls", "sep"),
+    "gpt": ("eos",),
+    "t5": ("eos",),
+    "bart": ("cls", "sep"),
+}
+"""The special tokens that each format of `lmtool.data.formats` puts around a text."""
+
 Path = Annotated[str, Field(min_length=1)]
 
 

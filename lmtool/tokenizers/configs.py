@@ -9,6 +9,8 @@ from pydantic import Field
 from lmtool.config.base import Config
 from lmtool.config.tables import component
 
+_ALL = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
+
 
 class TokenizerConfig(Config):
     """The base of every tokenizer."""
@@ -18,6 +20,11 @@ class TokenizerConfig(Config):
 
     free_fields: ClassVar[tuple[str, ...]] = ("vocab_size", "minimum_count", "parse_special_tokens")
     """Fields that may differ from a checkpoint's: they are read in training a vocabulary only, or change no entry."""
+
+    @property
+    def roles(self) -> tuple[str, ...] | None:
+        """The special tokens its vocabulary has, by role; None where that is known only when it is read."""
+        return None
 
     name: str = Field(description="Which tokenizer.")
     vocab_size: int | None = Field(
@@ -36,6 +43,10 @@ class WordPieceConfig(TokenizerConfig):
     lowercase: bool = Field(True, description="Lowercase the text and strip its accents (BERT's uncased models).")
     minimum_count: int = Field(2, ge=1, description="Occurrences a pair of pieces needs in the text to be joined.")
 
+    @property
+    def roles(self) -> tuple[str, ...]:
+        return ("pad", "unk", "cls", "sep", "mask")
+
 
 @component("tokenizer", "bytebpe", builder="lmtool.tokenizers.bytebpe:train")
 class ByteBpeConfig(TokenizerConfig):
@@ -53,6 +64,10 @@ class ByteBpeConfig(TokenizerConfig):
     )
     minimum_count: int = Field(2, ge=1, description="Occurrences a pair of pieces needs in the text to be joined.")
 
+    @property
+    def roles(self) -> tuple[str, ...]:
+        return _ALL if self.special_tokens == "roberta" else ("pad", "bos", "eos")
+
 
 @component("tokenizer", "bpe", builder="lmtool.tokenizers.bpe:train")
 class BpeConfig(TokenizerConfig):
@@ -60,6 +75,10 @@ class BpeConfig(TokenizerConfig):
 
     name: Literal["bpe"] = Field("bpe", description="Byte-pair encoding of words, as GPT of 2018 has it.")
     minimum_count: int = Field(2, ge=1, description="Occurrences a pair of pieces needs in the text to be joined.")
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        return ("pad", "unk", "bos", "eos")
 
 
 @component("tokenizer", "sentencepiece", builder="lmtool.tokenizers.unigram:train")
@@ -82,6 +101,10 @@ class SentencePieceConfig(TokenizerConfig):
     character_coverage: float = Field(
         0.9995, gt=0.9, le=1, description="Share of the text's characters that have an entry; the rest is unknown."
     )
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        return _ALL if self.special_tokens == "albert" else ("pad", "unk", "eos")
 
 
 @component("tokenizer", "folder", builder="lmtool.tokenizers.folder:load")

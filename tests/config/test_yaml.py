@@ -49,6 +49,8 @@ NEEDS = {
 
 # The models of objectives that no encoder takes, by the beginning of their names.
 PARTNERS = {"clm": "gpt_tiny", "prefix_lm": "gpt_tiny", "span_corruption": "t5_tiny", "denoising": "bart_tiny"}
+# Of tokenizers without the special tokens that an encoder reads.
+READERS = {"bpe": "gpt1_tiny", "bytebpe": "gpt_tiny", "sentencepiece": "t5_tiny"}
 
 
 def cases() -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -74,6 +76,8 @@ def cases() -> Iterator[tuple[str, tuple[str, ...]]]:
             if (group, name) == ("model", "auto") or (verb, name) in (("tokenizer", "auto"), ("tokenizer", "folder")):
                 continue
             partner = [one for start, one in PARTNERS.items() if group == "objective" and name.startswith(start)]
+            if (group, verb) == ("tokenizer", "pretrain") and name in READERS:
+                partner = [READERS[name]]
             model = [f"model={one}" for one in partner]
             yield verb, (*NEEDS[verb], *model, f"{group}={name}", *required(group, name))
 

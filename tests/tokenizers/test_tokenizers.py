@@ -10,7 +10,7 @@ from transformers import AutoTokenizer, BertTokenizer, OpenAIGPTTokenizer, PreTr
 
 from lmtool.config.tables import build
 from lmtool.errors import UserError
-from lmtool.tokenizers.configs import BpeConfig, ByteBpeConfig, WordPieceConfig
+from lmtool.tokenizers.configs import BpeConfig, ByteBpeConfig, SentencePieceConfig, WordPieceConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 
 TEXTS = [
@@ -123,6 +123,18 @@ def test_word_starts(wordpiece, bytebpe):
     assert len(bytebpe.starts_word) == bytebpe.vocab_size
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        WordPieceConfig(), BpeConfig(), ByteBpeConfig(), ByteBpeConfig(special_tokens="roberta"),
+        SentencePieceConfig(), SentencePieceConfig(special_tokens="albert"),
+    ],
+    ids=lambda one: f"{one.name} {getattr(one, 'special_tokens', '')}",
+)  # fmt: skip
+def test_configurations_know_their_special_tokens(config):
+    assert set(build(config, TEXTS, 420).roles) == set(config.roles)
+
+
 def test_what_ids_add_to_a_text(wordpiece, bytebpe, bpe):
     for tokenizer in (wordpiece, bytebpe, bpe):
         before, ids = tokenizer.encode("the lazy").tolist(), tokenizer.encode(" dog sleeps").tolist()
@@ -150,7 +162,7 @@ def test_save_load_and_transformers(tmp_path, wordpiece, bytebpe, bpe):
 def test_training_is_the_same_in_every_process(wordpiece, bytebpe, bpe):
     code = (
         "import json, sys; from lmtool.config.tables import build;"
-        "from lmtool.tokenizers.configs import BpeConfig, ByteBpeConfig, WordPieceConfig;"
+        "from lmtool.tokenizers.configs import BpeConfig, ByteBpeConfig, SentencePieceConfig, WordPieceConfig;"
         "texts = json.load(sys.stdin);"
         "print(*(build(one(), texts, 400).fingerprint for one in (WordPieceConfig, ByteBpeConfig, BpeConfig)))"
     )
