@@ -11,6 +11,7 @@ from transformers import AutoTokenizer, BertTokenizer, OpenAIGPTTokenizer, PreTr
 from lmtool.config.tables import build
 from lmtool.errors import UserError
 from lmtool.tokenizers.configs import BpeConfig, ByteBpeConfig, SentencePieceConfig, WordPieceConfig
+from lmtool.tokenizers.texts import training_text
 from lmtool.tokenizers.tokenizer import Tokenizer
 
 TEXTS = [
@@ -194,6 +195,15 @@ def test_no_text_is_refused(config):
 def test_too_small_a_vocabulary_is_refused(config, size):
     with pytest.raises(UserError, match=f"vocab_size={size} has no room"):
         build(config, TEXTS, size)
+
+
+def test_a_word_of_a_megabyte_is_learned_in_parts(wordpiece):
+    """By the square of its length it would take minutes; text without such words is learned as it is."""
+    word = "ab" * 500_000
+    assert training_text([word, "a b"]) == [[word[:1000]] * 1000, ["a b"]]
+    assert training_text(TEXTS) == [TEXTS]
+    assert build(WordPieceConfig(), [*TEXTS, word], 400).vocab_size <= 400
+    assert build(ByteBpeConfig(), [*TEXTS, word], 400).vocab_size == 400
 
 
 def test_small_vocabularies_stay_within_their_size():
