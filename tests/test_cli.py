@@ -83,6 +83,19 @@ MISTAKES: list[tuple[str, list[str]]] = [
         "pretrain model=gpt_tiny objective=mlm",
         ["objective=mlm trains an encoder; model=gpt", "objective=clm or model="],
     ),
+    (
+        "pretrain model=bert_tiny tokenizer=bytebpe",
+        ["tokenizer=bytebpe tokenizer.special_tokens=gpt2 has no cls and no sep and no mask token", "objective=mlm"],
+    ),
+    ("pretrain model=gpt_tiny tokenizer=wordpiece", ["tokenizer=wordpiece has no eos token", "give tokenizer=auto"]),
+    (
+        "pretrain model=bart_tiny tokenizer=bytebpe",
+        ["has no cls and no sep token", "objective=denoising on model=bart"],
+    ),
+    (
+        "finetune model=t5_tiny checkpoint=none task=sst2 task.path=x tokenizer=wordpiece",
+        ["tokenizer=wordpiece has no eos token, which task=sst2 on model=t5 needs"],
+    ),
     ("pretrain model=bert_tiny max_length=1024", ["max_length=1024 is more than model.max_positions=512"]),
     ("pretrain max_steps=null", ["no budget given"]),
     ("pretrain batch_examples=8", ["batch_examples=8 and batch_tokens=2048"]),

@@ -171,7 +171,7 @@ def _disagreements(section: str, value: dict[str, Any], saved: Any, choice: Choi
         Problem(
             f"{section}.{key}",
             f"{section}.{key}={_shown(here[key])}, but the checkpoint has {section}.{key}={_shown(theirs.get(key))}",
-            f"leave {section}= out (it is taken from the checkpoint), or start from checkpoint=none",
+            f"{section}=auto takes it from the checkpoint; or start from checkpoint=none",
         )
         for key in differing
     ]

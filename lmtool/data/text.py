@@ -125,7 +125,8 @@ class TextSource:
             if self._progress is not None:
                 self._progress("reading", scan.bytes, total)
         if not scan.sizes:
-            what = f"{files[0]} is empty" if len(files) == 1 else f"all {len(files)} files are empty"
+            which = f"{files[0]} is" if len(files) == 1 else f"all {len(files)} files are"
+            what = f"{which} {'white space alone' if scan.bytes else 'empty'}"
             raise UserError(f"{key}: {what}: there is no text", f"give files with text: {key}=PATH")
         return scan
 

@@ -54,6 +54,7 @@ def plan_facts(plan: Plan, store: TokenStore, split: str) -> dict[str, Any]:
     return {
         "split": split,
         "documents": int(len(store.document_offsets) - 1),
+        "documents_without_tokens": int(store.facts.get("documents_without_tokens", 0)),
         "store_tokens": int(store.document_offsets[-1]),
         "examples": len(lengths),
         "tokens": int(lengths.sum()),
@@ -153,6 +154,7 @@ class MaskedPairs:
     def plan(self, epoch: int) -> Plan:
         drawn = self.config.drawn_epoch(epoch)
         if drawn not in self._plans:
+            self._require_choices()
             rows = sentence_pairs(
                 self.store.sentence_offsets, self.store.document_sentences, self.limit,
                 self.config.short_sequence_probability, self.seed, drawn,
@@ -186,7 +188,29 @@ class MaskedPairs:
         plan = self.plan(0)
         what = "random_next_fraction" if self.config.pairs == "nsp" else "swapped_fraction"
         shares = {"predicted_fraction": self.config.predicted_fraction, what: float(plan.rows["label"].mean())}
-        return {**plan_facts(plan, self.store, self.split), **shares}
+        lone = {"documents_of_one_sentence": int(self._lone.sum())} if self.config.pairs == "nsp" else {}
+        return {**plan_facts(plan, self.store, self.split), **shares, **lone}
+
+    @property
+    def _lone(self) -> np.ndarray:
+        """(D,) bool: documents of one sentence, whose next one can only be random."""
+        return np.diff(self.store.document_sentences) == 1
+
+    def _require_choices(self) -> None:
+        """UserError where next-sentence prediction has nothing to tell apart."""
+        hint = "or take objective.pairs=none or sop"
+        if self.config.pairs == "nsp" and len(self.store) < 2:
+            more = "" if self.split == "train" else ", data.validation_fraction= a larger share, or data.validation="
+            raise UserError(
+                f"next-sentence prediction needs two documents with text; the {self.split} text is one",
+                f"split the text into more of them (data.document=block or line){more}, {hint}",
+            )
+        if self.config.pairs == "nsp" and self.split == "train" and self._lone.all():
+            raise UserError(
+                "next-sentence prediction has nothing to learn: no document has two sentences, so every second segment "
+                "is a random one",
+                f"make longer documents (data.document=block or file), {hint}",
+            )
 
 
 class CausalWindows:

@@ -21,7 +21,6 @@ import numpy as np
 
 from lmtool import streams
 from lmtool.data.formats import truncate_pair
-from lmtool.errors import UserError
 
 Pairs = Literal["nsp", "sop"]
 Borders = tuple[np.ndarray, np.ndarray]
@@ -55,16 +54,13 @@ def sentence_pairs(
     sentence_offsets: (S+1,) flat borders of sentences in the token store. document_sentences: (D+1,) borders of
     documents among the sentences. limit: tokens of both segments together, at most.
     kind: next sentence or sentence order. A lone sentence of one token has no order and is passed over.
-    Raises UserError where fewer than two documents have text (nsp).
+    Raises ValueError where fewer than two documents have text (nsp).
     """
     sentence_offsets = np.asarray(sentence_offsets, dtype=np.int64)
     borders = np.asarray(document_sentences, dtype=np.int64)
     documents = np.flatnonzero(np.diff(borders) > 0)
     if kind == "nsp" and len(documents) < 2:
-        raise UserError(
-            f"next-sentence prediction needs two documents with text; there are {len(documents)}",
-            "split the text into more of them (data.document=block or line), or take objective.pairs=none or sop",
-        )
+        raise ValueError(f"next-sentence prediction needs two documents with text; there are {len(documents)}")
     starts, ends = borders[documents], borders[documents + 1]
     build = _Builder(sentence_offsets, starts, ends, limit, short_probability, seed, epoch, kind)
     at, active = starts.copy(), np.arange(len(documents))

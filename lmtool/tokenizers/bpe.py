@@ -16,7 +16,6 @@ from lmtool.tokenizers.configs import BpeConfig
 from lmtool.tokenizers.texts import alphabet, training_text
 from lmtool.tokenizers.tokenizer import Tokenizer
 
-UNKNOWN, END = "<unk>", "<|endoftext|>"
 SUFFIX = "</w>"
 
 
@@ -27,7 +26,7 @@ def train(config: BpeConfig, texts: Iterable[str], vocab_size: int) -> Tokenizer
     """
     learned = word_end(models.BPE(end_of_word_suffix=SUFFIX))
     portions = training_text(texts)
-    special = [UNKNOWN, END]
+    special = list(dict.fromkeys(config.specials.values()))
     characters, last = alphabet(portions, learned.normalizer, vocab_size, len(special), lambda one: one + SUFFIX)
     # The library numbers the pieces with a suffix in the order of a hash table; as special tokens they have fixed
     # numbers, and so has all that follows.
@@ -42,10 +41,11 @@ def train(config: BpeConfig, texts: Iterable[str], vocab_size: int) -> Tokenizer
     )
     learned.train_from_iterator(portions, trainer)
     merges = [tuple(pair) for pair in json.loads(learned.to_str())["model"]["merges"]]
+    unknown = config.specials["unk"]
     backend = word_end(
-        models.BPE(learned.get_vocab(), merges, unk_token=UNKNOWN, end_of_word_suffix=SUFFIX, fuse_unk=False)
+        models.BPE(learned.get_vocab(), merges, unk_token=unknown, end_of_word_suffix=SUFFIX, fuse_unk=False)
     )
     backend.add_special_tokens(special)
     numbers = backend.get_vocab()
-    roles = {"unk": numbers[UNKNOWN], **dict.fromkeys(("pad", "bos", "eos"), numbers[END])}
+    roles = {role: numbers[written] for role, written in config.specials.items()}
     return Tokenizer(backend, roles, "the bpe tokenizer")

@@ -96,6 +96,11 @@ class BpeConfig(TokenizerConfig):
     name: Literal["bpe"] = Field("bpe", description="Byte-pair encoding of words, as GPT of 2018 has it.")
     minimum_count: int = Field(2, ge=1, description="Occurrences a pair of pieces needs in the text to be joined.")
 
+    @property
+    def specials(self) -> dict[str, str]:
+        """Beside the published <unk> one that begins, ends and pads: text is learned document by document."""
+        return {**SPECIALS["gpt1"], **dict.fromkeys(("pad", "bos", "eos"), "<|endoftext|>")}
+
 
 @component("tokenizer", "sentencepiece", builder="lmtool.tokenizers.unigram:train")
 class SentencePieceConfig(TokenizerConfig):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
 
 from tokenizers import normalizers
 
@@ -13,6 +15,8 @@ from lmtool.errors import UserError
 MOST = 500_000_000
 ALPHABET = 1000  # characters at most, as in the library and in BERT's published vocabularies
 _PORTION = 1000
+# The time that learning takes grows with the square of a word's length: longer ones are learned in parts.
+_WORD = re.compile(r"\S{1000}(?=\S)")
 
 
 def training_text(texts: Iterable[str]) -> list[list[str]]:
@@ -27,14 +31,20 @@ def _portions(texts: Iterable[str]) -> Iterator[list[str]]:
     portion: list[str] = []
     left = MOST
     for text in texts:
-        portion.append(text[:left])
+        portion += _parts(text[:left])
         left -= len(text)
-        if len(portion) == _PORTION or left <= 0:
+        if len(portion) >= _PORTION or left <= 0:
             yield portion
             portion = []
         if left <= 0:
             return
     yield portion
+
+
+def _parts(text: str) -> list[str]:
+    """A text, cut where a word is longer than any of a language."""
+    borders = [0, *(match.end() for match in _WORD.finditer(text)), len(text)]
+    return [text[start:end] for start, end in pairwise(borders)]
 
 
 def alphabet(

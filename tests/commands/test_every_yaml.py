@@ -59,7 +59,7 @@ def test_optimizers_and_schedules(place: Path, choice: str) -> None:
 
 @pytest.mark.parametrize("tokenizer", [name for name in names("tokenizer") if name != "folder"])
 def test_tokenizers(place: Path, tokenizer: str) -> None:
-    model = "gpt_tiny" if tokenizer == "bytebpe" else "bert_tiny"
+    model = "gpt_tiny" if tokenizer in ("bpe", "bytebpe") else "bert_tiny"
     more = ["tokenizer.special_tokens=albert"] if tokenizer == "sentencepiece" else []  # BERT's text needs [CLS]
     assert steps(pretrain("run", f"tokenizer={tokenizer}", *more, "max_steps=2", model=model)) == 2
 

@@ -9,8 +9,6 @@ import pytest
 import yaml
 
 from lmtool import cli
-from lmtool.commands.session import shape_of
-from lmtool.config.tables import lookup, names
 from tests.commands.conftest import TINY, finetune, pretrain
 
 
@@ -133,14 +131,6 @@ def test_a_plan_counts_without_training(place: Path, capsys: pytest.CaptureFixtu
     screen = capsys.readouterr().out
     assert "96 training rows" in screen and "heads.sst2 258" in screen
     assert not Path("runs").exists()
-
-
-def test_a_plan_knows_the_architecture_of_every_family() -> None:
-    """Cross-attention and the second stack cost operations of their own."""
-    entries = [lookup("model", name) for name in names("model")]
-    families = [one.config() for one in entries if one.builder.startswith("lmtool.")]
-    assert {one.architecture for one in families} == {"encoder", "decoder", "encoder_decoder"}
-    assert all(shape_of(one).architecture == one.architecture for one in families)
 
 
 def test_resume_and_report(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from lmtool.config.tables import build
+from lmtool.data import formats
 from lmtool.data.assembly import Template
+from lmtool.data.configs import FORMATS
 from lmtool.data.formats import text_format, truncate_pair
 from lmtool.errors import UserError
 from lmtool.tokenizers.configs import ByteBpeConfig
@@ -82,3 +84,21 @@ def test_truncation_takes_from_the_longer_one_token_at_a_time():
     a, b = np.array([c[0] for c in cases]), np.array([c[1] for c in cases])
     new_a, new_b = truncate_pair(a, b, 7)
     assert list(zip(new_a.tolist(), new_b.tolist(), strict=True)) == [slowly(x, y, 7) for x, y, _ in cases]
+
+
+def test_roles_are_those_that_the_formats_ask_for():
+    """What a configuration is checked with is what the formats read."""
+
+    class Asked:
+        def __init__(self):
+            self.roles = []
+
+        def role(self, name):
+            self.roles.append(name)
+            return len(self.roles)
+
+    assert set(FORMATS) == set(formats._FORMATS)
+    for name, facts in FORMATS.items():
+        asked = Asked()
+        text_format(name, asked)
+        assert tuple(asked.roles) == facts.roles

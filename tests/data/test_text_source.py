@@ -186,13 +186,13 @@ def test_binary_files_are_recognised(tmp_path, head, kind):
 
 
 def test_empty_files(tmp_path):
-    for content in ("", "\n\n  \n", "\ufeff"):
+    for content, what in (("", "empty"), ("\n\n  \n", "white space alone"), ("\ufeff", "white space alone")):
         write(tmp_path / "a.txt", content)
-        refused(tmp_path / "a.txt", "a.txt is empty: there is no text")
+        refused(tmp_path / "a.txt", f"a.txt is {what}: there is no text")
     write(tmp_path / "b.txt", BOOK)
     assert source(tmp_path).facts()["empty_files"] == 1
     write(tmp_path / "b.txt", "")
-    refused(tmp_path, "all 2 files are empty")
+    refused(tmp_path, "all 2 files are white space alone")
 
 
 def test_long_lines_and_control_characters_are_counted(tmp_path):

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lmtool.errors import UserError
 from lmtool.objectives.pairs import sentence_pairs
 
 
@@ -94,7 +93,7 @@ def test_a_pure_function_of_seed_and_epoch():
 def test_documents_without_sentences_and_single_documents():
     pairs = sentence_pairs(np.array([0, 4, 9, 12]), np.array([0, 0, 2, 2, 3]), 20, 0.1, 1, 0)
     assert set(pairs["document"]) == {1, 3}
-    with pytest.raises(UserError, match="two documents with text; there are 1"):
+    with pytest.raises(ValueError, match="two documents with text; there are 1"):
         sentence_pairs(np.array([0, 4, 9]), np.array([0, 2, 2]), 20, 0.1, 1, 0)
 
 

@@ -10,7 +10,8 @@ from transformers import AutoTokenizer, BertTokenizer, OpenAIGPTTokenizer, PreTr
 
 from lmtool.config.tables import build
 from lmtool.errors import UserError
-from lmtool.tokenizers.configs import BpeConfig, ByteBpeConfig, WordPieceConfig
+from lmtool.tokenizers.configs import BpeConfig, ByteBpeConfig, SentencePieceConfig, WordPieceConfig
+from lmtool.tokenizers.texts import training_text
 from lmtool.tokenizers.tokenizer import Tokenizer
 
 TEXTS = [
@@ -123,6 +124,18 @@ def test_word_starts(wordpiece, bytebpe):
     assert len(bytebpe.starts_word) == bytebpe.vocab_size
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        WordPieceConfig(), BpeConfig(), ByteBpeConfig(), ByteBpeConfig(special_tokens="roberta"),
+        SentencePieceConfig(), SentencePieceConfig(special_tokens="albert"),
+    ],
+    ids=lambda one: f"{one.name} {getattr(one, 'special_tokens', '')}",
+)  # fmt: skip
+def test_configurations_know_their_special_tokens(config):
+    assert set(build(config, TEXTS, 420).roles) == set(config.roles)
+
+
 def test_what_ids_add_to_a_text(wordpiece, bytebpe, bpe):
     for tokenizer in (wordpiece, bytebpe, bpe):
         before, ids = tokenizer.encode("the lazy").tolist(), tokenizer.encode(" dog sleeps").tolist()
@@ -150,7 +163,7 @@ def test_save_load_and_transformers(tmp_path, wordpiece, bytebpe, bpe):
 def test_training_is_the_same_in_every_process(wordpiece, bytebpe, bpe):
     code = (
         "import json, sys; from lmtool.config.tables import build;"
-        "from lmtool.tokenizers.configs import BpeConfig, ByteBpeConfig, WordPieceConfig;"
+        "from lmtool.tokenizers.configs import BpeConfig, ByteBpeConfig, SentencePieceConfig, WordPieceConfig;"
         "texts = json.load(sys.stdin);"
         "print(*(build(one(), texts, 400).fingerprint for one in (WordPieceConfig, ByteBpeConfig, BpeConfig)))"
     )
@@ -182,6 +195,15 @@ def test_no_text_is_refused(config):
 def test_too_small_a_vocabulary_is_refused(config, size):
     with pytest.raises(UserError, match=f"vocab_size={size} has no room"):
         build(config, TEXTS, size)
+
+
+def test_a_word_of_a_megabyte_is_learned_in_parts(wordpiece):
+    """By the square of its length it would take minutes; text without such words is learned as it is."""
+    word = "ab" * 500_000
+    assert training_text([word, "a b"]) == [[word[:1000]] * 1000, ["a b"]]
+    assert training_text(TEXTS) == [TEXTS]
+    assert build(WordPieceConfig(), [*TEXTS, word], 400).vocab_size <= 400
+    assert build(ByteBpeConfig(), [*TEXTS, word], 400).vocab_size == 400
 
 
 def test_small_vocabularies_stay_within_their_size():

@@ -1,0 +1,146 @@
+"""Text and checkpoints as they should not be, through the command line: a clear error, or a counted, reported skip."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lmtool import cli
+from tests.commands.conftest import TINY
+from tests.weights.published_folders import make
+
+MODELS = {
+    "mlm_nsp": "bert_tiny", "span": "bert_tiny", "rtd": "electra_tiny", "span_corruption": "t5_tiny",
+    "denoising": "bart_tiny", "clm": "gpt_tiny",
+}  # fmt: skip
+SENTENCE = "The happy cat saw the warm ship near the river."
+
+
+def tried(content: bytes, objective: str, *more: str) -> int:
+    """`lmtool pretrain` on a file of this content."""
+    Path("bad.txt").write_bytes(content)
+    words = ["pretrain", f"model={MODELS[objective]}", f"objective={objective}", *TINY, "data=text"]
+    more = ("data.path=bad.txt", "cache_dir=cache", "batch_tokens=256", "max_steps=1", "name=bad", *more)
+    return cli.main([*words, *more])
+
+
+def inspected(content: bytes, objective: str, *more: str) -> int:
+    """`lmtool inspect` of the same."""
+    Path("bad.txt").write_bytes(content)
+    words = ["inspect", "pretrain", f"model={MODELS[objective]}", f"objective={objective}", *TINY, "data=text"]
+    return cli.main([*words, "data.path=bad.txt", "cache_dir=cache", "n=1", "tokens=2000", *more])
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"", "bad.txt is empty: there is no text"),
+        (b"\n \n\t\r\n\n" * 50, "bad.txt is white space alone: there is no text"),
+        (b"text\nmore \xff text", "bad.txt:2:6: byte 0xff is not utf-8"),
+        (b"text\nmore \x00 text", "bad.txt:2:6: a NUL byte"),
+        ("text".encode("utf-16"), "bad.txt:1:1: UTF-16, not UTF-8"),
+        (b"a" * 2_000_000, "one document of one word: nothing can be held out"),
+    ],
+)
+@pytest.mark.parametrize("objective", ["mlm_nsp", "clm"])
+def test_text_that_cannot_be_read(
+    content: bytes, told: str, objective: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tried(content, objective) == 2
+    error = capsys.readouterr().err
+    assert f"error: {told}" in error.replace("data.path: ", "").replace("the text is ", "") and "hint: " in error
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("objective", MODELS)
+def test_line_ends_and_a_mark_change_nothing(objective: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = Path("text.txt").read_bytes()
+    shown = []
+    for content in (text, text.replace(b"\n", b"\r\n"), text.replace(b"\n", b"\r"), b"\xef\xbb\xbf" + text):
+        assert inspected(content, objective, "output=seen.jsonl") == 0
+        shown.append(Path("seen.jsonl").read_text())
+    assert len(set(shown)) == 1
+
+
+@pytest.mark.parametrize("objective", ["span", "clm", "span_corruption", "denoising"])
+def test_one_enormous_line_is_counted_and_whole(
+    objective: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = (f"{SENTENCE} " * 25_000).encode()
+    assert len(line) > 1_000_000 and inspected(line, objective) == 0
+    (row,) = (one for one in capsys.readouterr().out.splitlines() if one.startswith("left out share of text"))
+    assert row.endswith("holds")
+
+
+def test_long_lines_are_told(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tried((f"{SENTENCE} " * 25_000).encode(), "clm") == 0
+    assert "long lines 1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("objective", ["rtd", "span_corruption", "denoising", "clm"])
+@pytest.mark.parametrize("documents", ["joined", "separate"])
+def test_texts_too_short_to_mask(
+    objective: str, documents: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Texts of one or two tokens: masked as far as there is something to mask, left out and counted elsewhere."""
+    content = "\n\n".join(["A.", "No", "I", "It is."] * 40).encode()
+    assert inspected(content, objective, f"data.documents={documents}") == 0
+    told = capsys.readouterr().out
+    assert "DOES NOT HOLD" not in told and "left out share of text" in told
+
+
+def test_documents_of_one_sentence(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lone = "\n\n".join([SENTENCE] * 120)
+    assert tried(lone.encode(), "mlm_nsp") == 2
+    error = capsys.readouterr().err
+    assert "no document has two sentences" in error and "objective.pairs=none or sop" in error
+    assert tried(lone.encode(), "mlm_nsp", "objective.pairs=sop") == 0
+    capsys.readouterr()
+    some = lone + "\n\n" + "\n\n".join([f"{SENTENCE} {SENTENCE}"] * 80)
+    assert tried(some.encode(), "mlm_nsp", "name=some") == 0
+    assert "documents of one sentence 1" in capsys.readouterr().out
+
+
+def test_documents_too_few_for_pairs_are_told_by_their_split(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    few = "\n\n".join([f"{SENTENCE} {SENTENCE}"] * 20)
+    assert tried(few.encode(), "mlm_nsp") == 2
+    error = capsys.readouterr().err
+    assert "the validation text is one" in error and "data.validation_fraction=" in error
+    assert tried(few.encode(), "mlm_nsp", "data.validation_fraction=0.2") == 0
+
+
+def test_tokenizers_that_lack_what_an_objective_needs(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make("gpt", place / "gpt")
+    make("bert", place / "bert")
+    text = Path("text.txt").read_bytes()
+    for objective, folder, told in (
+        ("rtd", "gpt", "the tokenizer in gpt has no mask token"),
+        ("clm", "bert", "the tokenizer in bert has no eos token"),
+        ("span_corruption", "gpt", "span corruption needs 2 sentinel tokens at max_length=32; the tokenizer has 0"),
+    ):
+        assert tried(text, objective, "tokenizer=folder", f"tokenizer.path={folder}") == 2
+        assert told in capsys.readouterr().err
+
+
+def test_checkpoints_of_others(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make("bert", place / "bert")
+    text = Path("text.txt").read_bytes()
+    assert tried(text, "clm", "checkpoint=bert") == 2
+    error = capsys.readouterr().err
+    assert "model.name=gpt, but the checkpoint has model.name=bert" in error and "model=auto takes it from" in error
+    weights = Path("bert/model.safetensors")
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[: len(whole) // 2])
+    words = ["pretrain", "model=auto", "checkpoint=bert", "objective=mlm", "data=text", "data.path=text.txt"]
+    words += ["cache_dir=cache", "max_length=32", "batch_tokens=256", "max_steps=1", "device=cpu", "precision=fp32"]
+    assert cli.main(words) == 2
+    assert "bert/model.safetensors: no whole safetensors file" in capsys.readouterr().err
+    weights.write_bytes(whole)
+    config = Path("bert/config.json")
+    strange = {"auto_map": {"AutoModel": "stranger.Model"}, "foo": 1}
+    config.write_text(json.dumps(json.loads(config.read_text()) | strange))
+    Path("bert/stranger.py").write_text("raise SystemExit(9)")
+    assert cli.main(words) == 0
+    assert "2 keys of its config.json not read: auto_map, foo" in capsys.readouterr().out
