@@ -14,13 +14,21 @@ from lmtool.config.tables import entries
 from lmtool.errors import Problem
 
 
-def _fitting(group: str, architecture: str) -> list[str]:
-    """Names of a group's components that take an architecture."""
-    return [one.name for one in entries(group) if architecture in getattr(one.config, "architectures", ())]
+def _fitting(group: str, model: Any) -> list[str]:
+    """Names of a group's components that take the model's architecture, its own objective first."""
+    found = [one.name for one in entries(group) if model.architecture in getattr(one.config, "architectures", ())]
+    return sorted(found, key=lambda name: name != model.default_objective.get("name"))
 
 
-def _models(architectures: Iterable[str]) -> list[str]:
-    return [one.name for one in entries("model") if getattr(one.config, "architecture", "") in architectures]
+def _models(architectures: Iterable[str], name: str) -> list[str]:
+    """Models of these architectures, those first whose own objective is `name`, with one value changed at most."""
+    found = [one for one in entries("model") if getattr(one.config, "architecture", "") in architectures]
+
+    def far(entry: Any) -> tuple[bool, bool]:
+        own = entry.config.default_objective
+        return own.get("name") != name, len(own) > 2
+
+    return [one.name for one in sorted(found, key=far)]
 
 
 def _article(architecture: str) -> str:
@@ -31,8 +39,8 @@ def _misfit(group: str, chosen: Any, name: str, model: Any) -> Iterator[Problem]
     takes = getattr(chosen, "architectures", ())
     if model.architecture in takes:
         return
-    other = [f"{group}={one}" for one in _fitting(group, model.architecture)[:1]]
-    other += [f"model={one}" for one in _models(takes)[:1]]
+    other = [f"{group}={one}" for one in _fitting(group, model)[:1]]
+    other += [f"model={one}" for one in _models(takes, name)[:1]]
     kinds = " or ".join(_article(one) for one in takes) or "no known architecture"
     yield Problem(
         group,
@@ -52,9 +60,41 @@ def members_fit_model(objective: Any, model: Any) -> Iterator[Problem]:
     """So does each member of a mixture."""
     for member in objective.configs() if objective.name == "mixture" else ():
         for problem in _misfit("objective", member, member.name, model):
-            fitting = [one for one in _fitting("objective", model.architecture) if one != "mixture"]
-            hint = f"give objective.members=[{','.join(fitting[:2])}]"
+            fitting = [one for one in _fitting("objective", model) if one != "mixture"]
+            typed = [one.name for one in objective.configs() if one.name in fitting]
+            kept = list(dict.fromkeys([*typed, *fitting]))[: max(2, len(typed))]
+            hint = f"give objective.members=[{','.join(kept)}]"
             yield Problem("objective.members", f"objective.members: {problem.message}", hint)
+
+
+@rule(PretrainConfig, "objective", "max_steps")
+def the_second_stage_is_reached(objective: Any, max_steps: int | None) -> Iterator[Problem]:
+    """Where the generator learns first, the model learns after it."""
+    if getattr(objective, "training", "joint") == "two_stage" and max_steps is not None:
+        first = objective.generator_steps
+        if first >= max_steps:
+            yield Problem(
+                "objective.generator_steps",
+                f"objective.generator_steps={first} leaves the model no step of max_steps={max_steps}",
+                f"give objective.generator_steps={max(1, max_steps // 2)} or max_steps={2 * first}",
+            )
+
+
+@rule(PretrainConfig, "tokenizer", "objective", "model")
+def tokenizer_has_the_special_tokens(tokenizer: Any, objective: Any, model: Any) -> Iterator[Problem]:
+    """A vocabulary that is yet to be trained will have the special tokens that the objective puts into texts."""
+    members = objective.configs() if objective.name == "mixture" else (objective,)
+    needed = [role for one in members if model.architecture in one.architectures for role in one.roles]
+    missing = [] if tokenizer.roles is None else [role for role in needed if role not in tokenizer.roles]
+    if missing:
+        own = model.suggested_tokenizer()
+        words = [f"tokenizer={own.pop('name', 'wordpiece')}", *(f"tokenizer.{key}={one}" for key, one in own.items())]
+        words = [word.replace("True", "true").replace("False", "false") for word in words]
+        yield Problem(
+            "tokenizer",
+            f"tokenizer={tokenizer.name} has no {missing[0]} token, which objective={objective.name} needs",
+            f"leave tokenizer= out: model={model.name} takes {' '.join(words)}",
+        )
 
 
 @rule(FinetuneConfig, "task", "model")

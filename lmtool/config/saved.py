@@ -19,8 +19,9 @@ MAX_BYTES = 1_000_000
 MASK = "***"
 
 _SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
-# A hub token; 40 hexadecimal digits, the form of a tracker's key.
-_SECRET_FORM = re.compile(r"\bhf_[A-Za-z0-9]{8,}|\b[0-9a-f]{40}\b")
+# A hub token, which has 34 characters behind its hf_ (a folder may be called hf_distilbert); 40 hexadecimal digits, the
+# form of a tracker's key.
+_SECRET_FORM = re.compile(r"\bhf_[A-Za-z0-9]{20,}|\b[0-9a-f]{40}\b")
 
 
 def masked(text: str, environ: Mapping[str, str] | None = None) -> str:
@@ -89,7 +90,10 @@ def body(data: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in data.items() if key not in ("version", "command")}
 
 
-_GIVE = "give a run folder (runs/NAME), or one of its checkpoints (runs/NAME/checkpoints/step_...)"
+_GIVE = (
+    "give a run (runs/NAME) or one of its checkpoints, a folder with config.json and model.safetensors, or "
+    "hf://org/name@revision"
+)
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -121,7 +125,7 @@ def checkpoint_folder(path: str | Path) -> Path:
     for folder in [*pointed, *newest]:
         if (folder / "config.json").is_file():
             return folder
-    raise UserError(f"checkpoint={path}: no checkpoint of lmtool in it", _GIVE)
+    raise UserError(f"checkpoint={path}: neither a checkpoint of lmtool nor a published config.json in it", _GIVE)
 
 
 def _line(path: Path) -> str:

@@ -8,7 +8,7 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from lmtool.config.base import Config
-from lmtool.config.tables import Choice, component
+from lmtool.config.tables import Choice, component, names
 
 
 class ObjectiveConfig(Config):
@@ -315,10 +315,12 @@ class MixtureConfig(ObjectiveConfig):
             problem = error.errors(include_url=False, include_input=False)[0]
             raise ValueError(f"members: {'.'.join(map(str, problem['loc']))} {problem['msg']}") from error
         except PydanticCustomError as error:
-            raise ValueError(f"members: no objective has this name: {error.message()}") from error
-        names = [one.name for one in members]
-        if len(set(names)) < len(names) or "mixture" in names:
-            raise ValueError(f"members={names}: each objective once, and no mixture")
-        if self.weights is not None and (len(self.weights) != len(names) or min(self.weights) <= 0):
-            raise ValueError(f"weights={list(self.weights)}: a number above 0 for each of the {len(names)} members")
+            given = (error.context or {}).get("given")
+            what = "a section has no name, which is" if given is None else f"{given} is not"
+            raise ValueError(f"members: {what} one of {', '.join(names('objective'))}") from error
+        chosen = [one.name for one in members]
+        if len(set(chosen)) < len(chosen) or "mixture" in chosen:
+            raise ValueError(f"members=[{', '.join(chosen)}]: each objective once, and no mixture")
+        if self.weights is not None and (len(self.weights) != len(chosen) or min(self.weights) <= 0):
+            raise ValueError(f"weights={list(self.weights)}: a number above 0 for each of the {len(chosen)} members")
         return self

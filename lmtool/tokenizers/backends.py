@@ -8,24 +8,11 @@ from typing import Literal
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
+from lmtool.tokenizers.configs import SPECIALS
 from lmtool.tokenizers.pieces import CONTROL, UNIGRAM, USER_DEFINED, read_model
 
 Pieces = Literal["t5", "albert"]
 SPACE = "▁"
-SPECIALS: dict[str, dict[str, str]] = {
-    "bert": {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"},
-    "albert": {
-        "pad": "<pad>", "unk": "<unk>", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]",
-        "bos": "[CLS]", "eos": "[SEP]",
-    },
-    "roberta": {
-        "bos": "<s>", "cls": "<s>", "pad": "<pad>", "eos": "</s>", "sep": "</s>", "unk": "<unk>", "mask": "<mask>",
-    },
-    "t5": {"pad": "<pad>", "eos": "</s>", "unk": "<unk>"},
-    "gpt2": {"bos": "<|endoftext|>", "eos": "<|endoftext|>"},
-    "gpt1": {"unk": "<unk>"},
-}  # fmt: skip
-"""The special tokens each family's published vocabulary has, by role; richer ones first."""
 
 
 def family_of(vocabulary: Mapping[str, int]) -> str | None:

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from tokenizers import AddedToken, models, pre_tokenizers, trainers
 
 from lmtool.errors import UserError
-from lmtool.tokenizers.backends import SPECIALS, byte_level, roberta_around
-from lmtool.tokenizers.configs import ByteBpeConfig
+from lmtool.tokenizers.backends import byte_level, roberta_around
+from lmtool.tokenizers.configs import SPECIALS, ByteBpeConfig
 from lmtool.tokenizers.texts import training_text
 from lmtool.tokenizers.tokenizer import Tokenizer
 

@@ -9,6 +9,21 @@ from pydantic import Field
 from lmtool.config.base import Config
 from lmtool.config.tables import component
 
+SPECIALS: dict[str, dict[str, str]] = {
+    "bert": {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"},
+    "albert": {
+        "pad": "<pad>", "unk": "<unk>", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]",
+        "bos": "[CLS]", "eos": "[SEP]",
+    },
+    "roberta": {
+        "bos": "<s>", "cls": "<s>", "pad": "<pad>", "eos": "</s>", "sep": "</s>", "unk": "<unk>", "mask": "<mask>",
+    },
+    "t5": {"pad": "<pad>", "eos": "</s>", "unk": "<unk>"},
+    "gpt2": {"bos": "<|endoftext|>", "eos": "<|endoftext|>"},
+    "gpt1": {"unk": "<unk>"},
+}  # fmt: skip
+"""The special tokens each family's published vocabulary has, by role; richer ones first."""
+
 
 class TokenizerConfig(Config):
     """The base of every tokenizer."""
@@ -27,6 +42,11 @@ class TokenizerConfig(Config):
         False, description="Read what looks like a special token ([MASK], </s>) in a text as that token, not as text."
     )
 
+    @property
+    def roles(self) -> frozenset[str] | None:
+        """The roles of the special tokens it will have; None where only its files tell."""
+        return None
+
 
 @component("tokenizer", "wordpiece", builder="lmtool.tokenizers.wordpiece:train")
 class WordPieceConfig(TokenizerConfig):
@@ -35,6 +55,10 @@ class WordPieceConfig(TokenizerConfig):
     name: Literal["wordpiece"] = Field("wordpiece", description="WordPiece, as BERT has it.")
     lowercase: bool = Field(True, description="Lowercase the text and strip its accents (BERT's uncased models).")
     minimum_count: int = Field(2, ge=1, description="Occurrences a pair of pieces needs in the text to be joined.")
+
+    @property
+    def roles(self) -> frozenset[str]:
+        return frozenset(SPECIALS["bert"])
 
 
 @component("tokenizer", "bytebpe", builder="lmtool.tokenizers.bytebpe:train")
@@ -52,6 +76,11 @@ class ByteBpeConfig(TokenizerConfig):
         "gpt2", description="gpt2: <|endoftext|> alone; roberta (and BART): <s> <pad> </s> <unk> <mask>."
     )
     minimum_count: int = Field(2, ge=1, description="Occurrences a pair of pieces needs in the text to be joined.")
+
+    @property
+    def roles(self) -> frozenset[str]:
+        """GPT-2's one token pads too."""
+        return frozenset({*SPECIALS[self.special_tokens], "pad"})
 
 
 @component("tokenizer", "sentencepiece", builder="lmtool.tokenizers.unigram:train")
@@ -74,6 +103,10 @@ class SentencePieceConfig(TokenizerConfig):
     character_coverage: float = Field(
         0.9995, gt=0.9, le=1, description="Share of the text's characters that have an entry; the rest is unknown."
     )
+
+    @property
+    def roles(self) -> frozenset[str]:
+        return frozenset(SPECIALS[self.special_tokens])
 
 
 @component("tokenizer", "folder", builder="lmtool.tokenizers.folder:load")

@@ -16,6 +16,7 @@ from tokenizers import AddedToken, models
 
 from lmtool.errors import UserError
 from lmtool.tokenizers import backends
+from lmtool.tokenizers.configs import SPECIALS
 
 WHOLE, SETTINGS, SPECIAL_MAP = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
 PIECES = ("spiece.model", "sentencepiece.model", "spm.model", "tokenizer.model")
@@ -43,7 +44,7 @@ def read_backend(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
         _add_tokens(backend, folder, settings)
     vocabulary = backend.get_vocab()
     family = None if settings.get("tokenizer_class") in _PLAIN else backends.family_of(vocabulary)
-    tokens = {**backends.SPECIALS.get(family or "", {}), **_written(settings), **_written(mapped)}
+    tokens = {**SPECIALS.get(family or "", {}), **_written(settings), **_written(mapped)}
     tokens = {role: token for role, token in tokens.items() if token in vocabulary}
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     missing = [token for token in dict.fromkeys(tokens.values()) if token not in known]
@@ -157,7 +158,7 @@ def _add_tokens(backend: tokenizers.Tokenizer, folder: Path, settings: Mapping[s
 
 def _written(settings: Mapping[str, Any]) -> dict[str, str]:
     """Tokens by role from a tokenizer_config.json or special_tokens_map.json."""
-    found = {name: _token(settings.get(f"{name}_token")) for name in backends.SPECIALS["bert"] | {"bos": "", "eos": ""}}
+    found = {name: _token(settings.get(f"{name}_token")) for name in SPECIALS["bert"] | {"bos": "", "eos": ""}}
     return {name: token for name, token in found.items() if token is not None}
 
 

@@ -12,8 +12,8 @@ import sentencepiece
 from tokenizers import Regex, normalizers
 
 from lmtool.errors import UserError
-from lmtool.tokenizers.backends import SPECIALS, albert_cleaning, unigram
-from lmtool.tokenizers.configs import SentencePieceConfig
+from lmtool.tokenizers.backends import albert_cleaning, unigram
+from lmtool.tokenizers.configs import SPECIALS, SentencePieceConfig
 from lmtool.tokenizers.texts import training_text
 from lmtool.tokenizers.tokenizer import Tokenizer
 

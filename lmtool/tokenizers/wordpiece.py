@@ -14,8 +14,8 @@ import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from lmtool.errors import UserError
-from lmtool.tokenizers.backends import SPECIALS, wordpiece
-from lmtool.tokenizers.configs import WordPieceConfig
+from lmtool.tokenizers.backends import wordpiece
+from lmtool.tokenizers.configs import SPECIALS, WordPieceConfig
 from lmtool.tokenizers.texts import training_text
 from lmtool.tokenizers.tokenizer import Tokenizer
 

@@ -47,8 +47,11 @@ NEEDS = {
 }
 
 
-# The models of objectives that no encoder takes, by the beginning of their names.
-PARTNERS = {"clm": "gpt_tiny", "prefix_lm": "gpt_tiny", "span_corruption": "t5_tiny", "denoising": "bart_tiny"}
+# The models of objectives and tokenizers that BERT does not take, by the beginning of their names.
+PARTNERS = {
+    "clm": "gpt_tiny", "prefix_lm": "gpt_tiny", "span_corruption": "t5_tiny", "denoising": "bart_tiny",
+    "bytebpe": "gpt_tiny", "sentencepiece": "t5_tiny",
+}  # fmt: skip
 
 
 def cases() -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -73,9 +76,10 @@ def cases() -> Iterator[tuple[str, tuple[str, ...]]]:
         for name in groups.options(group):
             if (group, name) == ("model", "auto") or (verb, name) in (("tokenizer", "auto"), ("tokenizer", "folder")):
                 continue
-            partner = [one for start, one in PARTNERS.items() if group == "objective" and name.startswith(start)]
-            model = [f"model={one}" for one in partner]
-            yield verb, (*NEEDS[verb], *model, f"{group}={name}", *required(group, name))
+            partnered = verb == "pretrain" and group in ("objective", "tokenizer")
+            model = [f"model={one}" for start, one in PARTNERS.items() if partnered and name.startswith(start)]
+            needs = [one for one in NEEDS[verb] if not one.startswith(f"{group}=")]
+            yield verb, (*needs, *model, f"{group}={name}", *required(group, name))
 
 
 def required(group: str, name: str) -> Iterator[str]:
