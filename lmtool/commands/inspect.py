@@ -32,6 +32,7 @@ from lmtool.types import Batch, Packed, Target
 
 # Characters of an example on the screen; the JSON lines have all of it.
 _SHOWN = 2000
+_BORDER = " ⏎ "  # between two texts
 
 
 @dataclass(frozen=True)
@@ -146,10 +147,17 @@ def _texts(examples: Any, rows: np.ndarray, tokenizer: Tokenizer) -> list[str]:
         ids = examples.stream.read(rows["start"], lengths)
     elif hasattr(examples, "rows"):
         columns = examples.rows.texts
-        return [" ⏎ ".join(column[int(row)] for column in columns) for row in rows["row"]]
+        return [_BORDER.join(column[int(row)] for column in columns) for row in rows["row"]]
     else:
         return []
-    return [tokenizer.decode(part) for part in np.split(ids, np.cumsum(lengths)[:-1])]
+    return [_decoded(part, tokenizer) for part in np.split(ids, np.cumsum(lengths)[:-1])]
+
+
+def _decoded(ids: np.ndarray, tokenizer: Tokenizer) -> str:
+    """The text of ids, with a sign where one text ends and another begins. What is unknown to the vocabulary stays."""
+    between = [number for role, number in tokenizer.roles.items() if role != "unk"]
+    texts = [part[~np.isin(part, between)] for part in np.split(ids, np.flatnonzero(np.isin(ids, between)))]
+    return _BORDER.join(tokenizer.decode(one, skip_special=False) for one in texts if len(one))
 
 
 def _side(packed: Packed | None, number: int, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -246,4 +254,5 @@ def _table(output: Output, tally: Tally, heading: str) -> None:
         value = f"{one.measured:.0f}" if one.exact else f"{one.measured:.4f}"
         rows.append([one.name, value, defined, interval, "" if one.exact else f"{one.count:,.0f}", verdict])
     print_table(output, ["statistic", "measured", "definition", "interval", "of", ""], rows, heading)
-    output.line(f"{tested} intervals hold together with {1 - FAMILY:.1%}; what has no definition is only told")
+    together = f"{tested} intervals hold together with {1 - FAMILY:.1%}; " if tested else ""
+    output.line(f"{together}what has no definition is only told")
