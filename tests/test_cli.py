@@ -81,21 +81,35 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("pretrain optimizer.lr=1e-3,1e-4", ["several values for one run", "-m"]),
     (
         "pretrain model=gpt_tiny objective=mlm",
-        ["objective=mlm trains an encoder; model=gpt", "objective=clm or model="],
+        ["objective=mlm trains an encoder; model=gpt", "objective=clm or model=bert"],
     ),
-    (
-        "pretrain model=bert_tiny tokenizer=bytebpe",
-        ["tokenizer=bytebpe tokenizer.special_tokens=gpt2 has no cls and no sep and no mask token", "objective=mlm"],
-    ),
-    ("pretrain model=gpt_tiny tokenizer=wordpiece", ["tokenizer=wordpiece has no eos token", "give tokenizer=auto"]),
     (
         "pretrain model=bart_tiny tokenizer=bytebpe",
-        ["has no cls and no sep token", "objective=denoising on model=bart"],
+        ["tokenizer=bytebpe has no cls token, which model=bart puts around its texts", "give tokenizer=auto"],
     ),
     (
         "finetune model=t5_tiny checkpoint=none task=sst2 task.path=x tokenizer=wordpiece",
-        ["tokenizer=wordpiece has no eos token, which task=sst2 on model=t5 needs"],
+        ["tokenizer=wordpiece has no eos token, which model=t5 puts around its texts"],
     ),
+    ("pretrain model=bert_tiny objective=clm", ["give objective=mlm or model=gpt"]),
+    ("pretrain model=t5_tiny objective=span", ["give objective=span_corruption or model=spanbert"]),
+    ("pretrain model=bart_tiny objective=rtd", ["give objective=denoising or model=electra"]),
+    ("pretrain model=bert model=gpt", ["model=bert and model=gpt: a run takes one model"]),
+    ("pretrain model=bert_base", ["did you mean model=bert?"]),
+    ("pretrain batch_size=8", ["did you mean batch_examples=8 or batch_tokens=8"]),
+    ("pretrain runs/first", ["runs/first is no override", "checkpoint=runs/first"]),
+    ("pretrain objective=mixture objective.members=[mlm,mlmm]", ["mlmm is not one of clm, denoising, mixture, mlm"]),
+    ("pretrain objective=mixture objective.members=[{whole_word:true}]", ["a section has no name, which is one of"]),
+    ("pretrain objective=mixture objective.members=[mlm,mlm]", ["members=[mlm, mlm]: each objective once"]),
+    ("pretrain objective=mixture objective.members=[span,clm]", ["give objective.members=[span,mlm]"]),
+    ("pretrain model=bert_tiny tokenizer=bytebpe", ["has no cls token", "give tokenizer=auto"]),
+    ("pretrain model=roberta_tiny tokenizer=bytebpe", ["tokenizer=bytebpe has no cls token"]),
+    ("pretrain model=gpt_tiny tokenizer=wordpiece", ["has no eos token", "give tokenizer=auto"]),
+    (
+        "pretrain model=electra_tiny objective.training=two_stage",
+        ["objective.generator_steps=10000 leaves the model no step", "objective.generator_steps=5000"],
+    ),
+    ("finetune task=pydocs experiment=bert_tiny", ["experiment=bert_tiny sets objective, which this command"]),
     ("pretrain model=bert_tiny max_length=1024", ["max_length=1024 is more than model.max_positions=512"]),
     ("pretrain max_steps=null", ["no budget given"]),
     ("pretrain batch_examples=8", ["batch_examples=8 and batch_tokens=2048"]),
@@ -258,6 +272,12 @@ def test_list_and_show(capsys: pytest.CaptureFixture[str]) -> None:
     assert "10000  (conf/pretrain.yaml:" in shown and "null  (conf/finetune.yaml:" in shown
     assert cli.main(["show", "model=bert_tiny"]) == 0
     assert "num_layers: 2" in capsys.readouterr().out
+    assert cli.main(["show", "model"]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"^  model.num_layers +Layers\.$", shown, re.MULTILINE), "ALBERT's own meaning is not everyone's"
+    assert "model.name " not in shown
+    assert cli.main(["list", "task"]) == 0
+    assert re.search(r"^  mnli +MNLI: .* \(Williams et al\. 2018; GLUE\)\.$", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_own_yaml_comes_from_a_config_dir(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

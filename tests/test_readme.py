@@ -46,7 +46,7 @@ def test_every_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     Path("my_texts").mkdir()
     write_text(tmp_path / "my_texts" / "one.txt")
     Path("glue").mkdir()
-    write_rows(tmp_path / "glue" / "SST-2")
+    write_rows(tmp_path / "glue" / "sst2")
     rows = [
         "review,stars",
         *(f"text number {number} is here,{'good' if number % 2 else 'bad'}" for number in range(40)),
@@ -74,7 +74,7 @@ def test_every_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     given = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     exec(next(one for one in blocks("python") if "lmtool.load" in one), given)
     assert given["logits"].shape[0] == 2
-    plugin = ["finetune", "--plugin", "my_plugin", "tuning=biases", "task=sst2", "task.path=glue/SST-2"]
+    plugin = ["finetune", "--plugin", "my_plugin", "tuning=biases", "task=sst2", "task.path=glue/sst2"]
     assert cli.main([*plugin, "checkpoint=runs/first", "max_steps=2", "cache_dir=cache"]) == 0
 
 

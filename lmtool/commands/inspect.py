@@ -221,4 +221,5 @@ def _table(output: Output, tally: Tally, heading: str) -> None:
     print_table(output, ["statistic", "measured", "definition", "interval", "of", ""], rows, heading)
     for name, definition in tally.remarks.items():
         output.line(f"definition of {name}: {definition}")
-    output.line(f"{tested} intervals hold together with {1 - FAMILY:.1%}; what has no definition is only told")
+    together = f"{tested} intervals hold together with {1 - FAMILY:.1%}; " if tested else ""
+    output.line(f"{together}what has no definition is only told")

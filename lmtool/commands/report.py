@@ -12,7 +12,7 @@ from lmtool.reporting.report import write_report
 def main(words: list[str]) -> int:
     """words: run folders."""
     if not words or any("=" in word for word in words):
-        raise UserError(f"report {' '.join(words)}: give run folders", "lmtool report runs/NAME")
+        raise UserError(f"{' '.join(['report', *words])}: give run folders", "lmtool report runs/NAME")
     folders = [run_folder(word) for word in words]
     if len(folders) == 1:
         page = write_report(folders[0])

@@ -13,7 +13,7 @@ from lmtool.errors import UserError
 def main(words: list[str]) -> dict[str, Any]:
     """words: the run folder. Returns result.json."""
     if len(words) != 1 or "=" in words[0]:
-        raise UserError(f"resume {' '.join(words)}: give one run folder", "lmtool resume runs/NAME")
+        raise UserError(f"{' '.join(['resume', *words])}: give one run folder", "lmtool resume runs/NAME")
     folder = saved.run_folder(words[0])
     data = saved.read(folder / "config.yaml")
     verb = data.get("command")

@@ -15,6 +15,19 @@ from lmtool.errors import Problem
 from lmtool.tasks.configs import TaskConfig, tasks_of
 
 
+@rule(PretrainConfig, "objective", "max_steps")
+def the_second_stage_is_reached(objective: Any, max_steps: int | None) -> Iterator[Problem]:
+    """Where the generator learns first, the model learns after it."""
+    if getattr(objective, "training", "joint") == "two_stage" and max_steps is not None:
+        first = objective.generator_steps
+        if first >= max_steps:
+            yield Problem(
+                "objective.generator_steps",
+                f"objective.generator_steps={first} leaves the model no step of max_steps={max_steps}",
+                f"give objective.generator_steps={max(1, max_steps // 2)} or max_steps={2 * first}",
+            )
+
+
 @rule(RunConfig, "batch_examples", "batch_tokens")
 def one_batch_size(batch_examples: int | None, batch_tokens: int | None) -> Iterator[Problem]:
     """A batch is sized in examples or in tokens."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,8 +82,10 @@ def _show_key(asked: str, places: list[Place]) -> None:
         for default, where in _defaults(same):
             print(f"  default: {default}{f'  ({where})' if where else ''}")
     for key in below:
-        first = next(one for one in places if one.key == key)
-        print(f"  {key:<34} {first.field.description}")
+        meanings = Counter(one.field.description for one in places if one.key == key)
+        # The name of a component, which each describes for itself, is chosen with GROUP=NAME.
+        if len(meanings) == 1 or not key.endswith(".name"):
+            print(f"  {key:<34} {meanings.most_common(1)[0][0]}")
 
 
 def _alike(places: list[Place]) -> list[tuple[FieldInfo, list[Place]]]:

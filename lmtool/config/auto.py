@@ -72,8 +72,11 @@ def resolve(
         elif value is not None or blocked:
             left.add(section)
             if not blocked:
-                what = "no checkpoint is given" if how.sources == ("checkpoint",) else "nothing chosen names one"
-                problems.append(Problem(section, f"{section}={AUTO}: {what} to take it from", how.hint or None))
+                what = "nothing chosen names one to take it from"
+                if how.sources == ("checkpoint",):
+                    none = checkpoint is None
+                    what = "no checkpoint is given to take it from" if none else f"the checkpoint has no {section}"
+                problems.append(Problem(section, f"{section}={AUTO}: {what}", how.hint or None))
     return resolved, problems, left
 
 

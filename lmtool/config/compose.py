@@ -5,6 +5,7 @@ The Compose API makes no folder and touches no logging. What Hydra raises leaves
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -78,6 +79,12 @@ def plainly() -> Iterator[None]:
         cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else None
         lines = [line.strip() for line in str(cause or error).splitlines() if line.strip()]
         what = " ".join(lines[:2]) if lines else type(error).__name__
+        if alien := re.search(r"In '(\S+)/(\S+)': Could not override '(\S+)'", what):
+            group, name, section = alien.groups()
+            raise UserError(
+                f"{group}={name} sets {section}, which this command does not have",
+                f"`lmtool show {group}={name}` says which command it is for",
+            ) from error
         raise UserError(
             f"the configuration does not compose: {what}", "see `lmtool list` and the YAML you named"
         ) from error

@@ -49,10 +49,16 @@ def yaml_file(group: str, option: str, config_dirs: Sequence[Path] = ()) -> Path
 
 
 def purpose(path: Path) -> str:
-    """The first comment line of a YAML file: what it is for."""
-    with path.open(encoding="utf-8") as file:
-        first = next((line.strip() for line in file if not line.startswith("# @package")), "")
-    return first.lstrip("# ") if first.startswith("#") else ""
+    """The sentence that the first comment of a YAML file begins with: what it is for."""
+    told = ""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line.startswith("# @package"):
+            continue
+        text = line.lstrip("# ").rstrip()
+        if not line.startswith("#") or text.startswith("lmtool ") or told.endswith("."):
+            break
+        told = f"{told} {text}".strip()
+    return told
 
 
 def line_of(path: Path, key: str) -> int | None:

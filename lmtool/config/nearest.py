@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 def distance(a: str, b: str) -> int:
@@ -25,17 +25,25 @@ def _far(word: str) -> int:
     return min(max(1, len(word) // 3), len(word) - 1)
 
 
+def _strangers(word: str, other: str) -> bool:
+    """Whether two words are strangers behind the parts (`bert_`) that they begin with alike: `base` and `cased`."""
+    ours, theirs = word.split("_"), other.split("_")
+    while len(ours) > 1 and len(theirs) > 1 and ours[0] == theirs[0]:
+        ours, theirs = ours[1:], theirs[1:]
+    return distance("_".join(ours), "_".join(theirs)) > _far("_".join(ours))
+
+
 def nearest(word: str, known: Iterable[object]) -> str | None:
     """The known word most like `word`, or None where nothing is close."""
     lower = word.lower()
     ranked = sorted((distance(lower, str(one).lower()), str(one)) for one in known)
-    if ranked and ranked[0][0] <= _far(word):
+    if ranked and ranked[0][0] <= _far(word) and not _strangers(lower, ranked[0][1].lower()):
         return ranked[0][1]
     inside = [name for _, name in ranked if len(word) > 2 and (name.startswith(word) or word.startswith(name + "_"))]
     return inside[0] if inside else None
 
 
-def nearest_keys(key: str, known: Iterable[str]) -> list[str]:
+def nearest_keys(key: str, known: Sequence[str]) -> list[str]:
     """The dotted keys most like a misspelt one, at most three, best first.
 
     The last part decides (`lr` finds `optimizer.lr`); another section counts half an edit where it is itself a typo,
@@ -51,4 +59,15 @@ def nearest_keys(key: str, known: Iterable[str]) -> list[str]:
         if edits <= (_far(last) if above == parent else min(1, _far(last))) or edits == 0:
             scored.append((edits + elsewhere, one))
     scored.sort()
-    return [one for score, one in scored if score == scored[0][0]][:3]
+    return [one for score, one in scored if score == scored[0][0]][:3] or _sharing(last.lower(), known)
+
+
+def _sharing(word: str, known: Sequence[str]) -> list[str]:
+    """The keys that share a part of the word, the part that the fewest of them have: `num_epochs` finds `max_epochs`.
+    None where more than three do."""
+    sharing: dict[str, list[str]] = {}
+    for key in known:
+        for part in {*key.rpartition(".")[2].split("_")} & {*word.split("_")}:
+            sharing.setdefault(part, []).append(key)
+    fewest = min(sharing.values(), key=len, default=[])
+    return fewest if len(fewest) <= 3 else []

@@ -6,6 +6,7 @@ Choices of a group, `hydra.*` and deletions of a group keep their form.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,8 @@ from hydra.errors import HydraException
 from lmtool.config import groups, problems
 from lmtool.config.nearest import nearest
 from lmtool.errors import Problem
+
+_KEY = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
 
 
 @dataclass
@@ -60,7 +63,8 @@ def read(overrides: Sequence[str], offers: Offers, *, multirun: bool = False, ve
     for text in overrides:
         sign, key = _key(text)
         if "=" not in text and sign != "~":
-            hint = "flags begin with two dashes: `lmtool --help`" if text.startswith("-") else f"write {text}=VALUE"
+            named = f"{text}=VALUE" if _KEY.fullmatch(text) else f"KEY={text}, such as checkpoint={text}"
+            hint = "flags begin with two dashes: `lmtool --help`" if text.startswith("-") else f"write {named}"
             typed.problems.append(Problem(key, f"{text} is no override", hint))
         elif key in verbatim:
             typed.verbatim[key] = text.partition("=")[2]
@@ -123,7 +127,7 @@ def _choice(
         hint = f"did you mean {close}={value}?" if close else "`lmtool list` prints the groups"
         yield Problem(group, f"there is no group {group}", hint)
     elif section not in offers.primary:
-        has = ", ".join(offers.primary)
+        has = ", ".join(one for one in offers.primary if offers.groups.get(one))
         yield Problem(group, f"{text}: this command has no {section}", f"its groups are {has}")
     elif isinstance(one.value(), list):
         names = value.strip("[]")
@@ -140,7 +144,12 @@ def _choice(
         wrong = [name for name in _names(one) if str(name) not in offers.groups[group]]
         for name in wrong:
             yield problems.unknown_choice(group, group, str(name), offers.groups[group])
-        if not wrong:
+        before = next((one for one in typed.choices if one.partition("=")[0] == group), None)
+        if before not in (None, text.lstrip("+")):
+            both = f"{before.partition('=')[2]},{value}"
+            hint = f"keep one of them; each in a run of its own: -m {group}={both}"
+            yield Problem(group, f"{before} and {group}={value}: a run takes one {group}", hint)
+        elif not wrong:
             typed.sweeps = typed.sweeps or one.is_sweep_override()
             typed.choices.append(text.lstrip("+"))
 

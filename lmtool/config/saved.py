@@ -19,8 +19,9 @@ MAX_BYTES = 1_000_000
 MASK = "***"
 
 _SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
-# A hub token; 40 hexadecimal digits, the form of a tracker's key.
-_SECRET_FORM = re.compile(r"\bhf_[A-Za-z0-9]{8,}|\b[0-9a-f]{40}\b")
+# A hub token, which has 34 characters behind its hf_ (a folder may be called hf_distilbert); 40 hexadecimal digits, the
+# form of a tracker's key.
+_SECRET_FORM = re.compile(r"\bhf_[A-Za-z0-9]{20,}|\b[0-9a-f]{40}\b")
 
 
 def masked(text: str, environ: Mapping[str, str] | None = None) -> str:
@@ -89,7 +90,10 @@ def body(data: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in data.items() if key not in ("version", "command")}
 
 
-_GIVE = "give a run folder (runs/NAME), or one of its checkpoints (runs/NAME/checkpoints/step_...)"
+_GIVE = (
+    "give a run (runs/NAME) or one of its checkpoints, a folder with config.json and model.safetensors, or "
+    "hf://org/name@revision"
+)
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -99,7 +103,7 @@ def run_folder(path: str | Path) -> Path:
     return given.parent / _line(given) if given.name == "latest" and given.is_file() else given
 
 
-def checkpoint_folder(path: str | Path, key: str = "checkpoint") -> Path:
+def checkpoint_folder(path: str | Path) -> Path:
     """The folder of the checkpoint a user means: a checkpoint, `checkpoints/best` or `last`, a run (its best, else its
     last, else its newest checkpoint) or `runs/latest`. Whether its files are whole is seen when they are read.
 
@@ -109,10 +113,10 @@ def checkpoint_folder(path: str | Path, key: str = "checkpoint") -> Path:
     if given.name in ("best", "last") and given.is_file():
         given = given.parent / _line(given)
     if not given.exists():
-        raise UserError(f"{key}={path}: no such folder", _GIVE)
+        raise UserError(f"checkpoint={path}: no such folder", _GIVE)
     if not given.is_dir():
         pickled = "; pickled weights can run code when they are read" if given.suffix in _PICKLED else ""
-        raise UserError(f"{key}={path}: a file, and lmtool reads checkpoint folders{pickled}", _GIVE)
+        raise UserError(f"checkpoint={path}: a file, and lmtool reads checkpoint folders{pickled}", _GIVE)
     if (given / "manifest.json").is_file():
         return given
     checkpoints = given if given.name == "checkpoints" else given / "checkpoints"
@@ -121,7 +125,7 @@ def checkpoint_folder(path: str | Path, key: str = "checkpoint") -> Path:
     for folder in [*pointed, *newest]:
         if (folder / "config.json").is_file():
             return folder
-    raise UserError(f"{key}={path}: no checkpoint of lmtool in it", _GIVE)
+    raise UserError(f"checkpoint={path}: neither a checkpoint of lmtool nor a published config.json in it", _GIVE)
 
 
 def _line(path: Path) -> str:

@@ -8,7 +8,7 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from lmtool.config.base import Config
-from lmtool.config.tables import Choice, component
+from lmtool.config.tables import Choice, component, names
 
 
 class ObjectiveConfig(Config):
@@ -365,10 +365,13 @@ class MixtureConfig(ObjectiveConfig):
             what += " is not known" if problem["type"] == "choice_unknown" else ""
             raise ValueError(f"members: {where}: {what}") from error
         except PydanticCustomError as error:
-            raise ValueError(f"members: no objective has this name: {error.message()}") from error
-        names = [one.title for one in members]
-        if len(set(names)) < len(names) or any(isinstance(one, MixtureConfig) for one in members):
-            raise ValueError(f"members={names}: each objective once, tasks by their names, and no mixture")
-        if self.weights is not None and (len(self.weights) != len(names) or min(self.weights) <= 0):
-            raise ValueError(f"weights={list(self.weights)}: a number above 0 for each of the {len(names)} members")
+            given = (error.context or {}).get("given")
+            what = "a section has no name, which is" if given is None else f"{given} is not"
+            raise ValueError(f"members: {what} one of {', '.join(names('objective'))}") from error
+        titles = [one.title for one in members]
+        if len(set(titles)) < len(titles) or any(isinstance(one, MixtureConfig) for one in members):
+            written = ", ".join(titles)
+            raise ValueError(f"members=[{written}]: each objective once, tasks by their names, and no mixture")
+        if self.weights is not None and (len(self.weights) != len(titles) or min(self.weights) <= 0):
+            raise ValueError(f"weights={list(self.weights)}: a number above 0 for each of the {len(titles)} members")
         return self

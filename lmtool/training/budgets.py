@@ -2,7 +2,7 @@
 
 Budgets in steps and epochs are exact. One in tokens, operations or minutes has to know how long a step is: that is
 measured once over a few early steps, kept in state.json and read when the run goes on, so that the schedule never
-bends. Until then the schedule sees an infinite run.
+bends. Until then it sees the budget in steps or epochs, and where there is none an infinite run.
 """
 
 from __future__ import annotations
@@ -88,9 +88,10 @@ class Budget:
         return "max_tokens" if self.measured.get("max_tokens") == self.tokens else "max_flops"
 
     def horizon(self, progress: Progress) -> float:
-        """Steps of the whole run as the schedule sees them: infinite until known."""
+        """Steps of the whole run as the schedule sees them. Until they are known, those of an exact budget: a warm-up
+        without an end would take no step at all."""
         self.measure(progress)
-        return math.inf if progress.total_steps is None else progress.total_steps
+        return min(self.exact.values(), default=math.inf) if progress.total_steps is None else progress.total_steps
 
     def measure(self, progress: Progress) -> None:
         """Fix the horizon in `progress` as soon as enough is known. To be called before each step."""

@@ -72,8 +72,8 @@ def train(
     run.announce()
     run.log(f"trains on {device} in {precision.name} ({precision.why}), {torch.get_num_threads()} threads")
     with Signals(f"lmtool resume {run.path}") as signals, deterministic(device):
-        budget.measure(progress)
-        listener.on_start(progress.step, progress.total_steps, _seconds_left(budget, progress))
+        total = budget.horizon(progress)
+        listener.on_start(progress.step, int(total) if math.isfinite(total) else None, _seconds_left(budget, progress))
         logged_tokens, logged_seconds = progress.tokens, progress.seconds
         steps = iter(loader.steps(progress.cursor))
         while progress.ended is None:

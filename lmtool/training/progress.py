@@ -111,7 +111,7 @@ class Listener(Protocol):
     """Who is told how a training goes. The loop prints nothing."""
 
     def on_start(self, step: int, steps: int | None, max_seconds: float | None) -> None:
-        """Training goes on after `step`; `steps` in all where known; at most `max_seconds` more."""
+        """Training goes on after `step`; `steps` in all, at most, where known; at most `max_seconds` more."""
 
     def on_step(self, row: Mapping[str, Any]) -> None:
         """A train row of metrics.jsonl, as it was written."""

@@ -66,8 +66,9 @@ class PublishedFolder:
 
     def model_section(self) -> dict[str, Any]:
         """Its `model` section, as the decoder takes it. UserError where it is a variant that we do not compute."""
+        family = self.family()
         try:
-            return dict(self.family().from_published_config(self.config))
+            return dict(family.from_published_config(self.config))
         except UserError as error:
             raise UserError(f"checkpoint={self.checkpoint}: {error.message}", error.hint) from error
         except (KeyError, TypeError, ValueError) as problem:

@@ -80,7 +80,7 @@ def load_into(learner: nn.Module, tensors: Mapping[str, Tensor], origin: str, wh
             more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
             raise UserError(
                 f"checkpoint={origin} does not fit the model: {problems[0]}{more}",
-                "leave model= out to take the checkpoint's architecture, or give another checkpoint=",
+                "its configuration and its weights disagree: copy it again, or give another checkpoint=",
             )
         else:
             new[part] = sum(tensor.numel() for tensor in own.values())

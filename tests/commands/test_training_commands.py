@@ -144,6 +144,8 @@ def test_resume_and_report(place: Path, capsys: pytest.CaptureFixture[str]) -> N
     for command in ("resume", "report"):
         assert cli.main([command, "runs/latest"]) == 0
         assert str(first) in capsys.readouterr().out
+    assert cli.main(["resume"]) == 2
+    assert "error: resume: give one run folder" in capsys.readouterr().err
     for nothing in ("runs/nothing", "text.txt", "runs"):
         for command in ("resume", "report"):
             assert cli.main([command, nothing]) == 2

@@ -142,6 +142,12 @@ def test_auto_takes_the_checkpoint() -> None:
     assert (config.engine.boilers, config.engine.pressure, config.engine.oil) == (2, 3.0, 0.0)
 
 
+def test_auto_where_the_checkpoint_has_no_such_section() -> None:
+    found = told(drive(engine={"name": "auto"}), checkpoint_config={"wheels": {"name": "round"}})
+    assert found["engine"].message == "engine=auto: the checkpoint has no engine"
+    assert told(drive(engine={"name": "auto"}))["engine"].message.startswith("engine=auto: no checkpoint is given")
+
+
 def test_what_is_typed_must_agree_with_the_checkpoint() -> None:
     saved = {"engine": {"name": "steam", "pressure": 3.0, "boilers": 2, "oil": 0.5}}
     found = told(drive(engine={"name": "steam", "pressure": 3.0, "boilers": 4}), checkpoint_config=saved)

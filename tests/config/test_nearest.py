@@ -72,6 +72,30 @@ def test_two_hundred_typos() -> None:
     assert right >= 0.95 * asked, wrong
 
 
+def test_strangers_behind_the_same_beginning() -> None:
+    models = ["bert", "bert_cased", "bert_large", "bert_tiny", "t5", "t5_small"]
+    assert nearest("bert_base", models) == "bert" and nearest("t5_base", models) == "t5"
+    assert nearest("bert_lagre", models) == "bert_large" and nearest("t5-small", models) == "t5_small"
+
+
+def test_what_other_tools_call_a_key() -> None:
+    keys = [
+        "max_steps",
+        "max_epochs",
+        "max_length",
+        "batch_examples",
+        "batch_tokens",
+        "model.num_layers",
+        "optimizer.lr",
+    ]
+    assert nearest_keys("epochs", keys) == nearest_keys("num_train_epochs", keys) == ["max_epochs"]
+    assert nearest_keys("batch_size", keys) == ["batch_examples", "batch_tokens"]
+    assert nearest_keys("max_seq_length", keys) == ["max_length"] and nearest_keys("layers", keys) == [
+        "model.num_layers"
+    ]
+    assert nearest_keys("max_things", keys + ["max_tokens"]) == [], "a part that many have says nothing"
+
+
 def test_the_last_part_finds_its_section() -> None:
     keys = ["seed", "optimizer", "optimizer.lr", "model.dropout", "task.dropout", "max_steps", "max_tokens"]
     assert nearest_keys("lr", keys) == ["optimizer.lr"]

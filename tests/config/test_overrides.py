@@ -36,6 +36,7 @@ def test_null_takes_a_choice_away() -> None:
         ("~model", "cannot be taken away", "lmtool list model"),
         ("~seed", "cannot be taken away", "seed=VALUE"),
         ("seed", "no override", "seed=VALUE"),
+        ("runs/first", "no override", "checkpoint=runs/first"),
         ("model/position=learned", "no group model/position", "model/positions=learned"),
         ("data/x=learned", "no group data/x", "lmtool list"),
     ],
@@ -47,8 +48,18 @@ def test_what_cannot_be_used(text: str, says: str, hint: str) -> None:
 
 def test_a_group_of_another_command() -> None:
     offers = Offers(OFFERS.groups, {"model": "bert"})
+    offers.primary["local"] = "default"  # an optional file of the user's
     (problem,) = read(["task=sst2"], offers).problems
     assert problem.message == "task=sst2: this command has no task"
+    assert problem.hint == "its groups are model"
+
+
+def test_two_choices_of_a_group() -> None:
+    typed = read(["model=bert", "seed=1", "model=gpt"], OFFERS)
+    (problem,) = typed.problems
+    assert problem.message == "model=bert and model=gpt: a run takes one model"
+    assert problem.hint is not None and "-m model=bert,gpt" in problem.hint
+    assert not read(["model=bert", "model=bert", "seed=1", "seed=2"], OFFERS).problems
 
 
 def test_every_option_of_a_sweep_is_checked() -> None:

@@ -78,7 +78,8 @@ def cases() -> Iterator[tuple[str, tuple[str, ...]]]:
                 continue
             partners = PARTNERS.get(group, {}) if verb == "pretrain" else {}
             model = [f"model={one}" for start, one in partners.items() if name.startswith(start)]
-            yield verb, (*NEEDS[verb], *model, f"{group}={name}", *required(group, name))
+            needs = [one for one in NEEDS[verb] if not one.startswith(f"{group}=")]
+            yield verb, (*needs, *model, f"{group}={name}", *required(group, name))
 
 
 def required(group: str, name: str) -> Iterator[str]:

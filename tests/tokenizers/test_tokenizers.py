@@ -10,7 +10,7 @@ from transformers import AutoTokenizer, BertTokenizer, OpenAIGPTTokenizer, PreTr
 
 from lmtool.config.tables import build
 from lmtool.errors import UserError
-from lmtool.tokenizers.configs import BpeConfig, ByteBpeConfig, SentencePieceConfig, WordPieceConfig
+from lmtool.tokenizers.configs import BpeConfig, ByteBpeConfig, FolderConfig, SentencePieceConfig, WordPieceConfig
 from lmtool.tokenizers.texts import training_text
 from lmtool.tokenizers.tokenizer import Tokenizer
 
@@ -211,6 +211,21 @@ def test_small_vocabularies_stay_within_their_size():
         assert build(WordPieceConfig(), TEXTS, size).vocab_size <= size
         assert build(BpeConfig(), TEXTS, size).vocab_size <= size
     assert build(ByteBpeConfig(), TEXTS, 257).vocab_size == 257
+
+
+def test_roles_are_told_before_training():
+    """What a configuration says of its special tokens is what the trained vocabulary has."""
+    kinds = [WordPieceConfig(), *(ByteBpeConfig(special_tokens=one) for one in ("gpt2", "roberta"))]
+    kinds += [SentencePieceConfig(special_tokens=one, sentinels=5) for one in ("t5", "albert")]
+    for config in kinds:
+        assert build(config, TEXTS, 400).roles.keys() == config.roles, config
+    assert FolderConfig(path="x").roles is None
+
+
+def test_a_folder_without_a_tokenizer_is_named_by_its_key(tmp_path):
+    for path, told in ((tmp_path, "no tokenizer in it"), (tmp_path / "x", "no such folder")):
+        with pytest.raises(UserError, match=f"tokenizer.path={path}: {told}"):
+            build(FolderConfig(path=str(path)), (), 400)
 
 
 def test_broken_folders(tmp_path, wordpiece):

@@ -61,6 +61,17 @@ def test_steps_and_epochs_set_the_horizon_at_once() -> None:
     assert (progress.total_steps, progress.horizon) == (10, "max_epochs")
 
 
+def test_an_exact_budget_is_the_horizon_until_minutes_are_measured(tmp_path: Path) -> None:
+    progress = Progress()
+    budget = Budget(settings(max_steps=40, max_minutes=10), FakeLoader())
+    assert (budget.horizon(progress), progress.total_steps) == (40, None)
+    advance(budget, progress, 1 + max(MEASURED_STEPS, int(MEASURED_SECONDS)), seconds=30.0)
+    assert (budget.horizon(progress), progress.horizon) == (20, "max_minutes")
+    go(tmp_path / "run", max_steps=20, max_minutes=10)  # over before anything is measured
+    rates = [row["learning_rate"] for row in rows(tmp_path / "run") if row["split"] == "train"]
+    assert rates[1] == pytest.approx(1e-2) and min(rates) > 0
+
+
 def test_a_token_budget_with_counted_tokens_sets_it_at_once() -> None:
     progress = Progress()
     assert Budget(settings(max_steps=None, max_tokens=2000), CountedLoader()).horizon(progress) == 10

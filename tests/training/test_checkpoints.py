@@ -194,7 +194,7 @@ def test_find_takes_what_a_user_types(run: Path) -> None:
     "make, words",
     [
         (lambda place: place / "nowhere", "nowhere: no such folder"),
-        (lambda place: place, "no checkpoint of lmtool in it"),
+        (lambda place: place, "neither a checkpoint of lmtool nor a published config.json in it"),
         (lambda place: place / "model.bin", "pickled weights can run code"),
         (lambda place: place / "notes.txt", "reads checkpoint folders"),
     ],

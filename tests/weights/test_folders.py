@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import lmtool
 from lmtool.errors import UserError
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.weights import hub
@@ -115,8 +116,16 @@ def test_unknown_keys_are_listed_and_never_run(folder: Path) -> None:
 )
 def test_other_families_and_variants_are_refused(folder: Path, keys: dict[str, Any], told: str) -> None:
     change(folder, **keys)
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=told) as caught:
         read(str(folder))
+    assert caught.value.message.count("checkpoint=") == 1
+
+
+def test_weights_of_other_sizes_than_the_configuration_says(folder: Path) -> None:
+    change(folder, num_hidden_layers=3)
+    with pytest.raises(UserError, match=r"layers\.2\.self_attn\.q_proj\.weight is missing") as caught:
+        lmtool.load(str(folder))
+    assert caught.value.hint is not None and "disagree" in caught.value.hint
 
 
 def test_broken_configurations_are_named(folder: Path) -> None:
