@@ -101,7 +101,7 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("pretrain objective=mixture objective.members=[mlm,mlmm]", ["mlmm is not one of clm, denoising, mixture, mlm"]),
     ("pretrain objective=mixture objective.members=[{whole_word:true}]", ["a section has no name, which is one of"]),
     ("pretrain objective=mixture objective.members=[mlm,mlm]", ["members=[mlm, mlm]: each objective once"]),
-    ("pretrain objective=mixture objective.members=[span,clm]", ["give objective.members=[span,mlm]"]),
+    ("pretrain objective=mixture objective.members=[span,clm]", ["give 'objective.members=[span,mlm]'"]),
     ("pretrain model=bert_tiny tokenizer=bytebpe", ["has no cls token", "give tokenizer=auto"]),
     ("pretrain model=roberta_tiny tokenizer=bytebpe", ["tokenizer=bytebpe has no cls token"]),
     ("pretrain model=gpt_tiny tokenizer=wordpiece", ["has no eos token", "give tokenizer=auto"]),

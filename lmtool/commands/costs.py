@@ -1,4 +1,8 @@
-"""What a learner costs, counted on its parts: the work of a token, and the sizes that memory depends on."""
+"""What a learner costs, counted on its parts: the work of a token, and the sizes that memory depends on.
+
+The work is that of the architecture, as papers count it: every layer on every token. What a last layer spares where few
+of its tokens are read is not taken off.
+"""
 
 from __future__ import annotations
 

@@ -164,13 +164,15 @@ def _other_objective(objective: ObjectiveConfig, model: ModelConfig, roles: Role
 
 
 def _other_model(objective: ObjectiveConfig, roles: Roles) -> list[str]:
-    """The nearest model that an objective goes with, as an override: one that was published with it, else the first."""
-    found: list[tuple[bool, str]] = []
+    """The nearest model that an objective goes with, as an override: one that was published with it, with one value
+    changed at most, else the first."""
+    found: list[tuple[bool, bool, str]] = []
     for model in _defaults("model"):
         if fits(objective, model, _suggested_roles(model)):
             more = "" if roles is None or fits(objective, model, roles) else " tokenizer=auto"
-            found.append((model.suggested_objective().get("name") != objective.name, f"model={model.name}{more}"))
-    return [override for _, override in sorted(found, key=lambda one: one[0])[:1]]
+            own = model.suggested_objective()
+            found.append((own.get("name") != objective.name, len(own) > 2, f"model={model.name}{more}"))
+    return [override for *_, override in sorted(found, key=lambda one: one[:2])[:1]]
 
 
 def _written(member: Any) -> str:

@@ -116,9 +116,9 @@ def test_tokenizers_that_lack_what_an_objective_needs(place: Path, capsys: pytes
     make("bert", place / "bert")
     text = Path("text.txt").read_bytes()
     for objective, folder, told in (
-        ("rtd", "gpt", "the tokenizer in gpt has no mask token"),
-        ("clm", "bert", "the tokenizer in bert has no eos token"),
-        ("span_corruption", "gpt", "span corruption needs 2 sentinel tokens at max_length=32; the tokenizer has 0"),
+        ("rtd", "gpt", "has no cls token, which model=electra puts around its texts"),
+        ("clm", "bert", "has no eos token, which model=gpt puts around its texts"),
+        ("span_corruption", "gpt", "has no sentinel token, which objective=span_corruption needs"),
     ):
         assert tried(text, objective, "tokenizer=folder", f"tokenizer.path={folder}") == 2
         assert told in capsys.readouterr().err
