@@ -259,14 +259,13 @@ def _print(config: Any, verb: str) -> int:
 
 
 def _sweep(verb: str, arguments: Arguments) -> int:
+    from lmtool.commands import sweeps
     from lmtool.config import plugins, sweep
 
     if verb not in SWEEPABLE:
         raise UserError(f"-m: lmtool {verb} does not sweep", f"-m goes with {' and '.join(SWEEPABLE)}")
     if arguments.config is not None:
-        raise UserError(
-            "-m and --config together", "sweep over a composed configuration, or run the saved one by itself"
-        )
+        raise UserError("-m and --config together", "sweep over overrides, or run the saved configuration by itself")
     plugins.load(arguments.plugins)
     primary = VERBS[verb].primary
     assert primary is not None
@@ -277,6 +276,7 @@ def _sweep(verb: str, arguments: Arguments) -> int:
         config_dirs=arguments.config_dirs,
         decode=partial(_decode_job, verb),
         run=partial(run_job, verb, tuple(arguments.plugins)),
+        show=sweeps.show,
     )
     return sweep.run(request, print_config=arguments.cfg)
 

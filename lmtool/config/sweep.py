@@ -46,6 +46,7 @@ class Request:
     """A sweep as typed. decode and run are functions of modules, for launchers that pickle them.
 
     decode(data, problems, running) -> configuration; run(data, overrides) -> the job's result, a dict or None.
+    show(jobs, folder) prints the table that ends it.
     """
 
     verb: str
@@ -54,6 +55,7 @@ class Request:
     config_dirs: Sequence[Path]
     decode: Callable[[dict[str, Any], Sequence[Problem], bool], Any]
     run: Callable[[dict[str, Any], list[str]], Any]
+    show: Callable[[Sequence[dict[str, Any]], Path], None]
 
 
 def run(request: Request, *, print_config: bool = False, root: Path = Path("runs")) -> int:
@@ -93,7 +95,7 @@ def run(request: Request, *, print_config: bool = False, root: Path = Path("runs
     rows = read_jobs(folder)
     if not rows:
         raise UserError("the sweep has no job", "separate the values by commas: -m seed=1,2")
-    show(rows, folder)
+    request.show(rows, folder)
     return max([interrupted, *(row["exit_status"] for row in rows)], key=_severity)
 
 
@@ -232,45 +234,8 @@ def read_jobs(folder: Path) -> list[dict[str, Any]]:
         result = path.parent / "result.json"
         if result.is_file():
             found = json.loads(result.read_text(encoding="utf-8"))
-            row = {key: found[key] for key in ("metric", "value") if key in found} | {
+            row = {key: found[key] for key in ("metric", "value", "seconds") if key in found} | {
                 key: value for key, value in row.items() if value is not None
             }
         rows.append(row | {"folder": str(path.parent)})
     return sorted(rows, key=lambda row: row["job"])
-
-
-# Metrics of which the smallest value is the best.
-_SMALLER = ("loss", "perplexity", "mse", "nll", "bits")
-
-
-def show(rows: Sequence[dict[str, Any]], folder: Path) -> None:
-    """Print the jobs as a table, best first, failed ones last with their reason."""
-    from rich.console import Console
-    from rich.table import Table
-
-    ordered = ranked(rows)
-    same = set.intersection(*(set(row["overrides"]) for row in rows)) if len(rows) > 1 else set()
-    metrics = sorted({row["metric"] for row in rows if row.get("metric")})
-    table = Table(title=f"{len(rows)} jobs in {folder}", title_justify="left")
-    for name in ("job", " or ".join(metrics) or "value", "varied", "how it ended"):
-        table.add_column(name, overflow="fold")
-    for row in ordered:
-        value = row.get("value")
-        shown = f"{value:.4f}" if isinstance(value, int | float) else "-"
-        varied = " ".join(text for text in row["overrides"] if text not in same) or " ".join(row["overrides"])
-        ended = "done" if row["exit_status"] == errors.DONE else masked(row.get("error") or "stopped on the way")
-        table.add_row(str(row["job"]), shown, varied, ended)
-    Console().print(table)
-
-
-def ranked(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Jobs by their metric, best first (the smallest loss, the largest score), then those without one."""
-
-    def rank(row: dict[str, Any]) -> tuple[bool, float, int]:
-        value = row.get("value")
-        if not isinstance(value, int | float) or not math.isfinite(value) or row["exit_status"] != errors.DONE:
-            return (True, 0.0, int(row["job"]))
-        smaller = any(word in str(row.get("metric", "")) for word in _SMALLER)
-        return (False, float(value if smaller else -value), int(row["job"]))
-
-    return sorted(rows, key=rank)

@@ -79,8 +79,8 @@ def whole(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_flops_are_those_that_torch_counts(case: str) -> None:
-    """Attention in its plain form, which is counted; that form computes both halves of a causal one. Last layers work on
-    all tokens, as those that are counted do."""
+    """Attention in its plain form, which is counted; that form computes both halves of a causal one. Last layers
+    work on all tokens, as those that are counted do."""
     learner, tokens = learner_of(case)
     for backbone in [one for one in learner.modules() if isinstance(one, Backbone)]:
         backbone.forward = whole(backbone.forward)
