@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from lmtool.errors import DONE
@@ -11,7 +10,7 @@ from lmtool.reporting.console import Output
 from lmtool.reporting.table import print_sweep
 
 
-def show(jobs: Sequence[dict[str, Any]], folder: Path) -> None:
+def show(jobs: Sequence[dict[str, Any]]) -> None:
     """Print the jobs of a sweep, best first, failed ones last with their reason. jobs: of `config.sweep.read_jobs`."""
     rows = []
     for job in jobs:
@@ -20,6 +19,4 @@ def show(jobs: Sequence[dict[str, Any]], folder: Path) -> None:
         overrides = dict(text.split("=", 1) for text in job["overrides"] if "=" in text)
         value = job.get("value") if done else None
         rows.append({**job, "overrides": overrides, "status": status, "value": value, "run_dir": job["folder"]})
-    output = Output()
-    output.line(f"{len(rows)} jobs in {folder}")
-    print_sweep(output, rows)
+    print_sweep(Output(), rows)

@@ -46,7 +46,7 @@ class Request:
     """A sweep as typed. decode and run are functions of modules, for launchers that pickle them.
 
     decode(data, problems, running) -> configuration; run(data, overrides) -> the job's result, a dict or None.
-    show(jobs, folder) prints the table that ends it.
+    show(jobs) prints the table that ends it.
     """
 
     verb: str
@@ -55,7 +55,7 @@ class Request:
     config_dirs: Sequence[Path]
     decode: Callable[[dict[str, Any], Sequence[Problem], bool], Any]
     run: Callable[[dict[str, Any], list[str]], Any]
-    show: Callable[[Sequence[dict[str, Any]], Path], None]
+    show: Callable[[Sequence[dict[str, Any]]], None]
 
 
 def run(request: Request, *, print_config: bool = False, root: Path = Path("runs")) -> int:
@@ -95,7 +95,7 @@ def run(request: Request, *, print_config: bool = False, root: Path = Path("runs
     rows = read_jobs(folder)
     if not rows:
         raise UserError("the sweep has no job", "separate the values by commas: -m seed=1,2")
-    request.show(rows, folder)
+    request.show(rows)
     return max([interrupted, *(row["exit_status"] for row in rows)], key=_severity)
 
 
