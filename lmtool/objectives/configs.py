@@ -111,11 +111,17 @@ class PairsConfig(MaskingConfig):
         "which. sop: two consecutive segments, swapped in half of them, and the loss tells their order. none: one run "
         "of text.",
     )
+    pair_of: Literal["segments", "sentences"] = Field(
+        "segments",
+        description="segments: runs of sentences that fill the length (BERT). sentences: one sentence each, so that an "
+        "example is short (RoBERTa's sentence pairs). Read with pairs=nsp or sop only.",
+    )
     short_sequence_probability: float = Field(
         0.1,
         ge=0,
         le=1,
-        description="Share of the pairs that aim at a random shorter length; read with pairs=nsp or sop only.",
+        description="Share of the pairs of segments that aim at a random shorter length; read with pairs=nsp or sop "
+        "only.",
     )
 
 

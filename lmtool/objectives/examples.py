@@ -158,7 +158,7 @@ class MaskedPairs:
             rows = sentence_pairs(
                 self.store.sentence_offsets, self.store.document_sentences, self.limit,
                 self.config.short_sequence_probability, self.seed, drawn,
-                "sop" if self.config.pairs == "sop" else "nsp",
+                "sop" if self.config.pairs == "sop" else "nsp", self.config.pair_of == "sentences",
             )  # fmt: skip
             lengths = rows["a_length"].astype(np.int64) + rows["b_length"] + self.template.overhead
             made = some(Plan(rows, lengths), self.split)

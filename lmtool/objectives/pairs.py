@@ -10,6 +10,9 @@ Sentence order (Lan et al., "ALBERT", 2020, section 3.1): the same walk, but B i
 swapped half of the time. Where the script of ALBERT falls back to a random segment since there is one sentence only,
 that sentence is cut in two: the term stays what the paper says it is.
 
+Pairs of sentences (Liu et al., "RoBERTa", 2019, section 4.2, SENTENCE-PAIR) are the same walk with one sentence in each
+place: two sentences are gathered, whatever their length.
+
 Shape letters: D documents, S sentences, E pairs.
 """
 
@@ -48,12 +51,14 @@ def sentence_pairs(
     seed: int,
     epoch: int,
     kind: Pairs = "nsp",
+    sentences: bool = False,
 ) -> np.ndarray:
     """(E,) records of `PAIR`, by document and place within it: a pure function of its arguments.
 
     sentence_offsets: (S+1,) flat borders of sentences in the token store. document_sentences: (D+1,) borders of
     documents among the sentences. limit: tokens of both segments together, at most.
     kind: next sentence or sentence order. A lone sentence of one token has no order and is passed over.
+    sentences: pairs of single sentences instead of segments; short_probability is not read.
     Raises ValueError where fewer than two documents have text (nsp).
     """
     sentence_offsets = np.asarray(sentence_offsets, dtype=np.int64)
@@ -62,7 +67,7 @@ def sentence_pairs(
     if kind == "nsp" and len(documents) < 2:
         raise ValueError(f"next-sentence prediction needs two documents with text; there are {len(documents)}")
     starts, ends = borders[documents], borders[documents + 1]
-    build = _Builder(sentence_offsets, starts, ends, limit, short_probability, seed, epoch, kind)
+    build = _Builder(sentence_offsets, starts, ends, limit, short_probability, seed, epoch, kind, sentences)
     at, active = starts.copy(), np.arange(len(documents))
     rounds: list[np.ndarray] = []
     while len(active):
@@ -80,9 +85,9 @@ class _Builder:
 
     def __init__(
         self, offsets: np.ndarray, starts: np.ndarray, ends: np.ndarray, limit: int, short: float, seed: int,
-        epoch: int, kind: Pairs,
+        epoch: int, kind: Pairs, sentences: bool,
     ):  # fmt: skip
-        self.offsets, self.starts, self.ends = offsets, starts, ends
+        self.offsets, self.starts, self.ends, self.sentences = offsets, starts, ends, sentences
         self.limit, self.short, self.seed, self.epoch, self.kind = limit, short, seed, epoch, kind
 
     def _uniform(self, active: np.ndarray, number: int, which: int) -> np.ndarray:
@@ -90,8 +95,11 @@ class _Builder:
             self.seed, "sample", self.epoch, active, np.full(len(active), number * _DRAWS + which)
         )
 
-    def _reach(self, first: np.ndarray, length: np.ndarray, last: np.ndarray) -> np.ndarray:
-        """The sentence behind the run that starts at `first`, has `length` tokens or more, and ends by `last`."""
+    def _reach(self, first: np.ndarray, length: np.ndarray, last: np.ndarray, most: int) -> np.ndarray:
+        """The sentence behind the run that starts at `first`, has `length` tokens or more, and ends by `last`.
+        Of single sentences: behind `most` of them."""
+        if self.sentences:
+            return np.minimum(first + most, last)
         return np.clip(np.searchsorted(self.offsets, self.offsets[first] + length), first + 1, last)
 
     def round(self, active: np.ndarray, at: np.ndarray, number: int) -> tuple[np.ndarray, np.ndarray]:
@@ -102,7 +110,7 @@ class _Builder:
 
         short = self._uniform(active, number, _SHORT) < self.short
         target = np.where(short, 2 + below(self.limit - 1, _TARGET), self.limit)
-        chunk_end = self._reach(at, target, self.ends[active])
+        chunk_end = self._reach(at, target, self.ends[active], 2)
         sentences = chunk_end - at
         a_end = at + np.where(sentences > 1, 1 + below(np.maximum(sentences - 1, 1), _END), 1)
         label = self._uniform(active, number, _LABEL) < 0.5
@@ -118,7 +126,7 @@ class _Builder:
         b_first = self.starts[other] + below(self.ends[other] - self.starts[other], _START)
         a_length = self.offsets[a_end] - self.offsets[at]
         b_first = np.where(label, b_first, a_end)
-        b_end = np.where(label, self._reach(b_first, target - a_length, self.ends[other]), chunk_end)
+        b_end = np.where(label, self._reach(b_first, target - a_length, self.ends[other], 1), chunk_end)
         a, b = (self.offsets[at], self.offsets[a_end]), (self.offsets[b_first], self.offsets[b_end])
         pairs = self._pairs(active, number, a, b, label)
         pairs["choice"] = sentences > 1

@@ -37,6 +37,28 @@ def test_a_random_segment_is_of_another_document_and_a_next_one_follows():
     assert (pairs["a_length"] + pairs["b_length"]).max() == 61
 
 
+@pytest.mark.parametrize("kind", ["nsp", "sop"])
+def test_pairs_of_sentences(kind):
+    """One whole sentence in each place, whatever its length, and every sentence in exactly one A or following B."""
+    offsets, borders = corpus(documents=400)
+    pairs = sentence_pairs(offsets, borders, 200, 0.5, 3, 0, kind, sentences=True)
+    two = np.diff(borders)[pairs["document"]] > 1 if kind == "nsp" else np.diff(borders)[pairs["document"]] % 2 == 0
+    seen = np.zeros(len(offsets) - 1, dtype=int)
+    for side in ("a", "b"):
+        starts, ends = pairs[f"{side}_start"], pairs[f"{side}_start"] + pairs[f"{side}_length"]
+        whole = np.isin(starts, offsets) & np.isin(ends, offsets)
+        assert (
+            whole[two].all() and ((np.searchsorted(offsets, ends) - np.searchsorted(offsets, starts))[two] == 1).all()
+        )
+        used = starts if side == "a" or kind == "sop" else starts[pairs["label"] == 0]
+        seen += np.bincount(np.searchsorted(offsets, used, side="right") - 1, minlength=len(seen))
+    if kind == "nsp":
+        assert (seen == 1).all()
+        choice = pairs["label"][pairs["choice"] == 1]
+        low, high = stats.binom.ppf([5e-4, 1 - 5e-4], len(choice), 0.5)
+        assert low <= choice.sum() <= high
+
+
 def test_balance_given_that_there_was_a_choice():
     """Half are random where the chunk had two sentences; all are where it had one; so more than half overall."""
     offsets, borders = corpus(documents=6000, sentences=6, longest=30)
