@@ -107,7 +107,7 @@ def checkpoint_folder(path: str | Path) -> Path:
     """The folder of the checkpoint a user means: a checkpoint, `checkpoints/best` or `last`, a run (its best, else its
     last, else its newest checkpoint) or `runs/latest`. Whether its files are whole is seen when they are read.
 
-    key: which names it, for errors. Raises UserError where there is none.
+    Raises UserError where there is none.
     """
     given = run_folder(path)
     if given.name in ("best", "last") and given.is_file():
