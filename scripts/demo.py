@@ -22,8 +22,8 @@ from lmtool.reporting.console import Output
 from lmtool.reporting.table import print_table
 
 SEEDS = "seed=1,2,3"
-# Few labelled rows and small models want more passes and a larger rate than the defaults, which are BERT's.
-FINETUNE = ["task=pydocs", "optimizer.lr=1e-3", "max_epochs=10", SEEDS]
+# Few labelled rows want more passes than the default, which is BERT's.
+FINETUNE = ["task=pydocs", "max_epochs=10", SEEDS]
 
 
 def lmtool(*words: str) -> None:

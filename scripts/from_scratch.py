@@ -1,7 +1,7 @@
 """Does pretraining pay? One task finetuned from a pretrained run and from random weights, on equal budgets.
 
-    python scripts/from_scratch.py --checkpoint runs/NAME --path FOLDER [--task sst2] [--examples 2000] [--seeds 1 2 3]
-        [--rates 1e-3 2e-3] [--output runs/from-scratch] [OVERRIDE ...]
+    python scripts/from_scratch.py --checkpoint runs/NAME --path FOLDER [--task sst2] [--examples 2000] [--seeds 1,2,3]
+        [--rates 1e-3,2e-3] [--output runs/from-scratch] [OVERRIDE ...]
 
 Small models with random weights want another learning rate than pretrained ones: with several rates each start takes
 the one that does best with seed 0, which is not counted. Appends one row a finished run to OUTPUT/rows.jsonl and goes
@@ -15,7 +15,7 @@ import json
 import sys
 from pathlib import Path
 
-from rows import Rows, mean_and_error, stop
+from rows import Rows, listed, mean_and_error, stop
 
 from lmtool import cli
 from lmtool.config.saved import checkpoint_folder
@@ -31,8 +31,8 @@ def main() -> None:
     parser.add_argument("--path", required=True)
     parser.add_argument("--task", default="sst2")
     parser.add_argument("--examples", type=int, default=2000)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--rates", type=float, nargs="+", default=[], help="learning rates that a start chooses from")
+    parser.add_argument("--seeds", type=listed(int), default=[1, 2, 3])
+    parser.add_argument("--rates", type=listed(float), default=[], help="learning rates that a start chooses from")
     parser.add_argument("--output", type=Path, default=Path("runs/from-scratch"))
     parser.add_argument("overrides", nargs="*", help="further keys of lmtool finetune")
     options = parser.parse_args()

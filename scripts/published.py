@@ -1,7 +1,7 @@
 """Published weights finetuned by lmtool and by the transformers Trainer: is the score the same?
 
     python scripts/published.py --path FOLDER [--task sst2] [--checkpoint FOLDER] [--examples 2000] [--epochs 2]
-        [--max-length 128] [--precision fp32] [--seeds 1 2 3 4 5] [--output runs/published]
+        [--max-length 128] [--precision fp32] [--seeds 1,2,3,4,5] [--output runs/published]
 
 Both sides read the same rows, written once to OUTPUT/rows, as the same tokens (which is checked), and train with the
 values of one configuration of lmtool: AdamW and what decays, linear schedule and warm-up, batch in examples, epochs,
@@ -30,7 +30,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from rows import Rows, mean_and_error, stop
+from rows import Rows, listed, mean_and_error, stop
 
 from lmtool import cli
 from lmtool.commands.configs import FinetuneConfig
@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--examples", type=int, default=2000, help="training rows, a fixed draw (2000)")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--max-length", type=int, default=128, help="tokens of a row, at most (128)")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
+    parser.add_argument("--seeds", type=listed(int), default=[1, 2, 3, 4, 5])
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--output", type=Path, default=Path("runs/published"))
     options = parser.parse_args()

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -41,6 +41,16 @@ class Rows:
         """A field of the rows that have these values, by seed."""
         rows = [row for row in self.all if all(row[name] == value for name, value in wanted.items())]
         return [row[field] for row in sorted(rows, key=lambda row: row["seed"])]
+
+
+def listed(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+    """Reads 1,2,3 as argparse's `type`: lists as a sweep of lmtool has them."""
+
+    def read(text: str) -> list[Any]:
+        return [kind(part) for part in text.split(",")]
+
+    read.__name__ = f"{kind.__name__} list"
+    return read
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float]:

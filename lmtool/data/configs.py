@@ -75,7 +75,7 @@ class PydocsConfig(DataConfig):
     """English that every machine has: docstrings, read by parsing the sources of Python and of what is installed."""
 
     name: Literal["pydocs"] = Field("pydocs", description="Docstrings of the sources on this machine.")
-    max_bytes: int = Field(3_000_000, ge=10_000, description="Text to collect, in bytes; collecting stops there.")
+    max_bytes: int = Field(6_000_000, ge=10_000, description="Text to collect, in bytes; collecting stops there.")
     packages: tuple[Path, ...] = Field(
         (),
         description="Packages to read, in this order; python is the standard library. "

@@ -99,7 +99,7 @@ def test_the_suggested_learning_rate_goes_with_the_width():
     assert BertConfig().suggested_optimizer() == BertConfig.default_optimizer
     expected = {"bert_tiny": 1e-3, "bert_mini": 3e-4, "bert_large": 1e-4, "gpt_tiny": 1e-3, "gpt_medium": 3e-4}
     assert {name: read(name).suggested_optimizer()["lr"] for name in expected} == expected
-    expected = {"bert_tiny": 3e-4, "bert_mini": 1.5e-4, "bert": 5e-5, "bert_large": 5e-5}
+    expected = {"bert_tiny": 1e-3, "bert_mini": 1.5e-4, "bert": 5e-5, "bert_large": 5e-5}
     assert {name: read(name).suggested_finetune_optimizer()["lr"] for name in expected} == expected
 
 

@@ -92,7 +92,7 @@ def test_the_verdict(script, monkeypatch, capsys, words, tmp_path, gap, status, 
 
     monkeypatch.setattr(published, "run_lmtool", one_side(gap))
     monkeypatch.setattr(published, "run_trainer", one_side(0.0))
-    assert run(script, monkeypatch, [*words, "1", "2", "3", "4"]) == status
+    assert run(script, monkeypatch, [*words, "1,2,3,4"]) == status
     told = capsys.readouterr().out
     assert f"{word} two standard errors" in told and "0.0141" in told and f"{gap:+.4f}" in told
     assert "64.0" in told  # 64 rows, two epochs, in two seconds
