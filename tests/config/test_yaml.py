@@ -103,6 +103,12 @@ def test_every_option_composes_and_decodes(verb: str, typed: tuple[str, ...]) ->
         assert getattr(getattr(config, section), choice.key) != "auto"
 
 
+@pytest.mark.parametrize("name", groups.options("experiment"))
+def test_experiments_take_other_text(name: str) -> None:
+    """Recipes leave the keys of one source alone, so that `data=text` stands beside them."""
+    assert compose_and_decode("pretrain", f"experiment={name}", "data=text", "data.path=x").data.name == "text"
+
+
 def test_every_yaml_is_in_a_case() -> None:
     covered = {text for _, typed in cases() for text in typed}
     primaries = {f"{one}.yaml" for one in PRIMARY.values()}
