@@ -35,7 +35,7 @@ class ModelConfig(Config):
     # Devlin et al. 2019, A.3: 5e-5 is the largest of their three rates.
     finetune_optimizer: ClassVar[dict[str, Any]] = {"name": "adamw", "lr": 5e-5}
     finetune_learning_rates: ClassVar[dict[int, float]] = {}
-    """The same for finetuning."""
+    """Those of finetuning."""
     finetune_schedule: ClassVar[dict[str, Any]] = {"name": "linear", "warmup_fraction": 0.1}
     text_format: ClassVar[str] = "bert"
     """How a text or a pair is laid out: a name in `lmtool.data.formats`."""
@@ -103,17 +103,14 @@ class ModelConfig(Config):
     def at_width(self, optimizer: dict[str, Any], known: dict[int, float] | None = None) -> dict[str, Any]:
         """An optimizer section with its learning rate fitted to this model's width.
 
-        The width that the section is for keeps its rate, a width with a known rate gets that one. A narrower model gets
-        a larger rate, in inverse proportion to the width (Yang et al. 2022, "Tensor Programs V", for Adam; the
-        published tables of GPT-3, RoBERTa and ELECTRA stay within a factor of 1.5 of it), `LARGEST_FITTED` at most. A
-        wider one keeps the rate.
+        A width with a known rate gets it. A narrower model than the section is for gets a larger rate, in inverse
+        proportion to the width (Yang et al. 2022, "Tensor Programs V", for Adam; the published tables of GPT-3,
+        RoBERTa and ELECTRA stay within a factor of 1.5 of it), `LARGEST_FITTED` at most. A wider one keeps the rate.
         """
         rate = optimizer.get("lr")
         if rate is None or optimizer.get("name") not in ABSOLUTE_STEPS or optimizer.get("scale_parameter"):
             return dict(optimizer)
         width = type(self).model_fields["hidden_size"].default
-        if self.hidden_size == width:
-            return dict(optimizer)
         narrower = max(rate, min(rate * width / self.hidden_size, LARGEST_FITTED))
         fitted = (known or {}).get(self.hidden_size, narrower)
         return {**optimizer, "lr": float(f"{fitted:.3g}")}
