@@ -10,7 +10,7 @@ import torch
 
 from lmtool.data.plan import Examples
 from lmtool.objectives.examples import MaskedPairs
-from lmtool.objectives.mixture import MixedExamples, Mixture
+from lmtool.learners.mixture import MixedExamples, Mixture
 from lmtool.objectives.rtd import ReplacedTokenDetection
 from lmtool.objectives.statistics import batches_of, has_weights
 from lmtool.tokenizers.tokenizer import Tokenizer

@@ -13,12 +13,12 @@ from lmtool.config.tables import build
 from lmtool.data.loader import PackedLoader
 from lmtool.data.store import open_store
 from lmtool.errors import UserError
-from lmtool.objectives.evaluation import evaluate as evaluate_text
+from lmtool.learners.evaluation import evaluate as evaluate_text
 from lmtool.reporting.console import Output
 from lmtool.reporting.table import print_table
 from lmtool.tasks.evaluation import baseline, evaluate, predictions, report
 from lmtool.tasks.loading import load_task
-from lmtool.tasks.objective import read_tasks, rows_of
+from lmtool.tasks.members import read_tasks, rows_of
 
 
 def run(config: EvaluateConfig, overrides: list[str]) -> dict[str, Any]:

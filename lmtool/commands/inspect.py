@@ -24,7 +24,7 @@ from lmtool.data.plan import Examples
 from lmtool.data.store import open_store
 from lmtool.data.vocabulary import trained_tokenizer
 from lmtool.errors import CheckFailed, UserError
-from lmtool.objectives.mixture import Mixture
+from lmtool.learners.mixture import Mixture
 from lmtool.objectives.rtd import ReplacedTokenDetection
 from lmtool.objectives.statistics import measure
 from lmtool.objectives.tally import FAMILY, Tally
@@ -32,7 +32,7 @@ from lmtool.reporting.console import Output
 from lmtool.reporting.table import print_table
 from lmtool.reporting.text import plain
 from lmtool.tasks.loading import load_task
-from lmtool.tasks.objective import rows_of
+from lmtool.tasks.members import rows_of
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import choose_device
 

@@ -11,9 +11,9 @@ from lmtool.config.tables import build
 from lmtool.data.loader import PackedLoader
 from lmtool.data.store import open_store
 from lmtool.data.vocabulary import trained_tokenizer
-from lmtool.objectives.baseline import mean_losses
-from lmtool.objectives.evaluation import evaluate
-from lmtool.tasks.objective import rows_of
+from lmtool.learners.baseline import mean_losses
+from lmtool.learners.evaluation import evaluate
+from lmtool.tasks.members import rows_of
 from lmtool.training.loop import train
 
 SAMPLES = 6

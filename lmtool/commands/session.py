@@ -27,7 +27,7 @@ from lmtool.reporting.rate import measure_rate
 from lmtool.reporting.report import write_report
 from lmtool.reporting.screens import end_screen, start_screen
 from lmtool.tasks.loading import TaskData
-from lmtool.tasks.objective import read_tasks
+from lmtool.tasks.members import read_tasks
 from lmtool.tokenizers.configs import FolderConfig, TokenizerConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.checkpoints import find, pointed, read_state, read_weights

@@ -27,8 +27,8 @@ from lmtool.data.loader import PackedLoader
 from lmtool.data.store import TokenStore, open_store
 from lmtool.data.vocabulary import trained_tokenizer
 from lmtool.errors import USER_ERROR, ConfigError, UserError
-from lmtool.objectives.evaluation import evaluate
-from lmtool.tasks.objective import read_tasks, rows_of
+from lmtool.learners.evaluation import evaluate
+from lmtool.tasks.members import read_tasks, rows_of
 from lmtool.tokenizers.configs import TokenizerConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import choose_precision
@@ -118,7 +118,7 @@ def learns(config: PretrainConfig, place: Path) -> None:
         apply_gradients(optimizer, None, list(named.values()), config.optimizer.clip_norm)
         assert not {name for name, one in named.items() if torch.equal(one, before[name])}
     batches = list(PackedLoader(examples["validation"], 0, None, 512, shuffle=False).epoch_batches())[:1]
-    found = evaluate(learner, batches, baselines=learner.baselines(both["train"], examples["train"]))
+    found = evaluate(learner, batches, baselines=learner.predictors(both["train"], examples["train"]))
     assert math.isfinite(found.loss) and set(found.terms) == set(learner.weights)
     learner.eval()
     assert len(learner.samples(batches[0], tokenizer, 1)) == 1
@@ -185,7 +185,7 @@ def test_a_tokenizer_is_refused_where_its_special_tokens_would_be_missed(place: 
 def make_examples(config: PretrainConfig, tokenizer: Tokenizer, store: TokenStore) -> None:
     with torch.device("meta"):
         learner = build(config.objective, build(config.model, 0), tokenizer, 0)
-    examples = learner.examples(store, 32, "joined", "train")
+    examples = learner.examples(split(store, "joined", "train"), 32)
     assert examples.batch(examples.plan(0).rows[:2], np.arange(2), 0).tokens
     if config.model.architecture != "encoder":
         tokenizer.role("eos")  # where an answer ends

@@ -85,7 +85,7 @@ def test_flops_are_those_that_torch_counts(case: str) -> None:
     for backbone in [one for one in learner.modules() if isinstance(one, Backbone)]:
         backbone.forward = whole(backbone.forward)
     config = CASES[case][3]
-    examples = learner.examples(store(tokens), 24, "joined", "train")
+    examples = learner.examples(split(store(tokens), "joined", "train"), 24)
     plan = examples.plan(0)
     numbers = np.arange(len(plan))
     batch = examples.batch(plan.rows, numbers, 0)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lmtool.config.tables import build
-from lmtool.heads.learner import BaseLearner
+from lmtool.learners.base import BaseLearner
 from lmtool.heads.lm import LMHead, MaskedLMHead
 from lmtool.heads.sequence import Pooler, SequenceHead, summary, summary_index
 from lmtool.models.configs import BertConfig, GptConfig

@@ -13,12 +13,12 @@ from task_fixtures import singles, table
 from lmtool.config.tables import Choice, build
 from lmtool.data.loader import PackedLoader
 from lmtool.errors import UserError
-from lmtool.objectives.baseline import mean_losses
+from lmtool.learners.baseline import mean_losses
 from lmtool.objectives.configs import MixtureConfig
-from lmtool.objectives.evaluation import evaluate
+from lmtool.learners.evaluation import evaluate
 from lmtool.tasks.configs import tasks_of
 from lmtool.tasks.evaluation import evaluate as evaluate_task
-from lmtool.tasks.objective import read_tasks, rows_of
+from lmtool.tasks.members import read_tasks, rows_of
 from tests.objectives.objective_fixtures import backbone, store, tokenizer
 from tests.objectives.objective_fixtures import rows_of as first_rows
 
@@ -73,14 +73,15 @@ def test_it_is_the_learner_of_the_task(sections, family, tokenizers):
     own = build(objective.task, backbone(family), tokenizers[family], 3)
     assert learner.state_dict().keys() == own.state_dict().keys()
     for training in (True, False):
-        batch = first_rows(learner.examples(stores["train"], 32, "joined", "train"), 9)
+        batch = first_rows(learner.examples(split(stores["train"], "joined", "train"), 32), 9)
         mine = gradients(learner.train(training), [batch])
         theirs = gradients(own.train(training), [first_rows(own.examples(rows, 32, "train"), 9)])
         assert mine[0] == theirs[0] and mine[1].keys() == theirs[1].keys() == dict(own.named_parameters()).keys()
         assert all(torch.equal(one, theirs[1][name]) for name, one in mine[1].items())
     batches = [
         first_rows(
-            learner.examples(stores["validation"], 32, "joined", "validation"), len(stores["validation"].rows["mood"])
+            learner.examples(split(stores["validation"], "joined", "validation"), 32),
+            len(stores["validation"].rows["mood"]),
         )
     ]
     found = evaluate(learner, batches).metrics()
@@ -97,7 +98,7 @@ def test_members_of_a_mixture(sections, family, tokenizers):
     assert learner.weights["mood"] == 0.3 and {"mood", "score"} <= set(learner.heads)
     assert {name.split(".")[0] for name in learner.state_dict()} == {"backbone", "heads"}
     learner.train()
-    examples = learner.examples(stores["train"], 32, "joined", "train")
+    examples = learner.examples(split(stores["train"], "joined", "train"), 32)
     numbers = np.linspace(0, len(examples.plan(0)) - 1, 14).astype(int)
     losses, grads = gradients(learner, [examples.batch(examples.plan(0).rows[numbers], numbers, 0)])
     assert set(losses) == set(learner.weights) and set(grads) == dict(learner.named_parameters()).keys()
@@ -107,12 +108,12 @@ def test_members_of_a_mixture(sections, family, tokenizers):
     for name, gradient in grads.items():
         torch.testing.assert_close(part_gradients[name], gradient, rtol=1e-4, atol=1e-6)
 
-    held_out = learner.examples(stores["validation"], 32, "joined", "validation")
+    held_out = learner.examples(split(stores["validation"], "joined", "validation"), 32)
     assert len(held_out.plan(0)) == sum(len(one.plan(0)) for one in held_out.members.values()), (
         "all, whatever its share"
     )
     batches = list(PackedLoader(held_out, 0, None, 300, shuffle=False).epoch_batches())
-    baselines = learner.baselines(stores["train"], examples)
+    baselines = learner.predictors(stores["train"], examples)
     found, before = evaluate(learner, batches, baselines=baselines).metrics(), mean_losses(baselines, batches)
     rows = stores["validation"].rows
     assert (found["mood_count"], found["score_count"]) == (len(rows["mood"]), len(rows["score"]))
