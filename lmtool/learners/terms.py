@@ -71,7 +71,7 @@ class TermSums:
     def add(self, batch: Batch, scores: Scores, baseline: Predictor | None) -> None:
         documents = scores.documents.cpu().numpy()
         count = len(batch.inputs.lengths)
-        self.examples.append(batch.examples.cpu().numpy())
+        self.examples.append((batch.examples if batch.rows is None else batch.rows).cpu().numpy())
         self.sums.append(np.bincount(documents, scores.losses.double().cpu().numpy(), count))
         self.counts.append(np.bincount(documents, minlength=count))
         if scores.labels.is_floating_point():

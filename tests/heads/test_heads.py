@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from lmtool.config.tables import build
-from lmtool.learners.base import BaseLearner
 from lmtool.heads.lm import LMHead, MaskedLMHead
 from lmtool.heads.sequence import Pooler, SequenceHead, summary, summary_index
+from lmtool.learners.base import BaseLearner
 from lmtool.models.configs import BertConfig, GptConfig
 from lmtool.types import Batch, Packed
 

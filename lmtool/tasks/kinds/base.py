@@ -230,8 +230,9 @@ class TaskScorer(Scorer):
         outputs = learner.outputs(batch, 0)
         if self.rows.labels is not None:
             self.sums.add(batch, learner.scores(outputs, batch), self.predictor)
-        numbers = zip(batch.examples.tolist(), batch.parts.tolist(), strict=True)
-        for (row, part), output in zip(numbers, learner.parts(outputs, batch), strict=True):
+        assert batch.rows is not None
+        places = zip(batch.rows.tolist(), batch.parts.tolist(), strict=True)
+        for (row, part), output in zip(places, learner.parts(outputs, batch), strict=True):
             self.parts[row][part] = output
             self.seen += 1
 

@@ -95,7 +95,8 @@ class SequenceExamples:
         numbers = torch.from_numpy(np.asarray(examples, dtype=np.int64))
         inputs = assemble(self.template, texts).packed()
         outputs = None if self.start is None else shifted(inputs, self.start)
-        return Batch(inputs, targets, numbers, torch.zeros(len(numbers), dtype=torch.int32), outputs)
+        parts = torch.zeros(len(numbers), dtype=torch.int32)
+        return Batch(inputs, targets, numbers, parts, outputs, torch.from_numpy(rows["row"].astype(np.int64)))
 
     def facts(self) -> dict[str, Any]:
         """Rows, tokens, and how many rows were cut to fit."""

@@ -12,8 +12,8 @@ from lmtool.data.assembly import Template, assemble
 from lmtool.data.formats import text_format
 from lmtool.data.plan import Plan
 from lmtool.data.store import TokenStore
-from lmtool.learners.base import BaseLearner
 from lmtool.heads.lm import LMHead
+from lmtool.learners.base import BaseLearner
 from lmtool.learners.baseline import ConstantPredictor, token_counts
 from lmtool.objectives.windows import Stream, windows
 from lmtool.tokenizers.tokenizer import Tokenizer

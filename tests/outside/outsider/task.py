@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch.nn.functional as F
+from lmtool.tasks.sequence import RegressionLearner
 from torch import Tensor
 
-from lmtool.tasks.sequence import RegressionLearner
 from lmtool.types import Batch, StepOutput
 
 
