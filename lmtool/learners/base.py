@@ -7,8 +7,8 @@ An objective, a task, a mixture of them: each is a subclass. In a checkpoint its
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,29 @@ from lmtool.training.precision import Precision
 from lmtool.types import Batch, ParameterGroup, Scores, StepOutput
 
 
+class Tuning(Protocol):
+    """A tuning method as a learner knows it, see `lmtool.tuning.base`."""
+
+    def edit(self, learner: Any, seed: int, new: Collection[str] | None = None) -> None: ...
+
+    def parameter_groups(self, learner: Any) -> list[ParameterGroup]: ...
+
+    def penalties(self, learner: Any) -> dict[str, Tensor]: ...
+
+    def on_step(self, learner: Any, step: int) -> None: ...
+
+    def delta(self, learner: Any) -> set[str]: ...
+
+
+def decayed_groups(learner: nn.Module) -> list[ParameterGroup]:
+    """Every parameter that learns, once: matrices decay, vectors (norms and biases) do not."""
+    decay, rest = ParameterGroup("decay", []), ParameterGroup("no_decay", [], weight_decay_scale=0.0)
+    for name, parameter in learner.named_parameters():
+        if parameter.requires_grad:
+            (decay if parameter.ndim >= 2 else rest).parameters.append((name, parameter))
+    return [group for group in (decay, rest) if group.parameters]
+
+
 class BaseLearner(nn.Module, ABC):
     """Holds `backbone` and `heads`; further networks that learn are submodules with names of their own.
 
@@ -45,6 +68,7 @@ class BaseLearner(nn.Module, ABC):
         self.tokenizer, self.seed = tokenizer, seed
         self.backbone: Backbone = backbone
         self.heads = nn.ModuleDict()
+        self.tuning: Tuning | None = None
 
     def add_head(self, name: str, head: nn.Module) -> None:
         """Enter a head under its name and give it the initial weights of the backbone's family. UserError where there
@@ -70,19 +94,23 @@ class BaseLearner(nn.Module, ABC):
         """The sums of the terms' losses over a batch."""
 
     def penalties(self) -> dict[str, Tensor]:
-        """Terms added once a step, whatever the batch: none."""
-        return {}
+        """Terms added once a step, whatever the batch: those of the tuning method."""
+        return {} if self.tuning is None else self.tuning.penalties(self)
 
     def on_step(self, step: int) -> None:
-        """Called before the forward of each optimizer step: nothing moves with the steps."""
+        """Called before the forward of each optimizer step, with its number from 1."""
+        if self.tuning is not None:
+            self.tuning.on_step(self, step)
 
     def parameter_groups(self) -> list[ParameterGroup]:
-        """What learns, each tensor once: matrices decay, vectors (norms and biases) do not."""
-        decay, rest = ParameterGroup("decay", []), ParameterGroup("no_decay", [], weight_decay_scale=0.0)
-        for name, parameter in self.named_parameters():
-            if parameter.requires_grad:
-                (decay if parameter.ndim >= 2 else rest).parameters.append((name, parameter))
-        return [group for group in (decay, rest) if group.parameters]
+        """What learns, each tensor once."""
+        return decayed_groups(self) if self.tuning is None else self.tuning.parameter_groups(self)
+
+    def tune(self, tuning: Tuning, new: Collection[str] | None = None) -> None:
+        """Edit the learner by a tuning method, which answers for what learns from then on. new: the parts that did
+        not come from a checkpoint; None: not known."""
+        tuning.edit(self, self.seed, new)
+        self.tuning = tuning
 
     def draws(self, batch: Batch, step: int) -> Draws | None:
         """The dropout of this batch in this step, for its inputs (and `for_outputs`); None in evaluation. Keyed by

@@ -164,6 +164,7 @@ class Mixture(BaseLearner):
         yield from ((name, cast(BaseLearner, member)) for name, member in self.members.items())
 
     def on_step(self, step: int) -> None:
+        super().on_step(step)
         for _, member in self._named():
             member.on_step(step)
 

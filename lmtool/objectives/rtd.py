@@ -75,6 +75,7 @@ class ReplacedTokenDetection(BaseLearner):
 
     def on_step(self, step: int) -> None:
         """Under training=two_stage: the model's first step begins with the generator's weights."""
+        super().on_step(step)
         if self.config.training == "two_stage" and step == self.config.generator_steps + 1:
             start_from_generator(self.backbone, self.generator)
 

@@ -186,10 +186,11 @@ def test_unlabelled_rows_are_predicted(tokenizers, tmp_path):
 def test_head_tuning_freezes_the_backbone_and_a_pretrained_pooler(new, tokenizers, tmp_path):
     data = data_of("sst2", tmp_path)
     learner = data.config.learner(backbone(), tokenizers["bert"], 0).train()
-    build(HeadConfig()).apply(learner, new)
+    learner.tune(build(HeadConfig()), new)
     pooler = new is None or "heads.pooler" in new
     learns = {name.rsplit(".", 2)[0] for name, one in learner.named_parameters() if one.requires_grad}
     assert learns == ({"heads.sst2", "heads.pooler"} if pooler else {"heads.sst2"})
+    assert {name.rsplit(".", 2)[0] for name in learner.tuning.delta(learner)} == learns
     batch = batch_of(examples_of(learner, data.train, 32, "train"), range(6))
     _, gradients = step(learner, [batch])
     assert {name.rsplit(".", 2)[0] for name in gradients} == learns
@@ -199,7 +200,7 @@ def test_head_tuning_freezes_the_backbone_and_a_pretrained_pooler(new, tokenizer
     learner.heads["pooler"].register_forward_hook(lambda _, given, __: seen.append(given[0]))
     learner(batch, 1), learner(batch, 2)
     assert torch.equal(*seen)
-    build(FullConfig()).apply(learner)
+    learner.tune(build(FullConfig()))
     assert all(one.requires_grad for one in learner.parameters())
     learner(batch, 1), learner(batch, 2)
     assert not torch.equal(*seen[2:])
