@@ -8,9 +8,9 @@ from torch import nn
 
 from lmtool.nn.attention import SelfAttention, attend, project, reference_attention
 from lmtool.nn.dropout import TokenDraws
-from lmtool.nn.layout import Causal, Full, Layout, PrefixLM, Segments
+from lmtool.nn.layout import Causal, Full, Layout, PrefixLM
 from lmtool.nn.positions import Alibi, Position, Shaw, T5Buckets
-from lmtool.types import Packed
+from lmtool.types import Packed, Segments
 
 LENGTHS = (7, 70, 1, 0, 16, 33, 7, 32, 17)
 HEADS, SIZE = 3, 8
@@ -178,8 +178,8 @@ def test_an_edited_projection_is_called_by_itself():
 @pytest.mark.parametrize("mask", [Full(), Causal()])
 def test_flash_on_cuda_equals_reference(mask):
     lengths = (7, 70, 1, 16, 33, 7, 32, 17)
-    segments = Segments.packed(lengths)
-    layout = Layout(segments, segments, mask, device=torch.device("cuda"))
+    segments = Segments.packed(lengths, torch.device("cuda"))
+    layout = Layout(segments, segments, mask)
     inputs = [one.detach().cuda() for one in tensors(*[sum(lengths)] * 3)]
     halves = [one.bfloat16().requires_grad_() for one in inputs]
     wholes = [one.detach().double().requires_grad_() for one in halves]

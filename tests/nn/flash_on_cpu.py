@@ -1,0 +1,73 @@
+"""Stand-ins for torch's flash kernels on a CPU, in plain formulas, so that the calls of them can be tested there: what
+`varlen_attn` and jagged nested tensors hand to CUDA, forward and backward."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+def documents(q, k, cu_q, cu_k, dropout, causal, rng, scale, left, right):
+    """(rows of queries, rows of keys, scores (A, L, K), factors of dropout, scale) of each document."""
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    left, right = (-1 if side is None else side for side in (left, 0 if causal else right))
+    generator = torch.Generator().manual_seed(int(rng))
+    for begin, end, first, last in zip(cu_q[:-1], cu_q[1:], cu_k[:-1], cu_k[1:], strict=True):
+        queries, keys = slice(begin, end), slice(first, last)
+        scores = torch.einsum("lad,kad->alk", q[queries], k[keys]) * scale
+        # The window is counted from the last key.
+        ahead = torch.arange(scores.shape[2]) - (torch.arange(scores.shape[1]) + scores.shape[2] - scores.shape[1])[:, None]
+        hidden = (ahead > right if right >= 0 else ahead > len(k)) | (ahead < -left if left >= 0 else ahead < -len(k))
+        kept = (torch.rand(scores.shape, generator=generator) >= dropout).to(q.dtype) / (1 - dropout)
+        yield queries, keys, scores.masked_fill(hidden, -torch.inf), kept, scale
+
+
+def forward(
+    q, k, v, cu_q, cu_k, max_q, max_k, dropout, causal, debug, *, scale=None, window_size_left=None,
+    window_size_right=None, **unused,
+):  # fmt: skip
+    """aten::_flash_attention_forward."""
+    assert cu_q.dtype == cu_k.dtype == torch.int32 and q.dtype == k.dtype == v.dtype
+    assert max_q == int(cu_q.diff().max()) and max_k == int(cu_k.diff().max())
+    rng = torch.randint(1 << 31, ())
+    out, lse = torch.zeros_like(q), q.new_full((q.shape[1], q.shape[0]), torch.inf, dtype=torch.float32)
+    parts = documents(q, k, cu_q, cu_k, dropout, causal, rng, scale, window_size_left, window_size_right)
+    for queries, keys, scores, kept, _ in parts:
+        if scores.shape[2]:
+            lse[:, queries] = scores.logsumexp(-1)
+            out[queries] = torch.einsum("alk,kad->lad", scores.softmax(-1) * kept, v[keys])
+    return out, lse, rng, torch.empty(0), torch.empty(0)
+
+
+def backward(
+    grad, q, k, v, out, lse, cu_q, cu_k, max_q, max_k, dropout, causal, rng, unused, *, scale=None,
+    window_size_left=None, window_size_right=None,
+):  # fmt: skip
+    """aten::_flash_attention_backward."""
+    # What `varlen_attn` keeps of a forward without dropout is a pair of zeros.
+    parts = documents(
+        q, k, cu_q, cu_k, dropout, causal, rng.flatten()[0], scale, window_size_left, window_size_right
+    )  # fmt: skip
+    dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    for queries, keys, scores, kept, factor in parts:
+        weights = (scores - lse[:, queries, None]).exp().nan_to_num()
+        dv[keys] = torch.einsum("alk,lad->kad", weights * kept, grad[queries])
+        flow = torch.einsum("lad,kad->alk", grad[queries], v[keys]) * kept
+        flow = weights * (flow - (grad[queries] * out[queries]).sum(-1).T[..., None]) * factor
+        dq[queries] = torch.einsum("alk,kad->lad", flow, k[keys])
+        dk[keys] = torch.einsum("alk,lad->kad", flow, q[queries])
+    return dq, dk, dv
+
+
+@contextmanager
+def flash_on_cpu() -> Iterator[None]:
+    """Both registered for CPU tensors."""
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        library.impl("_flash_attention_forward", forward, "CPU")
+        library.impl("_flash_attention_backward", backward, "CPU")
+        yield
+
+
