@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor on the device. One of the host reaches CUDA from pinned memory, so that neither waits for the other:
-    a copy from pageable memory waits for everything the device has still to do."""
-    if device.type == "cuda" and tensor.device.type == "cpu":
+    """The tensor on the device. One of the host goes there from pinned memory, so that neither waits for the other: a
+    copy from pageable memory waits for all that the device has still to do."""
+    if tensor.device.type == "cpu" and device.type != "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
 

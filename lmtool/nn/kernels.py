@@ -9,6 +9,7 @@ Shape letters: T query tokens, S key tokens, A heads, D width of a head.
 
 from __future__ import annotations
 
+import logging
 from functools import lru_cache
 from typing import Literal, cast
 
@@ -21,6 +22,9 @@ from lmtool.types import Segments
 
 Kernel = Literal["flash", "jagged"]
 AMPERE = (8, 0)
+
+# The first jagged tensor warns of a function of torch.fx that torch itself calls, in 2.11 to 2.13.
+logging.getLogger("torch.fx._symbolic_trace").addFilter(lambda record: "is_fx_tracing" not in record.getMessage())
 
 
 @lru_cache

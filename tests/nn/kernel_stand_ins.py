@@ -6,8 +6,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from unittest.mock import patch
 
 import torch
+from torch.nn.attention import SDPBackend
 
 
 def documents(q, k, cu_q, cu_k, dropout, causal, rng, scale, left, right):
@@ -18,22 +20,26 @@ def documents(q, k, cu_q, cu_k, dropout, causal, rng, scale, left, right):
     for begin, end, first, last in zip(cu_q[:-1], cu_q[1:], cu_k[:-1], cu_k[1:], strict=True):
         queries, keys = slice(begin, end), slice(first, last)
         scores = torch.einsum("lad,kad->alk", q[queries], k[keys]) * scale
+        heads, rows, columns = scores.shape
         # The window is counted from the last key.
-        ahead = torch.arange(scores.shape[2]) - (torch.arange(scores.shape[1]) + scores.shape[2] - scores.shape[1])[:, None]
-        hidden = (ahead > right if right >= 0 else ahead > len(k)) | (ahead < -left if left >= 0 else ahead < -len(k))
+        ahead = torch.arange(columns) - (torch.arange(rows) + columns - rows)[:, None]
+        everything = rows + columns
+        hidden = (ahead > (right if right >= 0 else everything)) | (ahead < -(left if left >= 0 else everything))
         kept = (torch.rand(scores.shape, generator=generator) >= dropout).to(q.dtype) / (1 - dropout)
         yield queries, keys, scores.masked_fill(hidden, -torch.inf), kept, scale
 
 
 def forward(
     q, k, v, cu_q, cu_k, max_q, max_k, dropout, causal, debug, *, scale=None, window_size_left=None,
-    window_size_right=None, **unused,
+    window_size_right=None, **others,
 ):  # fmt: skip
-    """aten::_flash_attention_forward."""
+    """aten::_flash_attention_forward. Asserts what the kernel relies on and does not check."""
     assert cu_q.dtype == cu_k.dtype == torch.int32 and q.dtype == k.dtype == v.dtype
-    assert max_q == int(cu_q.diff().max()) and max_k == int(cu_k.diff().max())
+    assert max_q == cu_q.diff().max() and max_k == cu_k.diff().max()
+    assert cu_q[-1] == len(q) and cu_k[-1] == len(k) and not cu_q[0] and not cu_k[0]
+    assert all(value is None for value in others.values()), others
     rng = torch.randint(1 << 31, ())
-    out, lse = torch.zeros_like(q), q.new_full((q.shape[1], q.shape[0]), torch.inf, dtype=torch.float32)
+    out, lse = torch.zeros_like(q), q.new_full((q.shape[1], q.shape[0]), torch.inf)
     parts = documents(q, k, cu_q, cu_k, dropout, causal, rng, scale, window_size_left, window_size_right)
     for queries, keys, scores, kept, _ in parts:
         if scores.shape[2]:
@@ -47,13 +53,12 @@ def backward(
     window_size_left=None, window_size_right=None,
 ):  # fmt: skip
     """aten::_flash_attention_backward."""
-    # What `varlen_attn` keeps of a forward without dropout is a pair of zeros.
-    parts = documents(
-        q, k, cu_q, cu_k, dropout, causal, rng.flatten()[0], scale, window_size_left, window_size_right
-    )  # fmt: skip
     dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    # `varlen_attn`, which has no dropout, keeps a pair of zeros.
+    seed = rng.flatten()[0]
+    parts = documents(q, k, cu_q, cu_k, dropout, causal, seed, scale, window_size_left, window_size_right)
     for queries, keys, scores, kept, factor in parts:
-        weights = (scores - lse[:, queries, None]).exp().nan_to_num()
+        weights = (scores - lse[:, queries, None]).exp()
         dv[keys] = torch.einsum("alk,lad->kad", weights * kept, grad[queries])
         flow = torch.einsum("lad,kad->alk", grad[queries], v[keys]) * kept
         flow = weights * (flow - (grad[queries] * out[queries]).sum(-1).T[..., None]) * factor
@@ -64,10 +69,9 @@ def backward(
 
 @contextmanager
 def flash_on_cpu() -> Iterator[None]:
-    """Both registered for CPU tensors."""
+    """Both are there for CPU tensors, and nested tensors choose them, as they do on CUDA."""
     with torch.library._scoped_library("aten", "IMPL") as library:
         library.impl("_flash_attention_forward", forward, "CPU")
         library.impl("_flash_attention_backward", backward, "CPU")
-        yield
-
-
+        with patch("torch.nested._internal.sdpa._select_sdp_backend", lambda *_: SDPBackend.FLASH_ATTENTION):
+            yield
