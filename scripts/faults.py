@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-KINDS = ("kills", "checkpoints")
+KINDS = ("kills", "checkpoints", "overrides", "typos")
 SECONDS = 300  # of a trial, by the clock
 
 Trial = tuple[str, int]
@@ -212,10 +212,13 @@ def main() -> int:
         elif row["outcome"].isupper():
             print(f"{row['kind']} {row['seed']}: {row['outcome']}", flush=True)
     wanted = [row for row in rows.all if row["kind"] in names]
+    sums = [known[name].summary([row for row in wanted if row["kind"] == name]) for name in names if known[name].summary]
     if not single:
-        print(f"\n{table(wanted, planned)}\n{time.monotonic() - begun:.0f} seconds")
+        print(f"\n{table(wanted, planned)}\n")
+        print("\n".join(line for line, _ in sums), f"{time.monotonic() - begun:.0f} seconds", sep="\n")
         print(failures(wanted))
-    return 3 if any(row["outcome"].isupper() for row in wanted) else 0
+    failed = any(row["outcome"].isupper() for row in wanted) or not all(good for _, good in sums)
+    return 3 if failed else 0
 
 
 if __name__ == "__main__":
