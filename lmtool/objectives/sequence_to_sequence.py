@@ -25,7 +25,7 @@ from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.objectives.configs import NextTokenConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision
-from lmtool.types import Batch, Packed, Scores, StepOutput, Target
+from lmtool.types import Batch, Packed, Scores, StepOutput, Target, send
 
 # Tokens of an answer in the report's samples.
 _ANSWER = 80
@@ -90,9 +90,8 @@ class SequenceToSequence(BaseLearner):
     def score(self, batch: Batch) -> dict[str, Scores]:
         """Each text token's loss and best guess, in evaluation."""
         outputs = cast(Packed, batch.outputs)
-        labels = labels_of(batch, self.term)
-        special = torch.tensor(sorted(self.tokenizer.special_ids), device=labels.device)
-        at = (~torch.isin(labels, special)).nonzero()[:, 0]
+        labels, special = labels_of(batch, self.term), torch.tensor(sorted(self.tokenizer.special_ids))
+        at = send((~torch.isin(labels_of(batch.host, self.term), special)).nonzero()[:, 0], labels.device)
         hidden_MH = self.backbone(batch.inputs, None, outputs, at)
         each, best = self._lm.scores(hidden_MH, self._table, labels[at])
         return {self.term: Scores(each, labels[at], best, outputs.documents[at])}
