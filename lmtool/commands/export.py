@@ -36,7 +36,7 @@ def run(config: ExportConfig, overrides: list[str]) -> None:
     copy = read(str(folder), offline=True)
     unused = [name for name in copy.tensors if name not in again.model.parts.state_dict()]
     comparison = compare_tensors(export.kept, copy.tensors, unused)
-    original, _ = assemble(loaded.config, Weights(export.kept, weights.folder), config.checkpoint)
+    original, _ = assemble(loaded.config, Weights(export.kept, weights.folder, config.checkpoint), config.checkpoint)
     compare_outputs(comparison, original, again.model.parts)
     if again.tokenizer is not None:
         compare_tokenizers(comparison, loaded.tokenizer, again.tokenizer)

@@ -35,8 +35,8 @@ from lmtool.training.precision import Precision, choose_device, choose_precision
 from lmtool.training.progress import TrainingResult, TrainingSettings
 from lmtool.training.run_folder import RunFolder, choose_folder
 from lmtool.weights.folders import published_folder, tokenizer_folder
-from lmtool.weights.loading import LoadReport, by_part, load_into
-from lmtool.weights.reading import read
+from lmtool.weights.loading import LoadReport, by_part
+from lmtool.weights.reading import Weights, read
 
 RUNS = Path("runs")
 EVALUATION_TOKENS = 8192  # in one forward without gradients
@@ -144,13 +144,10 @@ def require_fit(config: RunConfig, tokenizer: Tokenizer) -> None:
             )
 
 
-def start_weights(config: RunConfig, learner: nn.Module) -> LoadReport | None:
-    """Load the weights the run starts from. None where they are random."""
+def start_weights(config: RunConfig) -> Weights | None:
+    """The weights the run starts from. None where they are random."""
     origin = starts_from(config)
-    if origin is None:
-        return None
-    weights = read(origin, config.offline)
-    return replace(load_into(learner, weights.tensors, origin), ignored=weights.ignored)
+    return None if origin is None else read(origin, config.offline)
 
 
 def settings_of(config: RunConfig, metric: str, greater_is_better: bool, flops_per_token: float) -> TrainingSettings:

@@ -9,12 +9,13 @@ from typing import Any
 from lmtool.commands.configs import FinetuneConfig, PretrainConfig, UseConfig
 from lmtool.commands.decoding import decoded
 from lmtool.config.auto import AUTO, chosen_class
-from lmtool.config.tables import Choice, build
+from lmtool.config.tables import Choice
 from lmtool.errors import UserError
+from lmtool.learners.base import BaseLearner
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision, choose_device, choose_precision
+from lmtool.weights.assemble import assemble
 from lmtool.weights.load import saved_config
-from lmtool.weights.loading import load_into
 from lmtool.weights.reading import Weights, read
 
 
@@ -25,7 +26,7 @@ class Trained:
     folder: Path
     config: PretrainConfig | FinetuneConfig
     tokenizer: Tokenizer
-    learner: Any
+    learner: BaseLearner
     precision: Precision
 
 
@@ -40,9 +41,7 @@ def load_trained(config: UseConfig) -> Trained:
     before = decoded(verb, {**saved, "checkpoint": "none"})
     precision = choose_precision(config.precision, choose_device(config.device))
     tokenizer = Tokenizer.load(weights.folder, before.tokenizer.parse_special_tokens)
-    learns: Any = before.objective if isinstance(before, PretrainConfig) else before.task
-    learner = build(learns, build(before.model, before.seed), tokenizer, before.seed)
-    load_into(learner, weights.tensors, config.checkpoint, whole=True)
+    learner, _ = assemble(before, tokenizer, trained=weights)
     return Trained(weights.folder, before, tokenizer, learner.to(precision.device).eval(), precision)
 
 

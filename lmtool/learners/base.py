@@ -55,17 +55,22 @@ class BaseLearner(nn.Module, ABC):
     """Holds `backbone` and `heads`; further networks that learn are submodules with names of their own.
 
     seed: of the run; new heads and dropout derive from it. weights: by term, its coefficient in the loss. metric: the
-    score that chooses the best checkpoint. reads: the text columns that `respond` reads.
+    score that chooses the best checkpoint. reads: the columns that `respond` reads. predicts_rows: whether its scorer
+    keeps a prediction of each row. makes_inputs: whether it makes a part of what it reads itself, so that examples
+    cannot be shown without its weights.
     """
 
-    weights: Mapping[str, float]
+    weights: dict[str, float]
     metric: Metric = LOSS
     reads: tuple[str, ...] = ("text",)
+    predicts_rows: bool = False
+    makes_inputs: bool = False
 
-    def __init__(self, config: Config, backbone: Backbone, tokenizer: Tokenizer, seed: int):
+    def __init__(self, config: Config, backbone: Backbone, tokenizer: Tokenizer | None, seed: int):
         super().__init__()
         self.config: Any = config
-        self.tokenizer, self.seed = tokenizer, seed
+        self.tokenizer: Any = tokenizer
+        self.seed = seed
         self.backbone: Backbone = backbone
         self.heads = nn.ModuleDict()
         self.tuning: Tuning | None = None
@@ -139,13 +144,14 @@ class BaseLearner(nn.Module, ABC):
     def score(self, batch: Batch) -> dict[str, Scores]:
         """By term, each target's loss and best guess, in evaluation."""
 
-    def scorer(self, data: SplitData, examples: Examples, predictors: Mapping[str, Predictor]) -> Scorer:
-        """Collects the scores of a split. examples: those made of `data`. predictors: as `predictors` gives them."""
+    def scorer(self, data: SplitData, examples: Any, predictors: Mapping[str, Predictor]) -> Scorer:
+        """Collects the scores of a split. examples: those it made of `data`. predictors: as `predictors` gives them."""
         return TermScorer(self, predictors)
 
     @abstractmethod
-    def predictors(self, train: SplitData, examples: Examples) -> Mapping[str, Predictor]:
-        """By term, the best that reading nothing predicts, fitted on the training data."""
+    def predictors(self, train: SplitData, examples: Any) -> Mapping[str, Predictor]:
+        """By term, the best that reading nothing predicts, fitted on the training data.
+        examples: those it made of `train`."""
 
     def baseline(
         self, train: SplitData, held_out: SplitData, batches: Iterable[Batch], predictors: Mapping[str, Predictor]
@@ -166,6 +172,16 @@ class BaseLearner(nn.Module, ABC):
     def samples(self, batch: Batch, n: int) -> list[dict[str, Any]]:
         """The first n examples of a held-out batch with what the model makes of them, as plain data."""
         return []
+
+    def read_rows(self, columns: dict[str, list[Any]], origin: list[tuple[str, int]]) -> Rows:
+        """Unlabelled rows of a table, for `respond`. UserError where a column is missing or holds no text."""
+        missing = [name for name in self.reads if name not in columns]
+        if missing:
+            raise UserError(
+                f"{origin[0][0]}: no column {missing[0]} to read; there are {', '.join(columns)}",
+                f"name its text columns {', '.join(self.reads)}",
+            )
+        return Rows(list(range(len(origin))), {name: columns[name] for name in self.reads}, None, origin)
 
     def respond(self, rows: Rows, max_length: int, batch_tokens: int, precision: Precision) -> Iterator[dict[str, Any]]:
         """What a trained model answers to rows of texts: masks filled, texts completed, labels. Plain data, one a row.

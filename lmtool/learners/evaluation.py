@@ -84,7 +84,7 @@ class Scorer(ABC):
 class ScoresTargets(Protocol):
     """A learner as `TermScorer` sees it."""
 
-    weights: Mapping[str, float]
+    weights: dict[str, float]
 
     def score(self, batch: Batch) -> dict[str, Scores]: ...
 

@@ -141,6 +141,7 @@ class Mixture(BaseLearner):
                         "train them in two runs, one after the other",
                     )
                 self.objective = own
+        self.makes_inputs = any(member.makes_inputs for member in learners.values())
         # Behind the parts that they share: a tensor goes by the first name it is met with.
         self.members = nn.ModuleDict(learners)
         self.register_state_dict_post_hook(_without_members)

@@ -39,6 +39,8 @@ class ReplacedTokenDetection(BaseLearner):
     """Terms `mlm` of the generator, and of the model `rtd` (electra, electra_15) or the variant's name. Class 1 of
     `rtd` is a replaced token."""
 
+    makes_inputs = True
+
     def __init__(self, config: RtdConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(config, backbone, tokenizer, seed)
         self.objective = build_generator(config, backbone, seed)

@@ -87,7 +87,7 @@ def _members(
 ) -> None:
     """Each member's own statistics, and its share of the mixture."""
     drawn = np.bincount(examples.plan(0).rows["member"], minlength=len(examples.members))
-    learners = learner.members if isinstance(learner, Mixture) else {}
+    learners = dict(learner.members.items()) if isinstance(learner, Mixture) else {}
     for (name, member), count, share in zip(examples.members.items(), drawn, examples.shares, strict=True):
         own = measure(member, max(tokens // len(drawn), 1), max_length, pad, learners.get(name))
         for one in own.statistics.values():

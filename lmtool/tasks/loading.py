@@ -17,7 +17,7 @@ import numpy as np
 
 from lmtool.config.tables import build
 from lmtool.data.pydocs import pydocs_rows
-from lmtool.data.split import Rows
+from lmtool.data.split import Rows, SplitData
 from lmtool.errors import UserError
 from lmtool.streams import Permutation
 from lmtool.tasks.configs import TaskConfig
@@ -40,6 +40,13 @@ class TaskData:
     validation: dict[str, Rows]
     test: dict[str, Rows]
     facts: dict[str, Any]
+
+    def splits(self) -> dict[str, SplitData]:
+        """The training rows and those of the development splits, as a learner takes them."""
+        return {
+            split: SplitData(split, rows={self.config.name: rows})
+            for split, rows in {"train": self.train, **self.validation}.items()
+        }
 
 
 def load_task(config: TaskConfig, seed: int, cache_dir: str | Path, offline: bool) -> TaskData:

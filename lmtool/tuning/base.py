@@ -35,7 +35,7 @@ class TuningMethod(ABC):
         """Terms added once a step: none."""
         return {}
 
-    def on_step(self, learner: BaseLearner, step: int) -> None:
+    def on_step(self, learner: BaseLearner, step: int) -> None:  # noqa: B027 most methods do nothing here
         """Called before the forward of each optimizer step: nothing moves with the steps."""
 
     def delta(self, learner: BaseLearner) -> set[str]:

@@ -112,6 +112,8 @@ class TaskKind(ABC):
 class TaskLearner(BaseLearner):
     """The base of a kind's learner. The one term, and the head, have the task's name."""
 
+    predicts_rows = True
+
     def __init__(self, kind: TaskKind, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(kind.config, backbone, tokenizer, seed)
         self.kind, self.term = kind, kind.config.name
@@ -179,6 +181,10 @@ class TaskLearner(BaseLearner):
                 }
             )
         return samples
+
+    def read_rows(self, columns: dict[str, list[Any]], origin: list[tuple[str, int]]) -> Rows:
+        columns = {self.config.aliases.get(name, name): values for name, values in columns.items()}
+        return self.kind.rows(super().read_rows(columns, origin).columns, origin, labelled=False)
 
     def respond(self, rows: Rows, max_length: int, batch_tokens: int, precision: Precision) -> Iterator[dict[str, Any]]:
         """Records of the rows, as in predictions.jsonl."""

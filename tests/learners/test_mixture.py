@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from objective_fixtures import backbone, rows_of, split, store, tokenizer
 from pydantic import ValidationError
 
 from lmtool.config.tables import build
@@ -15,6 +14,7 @@ from lmtool.learners.configs import MixtureConfig
 from lmtool.learners.evaluation import evaluate
 from lmtool.objectives.configs import DenoisingConfig, MlmConfig
 from lmtool.objectives.statistics import measure
+from tests.objectives.objective_fixtures import backbone, rows_of, split, store, tokenizer
 
 CASES = {
     "encoder": ("bert", "wordpiece", ("mlm", {"name": "span", "pairs": "sop"}), (0.75, 0.25)),
