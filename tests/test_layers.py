@@ -16,7 +16,7 @@ PACKAGE = Path(lmtool.__file__).resolve().parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 # A room imports only what is named here (and itself). `types` needs torch, so rooms without torch do not name it.
-GROUND = {"errors", "types", "streams"}
+GROUND = {"errors", "types", "streams", "manifest"}
 CONFIG = GROUND | {"config"}
 NN = CONFIG | {"nn"}
 MODELS = NN | {"models"}
@@ -29,7 +29,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "environment": set(),
     "streams": {"errors"},
     "types": {"errors"},
-    "config": {"errors"},
+    "manifest": {"errors"},
+    "config": {"errors", "manifest"},
     "nn": CONFIG,
     "models": NN,
     "heads": MODELS,

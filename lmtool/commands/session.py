@@ -18,6 +18,7 @@ from lmtool.commands.configs import PretrainConfig, RunConfig
 from lmtool.commands.costs import shapes_of, works_of
 from lmtool.commands.fitting import lacks_around, lacks_tokens
 from lmtool.config import saved
+from lmtool.config.checkpoint import find, read_state
 from lmtool.errors import UserError
 from lmtool.models.configs import ModelConfig
 from lmtool.reporting.console import Output
@@ -30,7 +31,7 @@ from lmtool.tasks.loading import TaskData
 from lmtool.tasks.objective import read_tasks
 from lmtool.tokenizers.configs import FolderConfig, TokenizerConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.training.checkpoints import find, pointed, read_state, read_weights
+from lmtool.training.checkpoints import read_weights
 from lmtool.training.precision import Precision, choose_device, choose_precision
 from lmtool.training.progress import TrainingResult, TrainingSettings
 from lmtool.training.run_folder import RunFolder, choose_folder
@@ -62,8 +63,9 @@ class Session:
 
     @property
     def checkpoint(self) -> Path | None:
-        """The run's own newest checkpoint, where it has one."""
-        return pointed(self.run.checkpoints, "last")
+        """The run's own checkpoint that it resumes from, where it has one: intact, and the same for all that is read
+        from it. Damaged ones are reported when it is first asked for."""
+        return self.run.resume_point(lambda text: self.output.line(f"warning: {text}", "yellow"))
 
 
 @contextmanager

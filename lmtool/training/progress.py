@@ -71,6 +71,10 @@ class Progress:
     def to_plain(self) -> dict[str, Any]:
         return asdict(self)
 
+    def forget_best(self) -> None:
+        """The best checkpoint is lost: another becomes the best one."""
+        self.best_step, self.best_value, self.best_metrics = None, None, {}
+
     @classmethod
     def from_plain(cls, state: Mapping[str, Any]) -> Progress:
         """From state.json; what an older version did not write keeps its default."""
