@@ -12,6 +12,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from lmtool.commands.configs import PretrainConfig, RunConfig
@@ -248,7 +249,7 @@ def begin(
     """Write facts.json and show the screen that says what will happen."""
     config = session.config
     machine = machine_facts(session.precision, config.model.attention_dropout)
-    own = session.checkpoint
+    state = {} if session.checkpoint is None else read_state(session.checkpoint)
     facts = {
         "data": dict(data),
         "model": {**model, "parameters": plan.parameters, **machine},
@@ -266,8 +267,15 @@ def begin(
         baseline=baseline,
         machine=machine,
         epochs=epochs,
-        resumed_step=None if own is None else read_state(own)["step"],
+        resumed_step=state.get("step"),
     )
+    threads, before = torch.get_num_threads(), state.get("threads")
+    if before not in (None, threads) and session.precision.device.type == "cpu":
+        session.output.line(
+            f"warning: {before} threads before, {threads} now: sums are added in another order, and the run differs "
+            f"from one that was never stopped by rounding; OMP_NUM_THREADS={before} keeps it the same",
+            "yellow",
+        )
 
 
 def settled(

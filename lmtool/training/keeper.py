@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import torch
 from torch import nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
@@ -95,6 +96,7 @@ class Keeper:
         if self.saved_step == progress.step:
             return True
         progress.scaler = self.scaler.state_dict() if self.scaler is not None else None
+        progress.threads = torch.get_num_threads()
         optimizer = state_tensors(self.optimizer, self.named)
         try:
             self.run.sync()  # the rows of these steps are never written again

@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from lmtool import cli
 from lmtool.commands import session
+from lmtool.config.checkpoint import find, read_state
 from tests.commands.conftest import finetune, pretrain, write_rows, write_text
 
 MIXTURE = "objective.members=[mlm,{name: task, task: {kind: classification, name: mood, path: rows, text: [sentence]}}]"
@@ -105,7 +107,7 @@ def test_what_the_hint_says_works(place: Path) -> None:
     pretrain("new_text", "objective=mlm", "max_steps=1", "checkpoint=runs/text")
 
 
-def test_the_same_data_written_again_resume(place: Path) -> None:
+def test_the_same_data_written_again_resume(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("text.txt", "rows/train.tsv"):
         path = Path(name)
         content = path.read_bytes()
@@ -114,4 +116,16 @@ def test_the_same_data_written_again_resume(place: Path) -> None:
         os.utime(path, (1, 1))
     for run in ("text", "rows", "both"):
         assert cli.main(["resume", f"runs/{run}"]) == 0
+        assert "threads" not in capsys.readouterr().out
         assert json.loads(Path("runs", run, "result.json").read_text())["status"] == "done"
+
+
+def test_another_number_of_threads_is_reported(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = torch.get_num_threads()
+    assert read_state(find("runs/text"))["threads"] == before
+    monkeypatch.setattr(torch, "get_num_threads", lambda: before + 1)
+    assert cli.main(["resume", "runs/text"]) == 0
+    screen = capsys.readouterr().out
+    assert f"warning: {before} threads before, {before + 1} now" in screen and f"OMP_NUM_THREADS={before} " in screen
