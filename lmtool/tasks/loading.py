@@ -78,7 +78,7 @@ def load_task(config: TaskConfig, seed: int, cache_dir: str | Path, offline: boo
     if not validation:
         train, validation["dev"] = _hold_out(train, seed)
         held = len(validation["dev"])
-        facts["held_out"] = f"no development split: {held:,} of {len(train) + held:,} training rows held out"
+        facts["development"] = f"no split: {held:,} of {len(train) + held:,} training rows held out"
     if config.train_examples is not None and config.train_examples < len(train):
         facts["train_rows_available"] = len(train)
         train = train.take(np.sort(Permutation(len(train), seed, "sample", _SUBSET)(np.arange(config.train_examples))))
