@@ -34,7 +34,11 @@ def run(config: PretrainConfig, overrides: list[str]) -> dict[str, Any]:
         contents = contents_of(tasks, (config.data.name, source))
         require_same_data(session, contents)
         tokenizer = tokenizer or trained_tokenizer(
-            config.tokenizer, source, config.tokenizer.vocab_size or config.model.vocab_size, config.cache_dir
+            config.tokenizer,
+            source,
+            config.tokenizer.vocab_size or config.model.vocab_size,
+            config.cache_dir,
+            progress,
         )
         shared.require_fit(config, tokenizer)
         stores = {
