@@ -7,6 +7,7 @@ from typing import Any
 
 from lmtool.commands import session as shared
 from lmtool.commands.configs import FinetuneConfig
+from lmtool.commands.provenance import contents_of, extras, require_same_data
 from lmtool.config.tables import build
 from lmtool.data.loader import PackedLoader
 from lmtool.tasks.evaluation import TaskReport, baseline, evaluate, predictions, report
@@ -24,6 +25,8 @@ def run(config: FinetuneConfig, overrides: list[str]) -> dict[str, Any]:
         finished = session.run.result()
         if finished is not None:
             return shared.told_again(session, finished)
+        contents = contents_of({config.task.name: task})
+        require_same_data(session, contents)
         tokenizer = shared.saved_tokenizer(session) or _own_tokenizer(config, task)
         shared.require_fit(config, tokenizer)
         learner = build(config.task, build(config.model, config.seed), tokenizer, config.seed)
@@ -86,7 +89,7 @@ def run(config: FinetuneConfig, overrides: list[str]) -> dict[str, Any]:
                 config.optimizer,
                 config.schedule,
                 listener,
-                tokenizer.save,
+                extras(tokenizer, contents),
             )
         shared.best_weights(session, training, learner)
         final = score()

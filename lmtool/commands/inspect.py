@@ -105,12 +105,17 @@ class Seen:
 def _pretraining(config: PretrainConfig, output: Output) -> Seen:
     config, tasks = shared.with_tasks(config)
     tokenizer = shared.starting_tokenizer(config)
-    source = build(config.data, config.cache_dir, shared.bar(output))
+    progress = shared.bar(output)
+    source = build(config.data, config.cache_dir, progress)
     tokenizer = tokenizer or trained_tokenizer(
-        config.tokenizer, source, config.tokenizer.vocab_size or config.model.vocab_size, config.cache_dir
+        config.tokenizer,
+        source,
+        config.tokenizer.vocab_size or config.model.vocab_size,
+        config.cache_dir,
+        progress,
     )
     shared.require_fit(config, tokenizer)
-    store = open_store(source, "train", tokenizer, config.cache_dir, shared.bar(output))
+    store = open_store(source, "train", tokenizer, config.cache_dir, progress)
     store = replace(store, rows=rows_of(tasks, "train"))
     with torch.device("meta"):
         learner = build(config.objective, build(config.model, config.seed), tokenizer, config.seed)

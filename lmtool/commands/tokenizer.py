@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtool.commands.configs import TokenizerCommandConfig
+from lmtool.commands.session import bar
 from lmtool.config.tables import build
 from lmtool.data.vocabulary import trained_tokenizer
 from lmtool.errors import UserError
@@ -25,7 +26,9 @@ def run(config: TokenizerCommandConfig, overrides: list[str]) -> dict[str, Any]:
     source = build(config.data, config.cache_dir)
     if config.tokenizer.vocab_size is None:
         raise UserError("tokenizer.vocab_size is null, and no model names one", "tokenizer.vocab_size=8192")
-    tokenizer = trained_tokenizer(config.tokenizer, source, config.tokenizer.vocab_size, config.cache_dir)
+    tokenizer = trained_tokenizer(
+        config.tokenizer, source, config.tokenizer.vocab_size, config.cache_dir, bar(Output())
+    )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tokenizer.save(folder)
