@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from math import prod
@@ -373,15 +373,3 @@ def best_weights(session: Session, training: TrainingResult, learner: nn.Module)
 def words(command: Sequence[str]) -> str:
     """A command line as a user would type it."""
     return " ".join(shlex.quote(word) for word in command)
-
-
-def bar(output: Output) -> Callable[[str, int, int], None]:
-    """Tells how far a long preparation is: one line at its start."""
-    told: set[str] = set()
-
-    def progress(what: str, done: int, total: int) -> None:
-        if what not in told:
-            told.add(what)
-            output.line(f"{what} …")
-
-    return progress
