@@ -20,8 +20,8 @@ from lmtool.nn.decoder_blocks import PostNormCrossLayer
 from lmtool.nn.dropout import Draws, Dropout, draws_of
 from lmtool.nn.embeddings import Embeddings, Places
 from lmtool.nn.feedforward import Activation, FeedForward
-from lmtool.nn.layout import Causal, Full, Layout, Segments
-from lmtool.types import Packed
+from lmtool.nn.layout import Causal, Full, Layout
+from lmtool.types import Packed, send
 
 
 class Stack(nn.Module):
@@ -85,7 +85,7 @@ class EncoderDecoder(Backbone):
         x_SH = self.embed.finish(self.embed.tokens(inputs.tokens), inputs, draws)
         for layer in self.encoder.layers:
             x_SH = layer(x_SH, layout, draws, self.embed.position)
-        return EncoderState(self.encoder.finish(x_SH, draws), Segments(inputs.starts, inputs.lengths))
+        return EncoderState(self.encoder.finish(x_SH, draws), inputs.segments)
 
     def decode(
         self,
@@ -118,7 +118,7 @@ def shifted(packed: Packed, start: int) -> Packed:
     """What a decoder reads to predict `packed`: each document behind the token `start`, without its last one."""
     tokens_T = packed.tokens.roll(1)
     firsts = [at for at, length in zip(packed.starts, packed.lengths, strict=True) if length]
-    tokens_T[torch.tensor(firsts, dtype=torch.int64, device=tokens_T.device)] = start
+    tokens_T.index_fill_(0, send(torch.tensor(firsts, dtype=torch.int64), tokens_T.device), start)
     return Packed(tokens_T, packed.lengths)
 
 

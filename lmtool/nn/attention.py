@@ -1,7 +1,7 @@
 """The one door of attention, and the module that stands in front of it.
 
-`attend` chooses the path: variable-length flash on CUDA where mask and dropout allow it, else tiles of documents of
-about equal length. `reference_attention` is the plain loop that says what both must give; a test holds them equal.
+`attend` chooses the path: a variable-length kernel on CUDA where one serves, else tiles of documents of about equal
+length. `reference_attention` is the plain loop that says what all must give; tests hold them equal.
 On a CPU scores are computed in fp32 also under bf16 autocast: bf16 attention takes 1.4 to 2.0 times as long there.
 
 Shape letters: T query tokens, S key tokens, A heads, D width of a head, H = A*D, R rows of a tile, L queries and K
@@ -11,7 +11,7 @@ keys of a row, P places in all tiles.
 from __future__ import annotations
 
 import math
-from typing import Any, TypeGuard, cast
+from typing import Any, TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from lmtool.nn.cache import LayerCache
 from lmtool.nn.dropout import Draws, TokenDraws
-from lmtool.nn.layout import Causal, Full, Layout, Places, Tile
+from lmtool.nn.kernels import flash_attention, jagged_attention, kernel_for, serves
+from lmtool.nn.layout import Layout, Places, Tile
 from lmtool.nn.positions import Position
 
 
@@ -40,8 +41,12 @@ def attend(
     document has no keys.
     """
     rate = 0.0 if draws is None else dropout
-    if bias is None and rate == 0.0 and _flash_fits(q_TAD, layout):
-        return _flash_attention(q_TAD, k_SAD, v_SAD, layout, scale)
+    if bias is None and not (rate and isinstance(draws, TokenDraws)):
+        kernel = kernel_for(q_TAD.device, q_TAD.dtype, q_TAD.shape[-1], rate)
+        if kernel == "flash" and serves(kernel, layout):
+            return flash_attention(q_TAD, k_SAD, v_SAD, layout, scale)
+        if kernel == "jagged" and serves(kernel, layout):
+            return jagged_attention(q_TAD, k_SAD, v_SAD, layout, scale, rate)
     return _tiled_attention(q_TAD, k_SAD, v_SAD, layout, bias, scale, rate, draws)
 
 
@@ -80,40 +85,6 @@ def reference_attention(
             out_ALD = out_ALD + bias.value(weights_ALK[None], query_positions, key_positions)[0]
         out_TAD[query_at : query_at + queries] = out_ALD.transpose(0, 1)
     return out_TAD
-
-
-def _flash_fits(q_TAD: Tensor, layout: Layout) -> bool:
-    """Whether the variable-length kernel serves: CUDA, half precision, full or causal, packed on both sides. Its
-    causal mask is aligned at the last key, so a query's position must be counted from there."""
-    if q_TAD.device.type != "cuda" or q_TAD.dtype not in (torch.float16, torch.bfloat16):
-        return False
-    if q_TAD.shape[-1] % 8 or q_TAD.shape[-1] > 256:
-        return False
-    if not (layout.query.contiguous and layout.key.contiguous):
-        return False
-    if isinstance(layout.mask, Causal):
-        ends = zip(layout.query_start, layout.query.lengths, layout.key.lengths, strict=True)
-        return all(start + queries == keys for start, queries, keys in ends)
-    return isinstance(layout.mask, Full)
-
-
-def _flash_attention(q_TAD: Tensor, k_SAD: Tensor, v_SAD: Tensor, layout: Layout, scale: float | None) -> Tensor:
-    # CUDA only, and the newest of the calls used here: imported where it is needed.
-    from torch.nn.attention.varlen import varlen_attn
-
-    out_TAD = varlen_attn(
-        q_TAD,
-        k_SAD.to(q_TAD.dtype),
-        v_SAD.to(q_TAD.dtype),
-        layout.query.cu_lengths(q_TAD.device),
-        layout.key.cu_lengths(q_TAD.device),
-        max(layout.query.lengths),
-        max(layout.key.lengths),
-        scale=scale,
-        window_size=(-1, 0) if isinstance(layout.mask, Causal) else (-1, -1),
-    )
-    # With `return_aux` it would give a pair.
-    return cast(Tensor, out_TAD)
 
 
 def _tiled_attention(

@@ -31,7 +31,7 @@ from lmtool.objectives.filling import fill_masks, masked_samples
 from lmtool.objectives.generator import Sampled, build_generator, sample_tokens, start_from_generator
 from lmtool.objectives.targets import labels_of, places_of
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.types import Batch, Packed, Scores, StepOutput
+from lmtool.types import Batch, Packed, Scores, StepOutput, send
 
 
 class ReplacedTokenDetection(BaseLearner):
@@ -119,15 +119,14 @@ class ReplacedTokenDetection(BaseLearner):
     def _filled(self, batch: Batch, hidden_MG: Tensor, step: int) -> Packed:
         """The text with the generator's samples at the masked places; draws keyed by (seed, step, example, position).
         No gradient passes."""
-        at = places_of(batch, "mlm")
-        documents = batch.inputs.documents[at].cpu().numpy()
-        positions = batch.inputs.positions[at].cpu().numpy()
-        uniform = streams.uniform_at(self.seed, "sample", step, batch.examples.cpu().numpy()[documents], positions)
+        inputs, at = batch.host.inputs, places_of(batch.host, "mlm")
+        documents, positions = inputs.documents[at].numpy(), inputs.positions[at].numpy()
+        uniform = streams.uniform_at(self.seed, "sample", step, batch.examples.numpy()[documents], positions)
         sampled = sample_tokens(
             self._generator_head, hidden_MG.detach(), self._generator_table,
-            torch.from_numpy(uniform).to(at.device), self.tokenizer.vocab_size,
+            send(torch.from_numpy(uniform), hidden_MG.device), self.tokenizer.vocab_size,
         )  # fmt: skip
-        return replace(batch.inputs, tokens=batch.inputs.tokens.index_copy(0, at, sampled))
+        return replace(batch.inputs, tokens=batch.inputs.tokens.index_copy(0, places_of(batch, "mlm"), sampled))
 
     def _places(self, batch: Batch) -> Tensor:
         """(M,) flat places of the model's term."""

@@ -63,7 +63,7 @@ def gradients(
         # Native dropout draws from the device's generator; seeded here, it needs no state to be saved.
         seed_dropout(device, streams.key(seed, "dropout", step, micro))
         with precision.autocast():
-            output = learner(batch.to(device, non_blocking=True), step)
+            output = learner(batch.to(device), step)
         means = {name: total.float() / counts[name] for name, total in output.sums.items() if counts[name]}
         if means:
             descend(torch.stack([output.weights[name] * mean for name, mean in means.items()]).sum())

@@ -13,8 +13,8 @@ from lmtool.nn.cross_attention import CrossAttention, EncoderState
 from lmtool.nn.decoder_blocks import PostNormCrossLayer, PreNormCrossLayer
 from lmtool.nn.dropout import TokenDraws, token_keys
 from lmtool.nn.feedforward import FeedForward, GatedFeedForward
-from lmtool.nn.layout import Causal, Layout, Segments
-from lmtool.types import Packed
+from lmtool.nn.layout import Causal, Layout
+from lmtool.types import Packed, Segments
 
 INPUTS, OUTPUTS = (3, 20, 1, 17), (5, 1, 18, 2)
 
