@@ -223,8 +223,12 @@ def _compare(place: Path, role: str, table: Table) -> None:
     read = [json.loads(line) for line in path.read_text().split("\n") if line]
     wanted = [text for text, _ in table.rows]
     if [row["sentence"] for row in read] != wanted:
-        different = [(text, row["sentence"]) for text, row in zip(wanted, read, strict=False) if row["sentence"] != text]
-        raise Failed(Outcome.SILENT, f"{len(read)} rows for {len(wanted)}; the first other one {str(different[:1])[:200]}")
+        different = [
+            (text, row["sentence"]) for text, row in zip(wanted, read, strict=False) if row["sentence"] != text
+        ]
+        raise Failed(
+            Outcome.SILENT, f"{len(read)} rows for {len(wanted)}; the first other one {str(different[:1])[:200]}"
+        )
     gold = [row.get("gold") for row in read]
     if role == "dev" and gold != labels:
         raise Failed(Outcome.SILENT, f"gold labels {gold[:8]}")
