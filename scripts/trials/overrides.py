@@ -132,7 +132,9 @@ def _as_typed(command: str, key: str, value: str, data: dict[str, Any]) -> None:
         wanted = OverridesParser.create().parse_override(f"{key}={value}").value()
         wanted = getattr(wanted, "text", wanted)
     same = held == wanted or (isinstance(wanted, str) and wanted in ("auto", "none"))
-    same = same or (isinstance(held, dict) and isinstance(wanted, dict) and flatten(wanted).items() <= flatten(held).items())
+    same = same or (
+        isinstance(held, dict) and isinstance(wanted, dict) and flatten(wanted).items() <= flatten(held).items()
+    )
     if not same:
         raise Failed(Outcome.SILENT, f"the configuration holds {held!r}")
 
