@@ -47,7 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # A task may be learned among objectives: it is one of them then.
     "tasks": LEARN | {"objectives"},
     "tuning": LEARN | {"objectives", "tasks"},
-    "training": CONFIG,
+    "training": NN,
     "commands": LEARN | {"objectives", "tasks", "tuning", "training", "weights", "reporting", "metrics"},
     "cli": {"errors", "environment", "terminal", "config", "commands"},
     "__main__": {"cli"},
