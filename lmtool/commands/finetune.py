@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -92,7 +91,7 @@ def run(config: FinetuneConfig, overrides: list[str]) -> dict[str, Any]:
             )
         shared.best_weights(session, training, learner)
         final = score()
-        session.run.write_lines("predictions.jsonl", _predicted(config, task, final))
+        session.run.write_rows("predictions.jsonl", _predicted(config, task, final))
         for warning in final.warnings:
             session.output.line(f"warning: {warning}", "yellow")
         result = shared.result_of(
@@ -125,7 +124,6 @@ def _own_tokenizer(config: FinetuneConfig, task: TaskData) -> Tokenizer:
     return build(config.tokenizer, texts, config.tokenizer.vocab_size or config.model.vocab_size)
 
 
-def _predicted(config: FinetuneConfig, task: TaskData, final: TaskReport) -> Iterator[str]:
+def _predicted(config: FinetuneConfig, task: TaskData, final: TaskReport) -> Iterator[dict[str, Any]]:
     for split, one in final.splits.items():
-        for row in predictions(config.task, task.validation[split], one.predicted, split):
-            yield json.dumps(row, ensure_ascii=False)
+        yield from predictions(config.task, task.validation[split], one.predicted, split)

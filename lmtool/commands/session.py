@@ -69,7 +69,7 @@ class Session:
 
 @contextmanager
 def session(verb: str, config: RunConfig, stem: str) -> Iterator[Session]:
-    """Open the run's folder, locked, with its log; close both at the end.
+    """Open the run's folder, locked; what is said goes to its log too.
 
     stem: what a run without a name is called, before its counter.
     """
@@ -78,11 +78,10 @@ def session(verb: str, config: RunConfig, stem: str) -> Iterator[Session]:
     try:
         folder = choose_folder(RUNS, config.name, config.run_dir, stem)
         data = saved.save(config, verb)
-        with RunFolder(folder, data, saved.to_yaml(data), mask=saved.masked) as run:
+        with RunFolder(folder, data, saved.to_yaml(data)) as run:
             if run.result() is None:
-                run.write_environment([saved.masked(word) for word in sys.argv], {"device": str(precision.device)})
-            with (folder / "log.txt").open("a", encoding="utf-8") as log:
-                yield Session(verb, config, run, Output(log=log), precision)
+                run.write_environment(sys.argv, {"device": str(precision.device)})
+            yield Session(verb, config, run, Output(log=run.append_log), precision)
     except UserError:
         if not others:  # a mistake leaves no empty folder behind; one with runs in it stays
             with suppress(OSError):

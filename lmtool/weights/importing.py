@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lmtool.config import saved
 from lmtool.models.configs import ModelConfig
+from lmtool.secrets import masked, masked_data
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.checkpoints import CONFIG, MODEL, STATE, save_tensors, write_manifest
 from lmtool.weights.exporting import whole_folder
@@ -25,7 +26,8 @@ def write_import(
     source: Mapping[str, Any],
     output: Path,
 ) -> None:
-    """Write the checkpoint folder, whole or not at all. source: where the weights are from, kept in its config.json.
+    """Write the checkpoint folder, whole or not at all. source: where the weights are from, kept masked in its
+    config.json, but for the revision: a commit looks like a key, and is none.
 
     UserError where the folder is not empty or cannot be written.
     """
@@ -33,11 +35,11 @@ def write_import(
         "version": saved.VERSION,
         "command": COMMAND,
         "seed": 0,
-        "source": dict(source),
+        "source": {**masked_data(dict(source)), "revision": source.get("revision")},
         "model": json.loads(model.model_dump_json()),
     }
     if tokenizer is not None:
-        config["tokenizer"] = {"name": "folder", "path": str(output)}
+        config["tokenizer"] = {"name": "folder", "path": masked(str(output))}
 
     def fill(draft: Path) -> None:
         save_tensors(tensors, draft / MODEL)
