@@ -61,6 +61,7 @@ def run(config: FinetuneConfig, overrides: list[str]) -> dict[str, Any]:
         plan, epochs = shared.plan_of(config, learner, loader.facts(), session.precision)
         shared.begin(
             session,
+            learner,
             choices=names,
             data={**task.facts, "train": loader.facts(), **{split: one.facts() for split, one in held_out.items()}},
             model=shared.model_facts(config.model, tokenizer, loaded),

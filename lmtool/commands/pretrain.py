@@ -68,6 +68,7 @@ def run(config: PretrainConfig, overrides: list[str]) -> dict[str, Any]:
         plan, epochs = shared.plan_of(config, learner, loader.facts(), session.precision)
         shared.begin(
             session,
+            learner,
             choices=names,
             data={
                 **source.facts(),

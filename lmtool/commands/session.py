@@ -22,6 +22,7 @@ from lmtool.config import saved
 from lmtool.config.checkpoint import find, read_state
 from lmtool.errors import UserError
 from lmtool.models.configs import ModelConfig
+from lmtool.nn.attention import attention_path
 from lmtool.reporting.console import Output
 from lmtool.reporting.plan import Plan, plan
 from lmtool.reporting.progress import Progress
@@ -220,23 +221,22 @@ def plan_of(
     return of(steps), steps / steps_per_epoch
 
 
-def machine_facts(precision: Precision, attention_dropout: float) -> dict[str, str]:
+def machine_facts(config: RunConfig, learner: nn.Module, precision: Precision) -> dict[str, str]:
     """Where the run computes and how: for the screen and the report."""
-    cuda = precision.device.type == "cuda"
-    flash = cuda and precision.name != "fp32" and not attention_dropout
-    attention = "variable-length flash" if flash else "documents of like length together, no padding read"
-    if cuda and not flash:
-        attention += " (the flash path needs bf16 or fp16 and attention_dropout=0)"
+    prefixes = {False}
+    if isinstance(config, PretrainConfig) and config.model.architecture == "decoder":
+        prefixes = {part.prefixes for part in config.objective.parts()}
     return {
         "device": str(precision.device),
         "precision": f"{precision.name} ({precision.why})",
-        "attention": attention,
-        "dropout": "seeded by step" if cuda else "keyed by example and position",
+        "attention": attention_path(learner, precision.device, precision.dtype, prefixes),
+        "dropout": "keyed by example and position" if precision.device.type == "cpu" else "seeded by step",
     }
 
 
 def begin(
     session: Session,
+    learner: nn.Module,
     *,
     choices: Mapping[str, Any],
     data: Mapping[str, Any],
@@ -247,7 +247,7 @@ def begin(
 ) -> None:
     """Write facts.json and show the screen that says what will happen."""
     config = session.config
-    machine = machine_facts(session.precision, config.model.attention_dropout)
+    machine = machine_facts(config, learner, session.precision)
     state = {} if session.checkpoint is None else read_state(session.checkpoint)
     facts = {
         "data": dict(data),

@@ -11,6 +11,7 @@ keys of a row, P places in all tiles.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Any, TypeGuard
 
 import torch
@@ -258,6 +259,36 @@ class MultiHead(nn.Module):
     def heads(self, x_TW: Tensor) -> Tensor:
         """(T, A*D) to (T, A, D)."""
         return x_TW.unflatten(-1, (self.num_heads, -1))
+
+
+_WORDS = {"flash": "variable-length flash", "jagged": "flash of jagged tensors, which has dropout"}
+_TILES = "documents of like length together, no padding read"
+
+
+def attention_path(
+    model: nn.Module, device: torch.device, dtype: torch.dtype, prefixes: Collection[bool] = (False,)
+) -> str:
+    """How the attentions of a model compute in training, in words. prefixes: True where there are texts with a prefix
+    that all of the text sees, False where there are texts without."""
+    paths: dict[str, str] = {}
+    biased = any(isinstance(part, Position) and part.scores for part in model.modules())
+    for part in model.modules():
+        if not isinstance(part, MultiHead):
+            continue
+        head_size = part.q_proj.out_features // part.num_heads
+        kernel, own = kernel_for(device, dtype, head_size, part.dropout), isinstance(part, SelfAttention)
+        if device.type == "cpu":
+            paths[_TILES] = ""
+        elif kernel is None:
+            paths[_TILES] = "flash needs bf16 or fp16, heads of 8, 16, ... 256, and a GPU since Ampere"
+        elif own and biased:
+            paths[_TILES] = "where positions add to the scores"
+        else:
+            if own and True in prefixes:
+                paths[_TILES] = "where a text has a prefix that all of it sees"
+            if not own or False in prefixes:
+                paths[_WORDS[kernel]] = ""
+    return "; ".join(f"{path} ({why})" if why else path for path, why in paths.items())
 
 
 class SelfAttention(MultiHead):

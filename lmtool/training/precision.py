@@ -27,11 +27,16 @@ class Precision:
     device: torch.device
     why: str
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the matrix products."""
+        return _TYPES.get(self.name, torch.float32)
+
     def autocast(self) -> AbstractContextManager[None]:
         """The context of every forward."""
         if self.name == "fp32":
             return nullcontext()
-        return torch.autocast(self.device.type, dtype=_TYPES[self.name])
+        return torch.autocast(self.device.type, dtype=self.dtype)
 
     def scaler(self) -> GradScaler | None:
         """fp16 alone needs its gradients scaled away from underflow (Micikevicius et al. 2018)."""
