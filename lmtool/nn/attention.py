@@ -276,7 +276,7 @@ def attention_path(
         if not isinstance(part, MultiHead):
             continue
         head_size = part.q_proj.out_features // part.num_heads
-        kernel, own = kernel_for(device, dtype, head_size, part.dropout), isinstance(part, SelfAttention)
+        kernel, own = kernel_for(device, dtype, head_size, part.dropout.rate), isinstance(part, SelfAttention)
         if device.type == "cpu":
             paths[_TILES] = ""
         elif kernel is None:

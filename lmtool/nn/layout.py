@@ -228,8 +228,9 @@ class Layout:
         key_positions_RK = torch.arange(length)[None]
         if (starts_R == starts_R[0]).all():
             positions_RL = torch.arange(queries.index_RL.shape[1])[None] + starts_R[0]
-        indices = (queries.index_RL, keys.index_RL, positions_RL, key_positions_RK)
-        return Tile(*(send(index, self.device) for index in indices), allow, causal)
+        query_RL, key_RK = (send(side.index_RL, self.device) for side in (queries, keys))
+        positions = (send(positions, self.device) for positions in (positions_RL, key_positions_RK))
+        return Tile(query_RL, key_RK, *positions, allow=allow, causal=causal)
 
     def _places(self, segments: Segments, rows: tuple[_Rows, ...]) -> Places:
         empty = torch.zeros(0, dtype=torch.int64)
