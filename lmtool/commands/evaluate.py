@@ -76,7 +76,7 @@ def _text(config: EvaluateConfig, before: PretrainConfig, tokenizer: Tokenizer) 
     data = config.data or before.data
     source = build(data, config.cache_dir)
     _, tasks = read_tasks(before.objective, before.seed, config.cache_dir, config.offline)
-    store = open_store(source, "validation", tokenizer, config.cache_dir)
+    store = open_store(source, "validation", tokenizer, config.cache_dir, Output().stage)
     split = SplitData("validation", store, data.documents, rows_of(tasks, "validation"))
     return {"validation": split}, f"validation text of data={data.name}"
 

@@ -6,8 +6,10 @@ from typing import Any
 
 from lmtool.commands import session as shared
 from lmtool.commands.configs import FinetuneConfig
+from lmtool.commands.provenance import contents_of, require_same_data
 from lmtool.commands.training import fit
-from lmtool.config.tables import build
+from lmtool.data.vocabulary import tokenizer_of_rows
+from lmtool.reporting.console import Output
 from lmtool.tasks.loading import TaskData, load_task
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.weights.assemble import assemble
@@ -22,18 +24,20 @@ def run(config: FinetuneConfig, overrides: list[str]) -> dict[str, Any]:
         finished = session.run.result()
         if finished is not None:
             return shared.told_again(session, finished)
-        tokenizer = shared.saved_tokenizer(session) or own_tokenizer(config, task)
+        contents = contents_of({config.task.name: task})
+        require_same_data(session, contents)
+        tokenizer = shared.saved_tokenizer(session) or own_tokenizer(config, task, session.output)
         shared.require_fit(config, tokenizer)
         learner, loaded = assemble(config, tokenizer, shared.start_weights(config))
-        return fit(
-            session, learner, task.splits(), tokenizer, loaded, choices, task.facts, _next(str(session.run.path))
-        )
+        following = _next(str(session.run.path))
+        return fit(session, learner, task.splits(), tokenizer, loaded, choices, task.facts, contents, following)
 
 
-def own_tokenizer(config: FinetuneConfig, task: TaskData) -> Tokenizer:
+def own_tokenizer(config: FinetuneConfig, task: TaskData, output: Output) -> Tokenizer:
     """A run that starts from nothing trains its tokenizer on its own training rows."""
-    texts = (text for name in task.config.text for text in task.train.columns[name])
-    return build(config.tokenizer, texts, config.tokenizer.vocab_size or config.model.vocab_size)
+    size = config.tokenizer.vocab_size or config.model.vocab_size
+    texts = [task.train.columns[name] for name in task.config.text]
+    return tokenizer_of_rows(config.tokenizer, texts, size, output.stage)
 
 
 def _next(folder: str) -> list[str]:

@@ -71,7 +71,7 @@ class Looking:
 def run(config: PretrainConfig | FinetuneConfig, verb: str, looking: Looking) -> int:
     """Print examples and statistics. Raises CheckFailed where a statistic is not as defined."""
     output = Output()
-    seen = _pretraining(config, output) if isinstance(config, PretrainConfig) else _task(config)
+    seen = _pretraining(config, output) if isinstance(config, PretrainConfig) else _task(config, output)
     shown = list(described(seen.examples, seen.tokenizer, looking.n, seen.labels, seen.learner))
     for one in shown:
         _print(output, one)
@@ -106,12 +106,13 @@ class Seen:
 def _pretraining(config: PretrainConfig, output: Output) -> Seen:
     config, tasks = shared.with_tasks(config)
     tokenizer = shared.starting_tokenizer(config)
-    source = build(config.data, config.cache_dir, shared.bar(output))
+    progress = output.stage
+    source = build(config.data, config.cache_dir, progress)
     tokenizer = tokenizer or trained_tokenizer(
-        config.tokenizer, source, config.tokenizer.vocab_size or config.model.vocab_size, config.cache_dir
+        config.tokenizer, source, config.tokenizer.vocab_size or config.model.vocab_size, config.cache_dir, progress
     )
     shared.require_fit(config, tokenizer)
-    store = open_store(source, "train", tokenizer, config.cache_dir, shared.bar(output))
+    store = open_store(source, "train", tokenizer, config.cache_dir, progress)
     data = SplitData("train", store, config.data.documents, rows_of(tasks, "train"))
     with torch.device("meta"):
         learner, _ = assemble(config, tokenizer)
@@ -122,11 +123,11 @@ def _pretraining(config: PretrainConfig, output: Output) -> Seen:
     return Seen(learner.examples(data, config.max_length), tokenizer, learner)
 
 
-def _task(config: FinetuneConfig) -> Seen:
+def _task(config: FinetuneConfig, output: Output) -> Seen:
     task = load_task(config.task, config.seed, config.cache_dir, config.offline)
     tokenizer = shared.starting_tokenizer(config)
     config = config.model_copy(update={"task": task.config})
-    tokenizer = tokenizer or own_tokenizer(config, task)
+    tokenizer = tokenizer or own_tokenizer(config, task, output)
     shared.require_fit(config, tokenizer)
     with torch.device("meta"):
         learner, _ = assemble(config, tokenizer)

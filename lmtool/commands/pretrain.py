@@ -6,6 +6,7 @@ from typing import Any
 
 from lmtool.commands import session as shared
 from lmtool.commands.configs import PretrainConfig
+from lmtool.commands.provenance import contents_of, require_same_data
 from lmtool.commands.training import fit
 from lmtool.config.tables import build
 from lmtool.data.split import SplitData
@@ -24,11 +25,13 @@ def run(config: PretrainConfig, overrides: list[str]) -> dict[str, Any]:
         finished = session.run.result()
         if finished is not None:
             return shared.told_again(session, finished)
-        progress = shared.bar(session.output)
+        progress = session.output.stage
         tokenizer = shared.saved_tokenizer(session)
         source = build(config.data, config.cache_dir, progress)
+        contents = contents_of(tasks, (config.data.name, source))
+        require_same_data(session, contents)
         tokenizer = tokenizer or trained_tokenizer(
-            config.tokenizer, source, config.tokenizer.vocab_size or config.model.vocab_size, config.cache_dir
+            config.tokenizer, source, config.tokenizer.vocab_size or config.model.vocab_size, config.cache_dir, progress
         )
         shared.require_fit(config, tokenizer)
         data = {}
@@ -37,7 +40,8 @@ def run(config: PretrainConfig, overrides: list[str]) -> dict[str, Any]:
             data[split] = SplitData(split, store, config.data.documents, rows_of(tasks, split))
         learner, loaded = assemble(config, tokenizer, shared.start_weights(config))
         facts = {**source.facts(), **{f"task {name}": task.facts for name, task in tasks.items()}}
-        return fit(session, learner, data, tokenizer, loaded, choices, facts, _next(str(session.run.path), tokenizer))
+        following = _next(str(session.run.path), tokenizer)
+        return fit(session, learner, data, tokenizer, loaded, choices, facts, contents, following)
 
 
 def _next(folder: str, tokenizer: Tokenizer) -> list[str]:

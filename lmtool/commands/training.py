@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lmtool.commands import session as shared
+from lmtool.commands.provenance import Contents, extras
 from lmtool.data.loader import PackedLoader
 from lmtool.data.plan import Examples
 from lmtool.data.split import SplitData
@@ -26,13 +27,14 @@ def fit(
     loaded: LoadReport | None,
     choices: Mapping[str, Any],
     facts: Mapping[str, Any],
+    contents: Contents,
     next_commands: Sequence[str],
 ) -> dict[str, Any]:
     """Train on data["train"], score on the other splits, of which the first gives the headline; show, write and return
     result.json.
 
     loaded: what was taken of a checkpoint. choices: what the run is called on the screens. facts: of the data.
-    next_commands: what a user may type next.
+    contents: hashes of the data, which a resumed run must find again. next_commands: what a user may type next.
     """
     config, precision = session.config, session.precision
     train_data = data["train"]
@@ -49,6 +51,7 @@ def fit(
     plan, epochs = shared.plan_of(config, learner, loader.facts(), precision)
     shared.begin(
         session,
+        learner,
         choices=choices,
         data={**facts, "train": loader.facts(), **{split: rest.loader.facts() for split, rest in held_out.items()}},
         model=shared.model_facts(config.model, tokenizer, loaded),
@@ -80,7 +83,7 @@ def fit(
             config.optimizer,
             config.schedule,
             listener,
-            tokenizer.save,
+            extras(tokenizer, contents),
         )
     shared.best_weights(session, training, learner)
     baseline = shared.settled(session, baseline, learner.weights, training.metrics)

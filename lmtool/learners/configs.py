@@ -18,6 +18,8 @@ class ObjectiveConfig(Config):
     """The architectures it trains: encoder, decoder, encoder_decoder."""
     roles: ClassVar[tuple[str | tuple[str, ...], ...]] = ()
     """The special tokens it needs of the vocabulary, beside those of the model's text format; of a group, one."""
+    prefixes: ClassVar[bool] = False
+    """Whether a decoder's texts have a part that all of them sees."""
 
     name: str = Field(description="Which objective.")
 

@@ -218,6 +218,7 @@ class PrefixLmConfig(NextTokenConfig):
     what is before it is seen as a whole, what is behind it is predicted token by token."""
 
     architectures: ClassVar[tuple[str, ...]] = ("decoder", "encoder_decoder")
+    prefixes: ClassVar[bool] = True
     roles: ClassVar[tuple[str | tuple[str, ...], ...]] = ("eos",)
 
     name: Literal["prefix_lm"] = Field("prefix_lm", description="Prefix language modelling.")

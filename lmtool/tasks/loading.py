@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +39,15 @@ class TaskData:
     validation: dict[str, Rows]
     test: dict[str, Rows]
     facts: dict[str, Any]
+
+    def contents(self) -> dict[str, Any]:
+        """Counts and hashes of what is trained and scored on, by what they are of ("dev labels")."""
+        contents: dict[str, Any] = {}
+        for split, rows in {"train": self.train, **self.validation}.items():
+            labels = [] if rows.labels is None else np.asarray(rows.labels).tolist()
+            contents |= {f"{split} rows": len(rows), f"{split} texts": _sha256(list(rows.columns.values()))}
+            contents[f"{split} labels"] = _sha256(labels)
+        return contents
 
     def splits(self) -> dict[str, SplitData]:
         """The training rows and those of the development splits, as a learner takes them."""
@@ -76,7 +84,7 @@ def load_task(config: TaskConfig, seed: int, cache_dir: str | Path, offline: boo
     if not validation:
         train, validation["dev"] = _hold_out(train, seed)
         held = len(validation["dev"])
-        facts["held_out"] = f"no development split: {held:,} of {len(train) + held:,} training rows held out"
+        facts["development"] = f"no split: {held:,} of {len(train) + held:,} training rows held out"
     if config.train_examples is not None and config.train_examples < len(train):
         facts["train_rows_available"] = len(train)
         train = train.take(np.sort(Permutation(len(train), seed, "sample", _SUBSET)(np.arange(config.train_examples))))
@@ -87,9 +95,10 @@ def load_task(config: TaskConfig, seed: int, cache_dir: str | Path, offline: boo
         "test_rows": {split: len(rows) for split, rows in test.items()},
         **own,
         "warnings": warnings,
-        "fingerprint": _fingerprint([train, *validation.values()]),
     }
-    return TaskData(kind.fitted(train), train, validation, test, facts)
+    data = TaskData(kind.fitted(train), train, validation, test, facts)
+    facts["fingerprint"] = _sha256(data.contents())
+    return data
 
 
 def _tables(config: TaskConfig, cache_dir: str | Path, offline: bool) -> tuple[dict[str, Table], dict[str, Any]]:
@@ -158,10 +167,6 @@ def _hold_out(train: Rows, seed: int) -> tuple[Rows, Rows]:
     return train.take(np.flatnonzero(~held)), train.take(np.flatnonzero(held))
 
 
-def _fingerprint(splits: Sequence[Rows]) -> str:
-    """sha256 of the texts and labels that are trained and scored on, in their order."""
-    digest = hashlib.sha256()
-    for rows in splits:
-        labels = [] if rows.labels is None else np.asarray(rows.labels).tolist()
-        digest.update(json.dumps([list(rows.columns.values()), labels]).encode())
-    return digest.hexdigest()
+def _sha256(content: Any) -> str:
+    """The hash of plain data."""
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
