@@ -16,6 +16,7 @@ from lmtool.learners.configs import ObjectiveConfig
 from lmtool.models import encoder_configs as encoder_configs
 from lmtool.models import encoder_decoder_configs as encoder_decoder_configs
 from lmtool.models.configs import ModelConfig
+from lmtool.objectives import configs as configs
 from lmtool.tasks.configs import TaskConfig
 from lmtool.tokenizers.configs import TokenizerConfig
 from lmtool.training.configs import OptimizerConfig, ScheduleConfig
