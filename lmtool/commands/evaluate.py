@@ -16,8 +16,10 @@ from lmtool.errors import UserError
 from lmtool.objectives.evaluation import evaluate as evaluate_text
 from lmtool.reporting.console import Output
 from lmtool.reporting.table import print_table
+from lmtool.tasks.configs import ClassificationConfig, TaskConfig
 from lmtool.tasks.evaluation import baseline, evaluate, predictions, report
-from lmtool.tasks.loading import load_task
+from lmtool.tasks.labels import TakenHead, taken_head
+from lmtool.tasks.loading import TaskData, load_task
 from lmtool.tasks.objective import read_tasks, rows_of
 
 
@@ -30,36 +32,81 @@ def run(config: EvaluateConfig, overrides: list[str]) -> dict[str, Any]:
 
 
 def _task(config: EvaluateConfig, trained: Trained, before: FinetuneConfig) -> dict[str, Any]:
-    task = config.task or before.task
-    if task.name != before.task.name:
-        raise UserError(
-            f"checkpoint={config.checkpoint} was trained for task={before.task.name}, not task={task.name}",
-            "leave task= out, and give other data with task.path=",
-        )
-    data = load_task(task, before.seed, config.cache_dir, config.offline)
+    output = Output()
+    data, taken = _data(config, trained, before)
+    task, learner = data.config, trained.learner(data.config, taken)
+    if taken.note:
+        output.line(f"labels: {taken.note}")
     splits = {}
     for split, rows in data.validation.items():
         loader = PackedLoader(
-            trained.learner.examples(rows, before.max_length, split), 0, None, config.batch_tokens, shuffle=False
+            learner.examples(rows, before.max_length, split), 0, None, config.batch_tokens, shuffle=False
         )
         splits[split] = evaluate(
-            trained.learner, rows, loader.epoch_batches(), trained.precision.device, trained.precision.autocast
+            learner, rows, loader.epoch_batches(), trained.precision.device, trained.precision.autocast
         )
-    whole = report(data.config, splits)
+    whole = report(task, splits)
     if config.output is not None:
         lines = (
             json.dumps(row, ensure_ascii=False)
             for split, one in splits.items()
-            for row in predictions(data.config, data.validation[split], one.predicted, split)
+            for row in predictions(task, data.validation[split], one.predicted, split)
         )
         write_lines(config.output, lines)
-    output = Output()
-    constant = baseline(data.config, data.train, next(iter(data.validation.values())))
+    constant = baseline(task, data.train, next(iter(data.validation.values())))
     table = [[name, f"{value:.4f}", _beside(constant["metrics"].get(name))] for name, value in whole.metrics.items()]
     print_table(output, ["metric", "value", constant["name"]], table, heading=f"{config.checkpoint} · {task.name}")
     for warning in whole.warnings:
         output.line(f"warning: {warning}", "yellow")
     return whole.metrics
+
+
+def _data(config: EvaluateConfig, trained: Trained, before: FinetuneConfig) -> tuple[TaskData, TakenHead]:
+    """The labelled data, and the checkpoint's head under their labels. UserError where the two do not go together."""
+    task, checkpoint, known = config.task or before.task, config.checkpoint, before.task
+    if trained.foreign:
+        task = _own_labels(task, known, checkpoint)
+    elif task.name != known.name or len(task.text) != len(known.text):
+        reads = f"task={known.name}, which reads {', '.join(known.text)}"
+        raise UserError(
+            f"checkpoint={checkpoint} was trained for {reads}; not task={task.name} on {', '.join(task.text)}",
+            "leave task= out, and give other data with task.path=",
+        )
+    data = load_task(task, before.seed, config.cache_dir, config.offline)
+    taken = taken_head(trained.saved["task"], data.config, found=getattr(task, "labels", None) is None)
+    if taken is None:
+        raise UserError(
+            f"checkpoint={checkpoint} gives {_predicted(known)}; task={task.name} has {_predicted(data.config)}",
+            "name the task's classes as the checkpoint does, in the order of their numbers in the files: "
+            "task=custom task.kind=classification task.labels=[...]",
+        )
+    learned = data.config.model_copy(update={"head": taken.form})
+    if isinstance(learned, ClassificationConfig):
+        if "f1" in learned.metrics and len(taken.labels or ()) != 2:
+            raise UserError(
+                f"task.metrics names f1, which is of two classes; checkpoint={checkpoint} gives {_predicted(known)}",
+                "take macro_f1, accuracy or matthews",
+            )
+        learned = learned.model_copy(update={"labels": taken.labels})
+    return replace(data, config=learned), taken
+
+
+def _own_labels(task: TaskConfig, known: TaskConfig, checkpoint: str) -> TaskConfig:
+    """The task whose data a published classifier is scored on. Its classes are those of the data: the checkpoint's say
+    nothing of the numbers in a file. UserError where no data are named."""
+    if all(getattr(task, where) is None for where in ("path", "hub", "embedded")):
+        raise UserError(
+            f"checkpoint={checkpoint} is a published classifier and names no data to score it on",
+            "give task=NAME task.path=FOLDER, or task=custom task.kind=classification task.path=FOLDER",
+        )
+    same = task.name == known.name and getattr(task, "labels", None) == getattr(known, "labels", None)
+    return task.model_copy(update={"labels": None}) if same and isinstance(task, ClassificationConfig) else task
+
+
+def _predicted(task: TaskConfig) -> str:
+    """What a task predicts, for messages."""
+    labels = getattr(task, "labels", None)
+    return f"the classes {', '.join(labels)}" if labels else "a number"
 
 
 def _text(config: EvaluateConfig, trained: Trained, before: PretrainConfig) -> dict[str, Any]:
@@ -68,10 +115,11 @@ def _text(config: EvaluateConfig, trained: Trained, before: PretrainConfig) -> d
     _, tasks = read_tasks(before.objective, before.seed, config.cache_dir, config.offline)
     store = open_store(source, "validation", trained.tokenizer, config.cache_dir)
     store = replace(store, rows=rows_of(tasks, "validation"))
-    examples = trained.learner.examples(store, before.max_length, data.documents, "validation")
+    learner = trained.learner()
+    examples = learner.examples(store, before.max_length, data.documents, "validation")
     loader = PackedLoader(examples, before.seed, None, max(config.batch_tokens, before.max_length), shuffle=False)
     found = evaluate_text(
-        trained.learner, loader.epoch_batches(), trained.precision.device, trained.precision.autocast
+        learner, loader.epoch_batches(), trained.precision.device, trained.precision.autocast
     ).metrics()
     print_table(
         Output(),

@@ -11,15 +11,14 @@ from lmtool.commands.configs import FinetuneConfig
 from lmtool.config.tables import build
 from lmtool.data.loader import PackedLoader
 from lmtool.tasks.evaluation import TaskReport, baseline, evaluate, predictions, report
-from lmtool.tasks.loading import TaskData, load_task
+from lmtool.tasks.loading import TaskData
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.loop import train
 
 
 def run(config: FinetuneConfig, overrides: list[str]) -> dict[str, Any]:
     """Build, train, evaluate, save. Returns result.json."""
-    task = load_task(config.task, config.seed, config.cache_dir, config.offline)
-    config = config.model_copy(update={"task": task.config})  # labels as found: a checkpoint must know their names
+    config, task, taken = shared.with_task(config)
     names = {"model": config.model.name, "task": config.task.name, "tuning": config.tuning.name}
     with shared.session("finetune", config, f"{names['task']}-{names['model']}") as session:
         finished = session.run.result()
@@ -28,7 +27,7 @@ def run(config: FinetuneConfig, overrides: list[str]) -> dict[str, Any]:
         tokenizer = shared.saved_tokenizer(session) or _own_tokenizer(config, task)
         shared.require_fit(config, tokenizer)
         learner = build(config.task, build(config.model, config.seed), tokenizer, config.seed)
-        loaded = shared.start_weights(config, learner)
+        loaded = shared.start_weights(config, learner, taken)
         build(config.tuning).apply(learner, None if loaded is None else frozenset(loaded.new))
 
         loader = PackedLoader(
@@ -55,7 +54,10 @@ def run(config: FinetuneConfig, overrides: list[str]) -> dict[str, Any]:
             session,
             choices=names,
             data={**task.facts, "train": loader.facts(), **{split: one.facts() for split, one in held_out.items()}},
-            model=shared.model_facts(config.model, tokenizer, loaded),
+            model={
+                **shared.model_facts(config.model, tokenizer, loaded),
+                **({"labels": taken.note} if taken is not None and taken.note else {}),
+            },
             plan=plan,
             epochs=epochs,
             baseline=constant,

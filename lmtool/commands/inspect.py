@@ -31,7 +31,6 @@ from lmtool.objectives.tally import FAMILY, Tally
 from lmtool.reporting.console import Output
 from lmtool.reporting.table import print_table
 from lmtool.reporting.text import plain
-from lmtool.tasks.loading import load_task
 from lmtool.tasks.objective import rows_of
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import choose_device
@@ -127,7 +126,7 @@ def _pretraining(config: PretrainConfig, output: Output) -> Seen:
 
 
 def _task(config: FinetuneConfig) -> Seen:
-    task = load_task(config.task, config.seed, config.cache_dir, config.offline)
+    config, task, _ = shared.with_task(config)
     tokenizer = shared.starting_tokenizer(config)
     if tokenizer is None:
         texts = (text for column in task.train.texts for text in column)

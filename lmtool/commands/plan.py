@@ -18,7 +18,6 @@ from lmtool.reporting.console import Output
 from lmtool.reporting.plan import plan_rows
 from lmtool.reporting.table import print_table
 from lmtool.tasks.configs import TaskConfig
-from lmtool.tasks.loading import load_task
 from lmtool.training.precision import choose_device, choose_precision
 
 
@@ -40,7 +39,7 @@ def run(config: PretrainConfig | FinetuneConfig, verb: str) -> int:
     learns: TaskConfig | ObjectiveConfig
     notes = []
     if isinstance(config, FinetuneConfig):
-        task = load_task(config.task, config.seed, config.cache_dir, config.offline)
+        config, task, _ = shared.with_task(config)
         learns, rows, predicted = task.config, len(task.train), 0.0
         notes.append(f"{rows:,} training rows, each taken as max_length={config.max_length} long; most are shorter")
     else:

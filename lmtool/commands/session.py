@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from lmtool.commands.configs import PretrainConfig, RunConfig
+from lmtool.commands.configs import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.commands.costs import shapes_of, works_of
 from lmtool.commands.fitting import lacks_around, lacks_tokens
 from lmtool.config import saved
@@ -26,7 +26,8 @@ from lmtool.reporting.progress import Progress
 from lmtool.reporting.rate import measure_rate
 from lmtool.reporting.report import write_report
 from lmtool.reporting.screens import end_screen, start_screen
-from lmtool.tasks.loading import TaskData
+from lmtool.tasks.labels import TakenHead, taken_head
+from lmtool.tasks.loading import TaskData, load_task
 from lmtool.tasks.objective import read_tasks
 from lmtool.tokenizers.configs import FolderConfig, TokenizerConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -34,7 +35,9 @@ from lmtool.training.checkpoints import find, pointed, read_state, read_weights
 from lmtool.training.precision import Precision, choose_device, choose_precision
 from lmtool.training.progress import TrainingResult, TrainingSettings
 from lmtool.training.run_folder import RunFolder, choose_folder
+from lmtool.weights.classifiers import CLASSIFIER
 from lmtool.weights.folders import published_folder, tokenizer_folder
+from lmtool.weights.load import saved_config
 from lmtool.weights.loading import LoadReport, by_part, load_into
 from lmtool.weights.reading import read
 
@@ -125,6 +128,24 @@ def with_tasks(config: PretrainConfig) -> tuple[PretrainConfig, dict[str, TaskDa
     return config.model_copy(update={"objective": objective}), read
 
 
+def with_task(config: FinetuneConfig) -> tuple[FinetuneConfig, TaskData, TakenHead | None]:
+    """The configuration with the labels of its task as found, for a checkpoint must know their names; its data; and the
+    head that it starts from, where the checkpoint has one for these labels."""
+    data = load_task(config.task, config.seed, config.cache_dir, config.offline)
+    task, origin = data.config, starts_from(config)
+    saved = {} if origin is None else saved_config(origin, config.offline)
+    section, taken = saved.get("task"), None
+    # A published classifier is of no task by name; a run's head is its task's.
+    if isinstance(section, dict) and section.get("name") in (CLASSIFIER, task.name):
+        taken = taken_head(section, task)
+    if taken is not None and task.head is not None:
+        model = config.model
+        taken = taken if model.sequence_form(taken.form) == model.sequence_form(task.head) else None
+    if taken is not None and task.head is None:
+        task = task.model_copy(update={"head": taken.form})
+    return config.model_copy(update={"task": task}), replace(data, config=task), taken
+
+
 def require_fit(config: RunConfig, tokenizer: Tokenizer) -> None:
     """Every token needs its row of the embedding, and a vocabulary that came with its files the special tokens that
     are asked for. UserError before any text is read with it."""
@@ -136,7 +157,8 @@ def require_fit(config: RunConfig, tokenizer: Tokenizer) -> None:
         )
     roles = {*tokenizer.roles, *(["sentinel"] if tokenizer.sentinels else [])}
     parts = config.objective.parts() if isinstance(config, PretrainConfig) else ()
-    for problem in (lacks_around(model, roles), *(lacks_tokens(one, roles) for one in parts)):
+    layout = model.sequence_form(config.task.head).text_format if isinstance(config, FinetuneConfig) else None
+    for problem in (lacks_around(model, roles, layout), *(lacks_tokens(one, roles) for one in parts)):
         if problem is not None:
             have = ", ".join(sorted(roles)) or "none"
             raise UserError(
@@ -145,13 +167,16 @@ def require_fit(config: RunConfig, tokenizer: Tokenizer) -> None:
             )
 
 
-def start_weights(config: RunConfig, learner: nn.Module) -> LoadReport | None:
-    """Load the weights the run starts from. None where they are random."""
+def start_weights(config: RunConfig, learner: nn.Module, taken: TakenHead | None = None) -> LoadReport | None:
+    """Load the weights the run starts from, a task's head as `with_task` has it. None where they are random."""
     origin = starts_from(config)
     if origin is None:
         return None
     weights = read(origin, config.offline)
-    return replace(load_into(learner, weights.tensors, origin), ignored=weights.ignored)
+    tensors = weights.tensors
+    if taken is not None and isinstance(config, FinetuneConfig):
+        tensors = taken.tensors(tensors, config.task.name)
+    return replace(load_into(learner, tensors, origin), ignored=weights.ignored)
 
 
 def settings_of(config: RunConfig, metric: str, greater_is_better: bool, flops_per_token: float) -> TrainingSettings:

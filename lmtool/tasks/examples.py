@@ -15,7 +15,7 @@ from lmtool.data.formats import text_format, truncate_pair
 from lmtool.data.plan import Plan
 from lmtool.errors import UserError
 from lmtool.models.encoder_decoder import shifted
-from lmtool.tasks.rows import TaskRows
+from lmtool.tasks.rows import TaskRows, place
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Target
 
@@ -73,6 +73,12 @@ class SequenceExamples:
         if len(lengths) == 2:
             kept = [np.asarray(one) for one in truncate_pair(lengths[0], lengths[1], room)]
         packed = np.sum(kept, axis=0)
+        empty = np.flatnonzero(packed + self.template.overhead == 0)
+        if len(empty):
+            raise UserError(
+                f"{place(rows.origin[empty[0]])}: an empty text, around which this model has no special token",
+                "take the row out, or give it a text",
+            )
         self.truncated = int(np.sum(packed < np.sum(lengths, axis=0)))
         records = np.empty(len(rows), dtype=[("row", "i8"), *((name, "i4") for name in _SIDES[: len(kept)])])
         records["row"] = np.arange(len(rows))

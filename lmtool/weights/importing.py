@@ -24,8 +24,10 @@ def write_import(
     tokenizer: Tokenizer | None,
     source: Mapping[str, Any],
     output: Path,
+    classifier: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the checkpoint folder, whole or not at all. source: where the weights are from, kept in its config.json.
+    classifier: the configuration of a text classifier (`PublishedFolder.classifier_config`).
 
     UserError where the folder is not empty or cannot be written.
     """
@@ -36,8 +38,10 @@ def write_import(
         "source": dict(source),
         "model": json.loads(model.model_dump_json()),
     }
+    given = classifier or {}
+    config |= {name: given[name] for name in ("task", "max_length") if name in given}
     if tokenizer is not None:
-        config["tokenizer"] = {"name": "folder", "path": str(output)}
+        config["tokenizer"] = {**given.get("tokenizer", {}), "name": "folder", "path": str(output)}
 
     def fill(draft: Path) -> None:
         save_tensors(tensors, draft / MODEL)
