@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtool.commands.configs import EvaluateConfig, FinetuneConfig, PretrainConfig
+from lmtool.commands.labelled import data_to_score
 from lmtool.commands.trained import Trained, load_trained
 from lmtool.config.tables import build
 from lmtool.data.loader import PackedLoader
@@ -16,10 +17,7 @@ from lmtool.errors import UserError
 from lmtool.objectives.evaluation import evaluate as evaluate_text
 from lmtool.reporting.console import Output
 from lmtool.reporting.table import print_table
-from lmtool.tasks.configs import ClassificationConfig, TaskConfig
 from lmtool.tasks.evaluation import baseline, evaluate, predictions, report
-from lmtool.tasks.labels import TakenHead, taken_head
-from lmtool.tasks.loading import TaskData, load_task
 from lmtool.tasks.objective import read_tasks, rows_of
 
 
@@ -33,7 +31,7 @@ def run(config: EvaluateConfig, overrides: list[str]) -> dict[str, Any]:
 
 def _task(config: EvaluateConfig, trained: Trained, before: FinetuneConfig) -> dict[str, Any]:
     output = Output()
-    data, taken = _data(config, trained, before)
+    data, taken = data_to_score(config, trained, before)
     task, learner = data.config, trained.learner(data.config, taken)
     if taken.note:
         output.line(f"labels: {taken.note}")
@@ -59,54 +57,6 @@ def _task(config: EvaluateConfig, trained: Trained, before: FinetuneConfig) -> d
     for warning in whole.warnings:
         output.line(f"warning: {warning}", "yellow")
     return whole.metrics
-
-
-def _data(config: EvaluateConfig, trained: Trained, before: FinetuneConfig) -> tuple[TaskData, TakenHead]:
-    """The labelled data, and the checkpoint's head under their labels. UserError where the two do not go together."""
-    task, checkpoint, known = config.task or before.task, config.checkpoint, before.task
-    if trained.foreign:
-        task = _own_labels(task, known, checkpoint)
-    elif task.name != known.name or len(task.text) != len(known.text):
-        reads = f"task={known.name}, which reads {', '.join(known.text)}"
-        raise UserError(
-            f"checkpoint={checkpoint} was trained for {reads}; not task={task.name} on {', '.join(task.text)}",
-            "leave task= out, and give other data with task.path=",
-        )
-    data = load_task(task, before.seed, config.cache_dir, config.offline)
-    taken = taken_head(trained.saved["task"], data.config, found=getattr(task, "labels", None) is None)
-    if taken is None:
-        raise UserError(
-            f"checkpoint={checkpoint} gives {_predicted(known)}; task={task.name} has {_predicted(data.config)}",
-            "name the task's classes as the checkpoint does, in the order of their numbers in the files: "
-            "task=custom task.kind=classification task.labels=[...]",
-        )
-    learned = data.config.model_copy(update={"head": taken.form})
-    if isinstance(learned, ClassificationConfig):
-        if "f1" in learned.metrics and len(taken.labels or ()) != 2:
-            raise UserError(
-                f"task.metrics names f1, which is of two classes; checkpoint={checkpoint} gives {_predicted(known)}",
-                "take macro_f1, accuracy or matthews",
-            )
-        learned = learned.model_copy(update={"labels": taken.labels})
-    return replace(data, config=learned), taken
-
-
-def _own_labels(task: TaskConfig, known: TaskConfig, checkpoint: str) -> TaskConfig:
-    """The task whose data a published classifier is scored on. Its classes are those of the data: the checkpoint's say
-    nothing of the numbers in a file. UserError where no data are named."""
-    if all(getattr(task, where) is None for where in ("path", "hub", "embedded")):
-        raise UserError(
-            f"checkpoint={checkpoint} is a published classifier and names no data to score it on",
-            "give task=NAME task.path=FOLDER, or task=custom task.kind=classification task.path=FOLDER",
-        )
-    same = task.name == known.name and getattr(task, "labels", None) == getattr(known, "labels", None)
-    return task.model_copy(update={"labels": None}) if same and isinstance(task, ClassificationConfig) else task
-
-
-def _predicted(task: TaskConfig) -> str:
-    """What a task predicts, for messages."""
-    labels = getattr(task, "labels", None)
-    return f"the classes {', '.join(labels)}" if labels else "a number"
 
 
 def _text(config: EvaluateConfig, trained: Trained, before: PretrainConfig) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def run(config: ExportConfig, overrides: list[str]) -> None:
     task, trained, tokenizer = saved.get("task"), None, loaded.tokenizer
     if task is not None:
         trained = read_trained(config.checkpoint, config.offline, choose_precision("fp32", choose_device("cpu")))
-        tokenizer = trained.tokenizer
+        tokenizer = trained.tokenizer.with_padding()  # without it a decoder's classifier reads one text at a time
     export = export_of(loaded.config, weights.tensors, task, tokenizer)
     layout = layout_of(loaded.config, task, tokenizer)
     tokenizer = tokenizer if layout is None else with_format(tokenizer, layout)

@@ -8,6 +8,7 @@ from typing import Any
 
 from lmtool.commands import session as shared
 from lmtool.commands.configs import FinetuneConfig
+from lmtool.commands.labelled import data_to_learn
 from lmtool.config.tables import build
 from lmtool.data.loader import PackedLoader
 from lmtool.tasks.evaluation import TaskReport, baseline, evaluate, predictions, report
@@ -18,7 +19,7 @@ from lmtool.training.loop import train
 
 def run(config: FinetuneConfig, overrides: list[str]) -> dict[str, Any]:
     """Build, train, evaluate, save. Returns result.json."""
-    config, task, taken = shared.with_task(config)
+    config, task, taken = data_to_learn(config)
     names = {"model": config.model.name, "task": config.task.name, "tuning": config.tuning.name}
     with shared.session("finetune", config, f"{names['task']}-{names['model']}") as session:
         finished = session.run.result()

@@ -18,6 +18,7 @@ import torch
 from lmtool.commands import session as shared
 from lmtool.commands.configs import FinetuneConfig, PretrainConfig
 from lmtool.commands.describing import described
+from lmtool.commands.labelled import data_to_learn
 from lmtool.config.tables import build
 from lmtool.data.loader import PackedLoader
 from lmtool.data.plan import Examples
@@ -126,7 +127,7 @@ def _pretraining(config: PretrainConfig, output: Output) -> Seen:
 
 
 def _task(config: FinetuneConfig) -> Seen:
-    config, task, _ = shared.with_task(config)
+    config, task, _ = data_to_learn(config)
     tokenizer = shared.starting_tokenizer(config)
     if tokenizer is None:
         texts = (text for column in task.train.texts for text in column)

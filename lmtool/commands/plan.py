@@ -12,6 +12,7 @@ import torch
 
 from lmtool.commands import session as shared
 from lmtool.commands.configs import FinetuneConfig, PretrainConfig
+from lmtool.commands.labelled import data_to_learn
 from lmtool.config.tables import build
 from lmtool.objectives.configs import ObjectiveConfig
 from lmtool.reporting.console import Output
@@ -39,7 +40,7 @@ def run(config: PretrainConfig | FinetuneConfig, verb: str) -> int:
     learns: TaskConfig | ObjectiveConfig
     notes = []
     if isinstance(config, FinetuneConfig):
-        config, task, _ = shared.with_task(config)
+        config, task, _ = data_to_learn(config)
         learns, rows, predicted = task.config, len(task.train), 0.0
         notes.append(f"{rows:,} training rows, each taken as max_length={config.max_length} long; most are shorter")
     else:

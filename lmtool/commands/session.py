@@ -26,8 +26,8 @@ from lmtool.reporting.progress import Progress
 from lmtool.reporting.rate import measure_rate
 from lmtool.reporting.report import write_report
 from lmtool.reporting.screens import end_screen, start_screen
-from lmtool.tasks.labels import TakenHead, taken_head
-from lmtool.tasks.loading import TaskData, load_task
+from lmtool.tasks.labels import TakenHead
+from lmtool.tasks.loading import TaskData
 from lmtool.tasks.objective import read_tasks
 from lmtool.tokenizers.configs import FolderConfig, TokenizerConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -35,9 +35,7 @@ from lmtool.training.checkpoints import find, pointed, read_state, read_weights
 from lmtool.training.precision import Precision, choose_device, choose_precision
 from lmtool.training.progress import TrainingResult, TrainingSettings
 from lmtool.training.run_folder import RunFolder, choose_folder
-from lmtool.weights.classifiers import CLASSIFIER
 from lmtool.weights.folders import published_folder, tokenizer_folder
-from lmtool.weights.load import saved_config
 from lmtool.weights.loading import LoadReport, by_part, load_into
 from lmtool.weights.reading import read
 
@@ -128,24 +126,6 @@ def with_tasks(config: PretrainConfig) -> tuple[PretrainConfig, dict[str, TaskDa
     return config.model_copy(update={"objective": objective}), read
 
 
-def with_task(config: FinetuneConfig) -> tuple[FinetuneConfig, TaskData, TakenHead | None]:
-    """The configuration with the labels of its task as found, for a checkpoint must know their names; its data; and the
-    head that it starts from, where the checkpoint has one for these labels."""
-    data = load_task(config.task, config.seed, config.cache_dir, config.offline)
-    task, origin = data.config, starts_from(config)
-    saved = {} if origin is None else saved_config(origin, config.offline)
-    section, taken = saved.get("task"), None
-    # A published classifier is of no task by name; a run's head is its task's.
-    if isinstance(section, dict) and section.get("name") in (CLASSIFIER, task.name):
-        taken = taken_head(section, task)
-    if taken is not None and task.head is not None:
-        model = config.model
-        taken = taken if model.sequence_form(taken.form) == model.sequence_form(task.head) else None
-    if taken is not None and task.head is None:
-        task = task.model_copy(update={"head": taken.form})
-    return config.model_copy(update={"task": task}), replace(data, config=task), taken
-
-
 def require_fit(config: RunConfig, tokenizer: Tokenizer) -> None:
     """Every token needs its row of the embedding, and a vocabulary that came with its files the special tokens that
     are asked for. UserError before any text is read with it."""
@@ -168,7 +148,7 @@ def require_fit(config: RunConfig, tokenizer: Tokenizer) -> None:
 
 
 def start_weights(config: RunConfig, learner: nn.Module, taken: TakenHead | None = None) -> LoadReport | None:
-    """Load the weights the run starts from, a task's head as `with_task` has it. None where they are random."""
+    """Load the weights the run starts from. taken: the head of its task in them. None where they are random."""
     origin = starts_from(config)
     if origin is None:
         return None
