@@ -457,7 +457,7 @@ def prepare(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
     import numpy
 
     from lmtool.streams import Permutation
-    from lmtool.tasks.examples import SequenceExamples
+    from lmtool.tasks.kinds.texts import SequenceExamples
 
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer, text = write_texts(folder, settings)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtool.commands.configs import EvaluateConfig, FinetuneConfig, PretrainConfig
+from lmtool.commands.labelled import data_to_score
 from lmtool.commands.trained import load_trained
 from lmtool.commands.training import HeldOut
 from lmtool.config.tables import build
@@ -16,7 +17,6 @@ from lmtool.errors import UserError
 from lmtool.learners.evaluation import SplitEvaluations, evaluate
 from lmtool.reporting.console import Output
 from lmtool.reporting.table import print_table
-from lmtool.tasks.loading import load_task
 from lmtool.tasks.members import read_tasks, rows_of
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.files import write_rows
@@ -24,11 +24,15 @@ from lmtool.training.files import write_rows
 
 def run(config: EvaluateConfig, overrides: list[str]) -> dict[str, Any]:
     """Score, print, and write predictions where an output is named. Returns the metrics."""
-    trained = load_trained(config)
-    before, learner, output = trained.config, trained.learner, Output()
+    trained, output = load_trained(config), Output()
+    before = trained.config
     if isinstance(before, FinetuneConfig):
-        data, title = _task(config, before), before.task.name
+        task, taken = data_to_score(config, trained, before)
+        learner, data, title = trained.learner(task.config, taken), task.splits(), task.config.name
+        if taken.note:
+            output.line(f"labels: {taken.note}")
     else:
+        learner = trained.learner()
         data, title = _text(config, before, trained.tokenizer)
     splits = {
         split: HeldOut(learner, part, before.max_length, config.batch_tokens, before.seed)
@@ -58,17 +62,6 @@ def run(config: EvaluateConfig, overrides: list[str]) -> dict[str, Any]:
     for warning in evaluations.warnings:
         output.line(f"warning: {warning}", "yellow")
     return metrics
-
-
-def _task(config: EvaluateConfig, before: FinetuneConfig) -> dict[str, SplitData]:
-    """The rows of the checkpoint's task, or of other data of it."""
-    task = config.task or before.task
-    if task.name != before.task.name:
-        raise UserError(
-            f"checkpoint={config.checkpoint} was trained for task={before.task.name}, not task={task.name}",
-            "leave task= out, and give other data with task.path=",
-        )
-    return load_task(task, before.seed, config.cache_dir, config.offline).splits()
 
 
 def _text(config: EvaluateConfig, before: PretrainConfig, tokenizer: Tokenizer) -> tuple[dict[str, SplitData], str]:

@@ -18,6 +18,7 @@ from lmtool.commands.configs import FinetuneConfig, PretrainConfig
 from lmtool.commands.describing import described
 from lmtool.commands.evaluate import write_output
 from lmtool.commands.finetune import own_tokenizer
+from lmtool.commands.labelled import data_to_learn
 from lmtool.config.tables import build
 from lmtool.data.loader import PackedLoader
 from lmtool.data.plan import Examples
@@ -30,7 +31,6 @@ from lmtool.objectives.tally import FAMILY, Tally
 from lmtool.reporting.console import Output
 from lmtool.reporting.table import print_table
 from lmtool.reporting.text import plain
-from lmtool.tasks.loading import load_task
 from lmtool.tasks.members import rows_of
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import choose_device
@@ -124,9 +124,8 @@ def _pretraining(config: PretrainConfig, output: Output) -> Seen:
 
 
 def _task(config: FinetuneConfig, output: Output) -> Seen:
-    task = load_task(config.task, config.seed, config.cache_dir, config.offline)
+    config, task, _ = data_to_learn(config)
     tokenizer = shared.starting_tokenizer(config)
-    config = config.model_copy(update={"task": task.config})
     tokenizer = tokenizer or own_tokenizer(config, task, output)
     shared.require_fit(config, tokenizer)
     with torch.device("meta"):

@@ -12,10 +12,10 @@ import torch
 
 from lmtool.commands import session as shared
 from lmtool.commands.configs import FinetuneConfig, PretrainConfig
+from lmtool.commands.labelled import data_to_learn
 from lmtool.reporting.console import Output
 from lmtool.reporting.plan import plan_rows
 from lmtool.reporting.table import print_table
-from lmtool.tasks.loading import load_task
 from lmtool.training.precision import choose_device, choose_precision
 from lmtool.weights.assemble import assemble
 
@@ -37,8 +37,7 @@ def run(config: PretrainConfig | FinetuneConfig, verb: str) -> int:
     precision = choose_precision(config.precision, choose_device(config.device))
     notes = []
     if isinstance(config, FinetuneConfig):
-        task = load_task(config.task, config.seed, config.cache_dir, config.offline)
-        config = config.model_copy(update={"task": task.config})
+        config, task, _ = data_to_learn(config)
         rows, predicted = len(task.train), 0.0
         notes.append(f"{rows:,} training rows, each taken as max_length={config.max_length} long; most are shorter")
     else:

@@ -3,47 +3,89 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from lmtool.commands.configs import PredictConfig
+from lmtool.commands.configs import FinetuneConfig, PredictConfig
 from lmtool.commands.evaluate import write_output
-from lmtool.commands.trained import load_trained
+from lmtool.commands.trained import Trained, load_trained
 from lmtool.data.split import Rows
+from lmtool.data.tables import Rows as Table
 from lmtool.data.tables import read_table
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.reporting.console import Output
+from lmtool.tasks.configs import ClassificationConfig
+from lmtool.tasks.labels import TakenHead
+from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.weights.heads import PAIR_HEADS
 
 TABLES = (".tsv", ".csv", ".jsonl", ".json")
+# The columns of a table where no task names others: the keys of the command.
+TEXT, PAIR = "text", "pair"
 
 
 def run(config: PredictConfig, overrides: list[str]) -> None:
     """Read, predict, print or write one JSON line a text."""
-    trained = load_trained(config)
-    learner = trained.learner
-    rows = _rows(config, learner)
-    records = learner.respond(rows, trained.config.max_length, config.batch_tokens, trained.precision)
+    trained, output, table = load_trained(config), Output(), _table(config)
+    paired = config.pair is not None if table is None else PAIR in table.columns
+    learner = _learner(trained, paired)
+    rows = _rows(config, table, learner)
+
+    def warn(text: str) -> None:
+        output.line(f"warning: {text}", "yellow")
+
+    records = learner.respond(rows, trained.longest, config.batch_tokens, trained.precision, warn)
     if config.output is not None:
         write_output(config.output, records)
         return
-    output = Output()
     for record in records:
         output.line(learner.line(record))
 
 
-def _rows(config: PredictConfig, learner: BaseLearner) -> Rows:
+def _learner(trained: Trained, paired: bool) -> BaseLearner:
+    """What answers: a published classifier reads one text or two, as they are given; of a pretrained model, pairs are
+    for its head over them, which is a classification."""
+    if isinstance(trained.config, FinetuneConfig):
+        if not trained.foreign:
+            return trained.learner()
+        columns = (TEXT, PAIR) if paired else (TEXT,)
+        return trained.learner(trained.config.task.model_copy(update={"text": columns}))
+    if not paired:
+        return trained.learner()
+    name = next((name for name in PAIR_HEADS if f"heads.{name}.output.weight" in trained.weights.tensors), None)
+    if name is None:
+        raise UserError(
+            f"checkpoint={trained.checkpoint} has no head over pairs of texts ({' or '.join(PAIR_HEADS)})",
+            "leave the second text out, or finetune the checkpoint on a task over pairs",
+        )
+    # What looks like a mask in its texts is one, as in those that are filled.
+    tokenizer = Tokenizer.load(trained.weights.folder, parse_special_tokens=True)
+    task = ClassificationConfig(name=name, text=(TEXT, PAIR), labels=PAIR_HEADS[name])
+    return replace(trained, tokenizer=tokenizer).learner(task, TakenHead(name, None))
+
+
+def _table(config: PredictConfig) -> Table | None:
+    """The table that is asked about; None for plain texts."""
+    if config.input is None or Path(config.input).suffix.lower() not in TABLES:
+        return None
+    return read_table(config.input)
+
+
+def _rows(config: PredictConfig, table: Table | None, learner: BaseLearner) -> Rows:
     """What is asked about: the rows of a table, or texts."""
-    if config.input is not None and Path(config.input).suffix.lower() in TABLES:
-        table = read_table(config.input)
+    if table is not None:
         return learner.read_rows(dict(table.columns), table.origin)
     texts = _texts(config)
-    columns = {learner.reads[0]: texts}
+    columns, reads = {learner.reads[0]: texts}, ", ".join(learner.reads)
+    if len(learner.reads) == 1 and config.pair is not None:
+        raise UserError(f"task={learner.config.name} reads one text, {reads}; pair is a second one", "leave pair= out")
     if len(learner.reads) == 2:
         if config.pair is None:
             raise UserError(
-                f"task={learner.config.name} reads pairs: {', '.join(learner.reads)}",
+                f"task={learner.config.name} reads pairs: {reads}",
                 'give text="..." pair="...", or input=FILE with both columns',
             )
         columns[learner.reads[1]] = [config.pair]

@@ -7,7 +7,7 @@ An objective, a task, a mixture of them: each is a subclass. In a checkpoint its
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -26,6 +26,12 @@ from lmtool.streams import key
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision
 from lmtool.types import Batch, ParameterGroup, Scores, StepOutput
+
+Warn = Callable[[str], None]
+
+
+def silent(text: str) -> None:
+    """Reports nothing."""
 
 
 class Tuning(Protocol):
@@ -184,10 +190,13 @@ class BaseLearner(nn.Module, ABC):
             )
         return Rows(list(range(len(origin))), {name: columns[name] for name in self.reads}, None, origin)
 
-    def respond(self, rows: Rows, max_length: int, batch_tokens: int, precision: Precision) -> Iterator[dict[str, Any]]:
+    def respond(
+        self, rows: Rows, max_length: int, batch_tokens: int, precision: Precision, warn: Warn = silent
+    ) -> Iterator[dict[str, Any]]:
         """What a trained model answers to rows of texts: masks filled, texts completed, labels. Plain data, one a row.
 
-        max_length: tokens of an example, at most; batch_tokens: of a forward. UserError where it answers nothing.
+        max_length: tokens of an example, at most; batch_tokens: of a forward. warn: reports what a user should know.
+        UserError where it answers nothing.
         """
         raise UserError(
             f"what {self.config.name} teaches answers no texts",

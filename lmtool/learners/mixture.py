@@ -20,7 +20,7 @@ from lmtool import streams
 from lmtool.data.plan import Examples, Plan
 from lmtool.data.split import Rows, SplitData
 from lmtool.errors import UserError
-from lmtool.learners.base import BaseLearner
+from lmtool.learners.base import BaseLearner, Warn, silent
 from lmtool.learners.baseline import Predictor
 from lmtool.learners.configs import MixtureConfig
 from lmtool.learners.evaluation import Evaluation, Scorer
@@ -226,9 +226,11 @@ class Mixture(BaseLearner):
         each = -(-n // max(len(parts), 1))
         return [sample for _, member, own in parts for sample in member.samples(own, each)][:n]
 
-    def respond(self, rows: Rows, max_length: int, batch_tokens: int, precision: Precision) -> Iterator[dict[str, Any]]:
+    def respond(
+        self, rows: Rows, max_length: int, batch_tokens: int, precision: Precision, warn: Warn = silent
+    ) -> Iterator[dict[str, Any]]:
         """What the first member answers."""
-        return self._first.respond(rows, max_length, batch_tokens, precision)
+        return self._first.respond(rows, max_length, batch_tokens, precision, warn)
 
     def line(self, record: dict[str, Any]) -> str:
         return self._first.line(record)

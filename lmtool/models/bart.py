@@ -105,6 +105,8 @@ KEYS = KeyMap(
         ("backbone.embed.norm", "model.encoder.layernorm_embedding"),
         ("backbone.decoder.embed.position", "model.decoder.embed_positions"),
         ("backbone.decoder.embed.norm", "model.decoder.layernorm_embedding"),
+        ("heads.pooler.dense", "classification_head.dense"),
+        ("heads.classifier.output", "classification_head.out_proj"),
     )
 )
 # Copies of the shared table.
@@ -112,8 +114,8 @@ DERIVED = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weig
 
 
 def to_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Our checkpoint's tensors under the names of a Hugging Face BartForConditionalGeneration. Tied copies are not
-    written."""
+    """Our checkpoint's tensors under the names of a Hugging Face BartForConditionalGeneration, or of its classifier.
+    Tied copies are not written."""
     published = {KEYS.to_published(name) or name: tensor for name, tensor in tensors.items()}
     return {name: one[None] if name == "final_logits_bias" else one for name, one in published.items()}
 
@@ -128,8 +130,11 @@ def from_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return renamed
 
 
-# The class of transformers that holds these heads.
-ARCHITECTURES = (((), "BartForConditionalGeneration"),)
+# The class of transformers that holds these heads; the first that fits.
+ARCHITECTURES = (
+    (("pooler", "classifier"), "BartForSequenceClassification"),
+    ((), "BartForConditionalGeneration"),
+)
 _FIELDS = {
     "vocab_size": "vocab_size",
     "encoder_layers": "num_layers",

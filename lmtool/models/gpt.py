@@ -122,6 +122,7 @@ KEYS = KeyMap(
         (_LAYER + "ffn.fc_in", _PUBLISHED + "mlp.c_fc"),
         (_LAYER + "ffn.fc_out", _PUBLISHED + "mlp.c_proj"),
         ("backbone.final_norm", "transformer.ln_f"),
+        ("heads.classifier.output", "score"),
     )
 )
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
@@ -131,7 +132,8 @@ _MASKS = (".attn.bias", ".attn.masked_bias")
 
 
 def to_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Our checkpoint's tensors under the names of a Hugging Face GPT2LMHeadModel. The tied head is not written."""
+    """Our checkpoint's tensors under the names of a Hugging Face GPT2LMHeadModel or of its classifier. The tied head is
+    not written."""
     joined: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         module, _, kind = name.rpartition(".")
@@ -161,8 +163,11 @@ def from_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return renamed
 
 
-# The class of transformers that holds these heads.
-ARCHITECTURES = (((), "GPT2LMHeadModel"),)
+# The class of transformers that holds these heads; the first that fits.
+ARCHITECTURES = (
+    (("classifier",), "GPT2ForSequenceClassification"),
+    ((), "GPT2LMHeadModel"),
+)
 _FIELDS = {
     "vocab_size": "vocab_size",
     "n_layer": "num_layers",

@@ -108,6 +108,7 @@ KEYS = KeyMap(
         (_LAYER + "norm1", _PUBLISHED + "ln_1"),
         (_LAYER + "ffn.fc_in", _PUBLISHED + "mlp.c_fc"),
         (_LAYER + "ffn.fc_out", _PUBLISHED + "mlp.c_proj"),
+        ("heads.classifier.output", "score"),
         (_LAYER + "norm2", _PUBLISHED + "ln_2"),
     )
 )
@@ -116,8 +117,8 @@ _TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "m
 
 
 def to_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Our checkpoint's tensors under the names of a Hugging Face OpenAIGPTLMHeadModel. The tied head is not
-    written."""
+    """Our checkpoint's tensors under the names of a Hugging Face OpenAIGPTLMHeadModel, or of its classifier. The tied
+    head is not written."""
     published = {KEYS.to_published(name) or name: one for name, one in join_projections(tensors).items()}
     return {name: one.T.contiguous() if name.endswith(_TRANSPOSED) else one for name, one in published.items()}
 
@@ -135,8 +136,11 @@ def from_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return split_projections(renamed)
 
 
-# The class of transformers that holds these heads.
-ARCHITECTURES = (((), "OpenAIGPTLMHeadModel"),)
+# The class of transformers that holds these heads; the first that fits.
+ARCHITECTURES = (
+    (("classifier",), "OpenAIGPTForSequenceClassification"),
+    ((), "OpenAIGPTLMHeadModel"),
+)
 _FIELDS = {
     "vocab_size": "vocab_size",
     "n_layer": "num_layers",

@@ -112,8 +112,13 @@ def build(config: T5Config, seed: int) -> T5:
     return model
 
 
+# A classifier's; the rest of its tensors stands under `transformer.`
+_HEAD, _INSIDE = "classification_head", "transformer."
+
+
 def _pairs() -> tuple[tuple[str, str], ...]:
     pairs = [("backbone.embed.token", "shared"), ("heads.lm.output", "lm_head")]
+    pairs += [("heads.pooler.dense", f"{_HEAD}.dense"), ("heads.classifier.output", f"{_HEAD}.out_proj")]
     projections = (("q_proj", "q"), ("k_proj", "k"), ("v_proj", "v"), ("out_proj", "o"))
     # Our sublayers with their norms, and theirs: `layer.N` holds the sublayer and its norm.
     stacks = {
@@ -147,16 +152,21 @@ _DERIVED = (
 
 
 def to_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Our checkpoint's tensors under the names of a Hugging Face T5ForConditionalGeneration. Tied copies are not
-    written; a head of its own (1.1) is."""
+    """Our checkpoint's tensors under the names of a Hugging Face T5ForConditionalGeneration, or of its classifier. Tied
+    copies are not written; a head of its own (1.1) is."""
     published = {KEYS.to_published(name) or name: tensor for name, tensor in tensors.items()}
     gated = any(".wi_0." in name for name in published)
-    return {name.replace(".wi.", ".wi_1.") if gated else name: one for name, one in published.items()}
+    published = {name.replace(".wi.", ".wi_1.") if gated else name: one for name, one in published.items()}
+    if f"{_HEAD}.out_proj.weight" in published:
+        inside = ("shared.", "encoder.", "decoder.")
+        return {_INSIDE + name if name.startswith(inside) else name: one for name, one in published.items()}
+    return published
 
 
 def from_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The reverse. A head that only repeats the shared table is dropped, except beside a gated feed-forward part,
     where it is the published one's own (1.1)."""
+    tensors = {name.removeprefix(_INSIDE): tensor for name, tensor in tensors.items()}
     gated = any(".wi_0." in name for name in tensors)
     renamed: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -166,8 +176,11 @@ def from_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return renamed
 
 
-# The class of transformers that holds these heads.
-ARCHITECTURES = (((), "T5ForConditionalGeneration"),)
+# The class of transformers that holds these heads; the first that fits.
+ARCHITECTURES = (
+    (("pooler", "classifier"), "T5ForSequenceClassification"),
+    ((), "T5ForConditionalGeneration"),
+)
 _FIELDS = {
     "vocab_size": "vocab_size",
     "num_layers": "num_layers",

@@ -16,7 +16,7 @@ from lmtool.data.plan import Examples
 from lmtool.data.split import Rows, SplitData
 from lmtool.generation.sampling import generate
 from lmtool.heads.lm import LMHead, lm_head
-from lmtool.learners.base import BaseLearner
+from lmtool.learners.base import BaseLearner, Warn, silent
 from lmtool.learners.baseline import ConstantPredictor, token_counts
 from lmtool.learners.targets import labels_of, places_of
 from lmtool.models.base import Decoder
@@ -90,7 +90,9 @@ class CausalLanguageModel(BaseLearner):
             samples.append({"prompt": self.tokenizer.decode(prompt), "text": self.tokenizer.continuation(prompt, new)})
         return samples
 
-    def respond(self, rows: Rows, max_length: int, batch_tokens: int, precision: Precision) -> Iterator[dict[str, str]]:
+    def respond(
+        self, rows: Rows, max_length: int, batch_tokens: int, precision: Precision, warn: Warn = silent
+    ) -> Iterator[dict[str, str]]:
         """Complete texts: for each the `text` and its `continuation`, up to the end of the text, where the
         vocabulary has one (GPT's of 2018 has none), or 80 tokens."""
         ends = tuple(number for role, number in self.tokenizer.roles.items() if role == "eos")

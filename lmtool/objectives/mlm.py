@@ -20,7 +20,7 @@ from lmtool.data.split import Rows, SplitData
 from lmtool.heads.lm import MaskedLMHead
 from lmtool.heads.losses import loss_sum, losses
 from lmtool.heads.sequence import Pooler, SequenceHead, summary_index
-from lmtool.learners.base import BaseLearner
+from lmtool.learners.base import BaseLearner, Warn, silent
 from lmtool.learners.baseline import ConstantPredictor, token_counts
 from lmtool.learners.targets import hidden_at, labels_of, places_of
 from lmtool.models.base import Backbone
@@ -135,7 +135,9 @@ class MaskedLanguageModel(BaseLearner):
         )
 
     @torch.no_grad()
-    def respond(self, rows: Rows, max_length: int, batch_tokens: int, precision: Precision) -> Iterator[dict[str, Any]]:
+    def respond(
+        self, rows: Rows, max_length: int, batch_tokens: int, precision: Precision, warn: Warn = silent
+    ) -> Iterator[dict[str, Any]]:
         """Fill the masks of texts, see `fill_masks`."""
         yield from fill_masks(self.backbone, self._logits_at, self.tokenizer, rows.columns["text"], precision.autocast)
 

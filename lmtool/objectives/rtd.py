@@ -22,7 +22,7 @@ from lmtool import streams
 from lmtool.data.split import Rows, SplitData
 from lmtool.heads.lm import MaskedLMHead
 from lmtool.heads.replaced_token import CopyGate, ReplacedTokenHead, copy_best, copy_losses
-from lmtool.learners.base import BaseLearner
+from lmtool.learners.base import BaseLearner, Warn, silent
 from lmtool.learners.baseline import BestConstant, ConstantPredictor, token_counts
 from lmtool.learners.targets import labels_of, places_of
 from lmtool.models.base import Backbone
@@ -216,7 +216,9 @@ class ReplacedTokenDetection(BaseLearner):
         return samples
 
     @torch.no_grad()
-    def respond(self, rows: Rows, max_length: int, batch_tokens: int, precision: Precision) -> Iterator[dict[str, Any]]:
+    def respond(
+        self, rows: Rows, max_length: int, batch_tokens: int, precision: Precision, warn: Warn = silent
+    ) -> Iterator[dict[str, Any]]:
         """Fill the masks of texts with the generator, see `fill_masks`."""
         yield from fill_masks(self.backbone, self._logits_at, self.tokenizer, rows.columns["text"], precision.autocast)
 

@@ -18,7 +18,7 @@ from lmtool.data.plan import Examples
 from lmtool.data.split import Rows, SplitData
 from lmtool.generation.sampling import answer
 from lmtool.heads.lm import LMHead, lm_head
-from lmtool.learners.base import BaseLearner
+from lmtool.learners.base import BaseLearner, Warn, silent
 from lmtool.learners.baseline import ConstantPredictor, token_counts
 from lmtool.learners.targets import labels_of
 from lmtool.models.encoder_decoder import EncoderDecoder
@@ -122,7 +122,9 @@ class SequenceToSequence(BaseLearner):
         return samples
 
     @torch.no_grad()
-    def respond(self, rows: Rows, max_length: int, batch_tokens: int, precision: Precision) -> Iterator[dict[str, str]]:
+    def respond(
+        self, rows: Rows, max_length: int, batch_tokens: int, precision: Precision, warn: Warn = silent
+    ) -> Iterator[dict[str, str]]:
         """Answer texts: for each the `text` and its `continuation`, up to the end or 80 tokens."""
         layout = text_format(self.backbone.config.text_format, self.tokenizer)
         for text in rows.columns["text"]:

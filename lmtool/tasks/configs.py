@@ -66,6 +66,13 @@ class TaskConfig(Config):
         description="Dropout before the head's output layer. Null: the model's.",
     )
 
+    head: Literal["paper", "transformers"] | None = Field(
+        None,
+        description="How a whole text is read. paper: as in the model's paper. transformers: as its "
+        "...ForSequenceClassification does (GPT: no end token, no bias; BART, T5: a dense layer more), which alone can "
+        "be exported. Null: as in the checkpoint, where its classes are the task's; else as in the paper.",
+    )
+
     def learner(self, *arguments: Any) -> Any:
         """The learner of this task: `arguments` are backbone, tokenizer and seed."""
         return build(self).learner(*arguments)

@@ -38,15 +38,20 @@ class Blueprint(Protocol):
 
 
 def assemble(
-    config: Blueprint, tokenizer: Tokenizer | None, start: Weights | None = None, trained: Weights | None = None
+    config: Blueprint,
+    tokenizer: Tokenizer | None,
+    start: Weights | None = None,
+    trained: Weights | None = None,
+    learns: Teaches | None = None,
 ) -> tuple[BaseLearner, LoadReport | None]:
     """The learner of a run on the default device, edited by its tuning method, and what was taken of a checkpoint.
 
     start: the weights that a run starts from, loaded before the edit; what they lack is new. trained: those of this
-    very learner, edit and all, every tensor of which must be there. tokenizer: None to count parameters alone.
+    very learner, edit and all, every tensor of which must be there. tokenizer: None to count parameters alone. learns:
+    another section than the configuration's.
     UserError where a checkpoint does not fit.
     """
-    learner = config.learns.learner(build(config.model, config.seed), tokenizer, config.seed)
+    learner = (learns or config.learns).learner(build(config.model, config.seed), tokenizer, config.seed)
     report = None
     if start is not None:
         report = replace(load_into(learner, start.tensors, start.origin), ignored=start.ignored)

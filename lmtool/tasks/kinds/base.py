@@ -18,7 +18,7 @@ from torch import Tensor
 from lmtool.data.loader import PackedLoader
 from lmtool.data.plan import Examples
 from lmtool.data.split import Rows, SplitData
-from lmtool.learners.base import BaseLearner
+from lmtool.learners.base import BaseLearner, Warn, silent
 from lmtool.learners.baseline import Predictor
 from lmtool.learners.evaluation import Evaluation, Scorer, evaluate
 from lmtool.learners.terms import TermSums
@@ -186,10 +186,15 @@ class TaskLearner(BaseLearner):
         columns = {self.config.aliases.get(name, name): values for name, values in columns.items()}
         return self.kind.rows(super().read_rows(columns, origin).columns, origin, labelled=False)
 
-    def respond(self, rows: Rows, max_length: int, batch_tokens: int, precision: Precision) -> Iterator[dict[str, Any]]:
+    def respond(
+        self, rows: Rows, max_length: int, batch_tokens: int, precision: Precision, warn: Warn = silent
+    ) -> Iterator[dict[str, Any]]:
         """Records of the rows, as in predictions.jsonl."""
         data = SplitData("input", rows={self.config.name: rows})
         examples = self.examples(data, max_length)
+        truncated = examples.facts().get("truncated", 0)
+        if truncated:
+            warn(f"{truncated:,} of {len(rows):,} texts are cut to {max_length} tokens")
         loader = PackedLoader(examples, 0, None, max(batch_tokens, max_length), shuffle=False)
         return evaluate(self, self.scorer(data, examples, {}), loader.epoch_batches(), precision).records()
 

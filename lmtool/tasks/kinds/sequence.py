@@ -1,5 +1,6 @@
 """A text or a pair of texts as one vector, and a head on it: over encoders (pooled first token), decoders (last token)
-and encoder-decoders (last token of the decoder, which reads the same text).
+and encoder-decoders (last token of the decoder, which reads the same text), as their papers have it, or as transformers
+has it (`TaskConfig.head`).
 
 Devlin et al. 2019, section 4.1; Radford et al. 2018, section 3.3; Lewis et al. 2020, section 3.1.
 
@@ -56,19 +57,19 @@ class SequenceLearner(TaskLearner):
 
     def __init__(self, kind: SequenceKind, backbone: Backbone, tokenizer: Tokenizer, seed: int, outputs: int):
         super().__init__(kind, backbone, tokenizer, seed)
-        self.how = backbone.config.summary
-        if self.how == "pooled_first":
+        self.form = backbone.config.sequence_form(self.config.head)
+        if self.form.pooled:
             self.add_head("pooler", Pooler(backbone.hidden_size, backbone.pooler_activation))
         dropout = backbone.config.dropout if self.config.dropout is None else self.config.dropout
-        self.add_head(self.term, SequenceHead(backbone.hidden_size, outputs, dropout))
+        self.add_head(self.term, SequenceHead(backbone.hidden_size, outputs, dropout, self.form.bias))
 
     def examples(self, data: SplitData, max_length: int) -> SequenceExamples:
         """Rows tokenised, cut and laid out for this backbone."""
         model, start = self.backbone.config, None
         if isinstance(model, EncoderDecoderConfig):
             start = self.tokenizer.role(model.start_role)
-        rows = self.rows(data)
-        return SequenceExamples(rows, self.tokenizer, model.text_format, max_length, self.term, data.split, start)
+        rows, layout = self.rows(data), self.form.text_format
+        return SequenceExamples(rows, self.tokenizer, layout, max_length, self.term, data.split, start)
 
     def outputs(self, batch: Batch, step: int) -> Tensor:
         """(N, C) outputs of the head. A backbone of which nothing learns is a feature extractor: it runs without
@@ -77,7 +78,7 @@ class SequenceLearner(TaskLearner):
         learns = any(parameter.requires_grad for parameter in self.backbone.parameters())
         with nullcontext() if learns else torch.no_grad():
             summary_NH = self._summary(batch, draws if learns else None)
-        if self.how == "pooled_first":
+        if self.form.pooled:
             summary_NH = self.heads["pooler"](summary_NH)
         if draws is not None:
             draws = draws if batch.outputs is None else draws.for_outputs()
@@ -87,13 +88,13 @@ class SequenceLearner(TaskLearner):
     def _summary(self, batch: Batch, draws: Draws | None) -> Tensor:
         """(N, H): one token's hidden state, the only one that the last layer gives, or the mean over the text."""
         sides = (batch.inputs, draws) if batch.outputs is None else (batch.inputs, draws, batch.outputs)
-        if self.how == "mean":
+        if self.form.place == "mean":
             return summary(self.backbone(*sides), self._read(batch), "mean")
         return self.backbone(*sides, read_M=self._place(batch))
 
     def _place(self, batch: Batch) -> Tensor:
         """(N,) flat index of the token that stands for the text."""
-        return summary_index(self._read(batch), "last" if self.how == "last" else "first")
+        return summary_index(self._read(batch), "last" if self.form.place == "last" else "first")
 
     @staticmethod
     def _read(batch: Batch) -> Packed:

@@ -16,6 +16,7 @@ from lmtool.data.plan import Plan
 from lmtool.data.split import Rows
 from lmtool.errors import UserError
 from lmtool.models.encoder_decoder import shifted
+from lmtool.tasks.kinds.labels import place
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Target
 
@@ -73,6 +74,12 @@ class SequenceExamples:
         if len(lengths) == 2:
             kept = [np.asarray(side) for side in truncate_pair(lengths[0], lengths[1], room)]
         packed = np.sum(kept, axis=0)
+        empty = np.flatnonzero(packed + self.template.overhead == 0)
+        if len(empty):
+            raise UserError(
+                f"{place(rows.origin[empty[0]])}: an empty text, around which this model has no special token",
+                "take the row out, or give it a text",
+            )
         self.truncated = int(np.sum(packed < np.sum(lengths, axis=0)))
         records = np.empty(len(rows), dtype=[("row", "i8"), *((name, "i4") for name in _SIDES[: len(kept)])])
         records["row"] = np.arange(len(rows))
