@@ -28,17 +28,13 @@ def run(config: PretrainConfig, overrides: list[str]) -> dict[str, Any]:
         finished = session.run.result()
         if finished is not None:
             return shared.told_again(session, finished)
-        progress = shared.bar(session.output)
+        progress = session.output.stage
         tokenizer = shared.saved_tokenizer(session)
         source = build(config.data, config.cache_dir, progress)
         contents = contents_of(tasks, (config.data.name, source))
         require_same_data(session, contents)
         tokenizer = tokenizer or trained_tokenizer(
-            config.tokenizer,
-            source,
-            config.tokenizer.vocab_size or config.model.vocab_size,
-            config.cache_dir,
-            progress,
+            config.tokenizer, source, config.tokenizer.vocab_size or config.model.vocab_size, config.cache_dir, progress
         )
         shared.require_fit(config, tokenizer)
         stores = {
@@ -72,6 +68,7 @@ def run(config: PretrainConfig, overrides: list[str]) -> dict[str, Any]:
         plan, epochs = shared.plan_of(config, learner, loader.facts(), session.precision)
         shared.begin(
             session,
+            learner,
             choices=names,
             data={
                 **source.facts(),

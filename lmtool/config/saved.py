@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,44 +12,22 @@ import yaml
 from lmtool.config.base import Config
 from lmtool.errors import UserError
 from lmtool.manifest import verify_beside
+from lmtool.secrets import masked_data, masker
 
 VERSION = 1
 MAX_BYTES = 1_000_000
-MASK = "***"
-
-_SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
-# A hub token, which has 34 characters behind its hf_ (a folder may be called hf_distilbert); 40 hexadecimal digits, the
-# form of a tracker's key.
-_SECRET_FORM = re.compile(r"\bhf_[A-Za-z0-9]{20,}|\b[0-9a-f]{40}\b")
-
-
-def masked(text: str, environ: Mapping[str, str] | None = None) -> str:
-    """The text with secrets replaced by `***`: values of environment variables named like *KEY*, *TOKEN*, *SECRET* or
-    *PASSWORD* (of six characters or more), and what has the form of a hub token or a tracker's key."""
-    environ = os.environ if environ is None else environ
-    secrets = {value for name, value in environ.items() if _SECRET_NAME.search(name) and len(value.strip()) >= 6}
-    for secret in sorted(secrets, key=len, reverse=True):
-        text = text.replace(secret, MASK)
-    return _SECRET_FORM.sub(MASK, text)
 
 
 def save(config: Config, command: str, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
     """The configuration as plain data that `decode` takes again: {"version", "command", keys and sections...}."""
     data = {"version": VERSION, "command": command, **json.loads(config.model_dump_json())}
-    return _masked_values(data, os.environ if environ is None else environ)
+    masks: dict[str, Any] = masked_data(data, masker(environ))
+    return masks
 
 
 def to_yaml(data: dict[str, Any]) -> str:
     """Plain data as YAML text, in their own order."""
     return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120)
-
-
-def _masked_values(value: Any, environ: Mapping[str, str]) -> Any:
-    if isinstance(value, dict):
-        return {key: _masked_values(one, environ) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_masked_values(one, environ) for one in value]
-    return masked(value, environ) if isinstance(value, str) else value
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -50,14 +50,19 @@ class PydocsSource:
         sizes = np.array([len(text) for _, text in self._documents])
         self._held_out = held_out(sizes, config.validation_fraction)
 
-    def documents(self, split: str) -> Iterator[str]:
-        wanted = splits_of(split) == "validation"
-        for (_, text), out in zip(self._documents, self._held_out.tolist(), strict=True):
-            if out == wanted:
-                yield text
+    def parts(self, split: str) -> Iterator[tuple[str, bool]]:
+        for text in self._texts(split):
+            yield text, True
 
     def count(self, split: str) -> int:
-        return int((self._held_out == (splits_of(split) == "validation")).sum())
+        return sum(1 for _ in self._texts(split))
+
+    def characters(self, split: str) -> int:
+        return sum(map(len, self._texts(split)))
+
+    def _texts(self, split: str) -> Iterator[str]:
+        wanted = splits_of(split) == "validation"
+        return (text for (_, text), out in zip(self._documents, self._held_out, strict=True) if out == wanted)
 
     def facts(self) -> dict[str, Any]:
         return {

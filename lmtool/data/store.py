@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from lmtool.data.sentences import split_sentences
+from lmtool.data.sentences import SentenceSplitter
 from lmtool.data.sources import Progress, Source, splits_of
 from lmtool.errors import UserError
 from lmtool.manifest import MANIFEST, Damaged, Manifest, write_manifest
@@ -155,83 +155,89 @@ def _build(folder: Path, key: str, source: Source, split: str, tokenizer: Tokeni
 
 
 class _Content:
-    """Writes the arrays of a store while documents come in."""
+    """Writes the arrays of a store while the text comes in; nothing is held but the portion at hand."""
 
     def __init__(self, folder: Path, tokenizer: Tokenizer):
         self._folder, self._tokenizer = folder, tokenizer
-        self._dtype = np.dtype("<u2" if tokenizer.vocab_size <= 2**16 else "<u4")
-        self._sentence_lengths: list[np.ndarray] = []
-        self._sentences_of: list[int] = []
-        self._tokens = self._characters = self._without_tokens = self._unknown = 0
+        dtypes = dict.fromkeys(_FILES, "<i8") | {"tokens": "<u2" if tokenizer.vocab_size <= 2**16 else "<u4"}
+        self._dtypes = {name: np.dtype(dtype) for name, dtype in dtypes.items()}
+        self._counts = dict.fromkeys(_FILES, 0)
+        self._sentences_of = SentenceSplitter()
+        self._last_border = self._characters = self._without_tokens = self._unknown = 0
         self._seconds = 0.0
-        self.arrays: dict[str, dict[str, Any]] = {}
 
     def write(self, source: Source, split: str, progress: Progress | None) -> None:
         began = time.perf_counter()
         total, done = source.count(split), 0
-        with open(self._folder / _FILES["tokens"], "wb") as file:
-            for portion in _portions(source.documents(split)):
-                self._tokenize(portion).tofile(file)
-                done += len(portion)
+        with contextlib.ExitStack() as stack:
+            self._files = {name: stack.enter_context(open(self._folder / file, "wb")) for name, file in _FILES.items()}
+            for name in ("document_offsets", "sentence_offsets", "document_sentences"):
+                self._append(name, np.zeros(1))
+            for portion in _portions(source.parts(split)):
+                self._tokenize(portion)
+                done += sum(ends for _, ends in portion)
                 if progress is not None:
                     progress(f"tokenizing {split}", done, total)
-        if self._tokens == 0:
+        if self._counts["tokens"] == 0:
             raise UserError(f"the {split} text holds no tokens", "give text with data.path=")
-        sentence_lengths = np.concatenate(self._sentence_lengths)
-        document_sentences = _cumulative(np.array(self._sentences_of))
-        sentence_offsets = _cumulative(sentence_lengths)
-        written = {
-            "sentence_offsets": sentence_offsets,
-            "document_sentences": document_sentences,
-            "document_offsets": sentence_offsets[document_sentences],
-        }
-        self.arrays["tokens"] = {"dtype": self._dtype.str, "count": self._tokens}
-        for name, values in written.items():
-            values.tofile(self._folder / _FILES[name])
-            self.arrays[name] = {"dtype": values.dtype.str, "count": len(values)}
         self._seconds = time.perf_counter() - began
 
-    def _tokenize(self, portion: list[str]) -> np.ndarray:
-        """The ids of some documents, and note of their sentences."""
-        sentences = [split_sentences(text) for text in portion]
-        ids = self._tokenizer.encode_batch([one for document in sentences for one in document])
+    def _append(self, name: str, values: np.ndarray) -> None:
+        values.astype(self._dtypes[name]).tofile(self._files[name])
+        self._counts[name] += len(values)
+
+    def _tokenize(self, portion: list[tuple[str, bool]]) -> None:
+        """The ids of some text, and the borders of its sentences and documents."""
+        sentences = [self._sentences_of.split(text, ends) for text, ends in portion]
+        ids = self._tokenizer.encode_batch([one for part in sentences for one in part])
         lengths = np.array([len(one) for one in ids], dtype=np.int64)
-        owner = np.repeat(np.arange(len(portion)), [len(document) for document in sentences])
-        counts = np.bincount(owner[lengths > 0], minlength=len(portion))
-        self._sentence_lengths.append(lengths[lengths > 0])
-        self._sentences_of += counts[counts > 0].tolist()
-        self._without_tokens += int((counts == 0).sum())
-        flat = np.concatenate(ids).astype(self._dtype)
-        self._tokens += len(flat)
-        self._characters += sum(map(len, portion))
-        if "unk" in self._tokenizer.roles:
-            self._unknown += int((flat == self._tokenizer.roles["unk"]).sum())
-        return flat
+        part_of = np.repeat(np.arange(len(portion)), [len(part) for part in sentences])
+        kept = lengths > 0
+        tokens_before, sentences_before = self._counts["tokens"], self._counts["sentence_offsets"] - 1
+        offsets = tokens_before + np.concatenate([[0], np.cumsum(lengths[kept])])
+        # Sentences up to the end of each document that ends here; one without any has no tokens.
+        after = np.cumsum(np.bincount(part_of[kept], minlength=len(portion)))
+        borders = sentences_before + after[[ends for _, ends in portion]]
+        grown = np.diff(borders, prepend=self._last_border) > 0
+        self._without_tokens += int((~grown).sum())
+        borders = borders[grown]
+        self._append("sentence_offsets", offsets[1:])
+        self._append("document_sentences", borders)
+        self._append("document_offsets", offsets[borders - sentences_before])
+        self._last_border = int(borders[-1]) if len(borders) else self._last_border
+        self._characters += sum(len(text) for text, _ in portion)
+        if ids:
+            flat = np.concatenate(ids)
+            self._append("tokens", flat)
+            if "unk" in self._tokenizer.roles:
+                self._unknown += int((flat == self._tokenizer.roles["unk"]).sum())
+
+    @property
+    def arrays(self) -> dict[str, dict[str, Any]]:
+        """Kind and number of the values of each file."""
+        return {name: {"dtype": self._dtypes[name].str, "count": count} for name, count in self._counts.items()}
 
     def facts(self, source: Source, split: str) -> dict[str, Any]:
+        tokens = self._counts["tokens"]
         facts = {
             "split": split,
-            "documents": len(self._sentences_of),
+            "documents": self._counts["document_offsets"] - 1,
             "documents_without_tokens": self._without_tokens,
-            "sentences": sum(map(len, self._sentence_lengths)),
-            "tokens": self._tokens,
+            "sentences": self._counts["sentence_offsets"] - 1,
+            "tokens": tokens,
             "characters": self._characters,
-            "characters_per_token": self._characters / self._tokens,
-            "unknown_fraction": self._unknown / self._tokens,
+            "characters_per_token": self._characters / tokens,
+            "unknown_fraction": self._unknown / tokens,
             "seconds": round(self._seconds, 3),
         }
         return facts | {"tokenizer": self._tokenizer.fingerprint, "source": source.fingerprint}
 
 
-def _cumulative(lengths: np.ndarray) -> np.ndarray:
-    return np.concatenate([[0], np.cumsum(lengths)]).astype("<i8")
-
-
-def _portions(documents: Iterator[str]) -> Iterator[list[str]]:
-    portion: list[str] = []
+def _portions(parts: Iterator[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]]:
+    portion: list[tuple[str, bool]] = []
     size = 0
-    for text in documents:
-        portion.append(text)
+    for text, ends in parts:
+        portion.append((text, ends))
         size += len(text)
         if size >= _PORTION:
             yield portion

@@ -240,9 +240,9 @@ def test_processes_that_start_together_make_one_store(tmp_path, tokenizers):
     source = """
 class Source:
     fingerprint, reads = "list", 0
-    def documents(self, split):
+    def parts(self, split):
         self.reads += 1
-        return iter(["The cat sat. The dog ran."] * 5000)
+        return ((text, True) for text in ["The cat sat. The dog ran."] * 5000)
     def count(self, split):
         return 5000
 """
