@@ -16,10 +16,10 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from lmtool.config.checkpoint import OPTIMIZER, of_step, pointed, read_state, saved_steps, verify
-from lmtool.errors import UserError
+from lmtool.errors import UserError, cannot_write
 from lmtool.training import checkpoints as disk
 from lmtool.training.checkpoints import DELETED, TEMPORARY
-from lmtool.training.files import cannot_write, remove_folder, replace_text
+from lmtool.training.files import remove_folder, replace_text
 from lmtool.training.optimizers import load_state_tensors, state_tensors
 from lmtool.training.progress import Progress
 from lmtool.training.run_folder import RunFolder

@@ -11,10 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lmtool.config.checkpoint import of_step, read_state, saved_steps, verify
-from lmtool.errors import CheckFailed
+from lmtool.errors import CheckFailed, cannot_write
 from lmtool.manifest import Damaged
 from lmtool.training.checkpoints import BAD
-from lmtool.training.files import cannot_write
 
 
 def resume_point(checkpoints: Path, report: Callable[[str], None]) -> Path | None:
