@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
 from lmtool.commands import session as shared
 from lmtool.commands.configs import FinetuneConfig
+from lmtool.commands.provenance import contents_of, extras, require_same_data
 from lmtool.config.tables import build
 from lmtool.data.loader import PackedLoader
 from lmtool.data.vocabulary import tokenizer_of_rows
@@ -25,6 +25,8 @@ def run(config: FinetuneConfig, overrides: list[str]) -> dict[str, Any]:
         finished = session.run.result()
         if finished is not None:
             return shared.told_again(session, finished)
+        contents = contents_of({config.task.name: task})
+        require_same_data(session, contents)
         # A run that starts from nothing trains its tokenizer on its own training rows.
         tokenizer = shared.saved_tokenizer(session) or tokenizer_of_rows(
             config.tokenizer,
@@ -59,6 +61,7 @@ def run(config: FinetuneConfig, overrides: list[str]) -> dict[str, Any]:
         plan, epochs = shared.plan_of(config, learner, loader.facts(), session.precision)
         shared.begin(
             session,
+            learner,
             choices=names,
             data={**task.facts, "train": loader.facts(), **{split: one.facts() for split, one in held_out.items()}},
             model=shared.model_facts(config.model, tokenizer, loaded),
@@ -93,11 +96,11 @@ def run(config: FinetuneConfig, overrides: list[str]) -> dict[str, Any]:
                 config.optimizer,
                 config.schedule,
                 listener,
-                tokenizer.save,
+                extras(tokenizer, contents),
             )
         shared.best_weights(session, training, learner)
         final = score()
-        session.run.write_lines("predictions.jsonl", _predicted(config, task, final))
+        session.run.write_rows("predictions.jsonl", _predicted(config, task, final))
         for warning in final.warnings:
             session.output.line(f"warning: {warning}", "yellow")
         result = shared.result_of(
@@ -124,7 +127,6 @@ def run(config: FinetuneConfig, overrides: list[str]) -> dict[str, Any]:
         )
 
 
-def _predicted(config: FinetuneConfig, task: TaskData, final: TaskReport) -> Iterator[str]:
+def _predicted(config: FinetuneConfig, task: TaskData, final: TaskReport) -> Iterator[dict[str, Any]]:
     for split, one in final.splits.items():
-        for row in predictions(config.task, task.validation[split], one.predicted, split):
-            yield json.dumps(row, ensure_ascii=False)
+        yield from predictions(config.task, task.validation[split], one.predicted, split)

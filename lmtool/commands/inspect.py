@@ -6,11 +6,9 @@ replaced-token detection: at its initial weights, or those of checkpoint=); any 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +16,7 @@ import torch
 from lmtool.commands import session as shared
 from lmtool.commands.configs import FinetuneConfig, PretrainConfig
 from lmtool.commands.describing import described
+from lmtool.commands.evaluate import write_output
 from lmtool.config.tables import build
 from lmtool.data.loader import PackedLoader
 from lmtool.data.plan import Examples
@@ -40,6 +39,8 @@ from lmtool.training.precision import choose_device
 _SHOWN = 2000
 # Between documents of an example, and between the texts of a pair.
 _BORDER = " ‖ "
+# What is predicted, and special tokens.
+_HIGHLIGHTS = {r"\S+→\S+": "bold yellow", r"(?<!\S)(\[[A-Z]+\]|</?[a-z_0-9|]+>)(?!\S)": "cyan"}
 
 
 @dataclass(frozen=True)
@@ -74,11 +75,7 @@ def run(config: PretrainConfig | FinetuneConfig, verb: str, looking: Looking) ->
     for one in shown:
         _print(output, one)
     if looking.output is not None:
-        lines = "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in shown)
-        try:
-            Path(looking.output).write_text(lines, encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"output={looking.output}: {error.strerror}", "give another output=FILE") from error
+        write_output(looking.output, shown)
     tally = measure(seen.examples, looking.tokens, config.max_length, _pad(seen.tokenizer), seen.learner)
     if (config.batch_examples is None) != (config.batch_tokens is None):
         facts = PackedLoader(seen.examples, config.seed, config.batch_examples, config.batch_tokens).facts()
@@ -179,24 +176,8 @@ def _print(output: Output, example: dict[str, Any]) -> None:
             rows.append((f"{term} borders", " ".join(f"{a}..{b}" for a, b in sorted({(a, b) for a, b in borders}))))
     if "prefix" in example["input"]:
         rows.append(("prefix", f"{example['input']['prefix']} tokens"))
-    _tell(output, rows)
+    output.rows(rows, _HIGHLIGHTS)
     output.line()
-
-
-def _tell(output: Output, rows: list[tuple[str, str]]) -> None:
-    """The rows, on a terminal with what is predicted and the special tokens set off."""
-    if not output.live:
-        output.rows(rows)
-        return
-    from rich.text import Text
-
-    for label, text in rows:
-        line = Text(f" {label:<12} ", style="dim")
-        body = Text(text)
-        body.highlight_regex(r"\S+→\S+", "bold yellow")
-        body.highlight_regex(r"(?<!\S)(\[[A-Z]+\]|</?[a-z_0-9|]+>)(?!\S)", "cyan")
-        output.console.print(line.append_text(body))
-        output.log(line.plain)
 
 
 def _pieces(side: dict[str, Any], predicted: dict[int, str]) -> str:

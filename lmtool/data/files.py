@@ -48,7 +48,7 @@ def find(key: str, given: str | tuple[str, ...], suffix: str = ".txt") -> list[P
         elif path.exists():
             files = [path]
         elif any(character in one for character in "*?["):
-            files = [Path(match) for match in sorted(glob.glob(str(path), recursive=True)) if Path(match).is_file()]
+            files = [Path(match) for match in sorted(glob.glob(str(path), recursive=True)) if not Path(match).is_dir()]
             if not files:
                 raise UserError(f"{key}={one} matches no file", f"look at what is there: ls {_existing_part(path)}")
         else:

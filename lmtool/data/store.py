@@ -1,7 +1,9 @@
 """The token store: a split of a source, tokenized once, memory-mapped by every run that reads it.
 
 A store is a folder `stores/<key>` of the cache folder, where the key is a hash of the text, the tokenizer and the
-version of this code. It is written beside its place and renamed, under a lock, and never changed.
+version of this code. It is written beside its place and renamed, under a lock, and never changed. Every opening holds
+all of it against its manifest: 2 bytes a token at 1.2 GB/s, a fiftieth of what reading the text takes before it. A
+damaged store is rebuilt and reported.
 
 Shape letters: D documents, S sentences.
 """
@@ -11,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import json
 import os
 import shutil
 import time
@@ -26,11 +27,11 @@ import numpy as np
 from lmtool.data.sentences import SentenceSplitter
 from lmtool.data.sources import Progress, Source, splits_of
 from lmtool.errors import UserError
+from lmtool.manifest import MANIFEST, Damaged, Manifest, write_manifest
 from lmtool.tokenizers.tokenizer import Tokenizer
 
-VERSION = 1  # of the layout and of how text becomes tokens and sentences: raise it when either changes
+VERSION = 2  # of the layout and of how text becomes tokens and sentences: raise it when either changes
 _PORTION = 1_000_000  # characters tokenized at a time
-_MANIFEST = "manifest.json"
 _FILES = {
     "tokens": "tokens.bin",
     "document_offsets": "document_offsets.bin",
@@ -71,7 +72,7 @@ class TokenStore:
 def open_store(
     source: Source, split: str, tokenizer: Tokenizer, cache_dir: str | Path, progress: Progress | None = None
 ) -> TokenStore:
-    """The store of a split: mapped where it is there and whole, else made.
+    """The store of a split: mapped where it is there and intact, else built.
 
     UserError naming cache_dir where it cannot be written or is full, and where the split holds no tokens.
     """
@@ -79,20 +80,28 @@ def open_store(
     key = hashlib.sha256("\n".join(parts).encode()).hexdigest()
     root = Path(cache_dir).expanduser() / "stores"
     folder = root / key[:32]
-    store = _open(folder, key)
-    if store is not None:
-        return store
+    if folder.exists():
+        with contextlib.suppress(Damaged):
+            return _open(folder, key)
     with writing(cache_dir):
         root.mkdir(parents=True, exist_ok=True)
         with locked(root / f"{key[:32]}.lock"):
-            store = _open(folder, key)  # another process may have made it while we waited
-            if store is not None:
-                return store
-            _make(folder, key, source, split, tokenizer, progress)
-    store = _open(folder, key)
-    if store is None:
-        raise UserError(f"cache_dir={cache_dir}: {folder} cannot be read back", "set cache_dir= to another folder")
-    return store
+            if folder.exists():
+                try:
+                    return _open(folder, key)  # another process may have built it while we waited
+                except Damaged as damage:
+                    rebuilding(damage, progress)
+            _build(folder, key, source, split, tokenizer, progress)
+    try:
+        return _open(folder, key)
+    except Damaged as damage:
+        raise UserError(f"cache_dir={cache_dir}: {damage}", "set cache_dir= to another folder") from damage
+
+
+def rebuilding(damage: Damaged, progress: Progress | None) -> None:
+    """Report a damaged entry of the cache folder, which is built again from what it was built from."""
+    if progress is not None:
+        progress(f"warning: {damage}; building it again", 0, 1)
 
 
 @contextlib.contextmanager
@@ -116,45 +125,32 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _open(folder: Path, key: str) -> TokenStore | None:
-    """The store in a folder, or None where there is none or its files are not those its manifest names."""
-    try:
-        manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
-        if manifest["key"] != key:
-            return None
-        arrays: dict[str, Any] = {}
-        for name, file in _FILES.items():
-            dtype, count = np.dtype(manifest["arrays"][name]["dtype"]), int(manifest["arrays"][name]["count"])
-            if (folder / file).stat().st_size != dtype.itemsize * count:
-                return None
-            arrays[name] = np.memmap(folder / file, dtype=dtype, mode="r", shape=(count,)).view(np.ndarray)
-        ends = (arrays["document_offsets"][-1], arrays["sentence_offsets"][-1])
-        if (
-            ends != (len(arrays["tokens"]),) * 2
-            or arrays["document_sentences"][-1] != len(arrays["sentence_offsets"]) - 1
-        ):
-            return None
-        return TokenStore(**arrays, facts=manifest["facts"], folder=folder)
-    except (OSError, ValueError, KeyError, TypeError, IndexError):
-        return None  # not there, or broken: it is made anew
+def _open(folder: Path, key: str) -> TokenStore:
+    """The store in a folder. Damaged where it is not as it was written."""
+    manifest = Manifest.read(folder)
+    missing = set(_FILES.values()) - manifest.files.keys()
+    if manifest.facts.get("key") != key or missing:
+        raise Damaged(folder / MANIFEST, "is of another store")
+    manifest.verify()
+    arrays: dict[str, Any] = {}
+    for name, file in _FILES.items():
+        dtype, count = (manifest.facts["arrays"][name][fact] for fact in ("dtype", "count"))
+        arrays[name] = np.memmap(folder / file, dtype=dtype, mode="r", shape=(count,)).view(np.ndarray)
+    return TokenStore(**arrays, facts=manifest.facts["facts"], folder=folder)
 
 
-def _make(folder: Path, key: str, source: Source, split: str, tokenizer: Tokenizer, progress: Progress | None) -> None:
-    for left in [*folder.parent.glob(f".{folder.name}.*"), folder]:  # of a process that died, or a broken store
+def _build(folder: Path, key: str, source: Source, split: str, tokenizer: Tokenizer, progress: Progress | None) -> None:
+    for left in [*folder.parent.glob(f".{folder.name}.*"), folder]:  # of a process that died, or a damaged store
         shutil.rmtree(left, ignore_errors=True)
-    making = folder.with_name(f".{folder.name}.{os.getpid()}")
-    making.mkdir()
+    draft = folder.with_name(f".{folder.name}.{os.getpid()}")
+    draft.mkdir()
     try:
-        content = _Content(making, tokenizer)
+        content = _Content(draft, tokenizer)
         content.write(source, split, progress)
-        manifest = {"key": key, "arrays": content.arrays, "facts": content.facts(source, split)}
-        (making / _MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-        for file in making.iterdir():
-            with open(file, "rb") as opened:
-                os.fsync(opened.fileno())
-        os.rename(making, folder)
+        write_manifest(draft, {"key": key, "arrays": content.arrays, "facts": content.facts(source, split)})
+        os.rename(draft, folder)
     except BaseException:
-        shutil.rmtree(making, ignore_errors=True)
+        shutil.rmtree(draft, ignore_errors=True)
         raise
 
 

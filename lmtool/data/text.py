@@ -70,8 +70,8 @@ class TextSource:
     def parts(self, split: str) -> Iterator[tuple[str, bool]]:
         scan = self._scans.get(splits_of(split))
         if self._cut is not None:
-            text = self._read(self._scans["train"])
-            yield from _up_to(text, self._cut) if split == "train" else _from(text, self._cut)
+            parts = self._read(self._scans["train"])
+            yield from _up_to(parts, self._cut) if split == "train" else _from(parts, self._cut)
         elif scan is not None and self._held_out is None:
             yield from self._read(scan)
         else:

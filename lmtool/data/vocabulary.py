@@ -12,12 +12,13 @@ from pathlib import Path
 
 from lmtool.config.tables import build
 from lmtool.data.sources import Progress, Source, documents
-from lmtool.data.store import locked, writing
+from lmtool.data.store import locked, rebuilding, writing
+from lmtool.manifest import Damaged, Manifest, write_manifest
 from lmtool.tokenizers.configs import TokenizerConfig
 from lmtool.tokenizers.texts import sample
 from lmtool.tokenizers.tokenizer import Tokenizer
 
-VERSION = 1  # of how a vocabulary is trained: raise it when that changes
+VERSION = 2  # of how a vocabulary is trained: raise it when that changes
 
 
 def trained_tokenizer(
@@ -28,6 +29,7 @@ def trained_tokenizer(
     progress: Progress | None = None,
 ) -> Tokenizer:
     """The tokenizer of `config` for the training split of `source`: read from the cache folder, else trained and kept.
+    A damaged one is trained again and reported.
 
     UserError naming cache_dir where it cannot be written.
     """
@@ -44,15 +46,22 @@ def trained_tokenizer(
     with writing(cache_dir):
         root.mkdir(parents=True, exist_ok=True)
         with locked(root / f"{key}.lock"):
-            if not folder.is_dir():
+            if folder.exists():
+                try:
+                    Manifest.read(folder).verify()
+                except Damaged as damage:
+                    rebuilding(damage, progress)
+                    shutil.rmtree(folder)
+            if not folder.exists():
                 draft = root / f".{key}.{os.getpid()}"
                 shutil.rmtree(draft, ignore_errors=True)
                 parts = source.parts("train")
                 # A sample takes documents apart; all of the text is learned as it stands.
                 texts = (text for text, _ in parts) if sampled else documents(parts)
                 _train(config, texts, characters, vocab_size).save(draft)
+                write_manifest(draft, {"key": key})
                 draft.rename(folder)
-    return Tokenizer.load(folder, config.parse_special_tokens)
+            return Tokenizer.load(folder, config.parse_special_tokens)
 
 
 def tokenizer_of_rows(

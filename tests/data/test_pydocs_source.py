@@ -125,7 +125,10 @@ def test_second_run_reads_the_cache(tmp_path, monkeypatch):
     whole = cached.read_text()
     for damaged in (whole[:1000], "", "[]", whole.replace(" the ", " teh ", 1)):
         cached.write_text(damaged)
-        assert PydocsSource(SMALL, tmp_path).fingerprint == first.fingerprint
+        messages = []
+        again = PydocsSource(SMALL, tmp_path, lambda what, *_, messages=messages: messages.append(what))
+        assert again.fingerprint == first.fingerprint
+        assert messages[0] == f"warning: {cached} is not as it was written; building it again"
         assert cached.read_text() == whole
 
 

@@ -75,6 +75,17 @@ def test_paths_that_are_not_there(tmp_path):
     refused("/dev/null", "no regular file")
 
 
+def test_files_that_a_pattern_or_a_folder_finds_are_all_read_or_refused(tmp_path):
+    write(tmp_path / "a.txt", "one\n\ntwo")
+    for make in (os.mkfifo, lambda path: path.symlink_to("nowhere.txt")):
+        make(tmp_path / "b.txt")
+        for path in (tmp_path, tmp_path / "*.txt", tmp_path / "**" / "b.*"):
+            refused(path, "b.txt is no regular file")
+        (tmp_path / "b.txt").unlink()
+    (tmp_path / "b.txt").mkdir()
+    assert sorted(everything(source(tmp_path / "*.txt"))) == ["one", "two"]
+
+
 def test_unreadable_file(tmp_path):
     path = tmp_path / "a.txt"
     write(path, "text")
