@@ -3,6 +3,7 @@ to tiles."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import pytest
@@ -10,11 +11,11 @@ import torch
 from kernel_stand_ins import flash_on_cpu
 
 from lmtool.nn import attention, kernels
-from lmtool.nn.attention import attend, reference_attention
+from lmtool.nn.attention import SelfAttention, attend, attention_path, reference_attention
 from lmtool.nn.dropout import DeviceDraws, TokenDraws
 from lmtool.nn.kernels import flash_attention, jagged_attention, kernel_for, serves
 from lmtool.nn.layout import Causal, Full, Layout, PrefixLM
-from lmtool.nn.positions import Alibi
+from lmtool.nn.positions import Alibi, Position
 from lmtool.types import Packed, Segments
 
 LENGTHS = (7, 70, 1, 0, 16, 33, 7, 32, 17)
@@ -254,6 +255,23 @@ def test_the_path_that_attend_takes(with_flash, monkeypatch, mask, dtype, dropou
         wide = [x.double() for x in inputs]
         wanted = reference_attention(*wide, layout, Alibi(HEADS) if biased else None)
         torch.testing.assert_close(out.double(), wanted, rtol=2**-6, atol=2**-6)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "dropout", "biased", "prefixes", "words"),
+    [
+        ("cpu", torch.bfloat16, 0.1, False, {False}, "documents of like length together, no padding read"),
+        ("cuda", torch.bfloat16, 0.0, False, {False}, "variable-length flash"),
+        ("cuda", torch.bfloat16, 0.1, False, {False}, "flash of jagged tensors, which has dropout"),
+        ("cuda", torch.bfloat16, 0.0, True, {False}, "documents of like length.*positions add to the scores.*$"),
+        ("cuda", torch.float32, 0.0, False, {False}, "documents of like length.*bf16 or fp16.*$"),
+        ("cuda", torch.bfloat16, 0.0, False, {True}, "documents of like length.*prefix.*$"),
+        ("cuda", torch.bfloat16, 0.0, False, {True, False}, "documents of like.*; variable-length flash$"),
+    ],
+)
+def test_the_path_in_words(with_flash, device, dtype, dropout, biased, prefixes, words):
+    model = torch.nn.ModuleList([SelfAttention(64, 4, dropout), Alibi(4) if biased else Position()])
+    assert re.fullmatch(words, attention_path(model, torch.device(device), dtype, prefixes))
 
 
 def test_a_batch_without_tokens_takes_tiles(with_flash):

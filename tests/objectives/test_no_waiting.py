@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lmtool.config.tables import build
 from lmtool.heads import losses
 from lmtool.nn import kernels
+from lmtool.nn.attention import attention_path
 from lmtool.tasks.configs import ClassificationConfig
 from lmtool.training.health import Health
 from lmtool.training.optimizers import gradient_norm
@@ -89,7 +90,13 @@ def test_a_step_does_not_wait(name, tokenizers, device):
     watch = watched_step(learner, batch, device)
     assert watch.waits == []
     # Prefixes are no window; what T5 adds to the scores of a text it does not add between two.
-    assert bool(watch.seen["torch_attn::_varlen_attn"]) == (name != "prefix_lm gpt")
+    flash = bool(watch.seen["torch_attn::_varlen_attn"])
+    assert flash == (name != "prefix_lm gpt")
+    words = attention_path(learner, device, torch.bfloat16, {name == "prefix_lm gpt"})
+    assert ("variable-length flash" in words, "documents of like length" in words) == (
+        flash,
+        family == "t5" or not flash,
+    )
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt"])
