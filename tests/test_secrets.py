@@ -14,7 +14,7 @@ import yaml
 from lmtool.secrets import masked, masked_data
 from lmtool.terminal import say, visible
 
-SECRET = "it's \"quo\\ted\" & <sécret>/+=%"
+SECRET = 'it\'s "quo\\ted" & <sécret>/+=%'
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,16 @@ def test_a_secret_is_known_in_every_spelling(spelled) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["MY_API_KEY", "HF_TOKEN", "DB_password", "SERVICE_AUTH", "X_BEARER", "npm_config__auth", "MYSQL_PWD", "GITHUB_PAT"],
+    [
+        "MY_API_KEY",
+        "HF_TOKEN",
+        "DB_password",
+        "SERVICE_AUTH",
+        "X_BEARER",
+        "npm_config__auth",
+        "MYSQL_PWD",
+        "GITHUB_PAT",
+    ],
 )
 def test_the_name_of_a_variable_says_that_it_is_secret(name: str) -> None:
     assert masked("say open sesame", {name: "open sesame"}) == "say ***"
