@@ -19,9 +19,10 @@ SHORTEST = 6
 _NAME = re.compile(
     r"KEY|TOKEN(?!IZER)|SECRET|PASSW|PASSPHRASE|CREDENTIAL|[A-Z]_PWD$|(?:^|_)(?:AUTH|BEARER|PAT)(?:_|$)", re.IGNORECASE
 )
-# In front of a host: user:password@, and a token alone; not the revision in hf://name@revision.
-_PASSWORD = re.compile(r"(?i)\b(?P<scheme>[a-z][a-z0-9+.-]*://)[^/\s@:]*:(?P<password>[^/\s]*)@")
-_ALONE = re.compile(r"(?i)\b(?P<scheme>(?!hf://)[a-z][a-z0-9+.-]*://)[^/\s@:]+@")
+# In front of a host: user:password@, and a token alone; not the revision in hf://name@revision. A path made of an
+# address has one slash.
+_PASSWORD = re.compile(r"(?i)\b(?P<scheme>[a-z][a-z0-9+.-]*://?)[^/\s@:]*:(?P<password>[^/\s]*)@")
+_ALONE = re.compile(r"(?i)\b(?P<scheme>(?!hf:)[a-z][a-z0-9+.-]*://?)[^/\s@:]+@")
 _QUERY = re.compile(r"(?i)(?P<name>[?&;][\w.-]*(?:token|key|secret|passw|signature|auth|sig|credential)\w*=)[^&;#\s]+")
 # A hub token, which has 34 characters behind its hf_ (a folder may be called hf_distilbert); 40 hexadecimal digits, the
 # form of a tracker's key, but for a commit: hf://org/name@commit.
@@ -46,7 +47,7 @@ def masker(environ: Mapping[str, str] | None = None) -> Callable[[str], str]:
     def mask(text: str) -> str:
         for spelling in spellings:
             text = text.replace(spelling, MASK)
-        if "://" in text:
+        if ":/" in text:
             text = _PASSWORD.sub(rf"\g<scheme>{MASK}@", text)
             text = _ALONE.sub(rf"\g<scheme>{MASK}@", text)
             text = _QUERY.sub(rf"\g<name>{MASK}", text)
@@ -69,7 +70,7 @@ def _values(environ: Mapping[str, str]) -> Iterator[str]:
     """The secrets in environment variables."""
     for name, value in environ.items():
         secrets = [value.strip()] if _is_secret(name) else []
-        if "://" in value:
+        if ":/" in value:
             secrets += [address["password"] for address in _PASSWORD.finditer(value)]
         for secret in secrets:
             yield from (one for one in (secret, unquote(secret)) if len(one) >= SHORTEST)

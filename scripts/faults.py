@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-KINDS = ("kills", "checkpoints", "overrides", "typos")
+KINDS = ("kills", "checkpoints", "disks", "changes", "overrides", "typos", "tables", "texts", "hostile")
 SECONDS = 300  # of a trial, by the clock
 
 Trial = tuple[str, int]
@@ -212,7 +212,9 @@ def main() -> int:
         elif row["outcome"].isupper():
             print(f"{row['kind']} {row['seed']}: {row['outcome']}", flush=True)
     wanted = [row for row in rows.all if row["kind"] in names]
-    sums = [known[name].summary([row for row in wanted if row["kind"] == name]) for name in names if known[name].summary]
+    sums = [
+        known[name].summary([row for row in wanted if row["kind"] == name]) for name in names if known[name].summary
+    ]
     if not single:
         print(f"\n{table(wanted, planned)}\n")
         print("\n".join(line for line, _ in sums), f"{time.monotonic() - begun:.0f} seconds", sep="\n")

@@ -16,7 +16,7 @@ PACKAGE = Path(lmtool.__file__).resolve().parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 # A room imports only what is named here (and itself). `types` needs torch, so rooms without torch do not name it.
-GROUND = {"errors", "types", "streams", "secrets", "terminal"}
+GROUND = {"errors", "types", "streams", "manifest", "secrets", "terminal"}
 CONFIG = GROUND | {"config"}
 NN = CONFIG | {"nn"}
 MODELS = NN | {"models"}
@@ -31,7 +31,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "terminal": {"secrets"},
     "streams": {"errors"},
     "types": {"errors"},
-    "config": {"errors", "secrets", "terminal"},
+    "manifest": {"errors"},
+    "config": {"errors", "manifest", "secrets", "terminal"},
     "nn": CONFIG,
     "models": NN,
     "heads": MODELS,
@@ -46,7 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # A task may be learned among objectives: it is one of them then.
     "tasks": LEARN | {"objectives"},
     "tuning": LEARN | {"objectives", "tasks"},
-    "training": CONFIG,
+    "training": NN,
     "commands": LEARN | {"objectives", "tasks", "tuning", "training", "weights", "reporting", "metrics"},
     "cli": {"errors", "environment", "terminal", "config", "commands"},
     "__main__": {"cli"},

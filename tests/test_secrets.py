@@ -11,6 +11,8 @@ from urllib.parse import quote
 import pytest
 import yaml
 
+from lmtool.config.words import given
+from lmtool.reporting.text import plain
 from lmtool.secrets import masked, masked_data
 from lmtool.terminal import say, visible
 
@@ -71,6 +73,7 @@ def test_short_values_stand_in_ordinary_text() -> None:
     [
         ("https://bob:hunter2@host/x", "https://***@host/x"),
         ("data.path=s3://bob:hun@ter2@host/x?a=1", "data.path=s3://***@host/x?a=1"),
+        ("https:/bob:hunter2@host/x", "https:/***@host/x"),
         ("https://ghp_0123@github.com/x", "https://***@github.com/x"),
         ("https://host/x?id=1&access_token=abc&n=2", "https://host/x?id=1&access_token=***&n=2"),
         ("https://host/x?X-Amz-Signature=0a1b", "https://host/x?X-Amz-Signature=***"),
@@ -94,6 +97,12 @@ def test_credentials_in_addresses(text: str, told: str) -> None:
 )
 def test_what_is_no_secret_stays(text: str) -> None:
     assert masked(text, {}) == text
+
+
+def test_what_is_cut_is_masked_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_TOKEN", "verysecretvalue")
+    assert "very" not in given("x" * 70 + "verysecretvalue")
+    assert "very" not in plain("x" * 70 + "verysecretvalue", 80)
 
 
 def test_forms_of_keys() -> None:

@@ -67,7 +67,7 @@ def _text(config: EvaluateConfig, trained: Trained, before: PretrainConfig) -> d
     data = config.data or before.data
     source = build(data, config.cache_dir)
     _, tasks = read_tasks(before.objective, before.seed, config.cache_dir, config.offline)
-    store = open_store(source, "validation", trained.tokenizer, config.cache_dir)
+    store = open_store(source, "validation", trained.tokenizer, config.cache_dir, Output().stage)
     store = replace(store, rows=rows_of(tasks, "validation"))
     examples = trained.learner.examples(store, before.max_length, data.documents, "validation")
     loader = PackedLoader(examples, before.seed, None, max(config.batch_tokens, before.max_length), shuffle=False)

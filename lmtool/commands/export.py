@@ -10,9 +10,9 @@ import lmtool
 from lmtool.commands.configs import ExportConfig
 from lmtool.commands.session import words
 from lmtool.errors import CheckFailed, UserError
+from lmtool.manifest import sha256
 from lmtool.reporting.console import Output
 from lmtool.secrets import masked
-from lmtool.training.checkpoints import sha256
 from lmtool.weights.comparing import Comparison, compare_outputs, compare_tensors, compare_tokenizers, tied_names
 from lmtool.weights.exporting import Export, export_of, write_export
 from lmtool.weights.load import assemble, load, saved_config

@@ -21,7 +21,7 @@ from lmtool.config.tables import build
 from lmtool.data.loader import PackedLoader
 from lmtool.data.plan import Examples
 from lmtool.data.store import open_store
-from lmtool.data.vocabulary import trained_tokenizer
+from lmtool.data.vocabulary import tokenizer_of_rows, trained_tokenizer
 from lmtool.errors import CheckFailed, UserError
 from lmtool.objectives.mixture import Mixture
 from lmtool.objectives.rtd import ReplacedTokenDetection
@@ -70,7 +70,7 @@ class Looking:
 def run(config: PretrainConfig | FinetuneConfig, verb: str, looking: Looking) -> int:
     """Print examples and statistics. Raises CheckFailed where a statistic is not as defined."""
     output = Output()
-    seen = _pretraining(config, output) if isinstance(config, PretrainConfig) else _task(config)
+    seen = _pretraining(config, output) if isinstance(config, PretrainConfig) else _task(config, output)
     shown = list(described(seen.examples, seen.tokenizer, looking.n, seen.labels, seen.learner))
     for one in shown:
         _print(output, one)
@@ -105,12 +105,13 @@ class Seen:
 def _pretraining(config: PretrainConfig, output: Output) -> Seen:
     config, tasks = shared.with_tasks(config)
     tokenizer = shared.starting_tokenizer(config)
-    source = build(config.data, config.cache_dir, shared.bar(output))
+    progress = output.stage
+    source = build(config.data, config.cache_dir, progress)
     tokenizer = tokenizer or trained_tokenizer(
-        config.tokenizer, source, config.tokenizer.vocab_size or config.model.vocab_size, config.cache_dir
+        config.tokenizer, source, config.tokenizer.vocab_size or config.model.vocab_size, config.cache_dir, progress
     )
     shared.require_fit(config, tokenizer)
-    store = open_store(source, "train", tokenizer, config.cache_dir, shared.bar(output))
+    store = open_store(source, "train", tokenizer, config.cache_dir, progress)
     store = replace(store, rows=rows_of(tasks, "train"))
     with torch.device("meta"):
         learner = build(config.objective, build(config.model, config.seed), tokenizer, config.seed)
@@ -123,12 +124,14 @@ def _pretraining(config: PretrainConfig, output: Output) -> Seen:
     return Seen(learner.examples(store, config.max_length, config.data.documents, "train"), tokenizer, learner)
 
 
-def _task(config: FinetuneConfig) -> Seen:
+def _task(config: FinetuneConfig, output: Output) -> Seen:
     task = load_task(config.task, config.seed, config.cache_dir, config.offline)
-    tokenizer = shared.starting_tokenizer(config)
-    if tokenizer is None:
-        texts = (text for column in task.train.texts for text in column)
-        tokenizer = build(config.tokenizer, texts, config.tokenizer.vocab_size or config.model.vocab_size)
+    tokenizer = shared.starting_tokenizer(config) or tokenizer_of_rows(
+        config.tokenizer,
+        task.train.texts,
+        config.tokenizer.vocab_size or config.model.vocab_size,
+        output.stage,
+    )
     shared.require_fit(config, tokenizer)
     with torch.device("meta"):
         learner = build(task.config, build(config.model, config.seed), tokenizer, config.seed)

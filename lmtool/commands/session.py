@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from lmtool.commands.configs import PretrainConfig, RunConfig
 from lmtool.commands.costs import shapes_of, works_of
 from lmtool.commands.fitting import lacks_around, lacks_tokens
 from lmtool.config import saved
+from lmtool.config.checkpoint import find, read_state
 from lmtool.errors import UserError
 from lmtool.models.configs import ModelConfig
 from lmtool.nn.attention import attention_path
@@ -31,7 +33,7 @@ from lmtool.tasks.loading import TaskData
 from lmtool.tasks.objective import read_tasks
 from lmtool.tokenizers.configs import FolderConfig, TokenizerConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.training.checkpoints import find, pointed, read_state, read_weights
+from lmtool.training.checkpoints import read_weights
 from lmtool.training.precision import Precision, choose_device, choose_precision
 from lmtool.training.progress import TrainingResult, TrainingSettings
 from lmtool.training.run_folder import RunFolder, choose_folder
@@ -63,8 +65,9 @@ class Session:
 
     @property
     def checkpoint(self) -> Path | None:
-        """The run's own newest checkpoint, where it has one."""
-        return pointed(self.run.checkpoints, "last")
+        """The run's own checkpoint that it resumes from, where it has one: intact, and the same for all that is read
+        from it. Damaged ones are reported when it is first asked for."""
+        return self.run.resume_point(lambda text: self.output.line(f"warning: {text}", "yellow"))
 
 
 @contextmanager
@@ -245,7 +248,7 @@ def begin(
     """Write facts.json and show the screen that says what will happen."""
     config = session.config
     machine = machine_facts(config, learner, session.precision)
-    own = session.checkpoint
+    state = {} if session.checkpoint is None else read_state(session.checkpoint)
     facts = {
         "data": dict(data),
         "model": {**model, "parameters": plan.parameters, **machine},
@@ -263,8 +266,15 @@ def begin(
         baseline=baseline,
         machine=machine,
         epochs=epochs,
-        resumed_step=None if own is None else read_state(own)["step"],
+        resumed_step=state.get("step"),
     )
+    threads, before = torch.get_num_threads(), state.get("threads")
+    if before not in (None, threads) and session.precision.device.type == "cpu":
+        session.output.line(
+            f"warning: {before} threads before, {threads} now: sums are added in another order, and the run differs "
+            f"from one that was never stopped by rounding; OMP_NUM_THREADS={before} keeps it the same",
+            "yellow",
+        )
 
 
 def settled(
@@ -363,15 +373,3 @@ def best_weights(session: Session, training: TrainingResult, learner: nn.Module)
 def words(command: Sequence[str]) -> str:
     """A command line as a user would type it."""
     return " ".join(shlex.quote(word) for word in command)
-
-
-def bar(output: Output) -> Callable[[str, int, int], None]:
-    """Tells how far a long preparation is: one line at its start."""
-    told: set[str] = set()
-
-    def progress(what: str, done: int, total: int) -> None:
-        if what not in told:
-            told.add(what)
-            output.line(f"{what} …")
-
-    return progress

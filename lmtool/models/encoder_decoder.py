@@ -83,8 +83,8 @@ class EncoderDecoder(Backbone):
         """What the decoder reads of the inputs."""
         layout = Layout.of(inputs, Full())
         x_SH = self.embed.finish(self.embed.tokens(inputs.tokens), inputs, draws)
-        for layer in self.encoder.layers:
-            x_SH = layer(x_SH, layout, draws, self.embed.position)
+        for _, layer, own, _ in each(self.encoder.layers, draws):
+            x_SH = layer(x_SH, layout, own, self.embed.position)
         return EncoderState(self.encoder.finish(x_SH, draws), inputs.segments)
 
     def decode(
@@ -103,9 +103,9 @@ class EncoderDecoder(Backbone):
         cross_layout = state.layout(outputs)
         state.keep = state.keep or cache is not None
         x_TH = places.finish(self.embed.tokens(outputs.tokens), outputs, draws, positions_T)
-        for number, layer, read in each(self.decoder.layers, read_M):
+        for number, layer, own, read in each(self.decoder.layers, draws, read_M):
             kept = None if cache is None else cache.layers[number]
-            x_TH = layer(x_TH, layout, state, cross_layout, draws, places.position, kept, read)
+            x_TH = layer(x_TH, layout, state, cross_layout, own, places.position, kept, read)
         return self.decoder.finish(x_TH, draws_of(draws, read_M))
 
     def new_cache(self, documents: int, capacity: int) -> Cache:

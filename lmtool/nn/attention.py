@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmtool.nn.cache import LayerCache
-from lmtool.nn.dropout import Draws, TokenDraws
+from lmtool.nn.dropout import DeviceDraws, Draws, Dropout, TokenDraws
 from lmtool.nn.kernels import flash_attention, jagged_attention, kernel_for, serves
 from lmtool.nn.layout import Layout, Places, Tile
 from lmtool.nn.positions import Position
@@ -38,10 +38,12 @@ def attend(
     """softmax(q k^T scale + bias) v within each document, as its mask allows (Vaswani et al. 2017, 3.2.1).
 
     bias: adds to the scores, and where it weighs (Shaw) also to the result. scale: 1/sqrt(D) where None. dropout:
-    share of the weights dropped where draws are given. Returns (T, A, D) in the type of q; zeros for queries whose
-    document has no keys.
+    share of the weights dropped where draws are given; draws: those of this place in the model. Returns (T, A, D) in
+    the type of q; zeros for queries whose document has no keys.
     """
     rate = 0.0 if draws is None else dropout
+    if rate and isinstance(draws, DeviceDraws):
+        draws.begin()
     if bias is None and not (rate and isinstance(draws, TokenDraws)):
         kernel = kernel_for(q_TAD.device, q_TAD.dtype, q_TAD.shape[-1], rate)
         if kernel == "flash" and serves(kernel, layout):
@@ -99,7 +101,6 @@ def _tiled_attention(
     draws: Draws | None,
 ) -> Tensor:
     device, dtype = q_TAD.device, q_TAD.dtype
-    site = draws.next_site() if rate and isinstance(draws, TokenDraws) else 0
     with torch.autocast(device.type, enabled=False):
         if device.type == "cpu" and dtype in (torch.bfloat16, torch.float16):
             q_TAD, k_SAD, v_SAD = q_TAD.float(), k_SAD.float(), v_SAD.float()
@@ -109,7 +110,7 @@ def _tiled_attention(
         keys = _rows(k_SAD, layout.key_places, key_shapes)
         values = _rows(v_SAD, layout.key_places, key_shapes)
         outs = [
-            _tile_attention(q, k, v, tile, bias, scale, rate, draws, site).transpose(1, 2).flatten(0, 1)
+            _tile_attention(q, k, v, tile, bias, scale, rate, draws).transpose(1, 2).flatten(0, 1)
             for tile, q, k, v in zip(layout.tiles, queries, keys, values, strict=True)
         ]
         out_PAD = q_TAD.new_zeros(0, *q_TAD.shape[1:]) if not outs else torch.cat(outs) if len(outs) > 1 else outs[0]
@@ -138,7 +139,6 @@ def _tile_attention(
     scale: float | None,
     rate: float,
     draws: Draws | None,
-    site: int,
 ) -> Tensor:
     """One tile, (R, A, L, D): torch's fused kernel, but where the weights themselves are needed: for keyed dropout,
     and for positions that weigh vectors of their own."""
@@ -163,7 +163,7 @@ def _tile_attention(
         scores_RALK = scores_RALK.add_(tile.barrier)
     weights_RALK = scores_RALK.softmax(-1)
     if keyed is not None:
-        weights_RALK = keyed.drop_weights(weights_RALK, tile.query_RL, site, rate)
+        weights_RALK = keyed.drop_weights(weights_RALK, tile.query_RL, rate)
     elif rate:
         weights_RALK = F.dropout(weights_RALK, rate)
     out_RALD = weights_RALK @ v_RAKD
@@ -249,7 +249,7 @@ class MultiHead(nn.Module):
         super().__init__()
         width = hidden_size if head_size is None else num_heads * head_size
         self.num_heads = num_heads
-        self.dropout = dropout
+        self.dropout = Dropout(dropout)
         self.scale = scale
         self.q_proj = nn.Linear(hidden_size, width, bias)
         self.k_proj = nn.Linear(hidden_size, width, bias)
@@ -276,7 +276,7 @@ def attention_path(
         if not isinstance(part, MultiHead):
             continue
         head_size = part.q_proj.out_features // part.num_heads
-        kernel, own = kernel_for(device, dtype, head_size, part.dropout), isinstance(part, SelfAttention)
+        kernel, own = kernel_for(device, dtype, head_size, part.dropout.rate), isinstance(part, SelfAttention)
         if device.type == "cpu":
             paths[_TILES] = ""
         elif kernel is None:
@@ -313,5 +313,6 @@ class SelfAttention(MultiHead):
         bias = position if position is not None and position.scores else None
         if cache is not None:
             k_TAD, v_TAD = cache.append(k_TAD, v_TAD)
-        out_TAD = attend(q_TAD, k_TAD, v_TAD, layout, bias, self.scale, self.dropout, draws)
+        own = self.dropout.draws(draws)
+        out_TAD = attend(q_TAD, k_TAD, v_TAD, layout, bias, self.scale, self.dropout.rate, own)
         return self.out_proj(only(out_TAD.flatten(-2), read_M))

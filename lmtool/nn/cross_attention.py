@@ -61,5 +61,6 @@ class CrossAttention(MultiHead):
         wanted, (M, H) then."""
         k_SAD, v_SAD = state.keys_values(self)
         q_TAD = self.heads(self.q_proj(x_TH))
-        out_TAD = attend(q_TAD, k_SAD, v_SAD, layout, None, self.scale, self.dropout, draws)
+        own = self.dropout.draws(draws)
+        out_TAD = attend(q_TAD, k_SAD, v_SAD, layout, None, self.scale, self.dropout.rate, own)
         return self.out_proj(only(out_TAD.flatten(-2), read_M))

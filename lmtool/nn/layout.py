@@ -228,8 +228,14 @@ class Layout:
         key_positions_RK = torch.arange(length)[None]
         if (starts_R == starts_R[0]).all():
             positions_RL = torch.arange(queries.index_RL.shape[1])[None] + starts_R[0]
-        indices = (queries.index_RL, keys.index_RL, positions_RL, key_positions_RK)
-        return Tile(*(send(index, self.device) for index in indices), allow, causal)
+        return Tile(
+            send(queries.index_RL, self.device),
+            send(keys.index_RL, self.device),
+            send(positions_RL, self.device),
+            send(key_positions_RK, self.device),
+            allow,
+            causal,
+        )
 
     def _places(self, segments: Segments, rows: tuple[_Rows, ...]) -> Places:
         empty = torch.zeros(0, dtype=torch.int64)

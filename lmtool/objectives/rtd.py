@@ -24,6 +24,7 @@ from lmtool.heads.learner import BaseLearner
 from lmtool.heads.lm import MaskedLMHead
 from lmtool.heads.replaced_token import CopyGate, ReplacedTokenHead, copy_best, copy_losses
 from lmtool.models.base import Backbone
+from lmtool.nn.dropout import draws_at
 from lmtool.objectives.baseline import BestConstant, ConstantPredictor, token_counts
 from lmtool.objectives.configs import RtdConfig
 from lmtool.objectives.examples import MaskedWindows
@@ -95,9 +96,9 @@ class ReplacedTokenDetection(BaseLearner):
                 sums["mlm"] = self._generator_head.loss_sum(hidden_MG, self._generator_table, labels)
         if not (two_stage and first):
             filled = self._filled(batch, hidden_MG, step)
-            # The same draws go on: every site of this second forward draws anew.
             at = self._places(batch)
-            hidden_MH = self.backbone(filled, draws, read_M=at)
+            # A forward of its own: the embedding that the two share drops anew.
+            hidden_MH = self.backbone(filled, draws_at(draws, 1), read_M=at)
             sums[self.term] = self._losses(hidden_MH, at, batch, filled)[0].sum()
         return StepOutput(sums, self.weights)
 

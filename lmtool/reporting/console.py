@@ -83,6 +83,7 @@ class Output:
         self._log = log
         self.live = self.stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
         self._console: Console | None = None
+        self._stages: set[str] = set()
 
     @property
     def console(self) -> Console:
@@ -118,6 +119,12 @@ class Output:
         except (OSError, ValueError) as failure:
             self._log = None
             self.line(f"warning: the log file cannot be written any more ({failure})", "yellow")
+
+    def stage(self, stage: str, done: int, total: int) -> None:
+        """A long preparation: one line at its start."""
+        if stage not in self._stages:
+            self._stages.add(stage)
+            self.line(f"{stage} …")
 
     def rows(self, rows: Iterable[tuple[str, str]], highlights: Mapping[str, str] | None = None) -> None:
         """(label, text) rows, labels aligned, long texts wrapped under themselves.

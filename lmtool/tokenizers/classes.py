@@ -200,8 +200,8 @@ CLASSES = (BERT, ROBERTA, GPT2, GPT1, T5, ALBERT)
 
 
 def class_of(folder: Path, settings: Settings) -> TokenizerClass | str | None:
-    """The class that transformers' AutoTokenizer takes for a folder: that of tokenizer_config.json, else of config.json,
-    else the one of its model_type. A plain class is given by its name; None where nothing names one.
+    """The class that AutoTokenizer of transformers takes for a folder: that of tokenizer_config.json, else of
+    config.json, else the one of its model_type. A plain class is given by its name; None where nothing names one.
 
     UserError for a class that is not known here.
     """
@@ -222,5 +222,5 @@ def class_of(folder: Path, settings: Settings) -> TokenizerClass | str | None:
     known = ", ".join([*(name for one in CLASSES for name in one.names), PLAIN[0]])
     raise UserError(
         f"{path}: {given}; lmtool builds the tokenizers of {known}",
-        f'to take tokenizer.json as it is, write "tokenizer_class": "{PLAIN[0]}" into {SETTINGS} of a copy of the folder',
+        f'to take tokenizer.json as it is, write "tokenizer_class": "{PLAIN[0]}" into the {SETTINGS} of a copy',
     )

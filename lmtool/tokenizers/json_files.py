@@ -20,10 +20,13 @@ def read_text(path: Path) -> str:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object. UserError naming the file, and the line, where it is none."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        content = json.loads(text)
+        if "\\ud" in text.lower():  # escapes, of which one alone is half a character
+            json.dumps(content, ensure_ascii=False).encode()
     except json.JSONDecodeError as problem:
         raise broken(path, problem.msg, problem.lineno) from problem
-    except (UnicodeDecodeError, RecursionError) as problem:
+    except (UnicodeError, RecursionError) as problem:
         raise broken(path, str(problem)) from problem
     if not isinstance(content, dict):
         raise broken(path, "it holds no JSON object")

@@ -66,7 +66,7 @@ def read_backend(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, str], li
     if isinstance(kind, str):
         raise UserError(
             f"{settings.path}: tokenizer_class={kind} is described by tokenizer.json, and {folder} has none",
-            f"copy tokenizer.json there too, or write the class that the other files belong to, such as {BERT.names[0]}",
+            f"copy tokenizer.json there too, or write the class of the other files, such as {BERT.names[0]}",
         )
     kind = kind or _class_by_files(folder)
     original = None if whole is None else _whole(whole)
@@ -131,13 +131,13 @@ def _pieces_of_whole(path: Path, kind: TokenizerClass) -> Pieces:
     given = model.get("type")
     if given not in (None, kind.model):
         raise UserError(
-            f"{path}: its pieces are {given}; those of {kind.names[0]}, the class that the folder names, are {kind.model}",
+            f"{path}: its pieces are {given}; the folder names the class {kind.names[0]}, whose are {kind.model}",
             f"write the class that fits into {SETTINGS}; PreTrainedTokenizerFast takes tokenizer.json as it is",
         )
-    entries = model["vocab"]
-    merges = [tuple(pair.split(" ")) if isinstance(pair, str) else tuple(pair) for pair in model.get("merges") or ()]
+    entries, merges = model["vocab"], model["merges"] if kind.model == "BPE" else ()
     if isinstance(entries, list):
         entries = [(piece, float(score)) for piece, score in entries]
+    merges = [tuple(pair.split(" ")) if isinstance(pair, str) else tuple(pair) for pair in merges]
     return Pieces(path, entries, merges, _characters(content.get("normalizer")))
 
 

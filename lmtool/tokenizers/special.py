@@ -27,12 +27,13 @@ _OLD_LIST, _NEW_LIST = "additional_special_tokens", "extra_special_tokens"
 class SpecialTokens:
     """named: by role, or by another name that ends in `_token`; None where a file says that there is none. further:
     special ones without a name. added: those that stand beside the vocabulary, special or not, by the id they must
-    have; origin: the file that says so."""
+    have; origins: the files that say so. path: of the settings, for errors."""
 
     named: dict[str, Token | None]
     further: list[Token]
     added: dict[int, AddedToken]
-    origin: Path
+    origins: dict[int, Path]
+    path: Path
 
     @property
     def roles(self) -> dict[str, str]:
@@ -43,7 +44,7 @@ class SpecialTokens:
     def without_role(self) -> list[str]:
         """The others."""
         named = (token for name, token in self.named.items() if name not in ROLES)
-        return [str(token) for token in (*named, *self.further) if token is not None]
+        return [str(token) for token in (*named, *self.further) if token is not None and str(token)]
 
     def add_to(self, backend: tokenizers.Tokenizer) -> None:
         """Enter those that a backend lacks. UserError where one cannot have its id."""
@@ -58,7 +59,10 @@ class SpecialTokens:
         backend.add_tokens([_special(token, str(token) in with_name) for token in new])
         for number, token in self.added.items():
             if backend.token_to_id(token.content) != number:
-                raise broken(self.origin, f"{token.content} cannot have the id {number}")
+                raise broken(self.origins[number], f"{token.content} cannot have the id {number}")
+        for role, content in self.roles.items():
+            if backend.token_to_id(content) is None:  # the library adds no empty ones
+                raise broken(self.path, f"{role}_token={content!r} is no token")
 
 
 def _special(token: Token, has_name: bool) -> AddedToken:
@@ -80,19 +84,24 @@ def read_special(
     values = dict(settings.values)
     if _OLD_LIST in values and not values.get(_NEW_LIST):
         values[_NEW_LIST] = values.pop(_OLD_LIST)
+    own = _pop_names(values)
     added: dict[int, AddedToken] = {}
-    origin = settings.path
+    origins: dict[int, Path] = {}
+
+    def add(path: Path, tokens: dict[int, AddedToken]) -> None:
+        added.update(tokens)
+        origins.update(dict.fromkeys(tokens, path))
+
     if "added_tokens_decoder" in values:
-        added = _by_id(origin, values["added_tokens_decoder"])
+        add(settings.path, _by_id(settings.path, values["added_tokens_decoder"]))
     else:
         values |= _mapped(folder / SPECIAL_MAP, values)
+        own |= _pop_names(values)
         if (folder / ADDED).is_file():
-            origin = folder / ADDED
-            added = _beside(origin, values)
+            add(folder / ADDED, _beside(folder / ADDED, values))
         if whole is not None:
-            origin = whole
             tokens = read_json(whole).get("added_tokens") or ()
-            added |= _by_id(whole, {str(_value(token, "id")): token for token in tokens})
+            add(whole, _by_id(whole, {str(_value(token, "id")): token for token in tokens}))
     by_content = {token.content: token for token in added.values()}
 
     named: dict[str, Token | None] = dict.fromkeys(ROLES)
@@ -102,12 +111,18 @@ def read_special(
         if name != key and (name in ROLES or _is_token(value) or _value(value, "__type")):
             token = None if value is None else _token(settings.path, value)
             named[name] = token if token is None else by_content.get(str(token), token)
+    named |= {name: _token(settings.path, token) for name, token in own.items()}
 
     older, newer = (_tokens(settings.path, values.get(key)) for key in (_OLD_LIST, _NEW_LIST))
     further = older if marked is None else list(marked)
     if kind is not None:
         further = kind.further(further, settings)
-    return SpecialTokens(named, newer if _NEW_LIST in values else further, added, origin)
+    return SpecialTokens(named, newer if _NEW_LIST in values else further, added, origins, settings.path)
+
+
+def _pop_names(values: dict[str, Any]) -> dict[str, Any]:
+    """Tokens with names of their own, which may stand where the list does."""
+    return values.pop(_NEW_LIST) if isinstance(values.get(_NEW_LIST), dict) else {}
 
 
 def _mapped(path: Path, before: dict[str, Any]) -> dict[str, Any]:
@@ -118,13 +133,13 @@ def _mapped(path: Path, before: dict[str, Any]) -> dict[str, Any]:
         if isinstance(values.get(key), list):
             values[key] = [one if _is_token(one) else _token(path, one, True) for one in values[key]]
     if isinstance(values.get(_NEW_LIST), list):
-        values[_NEW_LIST] = [*(before.get(_NEW_LIST) or ()), *values[_NEW_LIST]]
+        values[_NEW_LIST] = [*_tokens(path, before.get(_NEW_LIST)), *values[_NEW_LIST]]
     return values
 
 
 def _beside(path: Path, values: dict[str, Any]) -> dict[int, AddedToken]:
     """The tokens of added_tokens.json by id; those that another file calls special are."""
-    others = [*(values.get(f"{role}_token") for role in ROLES), *(values.get(_NEW_LIST) or ())]
+    others = [*(values.get(f"{role}_token") for role in ROLES), *_tokens(path, values.get(_NEW_LIST))]
     special = {str(token) for token in others if _is_token(token)}
     numbers = read_json(path)
     if not all(isinstance(number, int) for number in numbers.values()):
@@ -143,8 +158,8 @@ def _by_id(path: Path, tokens: Any) -> dict[int, AddedToken]:
 
 
 def _tokens(path: Path, values: Any) -> list[Token]:
-    """A list of tokens, or the values of a table of them."""
-    values = list(values.values()) if isinstance(values, dict) else values or []
+    """A list of tokens."""
+    values = values or []
     if not isinstance(values, list):
         raise broken(path, f"{values!r} is no list of tokens")
     return [one if _is_token(one) else _token(path, one) for one in values]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtool.errors import UserError
+from lmtool.manifest import sync_path, write_bytes
 from lmtool.secrets import masked_data, masker
 
 # What the user can do something about: full or read-only disks, quotas, rights, names.
@@ -32,23 +33,6 @@ def cannot_write(path: Path, error: OSError) -> UserError:
     """One line for a failed write, with what to do."""
     reason = os.strerror(error.errno) if error.errno else str(error)
     return UserError(f"cannot write {path}: {reason.lower()}", _FIXABLE.get(error.errno or 0, "give another run_dir="))
-
-
-def sync_path(path: Path) -> None:
-    """Wait until a file, or the entries of a folder, are on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """A new file, on the disk when this returns."""
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def replace_text(path: Path, text: str) -> None:

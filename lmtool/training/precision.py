@@ -80,16 +80,6 @@ def choose_precision(name: str, device: torch.device) -> Precision:
     return Precision(name, device, "as asked")
 
 
-def seed_dropout(device: torch.device, key: int) -> None:
-    """Seed the default generator of the device, which native dropout draws from.
-
-    Seeding the generator takes 7 us, torch.manual_seed about 1 ms.
-    """
-    torch.default_generator.manual_seed(key)
-    if device.type == "cuda":
-        torch.cuda.default_generators[device.index or 0].manual_seed(key)
-
-
 @contextmanager
 def deterministic(device: torch.device) -> Iterator[None]:
     """On a CPU, kernels that add in a fixed order (with several threads `index_put` adds atomically otherwise), so

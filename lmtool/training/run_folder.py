@@ -15,7 +15,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -28,6 +28,7 @@ from lmtool.secrets import masked_data
 from lmtool.terminal import say, shown
 from lmtool.training.files import cannot_write, plain, replace_text, to_json, write_rows
 from lmtool.training.locks import Lock
+from lmtool.training.resuming import resume_point
 
 # Where and how fast a run computes, and what it is called: these may differ when it goes on. Everything else is part
 # of what is learned; evaluate_every and patience too, since they decide when a run ends and which weights are best.
@@ -84,6 +85,8 @@ class RunFolder:
         self.path = path
         self.config: dict[str, Any] = plain(dict(config))
         self._pending = ""
+        self._chosen = False
+        self._resume_point: Path | None = None
         self._fresh = not path.exists() or not any(path.iterdir())
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -140,6 +143,14 @@ class RunFolder:
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
+
+    def resume_point(self, report: Callable[[str], None] | None = None) -> Path | None:
+        """The checkpoint this run resumes from, as `resuming.resume_point` has it; chosen at the first call, for all
+        that is read from it. report: where damaged checkpoints are reported; log.txt by default."""
+        if not self._chosen:
+            self._resume_point = resume_point(self.checkpoints, report or self.log)
+            self._chosen = True
+        return self._resume_point
 
     # --- what is told about the run -------------------------------------------------------------------------------
 

@@ -10,10 +10,12 @@ from typing import Any
 from torch import Tensor
 
 from lmtool.config import saved
+from lmtool.config.checkpoint import CONFIG, MODEL, STATE
+from lmtool.manifest import write_manifest
 from lmtool.models.configs import ModelConfig
 from lmtool.secrets import masked, masked_data
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.training.checkpoints import CONFIG, MODEL, STATE, save_tensors, write_manifest
+from lmtool.training.checkpoints import save_tensors
 from lmtool.weights.exporting import whole_folder
 
 COMMAND = "import"
@@ -47,6 +49,6 @@ def write_import(
         (draft / STATE).write_text(json.dumps({"step": 0}) + "\n", encoding="utf-8")
         if tokenizer is not None:
             tokenizer.save(draft)
-        write_manifest(draft, 0)
+        write_manifest(draft, {"step": 0})
 
     whole_folder(output, fill)

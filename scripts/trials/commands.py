@@ -18,12 +18,13 @@ from pathlib import Path
 
 from tests.training.kill_harness import fork, wait
 from trials.outcomes import Failed, Outcome
+from trials.watching import watch
 
 SECONDS = 10  # of processor time; one that waits for something is given three times as many by the clock
 _MEMORY = 6 << 30  # bytes of address space beyond those of the fork's start
 # All control characters but tab and line feed, and the C1 set, which terminals obey too.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-_LAST = {"\r"}
+_DEED = "watched: "
 
 
 @dataclass(frozen=True)
@@ -95,16 +96,24 @@ def _redirect(streams: Mapping[str, Path]) -> None:
 
 
 def typed(
-    place: Path, *words: str, environment: Mapping[str, str] | None = None, stdin: bytes = b"", binary: bool = False
+    place: Path, *words: str, environment: Mapping[str, str] | None = None, stdin: bytes = b"", watched: bool = False
 ) -> Answer:
-    """`lmtool WORDS` in the folder `place`. Raises Failed where it ends in a way that no input excuses: see `sound`."""
+    """`lmtool WORDS` in the folder `place`. watched: nothing in its input may run or be written elsewhere. Raises
+    Failed where it ends in a way that no input excuses: see `sound`."""
     from lmtool import cli
 
     def work() -> int:
         sys.argv = ["lmtool", *words]
-        return cli.main(list(words))
+        deeds = watch(place) if watched else list
+        try:
+            return cli.main(list(words))
+        finally:
+            if deeds():
+                print(f"{_DEED}{'; '.join(deeds())}", file=sys.stderr)
 
     answer = in_fork(place, work, environment, stdin)
+    if _DEED in answer.err:
+        raise Failed(Outcome.EXECUTED, f"{shown(words)}: {answer.err.rpartition(_DEED)[2].strip()[:300]}")
     return sound(Answer(words, answer.status, answer.out, answer.err))
 
 
@@ -135,7 +144,9 @@ def _last_words(answer: Answer) -> str:
 
 def shown(words: Sequence[str]) -> str:
     """A command line as the table shows it; long words cut."""
-    return "lmtool " + " ".join(repr(word)[1:-1] if len(word) <= 80 else repr(word[:77])[1:-1] + "..." for word in words)
+    return "lmtool " + " ".join(
+        repr(word)[1:-1] if len(word) <= 80 else repr(word[:77])[1:-1] + "..." for word in words
+    )
 
 
 def refused(answer: Answer, *names: str) -> bool:

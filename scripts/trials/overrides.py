@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from trials.commands import files_in, nothing_left, refused, shown, typed
+from trials.commands import files_in, nothing_left, refused, typed
 from trials.outcomes import Failed, Kind, Outcome, Verdict, chance_of, planted
 from trials.stage import HERE, ROWS, TEXT, copy
 
@@ -52,11 +52,11 @@ def _commands() -> dict[str, list[str]]:
 
 @cache
 def _keys(command: str, place: Path) -> tuple[str, ...]:
+    import os
+
     from lmtool import cli
     from lmtool.config import saved
     from lmtool.training.run_folder import flatten
-
-    import os
 
     before = Path.cwd()
     os.chdir(place)
@@ -132,7 +132,9 @@ def _as_typed(command: str, key: str, value: str, data: dict[str, Any]) -> None:
         wanted = OverridesParser.create().parse_override(f"{key}={value}").value()
         wanted = getattr(wanted, "text", wanted)
     same = held == wanted or (isinstance(wanted, str) and wanted in ("auto", "none"))
-    same = same or (isinstance(held, dict) and isinstance(wanted, dict) and flatten(wanted).items() <= flatten(held).items())
+    same = same or (
+        isinstance(held, dict) and isinstance(wanted, dict) and flatten(wanted).items() <= flatten(held).items()
+    )
     if not same:
         raise Failed(Outcome.SILENT, f"the configuration holds {held!r}")
 
