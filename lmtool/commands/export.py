@@ -10,8 +10,9 @@ import lmtool
 from lmtool.commands.configs import ExportConfig
 from lmtool.commands.session import words
 from lmtool.errors import CheckFailed, UserError
+from lmtool.manifest import sha256
 from lmtool.reporting.console import Output
-from lmtool.training.checkpoints import sha256
+from lmtool.secrets import masked
 from lmtool.weights.comparing import Comparison, compare_outputs, compare_tensors, compare_tokenizers, tied_names
 from lmtool.weights.exporting import Export, export_of, write_export
 from lmtool.weights.load import assemble, load, saved_config
@@ -73,7 +74,7 @@ def model_card(checkpoint: str, weights: Weights, saved: Mapping[str, Any], expo
         "started from": saved.get("checkpoint") or (saved.get("source") or {}).get("checkpoint") or "random weights",
         "left out": ", ".join(export.left_out) or None,
     }
-    rows = "".join(f"| {name} | {value} |\n" for name, value in facts.items() if value is not None)
+    rows = "".join(f"| {name} | {masked(str(value))} |\n" for name, value in facts.items() if value is not None)
     return (
         f"---\nlibrary_name: transformers\n---\n\n# {title}\n\n"
         f"Weights exported by lmtool for transformers.\n\n| | |\n|---|---|\n{rows}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,13 +10,12 @@ from typing import Any
 import numpy as np
 
 from lmtool.commands.configs import FinetuneConfig, PredictConfig
-from lmtool.commands.evaluate import write_lines
+from lmtool.commands.evaluate import write_output
 from lmtool.commands.trained import Trained, load_trained
 from lmtool.data.loader import PackedLoader
 from lmtool.data.tables import read_table
 from lmtool.errors import UserError
 from lmtool.reporting.console import Output
-from lmtool.reporting.text import plain
 from lmtool.tasks.evaluation import predict, predictions
 from lmtool.tasks.rows import TaskRows, task_rows
 
@@ -32,11 +30,11 @@ def run(config: PredictConfig, overrides: list[str]) -> None:
     else:
         found = trained.learner.complete(_texts(config), trained.precision.autocast)
     if config.output is not None:
-        write_lines(config.output, (json.dumps(row, ensure_ascii=False) for row in found))
+        write_output(config.output, found)
         return
     output = Output()
     for row in found:
-        output.line(plain(_line(row)))
+        output.line(_line(row))
 
 
 def _labels(config: PredictConfig, trained: Trained, before: FinetuneConfig) -> Iterator[dict[str, Any]]:

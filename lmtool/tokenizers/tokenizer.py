@@ -16,8 +16,11 @@ from typing import Any
 import numpy as np
 import tokenizers
 
+from lmtool.config.checkpoint import refusal
 from lmtool.errors import UserError
+from lmtool.manifest import Damaged, verify_beside
 from lmtool.tokenizers.classes import PLAIN, SETTINGS
+from lmtool.tokenizers.published import FILES as TOKENIZER_FILES
 from lmtool.tokenizers.published import WHOLE, read_backend
 from lmtool.tokenizers.special import SPECIAL_MAP
 
@@ -161,8 +164,13 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: str | Path, parse_special_tokens: bool = False) -> Tokenizer:
-        """Read a folder in Hugging Face's layout: see published.py. UserError where a file is missing or broken."""
+        """Read a folder in Hugging Face's layout: see published.py. UserError where a file is missing or broken, or, in
+        a checkpoint, is not as it was written."""
         folder = Path(folder).expanduser()
+        try:
+            verify_beside(folder, TOKENIZER_FILES)
+        except Damaged as damage:
+            raise refusal(damage) from damage
         backend, tokens, without_role = read_backend(folder)
         vocabulary = backend.get_vocab()
         roles = {name: vocabulary[token] for name, token in tokens.items()}

@@ -18,8 +18,6 @@ from lmtool.tokenizers.pieces import CONTROL, read_model
 from lmtool.tokenizers.texts import training_text
 from lmtool.tokenizers.tokenizer import Tokenizer
 
-# Characters that are trained on; the library holds its suffix array in memory, about 20 bytes each.
-MOST = 50_000_000
 _LONGEST = 2000  # characters of a line; the library skips lines of more than 4192 bytes unless told otherwise
 
 
@@ -83,15 +81,11 @@ def train_model(config: SentencePieceConfig, texts: Iterable[str], vocab_size: i
 
 
 def _lines(portions: list[list[str]], clean: normalizers.Normalizer | None) -> Iterator[str]:
-    """Lines of at most `_LONGEST` characters, up to `MOST` characters."""
-    left = MOST
+    """Lines of at most `_LONGEST` characters."""
     for portion in portions:
         for text in portion:
             for line in text.splitlines():
                 for start in range(0, len(line), _LONGEST):
                     part = line[start : start + _LONGEST].replace("\x00", " ")
-                    if left <= 0:
-                        return
-                    left -= len(part)
                     if not part.isspace():
                         yield part if clean is None else clean.normalize_str(part)
