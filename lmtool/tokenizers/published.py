@@ -144,9 +144,9 @@ def _pieces_of_whole(path: Path, kind: TokenizerClass) -> Pieces:
 
 def _characters(normalizer: Any) -> bytes:
     """SentencePiece's map of characters among the steps of a normalizer."""
-    steps = (normalizer or {}).get("normalizers", [normalizer])
+    steps = normalizer.get("normalizers", [normalizer]) if isinstance(normalizer, dict) else []
     for step in steps:
-        if step is not None and step.get("type") == "Precompiled":
+        if step.get("type") == "Precompiled":
             return base64.b64decode(step["precompiled_charsmap"])
     return b""
 
