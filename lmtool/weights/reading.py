@@ -37,7 +37,10 @@ def read(checkpoint: str, offline: bool = False) -> Weights:
         folder = find(checkpoint)
         return Weights(read_weights(folder), folder, checkpoint)
     published.model_section()  # a variant that we do not compute is refused here, and its keys are read
-    tensors = published.family().from_published(read_published(published, offline))
+    try:
+        tensors = published.family().from_published(read_published(published, offline), published.config)
+    except UserError as error:
+        raise UserError(f"checkpoint={checkpoint}: {error.message}", error.hint) from error
     return Weights(wide(tensors), published.path, checkpoint, published.config.ignored)
 
 
