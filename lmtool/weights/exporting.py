@@ -66,7 +66,7 @@ def export_of(
     published = {name: one for name, one in published.items() if not name.startswith(("heads.", "backbone."))}
     tied = getattr(family, "TIED", None)
     apart = tied is not None and tied.output in published
-    if apart:
+    if tied is not None and apart:
         published = tied.separate(published)
     left_out = {part_of(name) for name in renamed} - {part_of(name) for name in kept}
     config = {
