@@ -16,8 +16,8 @@ from lmtool.config.tables import builder_module, entry_of
 from lmtool.errors import UserError
 from lmtool.models.configs import ModelConfig
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
+from lmtool.runs.checkpoints import save_tensors
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.training.checkpoints import save_tensors
 from lmtool.weights.classifiers import CLASSIFIER, labels_of
 from lmtool.weights.folders import CONFIG
 from lmtool.weights.loading import part_of

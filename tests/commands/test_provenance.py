@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lmtool import cli
-from lmtool.commands import session
+from lmtool.commands import screens
 from lmtool.config.checkpoint import find, read_state
 from tests.commands.conftest import finetune, pretrain, write_rows, write_text
 
@@ -29,7 +29,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     write_rows(folder / "rows")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr(session, "write_report", lambda run: run / "report.html")
+        patch.setattr(screens, "write_report", lambda run: run / "report.html")
         pretrain("text", "objective=mlm", "max_steps=1", "data.validation=held_out.txt")
         finetune("rows", "checkpoint=runs/text", "max_steps=1")
         pretrain("both", "objective=mixture", MIXTURE, "max_steps=1")
@@ -43,7 +43,7 @@ def place(stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     """A copy whose data may be changed."""
     shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(session, "write_report", lambda run: run / "report.html")
+    monkeypatch.setattr(screens, "write_report", lambda run: run / "report.html")
     return tmp_path
 
 

@@ -27,9 +27,9 @@ import yaml
 from lmtool.errors import UserError, cannot_write
 from lmtool.secrets import masked_data
 from lmtool.terminal import say, shown
-from lmtool.training.files import plain, replace_text, to_json, write_rows
-from lmtool.training.locks import Lock
-from lmtool.training.resuming import resume_point
+from lmtool.runs.files import plain, replace_text, to_json, write_rows
+from lmtool.runs.locks import Lock
+from lmtool.runs.resuming import resume_point
 
 # Where and how fast a run computes, and what it is called: these may differ when it goes on. Everything else is part
 # of what is learned; evaluate_every and patience too, since they decide when a run ends and which weights are best.
