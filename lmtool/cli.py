@@ -18,6 +18,7 @@ from lmtool import errors
 from lmtool.config.nearest import nearest
 from lmtool.environment import ENVIRONMENT
 from lmtool.errors import ConfigError, LmtoolError, Problem, UserError
+from lmtool.terminal import say, say_error
 
 REPORT_TO = "this is a fault of lmtool: please report it, with the lines above and what you typed"
 
@@ -82,27 +83,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _main(words)
     except LmtoolError as error:
         if debug:
-            raise
+            _traceback()
         tell(error)
         return error.exit_status
     except KeyboardInterrupt:
         if debug:
-            raise
-        print("error: interrupted", file=sys.stderr)
+            _traceback()
+        say_error("interrupted")
         return errors.INTERRUPTED
     except BrokenPipeError:
         # The reader of our output has gone (`lmtool list | head`): nothing is left to say, nor to flush at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return errors.DONE
     except Exception:
-        _fault()
+        _traceback()
+        say_error(REPORT_TO)
         return errors.FAULT
 
 
 def _main(words: list[str]) -> int:
     arguments = parse(words)
     if not arguments.rest or arguments.rest == ["help"]:
-        print(overview())
+        say(overview())
         return errors.DONE
     verb = arguments.rest.pop(0)
     if verb not in VERBS:
@@ -112,7 +114,7 @@ def _main(words: list[str]) -> int:
             f"did you mean lmtool {close}?" if close else "a command comes first: lmtool --help",
         )
     if arguments.help:
-        print(help_of(verb, arguments.rest))
+        say(help_of(verb, arguments.rest))
         return errors.DONE
     return _dispatch(verb, arguments)
 
@@ -254,7 +256,7 @@ def _saved(verb: str, path: Path) -> tuple[dict[str, Any], list[Problem]]:
 def _print(config: Any, verb: str) -> int:
     from lmtool.config import saved
 
-    print(saved.to_yaml(saved.save(config, verb)), end="")
+    say(saved.to_yaml(saved.save(config, verb)).removesuffix("\n"))
     return errors.DONE
 
 
@@ -377,23 +379,16 @@ def help_of(verb: str, rest: Sequence[str] = ()) -> str:
 
 
 def tell(error: LmtoolError) -> None:
-    """Print a user's error: a line for what is wrong, a line for what to do; of a configuration, all of them."""
-    from lmtool.config.saved import masked
-
+    """Print a user's error; of a configuration, all of them."""
     both = [(one.message, one.hint) for one in error.problems] if isinstance(error, ConfigError) else []
     for message, hint in both or [(error.message, error.hint)]:
-        print(masked(f"error: {message}"), file=sys.stderr)
-        if hint:
-            print(masked(f"hint: {hint}"), file=sys.stderr)
+        say_error(message, hint)
 
 
-def _fault() -> None:
+def _traceback() -> None:
     import traceback
 
-    from lmtool.config.saved import masked
-
-    print(masked(traceback.format_exc()), file=sys.stderr, end="")
-    print(f"error: {REPORT_TO}", file=sys.stderr)
+    say(traceback.format_exc().rstrip(), sys.stderr)
 
 
 if __name__ == "__main__":

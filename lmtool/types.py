@@ -12,10 +12,54 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+
+
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on the device. One of the host goes there from pinned memory, so that neither waits for the other: a
+    copy from pageable memory waits for all that the device has still to do."""
+    if tensor.device.type == "cpu" and device.type != "cpu":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Where documents lie in a flat tensor: first index and number of tokens of each, on the host.
+
+    device: where the index tensors are wanted.
+    """
+
+    starts: tuple[int, ...]
+    lengths: tuple[int, ...]
+    device: torch.device = torch.device("cpu")
+
+    @classmethod
+    def packed(cls, lengths: tuple[int, ...], device: torch.device = torch.device("cpu")) -> Segments:  # noqa: B008
+        """Documents laid end to end."""
+        return cls((0, *accumulate(lengths))[: len(lengths)], tuple(lengths), device)
+
+    @cached_property
+    def contiguous(self) -> bool:
+        """Whether they are laid end to end from 0, so that every token is in exactly one of them."""
+        return self.starts == Segments.packed(self.lengths).starts
+
+    @cached_property
+    def occupied(self) -> Segments:
+        """The contiguous documents that have tokens."""
+        if all(self.lengths):
+            return self
+        return Segments.packed(tuple(length for length in self.lengths if length), self.device)
+
+    @cached_property
+    def cu_lengths(self) -> Tensor:
+        """(N+1,) int32 on the device: 0 and the cumulative lengths of contiguous segments, as the variable-length
+        kernels want them. All layers of all stacks that read a batch share this one copy."""
+        return send(torch.tensor((0, *accumulate(self.lengths)), dtype=torch.int32), self.device)
 
 
 @dataclass(frozen=True)
@@ -34,34 +78,30 @@ class Packed:
     prefixes: tuple[int, ...] = ()
 
     @cached_property
+    def segments(self) -> Segments:
+        """Where the documents lie."""
+        return Segments.packed(self.lengths, self.tokens.device)
+
+    @property
     def starts(self) -> tuple[int, ...]:
         """First flat index of each document, on the host."""
-        starts, at = [], 0
-        for length in self.lengths:
-            starts.append(at)
-            at += length
-        return tuple(starts)
-
-    @cached_property
-    def cu_lengths(self) -> Tensor:
-        """(N+1,) int32 on the device: 0 and the cumulative lengths, as the variable-length kernels want them."""
-        return torch.tensor([*self.starts, sum(self.lengths)], dtype=torch.int32, device=self.tokens.device)
+        return self.segments.starts
 
     @cached_property
     def documents(self) -> Tensor:
         """(T,) int64: the document each token belongs to."""
-        lengths = torch.tensor(self.lengths, device=self.tokens.device)
-        return torch.repeat_interleave(torch.arange(len(self.lengths), device=self.tokens.device), lengths)
+        numbers_N = torch.arange(len(self.lengths), device=self.tokens.device)
+        # With the size said, the device is not asked for it.
+        return numbers_N.repeat_interleave(self.segments.cu_lengths.diff(), output_size=len(self.tokens))
 
     @cached_property
     def positions(self) -> Tensor:
         """(T,) int64: position within its document, from 0."""
-        starts = torch.tensor(self.starts, device=self.tokens.device)
-        return torch.arange(self.tokens.shape[0], device=self.tokens.device) - starts[self.documents]
+        return torch.arange(len(self.tokens), device=self.tokens.device) - self.segments.cu_lengths[self.documents]
 
-    def to(self, device: torch.device, non_blocking: bool = False) -> Packed:
-        columns = {name: column.to(device, non_blocking=non_blocking) for name, column in self.columns.items()}
-        return replace(self, tokens=self.tokens.to(device, non_blocking=non_blocking), columns=columns)
+    def to(self, device: torch.device) -> Packed:
+        columns = {name: send(column, device) for name, column in self.columns.items()}
+        return replace(self, tokens=send(self.tokens, device), columns=columns)
 
 
 @dataclass(frozen=True)
@@ -78,9 +118,9 @@ class Target:
     span: Tensor | None = None
     side: Literal["inputs", "outputs"] = "inputs"
 
-    def to(self, device: torch.device, non_blocking: bool = False) -> Target:
-        def move(one: Tensor | None) -> Tensor | None:
-            return None if one is None else one.to(device, non_blocking=non_blocking)
+    def to(self, device: torch.device) -> Target:
+        def move(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else send(tensor, device)
 
         return replace(self, labels=move(self.labels), at=move(self.at), span=move(self.span))
 
@@ -92,7 +132,7 @@ class Batch:
     inputs: what the (encoder or decoder-only) model reads. outputs: what a second stack reads, shifted already.
     targets: by the name of the term. examples: (N,) int64 numbers of the examples, for keyed randomness and for
     joining predictions. parts: (N,) int32 window or choice within the example. groups: (N,) int64 documents that
-    are compared with each other.
+    are compared with each other. source: the batch this one was moved from.
     """
 
     inputs: Packed
@@ -101,14 +141,22 @@ class Batch:
     parts: Tensor
     outputs: Packed | None = None
     groups: Tensor | None = None
+    source: Batch | None = field(default=None, repr=False)
 
-    def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
+    def to(self, device: torch.device) -> Batch:
+        """The batch on the device; `host` stays."""
         return replace(
             self,
-            inputs=self.inputs.to(device, non_blocking),
-            outputs=None if self.outputs is None else self.outputs.to(device, non_blocking),
-            targets={name: target.to(device, non_blocking) for name, target in self.targets.items()},
+            inputs=self.inputs.to(device),
+            outputs=None if self.outputs is None else self.outputs.to(device),
+            targets={name: target.to(device) for name, target in self.targets.items()},
+            source=self.host,
         )
+
+    @property
+    def host(self) -> Batch:
+        """The batch as the loader made it: what is computed from this one does not wait for the device."""
+        return self if self.source is None else self.source
 
     @property
     def tokens(self) -> int:

@@ -72,7 +72,7 @@ WORKS = (
         (
             Variant("trainer_lines", "Trainer, a text a line, padded to the longest of the batch", aim=6.0),
             Variant("trainer_packed", "Trainer, texts joined into rows of 128 (group_texts)", aim=3.0),
-            Variant("lmtool_masked_lm", "lmtool pretrain"),
+            Variant("lmtool_language_model", "lmtool pretrain"),
         ),
     ),
     Work(
@@ -334,7 +334,13 @@ def settings_of(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "seed": 0,
         "threads": cores(),
+        "device": "cpu",
         "precision": options.precision,
+        "family": "bert",
+        "max_length": 128,
+        "documents": "separate",
+        "corpus_bytes": 3_000_000,
+        "rows": 14_400,  # nine times what the Trainer's sampler sorts at once
         "batch": 16,
         "task_batch": 32,
         "lr": 1e-4,

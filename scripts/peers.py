@@ -1,12 +1,14 @@
-"""The processes that `scripts/benchmark.py` times: each trains one side on prepared examples, some steps at a time.
+"""The processes that `scripts/benchmark.py` and `scripts/gpu.py` time: each trains one side on prepared examples, some
+steps at a time.
 
     python scripts/peers.py prepare FOLDER SETTINGS     make the examples both sides read
     python scripts/peers.py VARIANT FOLDER SETTINGS     train; SETTINGS is JSON
 
 A worker loads everything, writes one JSON line `{"ready": ...}` and waits. For each line `{"steps": n}` on its input
 it lets its training loop go on for n steps and answers with their seconds, tokens and its peak memory, so start-up
-is in no figure and the sides can take turns. Both sides run their real loop: the transformers Trainer held at
-`on_step_end`, lmtool's loop held by its loader.
+is in no figure and the sides can take turns; `{"steps": n, "count": true}` also counts how often the host waited for
+the device. Both sides run their real loop: the transformers Trainer held at `on_step_end`, lmtool's loop held by its
+loader.
 """
 
 from __future__ import annotations
@@ -17,26 +19,29 @@ import resource
 import sys
 import tempfile
 import time
-from collections import deque
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-MAX_LENGTH = 128
+PADDED_LENGTH = 128  # run_glue's max_seq_length
 TASK_LENGTH = 66
 CLASSES = ("0", "1")
 
-# Lengths in tokens, special ones included: lognormal, clipped. The documents then have a median of 46 and a mean of
-# 62, a quarter of them is cut at 128; the rows, like the longer of SST-2's sentences, a mean of 25.
-DOCUMENT_LENGTHS = {"median": 46.0, "sigma": 1.5, "smallest": 8, "largest": MAX_LENGTH}
+# Lengths in tokens, special ones included: lognormal, clipped. The documents, cut at `max_length`, then have a median
+# of 46, and a mean of 62 where that is 128; the rows, like the longer of SST-2's sentences, a mean of 25.
+DOCUMENT_LENGTHS = {"median": 46.0, "sigma": 1.5, "smallest": 8}
 ROW_LENGTHS = {"median": 22.0, "sigma": 0.5, "smallest": 4, "largest": TASK_LENGTH}
-ROWS = 14_400  # nine times what the Trainer's sampler sorts at once
-CORPUS_BYTES = 3_000_000
 
 
-def peak_bytes() -> int:
-    """Largest resident set of this process so far. (`ru_maxrss` starts at the parent's size on Linux.)"""
+def peak_bytes(device: str) -> int:
+    """Largest resident set of this process so far (`ru_maxrss` starts at the parent's size on Linux); on CUDA, what was
+    allocated at most."""
+    if device == "cuda":
+        import torch
+
+        return torch.cuda.max_memory_allocated()
     with suppress(OSError):  # not Linux
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
@@ -45,13 +50,48 @@ def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
+class Waits:
+    """Counts how often the host waits for CUDA, by the warnings of torch's synchronisation debugging."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.others = warnings.showwarning
+
+    def start(self) -> None:
+        import torch
+
+        warnings.filterwarnings("always", message=".*synchronizing CUDA operation.*")
+        warnings.showwarning = self.show
+        torch.cuda.set_sync_debug_mode("warn")
+
+    def stop(self) -> int:
+        import torch
+
+        torch.cuda.set_sync_debug_mode("default")
+        warnings.showwarning = self.others
+        return self.count
+
+    def show(self, message: Warning | str, *rest: Any) -> None:
+        if "synchronizing CUDA operation" in str(message):
+            self.count += 1
+        else:
+            self.others(message, *rest)
+
+
+def compiled_graphs() -> int:
+    """Graphs that torch.compile has made in this process."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return dynamo.counters["stats"]["unique_graphs"] if dynamo is not None else 0
+
+
 class Gate:
     """Holds a training loop between steps until it is told how many to run, and times them."""
 
-    def __init__(self, commands: TextIO, answers: TextIO):
-        self.commands, self.answers = commands, answers
-        self.left, self.started = 0, 0.0
+    def __init__(self, commands: TextIO, answers: TextIO, device: str):
+        self.commands, self.answers, self.device = commands, answers, device
+        self.left, self.started, self.graphs = 0, 0.0, 0
         self.turn: dict[str, Any] | None = None
+        self.waits: Waits | None = None
 
     def say(self, message: dict[str, Any]) -> None:
         print(json.dumps(message), file=self.answers, flush=True)
@@ -60,16 +100,36 @@ class Gate:
         """Called before each step. False: no more steps are wanted."""
         if self.left == 0:
             if self.turn is not None:
-                seconds = time.perf_counter() - self.started
-                self.say({**self.turn, "seconds": seconds, "peak_bytes": peak_bytes()})
+                self.say(self.close_turn(self.turn))
             line = self.commands.readline()
             if not line.strip():
                 return False
-            self.left = json.loads(line)["steps"]
+            command = json.loads(line)
+            self.left = command["steps"]
             self.turn = {"steps": self.left, "tokens": 0, "examples": 0, "slots": 0}
-            self.started = time.perf_counter()
+            self.graphs = compiled_graphs()
+            if command.get("count") and self.device == "cuda":
+                self.waits = Waits()
+                self.waits.start()
+            self.started = self.now()
         self.left -= 1
         return True
+
+    def close_turn(self, turn: dict[str, Any]) -> dict[str, Any]:
+        """The finished turn with what was measured."""
+        waits = {} if self.waits is None else {"waits": self.waits.stop()}
+        self.waits = None
+        seconds = self.now() - self.started
+        graphs = compiled_graphs() - self.graphs
+        return {**turn, **waits, "seconds": seconds, "graphs": graphs, "peak_bytes": peak_bytes(self.device)}
+
+    def now(self) -> float:
+        """The time when everything asked for so far is done."""
+        if self.device == "cuda":
+            import torch
+
+            torch.cuda.synchronize()
+        return time.perf_counter()
 
     def count(self, tokens: int, examples: int, slots: int) -> None:
         """Add a step's real tokens, examples, and token places computed (padding included)."""
@@ -81,32 +141,45 @@ class Gate:
 
 # The transformers side
 
-MASKED_LM = ("trainer_lines", "trainer_packed")
+LANGUAGE_MODEL = ("trainer_lines", "trainer_packed")
 TRAINER_NAMES = {
-    **{name: name for name in ("vocab_size", "hidden_size")},
-    "num_hidden_layers": "num_layers",
-    "num_attention_heads": "num_heads",
-    "intermediate_size": "feedforward_size",
-    "max_position_embeddings": "max_positions",
-    "hidden_dropout_prob": "dropout",
-    "attention_probs_dropout_prob": "attention_dropout",
+    "bert": {
+        **{name: name for name in ("vocab_size", "hidden_size")},
+        "num_hidden_layers": "num_layers",
+        "num_attention_heads": "num_heads",
+        "intermediate_size": "feedforward_size",
+        "max_position_embeddings": "max_positions",
+        "hidden_dropout_prob": "dropout",
+        "attention_probs_dropout_prob": "attention_dropout",
+    },
+    "gpt": {
+        "vocab_size": "vocab_size",
+        "n_layer": "num_layers",
+        "n_embd": "hidden_size",
+        "n_head": "num_heads",
+        "n_inner": "feedforward_size",
+        "n_positions": "max_positions",
+        "resid_pdrop": "dropout",
+        "embd_pdrop": "dropout",
+        "attn_pdrop": "attention_dropout",
+    },
 }
 
 
 class TrainerRows:
     """The examples as the Trainer's collators take them, from flat arrays: the leanest data set it can be given."""
 
-    def __init__(self, variant: str, folder: Path):
+    def __init__(self, variant: str, folder: Path, settings: dict[str, Any]):
         import numpy
 
         data = numpy.load(folder / "examples.npz")
-        prefix = "masked_lm" if variant in MASKED_LM else "classification"
+        prefix = "language_model" if variant in LANGUAGE_MODEL else "classification"
         self.tokens, self.borders = data[f"{prefix}_tokens"], data[f"{prefix}_borders"]
         if variant == "trainer_packed":
             # run_mlm's group_texts: all in one stream, cut into rows of the maximum length, the rest dropped.
-            self.borders = numpy.arange(0, len(self.tokens) + 1, MAX_LENGTH)
+            self.borders = numpy.arange(0, len(self.tokens) + 1, settings["max_length"])
         self.special = numpy.isin(self.tokens, data["special_ids"]).astype(int)
-        self.labels = None if variant in MASKED_LM else data["classification_labels"]
+        self.labels = None if variant in LANGUAGE_MODEL else data["classification_labels"]
 
     def __len__(self) -> int:
         return len(self.borders) - 1
@@ -123,22 +196,40 @@ class TrainerRows:
 
 
 def trainer_model(settings: dict[str, Any], classification: bool) -> Any:
-    from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification, set_seed
+    import transformers
 
-    set_seed(settings["seed"])
-    size = settings["model"]
-    config = BertConfig(**{theirs: size[ours] for theirs, ours in TRAINER_NAMES.items()}, num_labels=len(CLASSES))
-    return BertForSequenceClassification(config) if classification else BertForMaskedLM(config)
+    transformers.set_seed(settings["seed"])
+    size, family = settings["model"], settings["family"]
+    fields = {theirs: size[ours] for theirs, ours in TRAINER_NAMES[family].items()}
+    if family == "gpt":
+        return transformers.GPT2LMHeadModel(transformers.GPT2Config(**fields))
+    config = transformers.BertConfig(**fields, num_labels=len(CLASSES))
+    return (transformers.BertForSequenceClassification if classification else transformers.BertForMaskedLM)(config)
 
 
-def trainer_collator(variant: str, tokenizer: Any) -> Any:
-    """What run_mlm and run_glue use, with `padding` as the variant says."""
-    from transformers import DataCollatorForLanguageModeling, DataCollatorWithPadding
+class Collator:
+    """What run_mlm, run_clm and run_glue use, with `padding` as the variant says. Each batch carries its `counts`:
+    real tokens, examples, and places with padding; plain numbers, for they come from other processes on CUDA."""
 
-    if variant in MASKED_LM:
+    def __init__(self, variant: str, tokenizer: Any, family: str):
+        self.collate = trainer_collator(variant, tokenizer, family)
+
+    def __call__(self, rows: list[dict]) -> Any:
+        batch = self.collate(rows)
+        examples, width = batch["input_ids"].shape
+        batch["counts"] = [int(batch["attention_mask"].sum()), examples, examples * width]
+        return batch
+
+
+def trainer_collator(variant: str, tokenizer: Any, family: str) -> Any:
+    from transformers import DataCollatorForLanguageModeling, DataCollatorWithPadding, default_data_collator
+
+    if variant in LANGUAGE_MODEL and family == "gpt":
+        return lambda rows: default_data_collator([{**row, "labels": row["input_ids"]} for row in rows])
+    if variant in LANGUAGE_MODEL:
         # run_mlm --line_by_line pads to the longest of the batch by default; packed rows need none.
         return DataCollatorForLanguageModeling(tokenizer=tokenizer, mlm_probability=0.15)
-    lengths = {"trainer_maximum": TASK_LENGTH, "trainer_maximum_128": MAX_LENGTH}
+    lengths = {"trainer_maximum": TASK_LENGTH, "trainer_maximum_128": PADDED_LENGTH}
     if variant in lengths:
         # run_glue's default, pad_to_max_length=True.
         return DataCollatorWithPadding(tokenizer, padding="max_length", max_length=lengths[variant])
@@ -150,40 +241,40 @@ def run_trainer(variant: str, folder: Path, settings: dict[str, Any], gate: Gate
     from transformers import PreTrainedTokenizerFast, Trainer, TrainerCallback, TrainingArguments
     from transformers.utils import logging
 
-    imports_bytes = peak_bytes()
+    imports_bytes = peak_bytes("cpu")
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     tokenizer = PreTrainedTokenizerFast.from_pretrained(str(folder / "tokenizer"))
-    collate = trainer_collator(variant, tokenizer)
-    waiting: deque[tuple[int, int, int]] = deque()  # the Trainer loads one batch ahead of its step
-
-    def counting(features: list[dict]) -> Any:
-        batch = collate(features)
-        ids = batch["input_ids"]
-        waiting.append((int(batch["attention_mask"].sum()), ids.shape[0], ids.numel()))
-        return batch
 
     class Held(TrainerCallback):
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             gate.open()
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            gate.count(*waiting.popleft())
             if not gate.open():
                 control.should_training_stop = True
 
-    classification = variant not in MASKED_LM
+    class Counted(Trainer):
+        def training_step(self, model: Any, inputs: dict[str, Any], *rest: Any, **named: Any) -> Any:
+            gate.count(*inputs.pop("counts"))
+            return super().training_step(model, inputs, *rest, **named)
+
+    classification, cuda = variant not in LANGUAGE_MODEL, settings["device"] == "cuda"
+    order = "group_by_length" if variant == "trainer_grouped" else "sequential"
     arguments = TrainingArguments(
         output_dir=str(folder / "trainer"),
-        use_cpu=True,
+        use_cpu=not cuda,
         bf16=settings["precision"] == "bf16",
+        optim="adamw_torch_fused",
+        # On CUDA the collator, in Python, is slower than the step.
+        dataloader_num_workers=4 if cuda else 0,
         per_device_train_batch_size=settings["task_batch" if classification else "batch"],
         max_steps=1_000_000,
         learning_rate=settings["lr"],
         weight_decay=settings["weight_decay"],
         max_grad_norm=settings["clip_norm"],
         # The stored order is the one lmtool's seed gives; grouping by length makes its own.
-        train_sampling_strategy="group_by_length" if variant == "trainer_grouped" else "sequential",
+        train_sampling_strategy=order,
         # Otherwise the collator would lose `special_tokens_mask` and work it out in Python, token by token.
         remove_unused_columns=False,
         save_strategy="no",
@@ -192,8 +283,8 @@ def run_trainer(variant: str, folder: Path, settings: dict[str, Any], gate: Gate
         seed=settings["seed"],
     )
     model = trainer_model(settings, classification)
-    rows = TrainerRows(variant, folder)
-    trainer = Trainer(model, arguments, counting, rows, processing_class=tokenizer, callbacks=[Held()])
+    rows, collate = TrainerRows(variant, folder, settings), Collator(variant, tokenizer, settings["family"])
+    trainer = Counted(model, arguments, collate, rows, processing_class=tokenizer, callbacks=[Held()])
     gate.say({"ready": variant, "imports_bytes": imports_bytes, "parameters": model.num_parameters()})
     trainer.train()
 
@@ -233,30 +324,34 @@ def task_data(folder: Path, settings: dict[str, Any]) -> Any:
     return load_task(config, settings["seed"], folder / "cache", offline=True)
 
 
-def masked_examples(folder: Path, settings: dict[str, Any], tokenizer: Any) -> Any:
-    """The documents as `data=text` reads them, made into examples as `objective=mlm` does."""
+def text_examples(folder: Path, settings: dict[str, Any], tokenizer: Any) -> Any:
+    """The documents as `data=text` reads them, made into examples as `objective=mlm` or `clm` does."""
     from lmtool.config.tables import build
     from lmtool.data.configs import TextConfig
     from lmtool.data.store import open_store
     from lmtool.objectives.configs import MlmConfig
-    from lmtool.objectives.examples import MaskedWindows
+    from lmtool.objectives.examples import CausalWindows, MaskedWindows
 
     source = build(TextConfig(path=str(folder / "documents.txt"), document="line"), folder / "cache")
     store = open_store(source, "train", tokenizer, folder / "cache")
-    return MaskedWindows(MlmConfig(), tokenizer, "bert", store, MAX_LENGTH, "separate", "train", settings["seed"])
+    length, documents = settings["max_length"], settings["documents"]
+    if settings["family"] == "gpt":
+        return CausalWindows(tokenizer, store, length, documents, "train")
+    return MaskedWindows(MlmConfig(), tokenizer, "bert", store, length, documents, "train", settings["seed"])
 
 
 def lmtool_learner(variant: str, folder: Path, settings: dict[str, Any], tokenizer: Any) -> tuple[Any, Any]:
     """The learner and its loader, built as `lmtool pretrain` and `lmtool finetune` do."""
     from lmtool.config.tables import build
     from lmtool.data.loader import PackedLoader
-    from lmtool.models.configs import BertConfig
-    from lmtool.objectives.configs import MlmConfig
+    from lmtool.models.configs import BertConfig, GptConfig
+    from lmtool.objectives.configs import ClmConfig, MlmConfig
 
-    backbone = build(BertConfig(**settings["model"]), settings["seed"])
-    if variant == "lmtool_masked_lm":
-        learner = build(MlmConfig(), backbone, tokenizer, settings["seed"])
-        examples, batch = masked_examples(folder, settings, tokenizer), settings["batch"]
+    gpt = settings["family"] == "gpt"
+    backbone = build((GptConfig if gpt else BertConfig)(**settings["model"]), settings["seed"])
+    if variant == "lmtool_language_model":
+        learner = build(ClmConfig() if gpt else MlmConfig(), backbone, tokenizer, settings["seed"])
+        examples, batch = text_examples(folder, settings, tokenizer), settings["batch"]
     else:
         data = task_data(folder, settings)
         learner = build(data.config, backbone, tokenizer, settings["seed"])
@@ -266,24 +361,39 @@ def lmtool_learner(variant: str, folder: Path, settings: dict[str, Any], tokeniz
 
 def run_lmtool(variant: str, folder: Path, settings: dict[str, Any], gate: Gate) -> None:
     """Train with lmtool's loop until the gate closes. Nothing is evaluated or saved, as on the other side."""
+    from lmtool.nn.attention import attention_path
     from lmtool.tokenizers.tokenizer import Tokenizer
     from lmtool.training.configs import AdamWConfig, LinearConfig
     from lmtool.training.loop import train
+    from lmtool.training.precision import choose_device, choose_precision
     from lmtool.training.progress import TrainingSettings
     from lmtool.training.run_folder import RunFolder
 
-    imports_bytes = peak_bytes()
+    imports_bytes = peak_bytes("cpu")
     learner, loader = lmtool_learner(variant, folder, settings, Tokenizer.load(folder / "tokenizer"))
+    precision = choose_precision(settings["precision"], choose_device(settings["device"]))
     never = 1_000_000
     budget = {"max_steps": never, "evaluate_every": never, "checkpoint_every": never}
-    wanted = TrainingSettings(settings["seed"], "loss", False, "cpu", settings["precision"], **budget)
+    wanted = TrainingSettings(settings["seed"], "loss", False, settings["device"], settings["precision"], **budget)
     optimizer = AdamWConfig(**{name: settings[name] for name in ("weight_decay", "clip_norm")}, lr=settings["lr"])
     parameters = sum(one.numel() for one in learner.parameters())
-    gate.say({"ready": variant, "imports_bytes": imports_bytes, "parameters": parameters})
+    facts = {"imports_bytes": imports_bytes, "parameters": parameters, "flops_per_token": flops(learner, loader)}
+    gate.say({"ready": variant, **facts, "attention": attention_path(learner, precision.device, precision.dtype)})
     with tempfile.TemporaryDirectory() as runs, RunFolder(Path(runs) / "bench", {}, "{}") as run:
         held, schedule = HeldLoader(loader, gate), LinearConfig(warmup_fraction=0.0)
         with suppress(Closed):
             train(learner, held, lambda step: {"loss": 0.0}, run, wanted, optimizer, schedule)
+
+
+def flops(learner: Any, loader: Any) -> float:
+    """FLOPs of training on one real token: the head where it is computed, causal attention at half, by the mean length
+    of the examples."""
+    from lmtool.commands.costs import works_of
+
+    facts = loader.facts()
+    places = getattr(learner.config, "places", {})
+    works = works_of(learner, places, facts.get("predicted_fraction", 0.0), facts["mean_length"])
+    return sum(work.flops for work in works)
 
 
 # The examples of both
@@ -319,19 +429,20 @@ def write_texts(folder: Path, settings: dict[str, Any]) -> tuple[Any, str]:
     from lmtool.config.tables import build
     from lmtool.data.configs import PydocsConfig
     from lmtool.data.vocabulary import trained_tokenizer
-    from lmtool.tokenizers.configs import WordPieceConfig
+    from lmtool.tokenizers.configs import ByteBpeConfig, WordPieceConfig
 
-    source = build(PydocsConfig(max_bytes=CORPUS_BYTES), folder / "cache")
-    size = settings["model"]["vocab_size"]
-    tokenizer = trained_tokenizer(WordPieceConfig(), source, size, folder / "cache")
+    source = build(PydocsConfig(max_bytes=settings["corpus_bytes"]), folder / "cache")
+    kind, size = ByteBpeConfig() if settings["family"] == "gpt" else WordPieceConfig(), settings["model"]["vocab_size"]
+    tokenizer = trained_tokenizer(kind, source, size, folder / "cache")
     tokenizer.save(folder / "tokenizer")
     flat = [word for text in source.documents("train") for word in text.split()]
     kinds = sorted(set(flat))
     tokens = {word: len(ids) for word, ids in zip(kinds, tokenizer.encode_batch(kinds), strict=True)}
     words = [(word, tokens[word]) for word in flat if tokens[word]]
-    drawn = draw_lengths(DOCUMENT_LENGTHS, len(words), settings["seed"]) - 2  # [CLS] and [SEP]
+    shape = {**DOCUMENT_LENGTHS, "largest": settings["max_length"]}
+    drawn = draw_lengths(shape, len(words), settings["seed"]) - 2  # [CLS] and [SEP]
     (folder / "documents.txt").write_text("\n".join(cut(words, drawn.tolist())), encoding="utf-8")
-    texts = list(cut(words, (draw_lengths(ROW_LENGTHS, ROWS, settings["seed"]) - 2).tolist()))
+    texts = list(cut(words, (draw_lengths(ROW_LENGTHS, settings["rows"], settings["seed"]) - 2).tolist()))
     labels = numpy.random.default_rng(settings["seed"]).integers(0, len(CLASSES), len(texts)).tolist()
     lines = [json.dumps({"text": text, "label": CLASSES[label]}) for text, label in zip(texts, labels, strict=True)]
     (folder / "rows").mkdir(exist_ok=True)
@@ -345,22 +456,26 @@ def prepare(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
     """Make the examples lmtool's own way, and store them for the Trainer in the order in which lmtool reads them."""
     import numpy
 
-    from lmtool.reporting.rate import STEP_SHARE, measure_rate
     from lmtool.streams import Permutation
     from lmtool.tasks.examples import SequenceExamples
 
+    folder.mkdir(parents=True, exist_ok=True)
     tokenizer, text = write_texts(folder, settings)
-    masked = masked_examples(folder, settings, tokenizer)
-    rows = SequenceExamples(task_data(folder, settings).train, tokenizer, "bert", TASK_LENGTH, "bench", "train")
+    both = {"language_model": text_examples(folder, settings, tokenizer)}
+    if settings["family"] == "bert":
+        data = task_data(folder, settings).train
+        both["classification"] = SequenceExamples(data, tokenizer, "bert", TASK_LENGTH, "bench", "train")
     arrays: dict[str, Any] = {"special_ids": numpy.array(sorted(tokenizer.special_ids))}
-    for name, examples in (("masked_lm", masked), ("classification", rows)):
+    for name, examples in both.items():
         plan = examples.plan(0)
         order = Permutation(len(plan), settings["seed"], "order", 0)(numpy.arange(len(plan)))
-        if name == "masked_lm":
-            tokens = masked.assemble(plan.rows[order]).tokens
-        else:
+        if name == "classification":
             batch = examples.batch(plan.rows[order], order, 0)
             tokens, arrays["classification_labels"] = batch.inputs.tokens.numpy(), batch.targets["bench"].labels.numpy()
+        elif settings["family"] == "gpt":
+            tokens = examples.batch(plan.rows[order], order, 0).inputs.tokens.numpy()
+        else:
+            tokens = examples.assemble(plan.rows[order]).tokens
         arrays[f"{name}_tokens"] = tokens
         arrays[f"{name}_borders"] = numpy.concatenate([[0], numpy.cumsum(plan.lengths[order])])
         lengths = plan.lengths
@@ -369,9 +484,27 @@ def prepare(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
             f" longest {lengths.max()} tokens"
         )
     numpy.savez(folder / "examples.npz", **arrays)
-    size = settings["model"]["hidden_size"], settings["model"]["feedforward_size"]
-    rates = {name: measure_rate(*size, name) / STEP_SHARE / 1e9 for name in ("fp32", "bf16")}
-    return {"text": f"{text}; their lengths are drawn", "gflops": rates}
+    return {"text": f"{text}; their lengths are drawn", "gflops": product_rates(settings)}
+
+
+def product_rates(settings: dict[str, Any]) -> dict[str, float]:
+    """GFLOP/s of matrix products by precision: on a CPU those of the model's width, on CUDA of large square ones."""
+    import torch
+
+    from lmtool.reporting.rate import STEP_SHARE, measure_rate
+
+    if settings["device"] == "cpu":
+        size = settings["model"]["hidden_size"], settings["model"]["feedforward_size"]
+        return {name: measure_rate(*size, name) / STEP_SHARE / 1e9 for name in ("fp32", "bf16")}
+    matrix = torch.randn(8192, 8192, dtype=torch.bfloat16, device="cuda")
+    for _ in range(3):
+        matrix @ matrix
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    for _ in range(10):
+        matrix @ matrix
+    torch.cuda.synchronize()
+    return {"bf16": 10 * 2 * 8192**3 / (time.perf_counter() - started) / 1e9}
 
 
 def main() -> None:
@@ -386,7 +519,7 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(settings["threads"])
-    gate = Gate(sys.stdin, answers)
+    gate = Gate(sys.stdin, answers, settings["device"])
     if variant == "prepare":
         gate.say(prepare(folder, settings))
     elif variant.startswith("trainer"):

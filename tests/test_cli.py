@@ -248,9 +248,13 @@ def test_exit_statuses(
     assert says in told and ("Traceback" in told) == (status == 1)
 
 
-def test_debug_shows_the_traceback_of_a_users_error() -> None:
-    with pytest.raises(Exception, match="unknown key"):
-        cli.main(["pretrain", "modle=bert", "--debug"])
+def test_debug_shows_the_traceback_of_a_users_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SOME_TOKEN", "verysecretvalue")
+    assert cli.main(["pretrain", "modle=verysecretvalue", "--debug"]) == 2
+    told = capsys.readouterr().err
+    assert "Traceback" in told and "error: unknown key modle" in told and "verysecretvalue" not in told
 
 
 def test_secrets_are_not_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

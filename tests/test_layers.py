@@ -16,7 +16,7 @@ PACKAGE = Path(lmtool.__file__).resolve().parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 # A room imports only what is named here (and itself). `types` needs torch, so rooms without torch do not name it.
-GROUND = {"errors", "types", "streams"}
+GROUND = {"errors", "types", "streams", "manifest", "secrets", "terminal"}
 CONFIG = GROUND | {"config"}
 NN = CONFIG | {"nn"}
 MODELS = NN | {"models"}
@@ -27,9 +27,12 @@ LEARN = HEADS | DATA | {"generation", "metrics"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "environment": set(),
+    "secrets": set(),
+    "terminal": {"secrets"},
     "streams": {"errors"},
     "types": {"errors"},
-    "config": {"errors"},
+    "manifest": {"errors"},
+    "config": {"errors", "manifest", "secrets", "terminal"},
     "nn": CONFIG,
     "models": NN,
     "heads": MODELS,
@@ -44,9 +47,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     # A task may be learned among objectives: it is one of them then.
     "tasks": LEARN | {"objectives"},
     "tuning": LEARN | {"objectives", "tasks"},
-    "training": CONFIG,
+    "training": NN,
     "commands": LEARN | {"objectives", "tasks", "tuning", "training", "weights", "reporting", "metrics"},
-    "cli": {"errors", "environment", "config", "commands"},
+    "cli": {"errors", "environment", "terminal", "config", "commands"},
     "__main__": {"cli"},
     "__init__": {"weights"},  # lmtool.load, when it is asked for
 }
@@ -183,6 +186,19 @@ def test_no_circles_between_rooms() -> None:
         assert ground, f"a circle among {sorted(above)}"
         for room in ground:
             del above[room]
+
+
+def test_there_is_one_door_to_the_terminal() -> None:
+    """Everything printed goes through `terminal.say` or `reporting.console.Output`, which mask and escape."""
+    doors = ("terminal.py", "reporting/console.py")
+    wrong = [
+        f"{path.relative_to(PACKAGE)}:{line}: {name}"
+        for path in SOURCES
+        for name, line in names_used(path)
+        if re.fullmatch(r"print|sys\.std(out|err)\.write|.*\.console\.print|sys\.__std(out|err)__.*", name)
+        and str(path.relative_to(PACKAGE)) not in doors
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_only_cli_and_config_import_hydra() -> None:

@@ -8,7 +8,8 @@ from typing import Any
 from lmtool.commands import fitting as fitting  # both enter their rules into the registry
 from lmtool.commands import rules as rules
 from lmtool.commands.configs import COMMANDS
-from lmtool.config import plugins, saved
+from lmtool.config import plugins
+from lmtool.config.checkpoint import read_checkpoint
 from lmtool.config.decode import decode
 from lmtool.errors import Problem, UserError
 from lmtool.weights.folders import published_folder
@@ -41,7 +42,7 @@ def decoded(
     if isinstance(checkpoint, str) and checkpoint not in ("none", "???", ""):
         try:
             published = published_folder(checkpoint, bool(data.get("offline")))
-            checkpoint_config = saved.read_checkpoint(checkpoint) if published is None else published.saved_config()
+            checkpoint_config = read_checkpoint(checkpoint) if published is None else published.saved_config()
         except UserError as error:
             problems.append(Problem("checkpoint", error.message, error.hint))
     needed = [one for one in (checkpoint_config or {}).get("plugins") or () if one not in plugins.typed()]

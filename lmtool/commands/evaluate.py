@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from lmtool.reporting.console import Output
 from lmtool.reporting.table import print_table
 from lmtool.tasks.evaluation import baseline, evaluate, predictions, report
 from lmtool.tasks.objective import read_tasks, rows_of
+from lmtool.training.files import write_rows
 
 
 def run(config: EvaluateConfig, overrides: list[str]) -> dict[str, Any]:
@@ -45,12 +46,12 @@ def _task(config: EvaluateConfig, trained: Trained, before: FinetuneConfig) -> d
         )
     whole = report(task, splits)
     if config.output is not None:
-        lines = (
-            json.dumps(row, ensure_ascii=False)
+        predicted = (
+            row
             for split, one in splits.items()
             for row in predictions(task, data.validation[split], one.predicted, split)
         )
-        write_lines(config.output, lines)
+        write_output(config.output, predicted)
     constant = baseline(task, data.train, next(iter(data.validation.values())))
     table = [[name, f"{value:.4f}", _beside(constant["metrics"].get(name))] for name, value in whole.metrics.items()]
     print_table(output, ["metric", "value", constant["name"]], table, heading=f"{config.checkpoint} · {task.name}")
@@ -63,7 +64,7 @@ def _text(config: EvaluateConfig, trained: Trained, before: PretrainConfig) -> d
     data = config.data or before.data
     source = build(data, config.cache_dir)
     _, tasks = read_tasks(before.objective, before.seed, config.cache_dir, config.offline)
-    store = open_store(source, "validation", trained.tokenizer, config.cache_dir)
+    store = open_store(source, "validation", trained.tokenizer, config.cache_dir, Output().stage)
     store = replace(store, rows=rows_of(tasks, "validation"))
     learner = trained.learner()
     examples = learner.examples(store, before.max_length, data.documents, "validation")
@@ -80,11 +81,10 @@ def _text(config: EvaluateConfig, trained: Trained, before: PretrainConfig) -> d
     return found
 
 
-def write_lines(path: str, lines: Any) -> None:
-    """Write a file of lines; UserError naming the key where the disk refuses."""
+def write_output(path: str, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write the file of an `output=`, a JSON line a row, masked. UserError naming the key where the disk refuses."""
     try:
-        with Path(path).expanduser().open("w", encoding="utf-8") as file:
-            file.writelines(line + "\n" for line in lines)
+        write_rows(Path(path).expanduser(), rows)
     except OSError as error:
         raise UserError(f"output={path}: {error.strerror}", "give another output=") from error
 

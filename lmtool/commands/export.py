@@ -14,10 +14,11 @@ from lmtool.commands.trained import classifies, read_trained
 from lmtool.data.configs import FORMATS
 from lmtool.data.layouts import with_format
 from lmtool.errors import CheckFailed, UserError
+from lmtool.manifest import sha256
 from lmtool.models.configs import ModelConfig
 from lmtool.reporting.console import Output
+from lmtool.secrets import masked
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.training.checkpoints import sha256
 from lmtool.training.precision import choose_device, choose_precision
 from lmtool.weights.comparing import Comparison, compare_outputs, compare_tensors, compare_tokenizers, tied_names
 from lmtool.weights.exporting import Export, Reading, export_of, write_export
@@ -110,7 +111,7 @@ def model_card(checkpoint: str, weights: Weights, saved: Mapping[str, Any], expo
         "started from": saved.get("checkpoint") or (saved.get("source") or {}).get("checkpoint") or "random weights",
         "left out": ", ".join(export.left_out) or None,
     }
-    rows = "".join(f"| {name} | {value} |\n" for name, value in facts.items() if value is not None)
+    rows = "".join(f"| {name} | {masked(str(value))} |\n" for name, value in facts.items() if value is not None)
     return (
         f"---\nlibrary_name: transformers\n---\n\n# {title}\n\n"
         f"Weights exported by lmtool for transformers.\n\n| | |\n|---|---|\n{rows}"

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
 from lmtool.commands import session as shared
 from lmtool.commands.configs import FinetuneConfig
 from lmtool.commands.labelled import data_to_learn
+from lmtool.commands.provenance import contents_of, extras, require_same_data
 from lmtool.config.tables import build
 from lmtool.data.loader import PackedLoader
+from lmtool.data.vocabulary import tokenizer_of_rows
 from lmtool.tasks.evaluation import TaskReport, baseline, evaluate, predictions, report
 from lmtool.tasks.loading import TaskData
-from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.loop import train
 
 
@@ -25,7 +25,15 @@ def run(config: FinetuneConfig, overrides: list[str]) -> dict[str, Any]:
         finished = session.run.result()
         if finished is not None:
             return shared.told_again(session, finished)
-        tokenizer = shared.saved_tokenizer(session) or _own_tokenizer(config, task)
+        contents = contents_of({config.task.name: task})
+        require_same_data(session, contents)
+        # A run that starts from nothing trains its tokenizer on its own training rows.
+        tokenizer = shared.saved_tokenizer(session) or tokenizer_of_rows(
+            config.tokenizer,
+            task.train.texts,
+            config.tokenizer.vocab_size or config.model.vocab_size,
+            session.output.stage,
+        )
         shared.require_fit(config, tokenizer)
         learner = build(config.task, build(config.model, config.seed), tokenizer, config.seed)
         loaded = shared.start_weights(config, learner, taken)
@@ -53,6 +61,7 @@ def run(config: FinetuneConfig, overrides: list[str]) -> dict[str, Any]:
         plan, epochs = shared.plan_of(config, learner, loader.facts(), session.precision)
         shared.begin(
             session,
+            learner,
             choices=names,
             data={**task.facts, "train": loader.facts(), **{split: one.facts() for split, one in held_out.items()}},
             model={
@@ -90,11 +99,11 @@ def run(config: FinetuneConfig, overrides: list[str]) -> dict[str, Any]:
                 config.optimizer,
                 config.schedule,
                 listener,
-                tokenizer.save,
+                extras(tokenizer, contents),
             )
         shared.best_weights(session, training, learner)
         final = score()
-        session.run.write_lines("predictions.jsonl", _predicted(config, task, final))
+        session.run.write_rows("predictions.jsonl", _predicted(config, task, final))
         for warning in final.warnings:
             session.output.line(f"warning: {warning}", "yellow")
         result = shared.result_of(
@@ -121,13 +130,6 @@ def run(config: FinetuneConfig, overrides: list[str]) -> dict[str, Any]:
         )
 
 
-def _own_tokenizer(config: FinetuneConfig, task: TaskData) -> Tokenizer:
-    """A run that starts from nothing trains its tokenizer on its own training rows."""
-    texts = (text for column in task.train.texts for text in column)
-    return build(config.tokenizer, texts, config.tokenizer.vocab_size or config.model.vocab_size)
-
-
-def _predicted(config: FinetuneConfig, task: TaskData, final: TaskReport) -> Iterator[str]:
+def _predicted(config: FinetuneConfig, task: TaskData, final: TaskReport) -> Iterator[dict[str, Any]]:
     for split, one in final.splits.items():
-        for row in predictions(config.task, task.validation[split], one.predicted, split):
-            yield json.dumps(row, ensure_ascii=False)
+        yield from predictions(config.task, task.validation[split], one.predicted, split)

@@ -6,11 +6,9 @@ replaced-token detection: at its initial weights, or those of checkpoint=); any 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,12 +16,13 @@ import torch
 from lmtool.commands import session as shared
 from lmtool.commands.configs import FinetuneConfig, PretrainConfig
 from lmtool.commands.describing import described
+from lmtool.commands.evaluate import write_output
 from lmtool.commands.labelled import data_to_learn
 from lmtool.config.tables import build
 from lmtool.data.loader import PackedLoader
 from lmtool.data.plan import Examples
 from lmtool.data.store import open_store
-from lmtool.data.vocabulary import trained_tokenizer
+from lmtool.data.vocabulary import tokenizer_of_rows, trained_tokenizer
 from lmtool.errors import CheckFailed, UserError
 from lmtool.objectives.mixture import Mixture
 from lmtool.objectives.rtd import ReplacedTokenDetection
@@ -40,6 +39,8 @@ from lmtool.training.precision import choose_device
 _SHOWN = 2000
 # Between documents of an example, and between the texts of a pair.
 _BORDER = " ‖ "
+# What is predicted, and special tokens.
+_HIGHLIGHTS = {r"\S+→\S+": "bold yellow", r"(?<!\S)(\[[A-Z]+\]|</?[a-z_0-9|]+>)(?!\S)": "cyan"}
 
 
 @dataclass(frozen=True)
@@ -69,16 +70,12 @@ class Looking:
 def run(config: PretrainConfig | FinetuneConfig, verb: str, looking: Looking) -> int:
     """Print examples and statistics. Raises CheckFailed where a statistic is not as defined."""
     output = Output()
-    seen = _pretraining(config, output) if isinstance(config, PretrainConfig) else _task(config)
+    seen = _pretraining(config, output) if isinstance(config, PretrainConfig) else _task(config, output)
     shown = list(described(seen.examples, seen.tokenizer, looking.n, seen.labels, seen.learner))
     for one in shown:
         _print(output, one)
     if looking.output is not None:
-        lines = "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in shown)
-        try:
-            Path(looking.output).write_text(lines, encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"output={looking.output}: {error.strerror}", "give another output=FILE") from error
+        write_output(looking.output, shown)
     tally = measure(seen.examples, looking.tokens, config.max_length, _pad(seen.tokenizer), seen.learner)
     if (config.batch_examples is None) != (config.batch_tokens is None):
         facts = PackedLoader(seen.examples, config.seed, config.batch_examples, config.batch_tokens).facts()
@@ -108,12 +105,13 @@ class Seen:
 def _pretraining(config: PretrainConfig, output: Output) -> Seen:
     config, tasks = shared.with_tasks(config)
     tokenizer = shared.starting_tokenizer(config)
-    source = build(config.data, config.cache_dir, shared.bar(output))
+    progress = output.stage
+    source = build(config.data, config.cache_dir, progress)
     tokenizer = tokenizer or trained_tokenizer(
-        config.tokenizer, source, config.tokenizer.vocab_size or config.model.vocab_size, config.cache_dir
+        config.tokenizer, source, config.tokenizer.vocab_size or config.model.vocab_size, config.cache_dir, progress
     )
     shared.require_fit(config, tokenizer)
-    store = open_store(source, "train", tokenizer, config.cache_dir, shared.bar(output))
+    store = open_store(source, "train", tokenizer, config.cache_dir, progress)
     store = replace(store, rows=rows_of(tasks, "train"))
     with torch.device("meta"):
         learner = build(config.objective, build(config.model, config.seed), tokenizer, config.seed)
@@ -126,12 +124,14 @@ def _pretraining(config: PretrainConfig, output: Output) -> Seen:
     return Seen(learner.examples(store, config.max_length, config.data.documents, "train"), tokenizer, learner)
 
 
-def _task(config: FinetuneConfig) -> Seen:
+def _task(config: FinetuneConfig, output: Output) -> Seen:
     config, task, _ = data_to_learn(config)
-    tokenizer = shared.starting_tokenizer(config)
-    if tokenizer is None:
-        texts = (text for column in task.train.texts for text in column)
-        tokenizer = build(config.tokenizer, texts, config.tokenizer.vocab_size or config.model.vocab_size)
+    tokenizer = shared.starting_tokenizer(config) or tokenizer_of_rows(
+        config.tokenizer,
+        task.train.texts,
+        config.tokenizer.vocab_size or config.model.vocab_size,
+        output.stage,
+    )
     shared.require_fit(config, tokenizer)
     with torch.device("meta"):
         learner = build(task.config, build(config.model, config.seed), tokenizer, config.seed)
@@ -176,24 +176,8 @@ def _print(output: Output, example: dict[str, Any]) -> None:
             rows.append((f"{term} borders", " ".join(f"{a}..{b}" for a, b in sorted({(a, b) for a, b in borders}))))
     if "prefix" in example["input"]:
         rows.append(("prefix", f"{example['input']['prefix']} tokens"))
-    _tell(output, rows)
+    output.rows(rows, _HIGHLIGHTS)
     output.line()
-
-
-def _tell(output: Output, rows: list[tuple[str, str]]) -> None:
-    """The rows, on a terminal with what is predicted and the special tokens set off."""
-    if not output.live:
-        output.rows(rows)
-        return
-    from rich.text import Text
-
-    for label, text in rows:
-        line = Text(f" {label:<12} ", style="dim")
-        body = Text(text)
-        body.highlight_regex(r"\S+→\S+", "bold yellow")
-        body.highlight_regex(r"(?<!\S)(\[[A-Z]+\]|</?[a-z_0-9|]+>)(?!\S)", "cyan")
-        output.console.print(line.append_text(body))
-        output.log(line.plain)
 
 
 def _pieces(side: dict[str, Any], predicted: dict[int, str]) -> str:

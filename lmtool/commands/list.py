@@ -9,6 +9,7 @@ import lmtool.commands.configs as configs
 from lmtool.config import groups, plugins, tables
 from lmtool.config.nearest import nearest
 from lmtool.errors import UserError
+from lmtool.terminal import say
 
 assert configs.COMMANDS  # importing it has entered every component into the tables
 
@@ -27,7 +28,7 @@ def main(arguments: Sequence[str], config_dirs: Sequence[Path] = ()) -> int:
     if not arguments:
         for group in found:
             _line(group, ", ".join(_options(group, config_dirs)), max(map(len, found)))
-        print("\n`lmtool list GROUP` prints a line each; `lmtool show GROUP=NAME` prints its YAML.")
+        say("\n`lmtool list GROUP` prints a line each; `lmtool show GROUP=NAME` prints its YAML.")
     for asked in arguments:
         options = _options(asked, config_dirs)
         for name in options:
@@ -51,4 +52,4 @@ def about(group: str, name: str, config_dirs: Sequence[Path] = ()) -> str:
 
 
 def _line(name: str, text: str, width: int) -> None:
-    print(f"  {name:<{width}}  {text}".rstrip())
+    say(f"  {name:<{width}}  {text}".rstrip())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -12,13 +11,12 @@ from typing import Any
 import numpy as np
 
 from lmtool.commands.configs import FinetuneConfig, PredictConfig
-from lmtool.commands.evaluate import write_lines
+from lmtool.commands.evaluate import write_output
 from lmtool.commands.trained import Trained, load_trained
 from lmtool.data.loader import PackedLoader
 from lmtool.data.tables import Rows, read_table
 from lmtool.errors import UserError
 from lmtool.reporting.console import Output
-from lmtool.reporting.text import plain
 from lmtool.tasks.configs import ClassificationConfig, TaskConfig
 from lmtool.tasks.evaluation import predict, predictions
 from lmtool.tasks.labels import TakenHead
@@ -43,10 +41,10 @@ def run(config: PredictConfig, overrides: list[str]) -> None:
         texts = _texts(config) if table is None else _columns(config, table, (TEXT,), {})[TEXT]
         found = trained.learner().complete(texts, trained.precision.autocast)
     if config.output is not None:
-        write_lines(config.output, (json.dumps(row, ensure_ascii=False) for row in found))
+        write_output(config.output, found)
         return
     for row in found:
-        output.line(plain(_line(row)))
+        output.line(_line(row))
 
 
 def _labels(

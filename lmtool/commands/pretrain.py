@@ -7,6 +7,7 @@ from typing import Any
 
 from lmtool.commands import session as shared
 from lmtool.commands.configs import PretrainConfig
+from lmtool.commands.provenance import contents_of, extras, require_same_data
 from lmtool.config.tables import build
 from lmtool.data.loader import PackedLoader
 from lmtool.data.store import open_store
@@ -27,11 +28,13 @@ def run(config: PretrainConfig, overrides: list[str]) -> dict[str, Any]:
         finished = session.run.result()
         if finished is not None:
             return shared.told_again(session, finished)
-        progress = shared.bar(session.output)
+        progress = session.output.stage
         tokenizer = shared.saved_tokenizer(session)
         source = build(config.data, config.cache_dir, progress)
+        contents = contents_of(tasks, (config.data.name, source))
+        require_same_data(session, contents)
         tokenizer = tokenizer or trained_tokenizer(
-            config.tokenizer, source, config.tokenizer.vocab_size or config.model.vocab_size, config.cache_dir
+            config.tokenizer, source, config.tokenizer.vocab_size or config.model.vocab_size, config.cache_dir, progress
         )
         shared.require_fit(config, tokenizer)
         stores = {
@@ -65,6 +68,7 @@ def run(config: PretrainConfig, overrides: list[str]) -> dict[str, Any]:
         plan, epochs = shared.plan_of(config, learner, loader.facts(), session.precision)
         shared.begin(
             session,
+            learner,
             choices=names,
             data={
                 **source.facts(),
@@ -93,7 +97,7 @@ def run(config: PretrainConfig, overrides: list[str]) -> dict[str, Any]:
                 config.optimizer,
                 config.schedule,
                 listener,
-                tokenizer.save,
+                extras(tokenizer, contents),
             )
         shared.best_weights(session, training, learner)
         baseline = shared.settled(session, baseline, learner.weights, training.metrics)

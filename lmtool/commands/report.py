@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lmtool.config.saved import run_folder
+from lmtool.config.checkpoint import run_folder
 from lmtool.errors import UserError
 from lmtool.reporting.comparison import write_comparison
 from lmtool.reporting.console import Output

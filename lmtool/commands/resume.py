@@ -7,6 +7,7 @@ from typing import Any
 from lmtool.commands import finetune, pretrain
 from lmtool.commands.decoding import decoded
 from lmtool.config import saved
+from lmtool.config.checkpoint import run_folder
 from lmtool.errors import UserError
 
 
@@ -14,7 +15,7 @@ def main(words: list[str]) -> dict[str, Any]:
     """words: the run folder. Returns result.json."""
     if len(words) != 1 or "=" in words[0]:
         raise UserError(f"{' '.join(['resume', *words])}: give one run folder", "lmtool resume runs/NAME")
-    folder = saved.run_folder(words[0])
+    folder = run_folder(words[0])
     data = saved.read(folder / "config.yaml")
     verb = data.get("command")
     if verb not in ("pretrain", "finetune"):

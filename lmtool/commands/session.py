@@ -5,21 +5,24 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from lmtool.commands.configs import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.commands.costs import shapes_of, works_of
 from lmtool.commands.fitting import lacks_around, lacks_tokens
 from lmtool.config import saved
+from lmtool.config.checkpoint import find, read_state
 from lmtool.errors import UserError
 from lmtool.models.configs import ModelConfig
+from lmtool.nn.attention import attention_path
 from lmtool.reporting.console import Output
 from lmtool.reporting.plan import Plan, plan
 from lmtool.reporting.progress import Progress
@@ -31,7 +34,7 @@ from lmtool.tasks.loading import TaskData
 from lmtool.tasks.objective import read_tasks
 from lmtool.tokenizers.configs import FolderConfig, TokenizerConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.training.checkpoints import find, pointed, read_state, read_weights
+from lmtool.training.checkpoints import read_weights
 from lmtool.training.precision import Precision, choose_device, choose_precision
 from lmtool.training.progress import TrainingResult, TrainingSettings
 from lmtool.training.run_folder import RunFolder, choose_folder
@@ -63,13 +66,14 @@ class Session:
 
     @property
     def checkpoint(self) -> Path | None:
-        """The run's own newest checkpoint, where it has one."""
-        return pointed(self.run.checkpoints, "last")
+        """The run's own checkpoint that it resumes from, where it has one: intact, and the same for all that is read
+        from it. Damaged ones are reported when it is first asked for."""
+        return self.run.resume_point(lambda text: self.output.line(f"warning: {text}", "yellow"))
 
 
 @contextmanager
 def session(verb: str, config: RunConfig, stem: str) -> Iterator[Session]:
-    """Open the run's folder, locked, with its log; close both at the end.
+    """Open the run's folder, locked; what is said goes to its log too.
 
     stem: what a run without a name is called, before its counter.
     """
@@ -78,11 +82,10 @@ def session(verb: str, config: RunConfig, stem: str) -> Iterator[Session]:
     try:
         folder = choose_folder(RUNS, config.name, config.run_dir, stem)
         data = saved.save(config, verb)
-        with RunFolder(folder, data, saved.to_yaml(data), mask=saved.masked) as run:
+        with RunFolder(folder, data, saved.to_yaml(data)) as run:
             if run.result() is None:
-                run.write_environment([saved.masked(word) for word in sys.argv], {"device": str(precision.device)})
-            with (folder / "log.txt").open("a", encoding="utf-8") as log:
-                yield Session(verb, config, run, Output(log=log), precision)
+                run.write_environment(sys.argv, {"device": str(precision.device)})
+            yield Session(verb, config, run, Output(log=run.append_log), precision)
     except UserError:
         if not others:  # a mistake leaves no empty folder behind; one with runs in it stays
             with suppress(OSError):
@@ -223,23 +226,22 @@ def plan_of(
     return of(steps), steps / steps_per_epoch
 
 
-def machine_facts(precision: Precision, attention_dropout: float) -> dict[str, str]:
+def machine_facts(config: RunConfig, learner: nn.Module, precision: Precision) -> dict[str, str]:
     """Where the run computes and how: for the screen and the report."""
-    cuda = precision.device.type == "cuda"
-    flash = cuda and precision.name != "fp32" and not attention_dropout
-    attention = "variable-length flash" if flash else "documents of like length together, no padding read"
-    if cuda and not flash:
-        attention += " (the flash path needs bf16 or fp16 and attention_dropout=0)"
+    prefixes = {False}
+    if isinstance(config, PretrainConfig) and config.model.architecture == "decoder":
+        prefixes = {part.prefixes for part in config.objective.parts()}
     return {
         "device": str(precision.device),
         "precision": f"{precision.name} ({precision.why})",
-        "attention": attention,
-        "dropout": "seeded by step" if cuda else "keyed by example and position",
+        "attention": attention_path(learner, precision.device, precision.dtype, prefixes),
+        "dropout": "keyed by example and position" if precision.device.type == "cpu" else "seeded by step",
     }
 
 
 def begin(
     session: Session,
+    learner: nn.Module,
     *,
     choices: Mapping[str, Any],
     data: Mapping[str, Any],
@@ -250,8 +252,8 @@ def begin(
 ) -> None:
     """Write facts.json and show the screen that says what will happen."""
     config = session.config
-    machine = machine_facts(session.precision, config.model.attention_dropout)
-    own = session.checkpoint
+    machine = machine_facts(config, learner, session.precision)
+    state = {} if session.checkpoint is None else read_state(session.checkpoint)
     facts = {
         "data": dict(data),
         "model": {**model, "parameters": plan.parameters, **machine},
@@ -269,8 +271,15 @@ def begin(
         baseline=baseline,
         machine=machine,
         epochs=epochs,
-        resumed_step=None if own is None else read_state(own)["step"],
+        resumed_step=state.get("step"),
     )
+    threads, before = torch.get_num_threads(), state.get("threads")
+    if before not in (None, threads) and session.precision.device.type == "cpu":
+        session.output.line(
+            f"warning: {before} threads before, {threads} now: sums are added in another order, and the run differs "
+            f"from one that was never stopped by rounding; OMP_NUM_THREADS={before} keeps it the same",
+            "yellow",
+        )
 
 
 def settled(
@@ -369,15 +378,3 @@ def best_weights(session: Session, training: TrainingResult, learner: nn.Module)
 def words(command: Sequence[str]) -> str:
     """A command line as a user would type it."""
     return " ".join(shlex.quote(word) for word in command)
-
-
-def bar(output: Output) -> Callable[[str, int, int], None]:
-    """Tells how far a long preparation is: one line at its start."""
-    told: set[str] = set()
-
-    def progress(what: str, done: int, total: int) -> None:
-        if what not in told:
-            told.add(what)
-            output.line(f"{what} …")
-
-    return progress

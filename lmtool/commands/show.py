@@ -18,6 +18,7 @@ from lmtool.config.base import Config
 from lmtool.config.nearest import nearest_keys
 from lmtool.config.problems import choice_of, section_class
 from lmtool.errors import UserError
+from lmtool.terminal import say
 
 PRIMARY = {verb: "train_tokenizer" if verb == "tokenizer" else verb for verb in COMMANDS}
 
@@ -76,16 +77,16 @@ def _show_key(asked: str, places: list[Place]) -> None:
             hint = f"lmtool show {asked.split('.')[0]}"
         raise UserError(f"unknown key {asked}", hint)
     for field, same in _alike(found):
-        print(f"{asked} ({', '.join(one.owner for one in same)})")
-        print(f"  {field.description}")
-        print(f"  takes:   {words.allowed(field)}")
+        say(f"{asked} ({', '.join(one.owner for one in same)})")
+        say(f"  {field.description}")
+        say(f"  takes:   {words.allowed(field)}")
         for default, where in _defaults(same):
-            print(f"  default: {default}{f'  ({where})' if where else ''}")
+            say(f"  default: {default}{f'  ({where})' if where else ''}")
     for key in below:
         meanings = Counter(one.field.description for one in places if one.key == key)
         # The name of a component, which each describes for itself, is chosen with GROUP=NAME.
         if len(meanings) == 1 or not key.endswith(".name"):
-            print(f"  {key:<34} {meanings.most_common(1)[0][0]}")
+            say(f"  {key:<34} {meanings.most_common(1)[0][0]}")
 
 
 def _alike(places: list[Place]) -> list[tuple[FieldInfo, list[Place]]]:
@@ -140,11 +141,11 @@ def _show_choice(group: str, name: str, config_dirs: Sequence[Path]) -> None:
     path = groups.yaml_file(group, name, config_dirs)
     entry = tables.lookup(group, name)
     if path is not None:
-        print(f"# {_short(path)}")
-        print(path.read_text(encoding="utf-8"), end="")
+        say(f"# {_short(path)}")
+        say(path.read_text(encoding="utf-8").removesuffix("\n"))
     elif entry is not None:
-        print(f"# {about(group, name)}")
-        print(yaml.safe_dump(plugins.defaults(entry), sort_keys=False), end="")
+        say(f"# {about(group, name)}")
+        say(yaml.safe_dump(plugins.defaults(entry), sort_keys=False).removesuffix("\n"))
     else:
         from lmtool.config.problems import unknown_choice
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from lmtool.commands.configs import TokenizerCommandConfig
 from lmtool.config.tables import build
+from lmtool.data.sources import documents
 from lmtool.data.vocabulary import trained_tokenizer
 from lmtool.errors import UserError
 from lmtool.reporting.console import Output
@@ -22,17 +23,20 @@ def run(config: TokenizerCommandConfig, overrides: list[str]) -> dict[str, Any]:
     folder = Path(config.output).expanduser()
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"output={config.output} is not empty", "give a new folder")
-    source = build(config.data, config.cache_dir)
+    output = Output()
+    progress = output.stage
+    source = build(config.data, config.cache_dir, progress)
     if config.tokenizer.vocab_size is None:
         raise UserError("tokenizer.vocab_size is null, and no model names one", "tokenizer.vocab_size=8192")
-    tokenizer = trained_tokenizer(config.tokenizer, source, config.tokenizer.vocab_size, config.cache_dir)
+    size = config.tokenizer.vocab_size
+    tokenizer = trained_tokenizer(config.tokenizer, source, size, config.cache_dir, progress)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tokenizer.save(folder)
     except OSError as error:
         raise UserError(f"output={config.output}: {error.strerror}", "give a folder that can be written") from error
 
-    texts = list(islice(source.documents("validation"), MEASURED))
+    texts = list(islice(documents(source.parts("validation")), MEASURED))
     encoded = tokenizer.encode_batch(texts)
     tokens, characters = sum(map(len, encoded)), sum(map(len, texts))
     unknown = tokenizer.roles.get("unk")
@@ -43,7 +47,6 @@ def run(config: TokenizerCommandConfig, overrides: list[str]) -> dict[str, Any]:
         "unknown_fraction": lost / max(tokens, 1),
     }
     fit = f"{facts['characters_per_token']:.2f} characters a token · {facts['unknown_fraction']:.2%} unknown"
-    output = Output()
     output.line(f"{folder} · {tokenizer.vocab_size:,} tokens")
     output.rows(
         [

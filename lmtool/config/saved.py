@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,31 +11,18 @@ import yaml
 
 from lmtool.config.base import Config
 from lmtool.errors import UserError
+from lmtool.manifest import verify_beside
+from lmtool.secrets import masked_data, masker
 
 VERSION = 1
 MAX_BYTES = 1_000_000
-MASK = "***"
-
-_SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
-# A hub token, which has 34 characters behind its hf_ (a folder may be called hf_distilbert); 40 hexadecimal digits, the
-# form of a tracker's key.
-_SECRET_FORM = re.compile(r"\bhf_[A-Za-z0-9]{20,}|\b[0-9a-f]{40}\b")
-
-
-def masked(text: str, environ: Mapping[str, str] | None = None) -> str:
-    """The text with secrets replaced by `***`: values of environment variables named like *KEY*, *TOKEN*, *SECRET* or
-    *PASSWORD* (of six characters or more), and what has the form of a hub token or a tracker's key."""
-    environ = os.environ if environ is None else environ
-    secrets = {value for name, value in environ.items() if _SECRET_NAME.search(name) and len(value.strip()) >= 6}
-    for secret in sorted(secrets, key=len, reverse=True):
-        text = text.replace(secret, MASK)
-    return _SECRET_FORM.sub(MASK, text)
 
 
 def save(config: Config, command: str, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
     """The configuration as plain data that `decode` takes again: {"version", "command", keys and sections...}."""
     data = {"version": VERSION, "command": command, **json.loads(config.model_dump_json())}
-    return _masked_values(data, os.environ if environ is None else environ)
+    masks: dict[str, Any] = masked_data(data, masker(environ))
+    return masks
 
 
 def to_yaml(data: dict[str, Any]) -> str:
@@ -45,19 +30,14 @@ def to_yaml(data: dict[str, Any]) -> str:
     return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120)
 
 
-def _masked_values(value: Any, environ: Mapping[str, str]) -> Any:
-    if isinstance(value, dict):
-        return {key: _masked_values(one, environ) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_masked_values(one, environ) for one in value]
-    return masked(value, environ) if isinstance(value, str) else value
-
-
 def read(path: Path) -> dict[str, Any]:
     """A saved configuration (YAML or JSON) as plain data, `version` and `command` still in it.
 
-    Raises UserError for a file that is absent, too large, not UTF-8, not YAML, no mapping or of another version.
+    Raises UserError for a file that is absent, too large, not UTF-8, not YAML, no mapping or of another version, and
+    for a checkpoint's config.json that is not as it was written.
     """
+    if path.name == "config.json":
+        verify_beside(path.parent, [path.name])
     try:
         size = path.stat().st_size
         if size > MAX_BYTES:
@@ -77,6 +57,11 @@ def read(path: Path) -> dict[str, Any]:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark is not None else str(path)
         raise UserError(f"{where}: {getattr(error, 'problem', None) or 'not plain YAML'}") from error
+    return of_this_version(data, path)
+
+
+def of_this_version(data: Any, path: Path) -> dict[str, Any]:
+    """What was read from a saved configuration. UserError where it is no mapping, or of another version."""
     if not isinstance(data, dict):
         raise UserError(f"{path}: no keys and values in it", "give the config.yaml of a run folder")
     version = data.get("version", VERSION)
@@ -88,56 +73,3 @@ def read(path: Path) -> dict[str, Any]:
 def body(data: dict[str, Any]) -> dict[str, Any]:
     """Saved data without `version` and `command`: what the decoder takes."""
     return {key: value for key, value in data.items() if key not in ("version", "command")}
-
-
-_GIVE = (
-    "give a run (runs/NAME) or one of its checkpoints, a folder with config.json and model.safetensors, or "
-    "hf://org/name@revision"
-)
-_PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-
-
-def run_folder(path: str | Path) -> Path:
-    """The folder of the run a user means: that which `runs/latest` names, else what was typed, there or not."""
-    given = Path(path).expanduser()
-    return given.parent / _line(given) if given.name == "latest" and given.is_file() else given
-
-
-def checkpoint_folder(path: str | Path) -> Path:
-    """The folder of the checkpoint a user means: a checkpoint, `checkpoints/best` or `last`, a run (its best, else its
-    last, else its newest checkpoint) or `runs/latest`. Whether its files are whole is seen when they are read.
-
-    Raises UserError where there is none.
-    """
-    given = run_folder(path)
-    if given.name in ("best", "last") and given.is_file():
-        given = given.parent / _line(given)
-    if not given.exists():
-        raise UserError(f"checkpoint={path}: no such folder", _GIVE)
-    if not given.is_dir():
-        pickled = "; pickled weights can run code when they are read" if given.suffix in _PICKLED else ""
-        raise UserError(f"checkpoint={path}: a file, and lmtool reads checkpoint folders{pickled}", _GIVE)
-    if (given / "manifest.json").is_file():
-        return given
-    checkpoints = given if given.name == "checkpoints" else given / "checkpoints"
-    pointed = [checkpoints / _line(checkpoints / name) for name in ("best", "last") if (checkpoints / name).is_file()]
-    newest = sorted(checkpoints.glob("step_*"), key=lambda one: (len(one.name), one.name), reverse=True)
-    for folder in [*pointed, *newest]:
-        if (folder / "config.json").is_file():
-            return folder
-    raise UserError(f"checkpoint={path}: neither a checkpoint of lmtool nor a published config.json in it", _GIVE)
-
-
-def _line(path: Path) -> str:
-    """What a pointer file holds, as one plain name."""
-    return Path(path.read_text(encoding="utf-8", errors="replace")[:300].strip() or "-").name
-
-
-def read_checkpoint(path: str) -> dict[str, Any]:
-    """The saved configuration of the checkpoint a `checkpoint=` names: the `config.json` beside its weights."""
-    if "://" in path:
-        raise UserError(f"checkpoint={path}: lmtool reads its own runs, on this machine", _GIVE)
-    data = read(checkpoint_folder(path) / "config.json")
-    if not isinstance(data.get("model"), dict):
-        raise UserError(f"checkpoint={path}: its config.json is not one of lmtool", _GIVE)
-    return data

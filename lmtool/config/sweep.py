@@ -18,13 +18,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from lmtool import errors
 from lmtool.config import compose, overrides
-from lmtool.config.saved import masked, save, to_yaml
+from lmtool.config.saved import save, to_yaml
 from lmtool.errors import ConfigError, LmtoolError, Problem, Stopped, UserError
+from lmtool.secrets import masked_data
+from lmtool.terminal import say, say_error
 
 # What ends worst comes last.
 _SEVERITY = (
@@ -76,7 +79,7 @@ def run(request: Request, *, print_config: bool = False, root: Path = Path("runs
         here = chosen.get("hydra/launcher", "basic") == "basic" and not print_config
         configs = list(_decoded_jobs(request, typed, here))
         if print_config:
-            print("---\n".join(to_yaml(save(one, request.verb)) for one in configs), end="")
+            say("---\n".join(to_yaml(save(one, request.verb)) for one in configs).removesuffix("\n"))
             return errors.DONE
     folder = Path(chosen["hydra.sweep.dir"]) if "hydra.sweep.dir" in chosen else _folder(request, typed, root)
     interrupted = errors.DONE
@@ -180,7 +183,7 @@ def _job(run_command: Callable[[dict[str, Any], list[str]], Any], config: Any) -
     typed = [text.lstrip("+") for text in settings.overrides.task]
     record: dict[str, Any] = {"job": settings.job.num, "overrides": typed, "exit_status": errors.FAULT}
     _write(folder, record)
-    print(f"job {settings.job.num}: {' '.join(typed)}", flush=True)
+    say(f"job {settings.job.num}: {' '.join(typed)}")
     try:
         data = compose.to_data(config) | {"name": None, "run_dir": _shown(folder)}
         result = run_command(data, typed) or {}
@@ -194,13 +197,11 @@ def _job(run_command: Callable[[dict[str, Any], list[str]], Any], config: Any) -
         raise
     except LmtoolError as error:
         record |= {"exit_status": error.exit_status, "error": error.message}
-        print(masked(f"error: job {settings.job.num}: {error.message}"), file=sys.stderr)
-        if error.hint:
-            print(masked(f"hint: {error.hint}"), file=sys.stderr)
+        say_error(f"job {settings.job.num}: {error.message}", error.hint)
     # A fault in one job (memory, a bug) must not cost the others; it is told here and in the table.
     except Exception as error:
         record["error"] = f"{type(error).__name__}: {error}"
-        print(masked(traceback.format_exc()), file=sys.stderr, end="")
+        say(traceback.format_exc().rstrip(), sys.stderr)
     finally:
         _write(folder, record)
     value = record.get("value")
@@ -214,16 +215,16 @@ def _shown(folder: Path) -> str:
 
 def _write(folder: Path, record: dict[str, Any]) -> None:
     temporary = folder / "job.json.tmp"
-    temporary.write_text(masked(json.dumps(record, indent=1, ensure_ascii=False)) + "\n", encoding="utf-8")
+    temporary.write_text(json.dumps(masked_data(record), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     temporary.replace(folder / "job.json")
 
 
 def _mask_file(path: Path) -> None:
     """Hydra's own note of a sweep holds what was typed: mask it."""
     if path.is_file():
-        text = path.read_text(encoding="utf-8")
-        if masked(text) != text:
-            path.write_text(masked(text), encoding="utf-8")
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if masked_data(data) != data:
+            path.write_text(to_yaml(masked_data(data)), encoding="utf-8")
 
 
 def read_jobs(folder: Path) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from pydantic.fields import FieldInfo
 
 from lmtool.config.base import Config
 from lmtool.config.tables import Choice, names
+from lmtool.secrets import masked
 
 _KINDS = {
     int: ("a whole number", "whole numbers"),
@@ -21,7 +22,8 @@ _KINDS = {
 
 def given(value: Any) -> str:
     """A value as the user would write it, with its kind where that could be mistaken: `"7" (text)`."""
-    shown = json.dumps(value, ensure_ascii=False, default=str)
+    # Masked before it is cut: half a secret would not be known as one.
+    shown = masked(json.dumps(value, ensure_ascii=False, default=str))
     shown = shown if len(shown) <= 80 else shown[:77] + "..."
     return f"{shown} ({kind(value)})"
 

@@ -8,6 +8,7 @@ import glob
 import os
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -28,6 +29,8 @@ MAGIC = {
     b"\x7fELF": "ELF",
     b"SQLite format 3": "SQLite",
 }
+PIECE = 1 << 20
+"""Bytes of a line that are read at a time."""
 WIDE = {b"\xff\xfe\x00\x00": "utf-32", b"\x00\x00\xfe\xff": "utf-32", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 
 
@@ -45,7 +48,7 @@ def find(key: str, given: str | tuple[str, ...], suffix: str = ".txt") -> list[P
         elif path.exists():
             files = [path]
         elif any(character in one for character in "*?["):
-            files = [Path(match) for match in sorted(glob.glob(str(path), recursive=True)) if Path(match).is_file()]
+            files = [Path(match) for match in sorted(glob.glob(str(path), recursive=True)) if not Path(match).is_dir()]
             if not files:
                 raise UserError(f"{key}={one} matches no file", f"look at what is there: ls {_existing_part(path)}")
         else:
@@ -117,6 +120,22 @@ def check_encoding(key: str, encoding: str) -> None:
 def read_lines(path: Path, encoding: str = "utf-8", key: str | None = None) -> Iterator[tuple[int, str]]:
     """Number from 1 and text of each line, without its end (LF, CRLF or CR) and without a byte-order mark.
 
+    UserError: as `read_pieces`.
+    """
+    begun: list[str] = []
+    for number, text, ends in read_pieces(path, encoding, key):
+        if begun or not ends:
+            begun.append(text)
+            if not ends:
+                continue
+            text, begun = "".join(begun), []
+        yield number, text
+
+
+def read_pieces(path: Path, encoding: str = "utf-8", key: str | None = None) -> Iterator[tuple[int, str, bool]]:
+    """The lines of a file as `read_lines` gives them, those of more than `PIECE` bytes in several pieces: number, text,
+    and whether the line ends with it. No more than a piece is held, however long a line is.
+
     UserError naming file, line and byte for bytes that are not of the encoding and for NUL, and for files that are
     not text at all. key: the key that sets the encoding, named in hints where there is one.
     """
@@ -124,50 +143,101 @@ def read_lines(path: Path, encoding: str = "utf-8", key: str | None = None) -> I
         with open(path, "rb") as file:
             _sniff(path, file.read(64), encoding, key)
             file.seek(0)
-            number = 0
-            for number_raw, text in enumerate(_decoded(path, file, encoding, key)):
-                if number_raw == 0:
-                    text = text.removeprefix("\ufeff")
-                for line in text.split("\r") if "\r" in text else (text,):
-                    number += 1
-                    if "\0" in line:
-                        byte = len(line[: line.index("\0")].encode(encoding, "replace")) + 1
-                        raise UserError(
-                            f"{path}:{number}:{byte}: a NUL byte: not a text file",
-                            "leave the file out, or take the NUL bytes out of it",
-                        )
-                    yield number, line
+            number, before, first = 1, 0, True
+            for text, ends in _decoded(path, file, encoding, key):
+                if first:
+                    text, first = text.removeprefix("\ufeff"), False
+                *lines, last = text.split("\r") if "\r" in text else (text,)
+                for line in lines:
+                    _no_nul(path, number, before, line, encoding)
+                    yield number, line, True
+                    number, before = number + 1, 0
+                _no_nul(path, number, before, last, encoding)
+                yield number, last, ends
+                number, before = (number + 1, 0) if ends else (number, before + len(last.encode(encoding, "replace")))
     except OSError as problem:
         raise UserError(f"{path}: cannot be read: {problem.strerror}", "check its permissions") from problem
 
 
-def _decoded(path: Path, file: BinaryIO, encoding: str, key: str | None) -> Iterator[str]:
-    """Text up to each line feed, the CR of a CRLF taken off."""
+def _no_nul(path: Path, number: int, before: int, text: str, encoding: str) -> None:
+    """UserError where a NUL stands in a piece of a line. before: bytes of the line in front of the piece."""
+    if "\0" in text:
+        byte = before + len(text[: text.index("\0")].encode(encoding, "replace")) + 1
+        raise UserError(
+            f"{path}:{number}:{byte}: a NUL byte: not a text file",
+            "leave the file out, or take the NUL bytes out of it",
+        )
+
+
+def _decoded(path: Path, file: BinaryIO, encoding: str, key: str | None) -> Iterator[tuple[str, bool]]:
+    """Text up to each line feed, the CR of a CRLF taken off, in pieces of at most about `PIECE` bytes; and whether the
+    line feed, or the end of the file, follows."""
     if "\n".encode(encoding) != b"\n":  # UTF-16 and its like: bytes cannot be cut at line feeds
-        raw = file.read()
-        try:
-            lines = raw.decode(encoding).split("\n")
-        except UnicodeError as problem:
-            raise UserError(f"{path}: not {encoding}: {problem}", _hint(key)) from problem
-        last = lines.pop()
-        yield from (line.removesuffix("\r") for line in lines)
-        if last:
-            yield last
+        yield from _decoded_wide(path, file, encoding, key)
         return
-    lines_before = 0
-    for raw in file:
+    decoder = codecs.getincrementaldecoder(encoding)()
+    # Lines above; of a line that is read in pieces, its bytes so far, and a CR that may be half of a CRLF.
+    lines, columns, begun, held = 0, 0, False, ""
+    for raw in iter(partial(file.readline, PIECE), b""):
+        ends = raw.endswith(b"\n") or len(raw) < PIECE
+        pending = len(decoder.getstate()[0]) if begun else 0
         try:
-            text = raw.decode(encoding)
+            text = raw.decode(encoding) if ends and not begun else held + decoder.decode(raw, ends)
         except UnicodeDecodeError as problem:
-            before = raw[: problem.start]
-            line = lines_before + before.count(b"\r") + 1
-            byte = problem.start - before.rfind(b"\r")
-            raise UserError(
-                f"{path}:{line}:{byte}: byte 0x{raw[problem.start]:02x} is not {encoding}", _hint(key)
-            ) from problem
-        text = text.removesuffix("\n").removesuffix("\r")
-        lines_before += 1 + text.count("\r")
-        yield text
+            raise _bad_byte(path, problem, lines, columns - pending, encoding, key) from problem
+        if ends:
+            text = text.removesuffix("\n").removesuffix("\r")
+            columns, held = 0, ""
+            decoder.reset()
+        else:
+            held = "\r" if text.endswith("\r") else ""
+            text = text.removesuffix("\r")
+            columns = len(raw) - raw.rfind(b"\r") - 1 if b"\r" in raw else columns + len(raw)
+        begun = not ends
+        lines += ends + (text.count("\r") if "\r" in text else 0)
+        yield text, ends
+    if begun:  # the file ends where a piece does
+        pending = len(decoder.getstate()[0])
+        try:
+            yield decoder.decode(b"", True), True
+        except UnicodeDecodeError as problem:
+            raise _bad_byte(path, problem, lines, columns - pending, encoding, key) from problem
+
+
+def _decoded_wide(path: Path, file: BinaryIO, encoding: str, key: str | None) -> Iterator[tuple[str, bool]]:
+    """`_decoded` for encodings whose line feed is not one byte."""
+    decoder = codecs.getincrementaldecoder(encoding)()
+    rest, done = "", 0
+    while True:
+        raw = file.read(PIECE)
+        pending = len(decoder.getstate()[0])
+        try:
+            text = rest + decoder.decode(raw, not raw)
+        except UnicodeDecodeError as problem:
+            byte = done - pending + problem.start + 1
+            raise UserError(f"{path}: byte {byte} is not {encoding}: {problem.reason}", _hint(key)) from problem
+        done += len(raw)
+        *lines, rest = text.split("\n")
+        for line in lines:
+            yield line.removesuffix("\r"), True
+        if not raw:
+            if rest:
+                yield rest.removesuffix("\r"), True
+            return
+        if len(rest) > PIECE:
+            yield rest[:-1], False
+            rest = rest[-1]
+
+
+def _bad_byte(
+    path: Path, problem: UnicodeDecodeError, lines: int, columns: int, encoding: str, key: str | None
+) -> UserError:
+    """The error for a byte that is not of the encoding. lines: above the one that is decoded. columns: its bytes before
+    those that were."""
+    before = problem.object[: problem.start]
+    line = lines + before.count(b"\r") + 1
+    byte = problem.start - before.rfind(b"\r") + (0 if b"\r" in before else columns)
+    return UserError(f"{path}:{line}:{byte}: byte 0x{problem.object[problem.start]:02x} is not {encoding}", _hint(key))
 
 
 def _hint(key: str | None) -> str:

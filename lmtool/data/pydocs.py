@@ -21,8 +21,9 @@ from lmtool.config.tables import nearest
 from lmtool.data import docstrings, packages
 from lmtool.data.configs import PydocsConfig
 from lmtool.data.sources import Progress, held_out, splits_of
-from lmtool.data.store import locked, writing
+from lmtool.data.store import locked, rebuilding, writing
 from lmtool.errors import UserError
+from lmtool.manifest import Damaged
 
 _SHORTEST = 20  # characters of a docstring that is kept
 
@@ -49,14 +50,19 @@ class PydocsSource:
         sizes = np.array([len(text) for _, text in self._documents])
         self._held_out = held_out(sizes, config.validation_fraction)
 
-    def documents(self, split: str) -> Iterator[str]:
-        wanted = splits_of(split) == "validation"
-        for (_, text), out in zip(self._documents, self._held_out.tolist(), strict=True):
-            if out == wanted:
-                yield text
+    def parts(self, split: str) -> Iterator[tuple[str, bool]]:
+        for text in self._texts(split):
+            yield text, True
 
     def count(self, split: str) -> int:
-        return int((self._held_out == (splits_of(split) == "validation")).sum())
+        return sum(1 for _ in self._texts(split))
+
+    def characters(self, split: str) -> int:
+        return sum(map(len, self._texts(split)))
+
+    def _texts(self, split: str) -> Iterator[str]:
+        wanted = splits_of(split) == "validation"
+        return (text for (_, text), out in zip(self._documents, self._held_out, strict=True) if out == wanted)
 
     def facts(self) -> dict[str, Any]:
         return {
@@ -76,7 +82,7 @@ def _collected(config: PydocsConfig, cache_dir: str | Path | None, progress: Pro
     names = list(config.packages) or [packages.STANDARD, *packages.installed()]
     key = _key("documents", config.max_bytes, names)
     cached = None if cache_dir is None else Path(cache_dir).expanduser() / "pydocs" / f"{key[:32]}.json"
-    documents = None if cached is None else _load(cached, key)
+    documents = None if cached is None else _load(cached, key, progress)
     if documents is None:
         if config.packages:
             _check_installed(config.packages)
@@ -133,14 +139,18 @@ def _key(*what: Any) -> str:
     return _hash([code, packages.versions(), packages.installed(), *what])
 
 
-def _load(path: Path, key: str) -> list[Any] | None:
-    """What was saved under the key, or None where it is not there or not whole."""
+def _load(path: Path, key: str, progress: Progress | None = None) -> list[Any] | None:
+    """What was saved under the key, or None where it is not there, or damaged, which is reported."""
+    if not path.exists():
+        return None
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        whole = content["key"] == key and content["sha256"] == _hash(content["content"])
-        return content["content"] if whole else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+        if content["key"] == key and content["sha256"] == _hash(content["content"]):
+            return content["content"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        pass
+    rebuilding(Damaged(path, "is not as it was written"), progress)
+    return None
 
 
 def _save(path: Path, key: str, content: list[Any], cache_dir: str | Path | None) -> None:

@@ -46,6 +46,36 @@ def split_sentences(text: str) -> list[str]:
     return [part for piece in pieces for part in _cut(piece)]
 
 
+class SentenceSplitter:
+    """`split_sentences` of documents that come in parts: no more is held than the sentence that is not over yet."""
+
+    def __init__(self) -> None:
+        self._rest = ""
+
+    def split(self, text: str, ends: bool) -> list[str]:
+        """The sentences that are over with a part. ends: whether the document is."""
+        text, self._rest = self._rest + text, ""
+        if ends:
+            return split_sentences(text)
+        # Whether a sentence ends is known where a letter or a digit follows: no rule looks further.
+        known = next((place for place in range(len(text) - 1, -1, -1) if text[place].isalnum()), 0)
+        pieces, start = [], 0
+        for match in _END.finditer(text):
+            if match.end() > known:
+                break
+            if match.group() == "." and _abbreviated(text, match.start()):
+                continue
+            pieces.append(text[start : match.end()])
+            start = match.end()
+        parts = [part for piece in pieces for part in _cut(piece)]
+        while known - start > LONGEST:  # one that is longer, wherever it ends
+            first = _cut(text[start : start + LONGEST + 1])[0]
+            parts.append(first)
+            start += len(first)
+        self._rest = text[start:]
+        return parts
+
+
 def _abbreviated(text: str, dot: int) -> bool:
     word = _WORD.search(text[max(dot - 12, 0) : dot])
     if word is None:

@@ -6,7 +6,7 @@ Shape letters: D documents.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -19,8 +19,12 @@ SPLITS = ("train", "validation")
 Progress = Callable[[str, int, int], None]
 """progress(what, done, total): called from time to time while something long goes on."""
 
+PART = 1_000_000
+"""Characters after which the rest of a document comes as a further part."""
+
 # The held-out documents are the same for every seed, so that seeds share a store and their scores compare.
 _SPLIT_SEED = 0
+_BLOCK = 1 << 20  # documents that are drawn at a time
 
 
 @runtime_checkable
@@ -29,14 +33,28 @@ class Source(Protocol):
 
     fingerprint: str
 
-    def documents(self, split: str) -> Iterator[str]:
-        """The documents of a split, always the same in the same order."""
+    def parts(self, split: str) -> Iterator[tuple[str, bool]]:
+        """The text of a split, always the same in the same order: a document of up to about `PART` characters by
+        itself, a longer one in several parts, so that no more is ever held; and whether the document ends there."""
 
     def count(self, split: str) -> int:
-        """How many there are."""
+        """How many documents there are."""
+
+    def characters(self, split: str) -> int:
+        """How many characters they have together."""
 
     def facts(self) -> dict[str, Any]:
         """What the screens and the report say about it; plain data."""
+
+
+def documents(parts: Iterable[tuple[str, bool]]) -> Iterator[str]:
+    """The documents that parts make up, each complete."""
+    begun: list[str] = []
+    for text, ends in parts:
+        begun.append(text)
+        if ends:
+            yield "".join(begun)
+            begun = []
 
 
 def held_out(sizes: np.ndarray, fraction: float) -> np.ndarray:
@@ -49,28 +67,46 @@ def held_out(sizes: np.ndarray, fraction: float) -> np.ndarray:
     chosen = np.zeros(count, dtype=bool)
     number = min(round(fraction * count), count - 1)
     if number >= 1:
-        draws = streams.uniform(_SPLIT_SEED, "sample", 0, np.arange(count), 1)[:, 0]
-        chosen[np.argsort(draws, kind="stable")[:number]] = True
+        chosen[_drawn(count, number)] = True
     else:
         chosen[np.argmin(np.abs(np.asarray(sizes) - fraction * np.sum(sizes)))] = True
     return chosen
 
 
+def _drawn(count: int, number: int) -> np.ndarray:
+    """The `number` documents of `count` with the smallest draws. Draws are made a block at a time, and only those kept
+    that can be among them."""
+    draws, drawn = np.empty(0), np.empty(0, dtype=np.int64)
+    for start in range(0, count, _BLOCK):
+        block = np.arange(start, min(start + _BLOCK, count))
+        draws = np.concatenate([draws, streams.uniform(_SPLIT_SEED, "sample", 0, block, 1)[:, 0]])
+        drawn = np.concatenate([drawn, block])
+        kept = np.sort(np.argsort(draws, kind="stable")[:number])  # of equal draws the earlier document's
+        draws, drawn = draws[kept], drawn[kept]
+    return drawn
+
+
+# What one document is cut at, the best first.
 _BORDERS = (re.compile(r"\n[^\S\n]*\n"), re.compile(r"\n"), re.compile(r"(?<=[.!?])\s"), re.compile(r"\s"))
 
 
-def split_document(text: str, fraction: float) -> tuple[str, str]:
-    """One document as two: its last `fraction` is for validation, cut at a blank line, else the end of a line, of a
-    sentence, or a word, whichever is found within a twentieth of the text. UserError where it has no border."""
-    wanted = round(len(text) * (1 - fraction))
-    reach = max(len(text) // 20, 20)
-    for near in (reach, len(text)):
+def split_place(read: Callable[[int, int], str], length: int, fraction: float) -> int:
+    """The place at which one document of `length` characters becomes two: its last `fraction` is for validation, cut
+    at a blank line, else the end of a line, of a sentence, or a word, whichever is found within a twentieth of the
+    text; of a long one, within `PART` characters.
+
+    read: the characters from one place to another. UserError where it has no border.
+    """
+    wanted, near = round(length * (1 - fraction)), max(length // 20, 20)
+    start, end = (0, length) if near <= PART else (max(wanted - PART, 0), wanted + PART)
+    text = read(start, end)
+    wanted -= start
+    for reach in (near, len(text)):
         for border in _BORDERS:
-            places = [match.start() for match in border.finditer(text, max(wanted - near, 0), wanted + near)]
+            places = [match.start() for match in border.finditer(text, max(wanted - reach, 0), wanted + reach)]
             for place in sorted(places, key=lambda one: abs(one - wanted)):
-                first, second = text[:place], text[place:].lstrip()
-                if first.strip() and second:
-                    return first, second
+                if text[:place].strip() and text[place:].strip():
+                    return start + place
     raise UserError(
         "the text is one document of one word: nothing can be held out for validation",
         "give more text with data.path=, or other text with data.validation=",

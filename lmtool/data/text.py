@@ -7,14 +7,15 @@ import re
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from lmtool.data.configs import TextConfig
-from lmtool.data.files import check_encoding, find, read_lines
-from lmtool.data.sources import Progress, held_out, split_document, splits_of
+from lmtool.data.files import check_encoding, find, read_pieces
+from lmtool.data.sources import PART, Progress, held_out, split_place, splits_of
 from lmtool.errors import UserError
 
 LONG_LINE = 1_000_000  # characters; longer lines are read and counted
@@ -57,37 +58,46 @@ class TextSource:
             self._scans["validation"] = self._scan(own, "data.validation")
         scan = self._scans["train"]
         self._held_out: np.ndarray | None = None
+        self._cut: int | None = None  # of the only document there is
         if not own and len(scan.sizes) > 1:
-            self._held_out = held_out(np.frombuffer(scan.sizes, dtype=np.int64), config.validation_fraction)
-        self._single = not own and len(scan.sizes) == 1
-        if self._single:
-            split_document(next(self._read(scan)), config.validation_fraction)
+            self._held_out = held_out(_array(scan.sizes), config.validation_fraction)
+        elif not own:
+            self._cut = split_place(partial(self._stretch, scan), scan.sizes[0], config.validation_fraction)
         rule = f"text 1 {config.document} {None if own else config.validation_fraction}"
         digests = [one.digest.hexdigest() for one in self._scans.values()]
         self.fingerprint = hashlib.sha256(" ".join([rule, *digests]).encode()).hexdigest()
 
-    def documents(self, split: str) -> Iterator[str]:
+    def parts(self, split: str) -> Iterator[tuple[str, bool]]:
         scan = self._scans.get(splits_of(split))
-        if scan is not None and (split == "validation" or self._held_out is None and not self._single):
+        if self._cut is not None:
+            parts = self._read(self._scans["train"])
+            yield from _up_to(parts, self._cut) if split == "train" else _from(parts, self._cut)
+        elif scan is not None and self._held_out is None:
             yield from self._read(scan)
-            return
-        everything = self._read(self._scans["train"])
-        if self._single:
-            first, second = split_document(next(everything), self._config.validation_fraction)
-            yield first if split == "train" else second
-            return
-        wanted = split == "validation"
-        for text, out in zip(everything, self._held_out.tolist(), strict=True):  # type: ignore[union-attr]
-            if out == wanted:
-                yield text
+        else:
+            assert self._held_out is not None
+            out, wanted = iter(self._held_out.tobytes()), split == "validation"
+            here, begins = False, True
+            for text, ends in self._read(self._scans["train"]):
+                if begins:
+                    here = bool(next(out)) == wanted
+                begins = ends
+                if here:
+                    yield text, ends
 
     def count(self, split: str) -> int:
-        if self._single:
-            return 1
-        if self._held_out is not None:
-            out = int(self._held_out.sum())
-            return out if splits_of(split) == "validation" else len(self._held_out) - out
-        return len(self._scans[splits_of(split)].sizes)
+        return 1 if self._cut is not None else len(self._sizes(split))
+
+    def characters(self, split: str) -> int:
+        if self._cut is not None:
+            return self._cut if splits_of(split) == "train" else int(self._scans["train"].sizes[0]) - self._cut
+        return int(self._sizes(split).sum())
+
+    def _sizes(self, split: str) -> np.ndarray:
+        """Characters of each document of a split."""
+        if self._held_out is None:
+            return _array(self._scans[splits_of(split)].sizes)
+        return _array(self._scans["train"].sizes)[self._held_out == (splits_of(split) == "validation")]
 
     def facts(self) -> dict[str, Any]:
         scans = self._scans.values()
@@ -114,11 +124,15 @@ class TextSource:
         for path in files:
             state = path.stat()
             before = len(scan.sizes)
-            for text in self._documents_of(path, scan):
-                scan.sizes.append(len(text))
+            size = 0
+            for text, ends in self._parts_of(path, scan):
                 encoded = text.encode("utf-8", "surrogatepass")
-                scan.digest.update(b"%d:" % len(encoded))
+                scan.digest.update(b"%d:" % len(encoded) if ends else b"%d+" % len(encoded))
                 scan.digest.update(encoded)
+                size += len(text)
+                if ends:
+                    scan.sizes.append(size)
+                    size = 0
             scan.stamps.append((state.st_size, state.st_mtime_ns))
             scan.bytes += state.st_size
             scan.empty_files += len(scan.sizes) == before
@@ -130,47 +144,130 @@ class TextSource:
             raise UserError(f"{key}: {what}: there is no text", f"give files with text: {key}=PATH")
         return scan
 
-    def _read(self, scan: _Scan) -> Iterator[str]:
+    def _read(self, scan: _Scan) -> Iterator[tuple[str, bool]]:
         for path, stamp in zip(scan.files, scan.stamps, strict=True):
             if not path.is_file() or (path.stat().st_size, path.stat().st_mtime_ns) != stamp:
                 raise UserError(f"{path} changed while it was being read", "leave the files alone and start again")
-            yield from self._documents_of(path, None)
+            yield from self._parts_of(path, None)
 
-    def _documents_of(self, path: Path, scan: _Scan | None) -> Iterator[str]:
-        lines: Iterable[str] = (line for _, line in read_lines(path, self._config.encoding, "data.encoding"))
+    def _stretch(self, scan: _Scan, start: int, end: int) -> str:
+        """The characters of the only document from one place to another."""
+        found, at = [], 0
+        for text, _ in self._read(scan):
+            found.append(text[max(start - at, 0) : max(end - at, 0)])
+            at += len(text)
+        return "".join(found)
+
+    def _parts_of(self, path: Path, scan: _Scan | None) -> Iterator[tuple[str, bool]]:
+        pieces: Pieces = ((text, ends) for _, text, ends in read_pieces(path, self._config.encoding, "data.encoding"))
         if scan is not None:
-            lines = _counted(lines, scan)
-        return _GROUPINGS[self._config.document](lines)
+            pieces = _counted(pieces, scan)
+        return _GROUPINGS[self._config.document](pieces)
 
 
-def _counted(lines: Iterable[str], scan: _Scan) -> Iterator[str]:
-    for line in lines:
-        scan.long_lines += len(line) > LONG_LINE
-        if _CONTROL.search(line) is not None:
-            scan.control_lines += 1
-        yield line
+Pieces = Iterable[tuple[str, bool]]
+"""Lines, long ones in several pieces; and whether the line ends with the piece."""
 
 
-def _blocks(lines: Iterable[str]) -> Iterator[str]:
-    block: list[str] = []
-    for line in lines:
-        if line and not line.isspace():
-            block.append(line)
-        elif block:
-            yield "\n".join(block)
-            block = []
-    if block:
-        yield "\n".join(block)
+def _counted(pieces: Pieces, scan: _Scan) -> Iterator[tuple[str, bool]]:
+    size, control = 0, False
+    for text, ends in pieces:
+        size += len(text)
+        control = control or _CONTROL.search(text) is not None
+        if ends:
+            scan.long_lines += size > LONG_LINE
+            scan.control_lines += control
+            size, control = 0, False
+        yield text, ends
 
 
-def _whole(lines: Iterable[str]) -> Iterator[str]:
-    text = "\n".join(lines).strip("\n")
-    if text and not text.isspace():
-        yield text
+class _Document:
+    """A document while its lines come in. What is beyond `PART` characters is given up as a part of it."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+        self._size = 0
+        self.parted = False  # whether a part of it was given up
+
+    def __bool__(self) -> bool:
+        return bool(self._lines)
+
+    def add(self, text: str, begins: bool) -> Iterator[tuple[str, bool]]:
+        """Take a line, or a further piece of one; a part is given up where enough came before it."""
+        if self._size > PART:
+            yield "\n".join(self._lines), False
+            self._lines, self._size, self.parted = [""], 0, True
+        if begins:
+            self._lines.append(text)
+        else:
+            self._lines[-1] += text
+        self._size += len(text) + begins
+
+    def close(self) -> Iterator[tuple[str, bool]]:
+        """The end of the document, where one was begun."""
+        if self._lines:
+            yield "\n".join(self._lines), True
+            self._lines, self._size, self.parted = [], 0, False
 
 
-def _each(lines: Iterable[str]) -> Iterator[str]:
-    return (line for line in lines if line and not line.isspace())
+def _blocks(pieces: Pieces) -> Iterator[tuple[str, bool]]:
+    document, begins = _Document(), True
+    for text, ends in pieces:
+        if not begins or (text and not text.isspace()):
+            yield from document.add(text, begins)
+        else:
+            yield from document.close()
+        begins = ends
+    yield from document.close()
+
+
+def _each(pieces: Pieces) -> Iterator[tuple[str, bool]]:
+    document, begins = _Document(), True
+    for text, ends in pieces:
+        if not begins or (text and not text.isspace()):
+            yield from document.add(text, begins)
+        if ends:
+            yield from document.close()
+        begins = ends
+
+
+def _whole(pieces: Pieces) -> Iterator[tuple[str, bool]]:
+    document, begins, empty, blank = _Document(), True, 0, True
+    for text, ends in pieces:
+        if not text and begins and ends:
+            empty += 1  # kept where more text follows
+        else:
+            for _ in range(empty if document else 0):
+                yield from document.add("", True)
+            empty, blank = 0, blank and text.isspace()
+            yield from document.add(text, begins)
+        begins = ends
+    if not blank or document.parted:
+        yield from document.close()
+
+
+def _up_to(parts: Iterable[tuple[str, bool]], place: int) -> Iterator[tuple[str, bool]]:
+    """The only document, up to a place in it."""
+    for text, _ in parts:
+        yield text[:place], len(text) >= place
+        place -= len(text)
+        if place <= 0:
+            return
+
+
+def _from(parts: Iterable[tuple[str, bool]], place: int) -> Iterator[tuple[str, bool]]:
+    """The only document from the first character behind a place in it that is not white space."""
+    begun = False
+    for text, ends in parts:
+        text, place = text[max(place, 0) :], place - len(text)
+        text = text if begun else text.lstrip()
+        begun = begun or bool(text)
+        if text:
+            yield text, ends
 
 
 _GROUPINGS = {"block": _blocks, "file": _whole, "line": _each}
+
+
+def _array(sizes: array[int]) -> np.ndarray:
+    return np.frombuffer(sizes, dtype=np.int64)

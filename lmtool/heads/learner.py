@@ -40,7 +40,8 @@ class BaseLearner(nn.Module):
 
     def draws(self, batch: Batch, step: int) -> Draws | None:
         """The dropout of this batch in this step, for its inputs (and `for_outputs`); None in evaluation. Keyed by
-        token on a CPU; on CUDA from the device's generator, seeded by the step and the batch's first example."""
+        token on a CPU; on CUDA from the device's generator, seeded by the step and the batch's first example. A model
+        that runs twice in a step takes draws `at` another place for its second forward."""
         if not self.training:
             return None
         device = batch.inputs.tokens.device
@@ -49,7 +50,7 @@ class BaseLearner(nn.Module):
             if batch.outputs is None:
                 return TokenDraws(keys_T)
             output_keys_T = token_keys(self.seed, step, batch.examples, batch.parts, batch.outputs, outputs=True)
-            return TokenDraws(keys_T, output_keys_T=output_keys_T)
+            return TokenDraws(keys_T, output_keys_T)
         first = (int(batch.examples[0]), int(batch.parts[0])) if len(batch.examples) else ()
         return DeviceDraws(key(self.seed, "dropout", step, *first), device)
 

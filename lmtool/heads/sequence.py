@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lmtool.nn.dropout import Draws, Dropout
 from lmtool.nn.feedforward import ACTIVATIONS
-from lmtool.types import Packed
+from lmtool.types import Packed, send
 
 
 def summary_index(packed: Packed, how: Literal["first", "last"]) -> Tensor:
@@ -20,14 +20,14 @@ def summary_index(packed: Packed, how: Literal["first", "last"]) -> Tensor:
     starts = torch.tensor(packed.starts, dtype=torch.int64)
     if how == "last":
         starts = starts + torch.tensor(packed.lengths, dtype=torch.int64) - 1
-    return starts.to(packed.tokens.device)
+    return send(starts, packed.tokens.device)
 
 
 def summary(hidden_TH: Tensor, packed: Packed, how: Literal["first", "last", "mean"]) -> Tensor:
     """(N, H): the first token's hidden state, the last one's, or the mean over the document."""
     if how != "mean":
         return hidden_TH[summary_index(packed, how)]
-    lengths = torch.tensor(packed.lengths, dtype=hidden_TH.dtype, device=hidden_TH.device)
+    lengths = packed.segments.cu_lengths.diff().to(hidden_TH.dtype)
     sums_NH = hidden_TH.new_zeros(len(packed.lengths), hidden_TH.shape[1]).index_add_(0, packed.documents, hidden_TH)
     return sums_NH / lengths[:, None]
 

@@ -36,8 +36,8 @@ class Encoder(Backbone):
         then."""
         layout = Layout.of(packed, Full())
         x_TH = self.embed.finish(self.embed.tokens(packed.tokens), packed, draws)
-        for _, layer, read in each(self.depth(), read_M):
-            x_TH = layer(x_TH, layout, draws, self.embed.position, read_M=read)
+        for _, layer, own, read in each(self.depth(), draws, read_M):
+            x_TH = layer(x_TH, layout, own, self.embed.position, read_M=read)
         return x_TH
 
     def depth(self) -> Iterator[nn.Module]:

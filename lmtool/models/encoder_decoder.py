@@ -20,8 +20,8 @@ from lmtool.nn.decoder_blocks import PostNormCrossLayer
 from lmtool.nn.dropout import Draws, Dropout, draws_of
 from lmtool.nn.embeddings import Embeddings, Places
 from lmtool.nn.feedforward import Activation, FeedForward
-from lmtool.nn.layout import Causal, Full, Layout, Segments
-from lmtool.types import Packed
+from lmtool.nn.layout import Causal, Full, Layout
+from lmtool.types import Packed, send
 
 
 class Stack(nn.Module):
@@ -83,9 +83,9 @@ class EncoderDecoder(Backbone):
         """What the decoder reads of the inputs."""
         layout = Layout.of(inputs, Full())
         x_SH = self.embed.finish(self.embed.tokens(inputs.tokens), inputs, draws)
-        for layer in self.encoder.layers:
-            x_SH = layer(x_SH, layout, draws, self.embed.position)
-        return EncoderState(self.encoder.finish(x_SH, draws), Segments(inputs.starts, inputs.lengths))
+        for _, layer, own, _ in each(self.encoder.layers, draws):
+            x_SH = layer(x_SH, layout, own, self.embed.position)
+        return EncoderState(self.encoder.finish(x_SH, draws), inputs.segments)
 
     def decode(
         self,
@@ -103,9 +103,9 @@ class EncoderDecoder(Backbone):
         cross_layout = state.layout(outputs)
         state.keep = state.keep or cache is not None
         x_TH = places.finish(self.embed.tokens(outputs.tokens), outputs, draws, positions_T)
-        for number, layer, read in each(self.decoder.layers, read_M):
+        for number, layer, own, read in each(self.decoder.layers, draws, read_M):
             kept = None if cache is None else cache.layers[number]
-            x_TH = layer(x_TH, layout, state, cross_layout, draws, places.position, kept, read)
+            x_TH = layer(x_TH, layout, state, cross_layout, own, places.position, kept, read)
         return self.decoder.finish(x_TH, draws_of(draws, read_M))
 
     def new_cache(self, documents: int, capacity: int) -> Cache:
@@ -118,7 +118,7 @@ def shifted(packed: Packed, start: int) -> Packed:
     """What a decoder reads to predict `packed`: each document behind the token `start`, without its last one."""
     tokens_T = packed.tokens.roll(1)
     firsts = [at for at, length in zip(packed.starts, packed.lengths, strict=True) if length]
-    tokens_T[torch.tensor(firsts, dtype=torch.int64, device=tokens_T.device)] = start
+    tokens_T.index_fill_(0, send(torch.tensor(firsts, dtype=torch.int64), tokens_T.device), start)
     return Packed(tokens_T, packed.lengths)
 
 

@@ -81,9 +81,9 @@ class Gpt1(Decoder):
         layout = Layout.of(packed, mask) if cache is None else cache.layout(packed, mask)
         positions_T = None if cache is None else layout.query_positions
         x_TH = self.embed.finish(self.embed.tokens(packed.tokens), packed, draws, positions_T)
-        for number, layer, read in each(self.layers, read_M):
+        for number, layer, own, read in each(self.layers, draws, read_M):
             kept = None if cache is None else cache.layers[number]
-            x_TH = layer(x_TH, layout, draws, self.embed.position, kept, read)
+            x_TH = layer(x_TH, layout, own, self.embed.position, kept, read)
         return x_TH
 
     def initial_draw(self) -> Draw:

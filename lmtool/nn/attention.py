@@ -1,7 +1,7 @@
 """The one door of attention, and the module that stands in front of it.
 
-`attend` chooses the path: variable-length flash on CUDA where mask and dropout allow it, else tiles of documents of
-about equal length. `reference_attention` is the plain loop that says what both must give; a test holds them equal.
+`attend` chooses the path: a variable-length kernel on CUDA where one serves, else tiles of documents of about equal
+length. `reference_attention` is the plain loop that says what all must give; tests hold them equal.
 On a CPU scores are computed in fp32 also under bf16 autocast: bf16 attention takes 1.4 to 2.0 times as long there.
 
 Shape letters: T query tokens, S key tokens, A heads, D width of a head, H = A*D, R rows of a tile, L queries and K
@@ -11,15 +11,17 @@ keys of a row, P places in all tiles.
 from __future__ import annotations
 
 import math
-from typing import Any, TypeGuard, cast
+from collections.abc import Collection
+from typing import Any, TypeGuard
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmtool.nn.cache import LayerCache
-from lmtool.nn.dropout import Draws, TokenDraws
-from lmtool.nn.layout import Causal, Full, Layout, Places, Tile
+from lmtool.nn.dropout import DeviceDraws, Draws, Dropout, TokenDraws
+from lmtool.nn.kernels import flash_attention, jagged_attention, kernel_for, serves
+from lmtool.nn.layout import Layout, Places, Tile
 from lmtool.nn.positions import Position
 
 
@@ -36,12 +38,18 @@ def attend(
     """softmax(q k^T scale + bias) v within each document, as its mask allows (Vaswani et al. 2017, 3.2.1).
 
     bias: adds to the scores, and where it weighs (Shaw) also to the result. scale: 1/sqrt(D) where None. dropout:
-    share of the weights dropped where draws are given. Returns (T, A, D) in the type of q; zeros for queries whose
-    document has no keys.
+    share of the weights dropped where draws are given; draws: those of this place in the model. Returns (T, A, D) in
+    the type of q; zeros for queries whose document has no keys.
     """
     rate = 0.0 if draws is None else dropout
-    if bias is None and rate == 0.0 and _flash_fits(q_TAD, layout):
-        return _flash_attention(q_TAD, k_SAD, v_SAD, layout, scale)
+    if rate and isinstance(draws, DeviceDraws):
+        draws.begin()
+    if bias is None and not (rate and isinstance(draws, TokenDraws)):
+        kernel = kernel_for(q_TAD.device, q_TAD.dtype, q_TAD.shape[-1], rate)
+        if kernel == "flash" and serves(kernel, layout):
+            return flash_attention(q_TAD, k_SAD, v_SAD, layout, scale)
+        if kernel == "jagged" and serves(kernel, layout):
+            return jagged_attention(q_TAD, k_SAD, v_SAD, layout, scale, rate)
     return _tiled_attention(q_TAD, k_SAD, v_SAD, layout, bias, scale, rate, draws)
 
 
@@ -82,40 +90,6 @@ def reference_attention(
     return out_TAD
 
 
-def _flash_fits(q_TAD: Tensor, layout: Layout) -> bool:
-    """Whether the variable-length kernel serves: CUDA, half precision, full or causal, packed on both sides. Its
-    causal mask is aligned at the last key, so a query's position must be counted from there."""
-    if q_TAD.device.type != "cuda" or q_TAD.dtype not in (torch.float16, torch.bfloat16):
-        return False
-    if q_TAD.shape[-1] % 8 or q_TAD.shape[-1] > 256:
-        return False
-    if not (layout.query.contiguous and layout.key.contiguous):
-        return False
-    if isinstance(layout.mask, Causal):
-        ends = zip(layout.query_start, layout.query.lengths, layout.key.lengths, strict=True)
-        return all(start + queries == keys for start, queries, keys in ends)
-    return isinstance(layout.mask, Full)
-
-
-def _flash_attention(q_TAD: Tensor, k_SAD: Tensor, v_SAD: Tensor, layout: Layout, scale: float | None) -> Tensor:
-    # CUDA only, and the newest of the calls used here: imported where it is needed.
-    from torch.nn.attention.varlen import varlen_attn
-
-    out_TAD = varlen_attn(
-        q_TAD,
-        k_SAD.to(q_TAD.dtype),
-        v_SAD.to(q_TAD.dtype),
-        layout.query.cu_lengths(q_TAD.device),
-        layout.key.cu_lengths(q_TAD.device),
-        max(layout.query.lengths),
-        max(layout.key.lengths),
-        scale=scale,
-        window_size=(-1, 0) if isinstance(layout.mask, Causal) else (-1, -1),
-    )
-    # With `return_aux` it would give a pair.
-    return cast(Tensor, out_TAD)
-
-
 def _tiled_attention(
     q_TAD: Tensor,
     k_SAD: Tensor,
@@ -127,7 +101,6 @@ def _tiled_attention(
     draws: Draws | None,
 ) -> Tensor:
     device, dtype = q_TAD.device, q_TAD.dtype
-    site = draws.next_site() if rate and isinstance(draws, TokenDraws) else 0
     with torch.autocast(device.type, enabled=False):
         if device.type == "cpu" and dtype in (torch.bfloat16, torch.float16):
             q_TAD, k_SAD, v_SAD = q_TAD.float(), k_SAD.float(), v_SAD.float()
@@ -137,7 +110,7 @@ def _tiled_attention(
         keys = _rows(k_SAD, layout.key_places, key_shapes)
         values = _rows(v_SAD, layout.key_places, key_shapes)
         outs = [
-            _tile_attention(q, k, v, tile, bias, scale, rate, draws, site).transpose(1, 2).flatten(0, 1)
+            _tile_attention(q, k, v, tile, bias, scale, rate, draws).transpose(1, 2).flatten(0, 1)
             for tile, q, k, v in zip(layout.tiles, queries, keys, values, strict=True)
         ]
         out_PAD = q_TAD.new_zeros(0, *q_TAD.shape[1:]) if not outs else torch.cat(outs) if len(outs) > 1 else outs[0]
@@ -166,7 +139,6 @@ def _tile_attention(
     scale: float | None,
     rate: float,
     draws: Draws | None,
-    site: int,
 ) -> Tensor:
     """One tile, (R, A, L, D): torch's fused kernel, but where the weights themselves are needed: for keyed dropout,
     and for positions that weigh vectors of their own."""
@@ -191,7 +163,7 @@ def _tile_attention(
         scores_RALK = scores_RALK.add_(tile.barrier)
     weights_RALK = scores_RALK.softmax(-1)
     if keyed is not None:
-        weights_RALK = keyed.drop_weights(weights_RALK, tile.query_RL, site, rate)
+        weights_RALK = keyed.drop_weights(weights_RALK, tile.query_RL, rate)
     elif rate:
         weights_RALK = F.dropout(weights_RALK, rate)
     out_RALD = weights_RALK @ v_RAKD
@@ -277,7 +249,7 @@ class MultiHead(nn.Module):
         super().__init__()
         width = hidden_size if head_size is None else num_heads * head_size
         self.num_heads = num_heads
-        self.dropout = dropout
+        self.dropout = Dropout(dropout)
         self.scale = scale
         self.q_proj = nn.Linear(hidden_size, width, bias)
         self.k_proj = nn.Linear(hidden_size, width, bias)
@@ -287,6 +259,36 @@ class MultiHead(nn.Module):
     def heads(self, x_TW: Tensor) -> Tensor:
         """(T, A*D) to (T, A, D)."""
         return x_TW.unflatten(-1, (self.num_heads, -1))
+
+
+_WORDS = {"flash": "variable-length flash", "jagged": "flash of jagged tensors, which has dropout"}
+_TILES = "documents of like length together, no padding read"
+
+
+def attention_path(
+    model: nn.Module, device: torch.device, dtype: torch.dtype, prefixes: Collection[bool] = (False,)
+) -> str:
+    """How the attentions of a model compute in training, in words. prefixes: True where there are texts with a prefix
+    that all of the text sees, False where there are texts without."""
+    paths: dict[str, str] = {}
+    biased = any(isinstance(part, Position) and part.scores for part in model.modules())
+    for part in model.modules():
+        if not isinstance(part, MultiHead):
+            continue
+        head_size = part.q_proj.out_features // part.num_heads
+        kernel, own = kernel_for(device, dtype, head_size, part.dropout.rate), isinstance(part, SelfAttention)
+        if device.type == "cpu":
+            paths[_TILES] = ""
+        elif kernel is None:
+            paths[_TILES] = "flash needs bf16 or fp16, heads of 8, 16, ... 256, and a GPU since Ampere"
+        elif own and biased:
+            paths[_TILES] = "where positions add to the scores"
+        else:
+            if own and True in prefixes:
+                paths[_TILES] = "where a text has a prefix that all of it sees"
+            if not own or False in prefixes:
+                paths[_WORDS[kernel]] = ""
+    return "; ".join(f"{path} ({why})" if why else path for path, why in paths.items())
 
 
 class SelfAttention(MultiHead):
@@ -311,5 +313,6 @@ class SelfAttention(MultiHead):
         bias = position if position is not None and position.scores else None
         if cache is not None:
             k_TAD, v_TAD = cache.append(k_TAD, v_TAD)
-        out_TAD = attend(q_TAD, k_TAD, v_TAD, layout, bias, self.scale, self.dropout, draws)
+        own = self.dropout.draws(draws)
+        out_TAD = attend(q_TAD, k_TAD, v_TAD, layout, bias, self.scale, self.dropout.rate, own)
         return self.out_proj(only(out_TAD.flatten(-2), read_M))

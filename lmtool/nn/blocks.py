@@ -14,17 +14,20 @@ from torch import Tensor, nn
 
 from lmtool.nn.attention import SelfAttention, only
 from lmtool.nn.cache import LayerCache
-from lmtool.nn.dropout import Draws, Dropout, draws_of
+from lmtool.nn.dropout import Draws, Dropout, draws_at, draws_of
 from lmtool.nn.feedforward import FeedForward
 from lmtool.nn.layout import Layout
 from lmtool.nn.positions import Position
 
 
-def each(layers: Iterable[nn.Module], read_M: Tensor | None) -> Iterator[tuple[int, nn.Module, Tensor | None]]:
-    """(number, layer, the tokens it gives) of a stack: all of them, and its last layer those that are read."""
+def each(
+    layers: Iterable[nn.Module], draws: Draws | None, read_M: Tensor | None = None
+) -> Iterator[tuple[int, nn.Module, Draws | None, Tensor | None]]:
+    """(number, layer, its draws, the tokens it gives) of a stack: all of them, and its last layer those that are
+    read. A layer that is applied again draws anew."""
     *before, last = layers
-    yield from ((number, layer, None) for number, layer in enumerate(before))
-    yield len(before), last, read_M
+    yield from ((number, layer, draws_at(draws, number), None) for number, layer in enumerate(before))
+    yield len(before), last, draws_at(draws, len(before)), read_M
 
 
 class _Layer(nn.Module):
@@ -34,7 +37,8 @@ class _Layer(nn.Module):
         self.norm1 = norm1
         self.ffn = ffn
         self.norm2 = norm2
-        self.dropout = Dropout(dropout)
+        self.dropout1 = Dropout(dropout)
+        self.dropout2 = Dropout(dropout)
 
 
 class PostNormLayer(_Layer):
@@ -52,8 +56,8 @@ class PostNormLayer(_Layer):
         """(T, H) to (T, H), or with `read_M` to (M, H)."""
         attended = self.self_attn(x_TH, layout, draws, position, cache, read_M)
         x_TH, draws = only(x_TH, read_M), draws_of(draws, read_M)
-        x_TH = self.norm1(x_TH + self.dropout(attended, draws))
-        return self.norm2(x_TH + self.dropout(self.ffn(x_TH, draws), draws))
+        x_TH = self.norm1(x_TH + self.dropout1(attended, draws))
+        return self.norm2(x_TH + self.dropout2(self.ffn(x_TH, draws), draws))
 
 
 class PreNormLayer(_Layer):
@@ -71,5 +75,5 @@ class PreNormLayer(_Layer):
         """(T, H) to (T, H), or with `read_M` to (M, H)."""
         attended = self.self_attn(self.norm1(x_TH), layout, draws, position, cache, read_M)
         x_TH, draws = only(x_TH, read_M), draws_of(draws, read_M)
-        x_TH = x_TH + self.dropout(attended, draws)
-        return x_TH + self.dropout(self.ffn(self.norm2(x_TH), draws), draws)
+        x_TH = x_TH + self.dropout1(attended, draws)
+        return x_TH + self.dropout2(self.ffn(self.norm2(x_TH), draws), draws)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lmtool.nn.layout import Layout, Mask, Segments
-from lmtool.types import Packed
+from lmtool.nn.layout import Layout, Mask
+from lmtool.types import Packed, Segments
 
 
 class LayerCache:
@@ -50,8 +50,8 @@ class Cache:
         self.lengths = [old + new for old, new in zip(before, packed.lengths, strict=True)]
         if max(self.lengths, default=0) > self.capacity:
             raise ValueError(f"{max(self.lengths)} tokens in a cache for {self.capacity}")
-        query = Segments(packed.starts, packed.lengths)
-        layout = Layout(query, Segments(starts, tuple(self.lengths)), mask, before, packed.tokens.device)
+        keys = Segments(starts, tuple(self.lengths), packed.tokens.device)
+        layout = Layout(packed.segments, keys, mask, before)
         offsets = torch.tensor(starts, device=packed.tokens.device)
         self.places_T = layout.query_positions + offsets[packed.documents]
         return layout

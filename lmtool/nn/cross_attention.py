@@ -11,8 +11,8 @@ from torch import Tensor
 
 from lmtool.nn.attention import MultiHead, attend, only
 from lmtool.nn.dropout import Draws
-from lmtool.nn.layout import Full, Layout, Segments
-from lmtool.types import Packed
+from lmtool.nn.layout import Full, Layout
+from lmtool.types import Packed, Segments
 
 
 @dataclass
@@ -30,8 +30,7 @@ class EncoderState:
 
     def layout(self, outputs: Packed) -> Layout:
         """How the tokens of the decoder stand to those of the encoder: each sees its whole input."""
-        queries = Segments(outputs.starts, outputs.lengths)
-        return Layout(queries, self.segments, Full(), device=outputs.tokens.device)
+        return Layout(outputs.segments, self.segments, Full())
 
     def keys_values(self, attention: CrossAttention) -> tuple[Tensor, Tensor]:
         """(S, A, D) keys and values of a layer."""
@@ -62,5 +61,6 @@ class CrossAttention(MultiHead):
         wanted, (M, H) then."""
         k_SAD, v_SAD = state.keys_values(self)
         q_TAD = self.heads(self.q_proj(x_TH))
-        out_TAD = attend(q_TAD, k_SAD, v_SAD, layout, None, self.scale, self.dropout, draws)
+        own = self.dropout.draws(draws)
+        out_TAD = attend(q_TAD, k_SAD, v_SAD, layout, None, self.scale, self.dropout.rate, own)
         return self.out_proj(only(out_TAD.flatten(-2), read_M))

@@ -38,7 +38,9 @@ class _CrossLayer(nn.Module):
         self.norm2 = norms[1]
         self.ffn = ffn
         self.norm3 = norms[2]
-        self.dropout = Dropout(dropout)
+        self.dropout1 = Dropout(dropout)
+        self.dropout2 = Dropout(dropout)
+        self.dropout3 = Dropout(dropout)
 
 
 class PostNormCrossLayer(_CrossLayer):
@@ -56,11 +58,11 @@ class PostNormCrossLayer(_CrossLayer):
         read_M: Tensor | None = None,
     ) -> Tensor:
         """(T, H) to (T, H), or with `read_M` to (M, H). layout, position, cache: of the self-attention."""
-        x_TH = self.norm1(x_TH + self.dropout(self.self_attn(x_TH, layout, draws, position, cache), draws))
+        x_TH = self.norm1(x_TH + self.dropout1(self.self_attn(x_TH, layout, draws, position, cache), draws))
         attended = self.cross_attn(x_TH, state, cross_layout, draws, read_M)
         x_TH, draws = only(x_TH, read_M), draws_of(draws, read_M)
-        x_TH = self.norm2(x_TH + self.dropout(attended, draws))
-        return self.norm3(x_TH + self.dropout(self.ffn(x_TH, draws), draws))
+        x_TH = self.norm2(x_TH + self.dropout2(attended, draws))
+        return self.norm3(x_TH + self.dropout3(self.ffn(x_TH, draws), draws))
 
 
 class PreNormCrossLayer(_CrossLayer):
@@ -78,8 +80,8 @@ class PreNormCrossLayer(_CrossLayer):
         read_M: Tensor | None = None,
     ) -> Tensor:
         """(T, H) to (T, H), or with `read_M` to (M, H). layout, position, cache: of the self-attention."""
-        x_TH = x_TH + self.dropout(self.self_attn(self.norm1(x_TH), layout, draws, position, cache), draws)
+        x_TH = x_TH + self.dropout1(self.self_attn(self.norm1(x_TH), layout, draws, position, cache), draws)
         attended = self.cross_attn(self.norm2(x_TH), state, cross_layout, draws, read_M)
         x_TH, draws = only(x_TH, read_M), draws_of(draws, read_M)
-        x_TH = x_TH + self.dropout(attended, draws)
-        return x_TH + self.dropout(self.ffn(self.norm3(x_TH), draws), draws)
+        x_TH = x_TH + self.dropout2(attended, draws)
+        return x_TH + self.dropout3(self.ffn(self.norm3(x_TH), draws), draws)

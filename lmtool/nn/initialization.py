@@ -1,6 +1,7 @@
 """Initial weights: a pure function of (seed, name of the tensor), the same on every device.
 
-A tensor's draws depend on its own name only, so a model's weights do not change when a head is added to it.
+A tensor's draws depend on its own name only, so a model's weights do not change when a head is added to it. What else
+a name decides, where a module's dropout draws, is given with them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from lmtool.nn.dropout import name_sites
 from lmtool.streams import key
 
 Draw = Callable[[Tensor, torch.Generator], None]
@@ -49,14 +51,15 @@ def generator_for(seed: int, name: str) -> torch.Generator:
 
 
 def initialize(module: nn.Module, seed: int, draw: Draw, prefix: str = "") -> None:
-    """Matrices by `draw`, biases 0, norms 1 and 0. prefix: what stands before the names of this module's tensors in
-    the whole model. Tensors on the meta device have no values and are passed by."""
+    """Matrices by `draw`, biases 0, norms 1 and 0; and the sites of dropout. prefix: what stands before the names of
+    this module's tensors in the whole model. Tensors on the meta device have no values and are passed by."""
     initialize_each(module, seed, lambda name, part: draw, prefix)
 
 
 @torch.no_grad()
 def initialize_each(module: nn.Module, seed: int, draw_of: Callable[[str, nn.Module], Draw], prefix: str = "") -> None:
     """`initialize` with a draw for each part: draw_of takes the part's name in the module and the part."""
+    name_sites(module, prefix)
     for place, part in module.named_modules():
         for kind, parameter in part.named_parameters(recurse=False):
             if parameter.is_meta:

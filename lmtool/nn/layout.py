@@ -13,44 +13,28 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from lmtool.types import Packed
+from lmtool.types import Packed, Segments, send
 
 TILE_WIDTH = 16
 
 
-@dataclass(frozen=True)
-class Segments:
-    """Where documents lie in a flat tensor: first index and number of tokens of each, on the host."""
-
-    starts: tuple[int, ...]
-    lengths: tuple[int, ...]
-
-    @classmethod
-    def packed(cls, lengths: tuple[int, ...]) -> Segments:
-        """Documents laid end to end."""
-        starts, at = [], 0
-        for length in lengths:
-            starts.append(at)
-            at += length
-        return cls(tuple(starts), tuple(lengths))
-
-    def cu_lengths(self, device: torch.device) -> Tensor:
-        """(N+1,) int32: 0 and the cumulative lengths, as the variable-length kernels want them; contiguous only."""
-        return torch.tensor([*self.starts, sum(self.lengths)], dtype=torch.int32, device=device)
-
-    @cached_property
-    def contiguous(self) -> bool:
-        """Whether they are laid end to end from 0, so that every token is in exactly one of them."""
-        return self.starts == Segments.packed(self.lengths).starts
+Window = tuple[int, int]
 
 
 class Mask(Protocol):
-    """Says which keys a query sees. Both positions count the keys of the document."""
+    """Says which keys a query sees. Both positions count the keys of the document.
+
+    window: (left, right) keys a query sees beside its own, -1 for all, where that says it all: the variable-length
+    kernels have it built in; None otherwise.
+    """
+
+    @property
+    def window(self) -> Window | None: ...
 
     def allow(self, query_RL1: Tensor, key_R1K: Tensor, documents_R: Tensor) -> Tensor | None:
         """(R, L, K) bool, or None where all is visible. Padding is not the mask's concern."""
@@ -60,6 +44,8 @@ class Mask(Protocol):
 class Full:
     """Every token sees its whole document."""
 
+    window: ClassVar[Window] = (-1, -1)
+
     def allow(self, query_RL1: Tensor, key_R1K: Tensor, documents_R: Tensor) -> Tensor | None:
         return None
 
@@ -67,6 +53,8 @@ class Full:
 @dataclass(frozen=True)
 class Causal:
     """A token sees itself and what comes before it."""
+
+    window: ClassVar[Window] = (-1, 0)
 
     def allow(self, query_RL1: Tensor, key_R1K: Tensor, documents_R: Tensor) -> Tensor | None:
         return key_R1K <= query_RL1
@@ -77,6 +65,7 @@ class PrefixLM:
     """Causal, except that the first `prefixes[n]` tokens of document n are seen by all of it."""
 
     prefixes: tuple[int, ...]
+    window: ClassVar[None] = None
 
     def allow(self, query_RL1: Tensor, key_R1K: Tensor, documents_R: Tensor) -> Tensor | None:
         prefix_R = torch.tensor(self.prefixes)[documents_R]
@@ -135,14 +124,13 @@ class Layout:
 
     query, key: segments of the same N documents on both sides; an encoder-decoder's cross-attention gives two of
     different lengths. query_start: (N,) position of each document's first query among its keys: 0 in training, the
-    length of the cache in decoding. device: where the index tensors are wanted.
+    length of the cache in decoding.
     """
 
     query: Segments
     key: Segments
     mask: Mask
     query_start: tuple[int, ...] = field(default=())
-    device: torch.device = field(default=torch.device("cpu"))
 
     def __post_init__(self) -> None:
         if len(self.query.lengths) != len(self.key.lengths):
@@ -153,8 +141,31 @@ class Layout:
     @classmethod
     def of(cls, packed: Packed, mask: Mask) -> Layout:
         """Self-attention within each document of a packed batch."""
-        segments = Segments(packed.starts, packed.lengths)
-        return cls(segments, segments, mask, device=packed.tokens.device)
+        return cls(packed.segments, packed.segments, mask)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the index tensors are wanted."""
+        return self.query.device
+
+    @cached_property
+    def packed(self) -> bool:
+        """Whether both sides are laid end to end."""
+        return self.query.contiguous and self.key.contiguous
+
+    @cached_property
+    def ends_together(self) -> bool:
+        """Whether the last query of every document stands at its last key, from where the variable-length kernels
+        count the window of a mask."""
+        ends = zip(self.query_start, self.query.lengths, self.key.lengths, strict=True)
+        return all(start + queries == keys for start, queries, keys in ends)
+
+    @cached_property
+    def paired(self) -> bool:
+        """Whether every document has tokens on both sides, or on neither."""
+        return all(
+            bool(queries) == bool(keys) for queries, keys in zip(self.query.lengths, self.key.lengths, strict=True)
+        )
 
     @cached_property
     def tiles(self) -> tuple[Tile, ...]:
@@ -175,7 +186,7 @@ class Layout:
         """(T,) position of each query among the keys of its document; queries lie end to end."""
         starts, lengths = torch.tensor(self.query_start), torch.tensor(self.query.lengths)
         firsts = torch.repeat_interleave(torch.tensor(Segments.packed(self.query.lengths).starts) - starts, lengths)
-        return (torch.arange(len(firsts)) - firsts).to(self.device)
+        return send(torch.arange(len(firsts)) - firsts, self.device)
 
     @cached_property
     def _classes(self) -> tuple[list[int], ...]:
@@ -212,14 +223,19 @@ class Layout:
                 real_R1K = (torch.arange(length) < keys.lengths_R[:, None])[:, None]
                 allow = real_R1K if allow is None else allow & real_R1K
         if allow is not None:
-            allow = None if allow.all() else allow[:, None].to(self.device)
+            allow = None if allow.all() else send(allow[:, None], self.device)
         # One row stands for all where the texts start alike, which spares what positions add a row each.
         key_positions_RK = torch.arange(length)[None]
         if (starts_R == starts_R[0]).all():
             positions_RL = torch.arange(queries.index_RL.shape[1])[None] + starts_R[0]
-        to = self.device
-        indices = (queries.index_RL.to(to), keys.index_RL.to(to), positions_RL.to(to), key_positions_RK.to(to))
-        return Tile(*indices, allow, causal)
+        return Tile(
+            send(queries.index_RL, self.device),
+            send(keys.index_RL, self.device),
+            send(positions_RL, self.device),
+            send(key_positions_RK, self.device),
+            allow,
+            causal,
+        )
 
     def _places(self, segments: Segments, rows: tuple[_Rows, ...]) -> Places:
         empty = torch.zeros(0, dtype=torch.int64)
@@ -232,9 +248,10 @@ class Layout:
         complete = segments.contiguous and len(tokens_M) == sum(segments.lengths)
         identity = complete and torch.equal(into_P, tokens_M)
         padding = (~real_P).nonzero().flatten()
-        real_M = real_M[order_M]
-        to = self.device
-        return Places(into_P.to(to), real_M.to(to), tokens_M.to(to), padding.to(to), complete, identity)
+        into_P, real_M, tokens_M, padding = (
+            send(index, self.device) for index in (into_P, real_M[order_M], tokens_M, padding)
+        )
+        return Places(into_P, real_M, tokens_M, padding, complete, identity)
 
 
 class _Rows(NamedTuple):

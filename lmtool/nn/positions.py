@@ -26,6 +26,7 @@ from lmtool.nn.configs import (
     SinusoidalPositionsConfig,
     T5PositionsConfig,
 )
+from lmtool.types import send
 
 Pairs = Literal["half_split", "interleaved"]
 
@@ -221,7 +222,7 @@ class Alibi(Position):
         self.slopes = tuple(2.0 ** (-8.0 * head / num_heads) for head in range(1, num_heads + 1))
 
     def score(self, q_RALD: Tensor, k_RAKD: Tensor, query_positions_RL: Tensor, key_positions_RK: Tensor) -> Tensor:
-        slopes_A11 = torch.tensor(self.slopes, dtype=q_RALD.dtype, device=q_RALD.device)[:, None, None]
+        slopes_A11 = send(torch.tensor(self.slopes, dtype=q_RALD.dtype), q_RALD.device)[:, None, None]
         return _distances(query_positions_RL, key_positions_RK).abs()[:, None] * -slopes_A11
 
 

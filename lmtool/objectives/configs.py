@@ -18,6 +18,8 @@ class ObjectiveConfig(Config):
     """The architectures it trains: encoder, decoder, encoder_decoder."""
     roles: ClassVar[tuple[str | tuple[str, ...], ...]] = ()
     """The special tokens it needs of the vocabulary, beside those of the model's text format; of a group, one."""
+    prefixes: ClassVar[bool] = False
+    """Whether a decoder's texts have a part that all of them sees."""
 
     name: str = Field(description="Which objective.")
 
@@ -254,6 +256,7 @@ class PrefixLmConfig(NextTokenConfig):
     what is before it is seen as a whole, what is behind it is predicted token by token."""
 
     architectures: ClassVar[tuple[str, ...]] = ("decoder", "encoder_decoder")
+    prefixes: ClassVar[bool] = True
     roles: ClassVar[tuple[str | tuple[str, ...], ...]] = ("eos",)
 
     name: Literal["prefix_lm"] = Field("prefix_lm", description="Prefix language modelling.")

@@ -40,9 +40,9 @@ class MixedBatch(Batch):
 
     members: tuple[tuple[str, Batch], ...] = ()
 
-    def to(self, device: torch.device, non_blocking: bool = False) -> Self:
-        moved = tuple((name, one.to(device, non_blocking)) for name, one in self.members)
-        return replace(self, inputs=self.inputs.to(device, non_blocking), members=moved)
+    def to(self, device: torch.device) -> Self:
+        moved = tuple((name, one.to(device)) for name, one in self.members)
+        return replace(self, inputs=self.inputs.to(device), members=moved, source=self.host)
 
     @property
     def tokens(self) -> int:

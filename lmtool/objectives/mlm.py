@@ -77,7 +77,7 @@ class MaskedLanguageModel(BaseLearner):
         return {name: float(len(labels_of(batch, name))) for name in self.weights}
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
-        hidden = hidden_at(self.backbone, batch, self.places(batch), self.draws(batch, step))
+        hidden = hidden_at(self.backbone, batch, self.places(batch.host), self.draws(batch, step))
         return StepOutput(self.sums(hidden, batch), self.weights)
 
     def places(self, batch: Batch) -> dict[str, Tensor]:
@@ -98,7 +98,7 @@ class MaskedLanguageModel(BaseLearner):
     @torch.no_grad()
     def score(self, batch: Batch) -> dict[str, Scores]:
         """Each target's loss and best guess, in evaluation."""
-        return self.scores(hidden_at(self.backbone, batch, self.places(batch), None), batch)
+        return self.scores(hidden_at(self.backbone, batch, self.places(batch.host), None), batch)
 
     def scores(self, hidden: dict[str, Tensor], batch: Batch) -> dict[str, Scores]:
         """By term, its scores. hidden: by term, the states at its places."""

@@ -24,6 +24,7 @@ from lmtool.heads.learner import BaseLearner
 from lmtool.heads.lm import MaskedLMHead
 from lmtool.heads.replaced_token import CopyGate, ReplacedTokenHead, copy_best, copy_losses
 from lmtool.models.base import Backbone
+from lmtool.nn.dropout import draws_at
 from lmtool.objectives.baseline import BestConstant, ConstantPredictor, token_counts
 from lmtool.objectives.configs import RtdConfig
 from lmtool.objectives.examples import MaskedWindows
@@ -31,7 +32,7 @@ from lmtool.objectives.filling import fill_masks, masked_samples
 from lmtool.objectives.generator import Sampled, build_generator, sample_tokens, start_from_generator
 from lmtool.objectives.targets import labels_of, places_of
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.types import Batch, Packed, Scores, StepOutput
+from lmtool.types import Batch, Packed, Scores, StepOutput, send
 
 
 class ReplacedTokenDetection(BaseLearner):
@@ -95,9 +96,9 @@ class ReplacedTokenDetection(BaseLearner):
                 sums["mlm"] = self._generator_head.loss_sum(hidden_MG, self._generator_table, labels)
         if not (two_stage and first):
             filled = self._filled(batch, hidden_MG, step)
-            # The same draws go on: every site of this second forward draws anew.
             at = self._places(batch)
-            hidden_MH = self.backbone(filled, draws, read_M=at)
+            # A forward of its own: the embedding that the two share drops anew.
+            hidden_MH = self.backbone(filled, draws_at(draws, 1), read_M=at)
             sums[self.term] = self._losses(hidden_MH, at, batch, filled)[0].sum()
         return StepOutput(sums, self.weights)
 
@@ -119,15 +120,14 @@ class ReplacedTokenDetection(BaseLearner):
     def _filled(self, batch: Batch, hidden_MG: Tensor, step: int) -> Packed:
         """The text with the generator's samples at the masked places; draws keyed by (seed, step, example, position).
         No gradient passes."""
-        at = places_of(batch, "mlm")
-        documents = batch.inputs.documents[at].cpu().numpy()
-        positions = batch.inputs.positions[at].cpu().numpy()
-        uniform = streams.uniform_at(self.seed, "sample", step, batch.examples.cpu().numpy()[documents], positions)
+        inputs, at = batch.host.inputs, places_of(batch.host, "mlm")
+        documents, positions = inputs.documents[at].numpy(), inputs.positions[at].numpy()
+        uniform = streams.uniform_at(self.seed, "sample", step, batch.examples.numpy()[documents], positions)
         sampled = sample_tokens(
             self._generator_head, hidden_MG.detach(), self._generator_table,
-            torch.from_numpy(uniform).to(at.device), self.tokenizer.vocab_size,
+            send(torch.from_numpy(uniform), hidden_MG.device), self.tokenizer.vocab_size,
         )  # fmt: skip
-        return replace(batch.inputs, tokens=batch.inputs.tokens.index_copy(0, at, sampled))
+        return replace(batch.inputs, tokens=batch.inputs.tokens.index_copy(0, places_of(batch, "mlm"), sampled))
 
     def _places(self, batch: Batch) -> Tensor:
         """(M,) flat places of the model's term."""

@@ -25,7 +25,7 @@ from lmtool.objectives.baseline import ConstantPredictor, token_counts
 from lmtool.objectives.configs import NextTokenConfig
 from lmtool.objectives.targets import labels_of
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.types import Batch, Packed, Scores, StepOutput, Target
+from lmtool.types import Batch, Packed, Scores, StepOutput, Target, send
 
 # Tokens of an answer in the report's samples.
 _ANSWER = 80
@@ -106,9 +106,8 @@ class SequenceToSequence(BaseLearner):
     def score(self, batch: Batch) -> dict[str, Scores]:
         """Each text token's loss and best guess, in evaluation."""
         outputs = cast(Packed, batch.outputs)
-        labels = labels_of(batch, self.term)
-        special = torch.tensor(sorted(self.tokenizer.special_ids), device=labels.device)
-        at = (~torch.isin(labels, special)).nonzero()[:, 0]
+        labels, special = labels_of(batch, self.term), torch.tensor(sorted(self.tokenizer.special_ids))
+        at = send((~torch.isin(labels_of(batch.host, self.term), special)).nonzero()[:, 0], labels.device)
         hidden_MH = self.backbone(batch.inputs, None, outputs, at)
         each, best = self._lm.scores(hidden_MH, self._table, labels[at])
         return {self.term: Scores(each, labels[at], best, outputs.documents[at])}

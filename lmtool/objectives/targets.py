@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lmtool.models.base import Backbone
 from lmtool.nn.dropout import Draws
-from lmtool.types import Batch
+from lmtool.types import Batch, send
 
 
 def labels_of(batch: Batch, term: str) -> Tensor:
@@ -28,10 +28,12 @@ def places_of(batch: Batch, term: str) -> Tensor:
 
 def hidden_at(backbone: Backbone, batch: Batch, places: dict[str, Tensor], draws: Draws | None) -> dict[str, Tensor]:
     """By term, the hidden states at its places: flat indices (...) give (..., H). One forward, whose last layer works
-    on the places alone, on each once."""
+    on the places alone, on each once. places: those of `batch.host`, since a device would have to be asked how many
+    there are."""
     read_M, at = torch.cat([one.flatten() for one in places.values()]).unique(return_inverse=True)
-    hidden_MH = backbone(batch.inputs, draws, read_M=read_M)
-    parts = at.split([one.numel() for one in places.values()])
+    device = batch.inputs.tokens.device
+    hidden_MH = backbone(batch.inputs, draws, read_M=send(read_M, device))
+    parts = send(at, device).split([one.numel() for one in places.values()])
     return {
         term: hidden_MH.index_select(0, part).view(*one.shape, hidden_MH.shape[-1])
         for (term, one), part in zip(places.items(), parts, strict=True)

@@ -1,4 +1,4 @@
-"""Where a run speaks: standard output and log.txt.
+"""Where a run speaks: standard output and log.txt. Secrets are masked here, and text from outside is made safe.
 
 On a terminal lines are coloured and a bar may live below them; elsewhere they are plain, without carriage returns or
 escape sequences. A reader that goes away (`lmtool pretrain | head`) or a closed terminal never ends a training.
@@ -10,8 +10,10 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
+
+from lmtool.terminal import shown
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -73,14 +75,15 @@ class SafeStream:
 class Output:
     """Lines to a person, and the same lines plain to a log file.
 
-    stream: where to write (None: standard output). log: an open text file for the plain lines, or None.
+    stream: where to write (None: standard output). log: takes each plain line, for a file; None: no file.
     """
 
-    def __init__(self, stream: TextIO | None = None, log: TextIO | None = None):
+    def __init__(self, stream: TextIO | None = None, log: Callable[[str], object] | None = None):
         self.stream = SafeStream(stream if stream is not None else sys.stdout)
         self._log = log
         self.live = self.stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
         self._console: Console | None = None
+        self._stages: set[str] = set()
 
     @property
     def console(self) -> Console:
@@ -92,7 +95,8 @@ class Output:
         return self._console
 
     def line(self, text: str = "", style: str | None = None) -> None:
-        """One line. Text from data must have gone through `text.plain` before."""
+        """One line, whatever is in the text."""
+        text = shown(text)
         if self.live:
             from rich.text import Text
 
@@ -100,36 +104,68 @@ class Output:
         else:
             self.stream.write(text + "\n")
         self.stream.flush()
-        self.log(text)
+        self._write_log(text)
 
     def log(self, text: str) -> None:
-        """One line to the log file alone. A log that cannot be written is given up, with one line that says so."""
+        """One line to the log file alone."""
+        self._write_log(shown(text))
+
+    def _write_log(self, text: str) -> None:
+        """A log that cannot be written is given up, with one line that says so."""
         if self._log is None:
             return
         try:
-            self._log.write(text + "\n")
-            self._log.flush()
+            self._log(text)
         except (OSError, ValueError) as failure:
             self._log = None
             self.line(f"warning: the log file cannot be written any more ({failure})", "yellow")
 
-    def rows(self, rows: Iterable[tuple[str, str]]) -> None:
-        """(label, text) rows, labels aligned, long texts wrapped under themselves."""
-        rows = list(rows)
+    def stage(self, stage: str, done: int, total: int) -> None:
+        """A long preparation: one line at its start."""
+        if stage not in self._stages:
+            self._stages.add(stage)
+            self.line(f"{stage} …")
+
+    def rows(self, rows: Iterable[tuple[str, str]], highlights: Mapping[str, str] | None = None) -> None:
+        """(label, text) rows, labels aligned, long texts wrapped under themselves.
+
+        highlights: a style for what matches a pattern in a text, on a terminal; such texts are left to the terminal to
+        wrap.
+        """
+        rows = [(shown(label), shown(text)) for label, text in rows]
         indent = max((len(label) for label, _ in rows), default=0) + 3
-        width = max(shutil.get_terminal_size((100, 24)).columns, indent + 30) if self.live else 10**6
+        columns = shutil.get_terminal_size((100, 24)).columns
+        width = max(columns, indent + 30) if self.live and highlights is None else 10**6
         for label, text in rows:
             pieces = textwrap.wrap(text, width - indent, break_on_hyphens=False, break_long_words=False) or [""]
             for index, piece in enumerate(pieces):
                 head = f" {label if index == 0 else '':<{indent - 1}}"
                 if self.live:
-                    self._styled_row(head, piece)
+                    self._styled_row(head, piece, highlights or {})
                 else:
                     self.stream.write(f"{head}{piece}".rstrip() + "\n")
-                self.log(f"{head}{piece}".rstrip())
+                self._write_log(f"{head}{piece}".rstrip())
         self.stream.flush()
 
-    def _styled_row(self, head: str, piece: str) -> None:
+    def table(
+        self, header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool], best: int | None = None
+    ) -> None:
+        """A table drawn on a terminal. right: which columns stand right; best: the row to set off."""
+        from rich.box import SIMPLE_HEAD
+        from rich.table import Table
         from rich.text import Text
 
-        self.console.print(Text(head, style="dim").append(piece, style="not dim"))
+        drawn = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="dim")
+        for name, to_right in zip(header, right, strict=True):
+            drawn.add_column(Text(shown(name)), justify="right" if to_right else "left")  # type: ignore[arg-type]
+        for index, row in enumerate(rows):
+            drawn.add_row(*(Text(shown(cell)) for cell in row), style="bold green" if index == best else "")
+        self.console.print(drawn)
+
+    def _styled_row(self, head: str, piece: str, highlights: Mapping[str, str]) -> None:
+        from rich.text import Text
+
+        body = Text(piece, style="not dim")
+        for pattern, style in highlights.items():
+            body.highlight_regex(pattern, style)
+        self.console.print(Text(head, style="dim").append_text(body))

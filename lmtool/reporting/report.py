@@ -14,6 +14,7 @@ from lmtool.reporting.examples import PredictionSummary, predictions_html, sampl
 from lmtool.reporting.run_files import RunFiles, read_predictions, read_run
 from lmtool.reporting.scores import Score, score_of
 from lmtool.reporting.text import count, duration, number, percent, plain, size, title
+from lmtool.secrets import masked
 
 
 def write_report(run_dir: str | Path) -> Path:
@@ -47,11 +48,11 @@ def write_report(run_dir: str | Path) -> Path:
 
 
 def write_page(path: Path, text: str) -> None:
-    """Write a page whole: a reader never sees half of one."""
+    """Write a page whole and masked: a reader never sees half of one."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         # Lone surrogates of a damaged file name become question marks instead of an error.
-        partial.write_bytes(text.encode("utf-8", "replace"))
+        partial.write_bytes(masked(text).encode("utf-8", "replace"))
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)

@@ -7,15 +7,18 @@ from typing import Any
 
 from lmtool.reporting.console import Output
 from lmtool.reporting.text import duration, lower_is_better, number, plain
+from lmtool.secrets import masked
 
 _CELL = 120
 
 
 def cell(value: Any) -> str:
-    """A value as the text of a cell: None is empty, numbers are short, text is safe."""
+    """A value as the text of a cell: None is empty, numbers are short, text is safe and masked."""
     if value is None:
         return ""
-    return number(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else plain(value, _CELL)
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return number(value)
+    return plain(masked(str(value)), _CELL)
 
 
 def _numeric(column: Sequence[Any]) -> bool:
@@ -53,22 +56,14 @@ def print_table(
     """Print a table with an optional heading; `best` is the row to set off."""
     if heading:
         output.line(heading, "bold")
+    lines = table_lines(header, rows)
     if not output.live:
-        for line in table_lines(header, rows):
+        for line in lines:
             output.line(line)
         return
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-    from rich.text import Text
-
-    shown = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="dim")
-    for index, name in enumerate(header):
-        justify = "right" if _numeric([row[index] for row in rows]) else "left"
-        shown.add_column(Text(plain(name, _CELL)), justify=justify)  # type: ignore[arg-type]
-    for index, row in enumerate(rows):
-        shown.add_row(*(Text(cell(value)) for value in row), style="bold green" if index == best else "")
-    output.console.print(shown)
-    for line in table_lines(header, rows):
+    right = [_numeric([row[index] for row in rows]) for index in range(len(header))]
+    output.table([plain(name, _CELL) for name in header], [[cell(value) for value in row] for row in rows], right, best)
+    for line in lines:
         output.log(line)
 
 

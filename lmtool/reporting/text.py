@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-import unicodedata
 from typing import Any
+
+from lmtool.secrets import masked
+from lmtool.terminal import visible
 
 # Scores where less is better; every other metric is better when larger.
 _LOWER_IS_BETTER = re.compile(r"(^|_)(loss|mse|mae|rmse|perplexity|error|nll|bits_per_\w+)$")
@@ -17,25 +19,15 @@ def lower_is_better(metric: str) -> bool:
 
 
 def plain(text: Any, limit: int | None = None) -> str:
-    """Text from data, safe to print: control and direction characters become visible escapes, one line.
+    """Text from data on one line: control and direction characters become visible escapes.
 
-    An ANSI sequence in a data set could otherwise recolour or erase the user's screen. `limit`: characters at most.
+    limit: characters at most; secrets are masked before it cuts, since half of one would not be known as such.
     """
     text = str(text)
     if limit is not None and len(text) > limit:
-        text = text[: max(limit - 1, 0)] + "…"
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(_visible(one) for one in text)
-
-
-def _visible(character: str) -> str:
-    # Cc control, Cf format (direction overrides, zero width), Cs lone surrogate, Zl/Zp line and paragraph separators.
-    if unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Zl", "Zp"):
-        return character
-    escapes = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\x1b": "\\x1b"}
-    code = ord(character)
-    return escapes.get(character) or (f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}")
+        text = masked(text)
+        text = text if len(text) <= limit else text[: max(limit - 1, 0)] + "…"
+    return visible(text)
 
 
 def _scaled(value: float, units: tuple[tuple[float, str], ...]) -> str:

@@ -48,9 +48,14 @@ def read_folder(config: TaskConfig) -> tuple[dict[str, Table], dict[str, Any]]:
 
 
 def _splits(config: TaskConfig, folder: Path) -> dict[str, Path]:
-    """Files by the split they are. A file named after its split goes before one that `task.files` maps to it."""
-    wanted = {"train", "dev", *map(canonical, config.validation), *map(canonical, config.test)}
-    files = sorted(file for file in folder.iterdir() if file.suffix.lower() in SUFFIXES and file.is_file())
+    """Files by the split they are. A file named after its split goes before one that `task.files` maps to it.
+
+    UserError where a split is there and cannot be read: rows held out of train must not take its place silently.
+    """
+    development = {"dev", *map(canonical, config.validation)}
+    wanted = {"train", *development, *map(canonical, config.test)}
+    entries = sorted(folder.iterdir())
+    files = [entry for entry in entries if entry.suffix.lower() in SUFFIXES]
     found: dict[str, Path] = {}
     for file in files:
         split = canonical(file.stem)
@@ -66,10 +71,23 @@ def _splits(config: TaskConfig, folder: Path) -> dict[str, Path]:
         if file.stem in config.files:
             found.setdefault(config.files[file.stem], file)
     if "train" not in found:
-        there = ", ".join(one.name for one in sorted(folder.iterdir())[:12]) or "nothing"
+        there = ", ".join(entry.name for entry in entries[:12]) or "nothing"
         raise UserError(
             f"task.path={config.path} has no train file; there is {there}",
             "name a folder with train.tsv, train.csv or train.jsonl (and dev, test), or one file to train on",
+        )
+    for split, file in found.items():
+        if not file.is_file():
+            kind = "a folder" if file.is_dir() else "a dangling link" if not file.exists() else "a special file"
+            raise UserError(
+                f"task.path={config.path}: {file.name} is no regular file, but {kind}",
+                f"put the {split} rows there, or take it out of the folder",
+            )
+    unread = [entry for entry in entries if canonical(entry.name.split(".")[0]) in development]
+    if unread and not development & found.keys():
+        raise UserError(
+            f"task.path={config.path}: {unread[0].name} is not read: a split is one file, .tsv, .csv or .jsonl",
+            "convert it, or take it out of the folder: a tenth of the training rows is then held out",
         )
     return found
 

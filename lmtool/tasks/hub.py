@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from lmtool.errors import UserError
+from lmtool.secrets import masked
 from lmtool.tasks.configs import TaskConfig
 from lmtool.tasks.files import Table, canonical
 
@@ -34,7 +35,7 @@ def read_hub(config: TaskConfig, cache_dir: str | Path, offline: bool) -> dict[s
         splits = datasets.load_dataset(name, subset or None, cache_dir=str(Path(cache_dir).expanduser() / "hub"))
     except (OSError, ValueError, RuntimeError) as problem:
         # The library's own errors, those of its transport and of huggingface_hub are all of these three kinds.
-        reason = " ".join(str(problem).split())[:160]
+        reason = masked(" ".join(str(problem).split()))[:160]
         reason = "no network" if unreachable else "offline=true, and not in the cache" if offline else reason
         raise UserError(
             f"task={config.name}: hub={config.hub} cannot be read: {reason}",

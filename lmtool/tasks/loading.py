@@ -39,6 +39,15 @@ class TaskData:
     test: dict[str, TaskRows]
     facts: dict[str, Any]
 
+    def contents(self) -> dict[str, Any]:
+        """Counts and hashes of what is trained and scored on, by what they are of ("dev labels")."""
+        contents: dict[str, Any] = {}
+        for split, rows in {"train": self.train, **self.validation}.items():
+            labels = [] if rows.labels is None else rows.labels.tolist()
+            contents |= {f"{split} rows": len(rows), f"{split} texts": _sha256(rows.texts)}
+            contents[f"{split} labels"] = _sha256(labels)
+        return contents
+
 
 def load_task(config: TaskConfig, seed: int, cache_dir: str | Path, offline: bool) -> TaskData:
     """Read, check and decode all splits of a task.
@@ -69,14 +78,15 @@ def load_task(config: TaskConfig, seed: int, cache_dir: str | Path, offline: boo
     if not validation:
         train, validation["dev"] = _hold_out(train, seed)
         held = len(validation["dev"])
-        facts["held_out"] = f"no development split: {held:,} of {len(train) + held:,} training rows held out"
+        facts["development"] = f"no split: {held:,} of {len(train) + held:,} training rows held out"
     if config.train_examples is not None and config.train_examples < len(train):
         facts["train_rows_available"] = len(train)
         train = train.take(np.sort(Permutation(len(train), seed, "sample", _SUBSET)(np.arange(config.train_examples))))
     resolved = _resolved(config, labels, train)
     facts |= _facts(resolved, train, validation, test)
-    facts["fingerprint"] = _fingerprint([train, *validation.values()])
-    return TaskData(resolved, train, validation, test, facts)
+    data = TaskData(resolved, train, validation, test, facts)
+    facts["fingerprint"] = _sha256(data.contents())
+    return data
 
 
 def _tables(config: TaskConfig, cache_dir: str | Path, offline: bool) -> tuple[dict[str, Table], dict[str, Any]]:
@@ -165,13 +175,9 @@ def _resolved(config: TaskConfig, labels: Sequence[str] | None, train: TaskRows)
     return type(config).model_validate(values)
 
 
-def _fingerprint(splits: Sequence[TaskRows]) -> str:
-    """sha256 of the texts and labels that are trained and scored on, in their order."""
-    digest = hashlib.sha256()
-    for rows in splits:
-        labels = [] if rows.labels is None else rows.labels.tolist()
-        digest.update(json.dumps([rows.texts, labels]).encode())
-    return digest.hexdigest()
+def _sha256(content: Any) -> str:
+    """The hash of plain data."""
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def _facts(

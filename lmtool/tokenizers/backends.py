@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from lmtool.tokenizers.configs import SPECIALS
-from lmtool.tokenizers.pieces import CONTROL, UNIGRAM, USER_DEFINED, read_model
 
 Pieces = Literal["t5", "albert"]
 SPACE = "▁"
+# The id of the unknown piece in each family, whatever a file says, as in transformers.
+_UNKNOWN: dict[Pieces, int] = {"t5": 2, "albert": 1}
 
 
 def family_of(vocabulary: Mapping[str, int]) -> str | None:
@@ -37,7 +38,7 @@ def wordpiece(
     )
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece(prefix="##")
-    _around(backend, vocabulary, "[CLS]", "[SEP]")
+    around(backend, "[CLS]", "[SEP]")
     return backend
 
 
@@ -50,11 +51,13 @@ def byte_level(model: models.Model, add_prefix_space: bool = False) -> tokenizer
     return backend
 
 
-def roberta_around(backend: tokenizers.Tokenizer, add_prefix_space: bool = False) -> None:
+def roberta_around(
+    backend: tokenizers.Tokenizer, first: str = "<s>", last: str = "</s>", add_prefix_space: bool = False
+) -> None:
     """<s> a </s> around a text, <s> a </s></s> b </s> around a pair."""
     numbers = backend.get_vocab()
     backend.post_processor = processors.RobertaProcessing(
-        ("</s>", numbers["</s>"]), ("<s>", numbers["<s>"]), trim_offsets=True, add_prefix_space=add_prefix_space
+        (last, numbers[last]), (first, numbers[first]), trim_offsets=True, add_prefix_space=add_prefix_space
     )
 
 
@@ -80,47 +83,55 @@ def albert_cleaning(lowercase: bool, keep_accents: bool = False) -> Iterator[nor
 
 
 def unigram(
-    content: bytes, kind: Pieces, sentinels: int = 100, lowercase: bool = True, keep_accents: bool = False
+    pieces: Sequence[tuple[str, float]],
+    kind: Pieces,
+    characters: bytes,
+    lowercase: bool = True,
+    keep_accents: bool = False,
+    add_prefix_space: bool = True,
 ) -> tokenizers.Tokenizer:
-    """The tokenizer of a SentencePiece model file, given as its bytes. ValueError where it is no unigram model."""
-    model = read_model(content)
-    if model.kind != UNIGRAM:
-        raise ValueError("its pieces are no unigram model")
-    pieces = [(piece, score) for piece, score, _ in model.pieces]
-    # The sentinels come after the vocabulary, from the last one to the first (extra_ids of T5's vocabulary).
-    pieces += [(f"<extra_id_{number}>", 0.0) for number in reversed(range(sentinels if kind == "t5" else 0))]
-    backend = tokenizers.Tokenizer(models.Unigram(pieces, model.unknown, model.byte_fallback))
+    """SentencePiece's unigram pieces with the splitting of a family; no special tokens yet. pieces: text and score, by
+    id. characters: the precompiled map of characters, may be empty. The last three are ALBERT's."""
+    backend = tokenizers.Tokenizer(models.Unigram(list(pieces), _UNKNOWN[kind], False))
     steps = list(albert_cleaning(lowercase, keep_accents)) if kind == "albert" else []
-    if model.characters:
-        steps.append(normalizers.Precompiled(model.characters))
+    if characters:
+        steps.append(normalizers.Precompiled(characters))
     if kind == "albert":
         steps.append(normalizers.Replace(Regex(" {2,}"), " "))
     if steps:
         backend.normalizer = normalizers.Sequence(steps) if len(steps) > 1 else steps[0]
+    scheme: Literal["always", "never"] = "always" if add_prefix_space else "never"
     backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(SPACE, prepend_scheme="always")]
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(SPACE, prepend_scheme=scheme)]
     )
-    backend.decoder = decoders.Metaspace(SPACE, prepend_scheme="always")
-    vocabulary = backend.get_vocab()
-    special = [piece for piece, _, type_ in model.pieces if type_ == CONTROL]
-    special += [token for token in SPECIALS[kind].values() if token in vocabulary and token not in special]
-    special += [f"<extra_id_{number}>" for number in range(sentinels if kind == "t5" else 0)]
-    backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
-    named = [piece for piece, _, type_ in model.pieces if type_ == USER_DEFINED and piece not in special]
-    backend.add_tokens([AddedToken(token, normalized=False) for token in named])
+    backend.decoder = decoders.Metaspace(SPACE, prepend_scheme=scheme)
     if kind == "albert":
-        _around(backend, vocabulary, "[CLS]", "[SEP]")
-    elif "</s>" in vocabulary:
-        backend.post_processor = processors.TemplateProcessing(
-            single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", vocabulary["</s>"])]
-        )
+        around(backend, "[CLS]", "[SEP]")
+    else:
+        ends_with(backend, "</s>")
     return backend
 
 
-def _around(backend: tokenizers.Tokenizer, vocabulary: Mapping[str, int], cls: str, sep: str) -> None:
-    if cls in vocabulary and sep in vocabulary:
+def sentinel_pieces(count: int) -> list[tuple[str, float]]:
+    """T5's sentinels, which come after the vocabulary, from the last one to the first."""
+    return [(f"<extra_id_{number}>", 0.0) for number in reversed(range(count))]
+
+
+def around(backend: tokenizers.Tokenizer, first: str, last: str) -> None:
+    """[CLS] a [SEP] around a text, [CLS] a [SEP] b [SEP] around a pair, where the vocabulary has the two."""
+    numbers = backend.get_vocab()
+    if first in numbers and last in numbers:
         backend.post_processor = processors.TemplateProcessing(
-            single=f"{cls} $A {sep}",
-            pair=f"{cls} $A {sep} $B:1 {sep}:1",
-            special_tokens=[(cls, vocabulary[cls]), (sep, vocabulary[sep])],
+            single=f"{first} $A {last}",
+            pair=f"{first} $A {last} $B:1 {last}:1",
+            special_tokens=[(first, numbers[first]), (last, numbers[last])],
+        )
+
+
+def ends_with(backend: tokenizers.Tokenizer, last: str) -> None:
+    """a </s> and a </s> b </s>, where the vocabulary has the token."""
+    numbers = backend.get_vocab()
+    if last in numbers:
+        backend.post_processor = processors.TemplateProcessing(
+            single=f"$A {last}", pair=f"$A {last} $B {last}", special_tokens=[(last, numbers[last])]
         )

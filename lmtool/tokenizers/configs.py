@@ -31,6 +31,9 @@ class TokenizerConfig(Config):
     reads_text: ClassVar[bool] = True
     """Whether it is trained on the run's text; its vocabulary is then kept for other runs on the same text."""
 
+    most_characters: ClassVar[int] = 30_000_000
+    """Characters it is trained on, at most: of more, a sample. The library takes about 10 bytes for each."""
+
     free_fields: ClassVar[tuple[str, ...]] = ("vocab_size", "minimum_count", "parse_special_tokens")
     """Fields that may differ from a checkpoint's: they are read in training a vocabulary only, or change no entry."""
 
@@ -105,6 +108,9 @@ class BpeConfig(TokenizerConfig):
 @component("tokenizer", "sentencepiece", builder="lmtool.tokenizers.unigram:train")
 class SentencePieceConfig(TokenizerConfig):
     """A unigram language model of pieces (Kudo 2018), trained by the SentencePiece library (Kudo, Richardson 2018)."""
+
+    # The library's suffix array takes about 22 bytes a character.
+    most_characters: ClassVar[int] = 20_000_000
 
     free_fields: ClassVar[tuple[str, ...]] = (*TokenizerConfig.free_fields, "character_coverage")
 

@@ -1,29 +1,45 @@
 """A tokenizer folder in Hugging Face's layout: tokenizer.json, or the files that came before it.
 
 vocab.txt: WordPiece (BERT, ELECTRA, DistilBERT). vocab.json and merges.txt: byte-level pieces (GPT-2, RoBERTa, BART),
-or GPT-1's with "</w>". spiece.model: SentencePiece (T5, ALBERT).
+or GPT-1's with "</w>". spiece.model: SentencePiece (T5, ALBERT). What stands in tokenizer_config.json overrides
+tokenizer.json as it does in transformers, by the class that the folder names (classes.py).
 """
 
 from __future__ import annotations
 
-import json
+import base64
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, models
+from tokenizers import AddedToken
 
 from lmtool.errors import UserError
 from lmtool.tokenizers import backends
+from lmtool.tokenizers.classes import (
+    ALBERT,
+    BERT,
+    CONFIG,
+    GPT1,
+    GPT2,
+    PIECES,
+    ROBERTA,
+    SETTINGS,
+    T5,
+    Pieces,
+    Settings,
+    TokenizerClass,
+    class_of,
+)
 from lmtool.tokenizers.configs import SPECIALS
+from lmtool.tokenizers.json_files import broken, read_json, read_text
+from lmtool.tokenizers.pieces import CONTROL, UNIGRAM, USER_DEFINED, read_model
+from lmtool.tokenizers.special import ADDED, SPECIAL_MAP, read_special
 
-WHOLE, SETTINGS, SPECIAL_MAP = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
-PIECES = ("spiece.model", "sentencepiece.model", "spm.model", "tokenizer.model")
-FILES = (WHOLE, SETTINGS, SPECIAL_MAP, "vocab.txt", "vocab.json", "merges.txt", "added_tokens.json", *PIECES)
-"""The files of a tokenizer, of which a folder holds some."""
-# Classes that take nothing for granted: the files say all.
-_PLAIN = ("PreTrainedTokenizerFast", "TokenizersBackend", "PreTrainedTokenizer")
+WHOLE = "tokenizer.json"
+FILES = (WHOLE, SETTINGS, SPECIAL_MAP, "vocab.txt", "vocab.json", "merges.txt", ADDED, *PIECES, CONFIG)
+"""The files that say what a tokenizer does, of which a folder holds some."""
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -33,23 +49,54 @@ def has_tokenizer(folder: Path) -> bool:
     return (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file()
 
 
-def read_backend(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
-    """The tokenizer of a folder, and its special tokens by role. UserError where a file is missing or broken."""
-    settings = read_json(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
-    mapped = read_json(folder / SPECIAL_MAP) if (folder / SPECIAL_MAP).is_file() else {}
-    if (folder / WHOLE).is_file():
-        backend = _whole(folder / WHOLE)
-    else:
-        backend = _earlier(folder, settings)
-        _add_tokens(backend, folder, settings)
+def read_backend(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, str], list[str]]:
+    """The tokenizer of a folder, its special tokens by role, and those without one. UserError where a file is missing
+    or broken, or where the folder names a class of transformers that is not known here."""
+    if not has_tokenizer(folder):
+        raise UserError(
+            f"tokenizer: {folder} {'has no tokenizer.json' if folder.is_dir() else 'is not a folder'}",
+            "give a folder that holds tokenizer.json (or vocab.txt, or vocab.json and merges.txt, or spiece.model), "
+            "such as a run's checkpoint or what `lmtool tokenizer` wrote",
+        )
+    settings = Settings.of(folder)
+    kind = class_of(folder, settings)
+    whole = folder / WHOLE if (folder / WHOLE).is_file() else None
+    if whole is not None and not isinstance(kind, TokenizerClass):
+        return _as_it_is(folder, settings, whole, guessed=kind is None)
+    if isinstance(kind, str):
+        raise UserError(
+            f"{settings.path}: tokenizer_class={kind} is described by tokenizer.json, and {folder} has none",
+            f"copy tokenizer.json there too, or write the class of the other files, such as {BERT.names[0]}",
+        )
+    kind = kind or _class_by_files(folder)
+    original = None if whole is None else _whole(whole)
+    pieces = _pieces_of_files(folder, kind, settings) if whole is None else _pieces_of_whole(whole, kind)
+    special = read_special(folder, settings, kind, whole, pieces.marked)
+    try:
+        backend = kind.build(pieces, settings, special.roles)
+    except UserError:
+        raise
+    except Exception as problem:  # the library raises nothing narrower
+        raise broken(pieces.path, str(problem)) from problem
+    special.add_to(backend)
+    if kind.around is not None:
+        kind.around(backend, settings, special.roles)
+    elif original is not None and original.post_processor is not None:
+        backend.post_processor = original.post_processor
+    return backend, special.roles, special.without_role
+
+
+def _as_it_is(
+    folder: Path, settings: Settings, path: Path, guessed: bool
+) -> tuple[tokenizers.Tokenizer, dict[str, str], list[str]]:
+    """A tokenizer.json of a plain class. guessed: no file names a class; what looks like a family's special tokens is
+    taken for them."""
+    backend = _whole(path)
+    special = read_special(folder, settings, None, path)
+    special.add_to(backend)
     vocabulary = backend.get_vocab()
-    family = None if settings.get("tokenizer_class") in _PLAIN else backends.family_of(vocabulary)
-    tokens = {**SPECIALS.get(family or "", {}), **_written(settings), **_written(mapped)}
-    tokens = {role: token for role, token in tokens.items() if token in vocabulary}
-    known = {token.content for token in backend.get_added_tokens_decoder().values()}
-    missing = [token for token in dict.fromkeys(tokens.values()) if token not in known]
-    backend.add_special_tokens([AddedToken(one, normalized=False) for one in missing])
-    return backend, tokens
+    family = backends.family_of(vocabulary) if guessed else None
+    return backend, {**SPECIALS.get(family or "", {}), **special.roles}, special.without_role
 
 
 def _whole(path: Path) -> tokenizers.Tokenizer:
@@ -62,142 +109,103 @@ def _whole(path: Path) -> tokenizers.Tokenizer:
     return backend
 
 
-def _earlier(folder: Path, settings: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    pieces = next((folder / name for name in PIECES if (folder / name).is_file()), None)
-    if pieces is not None:
-        return _unigram(pieces, settings)
+def _class_by_files(folder: Path) -> TokenizerClass:
+    """The class of a folder in an old layout that names none."""
+    path = next((folder / name for name in PIECES if (folder / name).is_file()), None)
+    if path is not None:
+        content = path.read_bytes()
+        # ALBERT's vocabulary has BERT's tokens among its pieces.
+        return ALBERT if b"[CLS]" in content and b"[SEP]" in content else T5
     if (folder / "vocab.txt").is_file():
-        return _wordpiece(folder / "vocab.txt", settings)
-    if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
-        return _merges(folder, settings)
-    what = "has no tokenizer.json" if folder.is_dir() else "is not a folder"
-    raise UserError(
-        f"tokenizer: {folder} {what}",
-        "give a folder that holds tokenizer.json (or vocab.txt, or vocab.json and merges.txt, or spiece.model), such "
-        "as a run's checkpoint or what `lmtool tokenizer` wrote",
-    )
+        return BERT
+    vocabulary = read_json(folder / "vocab.json")
+    if any(word.endswith("</w>") for word in vocabulary):
+        return GPT1
+    return ROBERTA if backends.family_of(vocabulary) == "roberta" else GPT2
 
 
-def _wordpiece(path: Path, settings: Mapping[str, Any]) -> tokenizers.Tokenizer:
+def _pieces_of_whole(path: Path, kind: TokenizerClass) -> Pieces:
+    """The pieces in a tokenizer.json."""
+    content = read_json(path)
+    model = content["model"]
+    given = model.get("type")
+    if given not in (None, kind.model):
+        raise UserError(
+            f"{path}: its pieces are {given}; the folder names the class {kind.names[0]}, whose are {kind.model}",
+            f"write the class that fits into {SETTINGS}; PreTrainedTokenizerFast takes tokenizer.json as it is",
+        )
+    entries, merges = model["vocab"], model["merges"] if kind.model == "BPE" else ()
+    if isinstance(entries, list):
+        entries = [(piece, float(score)) for piece, score in entries]
+    merges = [tuple(pair.split(" ")) if isinstance(pair, str) else tuple(pair) for pair in merges]
+    return Pieces(path, entries, merges, _characters(content.get("normalizer")))
+
+
+def _characters(normalizer: Any) -> bytes:
+    """SentencePiece's map of characters among the steps of a normalizer."""
+    steps = (normalizer or {}).get("normalizers", [normalizer])
+    for step in steps:
+        if step is not None and step.get("type") == "Precompiled":
+            return base64.b64decode(step["precompiled_charsmap"])
+    return b""
+
+
+def _pieces_of_files(folder: Path, kind: TokenizerClass, settings: Settings) -> Pieces:
+    """The pieces in the files from before tokenizer.json."""
+    paths = [folder / name for name in kind.files if (folder / name).is_file()]
+    if not paths or (kind.model == "BPE" and len(paths) < 2):
+        raise UserError(
+            f"tokenizer: {folder} has no {' and '.join(kind.files if kind.model == 'BPE' else kind.files[:1])}, which "
+            f"{kind.names[0]} reads",
+            "copy the missing file there too, or give a folder with tokenizer.json",
+        )
+    readers = {"WordPiece": _wordpiece, "BPE": _merges, "Unigram": _unigram}
+    return readers[kind.model](paths[0], kind, settings)
+
+
+def _wordpiece(path: Path, kind: TokenizerClass, settings: Settings) -> Pieces:
     # Lines end at "\n" alone: a vocabulary may hold characters that Unicode calls line ends.
     words = read_text(path).split("\n")
     if words and not words[-1]:
         words.pop()
-    vocabulary = {word.removesuffix("\r"): number for number, word in enumerate(words)}
-    unknown = _token(settings.get("unk_token")) or "[UNK]"
-    if unknown not in vocabulary:
-        raise broken(path, f"it has no {unknown}")
-    return backends.wordpiece(
-        vocabulary,
-        bool(settings.get("do_lower_case", True)),
-        settings.get("strip_accents"),
-        bool(settings.get("tokenize_chinese_chars", True)),
-        unknown,
-    )
+    return Pieces(path, {word.removesuffix("\r"): number for number, word in enumerate(words)})
 
 
-def _merges(folder: Path, settings: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    vocabulary = read_json(folder / "vocab.json")
+def _merges(path: Path, kind: TokenizerClass, settings: Settings) -> Pieces:
+    vocabulary = read_json(path)
     if not all(isinstance(number, int) for number in vocabulary.values()):
-        raise broken(folder / "vocab.json", "its values are no numbers")
-    _check_numbers(folder / "vocab.json", vocabulary)
-    lines = read_text(folder / "merges.txt").split("\n")
+        raise broken(path, "its values are no numbers")
+    _check_numbers(path, vocabulary)
+    path = path.with_name("merges.txt")
     merges: list[tuple[str, str]] = []
-    for line in lines:
+    for line in read_text(path).split("\n"):
         if line and not line.startswith("#version"):
             first, _, second = line.partition(" ")
             if not second or " " in second:
-                raise broken(folder / "merges.txt", f"{line!r} is no pair of pieces")
+                raise broken(path, f"{line!r} is no pair of pieces")
             merges.append((first, second))
-    words_end = "</w>" in "".join(word for word in vocabulary if word.endswith("</w>"))[-4:]
-    unknown = "<unk>" if words_end and "<unk>" in vocabulary else None
-    options = {"end_of_word_suffix": "</w>", "unk_token": unknown} if words_end else {}
-    try:
-        model = models.BPE(vocab=vocabulary, merges=merges, fuse_unk=False, **options)
-    except Exception as problem:  # the library raises nothing narrower
-        raise broken(folder / "merges.txt", str(problem)) from problem
-    if words_end:
-        return backends.word_end(model)
-    prefix = bool(settings.get("add_prefix_space", False))
-    backend = backends.byte_level(model, prefix)
-    if backends.family_of(vocabulary) == "roberta":
-        backends.roberta_around(backend, prefix)
-    return backend
+    return Pieces(path, vocabulary, merges)
 
 
-def _unigram(path: Path, settings: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    albert = "albert" in str(settings.get("tokenizer_class", "")).lower()
-    content = path.read_bytes()
-    # ALBERT's vocabulary has BERT's tokens among its pieces.
-    kind: backends.Pieces = "albert" if albert or (b"[CLS]" in content and b"[SEP]" in content) else "t5"
+def _unigram(path: Path, kind: TokenizerClass, settings: Settings) -> Pieces:
     try:
-        return backends.unigram(
-            content,
-            kind,
-            int(settings.get("extra_ids", 100)),
-            bool(settings.get("do_lower_case", True)),
-            bool(settings.get("keep_accents", False)),
-        )
+        model = read_model(path.read_bytes())
     except (ValueError, KeyError) as problem:
         raise broken(path, str(problem)) from problem
-
-
-def _add_tokens(backend: tokenizers.Tokenizer, folder: Path, settings: Mapping[str, Any]) -> None:
-    """Tokens that stand beside the vocabulary, in the order of their ids."""
-    path = folder / "added_tokens.json"
-    added = {number: AddedToken(token) for token, number in (read_json(path) if path.is_file() else {}).items()}
-    for number, one in (settings.get("added_tokens_decoder") or {}).items():
-        if isinstance(one, dict) and isinstance(one.get("content"), str) and str(number).isdecimal():
-            options = {key: bool(one[key]) for key in ("single_word", "lstrip", "rstrip", "normalized") if key in one}
-            added[int(number)] = AddedToken(one["content"], special=bool(one.get("special")), **options)
-    for number, token in sorted(added.items()):
-        (backend.add_special_tokens if token.special else backend.add_tokens)([token])
-        if backend.token_to_id(token.content) != number:
-            raise broken(path if path.is_file() else folder / SETTINGS, f"{token.content} cannot have the id {number}")
-
-
-def _written(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Tokens by role from a tokenizer_config.json or special_tokens_map.json."""
-    found = {name: _token(settings.get(f"{name}_token")) for name in SPECIALS["bert"] | {"bos": "", "eos": ""}}
-    return {name: token for name, token in found.items() if token is not None}
-
-
-def _token(value: Any) -> str | None:
-    value = value.get("content") if isinstance(value, dict) else value
-    return value if isinstance(value, str) else None
+    if model.kind != UNIGRAM:
+        raise broken(path, "its pieces are no unigram model")
+    entries = [(piece, score) for piece, score, _ in model.pieces]
+    if kind is T5:
+        entries += backends.sentinel_pieces(settings.sentinels)
+    marked = tuple(
+        AddedToken(piece, normalized=False, special=type_ == CONTROL)
+        for piece, _, type_ in model.pieces
+        if type_ in (CONTROL, USER_DEFINED)
+    )
+    return Pieces(path, entries, characters=model.characters, marked=marked)
 
 
 def _check_numbers(path: Path, vocabulary: Mapping[str, int]) -> None:
     largest, entries = max(vocabulary.values(), default=0), len(vocabulary)
     if largest > 2 * entries + 10_000:  # an id that is no number of an entry would ask for so many embeddings
         raise broken(path, f"it has {entries} entries, but an id of {largest}")
-
-
-def read_text(path: Path) -> str:
-    """A file in UTF-8, its line ends as they are."""
-    try:
-        return path.read_bytes().decode("utf-8")
-    except UnicodeDecodeError as problem:
-        raise broken(path, str(problem)) from problem
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object. UserError naming the file, and the line, where it is none."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as problem:
-        raise broken(path, problem.msg, problem.lineno) from problem
-    except (UnicodeDecodeError, RecursionError) as problem:
-        raise broken(path, str(problem)) from problem
-    if not isinstance(content, dict):
-        raise broken(path, "it holds no JSON object")
-    return content
-
-
-def broken(path: Path, what: str, line: int | None = None) -> UserError:
-    """The error of a file that is not a tokenizer's."""
-    at = f"{path}:{line}" if line else str(path)
-    return UserError(
-        f"{at}: not a readable tokenizer: {' '.join(what.split())[:200]}",
-        "copy the file again, or train a tokenizer with `lmtool tokenizer`",
-    )

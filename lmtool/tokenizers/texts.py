@@ -5,22 +5,43 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import count, pairwise
 
+import numpy as np
 from tokenizers import normalizers
 
+from lmtool import streams
 from lmtool.errors import UserError
 
-# Characters that are read; more would hardly change the counts, and they are held in memory.
-MOST = 500_000_000
+# A longer text is sampled in stretches of about so many characters, up to the end of a word.
+_STRETCH = re.compile(r"(?s).{1,10000}\S{0,1000}")
+_DRAWS = 4096  # made at a time
 ALPHABET = 1000  # characters at most, as in the library and in BERT's published vocabularies
 _PORTION = 1000
 # The time that learning takes grows with the square of a word's length: longer ones are learned in parts.
 _WORD = re.compile(r"\S{1000}(?=\S)")
 
 
+def sample(texts: Iterable[str], characters: int, most: int) -> Iterator[str]:
+    """The texts that a vocabulary is learned from, in their order: all where they have at most `most` characters, else
+    a seeded share of them, with about `most` in it. characters: how many they have together."""
+    if characters <= most:
+        yield from texts
+        return
+    stretches = (stretch for text in texts for stretch in _STRETCH.findall(text))
+    for stretch, draw in zip(stretches, _draws(), strict=False):
+        if draw < most / characters:
+            yield stretch
+
+
+def _draws() -> Iterator[float]:
+    """Numbers in [0, 1), the same for every seed of a run: its vocabulary is that of its text."""
+    for start in count(0, _DRAWS):
+        yield from streams.uniform(0, "sample", 0, np.arange(start, start + _DRAWS), 1, first_draw=1)[:, 0].tolist()
+
+
 def training_text(texts: Iterable[str]) -> list[list[str]]:
-    """The texts in portions of a thousand, up to `MOST` characters. UserError where all of it is white space."""
+    """The texts in portions of a thousand. UserError where all of it is white space."""
     portions = list(_portions(texts))
     if not any(text and not text.isspace() for portion in portions for text in portion):
         raise UserError("tokenizer: the text to train on holds no characters", "give text with data.path=")
@@ -29,15 +50,11 @@ def training_text(texts: Iterable[str]) -> list[list[str]]:
 
 def _portions(texts: Iterable[str]) -> Iterator[list[str]]:
     portion: list[str] = []
-    left = MOST
     for text in texts:
-        portion += _parts(text[:left])
-        left -= len(text)
-        if len(portion) >= _PORTION or left <= 0:
+        portion += _parts(text)
+        if len(portion) >= _PORTION:
             yield portion
             portion = []
-        if left <= 0:
-            return
     yield portion
 
 

@@ -17,8 +17,13 @@ import numpy as np
 import tokenizers
 from tokenizers import processors
 
+from lmtool.config.checkpoint import refusal
 from lmtool.errors import UserError
-from lmtool.tokenizers.published import SETTINGS, SPECIAL_MAP, WHOLE, read_backend
+from lmtool.manifest import Damaged, verify_beside
+from lmtool.tokenizers.classes import PLAIN, SETTINGS
+from lmtool.tokenizers.published import FILES as TOKENIZER_FILES
+from lmtool.tokenizers.published import WHOLE, read_backend
+from lmtool.tokenizers.special import SPECIAL_MAP
 
 ROLES = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
 _SCORE = re.compile(r"-?\d+\.\d{10,}")
@@ -31,6 +36,8 @@ class Tokenizer:
     No special token is ever added, and text that looks like one ("[MASK]", "<|endoftext|>") stays text unless
     `parse_special_tokens`: what stands around a text is the business of its format (data/formats.py). In unigram
     vocabularies (T5, ALBERT) the special tokens are pieces too, which text can spell, as it does in transformers.
+    without_role: special tokens that a folder names without a role; those that the backend does not mark as special
+    are read in text, and special all the same.
     """
 
     def __init__(
@@ -39,6 +46,7 @@ class Tokenizer:
         roles: dict[str, int],
         origin: str = "the tokenizer",
         parse_special_tokens: bool = False,
+        without_role: Sequence[str] = (),
     ):
         backend.encode_special_tokens = not parse_special_tokens
         self.parse_special_tokens = parse_special_tokens
@@ -47,6 +55,8 @@ class Tokenizer:
         self._backend = backend
         self.roles = {name: roles[name] for name in ROLES if name in roles}
         self._origin = origin
+        flagged = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+        self._unflagged = tuple(sorted(set(without_role) - flagged))
 
     @property
     def vocab_size(self) -> int:
@@ -55,9 +65,10 @@ class Tokenizer:
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """Ids that never come from text: the roles, and other added tokens that are marked special."""
+        """Ids that are no text: the roles, added tokens that are marked special, and others that a folder calls so."""
         added = {number for number, token in self._backend.get_added_tokens_decoder().items() if token.special}
-        return frozenset(added | set(self.roles.values()))
+        others = {self._backend.token_to_id(token) for token in self._unflagged}
+        return frozenset(added | others | set(self.roles.values()))
 
     @cached_property
     def _words(self) -> list[str | None]:
@@ -95,6 +106,7 @@ class Tokenizer:
         content = _SCORE.sub(lambda found: f"{float(found[0]):.9f}", content) if '"Unigram"' in content else content
         content += json.dumps(self.roles, sort_keys=True)
         content += "parse_special_tokens" if self.parse_special_tokens else ""
+        content += json.dumps(self._unflagged) if self._unflagged else ""
         return hashlib.sha256(content.encode()).hexdigest()
 
     @cached_property
@@ -139,14 +151,14 @@ class Tokenizer:
             {"id": name, "ids": [number], "tokens": [self._words[number] or ""]} for name, number in special.items()
         ]
         backend.post_processor = processors.TemplateProcessing(list(single), list(pair), named)
-        return Tokenizer(backend, self.roles, self._origin, self.parse_special_tokens)
+        return Tokenizer(backend, self.roles, self._origin, self.parse_special_tokens, self._unflagged)
 
     def with_padding(self) -> Tokenizer:
         """The tokenizer; where it has no padding token, a copy that pads with its end token, as GPT-2's users do."""
         if "pad" in self.roles or "eos" not in self.roles:
             return self
         roles = {**self.roles, "pad": self.roles["eos"]}
-        return Tokenizer(self._backend, roles, self._origin, self.parse_special_tokens)
+        return Tokenizer(self._backend, roles, self._origin, self.parse_special_tokens, self._unflagged)
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """Text of ids; WordPiece loses white space, accents and case on the way."""
@@ -166,19 +178,26 @@ class Tokenizer:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         special = {f"{name}_token": self._words[number] for name, number in self.roles.items()}
-        settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **special}
+        settings = {"tokenizer_class": PLAIN[0], "clean_up_tokenization_spaces": False, **special}
+        if self._unflagged:
+            settings["additional_special_tokens"] = list(self._unflagged)
         contents = (self._backend.to_str(pretty=True), _json(settings), _json(special))
         for name, content in zip(FILES, contents, strict=True):
             (folder / name).write_text(content, encoding="utf-8")
 
     @classmethod
     def load(cls, folder: str | Path, parse_special_tokens: bool = False) -> Tokenizer:
-        """Read a folder in Hugging Face's layout: see published.py. UserError where a file is missing or broken."""
+        """Read a folder in Hugging Face's layout: see published.py. UserError where a file is missing or broken, or, in
+        a checkpoint, is not as it was written."""
         folder = Path(folder).expanduser()
-        backend, tokens = read_backend(folder)
+        try:
+            verify_beside(folder, TOKENIZER_FILES)
+        except Damaged as damage:
+            raise refusal(damage) from damage
+        backend, tokens, without_role = read_backend(folder)
         vocabulary = backend.get_vocab()
         roles = {name: vocabulary[token] for name, token in tokens.items()}
-        return cls(backend, roles, f"the tokenizer in {folder}", parse_special_tokens)
+        return cls(backend, roles, f"the tokenizer in {folder}", parse_special_tokens, without_role)
 
 
 def _json(content: Any) -> str:

@@ -9,16 +9,15 @@ import io
 from collections.abc import Iterable, Iterator
 
 import sentencepiece
-from tokenizers import Regex, normalizers
+from tokenizers import AddedToken, Regex, normalizers
 
 from lmtool.errors import UserError
-from lmtool.tokenizers.backends import albert_cleaning, unigram
+from lmtool.tokenizers.backends import albert_cleaning, sentinel_pieces, unigram
 from lmtool.tokenizers.configs import SentencePieceConfig
+from lmtool.tokenizers.pieces import CONTROL, read_model
 from lmtool.tokenizers.texts import training_text
 from lmtool.tokenizers.tokenizer import Tokenizer
 
-# Characters that are trained on; the library holds its suffix array in memory, about 20 bytes each.
-MOST = 50_000_000
 _LONGEST = 2000  # characters of a line; the library skips lines of more than 4192 bytes unless told otherwise
 
 
@@ -28,8 +27,15 @@ def train(config: SentencePieceConfig, texts: Iterable[str], vocab_size: int) ->
     UserError where there is no text, or no room for its characters.
     """
     kind = config.special_tokens
-    backend = unigram(train_model(config, texts, vocab_size), kind, config.sentinels, config.lowercase)
+    model = read_model(train_model(config, texts, vocab_size))
+    sentinels = config.sentinels if kind == "t5" else 0
+    pieces = [(piece, score) for piece, score, _ in model.pieces] + sentinel_pieces(sentinels)
+    backend = unigram(pieces, kind, model.characters, config.lowercase)
     numbers = backend.get_vocab()
+    special = [piece for piece, _, type_ in model.pieces if type_ == CONTROL]
+    special += [token for token in config.specials.values() if token not in special]
+    special += [f"<extra_id_{number}>" for number in range(sentinels)]
+    backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
     return Tokenizer(
         backend, {role: numbers[token] for role, token in config.specials.items()}, "the sentencepiece tokenizer"
     )
@@ -75,15 +81,11 @@ def train_model(config: SentencePieceConfig, texts: Iterable[str], vocab_size: i
 
 
 def _lines(portions: list[list[str]], clean: normalizers.Normalizer | None) -> Iterator[str]:
-    """Lines of at most `_LONGEST` characters, up to `MOST` characters."""
-    left = MOST
+    """Lines of at most `_LONGEST` characters."""
     for portion in portions:
         for text in portion:
             for line in text.splitlines():
                 for start in range(0, len(line), _LONGEST):
                     part = line[start : start + _LONGEST].replace("\x00", " ")
-                    if left <= 0:
-                        return
-                    left -= len(part)
                     if not part.isspace():
                         yield part if clean is None else clean.normalize_str(part)

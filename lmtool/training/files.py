@@ -7,10 +7,13 @@ import json
 import math
 import os
 import shutil
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from lmtool.errors import UserError
+from lmtool.manifest import sync_path, write_bytes
+from lmtool.secrets import masked_data, masker
 
 # What the user can do something about: full or read-only disks, quotas, rights, names.
 _FIXABLE = {
@@ -32,23 +35,6 @@ def cannot_write(path: Path, error: OSError) -> UserError:
     return UserError(f"cannot write {path}: {reason.lower()}", _FIXABLE.get(error.errno or 0, "give another run_dir="))
 
 
-def sync_path(path: Path) -> None:
-    """Wait until a file, or the entries of a folder, are on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """A new file, on the disk when this returns."""
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def replace_text(path: Path, text: str) -> None:
     """Replace a small file in one move."""
     beside = path.with_name(f".tmp-{path.name}-{os.getpid()}")
@@ -59,6 +45,24 @@ def replace_text(path: Path, text: str) -> None:
         beside.unlink(missing_ok=True)
         raise
     sync_path(path.parent)
+
+
+def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """JSON lines, masked, in one move: a file that was there stays until the last row is made. What is no regular
+    file (a pipe, /dev/stdout) is written to directly. OSError where the disk refuses; nothing is left then."""
+    path = Path(os.path.realpath(path))
+    direct = path.exists() and not path.is_file()
+    draft = path if direct else path.with_name(f".tmp-{path.name}-{os.getpid()}")
+    mask = masker()
+    try:
+        with draft.open("w", encoding="utf-8") as file:
+            file.writelines(to_json(masked_data(plain(dict(row)), mask), indent=None) + "\n" for row in rows)
+        if not direct:
+            os.replace(draft, path)
+    except BaseException:
+        if not direct:
+            draft.unlink(missing_ok=True)
+        raise
 
 
 def remove_folder(folder: Path) -> None:

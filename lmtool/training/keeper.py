@@ -1,23 +1,24 @@
-"""The checkpoints of one run: saved, found again, verified, pruned.
+"""The checkpoints of one run: saved, restored, pruned.
 
-`last` and `best` are small text files that are moved only once the checkpoint they name is whole. A run goes on from
-the newest checkpoint that verifies; one that does not is set aside under another name and reported.
+`last` and `best` are small text files that are moved only once the checkpoint they name is complete. Which checkpoint
+a run resumes from: see resuming.py.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import torch
 from torch import nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from lmtool.errors import CheckFailed, UserError
+from lmtool.config.checkpoint import OPTIMIZER, pointed, read_state, saved_steps, verify
+from lmtool.errors import UserError
 from lmtool.training import checkpoints as disk
-from lmtool.training.checkpoints import BAD, DELETED, OPTIMIZER, TEMPORARY, Damaged
+from lmtool.training.checkpoints import DELETED, TEMPORARY
 from lmtool.training.files import cannot_write, remove_folder, replace_text
 from lmtool.training.optimizers import load_state_tensors, state_tensors
 from lmtool.training.progress import Progress
@@ -50,57 +51,27 @@ class Keeper:
     # --- at the start ---------------------------------------------------------------------------------------------
 
     def restore(self) -> Progress:
-        """Go on from the newest checkpoint that verifies, or begin. Rows after it are dropped.
+        """Resume from the run's newest intact checkpoint, or begin. Rows after it are dropped.
 
-        UserError where the checkpoint is of another model; CheckFailed where there are checkpoints and none is whole.
+        UserError where the checkpoint is of another model; CheckFailed where there are checkpoints and none is intact.
         """
         for pattern in (f"{TEMPORARY}*", f"{DELETED}*"):  # left by a kill; the lock is ours, so nobody writes them
             for left in self.folder.glob(pattern):
                 shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
-        folder = self._newest_whole()
+        folder = self.run.resume_point()
         progress = Progress()
         if folder is not None:
             disk.load_weights(self.learner, disk.read_weights(folder), folder)
             load_state_tensors(self.optimizer, self.named, disk.read_tensors(folder, OPTIMIZER))
-            progress = Progress.from_plain(disk.read_state(folder))
+            progress = Progress.from_plain(read_state(folder))
             if self.scaler is not None and progress.scaler:
                 self.scaler.load_state_dict(progress.scaler)
             self.saved_step = progress.step
-            self._point(folder, progress)
             if progress.best_step is not None and not self.path_of(progress.best_step).is_dir():
-                # Its checkpoint is lost or was damaged: the next evaluation makes a best one again.
-                progress.best_step = progress.best_value = None
-            self.run.log(f"goes on after step {progress.step}, from {folder.name}")
+                progress.forget_best()  # its checkpoint is lost, or was damaged and is set aside
+            self.run.log(f"resumes after step {progress.step}, from {folder.name}")
         self.run.drop_rows_after(progress.step)
         return progress
-
-    def _newest_whole(self) -> Path | None:
-        bad: list[Damaged] = []
-        for folder in disk.saved_steps(self.folder):
-            try:
-                disk.verify(folder)
-            except Damaged as damage:
-                bad.append(damage)
-                continue
-            for one in bad:
-                self._set_aside(one)
-            return folder
-        if bad:
-            raise CheckFailed(
-                f"none of the {len(bad)} checkpoints in {self.folder} is whole; the newest: {bad[0]}",
-                f"copy them again from where they came, or begin anew: rm -r {self.folder}",
-            )
-        return None
-
-    def _set_aside(self, damage: Damaged) -> None:
-        folder = damage.path if damage.path.parent == self.folder else damage.path.parent
-        while folder.parent != self.folder:
-            folder = folder.parent
-        number, aside = 1, self.folder / f"{BAD}{folder.name}"
-        while aside.exists():
-            number, aside = number + 1, self.folder / f"{BAD}{folder.name}-{number + 1}"
-        os.rename(folder, aside)
-        self.run.log(f"{damage}; set aside as {aside.name}, the run goes on from the checkpoint before it")
 
     def require_space(self) -> None:
         """UserError where the disk cannot hold the checkpoints of this run: weights, and two moments of what learns,
@@ -108,7 +79,7 @@ class Keeper:
         weights = sum(one.nbytes for one in self.learner.state_dict().values())
         moments = 2 * sum(one.nbytes for one in self.named.values())
         needed = (weights + moments) * (KEEP + 2) + (1 << 20)
-        held = sum(file.stat().st_size for one in disk.saved_steps(self.folder) for file in one.iterdir())
+        held = sum(file.stat().st_size for one in saved_steps(self.folder) for file in one.iterdir() if file.is_file())
         free = shutil.disk_usage(self.run.path).free
         if free + held < needed:
             raise UserError(
@@ -125,10 +96,11 @@ class Keeper:
         if self.saved_step == progress.step:
             return True
         progress.scaler = self.scaler.state_dict() if self.scaler is not None else None
+        progress.threads = torch.get_num_threads()
         optimizer = state_tensors(self.optimizer, self.named)
         try:
             self.run.sync()  # the rows of these steps are never written again
-            folder = disk.write_checkpoint(
+            disk.write_checkpoint(
                 self.folder, progress.step, self.learner.state_dict(), optimizer, progress.to_plain(), self.run.config,
                 self.write_extras,
             )  # fmt: skip
@@ -141,7 +113,7 @@ class Keeper:
         self._failures = 0
         self.saved_step = progress.step
         try:
-            self._point(folder, progress)
+            self.point(progress)
             self._prune(progress)
         except OSError as error:  # the checkpoint itself is whole, and a run goes on from the newest whole one
             self.run.log(f"the checkpoints could not be put in order: {error}")
@@ -150,18 +122,21 @@ class Keeper:
     def path_of(self, step: int) -> Path:
         return self.folder / f"step_{step:08d}"
 
-    def _point(self, folder: Path, progress: Progress) -> None:
-        pointers = {"last": folder}
+    def point(self, progress: Progress) -> None:
+        """Let `last` name this step's checkpoint, and `best` the best one's; no `best` where it is lost."""
+        pointers = {"last": self.path_of(progress.step)}
         if progress.best_step is not None and self.path_of(progress.best_step).is_dir():
             pointers["best"] = self.path_of(progress.best_step)
+        elif pointed(self.folder, "best") is None:
+            (self.folder / "best").unlink(missing_ok=True)
         for name, target in pointers.items():
-            if disk.pointed(self.folder, name) != target:
-                disk.verify(target, hashes=False)
+            if pointed(self.folder, name) != target:
+                verify(target, hashes=False)
                 replace_text(self.folder / name, target.name + "\n")
 
     def _prune(self, progress: Progress) -> None:
         """Take away all but the newest and the best, never one that `last` or `best` names."""
-        named = {disk.pointed(self.folder, "last"), disk.pointed(self.folder, "best")}
-        for folder in disk.saved_steps(self.folder)[KEEP:]:
+        named = {pointed(self.folder, "last"), pointed(self.folder, "best")}
+        for folder in saved_steps(self.folder)[KEEP:]:
             if folder not in named and folder.name != f"step_{progress.best_step or 0:08d}":
                 remove_folder(folder)

@@ -68,6 +68,11 @@ def train(
     keeper = Keeper(run, learner, optimizer, named, scaler, write_extras)
     keeper.require_space()
     progress = keeper.restore()
+    if progress.best_step is None and progress.evaluated_step == progress.step > 0:
+        # The best checkpoint is lost; of those that are left, the one resumed from has a score.
+        note_best(progress, settings)
+    if keeper.saved_step is not None:
+        keeper.point(progress)
     progress.ended = progress.ended or budget.spent(progress)
     run.announce()
     run.log(f"trains on {device} in {precision.name} ({precision.why}), {torch.get_num_threads()} threads")
@@ -135,16 +140,22 @@ def score(learner: nn.Module, evaluate: Evaluate, settings: TrainingSettings, pr
     learner.eval()
     metrics = dict(evaluate(progress.step))
     learner.train()
-    value = float(metrics[settings.metric])
-    best = progress.best_value
-    better = math.isfinite(value) and (best is None or (value > best if settings.greater_is_better else value < best))
-    if better:
-        progress.best_step, progress.best_value, progress.best_metrics = progress.step, value, metrics
-    progress.stale_evaluations = 0 if better else progress.stale_evaluations + 1
     progress.metrics, progress.evaluated_step = metrics, progress.step
+    better = note_best(progress, settings)
+    progress.stale_evaluations = 0 if better else progress.stale_evaluations + 1
     if settings.patience is not None and progress.stale_evaluations >= settings.patience and progress.ended is None:
         progress.ended = "patience"
     return {"step": progress.step, "split": "validation", **metrics, "tokens": progress.tokens, "best": better}
+
+
+def note_best(progress: Progress, settings: TrainingSettings) -> bool:
+    """Make the last evaluation the best one where it is. Whether it is."""
+    number, best = progress.metrics[settings.metric], progress.best_value
+    value = math.nan if number is None else float(number)  # state.json has null for what is no number
+    better = math.isfinite(value) and (best is None or (value > best if settings.greater_is_better else value < best))
+    if better:
+        progress.best_step, progress.best_value, progress.best_metrics = progress.step, value, progress.metrics
+    return better
 
 
 def _seconds_left(budget: Budget, progress: Progress) -> float | None:

@@ -27,11 +27,16 @@ class Precision:
     device: torch.device
     why: str
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the matrix products."""
+        return _TYPES.get(self.name, torch.float32)
+
     def autocast(self) -> AbstractContextManager[None]:
         """The context of every forward."""
         if self.name == "fp32":
             return nullcontext()
-        return torch.autocast(self.device.type, dtype=_TYPES[self.name])
+        return torch.autocast(self.device.type, dtype=self.dtype)
 
     def scaler(self) -> GradScaler | None:
         """fp16 alone needs its gradients scaled away from underflow (Micikevicius et al. 2018)."""
@@ -73,16 +78,6 @@ def choose_precision(name: str, device: torch.device) -> Precision:
     if name == "fp16" and device.type == "cpu":
         return Precision(name, device, "as asked; fp16 is very slow on a CPU")
     return Precision(name, device, "as asked")
-
-
-def seed_dropout(device: torch.device, key: int) -> None:
-    """Seed the default generator of the device, which native dropout draws from.
-
-    Seeding the generator takes 7 us, torch.manual_seed about 1 ms.
-    """
-    torch.default_generator.manual_seed(key)
-    if device.type == "cuda":
-        torch.cuda.default_generators[device.index or 0].manual_seed(key)
 
 
 @contextmanager

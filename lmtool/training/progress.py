@@ -46,7 +46,8 @@ class Progress:
     tokens trained on. seconds: of loading and stepping. total_steps: the schedule's horizon, None while it is being
     measured; horizon: the budget that set it. best_*: the best evaluation so far. stale_evaluations: since then.
     metrics: the last evaluation's, of step evaluated_step. ended: the budget, or "patience", that ended the run.
-    reference_loss, logged_rows, exploded_rows: see health.py. scaler: the fp16 scaler's numbers.
+    reference_loss, logged_rows, exploded_rows: see health.py. scaler: the fp16 scaler's numbers. threads: of torch on a
+    CPU, on which the order of its sums depends.
     """
 
     step: int = 0
@@ -67,9 +68,14 @@ class Progress:
     logged_rows: int = 0
     exploded_rows: int = 0
     scaler: dict[str, Any] | None = None
+    threads: int | None = None
 
     def to_plain(self) -> dict[str, Any]:
         return asdict(self)
+
+    def forget_best(self) -> None:
+        """The best checkpoint is lost: another becomes the best one."""
+        self.best_step, self.best_value, self.best_metrics = None, None, {}
 
     @classmethod
     def from_plain(cls, state: Mapping[str, Any]) -> Progress:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from lmtool.training.checkpoints import pointed
+from lmtool.config.checkpoint import pointed
 from lmtool.training.precision import Precision
 from lmtool.training.progress import Progress, TrainingResult
 from lmtool.training.run_folder import RunFolder

@@ -24,8 +24,11 @@ import torch
 import yaml
 
 from lmtool.errors import UserError
-from lmtool.training.files import cannot_write, plain, replace_text, to_json
+from lmtool.secrets import masked_data
+from lmtool.terminal import say, shown
+from lmtool.training.files import cannot_write, plain, replace_text, to_json, write_rows
 from lmtool.training.locks import Lock
+from lmtool.training.resuming import resume_point
 
 # Where and how fast a run computes, and what it is called: these may differ when it goes on. Everything else is part
 # of what is learned; evaluate_every and patience too, since they decide when a run ends and which weights are best.
@@ -37,10 +40,6 @@ FREE_KEYS = frozenset(
 )  # fmt: skip
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "pydantic", "hydra-core", "omegaconf", "datasets")
-
-
-def _same(text: str) -> str:
-    return text
 
 
 def choose_folder(root: Path, name: str | None, run_dir: str | None, stem: str) -> Path:
@@ -76,17 +75,18 @@ class RunFolder:
     where the run ended in a mistake of the user's before anything was trained.
 
     config: the resolved configuration as plain data; config_text: the same as YAML, with its comments. Both must be
-    masked. mask: takes secrets out of any other text before it is written.
+    masked; everything else is masked where it is written.
 
     Raises UserError where another process has the folder, where it cannot be written, or where it holds a run of
     another configuration (naming the keys that differ).
     """
 
-    def __init__(self, path: Path, config: Mapping[str, Any], config_text: str, mask: Callable[[str], str] = _same):
+    def __init__(self, path: Path, config: Mapping[str, Any], config_text: str):
         self.path = path
         self.config: dict[str, Any] = plain(dict(config))
-        self.mask = mask
         self._pending = ""
+        self._chosen = False
+        self._resume_point: Path | None = None
         self._fresh = not path.exists() or not any(path.iterdir())
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -144,6 +144,14 @@ class RunFolder:
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
+    def resume_point(self, report: Callable[[str], None] | None = None) -> Path | None:
+        """The checkpoint this run resumes from, as `resuming.resume_point` has it; chosen at the first call, for all
+        that is read from it. report: where damaged checkpoints are reported; log.txt by default."""
+        if not self._chosen:
+            self._resume_point = resume_point(self.checkpoints, report or self.log)
+            self._chosen = True
+        return self._resume_point
+
     # --- what is told about the run -------------------------------------------------------------------------------
 
     def announce(self) -> None:
@@ -168,36 +176,36 @@ class RunFolder:
     def write_json(self, name: str, content: Any) -> None:
         """A JSON file of the run, replaced in one move and masked."""
         try:
-            replace_text(self.path / name, to_json(_masked(plain(content), self.mask)) + "\n")
+            replace_text(self.path / name, to_json(masked_data(plain(content))) + "\n")
         except OSError as error:
             raise cannot_write(self.path / name, error) from error
 
-    def write_lines(self, name: str, lines: Iterable[str]) -> None:
-        """A file of lines, replaced in one move and masked; what is written is never held whole."""
+    def write_rows(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        """A file of JSON lines, replaced in one move and masked; the rows are never held all at once."""
         path = self.path / name
-        draft = path.with_name(f".{name}.tmp")
         try:
-            with draft.open("w", encoding="utf-8") as file:
-                file.writelines(self.mask(line) + "\n" for line in lines)
-            draft.replace(path)
+            write_rows(path, rows)
         except OSError as error:
-            draft.unlink(missing_ok=True)
             raise cannot_write(path, error) from error
+
+    def append_log(self, line: str) -> None:
+        """A line in log.txt, masked. OSError where the disk refuses; nothing is held back for later."""
+        with (self.path / "log.txt").open("ab", buffering=0) as file:
+            file.write(f"{shown(line)}\n".encode())
 
     def log(self, text: str) -> None:
         """A line in log.txt, with the time. A full disk costs the line, not the run."""
-        line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {self.mask(text)}\n"
+        line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}"
         try:
-            with (self.path / "log.txt").open("a", encoding="utf-8") as file:
-                file.write(line)
+            self.append_log(line)
         except OSError as error:
-            print(f"log.txt: {error.strerror}: {line}", end="", file=sys.stderr)
+            say(f"log.txt: {error.strerror}: {line}", sys.stderr)
 
     # --- rows -----------------------------------------------------------------------------------------------------
 
     def append(self, row: Mapping[str, Any]) -> None:
         """A row of metrics.jsonl. Where the disk refuses, it is kept and written with the next one; `sync` tells."""
-        self._pending += to_json(row, indent=None) + "\n"
+        self._pending += to_json(masked_data(plain(dict(row))), indent=None) + "\n"
         try:
             self._flush()
         except OSError as error:
@@ -267,15 +275,6 @@ def finished(path: Path) -> dict[str, Any] | None:
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
     return result if isinstance(result, dict) and result.get("status") == "done" else None
-
-
-def _masked(value: Any, mask: Callable[[str], str]) -> Any:
-    """Plain data with every text masked, before quoting could hide a secret from the mask."""
-    if isinstance(value, dict):
-        return {mask(key): _masked(one, mask) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_masked(one, mask) for one in value]
-    return mask(value) if isinstance(value, str) else value
 
 
 _ABSENT = object()

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 
 from lmtool import streams
+from lmtool.nn.dropout import seed_generators
 from lmtool.training.optimizers import gradient_norm
-from lmtool.training.precision import Precision, seed_dropout
+from lmtool.training.precision import Precision
 from lmtool.training.progress import Progress
 from lmtool.types import Batch, Learner, Step
 
@@ -60,10 +61,10 @@ def gradients(
         loss = loss + part.detach()
 
     for micro, batch in enumerate(data.batches):
-        # Native dropout draws from the device's generator; seeded here, it needs no state to be saved.
-        seed_dropout(device, streams.key(seed, "dropout", step, micro))
+        # What a learner draws by torch's own means comes from these: seeded here, they need no state to be saved.
+        seed_generators(device, streams.key(seed, "dropout", step, micro))
         with precision.autocast():
-            output = learner(batch.to(device, non_blocking=True), step)
+            output = learner(batch.to(device), step)
         means = {name: total.float() / counts[name] for name, total in output.sums.items() if counts[name]}
         if means:
             descend(torch.stack([output.weights[name] * mean for name, mean in means.items()]).sum())

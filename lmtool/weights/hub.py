@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from lmtool.errors import UserError
+from lmtool.secrets import masked
 
 _PATIENCE_SECONDS = 5.0
 
@@ -85,4 +86,4 @@ class Address:
 
 
 def _short(problem: Exception) -> str:
-    return " ".join(str(problem).split())[:160]
+    return masked(" ".join(str(problem).split()))[:160]

@@ -10,9 +10,12 @@ from typing import Any
 from torch import Tensor
 
 from lmtool.config import saved
+from lmtool.config.checkpoint import CONFIG, MODEL, STATE
+from lmtool.manifest import write_manifest
 from lmtool.models.configs import ModelConfig
+from lmtool.secrets import masked, masked_data
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.training.checkpoints import CONFIG, MODEL, STATE, save_tensors, write_manifest
+from lmtool.training.checkpoints import save_tensors
 from lmtool.weights.exporting import whole_folder
 
 COMMAND = "import"
@@ -26,8 +29,9 @@ def write_import(
     output: Path,
     classifier: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write the checkpoint folder, whole or not at all. source: where the weights are from, kept in its config.json.
-    classifier: the configuration of a text classifier (`PublishedFolder.classifier_config`).
+    """Write the checkpoint folder, whole or not at all. source: where the weights are from, kept masked in its
+    config.json, but for the revision: a commit looks like a key, and is none. classifier: the configuration of a text
+    classifier (`PublishedFolder.classifier_config`).
 
     UserError where the folder is not empty or cannot be written.
     """
@@ -35,13 +39,13 @@ def write_import(
         "version": saved.VERSION,
         "command": COMMAND,
         "seed": 0,
-        "source": dict(source),
+        "source": {**masked_data(dict(source)), "revision": source.get("revision")},
         "model": json.loads(model.model_dump_json()),
     }
     given = classifier or {}
     config |= {name: given[name] for name in ("task", "max_length") if name in given}
     if tokenizer is not None:
-        config["tokenizer"] = {**given.get("tokenizer", {}), "name": "folder", "path": str(output)}
+        config["tokenizer"] = {**given.get("tokenizer", {}), "name": "folder", "path": masked(str(output))}
 
     def fill(draft: Path) -> None:
         save_tensors(tensors, draft / MODEL)
@@ -49,6 +53,6 @@ def write_import(
         (draft / STATE).write_text(json.dumps({"step": 0}) + "\n", encoding="utf-8")
         if tokenizer is not None:
             tokenizer.save(draft)
-        write_manifest(draft, 0)
+        write_manifest(draft, {"step": 0})
 
     whole_folder(output, fill)

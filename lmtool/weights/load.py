@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from lmtool.config import plugins
+from lmtool.config.checkpoint import find, read_config
 from lmtool.config.tables import Choice, build
 from lmtool.errors import UserError
 
@@ -24,7 +25,6 @@ from lmtool.models.configs import ModelConfig
 from lmtool.models.encoder_decoder import shifted
 from lmtool.tokenizers.published import has_tokenizer
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.training.checkpoints import find, read_config
 from lmtool.types import Packed
 from lmtool.weights.folders import published_folder
 from lmtool.weights.heads import Assembled

@@ -12,8 +12,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from lmtool.config.checkpoint import find
 from lmtool.errors import UserError
-from lmtool.training.checkpoints import find, read_weights
+from lmtool.training.checkpoints import read_weights
 from lmtool.weights.folders import PublishedFolder, fetched, published_folder, weight_file
 from lmtool.weights.pickled import read_pickled
 

@@ -12,8 +12,8 @@ from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceCl
 
 import lmtool
 from lmtool import cli
+from lmtool.config.checkpoint import verify
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.training.checkpoints import verify
 from tests.commands.conftest import finetune, pretrain
 from tests.weights.published_folders import FAMILIES, logits_of, make, sample
 

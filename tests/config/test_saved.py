@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -32,8 +31,6 @@ def test_secrets_are_masked() -> None:
     )
     data = saved.save(config, "drive", environ)
     assert data["road"] == "*** street" and data["stops"] == ["***", "***"]
-    assert saved.masked("checkpoint=hf_distilbert", {}) == "checkpoint=hf_distilbert", "a folder's name"
-    assert saved.masked("hunter2! in /home/me, ab", environ) == "*** in /home/me, ab"
 
 
 @pytest.mark.parametrize(
@@ -57,36 +54,3 @@ def test_files_that_are_no_configuration(tmp_path: Path, content: bytes, says: s
 def test_an_absent_file(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="No such file"):
         saved.read(tmp_path / "config.yaml")
-
-
-def checkpoint(run: Path, step: int, hidden: int) -> Path:
-    folder = run / "checkpoints" / f"step_{step:08d}"
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps({"version": 1, "model": {"hidden_size": hidden}}))
-    (folder / "manifest.json").write_text("{}")
-    return folder
-
-
-def test_a_checkpoint_is_found_where_a_user_points(tmp_path: Path) -> None:
-    run = tmp_path / "runs" / "a"
-    old, new = checkpoint(run, 5, 16), checkpoint(run, 10, 32)
-    assert saved.checkpoint_folder(str(run)) == new
-    (run / "checkpoints" / "last").write_text(new.name + "\n")
-    (run / "checkpoints" / "best").write_text(old.name + "\n")
-    (tmp_path / "runs" / "latest").write_text("a\n")
-    assert saved.checkpoint_folder(str(run)) == old
-    assert saved.checkpoint_folder(str(run / "checkpoints" / "last")) == new
-    assert saved.checkpoint_folder(str(tmp_path / "runs" / "latest")) == old
-    assert saved.run_folder(str(tmp_path / "runs" / "latest")) == run == saved.run_folder(run)
-    assert saved.checkpoint_folder(str(new)) == new
-    assert saved.read_checkpoint(str(run))["model"] == {"hidden_size": 16}
-
-
-def test_no_checkpoint(tmp_path: Path) -> None:
-    for given in (str(tmp_path), str(tmp_path / "x"), "hf://org/name"):
-        with pytest.raises(UserError, match="checkpoint="):
-            saved.read_checkpoint(given)
-    folder = checkpoint(tmp_path / "b", 1, 8)
-    (folder / "config.json").write_text('{"architectures": ["BertModel"]}')
-    with pytest.raises(UserError, match="not one of lmtool"):
-        saved.read_checkpoint(str(folder))

@@ -10,7 +10,9 @@ import torch
 
 from lmtool import streams
 from lmtool.config.tables import build
+from lmtool.data import sources
 from lmtool.data.plan import Plan
+from lmtool.data.sources import Source
 from lmtool.tokenizers.configs import ByteBpeConfig, WordPieceConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Packed, Target
@@ -25,6 +27,11 @@ def sentence(random: np.random.Generator) -> str:
 def documents(count: int, seed: int = 0) -> list[str]:
     random = np.random.default_rng(seed)
     return [" ".join(sentence(random) for _ in range(random.integers(1, 6))) for _ in range(count)]
+
+
+def texts(source: Source, split: str) -> Iterator[str]:
+    """The documents of a source, each complete."""
+    return sources.documents(source.parts(split))
 
 
 def wordpiece() -> Tokenizer:
@@ -43,12 +50,15 @@ class ListSource:
         self.fingerprint = fingerprint
         self.reads = 0
 
-    def documents(self, split: str) -> Iterator[str]:
+    def parts(self, split: str) -> Iterator[tuple[str, bool]]:
         self.reads += 1
-        return iter(self._splits[split])
+        return ((text, True) for text in self._splits[split])
 
     def count(self, split: str) -> int:
         return len(self._splits[split])
+
+    def characters(self, split: str) -> int:
+        return sum(map(len, self._splits[split]))
 
     def facts(self) -> dict[str, Any]:
         return {}

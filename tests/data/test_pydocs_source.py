@@ -13,6 +13,8 @@ from lmtool.data.pydocs import PydocsSource, pydocs_rows
 from lmtool.data.sources import Source
 from lmtool.errors import UserError
 
+from .data_fixtures import texts
+
 # Two small packages of the standard library: a whole environment would take seconds.
 SMALL = PydocsConfig(max_bytes=40_000, packages=("email", "asyncio"))
 
@@ -85,10 +87,10 @@ def test_docstrings_in_the_order_of_the_source(tmp_path):
 
 def test_standard_library_first_then_packages_by_name(installed):
     source = PydocsSource(PydocsConfig())
-    found = [*source.documents("train"), *source.documents("validation")]
+    found = [*texts(source, "train"), *texts(source, "validation")]
     numbers = [int(number) for text in found for number in re.findall(r"number (\d+)", text)]
     assert sorted(numbers) == [1, 3, 4, 6, 7]  # no tests, no lmtool, nothing broken
-    train = [int(number) for text in source.documents("train") for number in re.findall(r"number (\d+)", text)]
+    train = [int(number) for text in texts(source, "train") for number in re.findall(r"number (\d+)", text)]
     assert train == [number for number in (1, 6, 3, 4, 7) if number in train]
     assert packages.installed() == ["Alpha", "beta", "binary", "broken", "gamma"]
     assert "Short." not in " ".join(found)
@@ -98,7 +100,7 @@ def test_standard_library_first_then_packages_by_name(installed):
 
 def test_repeated_docstrings_are_left_out(installed):
     source = PydocsSource(PydocsConfig(packages=("Alpha", "beta")))
-    text = " ".join([*source.documents("train"), *source.documents("validation")])
+    text = " ".join([*texts(source, "train"), *texts(source, "validation")])
     assert text.count("number 3 ") == 1
 
 
@@ -108,7 +110,7 @@ def test_max_bytes_holds_and_is_nearly_reached():
     assert isinstance(source, Source) and source.count("validation") >= 1
     again = PydocsSource(SMALL)
     assert again.fingerprint == source.fingerprint
-    assert list(again.documents("train")) == list(source.documents("train"))
+    assert list(texts(again, "train")) == list(texts(source, "train"))
     assert PydocsSource(SMALL.model_copy(update={"max_bytes": 30_000})).fingerprint != source.fingerprint
 
 
@@ -123,7 +125,10 @@ def test_second_run_reads_the_cache(tmp_path, monkeypatch):
     whole = cached.read_text()
     for damaged in (whole[:1000], "", "[]", whole.replace(" the ", " teh ", 1)):
         cached.write_text(damaged)
-        assert PydocsSource(SMALL, tmp_path).fingerprint == first.fingerprint
+        messages = []
+        again = PydocsSource(SMALL, tmp_path, lambda what, *_, messages=messages: messages.append(what))
+        assert again.fingerprint == first.fingerprint
+        assert messages[0] == f"warning: {cached} is not as it was written; building it again"
         assert cached.read_text() == whole
 
 

@@ -8,11 +8,11 @@ import pytest
 
 from lmtool.data.configs import TextConfig
 from lmtool.data.files import read_lines
-from lmtool.data.sources import Source, held_out, split_document
+from lmtool.data.sources import Source, held_out, split_place
 from lmtool.data.text import TextSource
 from lmtool.errors import UserError
 
-from .data_fixtures import documents
+from .data_fixtures import documents, texts
 
 BOOK = "\n\n".join(documents(120)) + "\n"
 
@@ -28,7 +28,7 @@ def write(path, content) -> str:
 
 
 def everything(one: Source) -> list[str]:
-    return [*one.documents("train"), *one.documents("validation")]
+    return [*texts(one, "train"), *texts(one, "validation")]
 
 
 def refused(path, match: str, **keys) -> UserError:
@@ -73,6 +73,17 @@ def test_paths_that_are_not_there(tmp_path):
     refused("/dev/null", "no regular file")
 
 
+def test_files_that_a_pattern_or_a_folder_finds_are_all_read_or_refused(tmp_path):
+    write(tmp_path / "a.txt", "one\n\ntwo")
+    for make in (os.mkfifo, lambda path: path.symlink_to("nowhere.txt")):
+        make(tmp_path / "b.txt")
+        for path in (tmp_path, tmp_path / "*.txt", tmp_path / "**" / "b.*"):
+            refused(path, "b.txt is no regular file")
+        (tmp_path / "b.txt").unlink()
+    (tmp_path / "b.txt").mkdir()
+    assert sorted(everything(source(tmp_path / "*.txt"))) == ["one", "two"]
+
+
 def test_unreadable_file(tmp_path):
     path = tmp_path / "a.txt"
     write(path, "text")
@@ -85,13 +96,13 @@ def test_unreadable_file(tmp_path):
 def test_held_out_share_is_seeded_and_whole(tmp_path):
     write(tmp_path / "a.txt", BOOK)
     one = source(tmp_path / "a.txt", validation_fraction=0.1)
-    train, validation = list(one.documents("train")), list(one.documents("validation"))
+    train, validation = list(texts(one, "train")), list(texts(one, "validation"))
     assert (len(train), len(validation)) == (one.count("train"), one.count("validation")) == (108, 12)
     blocks = BOOK.strip().split("\n\n")
     assert sorted(train + validation) == sorted(blocks)
     assert [text for text in blocks if text in set(train)] == train  # order kept
     again = source(tmp_path / "a.txt", validation_fraction=0.1)
-    assert list(again.documents("validation")) == validation and again.fingerprint == one.fingerprint
+    assert list(texts(again, "validation")) == validation and again.fingerprint == one.fingerprint
     assert isinstance(one, Source)
 
 
@@ -109,13 +120,15 @@ def test_few_documents_still_give_both_splits(tmp_path):
 def test_single_document_is_split_at_a_border(tmp_path):
     write(tmp_path / "a.txt", BOOK)
     one = source(tmp_path / "a.txt", document="file")
-    (train,), (validation,) = one.documents("train"), one.documents("validation")
+    (train,), (validation,) = texts(one, "train"), texts(one, "validation")
     assert train + "\n\n" + validation == BOOK.strip()
     assert 0.005 < len(validation) / len(BOOK) < 0.08
     assert one.count("train") == one.count("validation") == 1
-    first, second = split_document("One is. Two is here. Three.", 0.2)
-    assert (first, second) == ("One is. Two is here.", "Three.")
-    assert split_document("aaa bbb", 0.02) == ("aaa", "bbb")
+    for text, fraction, first in (
+        ("One is. Two is here. Three.", 0.2, "One is. Two is here."),
+        ("aaa bbb", 0.02, "aaa"),
+    ):
+        assert split_place(lambda start, end, text=text: text[start:end], len(text), fraction) == len(first)
     write(tmp_path / "word.txt", "word")
     refused(tmp_path / "word.txt", "one document of one word")
 
@@ -124,7 +137,7 @@ def test_validation_of_its_own(tmp_path):
     write(tmp_path / "train.txt", BOOK)
     write(tmp_path / "dev.txt", "other text\n\nmore")
     one = source(tmp_path / "train.txt", validation=str(tmp_path / "dev.txt"))
-    assert list(one.documents("validation")) == ["other text", "more"] and one.count("train") == 120
+    assert list(texts(one, "validation")) == ["other text", "more"] and one.count("train") == 120
     refused(tmp_path / "train.txt", "data.validation=.*: no such", validation=str(tmp_path / "no.txt"))
     refused(tmp_path, "training text too", validation=str(tmp_path / "dev.txt"))
 
@@ -207,7 +220,7 @@ def test_a_file_that_changes_is_refused(tmp_path):
     one = source(tmp_path / "a.txt")
     write(tmp_path / "a.txt", BOOK + "more")
     with pytest.raises(UserError, match="changed while it was being read"):
-        list(one.documents("train"))
+        list(texts(one, "train"))
 
 
 def test_fingerprint_follows_content_and_rule(tmp_path):

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import random
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +14,10 @@ import pytest
 from lmtool.data import store as store_module
 from lmtool.data.sentences import LONGEST, split_sentences
 from lmtool.data.store import open_store
+from lmtool.data.vocabulary import trained_tokenizer
 from lmtool.errors import UserError
+from lmtool.tokenizers.configs import WordPieceConfig
+from lmtool.tokenizers.tokenizer import FILES as TOKENIZER
 
 from .data_fixtures import ListSource, bytebpe, documents, wordpiece
 
@@ -109,32 +113,94 @@ def test_progress_is_told(tmp_path, tokenizers):
     assert told[-1] == ("tokenizing train", 10, 10)
 
 
-def test_broken_store_is_made_anew(tmp_path, tokenizers):
-    source = ListSource(documents(30), [])
-    whole = open_store(source, "train", tokenizers["wordpiece"], tmp_path)
-    expected, folder = np.array(whole.tokens), whole.folder
-    manifest = (folder / "manifest.json").read_text()
+FILES = ("tokens.bin", "document_offsets.bin", "sentence_offsets.bin", "document_sentences.bin", "manifest.json")
 
-    def cut(name: str) -> None:
-        content = (folder / name).read_bytes()
-        (folder / name).write_bytes(content[: len(content) // 2])
 
-    faults = [
-        lambda: cut("tokens.bin"),
-        lambda: cut("document_offsets.bin"),
-        lambda: cut("manifest.json"),
-        lambda: (folder / "sentence_offsets.bin").unlink(),
-        lambda: (folder / "manifest.json").unlink(),
-        lambda: (folder / "manifest.json").write_text(manifest.replace(json.loads(manifest)["key"], "0" * 64)),
-        lambda: (folder / "manifest.json").write_text("[]"),
-        lambda: (folder / "manifest.json").write_text(manifest.replace("<u2", "nonsense")),
-        lambda: (folder / "document_offsets.bin").write_bytes(bytes((folder / "document_offsets.bin").stat().st_size)),
-    ]
-    for number, fault in enumerate(faults, start=2):
-        fault()
-        store = open_store(source, "train", tokenizers["wordpiece"], tmp_path)
-        assert source.reads == number and np.array_equal(store.tokens, expected)
-    assert sorted(path.suffix for path in folder.parent.iterdir()) == ["", ".lock"]
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def zero(path):
+    """The second page of a file, or all of a smaller one."""
+    content = bytearray(path.read_bytes())
+    start = 4096 if len(content) > 4096 else 0
+    end = min(start + 4096, len(content))
+    assert any(content[start:end])
+    content[start:end] = bytes(end - start)
+    path.write_bytes(content)
+
+
+DAMAGES = {
+    "cut": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "deleted": Path.unlink,
+    "emptied": lambda path: path.write_bytes(b""),
+    "flipped": flip,
+    "zeroed": zero,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", FILES)
+def test_a_damaged_store_is_rebuilt_and_reported(tmp_path, tokenizers, name, damage):
+    source = ListSource(documents(300), [])
+    intact = open_store(source, "train", tokenizers["wordpiece"], tmp_path)
+    expected, path = np.array(intact.tokens), intact.folder / name
+    DAMAGES[damage](path)
+    messages = []
+    store = open_store(source, "train", tokenizers["wordpiece"], tmp_path, lambda what, *_: messages.append(what))
+    assert source.reads == 2 and np.array_equal(store.tokens, expected)
+    assert messages[0].startswith(f"warning: {path} is ") and messages[0].endswith("; building it again")
+    assert sorted(path.suffix for path in store.folder.parent.iterdir()) == ["", ".lock"]
+    messages.clear()
+    open_store(source, "train", tokenizers["wordpiece"], tmp_path, lambda what, *_: messages.append(what))
+    assert not messages and source.reads == 2
+
+
+def test_the_store_of_another_key_is_not_taken(tmp_path, tokenizers):
+    source, other = ListSource(documents(30), []), ListSource(documents(30, 1), [], "other")
+    first = open_store(source, "train", tokenizers["wordpiece"], tmp_path)
+    second = open_store(other, "train", tokenizers["wordpiece"], tmp_path)
+    expected = np.array(second.tokens)
+    shutil.rmtree(second.folder)
+    shutil.copytree(first.folder, second.folder)
+    assert np.array_equal(open_store(other, "train", tokenizers["wordpiece"], tmp_path).tokens, expected)
+
+
+def test_what_cannot_be_read_back_names_the_cache(tmp_path, tokenizers, monkeypatch):
+    """A disk that returns other bytes than it was given."""
+    written = store_module.write_manifest
+
+    def write(folder, facts):
+        written(folder, facts)
+        flip(folder / "tokens.bin")
+
+    monkeypatch.setattr(store_module, "write_manifest", write)
+    with pytest.raises(UserError, match=r"cache_dir=.*tokens\.bin is damaged") as caught:
+        open_store(ListSource(documents(30), []), "train", tokenizers["wordpiece"], tmp_path)
+    assert "set cache_dir=" in caught.value.hint
+
+
+def test_a_damaged_vocabulary_is_trained_again_and_reported(tmp_path):
+    source = ListSource(documents(50), [])
+    config = WordPieceConfig()
+    messages = []
+
+    def trained():
+        return trained_tokenizer(config, source, 200, tmp_path, lambda what, *_: messages.append(what)).fingerprint
+
+    expected = trained()
+    (folder,) = (path for path in (tmp_path / "tokenizers").iterdir() if path.is_dir())
+    assert {path.name for path in folder.iterdir()} == {*TOKENIZER, "manifest.json"}
+    for name in (*TOKENIZER, "manifest.json"):
+        for damage in DAMAGES.values():
+            damage(folder / name)
+            reads = source.reads
+            assert trained() == expected and source.reads == reads + 1
+            assert len(messages) == 1 and messages[0].startswith(f"warning: {folder / name} is ")
+            messages.clear()
+            assert trained() == expected and source.reads == reads + 1 and not messages
 
 
 def test_left_overs_of_a_killed_process_are_removed(tmp_path, tokenizers):
@@ -174,9 +240,9 @@ def test_processes_that_start_together_make_one_store(tmp_path, tokenizers):
     source = """
 class Source:
     fingerprint, reads = "list", 0
-    def documents(self, split):
+    def parts(self, split):
         self.reads += 1
-        return iter(["The cat sat. The dog ran."] * 5000)
+        return ((text, True) for text in ["The cat sat. The dog ran."] * 5000)
     def count(self, split):
         return 5000
 """

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from lmtool.config.tables import build, entries
+from lmtool.models import configs, encoder_configs, encoder_decoder_configs
 from lmtool.nn.dropout import TokenDraws, token_keys
 from lmtool.types import Packed
 
@@ -13,7 +14,8 @@ SIZES = {
     "vocab_size": 40, "num_layers": 2, "hidden_size": 16, "num_heads": 2, "feedforward_size": 24, "max_positions": 32,
     "dropout": 0.2, "attention_dropout": 0.2,
 }  # fmt: skip
-FAMILIES = sorted(one.name for one in entries("model") if one.config.__module__.startswith("lmtool."))
+MODULES = {module.__name__ for module in (configs, encoder_configs, encoder_decoder_configs)}
+FAMILIES = sorted(one.name for one in entries("model") if one.config.__module__ in MODULES)
 LENGTHS = (5, 1, 12, 7)
 READ = torch.tensor([0, 3, 5, 6, 16, 18, 24])
 
@@ -32,7 +34,7 @@ def test_some_tokens_alone(family):
     found = []
     for read in (None, READ):
         keys = [token_keys(0, 1, examples, examples * 0, one) for one in (inputs, outputs) if one is not None]
-        draws = TokenDraws(keys[0], output_keys_T=keys[-1])
+        draws = TokenDraws(keys[0], keys[-1])
         sides = (inputs, draws) if outputs is None else (inputs, draws, outputs)
         hidden = backbone(*sides, read_M=read)
         chosen = hidden if read is not None else hidden[READ]

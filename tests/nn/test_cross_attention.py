@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from lmtool.nn.attention import SelfAttention
 from lmtool.nn.cross_attention import CrossAttention, EncoderState
 from lmtool.nn.decoder_blocks import PostNormCrossLayer, PreNormCrossLayer
-from lmtool.nn.dropout import TokenDraws, token_keys
+from lmtool.nn.dropout import TokenDraws, name_sites, token_keys
 from lmtool.nn.feedforward import FeedForward, GatedFeedForward
-from lmtool.nn.layout import Causal, Layout, Segments
-from lmtool.types import Packed
+from lmtool.nn.layout import Causal, Layout
+from lmtool.types import Packed, Segments
 
 INPUTS, OUTPUTS = (3, 20, 1, 17), (5, 1, 18, 2)
 
@@ -120,6 +120,7 @@ def test_dropout_inside_the_feed_forward_part():
     part = FeedForward(6, 4096, "relu", dropout=0.25)
     x, keys = torch.randn(3, 6), token_keys(0, 1, torch.arange(1), torch.zeros(1), packed((3,)))
     part.fc_out = torch.nn.Identity()
+    name_sites(part)
     dropped = part(x, TokenDraws(keys))
     kept = part(x)
     zero = (dropped == 0) & (kept != 0)
@@ -136,9 +137,11 @@ def test_outputs_have_draws_of_their_own():
     # The same whatever the other documents of the batch.
     one = token_keys(3, 1, examples[2:3], parts[2:3], packed(OUTPUTS[2:3]), outputs=True)
     assert torch.equal(one, output_keys[6:24])
-    draws = TokenDraws(keys, output_keys_T=output_keys)
-    first = draws.for_outputs().drop(torch.ones(sum(OUTPUTS), 64), 0.5)
-    # Sites are counted over both sides, so the next call draws anew.
-    assert not torch.equal(first, draws.for_outputs().drop(torch.ones(sum(OUTPUTS), 64), 0.5))
+    draws, x = TokenDraws(keys, output_keys), torch.ones(sum(INPUTS), 64)
+    assert sum(INPUTS) > sum(OUTPUTS)
+    # At the same place of the model, and whichever side is asked first.
+    first = draws.at(3).for_outputs().drop(x[: sum(OUTPUTS)], 0.5)
+    assert not torch.equal(first, draws.at(3).drop(x, 0.5)[: sum(OUTPUTS)])
+    assert torch.equal(first, draws.for_outputs().at(3).drop(x[: sum(OUTPUTS)], 0.5))
     with pytest.raises(ValueError, match="keys of the outputs"):
         TokenDraws(keys).for_outputs()

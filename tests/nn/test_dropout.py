@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from lmtool.nn.attention import SelfAttention
 from lmtool.nn.blocks import PreNormLayer
-from lmtool.nn.dropout import DeviceDraws, Dropout, TokenDraws, mix, token_keys
+from lmtool.nn.dropout import DeviceDraws, Dropout, TokenDraws, mix, name_sites, token_keys
 from lmtool.nn.feedforward import FeedForward
 from lmtool.nn.layout import Causal, Full, Layout
 from lmtool.types import Packed
@@ -47,16 +48,18 @@ def test_rate_and_scale(rate):
 
 def test_choices_are_independent():
     draws = draws_for((500, 500), (0, 1))
-    site0, site1 = kept(draws, 1000, 256), kept(draws, 1000, 256)
+    site0, site1 = kept(draws.at(0), 1000, 256), kept(draws.at(1), 1000, 256)
     others = {
         "site": (site0, site1),
+        "place within a place": (site0, kept(draws.at(0).at(0), 1000, 256)),
+        "order of places": (kept(draws.at(0).at(1), 1000, 256), kept(draws.at(1).at(0), 1000, 256)),
         "channel": (site0[:, :-1], site0[:, 1:]),
         "lane": (site0[:, :-4], site0[:, 4:]),
         "position": (site0[:-1], site0[1:]),
         "example": (site0[:500], site0[500:]),
-        "step": (site0, kept(draws_for((500, 500), (0, 1), step=2), 1000, 256)),
-        "seed": (site0, kept(draws_for((500, 500), (0, 1), seed=1), 1000, 256)),
-        "part": (site0, kept(draws_for((500, 500), (0, 1), parts=(1, 1)), 1000, 256)),
+        "step": (site0, kept(draws_for((500, 500), (0, 1), step=2).at(0), 1000, 256)),
+        "seed": (site0, kept(draws_for((500, 500), (0, 1), seed=1).at(0), 1000, 256)),
+        "part": (site0, kept(draws_for((500, 500), (0, 1), parts=(1, 1)).at(0), 1000, 256)),
     }
     for name, (one, other) in others.items():
         agree = (one == other).double().mean()
@@ -64,11 +67,11 @@ def test_choices_are_independent():
 
 
 def test_values_are_frozen():
-    first = kept(draws_for((3,), (7,), seed=5), 3, 16)
+    first = kept(draws_for((3,), (7,), seed=5).at(2), 3, 16)
     assert ["".join("01"[int(one)] for one in row) for row in first] == [
-        "1100101101010101",
-        "1000001001001010",
-        "1010111101011000",
+        "1000111001101000",
+        "1001101000101110",
+        "0101100011100111",
     ]
 
 
@@ -79,12 +82,10 @@ def test_packing_does_not_change_it():
 
 
 def test_rows_are_the_tokens_draws():
-    draws = draws_for((4, 6), (1, 2))
+    draws = draws_for((4, 6), (1, 2)).at(3)
     rows = draws.rows(torch.tensor([0, 4]))
-    site = draws_for((4, 6), (1, 2))
-    assert torch.equal(kept(rows, 2, 20), kept(site, 10, 20)[[0, 4]])
-    # The rows count on in the sites of the whole.
-    assert torch.equal(kept(draws, 10, 20), kept(site, 10, 20))
+    assert torch.equal(kept(rows, 2, 20), kept(draws, 10, 20)[[0, 4]])
+    assert torch.equal(kept(rows.at(1), 2, 20), kept(draws.at(1), 10, 20)[[0, 4]])
 
 
 def test_gradient_uses_the_same_choice():
@@ -120,21 +121,27 @@ def test_the_hash_does_not_depend_on_what_else_is_hashed():
 def test_attention_dropout_has_its_rate_and_follows_the_token(mask):
     torch.manual_seed(0)
     attention = SelfAttention(24, 3, 0.25).double()
+    name_sites(attention)
     x = torch.randn(40, 24, dtype=torch.float64)
     together = attention(x, Layout.of(packed_of(11, 29), mask), draws_for((11, 29), (5, 6)))
     alone = attention(x[11:], Layout.of(packed_of(29), mask), draws_for((29,), (6,)))
     torch.testing.assert_close(together[11:], alone, rtol=0, atol=1e-13)
     assert not torch.allclose(alone, attention(x[11:], Layout.of(packed_of(29), mask)))
     weights = torch.ones(2, 3, 40, 40)
-    dropped = draws_for((40, 40), (0, 1)).drop_weights(weights, torch.arange(80).view(2, 40), 0, 0.25)
+    dropped = draws_for((40, 40), (0, 1)).drop_weights(weights, torch.arange(80).view(2, 40), 0.25)
     assert abs((dropped == 0).double().mean() - 0.25) < 4 * (0.25 * 0.75 / weights.numel()) ** 0.5
 
 
-def test_micro_batches_give_the_same_gradient():
+def layer_of(rate: float) -> PreNormLayer:
     torch.manual_seed(0)
-    layer = PreNormLayer(
-        SelfAttention(24, 3, 0.2), FeedForward(24, 32, "gelu"), torch.nn.LayerNorm(24), torch.nn.LayerNorm(24), 0.2
-    ).double()
+    parts = SelfAttention(24, 3, rate), FeedForward(24, 32, "gelu", dropout=rate), torch.nn.LayerNorm(24)
+    layer = PreNormLayer(*parts, torch.nn.LayerNorm(24), rate).double()
+    name_sites(layer, "layers.0.")
+    return layer
+
+
+def test_micro_batches_give_the_same_gradient():
+    layer = layer_of(0.2)
     lengths, examples = (5, 20, 1, 18), (9, 2, 4, 7)
     x = torch.randn(sum(lengths), 24, dtype=torch.float64)
     layer(x, Layout.of(packed_of(*lengths), Causal()), draws_for(lengths, examples)).square().sum().backward()
@@ -150,8 +157,46 @@ def test_micro_batches_give_the_same_gradient():
         torch.testing.assert_close(parameter.grad, wanted, rtol=0, atol=1e-11)
 
 
-def test_device_draws_repeat_with_their_seed():
-    x = torch.ones(50, 8)
-    first = DeviceDraws(3, torch.device("cpu")).drop(x, 0.5)
-    assert torch.equal(first, DeviceDraws(3, torch.device("cpu")).drop(x, 0.5))
-    assert not torch.equal(first, DeviceDraws(4, torch.device("cpu")).drop(x, 0.5))
+SOURCES = {
+    "by token": lambda seed: draws_for((11, 29), (5, 6), seed=seed),
+    "by device": lambda seed: DeviceDraws(seed, torch.device("cpu")),
+}
+
+
+@pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
+def test_a_recomputed_layer_drops_the_same(source):
+    """With a second layer between its forward and its recomputation, and without restoring a generator."""
+    first, second, draws = layer_of(0.3), layer_of(0.3), source(1)
+    layout = Layout.of(packed_of(11, 29), Causal())
+    gradients = []
+    for recompute in (False, True):
+        x = torch.randn(40, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).requires_grad_()
+        if recompute:
+            out = checkpoint(first, x, layout, draws.at(0), use_reentrant=False, preserve_rng_state=False)
+        else:
+            out = first(x, layout, draws.at(0))
+        out = second(out, layout, draws.at(1))
+        own = torch.autograd.grad(out.square().sum(), [x, *first.parameters()])
+        gradients.append(own)
+        assert not torch.allclose(out, second(first(x, layout), layout))
+    for plain, recomputed in zip(*gradients, strict=True):
+        assert torch.equal(plain, recomputed)
+
+
+@pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
+def test_the_order_of_calls_changes_nothing(source):
+    x, places = torch.ones(40, 24), ("norm", "ffn", "head")
+    parts = torch.nn.ModuleDict({name: Dropout(0.5) for name in places})
+    name_sites(parts)
+    there, back = source(1), source(1)
+    one = {name: parts[name](x, there) for name in places}
+    other = {name: parts[name](x, back) for name in reversed(places)}
+    assert all(torch.equal(one[name], other[name]) for name in places)
+    assert len({tuple(one[name].flatten().tolist()) for name in places}) == 3
+    assert not torch.equal(one["norm"], parts["norm"](x, source(2)))
+
+
+def test_a_dropout_without_a_name_is_refused():
+    with pytest.raises(ValueError, match="without a name"):
+        Dropout(0.5)(torch.ones(3, 4), draws_for((3,), (0,)))
+    assert Dropout(0.5).draws(None) is None

@@ -15,7 +15,7 @@ from lmtool.config.tables import build, entries, names
 from lmtool.models.configs import BertConfig, GptConfig
 from lmtool.nn.attention import SelfAttention, attend
 from lmtool.nn.configs import PositionsConfig, RotaryPositionsConfig, ShawPositionsConfig, T5PositionsConfig
-from lmtool.nn.dropout import DeviceDraws, TokenDraws, token_keys
+from lmtool.nn.dropout import DeviceDraws, TokenDraws, name_sites, token_keys
 from lmtool.nn.layout import Causal, Full, Layout, Mask
 from lmtool.nn.positions import Alibi, Learned, Position, PositionSizes, Rotary, Shaw, Sinusoidal, T5Buckets
 from lmtool.types import Packed
@@ -129,6 +129,7 @@ def test_packed_equals_alone_and_everything_learns(config, kind: str) -> None:
 def test_attention_dropout_follows_the_token(kind: str) -> None:
     torch.manual_seed(0)
     attention, position = SelfAttention(HEADS * SIZE, HEADS, 0.25).double(), position_of(kind)
+    name_sites(attention)
     x = torch.randn(40, HEADS * SIZE, dtype=torch.float64)
 
     def out(x: Tensor, lengths: tuple[int, ...], examples: tuple[int, ...]) -> Tensor:

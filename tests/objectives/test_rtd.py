@@ -68,6 +68,16 @@ def test_samples_are_a_function_of_step_and_example_and_stay_in_the_vocabulary(t
         assert filled(1).max() < tokens.vocab_size < learner.backbone.config.vocab_size
 
 
+def test_the_embedding_that_both_share_drops_anew_for_each(tokens):
+    learner, examples = made(tokens, {"dropout": 0.3}, generator_size=0.5)
+    masks = []
+    learner.backbone.embed.dropout.register_forward_hook(lambda module, inputs, out: masks.append(out == 0))
+    learner.train()(rows_of(examples, 8), 1)
+    of_generator, of_model = masks
+    agreement = (of_generator == of_model).double().mean()
+    assert agreement == pytest.approx(0.3**2 + 0.7**2, abs=0.03)
+
+
 def test_a_correct_sample_counts_as_original(tokens, monkeypatch):
     learner, examples = made(tokens)
     batch = rows_of(examples, 8)

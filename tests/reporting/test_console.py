@@ -6,7 +6,9 @@ import pty
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
@@ -21,6 +23,11 @@ from lmtool.reporting.text import clock, count, duration, exponent, lower_is_bet
 from .conftest import HOSTILE
 
 BASELINE = {"name": "unigram", "metric": "loss", "value": 6.81}
+
+
+def log_to(file: TextIO) -> Callable[[str], None]:
+    """Takes the lines of a log."""
+    return lambda line: print(line, file=file)
 
 
 def train(output: Output, log_every: int = 10, steps: int = 100) -> Progress:
@@ -84,7 +91,7 @@ def screens(output: Output) -> None:
 
 def test_plain_output_has_one_line_an_interval_and_no_escapes():
     stream, log = io.StringIO(), io.StringIO()
-    train(Output(stream, log))
+    train(Output(stream, log_to(log)))
     lines = stream.getvalue().splitlines()
     steps = [line for line in lines if "validation" not in line]
     assert len(steps) == 11  # the first step, then one an interval
@@ -135,13 +142,13 @@ class Gone(io.StringIO):
 
 def test_a_reader_that_goes_away_ends_nothing():
     log = io.StringIO()
-    train(Output(Gone(), log))
+    train(Output(Gone(), log_to(log)))
     assert "step 100/100" in log.getvalue()
 
 
 def test_a_log_that_cannot_be_written_is_told_once():
     stream = io.StringIO()
-    train(Output(stream, Gone()))
+    train(Output(stream, log_to(Gone())))
     assert stream.getvalue().count("warning: the log file cannot be written") == 1
     assert "step 100/100" in stream.getvalue()
 
@@ -192,8 +199,9 @@ def on_a_terminal(body: str, term: str = "xterm") -> str:
 
 TRAIN = """
     from tests.reporting.test_console import train, screens
+    from tests.reporting.test_console import log_to
     from lmtool.reporting.console import Output
-    output = Output(log=open({log!r}, "w"))
+    output = Output(log=log_to(open({log!r}, "w")))
     screens(output)
     train(output)
 """

@@ -52,7 +52,7 @@ def rows():
     for number, (slow, own) in enumerate([(1, 1.0), (2, 1.0), (1, 1.25)]):
         made.append(turn("trainer_lines", number, 8.0 * slow, slots=2000, peak=400))
         made.append(turn("trainer_packed", number, 4.0 * slow, tokens=2000, slots=2000, peak=500))
-        made.append(turn("lmtool_masked_lm", number, own * slow, peak=250))
+        made.append(turn("lmtool_language_model", number, own * slow, peak=250))
     return [*made, turn("trainer_lines", 3, 1.0, slots=2000, peak=400)]
 
 

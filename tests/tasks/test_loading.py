@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sys
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -88,7 +90,7 @@ def test_custom_task_from_the_command_line(tmp_path):
     assert data.config.labels == ("9", "10", "11")  # by number, not by letter
     assert data.train.texts[0][0].startswith('a, "')
     assert len(data.train) == 27 and len(data.validation["dev"]) == 3
-    assert "3 of 30 training rows held out" in data.facts["held_out"]
+    assert "3 of 30 training rows held out" in data.facts["development"]
     regression = load(
         task_config("custom", kind="regression", path=tmp_path / "reviews.csv", text=["review"], label="stars")
     )
@@ -242,6 +244,43 @@ def test_two_files_of_one_split(tmp_path):
         table(path / name, ["sentence", "label"], [["a", 0]])
     with pytest.raises(UserError, match="dev.tsv and validation.tsv are both dev"):
         load(task_config("sst2", path=path))
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "words"),
+    [
+        ("dev.tsv", lambda path: path.symlink_to("nowhere.tsv"), "dev.tsv is no regular file, but a dangling link"),
+        ("dev.tsv", os.mkfifo, "dev.tsv is no regular file"),
+        ("dev.tsv", Path.mkdir, "dev.tsv is no regular file, but a folder"),
+        ("test.tsv", lambda path: path.symlink_to("nowhere.tsv"), "test.tsv is no regular file, but a dangling link"),
+        ("validation.jsonl", os.mkfifo, "validation.jsonl is no regular file"),
+        ("dev", Path.mkdir, "dev is not read"),
+        ("dev", lambda path: path.symlink_to("nowhere"), "dev is not read"),
+        ("dev.parquet", lambda path: path.write_bytes(b"PAR1"), "dev.parquet is not read"),
+        ("val.tsv.gz", lambda path: path.write_bytes(b"x"), "val.tsv.gz is not read"),
+        ("dev.txt", lambda path: path.write_text("x"), "dev.txt is not read"),
+    ],
+)
+def test_a_split_that_cannot_be_read_is_never_replaced_by_held_out_rows(tmp_path, name, make, words):
+    path = two_rows(tmp_path, ["sentence", "label"], ["a", 0], ["b", 1])
+    assert [*load(task_config("sst2", path=path)).validation] == ["dev"]
+    make(path / name)
+    with pytest.raises(UserError, match=words) as caught:
+        load(task_config("sst2", path=path))
+    assert f"task.path={path}: " in caught.value.message and caught.value.hint
+    (path / name).rmdir() if (path / name).is_dir() else (path / name).unlink()
+    table(path / "dev.tsv", ["sentence", "label"], [["a", 0]])
+    (path / "dev").mkdir()  # not needed where there is a development file
+    assert len(load(task_config("sst2", path=path)).validation["dev"]) == 1
+
+
+def test_a_mapped_file_that_cannot_be_read(tmp_path):
+    names = ["Quality", "#1 ID", "#2 ID", "#1 String", "#2 String"]
+    rows = [[label, 1, 2, text, text + " too"] for text, label in singles(20, [1, 0])]
+    table(tmp_path / "msr_paraphrase_train.txt", names, rows)
+    (tmp_path / "msr_paraphrase_test.txt").symlink_to("nowhere.txt")
+    with pytest.raises(UserError, match="msr_paraphrase_test.txt is no regular file, but a dangling link"):
+        load(task_config("mrpc", path=tmp_path))
 
 
 def test_a_folder_without_train(tmp_path):

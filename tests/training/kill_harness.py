@@ -21,7 +21,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -90,38 +90,46 @@ def kill_many(job: Job, root: Path, kills: int, seed: int = 0, seconds: float = 
     """
     import torch._dynamo  # noqa: F401 the first optimizer step imports it, for a second: here once, not in each victim
 
-    from lmtool.training import checkpoints
-
     count, chance = Count(), random.Random(seed)
     begun = time.monotonic()
     if wait(fork(job, root / "alone"), seconds) != 0:
         raise RuntimeError("the uninterrupted run failed")
     alone = time.monotonic() - begun
     expected = outcome(root / "alone")
+
+    def moments() -> Iterator[float]:
+        while count.kills < kills:
+            yield chance.uniform(0, alone * (0.25 if chance.random() < 0.33 else 1.0))
+
     while count.kills < kills:
         folder = root / f"killed-{count.runs:03d}"
-        while True:
-            child = fork(job, folder)
-            enough = count.kills >= kills
-            moment = chance.uniform(0, alone * (0.25 if chance.random() < 0.33 else 1.0))
-            status = wait(child, seconds if enough else moment)
-            if status is None:
-                os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
-                count.kills += 1
-                count.kills_in_a_save += any((folder / "checkpoints").glob(".tmp-*"))
-                for saved in checkpoints.saved_steps(folder / "checkpoints"):
-                    try:
-                        checkpoints.verify(saved)
-                    except checkpoints.Damaged:
-                        count.unreadable += 1
-            elif status == 0:
-                break
-            else:
-                raise RuntimeError(f"the job failed with {status} in {folder}")
+        run_killed(job, folder, moments(), count, seconds)
         count.runs += 1
         count.differing += outcome(folder) != expected
     return count
+
+
+def run_killed(job: Job, folder: Path, moments: Iterator[float], count: Count, seconds: float = 600.0) -> None:
+    """Run the job in `folder` until it is done, killed at each of these moments, in seconds after its start, that it
+    does not end before. RuntimeError where it fails by itself."""
+    from lmtool.config.checkpoint import is_intact, saved_steps
+
+    while True:
+        child = fork(job, folder)
+        moment = next(moments, None)
+        status = wait(child, seconds if moment is None else moment)
+        if status == 0:
+            return
+        if status is not None:
+            raise RuntimeError(f"the job failed with {status} in {folder}")
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        if moment is None:
+            raise RuntimeError(f"the job did not end within {seconds} seconds in {folder}")
+        count.kills += 1
+        count.kills_in_a_save += any((folder / "checkpoints").glob(".tmp-*"))
+        for saved in saved_steps(folder / "checkpoints"):
+            count.unreadable += not is_intact(saved)
 
 
 def kill_at(job: Job, root: Path, steps: Sequence[int], seconds: float = 600.0) -> Count:
@@ -135,7 +143,7 @@ def kill_at(job: Job, root: Path, steps: Sequence[int], seconds: float = 600.0) 
     expected = outcome(root / "alone")
     for step in steps:
         folder = root / f"killed-at-{step}"
-        if wait(fork(_dying_at(job, step), folder), seconds) != -signal.SIGKILL:
+        if wait(fork(dying_at(job, step), folder), seconds) != -signal.SIGKILL:
             raise RuntimeError(f"the run was not killed at step {step}")
         if wait(fork(job, folder), seconds) != 0:
             raise RuntimeError(f"the job failed in {folder}")
@@ -144,7 +152,7 @@ def kill_at(job: Job, root: Path, steps: Sequence[int], seconds: float = 600.0) 
     return count
 
 
-def _dying_at(job: Job, step: int) -> Job:
+def dying_at(job: Job, step: int) -> Job:
     """The job, in a process that kills itself instead of saving that step's checkpoint."""
 
     def dying(folder: Path) -> None:

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 import torch
 
+from lmtool.config.checkpoint import find, pointed, read_config, read_state, saved_steps, verify
 from lmtool.errors import CheckFailed, UserError
+from lmtool.manifest import Damaged
 from lmtool.training import checkpoints, keeper
 from lmtool.training.adam import build_adamw
-from lmtool.training.checkpoints import Damaged
 from lmtool.training.configs import AdamWConfig
 from lmtool.training.loop import train
 from lmtool.training.optimizers import load_state_tensors, named_parameters, state_tensors
@@ -51,7 +52,7 @@ def run(trained: Path, tmp_path: Path) -> Path:
 
 
 def test_what_is_written(trained: Path) -> None:
-    folder = checkpoints.find(trained / "checkpoints" / "last")
+    folder = find(trained / "checkpoints" / "last")
     assert folder.name == "step_00000006"
     names = {path.name for path in folder.iterdir()}
     assert names == {
@@ -59,14 +60,14 @@ def test_what_is_written(trained: Path) -> None:
     }  # fmt: skip
     manifest = json.loads((folder / "manifest.json").read_text())
     assert set(manifest["files"]) == names - {"manifest.json"} and manifest["format"] == 1
-    assert checkpoints.read_config(folder)["model"]["name"] == "fake"
-    state = checkpoints.read_state(folder)
+    assert read_config(folder)["model"]["name"] == "fake"
+    state = read_state(folder)
     assert (state["step"], state["ended"]) == (6, "max_steps") and state["cursor"] == {"epoch": 1, "batch": 1}
     assert not [path for path in (trained / "checkpoints").iterdir() if path.name.startswith(".")]
 
 
 def test_tied_weights_are_stored_once_and_come_back(trained: Path, tmp_path: Path) -> None:
-    folder = checkpoints.find(trained)
+    folder = find(trained)
     weights = checkpoints.read_weights(folder)
     learner = FakeLearner(seed=5)
     checkpoints.load_weights(learner, weights, folder)
@@ -82,7 +83,7 @@ def test_tensors_that_overlap_without_being_equal_come_back(tmp_path: Path) -> N
     checkpoints.save_tensors(tensors, tmp_path / "model.safetensors")
     for name in ("state.json", "config.json"):
         (tmp_path / name).write_text("{}")
-    checkpoints.write_manifest(tmp_path, 0)
+    checkpoints.write_manifest(tmp_path, {"step": 0})
     back = checkpoints.read_weights(tmp_path)
     assert all(torch.equal(back[name], one) for name, one in tensors.items())
 
@@ -105,7 +106,7 @@ def damage(path: Path, kind: str, chance: random.Random) -> None:
 
 def test_two_hundred_damages_are_all_noticed(trained: Path, tmp_path: Path) -> None:
     chance = random.Random(0)
-    source = checkpoints.find(trained / "checkpoints" / "last")
+    source = find(trained / "checkpoints" / "last")
     files = sorted(path.name for path in source.iterdir())
     noticed = 0
     for number in range(200):
@@ -114,7 +115,7 @@ def test_two_hundred_damages_are_all_noticed(trained: Path, tmp_path: Path) -> N
         name = files[number % len(files)]
         damage(folder / name, ("truncate", "flip", "zero")[number % 3], chance)
         with pytest.raises(Damaged) as caught:
-            checkpoints.verify(folder)
+            verify(folder)
         noticed += name in str(caught.value)
         shutil.rmtree(folder)
     assert noticed == 200
@@ -145,7 +146,7 @@ def test_a_damaged_newest_checkpoint_is_set_aside(tmp_path: Path, name: str, kin
 
 
 def test_where_none_is_whole_the_run_stops_and_takes_nothing_away(run: Path) -> None:
-    for folder in checkpoints.saved_steps(run / "checkpoints"):
+    for folder in saved_steps(run / "checkpoints"):
         damage(folder / "model.safetensors", "flip", random.Random(2))
     before = sorted(path.name for path in (run / "checkpoints").iterdir())
     with pytest.raises(CheckFailed, match="none of the 2 checkpoints"):
@@ -153,8 +154,11 @@ def test_where_none_is_whole_the_run_stops_and_takes_nothing_away(run: Path) -> 
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == before
 
 
-def test_a_lost_best_is_made_again(tmp_path: Path) -> None:
-    path, scores = tmp_path / "run", iter([1.0, 2.0, 2.0, 2.0, 2.0, 2.0])
+@pytest.mark.parametrize("ended", [False, True], ids=["stopped", "ended"])
+@pytest.mark.parametrize("loss", ["deleted", "damaged"])
+def test_a_lost_best_leaves_the_best_of_the_others(tmp_path: Path, loss: str, ended: bool) -> None:
+    """The weights that a run ends with are read when it resumes, and the one resumed from has a score."""
+    path, scores = tmp_path / "run", iter([1.0, 2.0, 2.5, 2.25, 2.4, 2.4])
 
     class Breaking(FakeLearner):
         def on_step(self, step: int) -> None:
@@ -165,29 +169,40 @@ def test_a_lost_best_is_made_again(tmp_path: Path) -> None:
         with open_run(path) as run:
             return train(
                 learner, FakeLoader(), lambda step: {"loss": next(scores)}, run,
-                settings(max_steps=10, evaluate_every=2), OPTIMIZER, SCHEDULE,
+                settings(max_steps=6 if ended else 10, evaluate_every=2), OPTIMIZER, SCHEDULE,
             )  # fmt: skip
 
-    with pytest.raises(RuntimeError):
-        train_on(Breaking())
-    assert checkpoints.pointed(path / "checkpoints", "best") == path / "checkpoints/step_00000002"
-    shutil.rmtree(path / "checkpoints/step_00000002")
+    if ended:
+        train_on(FakeLearner())
+    else:
+        with pytest.raises(RuntimeError):
+            train_on(Breaking())
+    best = path / "checkpoints/step_00000002"
+    assert pointed(path / "checkpoints", "best") == best
+    if loss == "deleted":
+        shutil.rmtree(best)
+    else:
+        damage(best / "model.safetensors", "flip", random.Random(4))
     result = train_on(FakeLearner())
-    assert (result.best_step, result.best) == (8, path / "checkpoints/step_00000008")
+    expected = (6, 2.5) if ended else (8, 2.25)
+    assert (result.best_step, result.best_value) == expected
+    assert result.best == path / f"checkpoints/step_{expected[0]:08d}" and result.metrics == {"loss": expected[1]}
+    checkpoints.read_weights(result.best)
+    assert ("it was the best checkpoint" in (path / "log.txt").read_text()) == (loss == "damaged")
 
 
 # --- what commands read --------------------------------------------------------------------------------------------
 
 
 def test_find_takes_what_a_user_types(run: Path) -> None:
-    best = checkpoints.pointed(run / "checkpoints", "best")
+    best = pointed(run / "checkpoints", "best")
     assert best is not None
-    assert checkpoints.find(run) == checkpoints.find(run / "checkpoints") == best
-    assert checkpoints.find(run / "checkpoints" / "best") == best == checkpoints.find(best)
+    assert find(run) == find(run / "checkpoints") == best
+    assert find(run / "checkpoints" / "best") == best == find(best)
     (run.parent / "latest").write_text("run\n")
-    assert checkpoints.find(run.parent / "latest") == best
+    assert find(run.parent / "latest") == best
     (run / "checkpoints" / "best").unlink()
-    assert checkpoints.find(run).name == "step_00000006"
+    assert find(run).name == "step_00000006"
 
 
 @pytest.mark.parametrize(
@@ -203,7 +218,7 @@ def test_find_says_what_is_not_there(tmp_path: Path, make: Any, words: str) -> N
     for name in ("model.bin", "notes.txt"):
         (tmp_path / name).write_text("x")
     with pytest.raises(UserError, match=words) as caught:
-        checkpoints.find(make(tmp_path))
+        find(make(tmp_path))
     assert caught.value.hint and "\n" not in caught.value.message
 
 
@@ -211,19 +226,19 @@ def test_reading_a_damaged_file_names_it_and_a_whole_checkpoint(run: Path) -> No
     folder = run / "checkpoints/step_00000006"
     damage(folder / "model.safetensors", "flip", random.Random(3))
     with pytest.raises(UserError, match=r"step_00000006/model\.safetensors is damaged") as caught:
-        checkpoints.read_weights(checkpoints.find(folder))
-    assert caught.value.hint is not None and "step_00000004 is whole" in caught.value.hint
-    assert checkpoints.read_state(folder)["step"] == 6
+        checkpoints.read_weights(find(folder))
+    assert caught.value.hint is not None and "step_00000004, which is intact" in caught.value.hint
+    assert read_state(folder)["step"] == 6
 
 
 def test_a_truncated_or_missing_file_is_found_before_reading(run: Path) -> None:
     folder = run / "checkpoints/step_00000006"
     (folder / "state.json").write_text("{}")
     with pytest.raises(UserError, match=r"state\.json is damaged: 2 bytes"):
-        checkpoints.find(folder)
+        find(folder)
     (folder / "state.json").unlink()
     with pytest.raises(UserError, match=r"state\.json is missing"):
-        checkpoints.find(folder)
+        find(folder)
 
 
 def test_an_edited_manifest_is_noticed_and_a_newer_format_is_named(run: Path) -> None:
@@ -232,10 +247,10 @@ def test_an_edited_manifest_is_noticed_and_a_newer_format_is_named(run: Path) ->
     changed = {**manifest, "step": 7}
     path.write_text(json.dumps(changed, indent=2))
     with pytest.raises(Damaged, match="not as it was written"):
-        checkpoints.verify(path.parent)
+        verify(path.parent)
     path.write_text(json.dumps({**manifest, "format": 2}))
     with pytest.raises(UserError, match="newer lmtool"):
-        checkpoints.verify(path.parent)
+        verify(path.parent)
 
 
 def test_a_checkpoint_of_another_model_is_refused(run: Path) -> None:
@@ -296,8 +311,8 @@ def test_one_failed_save_costs_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     assert calls and all(torch.equal(a, b) for a, b in zip(whole.parameters(), again.parameters(), strict=True))
     left = sorted(path.name for path in (tmp_path / "run/checkpoints").iterdir())
     assert left == ["best", "last", "step_00000006", "step_00000008"]
-    for folder in checkpoints.saved_steps(tmp_path / "run/checkpoints"):
-        checkpoints.verify(folder)
+    for folder in saved_steps(tmp_path / "run/checkpoints"):
+        verify(folder)
     assert "step 4 could not be saved" in (tmp_path / "run/log.txt").read_text()
 
 
@@ -314,7 +329,7 @@ def test_three_failed_saves_in_a_row_stop_the_run(tmp_path: Path, monkeypatch: p
         go(tmp_path / "run", max_steps=100, evaluate_every=2)
     assert caught.value.hint is not None and "free some space" in caught.value.hint
     assert "step 10 could not be saved (3.)" in (tmp_path / "run/log.txt").read_text()
-    assert checkpoints.find(tmp_path / "run").name == "step_00000004"
+    assert find(tmp_path / "run").name == "step_00000004"
 
 
 def test_the_last_save_must_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from lmtool.config.checkpoint import find, read_state
 from lmtool.errors import Diverged, UserError
 from lmtool.training import checkpoints
 from lmtool.training.adam import build_adamw
@@ -228,9 +229,9 @@ def test_a_loss_or_gradient_that_is_not_finite_ends_the_run(tmp_path: Path, valu
     with safe_open(tmp_path / "run/diverged/step_00000007.safetensors", "pt") as file:
         assert int(file.get_tensor("0.inputs.tokens")[0]) == 63
         assert {"0.examples", "1.targets.word.at", "1.targets.kind.labels"} <= set(file.keys())
-    weights = checkpoints.read_weights(checkpoints.find(tmp_path / "run"))
+    weights = checkpoints.read_weights(find(tmp_path / "run"))
     assert all(torch.isfinite(one).all() for one in weights.values())
-    assert checkpoints.read_state(tmp_path / "run/checkpoints/step_00000006")["step"] == 6
+    assert read_state(tmp_path / "run/checkpoints/step_00000006")["step"] == 6
     assert not list((tmp_path / "run/checkpoints").glob("step_00000007"))
 
 
@@ -246,7 +247,7 @@ def test_an_exploded_loss_ends_the_run(tmp_path: Path) -> None:
 
 def test_fp16_scales_its_gradients_and_goes_on_bitwise(tmp_path: Path) -> None:
     _, whole = go(tmp_path / "whole", precision="fp16", max_steps=6)
-    state = checkpoints.read_state(tmp_path / "whole/checkpoints/step_00000006")
+    state = read_state(tmp_path / "whole/checkpoints/step_00000006")
     assert state["scaler"]["scale"] > 1
 
     class Breaking(FakeLearner):

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from lmtool.config.checkpoint import find
 from lmtool.errors import Stopped
 from lmtool.training import checkpoints, keeper
 from lmtool.training.loop import train
@@ -58,7 +59,7 @@ def test_a_signal_saves_and_stops_and_the_run_goes_on(tmp_path: Path, number: si
         go(tmp_path / "run", Signalled(number, 3))
     assert caught.value.exit_status == STATUSES[number] and number.name in caught.value.message
     assert caught.value.hint is not None and "lmtool resume" in caught.value.hint
-    assert checkpoints.find(tmp_path / "run").name == "step_00000003"
+    assert find(tmp_path / "run").name == "step_00000003"
     assert signal.getsignal(number) is before and not (tmp_path / "run/LOCK").exists()
     again, whole = FakeLearner(), FakeLearner()
     go(tmp_path / "run", again)

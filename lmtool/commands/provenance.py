@@ -1,0 +1,68 @@
+"""What data a run learns from: kept in each of its checkpoints, and compared when the run resumes from one.
+
+data.json   {"data=text": {"text": sha256, "bytes": ..., ...}, "task=sst2": {"train rows": ..., "train texts": sha256,
+            "train labels": sha256, "dev rows": ..., ...}}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from lmtool.commands.session import Session
+from lmtool.config.checkpoint import DATA, read_json, read_manifest
+from lmtool.data.sources import Source
+from lmtool.errors import UserError
+from lmtool.manifest import write_bytes
+from lmtool.tasks.loading import TaskData
+from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.training.files import to_json
+
+Contents = dict[str, dict[str, Any]]
+"""By origin ("data=text", "task=sst2"): hashes and counts of what it holds, by what they are of."""
+
+
+def contents_of(tasks: Mapping[str, TaskData], text: tuple[str, Source] | None = None) -> Contents:
+    """tasks: labelled data by the task's name. text: the name of a text's configuration, and the text."""
+    contents = {f"task={name}": task.contents() for name, task in tasks.items()}
+    if text is not None:
+        name, source = text
+        counts = {key: value for key, value in source.facts().items() if type(value) is int}
+        contents[f"data={name}"] = {"text": source.fingerprint, **counts}
+    return contents
+
+
+def require_same_data(session: Session, contents: Contents) -> None:
+    """UserError, naming what differs, where the run resumes and its data are not those it was started with."""
+    checkpoint = session.checkpoint
+    if checkpoint is None or DATA not in read_manifest(checkpoint).files:
+        return
+    before = read_json(checkpoint, DATA)
+    changes = []
+    for origin in sorted(before.keys() | contents.keys()):
+        old, new = before.get(origin, {}), contents.get(origin, {})
+        differing = [_change(key, old.get(key), new.get(key)) for key in new | old if old.get(key) != new.get(key)]
+        if differing:
+            changes.append(f"{origin}: {', '.join(differing)}")
+    if changes:
+        run = session.run.path
+        raise UserError(
+            f"the data of {run} changed after {checkpoint.name}: {'; '.join(changes)}",
+            "bring them back as they were; or start another run from these weights: the same command with name=NEW "
+            f"checkpoint={run}",
+        )
+
+
+def _change(key: str, old: Any, new: Any) -> str:
+    return f"{key} {old:,} -> {new:,}" if type(old) is type(new) is int else f"other {key}"
+
+
+def extras(tokenizer: Tokenizer, contents: Contents) -> Callable[[Path], None]:
+    """What writes the files of a checkpoint that the loop does not know."""
+
+    def write(folder: Path) -> None:
+        tokenizer.save(folder)
+        write_bytes(folder / DATA, to_json(contents).encode())
+
+    return write

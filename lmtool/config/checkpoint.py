@@ -1,0 +1,213 @@
+"""Checkpoints found and read: the one door for whatever a command reads from one.
+
+runs/NAME/checkpoints/step_00001000/  model.safetensors  optimizer.safetensors  state.json  config.json  data.json
+                                      tokenizer files  manifest.json
+runs/NAME/checkpoints/{best,last}     the name of a checkpoint, small text files
+
+A file is held against the manifest when it is read, and what does not verify is refused. training/checkpoints.py
+writes checkpoints and reads their tensors. Imports no torch: a command's configuration is decoded with it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from lmtool.config import saved
+from lmtool.errors import UserError
+from lmtool.manifest import MANIFEST, Damaged, Manifest
+
+MODEL, OPTIMIZER, STATE, CONFIG, DATA = (
+    "model.safetensors", "optimizer.safetensors", "state.json", "config.json", "data.json",
+)  # fmt: skip
+_STEP = re.compile(r"step_(\d{8,})")
+_GIVE = (
+    "give a run (runs/NAME) or one of its checkpoints, a folder with config.json and model.safetensors, or "
+    "hf://org/name@revision"
+)
+_COPY = "copy it again from where it came, or give another checkpoint"
+_PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+
+class NoCheckpoint(UserError):
+    """A path that names no checkpoint, intact or damaged."""
+
+
+# --- verifying -----------------------------------------------------------------------------------------------------
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """A checkpoint's manifest. Damaged where it is missing, not as it was written, or of another step than the folder's
+    name says."""
+    manifest = Manifest.read(folder)
+    missing = {MODEL, STATE, CONFIG} - manifest.files.keys()
+    if missing:
+        raise Damaged(folder / MANIFEST, f"lists no {sorted(missing)[0]}")
+    named, step = _STEP.fullmatch(folder.name), manifest.facts.get("step")
+    if named is not None and int(named[1]) != step:
+        raise Damaged(folder / MANIFEST, f"is of step {step}, and its folder is called {folder.name}")
+    return manifest
+
+
+def verify(folder: Path, only: str | None = None, hashes: bool = True) -> None:
+    """Hold every file of a checkpoint (or one) against its manifest: see `Manifest.verify`."""
+    read_manifest(folder).verify(None if only is None else [only], hashes)
+
+
+def refusal(damage: Damaged) -> UserError:
+    """The error for a damaged checkpoint, naming one of the same run that is intact."""
+    folder = next((parent for parent in damage.path.parents if _STEP.fullmatch(parent.name)), None)
+    return UserError(damage.message, _COPY if folder is None else _another(folder.parent, folder))
+
+
+def _another(checkpoints: Path, damaged: Path | None = None) -> str:
+    """What to give in the place of a damaged checkpoint."""
+    for folder in saved_steps(checkpoints):
+        if folder != damaged and is_intact(folder):
+            return f"give {folder}, which is intact"
+    return _COPY
+
+
+def is_intact(folder: Path) -> bool:
+    """Whether a checkpoint verifies."""
+    try:
+        verify(folder)
+    except Damaged:
+        return False
+    return True
+
+
+# --- finding -------------------------------------------------------------------------------------------------------
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Whether a folder is a checkpoint of lmtool, damaged or not."""
+    return (folder / MANIFEST).is_file() or (_STEP.fullmatch(folder.name) is not None and folder.is_dir())
+
+
+def saved_steps(checkpoints: Path) -> list[Path]:
+    """Folders named as checkpoints, newest first. They are not verified here."""
+    if not checkpoints.is_dir():
+        return []
+    named = [path for path in checkpoints.iterdir() if _STEP.fullmatch(path.name) and path.is_dir()]
+    return sorted(named, key=lambda path: int(path.name[5:]), reverse=True)
+
+
+def pointed(checkpoints: Path, pointer: str) -> Path | None:
+    """The checkpoint that `last` or `best` names, or None."""
+    try:
+        return _pointed(checkpoints / pointer)
+    except UserError:
+        return None
+
+
+def _pointed(pointer: Path) -> Path:
+    """UserError where it names no checkpoint that is there."""
+    try:
+        name = pointer.read_text(encoding="utf-8")[:300].strip()
+    except (OSError, UnicodeDecodeError):
+        name = ""
+    if not _STEP.fullmatch(name):
+        raise UserError(f"{pointer} does not name a checkpoint", _another(pointer.parent))
+    if not (pointer.parent / name).is_dir():
+        raise UserError(f"{pointer} names {name}, which is not there", _another(pointer.parent))
+    return pointer.parent / name
+
+
+def run_folder(path: str | Path) -> Path:
+    """The folder of the run a user means: that which `runs/latest` names, else what was typed, there or not."""
+    given = Path(path).expanduser()
+    if given.name != "latest" or not given.is_file():
+        return given
+    return given.parent / Path(given.read_text(encoding="utf-8", errors="replace")[:300].strip() or "-").name
+
+
+def checkpoint_folder(path: str | Path) -> Path:
+    """The folder of the checkpoint a user means: a checkpoint, `checkpoints/best` or `last`, a run (its best, else its
+    last, else its newest checkpoint) or `runs/latest`. Whether its files are intact is seen when they are read.
+
+    Raises NoCheckpoint where there is none, UserError where the one that is meant is not there: another is never taken
+    for it.
+    """
+    given = run_folder(path)
+    if given.name in ("best", "last") and given.is_file():
+        return _pointed(given)
+    if not given.exists():
+        raise NoCheckpoint(f"checkpoint={path}: no such folder", _GIVE)
+    if not given.is_dir():
+        pickled = "; pickled weights can run code when they are read" if given.suffix in _PICKLED else ""
+        raise NoCheckpoint(f"checkpoint={path}: a file, and lmtool reads checkpoint folders{pickled}", _GIVE)
+    if is_checkpoint(given):
+        return given
+    checkpoints = given if given.name == "checkpoints" else given / "checkpoints"
+    if (checkpoints / "best").is_file():
+        return _pointed(checkpoints / "best")
+    newest = _pointed(checkpoints / "last") if (checkpoints / "last").is_file() else None
+    newest = newest or next(iter(saved_steps(checkpoints)), None)
+    if newest is None:
+        raise NoCheckpoint(
+            f"checkpoint={path}: neither a checkpoint of lmtool nor a published config.json in it", _GIVE
+        )
+    return _best(newest)
+
+
+def _best(newest: Path) -> Path:
+    """The best checkpoint of a run without the pointer to it, as its newest checkpoint has it; that itself before the
+    first evaluation."""
+    step = read_state(newest).get("best_step")
+    if not isinstance(step, int):
+        return newest
+    best = newest.parent / f"step_{step:08d}"
+    if not best.is_dir():
+        raise UserError(f"{best}, the best checkpoint of its run, is not there", _another(newest.parent))
+    return best
+
+
+def find(path: str | Path) -> Path:
+    """The folder of `checkpoint_folder`, complete. UserError, naming what is wrong and a checkpoint that is intact,
+    where a file is missing or cut; the contents are verified by what reads them."""
+    folder = checkpoint_folder(path)
+    try:
+        verify(folder, hashes=False)
+    except Damaged as damage:
+        raise refusal(damage) from damage
+    return folder
+
+
+# --- reading -------------------------------------------------------------------------------------------------------
+
+
+def read_json(folder: Path, name: str) -> dict[str, Any]:
+    """A JSON file of a checkpoint, verified. UserError where it is damaged or holds no JSON object."""
+    try:
+        content = json.loads(read_manifest(folder).read_bytes(name))
+    except Damaged as damage:
+        raise refusal(damage) from damage
+    except (ValueError, RecursionError):
+        content = None
+    if not isinstance(content, dict):
+        raise UserError(f"{folder / name} holds no JSON object", _COPY)
+    return content
+
+
+def read_state(folder: str | Path) -> dict[str, Any]:
+    """state.json: step, epoch, tokens, seconds, total_steps, best_step, best_value, metrics, ..."""
+    return read_json(Path(folder), STATE)
+
+
+def read_config(folder: str | Path) -> dict[str, Any]:
+    """config.json: the resolved configuration, to be decoded by the same strict decoder as any other."""
+    return read_json(Path(folder), CONFIG)
+
+
+def read_checkpoint(path: str) -> dict[str, Any]:
+    """The saved configuration of the checkpoint a `checkpoint=` names."""
+    if "://" in path:
+        raise UserError(f"checkpoint={path}: lmtool reads its own runs, on this machine", _GIVE)
+    folder = find(path)
+    data = saved.of_this_version(read_config(folder), folder / CONFIG)
+    if not isinstance(data.get("model"), dict):
+        raise UserError(f"checkpoint={path}: its config.json is not one of lmtool", _GIVE)
+    return data

@@ -1,0 +1,104 @@
+"""Secrets, found in any text that is written or shown, and masked. Standard library only."""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
+from typing import Any
+from urllib.parse import quote, unquote
+
+MASK = "***"
+SHORTEST = 6
+"""Characters of the shortest value of a variable that is masked: a shorter one stands in ordinary text too."""
+
+# Of an environment variable. TOKENIZERS_PARALLELISM holds no token; PWD is the working folder, MYSQL_PWD a password.
+_NAME = re.compile(
+    r"KEY|TOKEN(?!IZER)|SECRET|PASSW|PASSPHRASE|CREDENTIAL|[A-Z]_PWD$|(?:^|_)(?:AUTH|BEARER|PAT)(?:_|$)", re.IGNORECASE
+)
+# In front of a host: user:password@, and a token alone; not the revision in hf://name@revision. A path made of an
+# address has one slash.
+_PASSWORD = re.compile(r"(?i)\b(?P<scheme>[a-z][a-z0-9+.-]*://?)[^/\s@:]*:(?P<password>[^/\s]*)@")
+_ALONE = re.compile(r"(?i)\b(?P<scheme>(?!hf:)[a-z][a-z0-9+.-]*://?)[^/\s@:]+@")
+_QUERY = re.compile(r"(?i)(?P<name>[?&;][\w.-]*(?:token|key|secret|passw|signature|auth|sig|credential)\w*=)[^&;#\s]+")
+# A hub token, which has 34 characters behind its hf_ (a folder may be called hf_distilbert); 40 hexadecimal digits, the
+# form of a tracker's key, but for a commit: hf://org/name@commit.
+_FORM = re.compile(r"\bhf_[A-Za-z0-9]{20,}|(?<!@)\b[0-9a-f]{40}\b")
+
+
+def masked(text: str, environ: Mapping[str, str] | None = None) -> str:
+    """The text with each secret replaced by `***`, also where it stands quoted or escaped.
+
+    Secrets are the values of environment variables whose names say so (*KEY*, *TOKEN*, *SECRET*, *PASSWORD*, *_AUTH,
+    *_BEARER, ...), the passwords in those that hold an address (DATABASE_URL), what stands in an address before its @
+    or behind `token=` and the like, and what has the form of a hub token or of a tracker's key.
+    """
+    return masker(environ)(text)
+
+
+def masker(environ: Mapping[str, str] | None = None) -> Callable[[str], str]:
+    """`masked`, with the environment read once: for many texts."""
+    secrets = set(_values(os.environ if environ is None else environ))
+    spellings = _spelled(tuple(sorted(secrets)))
+
+    def mask(text: str) -> str:
+        for spelling in spellings:
+            text = text.replace(spelling, MASK)
+        if ":/" in text:
+            text = _PASSWORD.sub(rf"\g<scheme>{MASK}@", text)
+            text = _ALONE.sub(rf"\g<scheme>{MASK}@", text)
+            text = _QUERY.sub(rf"\g<name>{MASK}", text)
+        return _FORM.sub(MASK, text)
+
+    return mask
+
+
+def masked_data(value: Any, mask: Callable[[str], str] | None = None) -> Any:
+    """Plain data with every text in it masked, keys too; numbers stay."""
+    mask = masker() if mask is None else mask
+    if isinstance(value, dict):
+        return {mask(key) if isinstance(key, str) else key: masked_data(one, mask) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [masked_data(one, mask) for one in value]
+    return mask(value) if isinstance(value, str) else value
+
+
+def _values(environ: Mapping[str, str]) -> Iterator[str]:
+    """The secrets in environment variables."""
+    for name, value in environ.items():
+        secrets = [value.strip()] if _is_secret(name) else []
+        if ":/" in value:
+            secrets += [address["password"] for address in _PASSWORD.finditer(value)]
+        for secret in secrets:
+            yield from (one for one in (secret, unquote(secret)) if len(one) >= SHORTEST)
+
+
+@lru_cache(maxsize=1024)
+def _is_secret(name: str) -> bool:
+    return _NAME.search(name) is not None
+
+
+@lru_cache(maxsize=8)
+def _spelled(secrets: tuple[str, ...]) -> tuple[str, ...]:
+    """Every spelling of the secrets, longer ones first: one may be part of another."""
+    spellings = {spelling for secret in secrets for spelling in _spellings(secret)}
+    return tuple(sorted(spellings, key=lambda one: (-len(one), one)))
+
+
+def _spellings(secret: str) -> Iterator[str]:
+    """A text as JSON, Python, HTML, an address, a shell, YAML and an override write it."""
+    yield secret
+    yield json.dumps(secret)[1:-1]
+    yield json.dumps(secret, ensure_ascii=False)[1:-1]
+    yield repr(secret)[1:-1]
+    yield html.escape(secret)
+    yield quote(secret, errors="replace")
+    yield quote(secret, safe="", errors="replace")
+    yield secret.replace("'", "'\"'\"'")
+    yield secret.replace("'", "''")
+    yield secret.replace("'", "\\'")
+    yield secret.replace('"', '\\"')
+    yield secret.replace("'", "\\'").replace('"', '\\"')

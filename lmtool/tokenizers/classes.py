@@ -1,0 +1,226 @@
+"""The tokenizer classes of transformers that published folders name, assembled as transformers 5 assembles them.
+
+A class takes the pieces from the files and everything else from tokenizer_config.json, or from its own defaults: what
+a tokenizer.json says of cleaning, splitting and special tokens does not count, however much it disagrees. Only the
+plain classes take a tokenizer.json as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, models
+
+from lmtool.errors import UserError
+from lmtool.tokenizers import backends
+from lmtool.tokenizers.configs import SPECIALS
+from lmtool.tokenizers.json_files import broken, read_json
+
+SETTINGS, CONFIG = "tokenizer_config.json", "config.json"
+PLAIN = ("PreTrainedTokenizerFast", "TokenizersBackend", "PreTrainedTokenizer", "PythonBackend")
+"""Classes that take nothing for granted: the files say all."""
+PIECES = ("spiece.model", "sentencepiece.model", "spm.model", "tokenizer.model")
+_MOST_SENTINELS = 100_000
+
+Token = str | AddedToken
+
+
+@dataclass(frozen=True)
+class Settings:
+    """tokenizer_config.json. path: of the file, for errors; values: empty where there is none."""
+
+    path: Path
+    values: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, folder: Path) -> Settings:
+        """UserError where the file is damaged."""
+        path = folder / SETTINGS
+        return cls(path, read_json(path) if path.is_file() else {})
+
+    def flag(self, key: str, default: bool) -> bool:
+        """UserError where the value is not true or false."""
+        value = self.values.get(key, default)
+        if not isinstance(value, bool):
+            raise UserError(f"{self.path}: {key}={value!r} is not true or false", f"write {key} as true or false there")
+        return value
+
+    def optional_flag(self, key: str) -> bool | None:
+        """A flag that may be null, as it is where it is left out."""
+        return None if self.values.get(key) is None else self.flag(key, False)
+
+    @property
+    def sentinels(self) -> int:
+        """How many sentinels T5 has. UserError where that is not a number of them."""
+        count = self.values.get("extra_ids", 100)
+        if not isinstance(count, int) or not 0 <= count <= _MOST_SENTINELS:
+            raise UserError(
+                f"{self.path}: extra_ids={count!r} is no number from 0 to {_MOST_SENTINELS}",
+                "write the number of <extra_id_N> tokens there",
+            )
+        return count
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """A vocabulary as the files have it. entries: ids by text, or of a unigram model text and score by id. characters:
+    SentencePiece's precompiled map of characters. marked: the tokens that a SentencePiece file marks; None for another
+    file. path: of the file, for errors."""
+
+    path: Path
+    entries: dict[str, int] | list[tuple[str, float]]
+    merges: Sequence[tuple[str, str]] = ()
+    characters: bytes = b""
+    marked: tuple[AddedToken, ...] | None = None
+
+
+def _as_named(additional: Sequence[Token], settings: Settings) -> list[Token]:
+    return list(additional)
+
+
+@dataclass(frozen=True)
+class TokenizerClass:
+    """names: in transformers, the first one stands in errors. model_types: those of a config.json whose class this is.
+    model: the kind of its pieces. files: that hold them where there is no tokenizer.json. specials: its special tokens
+    by role, where nothing else is said. build: its cleaning and splitting over pieces, with the special tokens that are
+    given by role. around: what it puts around a text where transformers is asked for that (lmtool never asks); None:
+    what tokenizer.json says. further: special tokens without a role, from those that the files name."""
+
+    names: tuple[str, ...]
+    model_types: tuple[str, ...]
+    model: str
+    files: tuple[str, ...]
+    specials: Mapping[str, str]
+    build: Callable[[Pieces, Settings, Mapping[str, str]], tokenizers.Tokenizer]
+    around: Callable[[tokenizers.Tokenizer, Settings, Mapping[str, str]], None] | None = None
+    further: Callable[[Sequence[Token], Settings], list[Token]] = _as_named
+
+
+def _bert(pieces: Pieces, settings: Settings, tokens: Mapping[str, str]) -> tokenizers.Tokenizer:
+    vocabulary, unknown = dict(pieces.entries), tokens.get("unk")
+    if unknown not in vocabulary:
+        raise broken(pieces.path, f"it has no {unknown}")
+    return backends.wordpiece(
+        vocabulary,
+        settings.flag("do_lower_case", True),
+        settings.optional_flag("strip_accents"),
+        settings.flag("tokenize_chinese_chars", True),
+        unknown,
+    )
+
+
+def _bert_around(backend: tokenizers.Tokenizer, settings: Settings, tokens: Mapping[str, str]) -> None:
+    backends.around(backend, tokens.get("cls", ""), tokens.get("sep", ""))
+
+
+def _byte_level(pieces: Pieces, settings: Settings, tokens: Mapping[str, str]) -> tokenizers.Tokenizer:
+    model = models.BPE(vocab=dict(pieces.entries), merges=list(pieces.merges), fuse_unk=False)
+    return backends.byte_level(model, settings.flag("add_prefix_space", False))
+
+
+def _roberta_around(backend: tokenizers.Tokenizer, settings: Settings, tokens: Mapping[str, str]) -> None:
+    if "cls" in tokens and "sep" in tokens:
+        prefix = settings.flag("add_prefix_space", False)
+        backends.roberta_around(backend, tokens["cls"], tokens["sep"], prefix)
+
+
+def _word_end(pieces: Pieces, settings: Settings, tokens: Mapping[str, str]) -> tokenizers.Tokenizer:
+    options = {"end_of_word_suffix": "</w>", "unk_token": tokens.get("unk"), "fuse_unk": False}
+    return backends.word_end(models.BPE(vocab=dict(pieces.entries), merges=list(pieces.merges), **options))
+
+
+def _t5(pieces: Pieces, settings: Settings, tokens: Mapping[str, str]) -> tokenizers.Tokenizer:
+    return backends.unigram(list(pieces.entries), "t5", pieces.characters)
+
+
+def _t5_around(backend: tokenizers.Tokenizer, settings: Settings, tokens: Mapping[str, str]) -> None:
+    backends.ends_with(backend, tokens.get("eos", ""))
+
+
+def _t5_sentinels(additional: Sequence[Token], settings: Settings) -> list[Token]:
+    """The sentinels are special tokens, unless the files name some of them."""
+    named = sum("<extra_id_" in str(token) for token in additional)
+    count = settings.sentinels
+    if named and count not in (0, named):
+        raise UserError(
+            f"{settings.path}: extra_ids={count}, but {named} of its special tokens are <extra_id_N>",
+            "write the number of <extra_id_N> tokens as extra_ids there",
+        )
+    return [*additional, *(f"<extra_id_{number}>" for number in range(0 if named else count))]
+
+
+def _albert(pieces: Pieces, settings: Settings, tokens: Mapping[str, str]) -> tokenizers.Tokenizer:
+    return backends.unigram(
+        list(pieces.entries),
+        "albert",
+        pieces.characters,
+        settings.flag("do_lower_case", True),
+        settings.flag("keep_accents", False),
+        settings.flag("add_prefix_space", True),
+    )
+
+
+BERT = TokenizerClass(
+    ("BertTokenizer", "ElectraTokenizer", "DistilBertTokenizer"),
+    ("bert", "electra", "distilbert"),
+    "WordPiece",
+    ("vocab.txt",),
+    SPECIALS["bert"],
+    _bert,
+    _bert_around,
+)
+ROBERTA = TokenizerClass(
+    ("RobertaTokenizer", "BartTokenizer"),
+    ("roberta", "bart"),
+    "BPE",
+    ("vocab.json", "merges.txt"),
+    SPECIALS["roberta"],
+    _byte_level,
+    _roberta_around,
+)
+GPT2 = TokenizerClass(
+    ("GPT2Tokenizer",),
+    ("gpt2",),
+    "BPE",
+    ("vocab.json", "merges.txt"),
+    # Nothing is unknown to bytes; the class names a token all the same.
+    {**SPECIALS["gpt2"], "unk": "<|endoftext|>"},
+    _byte_level,
+)
+GPT1 = TokenizerClass(
+    ("OpenAIGPTTokenizer",), ("openai-gpt",), "BPE", ("vocab.json", "merges.txt"), SPECIALS["gpt1"], _word_end
+)
+T5 = TokenizerClass(("T5Tokenizer",), ("t5",), "Unigram", PIECES, SPECIALS["t5"], _t5, _t5_around, _t5_sentinels)
+ALBERT = TokenizerClass(("AlbertTokenizer",), ("albert",), "Unigram", PIECES, SPECIALS["albert"], _albert)
+CLASSES = (BERT, ROBERTA, GPT2, GPT1, T5, ALBERT)
+
+
+def class_of(folder: Path, settings: Settings) -> TokenizerClass | str | None:
+    """The class that AutoTokenizer of transformers takes for a folder: that of tokenizer_config.json, else of
+    config.json, else the one of its model_type. A plain class is given by its name; None where nothing names one.
+
+    UserError for a class that is not known here.
+    """
+    path, name, model_type = settings.path, settings.values.get("tokenizer_class"), None
+    if not name and (folder / CONFIG).is_file():
+        path = folder / CONFIG
+        config = read_json(path)
+        name, model_type = config.get("tokenizer_class"), config.get("model_type")
+    if not name and not model_type:
+        return None
+    plain = str(name).removesuffix("Fast")
+    for one in CLASSES:
+        if plain in one.names or (not name and model_type in one.model_types):
+            return one
+    if name in PLAIN:
+        return str(name)
+    given = f"tokenizer_class={name!r}" if name else f"model_type={model_type!r} without a tokenizer_class"
+    known = ", ".join([*(name for one in CLASSES for name in one.names), PLAIN[0]])
+    raise UserError(
+        f"{path}: {given}; lmtool builds the tokenizers of {known}",
+        f'to take tokenizer.json as it is, write "tokenizer_class": "{PLAIN[0]}" into the {SETTINGS} of a copy',
+    )

@@ -1,0 +1,185 @@
+"""The special and added tokens of a published folder, from the four files that may name them, as transformers 5 reads
+them: tokenizer_config.json; where that has no `added_tokens_decoder`, also special_tokens_map.json, added_tokens.json
+and the `added_tokens` of tokenizer.json.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken
+
+from lmtool.tokenizers.classes import Settings, Token, TokenizerClass
+from lmtool.tokenizers.json_files import broken, read_json
+
+SPECIAL_MAP, ADDED = "special_tokens_map.json", "added_tokens.json"
+ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+"""In the order in which transformers adds them."""
+# The list of tokens without a role, by its name in transformers 4 and 5.
+_OLD_LIST, _NEW_LIST = "additional_special_tokens", "extra_special_tokens"
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """named: by role, or by another name that ends in `_token`; None where a file says that there is none. further:
+    special ones without a name. added: those that stand beside the vocabulary, special or not, by the id they must
+    have; origins: the files that say so. path: of the settings, for errors."""
+
+    named: dict[str, Token | None]
+    further: list[Token]
+    added: dict[int, AddedToken]
+    origins: dict[int, Path]
+    path: Path
+
+    @property
+    def roles(self) -> dict[str, str]:
+        """The special tokens that have a role."""
+        return {name: str(token) for name, token in self.named.items() if name in ROLES and token is not None}
+
+    @property
+    def without_role(self) -> list[str]:
+        """The others."""
+        named = (token for name, token in self.named.items() if name not in ROLES)
+        return [str(token) for token in (*named, *self.further) if token is not None and str(token)]
+
+    def add_to(self, backend: tokenizers.Tokenizer) -> None:
+        """Enter those that a backend lacks. UserError where one cannot have its id."""
+        known = backend.get_added_tokens_decoder().values()
+        descriptions = {repr(token) for token in known}
+        new: list[Token] = [token for _, token in sorted(self.added.items()) if repr(token) not in descriptions]
+        contents = {token.content for token in known} | {str(token) for token in new}
+        for token in (*self.named.values(), *self.further):
+            if token is not None and str(token) not in contents and token not in new:
+                new.append(token)
+        with_name = {str(token) for token in self.named.values() if token is not None}
+        backend.add_tokens([_special(token, str(token) in with_name) for token in new])
+        for number, token in self.added.items():
+            if backend.token_to_id(token.content) != number:
+                raise broken(self.origins[number], f"{token.content} cannot have the id {number}")
+        for role, content in self.roles.items():
+            if backend.token_to_id(content) is None:  # the library adds no empty ones
+                raise broken(self.path, f"{role}_token={content!r} is no token")
+
+
+def _special(token: Token, has_name: bool) -> AddedToken:
+    if isinstance(token, str):
+        return AddedToken(token, special=True)
+    token.special = token.special or has_name
+    return token
+
+
+def read_special(
+    folder: Path,
+    settings: Settings,
+    kind: TokenizerClass | None,
+    whole: Path | None,
+    marked: Sequence[AddedToken] | None = None,
+) -> SpecialTokens:
+    """What the files of a folder name. kind: the class, None for a plain one. whole: its tokenizer.json, None where
+    there is none. marked: the tokens that its SentencePiece file marks. UserError where a file is damaged."""
+    values = dict(settings.values)
+    if _OLD_LIST in values and not values.get(_NEW_LIST):
+        values[_NEW_LIST] = values.pop(_OLD_LIST)
+    own = _pop_names(values)
+    added: dict[int, AddedToken] = {}
+    origins: dict[int, Path] = {}
+
+    def add(path: Path, tokens: dict[int, AddedToken]) -> None:
+        added.update(tokens)
+        origins.update(dict.fromkeys(tokens, path))
+
+    if "added_tokens_decoder" in values:
+        add(settings.path, _by_id(settings.path, values["added_tokens_decoder"]))
+    else:
+        values |= _mapped(folder / SPECIAL_MAP, values)
+        own |= _pop_names(values)
+        if (folder / ADDED).is_file():
+            add(folder / ADDED, _beside(folder / ADDED, values))
+        if whole is not None:
+            tokens = read_json(whole).get("added_tokens") or ()
+            add(whole, _by_id(whole, {str(_value(token, "id")): token for token in tokens}))
+    by_content = {token.content: token for token in added.values()}
+
+    named: dict[str, Token | None] = dict.fromkeys(ROLES)
+    named |= {} if kind is None else kind.specials
+    for key, value in values.items():
+        name = key.removesuffix("_token")
+        if name != key and (name in ROLES or _is_token(value) or _value(value, "__type")):
+            token = None if value is None else _token(settings.path, value)
+            named[name] = token if token is None else by_content.get(str(token), token)
+    named |= {name: _token(settings.path, token) for name, token in own.items()}
+
+    older, newer = (_tokens(settings.path, values.get(key)) for key in (_OLD_LIST, _NEW_LIST))
+    further = older if marked is None else list(marked)
+    if kind is not None:
+        further = kind.further(further, settings)
+    return SpecialTokens(named, newer if _NEW_LIST in values else further, added, origins, settings.path)
+
+
+def _pop_names(values: dict[str, Any]) -> dict[str, Any]:
+    """Tokens with names of their own, which may stand where the list does."""
+    return values.pop(_NEW_LIST) if isinstance(values.get(_NEW_LIST), dict) else {}
+
+
+def _mapped(path: Path, before: dict[str, Any]) -> dict[str, Any]:
+    """The contents of special_tokens_map.json, every token of which is special."""
+    values = read_json(path) if path.is_file() else {}
+    values = {key: _token(path, one, True) if _value(one, "content") else one for key, one in values.items()}
+    for key in (_OLD_LIST, _NEW_LIST):
+        if isinstance(values.get(key), list):
+            values[key] = [one if _is_token(one) else _token(path, one, True) for one in values[key]]
+    if isinstance(values.get(_NEW_LIST), list):
+        values[_NEW_LIST] = [*_tokens(path, before.get(_NEW_LIST)), *values[_NEW_LIST]]
+    return values
+
+
+def _beside(path: Path, values: dict[str, Any]) -> dict[int, AddedToken]:
+    """The tokens of added_tokens.json by id; those that another file calls special are."""
+    others = [*(values.get(f"{role}_token") for role in ROLES), *_tokens(path, values.get(_NEW_LIST))]
+    special = {str(token) for token in others if _is_token(token)}
+    numbers = read_json(path)
+    if not all(isinstance(number, int) for number in numbers.values()):
+        raise broken(path, "its values are no numbers")
+    return {
+        number: AddedToken(content, normalized=content not in special, special=content in special)
+        for content, number in numbers.items()
+    }
+
+
+def _by_id(path: Path, tokens: Any) -> dict[int, AddedToken]:
+    """Described tokens by id."""
+    if not isinstance(tokens, dict) or not all(number.isdecimal() for number in tokens):
+        raise broken(path, "its added tokens have no ids")
+    return {int(number): _token(path, token) for number, token in tokens.items()}
+
+
+def _tokens(path: Path, values: Any) -> list[Token]:
+    """A list of tokens."""
+    values = values or []
+    if not isinstance(values, list):
+        raise broken(path, f"{values!r} is no list of tokens")
+    return [one if _is_token(one) else _token(path, one) for one in values]
+
+
+def _token(path: Path, value: Any, special: bool | None = None) -> Any:
+    """A token from its description. special: whatever the description says."""
+    if _is_token(value):
+        return value
+    content = _value(value, "content")
+    if not isinstance(content, str):
+        raise broken(path, f"{value!r} is no token")
+    flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    given = {key: bool(value[key]) for key in flags if key in value}
+    return AddedToken(content, **given | ({} if special is None else {"special": special}))
+
+
+def _is_token(value: Any) -> bool:
+    return isinstance(value, (str, AddedToken))
+
+
+def _value(description: Any, key: str) -> Any:
+    return description.get(key) if isinstance(description, dict) else None

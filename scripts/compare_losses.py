@@ -1,0 +1,214 @@
+"""Does a change move a result? The same short commands run by this tree and by a clean clone of REV, bit by bit.
+
+    python scripts/compare_losses.py REV [--jobs bert_tiny,finetune_bert] [--output runs/compare_losses]
+
+Every `experiment/*_tiny` of REV, each family that has no such recipe, a finetuning run of each architecture and a
+mixture: 50 steps each on a little text, one thread, fp32 on the CPU, offline. Finetuning and the mixture train with
+dropout, which the recipes switch off. Exit status 3 where a loss in metrics.jsonl or a final weight differs, 2 where a
+command does not run. REV's runs are kept in OUTPUT, by commit, and made only once; the runs of this tree, uncommitted
+changes included, are made anew each time. About three minutes a tree on a slow core; both trees run side by side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from benchmark import processor
+from rows import listed, stop
+from safetensors.torch import load_file
+from torch import Tensor
+
+from lmtool.reporting.console import Output
+from lmtool.reporting.table import print_table
+
+ROOT = Path(__file__).resolve().parents[1]
+STEPS = ("max_steps=50", "log_every=1", "max_minutes=null", "device=cpu", "precision=fp32", "offline=true")
+TEXT = ("data=pydocs", "data.packages=[python]", "data.max_bytes=400000", "model.vocab_size=1024")
+ROWS = ("task=pydocs", "task.train_examples=400", "max_epochs=null")
+DROPOUT = ("model.dropout=0.1", "model.attention_dropout=0.1")
+FINETUNED = ("bert_tiny", "gpt_tiny", "t5_tiny")
+TASK = "{name: task, task: {kind: classification, name: pydocs, text: [text], embedded: pydocs, train_examples: 400}}"
+# Runs a tree's jobs one after the other, so that its imports are paid once; a line for each with its exit status.
+WORKER = """
+import contextlib, json, sys
+from lmtool.cli import main
+for name, words in json.loads(sys.argv[1]).items():
+    with open(name + ".txt", "w") as log, contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
+        status = main(words)
+    print(json.dumps([name, status]), flush=True)
+"""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Of one job. losses, tensors: how many were compared. differences: what differs, in words, the first ones
+    first."""
+
+    losses: int
+    tensors: int
+    differences: tuple[str, ...]
+
+
+def jobs_of(tree: Path) -> dict[str, list[str]]:
+    """The commands, by name and in the order they run: a later one may start from an earlier one's weights."""
+    recipes = sorted(path.stem for path in (tree / "conf" / "experiment").glob("*_tiny.yaml"))
+    models = sorted(path.stem for path in (tree / "conf" / "model").glob("*_tiny.yaml"))
+    jobs = {name: ["pretrain", f"experiment={name}", *TEXT] for name in recipes}
+    jobs |= {name: ["pretrain", f"model={name}", "max_length=64", *TEXT] for name in models if name not in recipes}
+    for name in FINETUNED:
+        jobs[f"finetune_{name.removesuffix('_tiny')}"] = ["finetune", *ROWS, *DROPOUT, f"checkpoint={name}"]
+    members = f"objective.members=[mlm,span,{TASK}]"
+    jobs["mixture"] = ["pretrain", "model=bert_tiny", "objective=mixture", members, "max_length=64", *TEXT, *DROPOUT]
+    return {name: [*words, *STEPS, "cache_dir=cache", f"run_dir={name}"] for name, words in jobs.items()}
+
+
+def chosen(jobs: Mapping[str, list[str]], names: Sequence[str]) -> dict[str, list[str]]:
+    """The jobs of these names (all for none), and those whose checkpoints they start from."""
+    unknown = [name for name in names if name not in jobs]
+    if unknown:
+        stop(f"--jobs {','.join(unknown)}: there is no such job", f"give some of {','.join(jobs)}")
+    wanted = set(names or jobs)
+    for name in tuple(wanted):
+        wanted.update(word.removeprefix("checkpoint=") for word in jobs[name] if word.startswith("checkpoint="))
+    return {name: words for name, words in jobs.items() if name in wanted}
+
+
+def losses_of(run: Path) -> dict[str, float]:
+    """Every loss in a run's metrics.jsonl, by split, step and field."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return {
+        f"{row['split']} {field} of step {row['step']}": value
+        for row in rows
+        for field, value in row.items()
+        if "loss" in field
+    }
+
+
+def weights_of(run: Path) -> dict[str, Tensor]:
+    """The tensors of a run's last checkpoint."""
+    checkpoints = run / "checkpoints"
+    return load_file(checkpoints / (checkpoints / "last").read_text().strip() / "model.safetensors")
+
+
+def compare(ours: Path, theirs: Path) -> Comparison:
+    """Two runs of one job. Floats in metrics.jsonl are written with all their digits, so equal numbers are equal
+    bits."""
+    losses, reference = losses_of(ours), losses_of(theirs)
+    differences = [
+        f"{name}: {losses.get(name)}, not {reference.get(name)}"
+        for name in dict.fromkeys([*reference, *losses])
+        # As text, since two NaN are the same loss.
+        if repr(losses.get(name)) != repr(reference.get(name))
+    ]
+    tensors, expected = weights_of(ours), weights_of(theirs)
+    differences += [
+        f"{name}: {difference}"
+        for name in dict.fromkeys([*expected, *tensors])
+        if (difference := difference_of(tensors.get(name), expected.get(name)))
+    ]
+    return Comparison(len(reference), len(expected), tuple(differences))
+
+
+def difference_of(tensor: Tensor | None, expected: Tensor | None) -> str:
+    """How two tensors differ, in words; empty where each bit is equal."""
+    if tensor is None or expected is None:
+        return "missing" if tensor is None else "new"
+    if (tensor.shape, tensor.dtype) != (expected.shape, expected.dtype):
+        return f"{tuple(tensor.shape)} {tensor.dtype}, not {tuple(expected.shape)} {expected.dtype}"
+    if tensor.reshape(-1).view(torch.uint8).equal(expected.reshape(-1).view(torch.uint8)):
+        return ""
+    return f"differs by {(tensor.double() - expected.double()).abs().max():.3g} at most"
+
+
+def start(tree: Path, folder: Path, jobs: Mapping[str, list[str]]) -> subprocess.Popen[str]:
+    """A process that runs the jobs by the code of a tree, in a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    environment = os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-c", WORKER, json.dumps(jobs)],
+        cwd=folder, env=environment, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def finish(name: str, worker: subprocess.Popen[str], folder: Path) -> None:
+    """Wait for a tree's jobs. Ends the script with the last line of its log where one fails."""
+    assert worker.stdout is not None
+    for line in worker.stdout:
+        job, status = json.loads(line)
+        if status:
+            log = folder / f"{job}.txt"
+            error = next((row for row in log.read_text().splitlines() if row.startswith("error:")), "")
+            stop(f"{job} ends with status {status} on {name}. {error}", f"read {log}")
+        print(f"  {name}: {job}", file=sys.stderr, flush=True)
+    if worker.wait():
+        stop(f"the jobs of {name} end with status {worker.returncode}", "read the lines above")
+
+
+def git(*words: str, cwd: Path = ROOT) -> str:
+    done = subprocess.run(["git", *words], cwd=cwd, capture_output=True, text=True)
+    if done.returncode:
+        stop(f"git {' '.join(words)}: {done.stderr.strip()}", "give a commit, a branch or a tag of this repository")
+    return done.stdout.strip()
+
+
+def reference_folder(output: Path, commit: str, jobs: Mapping[str, list[str]]) -> Path:
+    """Where the runs of a commit are kept: those of these commands, on this machine, by this torch."""
+    settings = json.dumps([jobs, torch.__version__, sys.version, processor()])
+    return output / f"{commit[:12]}-{hashlib.sha256(settings.encode()).hexdigest()[:8]}"
+
+
+def unfinished(folder: Path, jobs: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """The jobs that a reference lacks. What is left of one that was cut short goes, so that it is made in one piece."""
+    left = {name: words for name, words in jobs.items() if not (folder / name / "result.json").is_file()}
+    for name in left:
+        shutil.rmtree(folder / name, ignore_errors=True)
+    return left
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rev", metavar="REV", help="a commit, branch or tag")
+    parser.add_argument("--jobs", type=listed(str), default=[], help="some of the jobs")
+    parser.add_argument("--output", type=Path, default=Path("runs/compare_losses"))
+    options = parser.parse_args()
+    commit, output = git("rev-parse", "--verify", f"{options.rev}^{{commit}}"), options.output.resolve()
+    with tempfile.TemporaryDirectory() as clone:
+        git("clone", "--quiet", "--shared", "--no-checkout", str(ROOT), clone)
+        git("checkout", "--quiet", "--detach", commit, cwd=Path(clone))
+        jobs = jobs_of(Path(clone))
+        reference, mine = reference_folder(output, commit, jobs), output / "this_tree"
+        jobs = chosen(jobs, options.jobs)
+        shutil.rmtree(mine, ignore_errors=True)
+        workers = {
+            commit[:12]: (start(Path(clone), reference, unfinished(reference, jobs)), reference),
+            "this tree": (start(ROOT, mine, jobs), mine),
+        }
+        try:
+            for name, (worker, folder) in workers.items():
+                finish(name, worker, folder)
+        finally:
+            for worker, _ in workers.values():
+                worker.kill()
+                worker.wait()
+    comparisons = {name: compare(mine / name, reference / name) for name in jobs}
+    table = [
+        [name, run.losses, run.tensors, len(run.differences), run.differences[0] if run.differences else "equal"]
+        for name, run in comparisons.items()
+    ]
+    print_table(Output(), ["job", "losses", "tensors", "differences", "the first"], table)
+    sys.exit(3 if any(run.differences for run in comparisons.values()) else 0)
+
+
+if __name__ == "__main__":
+    main()

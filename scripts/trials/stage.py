@@ -1,0 +1,94 @@
+"""What the trials start from: a text, labelled rows, two runs that were killed on the way, and the same two complete.
+
+    text.txt  rows/  cache/
+    runs/pre     runs/tuned       killed at step 12 of 12, before its checkpoint was saved
+    done/pre     done/tuned       never killed: what the others must come to
+    published                     done/tuned, exported
+
+Everything here is small: a run of twelve steps takes two seconds.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.commands.conftest import TINY, write_rows, write_text
+from tests.training.kill_harness import dying_at, fork, outcome, wait
+
+STEPS = 12
+_BUDGET = [f"max_steps={STEPS}", "max_epochs=null", "checkpoint_every=2", "evaluate_every=4", "log_every=1"]
+HERE = ["device=cpu", "precision=fp32", "cache_dir=cache"]
+TEXT = ["model=bert_tiny", *TINY, "data=text", "data.path=text.txt", "cache_dir=cache", "batch_tokens=1024"]
+"""Pretraining on text.txt; it is read once and a half in twelve steps."""
+ROWS = ["task=sst2", "task.path=rows", *HERE, "batch_examples=16", "max_length=32"]
+"""Finetuning on rows/."""
+RUNS = ("pre", "tuned")
+
+
+def words_of(run: str, folder: str) -> list[str]:
+    """The command line of a run of the stage."""
+    if run == "pre":
+        return ["pretrain", *TEXT, *_BUDGET, f"run_dir={folder}"]
+    return ["finetune", *ROWS, *_BUDGET, "checkpoint=done/pre", f"run_dir={folder}"]
+
+
+def build(stage: Path) -> None:
+    """Make the stage in an empty folder. RuntimeError where lmtool does not get through it."""
+    write_text(stage / "text.txt")
+    write_rows(stage / "rows")
+    for run in RUNS:
+        _type(stage, words_of(run, f"done/{run}"))
+        _type(stage, words_of(run, f"runs/{run}"), die_at=STEPS)
+    _type(stage, ["export", "checkpoint=done/tuned", "output=published"])
+
+
+def _type(stage: Path, words: list[str], die_at: int | None = None) -> None:
+    from lmtool import cli
+
+    def job(folder: Path) -> None:
+        os.chdir(folder)
+        for number in (1, 2):
+            os.dup2(os.open("log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), number)
+        os._exit(cli.main(words))
+
+    status = wait(fork(job if die_at is None else dying_at(job, die_at), stage), 120)
+    if status != (0 if die_at is None else -signal.SIGKILL):
+        raise RuntimeError(f"lmtool {' '.join(words)}: status {status}\n{(stage / 'log').read_text()[-3000:]}")
+
+
+def copy(stage: Path, place: Path, *names: str) -> None:
+    """Copies of some parts of the stage in a trial's own folder."""
+    for name in dict.fromkeys(names):
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        if (stage / name).is_dir():
+            shutil.copytree(stage / name, place / name, symlinks=True)
+        else:
+            shutil.copy2(stage / name, place / name)
+
+
+def result_of(run: Path) -> str:
+    """A hash of a finished run: its rows without the clock's, and its last tensors."""
+    rows, tensors = outcome(run)
+    digest = hashlib.sha256(json.dumps(rows).encode())
+    for name in sorted(tensors):
+        digest.update(name.encode() + tensors[name])
+    return digest.hexdigest()
+
+
+def once(folder: Path, make: Callable[[Path], None]) -> None:
+    """Make a further part of the stage, where no other trial has made it."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / f".{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "built").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            make(folder)
+            (folder / "built").write_text("")

@@ -1,0 +1,171 @@
+"""Every file of a checkpoint, damaged in every way, and every command that reads one: it falls back and says so, or
+refuses by name, or never reads the file and gives what it gave before."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import lmtool
+from lmtool import cli
+from lmtool.commands import session
+from lmtool.errors import UserError
+from tests.commands.conftest import finetune, pretrain, write_rows, write_text
+
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "config.json", "data.json", *TOKENIZER)
+# The files that no command but resume reads: presence and size alone are held against the manifest.
+UNREAD = ("optimizer.safetensors", "state.json", "data.json")
+BEST = "step_00000004"
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "deleted": Path.unlink,
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "flipped": flip,
+    "emptied": lambda path: path.write_bytes(b""),
+}
+READERS = ("predict", "evaluate", "export", "finetune")
+CELLS = [(name, damage) for name in (*FILES, "manifest.json") for damage in DAMAGES]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with a finished run of two checkpoints, the later one the best, and the texts it read."""
+    folder = tmp_path_factory.mktemp("trained")
+    write_text(folder / "text.txt")
+    write_rows(folder / "rows")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(session, "write_report", lambda run: run / "report.html")
+        pretrain("run", "objective=mlm", "max_steps=4", "evaluate_every=2", "optimizer.lr=1e-3")
+        assert Path("runs/run/checkpoints/best").read_text().strip() == BEST
+        yield folder
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy to damage."""
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    # Plots take longer than all the rest.
+    monkeypatch.setattr(session, "write_report", lambda run: run / "report.html")
+    return Path("runs/run")
+
+
+def used(command: str, checkpoint: object, output: str) -> int:
+    """Run a command on a checkpoint; what it gives is in the file or folder `output`."""
+    words = {
+        "predict": ["text=The kind [MASK] saw the [MASK].", "device=cpu", "precision=fp32"],
+        "evaluate": ["cache_dir=cache", "device=cpu", "precision=fp32"],
+        "export": [],
+        "finetune": ["task=sst2", "task.path=rows", "cache_dir=cache", "max_steps=1", "device=cpu", "precision=fp32"],
+    }  # fmt: skip
+    place = {"evaluate": [], "finetune": [f"run_dir={output}"]}.get(command, [f"output={output}"])
+    return cli.main([command, f"checkpoint={checkpoint}", *words[command], *place])
+
+
+def given(output: str, screen: str) -> bytes:
+    """What a command gave: its file, the weights in its folder, or else its screen."""
+    path = Path(output)
+    if path.is_file():
+        return path.read_bytes()
+    weights = sorted(path.rglob("model.safetensors"))
+    return weights[-1].read_bytes() if weights else screen.encode()
+
+
+@pytest.fixture(scope="module")
+def undamaged(trained: Path) -> dict[str, bytes]:
+    import contextlib
+    import io
+
+    results = {}
+    for command in READERS:
+        with contextlib.redirect_stdout(io.StringIO()) as screen:
+            assert used(command, "runs/run", f"whole_{command}") == 0
+        results[command] = given(f"whole_{command}", screen.getvalue())
+    return results
+
+
+@pytest.mark.parametrize(("name", "damage"), CELLS)
+def test_commands_that_read_a_checkpoint(
+    run: Path, undamaged: dict[str, bytes], name: str, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = run / "checkpoints" / BEST / name
+    DAMAGES[damage](path)
+    for command in READERS:
+        status = used(command, run, command)
+        screen = capsys.readouterr()
+        if name in UNREAD and damage == "flipped":
+            assert status == 0 and given(command, screen.out) == undamaged[command], command
+            continue
+        assert status == 2 and f"error: {path} " in screen.err, (command, screen.err)
+        assert "hint: give runs/run/checkpoints/step_00000002, which is intact" in screen.err
+        assert "Traceback" not in screen.err and not Path(command).exists()
+    if name not in UNREAD or damage != "flipped":
+        with pytest.raises(UserError, match=name.replace(".", r"\.")):
+            lmtool.load(str(run))
+    if damage == "deleted":  # what the hint says works
+        assert used("predict", run / "checkpoints/step_00000002", "other") == 0
+
+
+@pytest.mark.parametrize(("name", "damage"), CELLS)
+def test_a_run_resumes_from_the_checkpoint_before(
+    run: Path, trained: Path, name: str, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / "result.json").unlink()
+    path = run / "checkpoints" / BEST / name
+    DAMAGES[damage](path)
+    assert cli.main(["resume", str(run)]) == 0
+    screen = capsys.readouterr().out
+    assert f"warning: {path} " in screen
+    assert f"set aside as bad-{BEST}, the run resumes from step_00000002" in screen
+    for file in ("model.safetensors", "optimizer.safetensors", "tokenizer.json"):
+        whole = trained / "runs/run/checkpoints" / BEST / file
+        assert (run / "checkpoints" / BEST / file).read_bytes() == whole.read_bytes()
+    values = [json.loads((folder / "runs/run/result.json").read_text())["value"] for folder in (trained, Path())]
+    assert values[0] == values[1]
+
+
+def test_a_run_without_an_intact_checkpoint_stops_by_name(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / "result.json").unlink()
+    for folder in (run / "checkpoints").glob("step_*"):
+        flip(folder / "tokenizer.json")
+    before = sorted(path.name for path in (run / "checkpoints").iterdir())
+    assert cli.main(["resume", str(run)]) == 3
+    error = capsys.readouterr().err
+    assert "none of the 2 checkpoints in runs/run/checkpoints is intact" in error and "tokenizer.json" in error
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == before
+    assert used("predict", run, "x") == 2
+    assert "hint: copy it again" in capsys.readouterr().err
+
+
+def test_the_tokenizer_of_a_checkpoint_is_verified_for_another_run(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`tokenizer.path=` of a run, and a file among those of the tokenizer that nobody wrote there."""
+    folder = run / "checkpoints" / BEST
+    words = ["tokenizer=folder", "objective=mlm", "max_steps=1"]
+    for number, path in enumerate((run, folder, run / "checkpoints/best")):
+        pretrain(f"good{number}", *words, f"tokenizer.path={path}")
+    (folder / "added_tokens.json").write_text('{"cat": 5}')
+    for path in (run, folder):
+        pretrain("other", *words, f"tokenizer.path={path}", status=2)
+        assert f"error: {folder / 'added_tokens.json'} is not in manifest.json" in capsys.readouterr().err
+    (folder / "added_tokens.json").unlink()
+    (folder / "manifest.json").unlink()
+    flip(folder / "tokenizer.json")
+    pretrain("other", *words, f"tokenizer.path={folder}", status=2)
+    assert f"error: {folder / 'manifest.json'} is missing" in capsys.readouterr().err
+    finetune("labels", f"checkpoint={folder}", "max_steps=1", status=2)
+    assert f"error: {folder / 'manifest.json'} is missing" in capsys.readouterr().err

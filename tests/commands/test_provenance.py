@@ -1,0 +1,131 @@
+"""A run resumes on the data it was started with, or is refused with the name of what changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from lmtool import cli
+from lmtool.commands import session
+from lmtool.config.checkpoint import find, read_state
+from tests.commands.conftest import finetune, pretrain, write_rows, write_text
+
+MIXTURE = "objective.members=[mlm,{name: task, task: {kind: classification, name: mood, path: rows, text: [sentence]}}]"
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with runs that have checkpoints and no result: of text, of rows, and of both."""
+    folder = tmp_path_factory.mktemp("stopped")
+    write_text(folder / "text.txt")
+    write_text(folder / "held_out.txt")
+    (folder / "held_out.txt").write_text((folder / "held_out.txt").read_text().replace("cat", "ox")[:4000])
+    write_rows(folder / "rows")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(session, "write_report", lambda run: run / "report.html")
+        pretrain("text", "objective=mlm", "max_steps=1", "data.validation=held_out.txt")
+        finetune("rows", "checkpoint=runs/text", "max_steps=1")
+        pretrain("both", "objective=mixture", MIXTURE, "max_steps=1")
+        for run in Path("runs").glob("*/result.json"):
+            run.unlink()
+    yield folder
+
+
+@pytest.fixture
+def place(stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy whose data may be changed."""
+    shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(session, "write_report", lambda run: run / "report.html")
+    return tmp_path
+
+
+def replaced(name: str, old: str, new: str, count: int = 1) -> Callable[[], None]:
+    def change() -> None:
+        path = Path(name)
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new, count))
+
+    return change
+
+
+def appended(name: str, text: str) -> Callable[[], None]:
+    def change() -> None:
+        with Path(name).open("a") as file:
+            file.write(text)
+
+    return change
+
+
+def swapped() -> None:
+    lines = Path("rows/train.tsv").read_text().splitlines()
+    other = {"0": "1", "1": "0"}
+    rows = [f"{line[:-1]}{other[line[-1]]}" for line in lines[1:]]
+    Path("rows/train.tsv").write_text("\n".join([lines[0], *rows]) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("run", "change", "named"),
+    [
+        ("text", replaced("text.txt", "cat", "dog"), "data=text: other text"),
+        ("text", replaced("held_out.txt", "dog", "fox"), "data=text: other text"),
+        ("text", appended("text.txt", "\n\nOne more paragraph."), "documents 120 -> 121"),
+        ("rows", replaced("rows/train.tsv", "cat", "dog"), "task=sst2: other train texts"),
+        ("rows", swapped, "task=sst2: other train labels"),
+        ("rows", appended("rows/train.tsv", "A kind road.\t1\n"), "task=sst2: train rows 96 -> 97, other train texts"),
+        ("rows", replaced("rows/dev.tsv", "\t0\n", "\t1\n"), "task=sst2: other dev labels"),
+        ("both", replaced("text.txt", "cat", "dog"), "data=text: other text"),
+        ("both", swapped, "task=mood: other train labels"),
+    ],
+)
+def test_a_run_is_not_resumed_on_other_data(
+    place: Path, run: str, change: Callable[[], None], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change()
+    files = {path: path.read_bytes() for path in Path("runs", run, "checkpoints").rglob("*") if path.is_file()}
+    assert cli.main(["resume", f"runs/{run}"]) == 2
+    error = capsys.readouterr().err
+    assert f"error: the data of runs/{run} changed after step_00000001: " in error and named in error
+    assert f"name=NEW checkpoint=runs/{run}" in error and "Traceback" not in error
+    assert all(path.read_bytes() == content for path, content in files.items())
+    assert not Path("runs", run, "result.json").exists()
+
+
+def test_what_the_hint_says_works(place: Path) -> None:
+    replaced("rows/train.tsv", "cat", "dog")()
+    finetune("rows", "checkpoint=runs/text", "max_steps=1", status=2)
+    finetune("new", "checkpoint=runs/rows", "max_steps=1")
+    replaced("text.txt", "cat", "dog")()
+    pretrain("new_text", "objective=mlm", "max_steps=1", "checkpoint=runs/text")
+
+
+def test_the_same_data_written_again_resume(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("text.txt", "rows/train.tsv"):
+        path = Path(name)
+        content = path.read_bytes()
+        path.unlink()
+        path.write_bytes(content)
+        os.utime(path, (1, 1))
+    for run in ("text", "rows", "both"):
+        assert cli.main(["resume", f"runs/{run}"]) == 0
+        assert "threads" not in capsys.readouterr().out
+        assert json.loads(Path("runs", run, "result.json").read_text())["status"] == "done"
+
+
+def test_another_number_of_threads_is_reported(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = torch.get_num_threads()
+    assert read_state(find("runs/text"))["threads"] == before
+    monkeypatch.setattr(torch, "get_num_threads", lambda: before + 1)
+    assert cli.main(["resume", "runs/text"]) == 0
+    screen = capsys.readouterr().out
+    assert f"warning: {before} threads before, {before + 1} now" in screen and f"OMP_NUM_THREADS={before} " in screen

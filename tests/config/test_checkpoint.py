@@ -1,0 +1,192 @@
+"""Checkpoints found where a user points, and refused where they are damaged: another is never taken for them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmtool.config import saved
+from lmtool.config.checkpoint import (
+    checkpoint_folder,
+    find,
+    is_intact,
+    read_checkpoint,
+    read_config,
+    read_state,
+    run_folder,
+    verify,
+)  # fmt: skip
+from lmtool.errors import UserError
+from lmtool.manifest import MANIFEST, Damaged, Manifest, write_manifest
+
+
+def checkpoint(run: Path, step: int, hidden: int = 16, **state: Any) -> Path:
+    folder = run / "checkpoints" / f"step_{step:08d}"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({"version": 1, "model": {"hidden_size": hidden}}))
+    (folder / "state.json").write_text(json.dumps({"step": step, **state}))
+    (folder / "model.safetensors").write_bytes(bytes(range(100)))
+    write_manifest(folder, {"step": step})
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run whose first checkpoint is its best."""
+    run = tmp_path / "runs" / "a"
+    checkpoint(run, 5, 16, best_step=5)
+    checkpoint(run, 10, 32, best_step=5)
+    (run / "checkpoints" / "last").write_text("step_00000010\n")
+    (run / "checkpoints" / "best").write_text("step_00000005\n")
+    (tmp_path / "runs" / "latest").write_text("a\n")
+    return run
+
+
+def test_a_checkpoint_is_found_where_a_user_points(run: Path) -> None:
+    old, new = (run / "checkpoints" / name for name in ("step_00000005", "step_00000010"))
+    latest = run.parent / "latest"
+    assert run_folder(str(latest)) == run == run_folder(run)
+    for given in (run, run / "checkpoints", run / "checkpoints" / "best", latest, old):
+        assert checkpoint_folder(str(given)) == find(given) == old
+    for given in (run / "checkpoints" / "last", new):
+        assert checkpoint_folder(str(given)) == find(given) == new
+    assert read_checkpoint(str(run))["model"] == {"hidden_size": 16}
+
+
+def test_the_best_is_known_without_its_pointer(run: Path) -> None:
+    (run / "checkpoints" / "best").unlink()
+    assert find(run).name == "step_00000005"
+    (run / "checkpoints" / "last").unlink()
+    assert find(run).name == "step_00000005"
+    shutil.rmtree(run / "checkpoints" / "step_00000005")
+    with pytest.raises(UserError, match="step_00000005, the best checkpoint of its run, is not there") as caught:
+        find(run)
+    assert caught.value.hint == f"give {run / 'checkpoints' / 'step_00000010'}, which is intact"
+
+
+def test_before_the_first_evaluation_the_newest_is_taken(tmp_path: Path) -> None:
+    for step in (5, 10):
+        checkpoint(tmp_path / "b", step, best_step=None)
+    assert find(tmp_path / "b").name == "step_00000010"
+
+
+@pytest.mark.parametrize("pointer", ["best", "last"])
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "does not name a checkpoint"),
+        (b"../../b", "does not name a checkpoint"),
+        (b"\xff\xfe", "does not name a checkpoint"),
+        (b"step_00000007\n", "names step_00000007, which is not there"),
+    ],
+)
+def test_a_pointer_that_points_nowhere_is_refused(run: Path, pointer: str, content: bytes, words: str) -> None:
+    (run / "checkpoints" / pointer).write_bytes(content)
+    with pytest.raises(UserError, match=words) as caught:
+        find(run if pointer == "best" else run / "checkpoints" / "last")
+    assert str(run / "checkpoints" / pointer) in caught.value.message
+    assert caught.value.hint == f"give {run / 'checkpoints' / 'step_00000010'}, which is intact"
+
+
+def test_no_checkpoint(tmp_path: Path) -> None:
+    for given in (str(tmp_path), str(tmp_path / "x"), "hf://org/name"):
+        with pytest.raises(UserError, match="checkpoint="):
+            read_checkpoint(given)
+    folder = tmp_path / "strange"
+    folder.mkdir()
+    for name in ("model.safetensors", "state.json"):
+        (folder / name).write_text("{}")
+    for content, words in (
+        ('{"architectures": ["BertModel"]}', "not one of lmtool"),
+        ("[1]", "holds no JSON object"),
+        ("{" * 100_000, "holds no JSON object"),
+        ('{"version": 9, "model": {}}', "version 9"),
+    ):
+        (folder / MANIFEST).unlink(missing_ok=True)
+        (folder / "config.json").write_text(content)
+        write_manifest(folder, {"step": 1})
+        with pytest.raises(UserError, match=words):
+            read_checkpoint(str(folder))
+
+
+FILES = ["config.json", "state.json", "model.safetensors", MANIFEST]
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+
+
+def fold(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda path: path.unlink(), "is missing"),
+        (cut, "is damaged: |is not as it was written"),
+        (flip, "is damaged: |is not as it was written"),
+        (lambda path: path.write_bytes(b""), "is damaged: 0 bytes|is not as it was written"),
+        (fold, "is no regular file"),
+    ],
+    ids=["deleted", "cut", "flipped", "emptied", "a folder"],
+)
+def test_a_damaged_file_is_refused_by_name(run: Path, name: str, damage: Callable[[Path], None], words: str) -> None:
+    folder = run / "checkpoints" / "step_00000005"
+    damage(folder / name)
+    assert not is_intact(folder)
+    with pytest.raises(UserError, match=words) as caught:
+        for given in (run, folder):
+            find(given)
+        verify(folder)
+    assert str(folder / name) in caught.value.message
+    for read, own in ((read_config, "config.json"), (read_state, "state.json")):
+        if name in (own, MANIFEST):
+            with pytest.raises(UserError, match=words) as caught:
+                read(folder)
+            assert str(folder / name) in caught.value.message
+            assert caught.value.hint == f"give {run / 'checkpoints' / 'step_00000010'}, which is intact"
+        else:
+            assert read(folder)
+
+
+def test_a_renamed_checkpoint_is_refused(run: Path) -> None:
+    (run / "checkpoints" / "step_00000005").rename(run / "checkpoints" / "step_00000015")
+    with pytest.raises(UserError, match="is of step 5, and its folder is called step_00000015"):
+        find(run / "checkpoints" / "step_00000015")
+    (run / "checkpoints" / "step_00000015").rename(run.parent / "mine")
+    assert find(run.parent / "mine") == run.parent / "mine"
+
+
+def test_the_config_of_a_checkpoint_is_verified_as_a_saved_configuration_too(run: Path) -> None:
+    path = run / "checkpoints" / "step_00000005" / "config.json"
+    assert saved.read(path)["model"] == {"hidden_size": 16}
+    path.write_text(path.read_text().replace("16", "17"))
+    with pytest.raises(UserError, match=r"config\.json is damaged"):
+        saved.read(path)
+
+
+def test_a_manifest_that_lists_no_model_or_is_no_manifest(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "b", 5)
+    (folder / "model.safetensors").unlink()
+    (folder / MANIFEST).unlink()
+    write_manifest(folder, {"step": 5})
+    with pytest.raises(UserError, match=r"lists no model\.safetensors"):
+        find(folder)
+    for content in ("[]", "null", "{}", '{"format": 1}', "[" * 100_000):
+        (folder / MANIFEST).write_text(content)
+        with pytest.raises(Damaged, match="not as it was written"):
+            Manifest.read(folder)

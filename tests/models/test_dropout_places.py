@@ -1,0 +1,62 @@
+"""Where a family drops: each call of a forward at a place of its own, and again at the same one in the next forward."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lmtool.config.tables import build, entries
+from lmtool.nn.dropout import TokenDraws, token_keys
+from lmtool.types import Packed
+from tests.models.test_read import FAMILIES, LENGTHS, SIZES, packed
+
+
+class Recording(TokenDraws):
+    """Keyed draws that write down where they are asked, and on which side."""
+
+    seen: list[tuple[int, int]]
+
+    def _of(self, other: TokenDraws) -> Recording:
+        own = Recording(other.keys_T, other._output_keys_T, other._place)
+        own.seen = self.seen
+        return own
+
+    def at(self, site):
+        return self._of(super().at(site))
+
+    def rows(self, index_N):
+        return self
+
+    def for_outputs(self):
+        return self._of(super().for_outputs())
+
+    def drop(self, x_TH, rate):
+        self.seen.append((self._place, int(self.keys_T[0])))
+        return x_TH
+
+    def drop_weights(self, weights_RALS, query_RL, rate):
+        # One call of attention has several tiles, which stand at one place.
+        if self.seen[-1:] != [(self._place, -1)]:
+            self.seen.append((self._place, -1))
+        return weights_RALS
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_call_has_a_place_of_its_own(family):
+    config = next(one.config for one in entries("model") if one.name == family)(**SIZES)
+    backbone = build(config, 0)
+    inputs, outputs = packed(1), packed(2) if config.architecture == "encoder_decoder" else None
+
+    def places(tokens: Packed) -> list[tuple[int, int]]:
+        examples = torch.arange(len(LENGTHS))
+        sides = [token_keys(0, 1, examples, examples * 0, tokens, outputs=side) for side in (False, True)]
+        draws = Recording(*sides)
+        draws.seen = []
+        backbone(*((tokens, draws) if outputs is None else (tokens, draws, outputs)))
+        return draws.seen
+
+    seen = places(inputs)
+    # The embedding, and the attention and the two sublayers of each layer.
+    assert len(seen) >= 1 + 3 * config.num_layers
+    assert len(set(seen)) == len(seen)
+    assert [place for place, _ in places(packed(3))] == [place for place, _ in seen]

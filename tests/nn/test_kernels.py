@@ -1,0 +1,337 @@
+"""The calls of CUDA's attention kernels, run on a CPU: forward and backward against the plain loop, and what they leave
+to tiles."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import pytest
+import torch
+from kernel_stand_ins import flash_on_cpu
+
+from lmtool.nn import attention, kernels
+from lmtool.nn.attention import SelfAttention, attend, attention_path, reference_attention
+from lmtool.nn.dropout import DeviceDraws, TokenDraws
+from lmtool.nn.kernels import flash_attention, jagged_attention, kernel_for, serves
+from lmtool.nn.layout import Causal, Full, Layout, PrefixLM
+from lmtool.nn.positions import Alibi, Position
+from lmtool.types import Packed, Segments
+
+LENGTHS = (7, 70, 1, 0, 16, 33, 7, 32, 17)
+HEADS, SIZE = 3, 8
+CUDA = torch.device("cuda", 0)
+
+
+@dataclass(frozen=True)
+class Near:
+    """A mask of the kind that local layers have."""
+
+    left: int
+    right: int
+
+    @property
+    def window(self):
+        return self.left, self.right
+
+    def allow(self, query_RL1, key_R1K, documents_R):
+        ahead = key_R1K - query_RL1
+        return (ahead >= -self.left) & (ahead <= self.right)
+
+
+def layout_of(mask, queries=LENGTHS, keys=None, start=()):
+    query = Segments.packed(queries)
+    return Layout(query, query if keys is None else Segments.packed(keys), mask, start)
+
+
+LAYOUTS = {
+    "full": layout_of(Full()),
+    "causal": layout_of(Causal()),
+    "one document": layout_of(Causal(), (40,)),
+    "of one length": layout_of(Full(), (16,) * 5),
+    "window": layout_of(Near(5, 3)),
+    "window behind": layout_of(Near(4, 0)),
+    "cross": layout_of(Full(), LENGTHS, (3, 40, 5, 0, 61, 2, 17, 16, 1)),
+    "cross, keys or queries alone": layout_of(Full(), LENGTHS, (3, 40, 0, 5, 61, 2, 17, 16, 1)),
+    "decoding": layout_of(Causal(), (1, 4, 1, 2), (31, 4, 1, 9), (30, 0, 0, 7)),
+}
+JAGGED = ("full", "causal", "one document", "of one length", "cross")
+
+
+def projected(layout):
+    """Queries, keys and values as a model has them: parts of joined projections where the text is its own."""
+    generator = torch.Generator().manual_seed(3)
+    queries, keys = sum(layout.query.lengths), sum(layout.key.lengths)
+    if layout.query is layout.key:
+        joined = torch.randn(queries, 3 * HEADS * SIZE, dtype=torch.float64, generator=generator).requires_grad_()
+        return [joined], [part.unflatten(-1, (HEADS, SIZE)) for part in joined.split(HEADS * SIZE, -1)]
+    leaves = [
+        torch.randn(count, HEADS, SIZE, dtype=torch.float64, generator=generator).requires_grad_()
+        for count in (queries, keys, keys)
+    ]
+    return leaves, leaves
+
+
+def assert_is_reference(kernel, layout, scale=None):
+    leaves, (q, k, v) = projected(layout)
+    weights = torch.randn(q.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    with flash_on_cpu():
+        out = (
+            flash_attention(q, k, v, layout, scale)
+            if kernel == "flash"
+            else jagged_attention(q, k, v, layout, scale, 0.0)
+        )
+        gradients = torch.autograd.grad((out * weights).sum(), leaves)
+    wanted = reference_attention(q, k, v, layout, None, scale)
+    assert out.shape == wanted.shape
+    torch.testing.assert_close(out, wanted, rtol=0, atol=1e-12)
+    for mine, theirs in zip(gradients, torch.autograd.grad((wanted * weights).sum(), leaves), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("scale", [None, 1.0])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_flash_is_the_reference(name, scale):
+    assert serves("flash", LAYOUTS[name])
+    assert_is_reference("flash", LAYOUTS[name], scale)
+
+
+@pytest.mark.parametrize("scale", [None, 1.0])
+@pytest.mark.parametrize("name", JAGGED)
+def test_the_jagged_kernel_without_dropout_is_the_reference(name, scale):
+    assert serves("jagged", LAYOUTS[name])
+    assert_is_reference("jagged", LAYOUTS[name], scale)
+
+
+def test_what_the_kernels_leave_to_tiles():
+    for name, layout in LAYOUTS.items():
+        assert serves("jagged", layout) == (name in JAGGED), name
+    padded = Segments((0, 20, 40), (20, 3, 11))
+    others = {
+        "rows with padding": Layout(padded, padded, Full()),
+        "prefixes": layout_of(PrefixLM((3,) * len(LENGTHS))),
+        "a causal mask counted from the first key": layout_of(Causal(), (2, 3), (5, 9)),
+        "a window counted from the first key": layout_of(Near(4, 0), (2, 3), (5, 9)),
+        "nothing to attend": layout_of(Full(), (0, 0)),
+        "no keys": layout_of(Full(), (3, 2), (0, 0)),
+    }
+    for name, layout in others.items():
+        assert not serves("flash", layout) and not serves("jagged", layout), name
+
+
+# Torch's own way on a CPU, without stand-ins: it has the full mask alone.
+
+
+@pytest.mark.parametrize("name", ["full", "cross"])
+def test_jagged_tensors_on_a_cpu_are_the_reference(name):
+    layout = LAYOUTS[name]
+    q, k, v = (x.detach().float().contiguous().requires_grad_() for x in projected(layout)[1])
+    out, wanted = jagged_attention(q, k, v, layout, None, 0.0), reference_attention(q, k, v, layout)
+    torch.testing.assert_close(out, wanted, rtol=0, atol=5e-7)
+    for mine, theirs in zip(
+        torch.autograd.grad(out.sum(), (q, k, v)), torch.autograd.grad(wanted.sum(), (q, k, v)), strict=True
+    ):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=5e-6)
+
+
+def dropped_weights(rate, seed, real):
+    """(T, A, 32) attention weights after dropout, of documents of at most 32 tokens: each value is a unit vector."""
+    lengths = (32, 5, 0, 17, 32, 29) * 4
+    layout = layout_of(Full(), lengths)
+    tokens = sum(lengths)
+    q = torch.randn(tokens, 4, 32, generator=torch.Generator().manual_seed(1))
+    v = torch.eye(32)[Packed(torch.zeros(tokens), lengths).positions][:, None].expand(-1, 4, -1).contiguous()
+    whole = reference_attention(q, q, v, layout)
+    torch.manual_seed(seed)
+    if real:
+        return jagged_attention(q, q, v, layout, None, rate), whole
+    with flash_on_cpu():
+        return jagged_attention(q, q, v, layout, None, rate), whole
+
+
+@pytest.mark.parametrize("real", [True, False], ids=["torch", "stand-in"])
+def test_the_jagged_kernel_drops_weights_at_its_rate(real):
+    rate = 0.25
+    dropped, whole = dropped_weights(rate, 0, real)
+    seen = whole > 0
+    kept = dropped[seen] != 0
+    torch.testing.assert_close(dropped[seen][kept], whole[seen][kept] / (1 - rate), rtol=1e-5, atol=1e-7)
+    assert not dropped[~seen].any()
+    assert abs(1 - kept.double().mean() - rate) < 4 * (rate * (1 - rate) / kept.numel()) ** 0.5
+    # Seeded, it draws the same again, and with another seed something else.
+    assert torch.equal(dropped, dropped_weights(rate, 0, real)[0])
+    other = dropped_weights(rate, 1, real)[0]
+    agree = ((other[seen] != 0) == kept).double().mean()
+    assert abs(agree - (rate**2 + (1 - rate) ** 2)) < 0.02
+
+
+@pytest.mark.parametrize("mask", [Full(), Causal()])
+def test_the_backward_of_the_jagged_kernel_has_the_draws_of_its_forward(mask):
+    layout = layout_of(mask, (9, 0, 30, 4))
+    q, k, v = (x.detach().requires_grad_() for x in projected(layout)[1])
+    with flash_on_cpu():
+        torch.manual_seed(5)
+        gradient = torch.autograd.grad(jagged_attention(q, k, v, layout, None, 0.3).sin().sum(), q)[0]
+
+        def total(change):
+            torch.manual_seed(5)
+            return jagged_attention(q + change, k, v, layout, None, 0.3).sin().sum()
+
+        change = torch.randn_like(q)
+        slope = (total(1e-5 * change) - total(-1e-5 * change)) / 2e-5
+    torch.testing.assert_close((gradient * change).sum(), slope, rtol=1e-6, atol=1e-8)
+
+
+# Which one is taken.
+
+
+@pytest.fixture
+def with_flash(monkeypatch):
+    """Every device has flash attention."""
+    monkeypatch.setattr(kernels, "has_flash", lambda device: True)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_size", "dropout", "kernel"),
+    [
+        (torch.bfloat16, 64, 0.0, "flash"),
+        (torch.float16, 64, 0.0, "flash"),
+        (torch.bfloat16, 256, 0.1, "jagged"),
+        (torch.float32, 64, 0.0, None),
+        (torch.bfloat16, 60, 0.0, None),
+        (torch.bfloat16, 264, 0.1, None),
+    ],
+)
+def test_the_kernel_for_a_kind_of_attention(with_flash, dtype, head_size, dropout, kernel):
+    assert kernel_for(CUDA, dtype, head_size, dropout) == kernel
+
+
+@pytest.mark.parametrize(("capability", "kernel"), [((7, 5), None), ((8, 0), "flash"), ((9, 0), "flash")])
+def test_flash_attention_needs_an_ampere(monkeypatch, capability, kernel):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    kernels.has_flash.cache_clear()
+    assert kernel_for(CUDA, torch.bfloat16, 64, 0.0) == kernel
+    assert kernel_for(torch.device("cpu"), torch.bfloat16, 64, 0.0) is None
+    kernels.has_flash.cache_clear()
+
+
+DRAWS = {
+    "none": lambda: None,
+    "device": lambda: DeviceDraws(0, torch.device("cpu")),
+    "token": lambda: TokenDraws(torch.arange(sum(LENGTHS))),
+}
+
+
+@pytest.mark.parametrize(
+    ("mask", "dtype", "dropout", "draws", "biased", "taken"),
+    [
+        (Full(), torch.bfloat16, 0.0, "device", False, "flash"),
+        (Causal(), torch.bfloat16, 0.0, "device", False, "flash"),
+        (Near(3, 3), torch.bfloat16, 0.0, "device", False, "flash"),
+        (Causal(), torch.bfloat16, 0.1, "none", False, "flash"),
+        (Causal(), torch.bfloat16, 0.0, "token", False, "flash"),
+        (Full(), torch.bfloat16, 0.1, "device", False, "jagged"),
+        (Causal(), torch.bfloat16, 0.1, "device", False, "jagged"),
+        (Near(3, 3), torch.bfloat16, 0.1, "device", False, "tiles"),
+        (Full(), torch.bfloat16, 0.1, "token", False, "tiles"),
+        (Full(), torch.bfloat16, 0.0, "device", True, "tiles"),
+        (Full(), torch.bfloat16, 0.1, "device", True, "tiles"),
+        (Full(), torch.float32, 0.0, "device", False, "tiles"),
+        (PrefixLM((2,) * len(LENGTHS)), torch.bfloat16, 0.0, "device", False, "tiles"),
+    ],
+)
+def test_the_path_that_attend_takes(with_flash, monkeypatch, mask, dtype, dropout, draws, biased, taken):
+    paths = []
+    for name, path in (("flash_attention", "flash"), ("jagged_attention", "jagged"), ("_tiled_attention", "tiles")):
+        real = getattr(attention, name)
+        monkeypatch.setattr(attention, name, lambda *rest, real=real, path=path: (paths.append(path), real(*rest))[1])
+    layout = layout_of(mask)
+    inputs = [x.detach().to(dtype).contiguous() for x in projected(layout)[1]]
+    with flash_on_cpu():
+        out = attend(*inputs, layout, Alibi(HEADS) if biased else None, None, dropout, DRAWS[draws]())
+    assert paths == [taken]
+    assert out.shape == inputs[0].shape and out.dtype == dtype and bool(out.isfinite().all())
+    if dropout == 0.0 or draws == "none":
+        wide = [x.double() for x in inputs]
+        wanted = reference_attention(*wide, layout, Alibi(HEADS) if biased else None)
+        torch.testing.assert_close(out.double(), wanted, rtol=2**-6, atol=2**-6)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "dropout", "biased", "prefixes", "words"),
+    [
+        ("cpu", torch.bfloat16, 0.1, False, {False}, "documents of like length together, no padding read"),
+        ("cuda", torch.bfloat16, 0.0, False, {False}, "variable-length flash"),
+        ("cuda", torch.bfloat16, 0.1, False, {False}, "flash of jagged tensors, which has dropout"),
+        ("cuda", torch.bfloat16, 0.0, True, {False}, "documents of like length.*positions add to the scores.*$"),
+        ("cuda", torch.float32, 0.0, False, {False}, "documents of like length.*bf16 or fp16.*$"),
+        ("cuda", torch.bfloat16, 0.0, False, {True}, "documents of like length.*prefix.*$"),
+        ("cuda", torch.bfloat16, 0.0, False, {True, False}, "documents of like.*; variable-length flash$"),
+    ],
+)
+def test_the_path_in_words(with_flash, device, dtype, dropout, biased, prefixes, words):
+    model = torch.nn.ModuleList([SelfAttention(64, 4, dropout), Alibi(4) if biased else Position()])
+    assert re.fullmatch(words, attention_path(model, torch.device(device), dtype, prefixes))
+
+
+def test_a_batch_without_tokens_takes_tiles(with_flash):
+    nothing = torch.zeros(0, HEADS, SIZE, dtype=torch.bfloat16)
+    assert attend(nothing, nothing, nothing, layout_of(Full(), ())).shape == (0, HEADS, SIZE)
+
+
+# On a device.
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_flash_on_cuda_is_the_reference(name, dtype):
+    on_cuda(name, dtype, "flash")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", JAGGED)
+def test_the_jagged_kernel_on_cuda_is_the_reference(name, dtype):
+    on_cuda(name, dtype, "jagged")
+
+
+def on_cuda(name, dtype, kernel):
+    layout = LAYOUTS[name]
+    query = Segments.packed(layout.query.lengths, CUDA)
+    key = query if layout.key is layout.query else Segments.packed(layout.key.lengths, CUDA)
+    layout = Layout(query, key, layout.mask, layout.query_start)
+    halves = [x.detach().to(CUDA, dtype).requires_grad_() for x in projected(layout)[1]]
+    wide = [x.detach().double().requires_grad_() for x in halves]
+    out = attend(*halves, layout) if kernel == "flash" else jagged_attention(*halves, layout, None, 0.0)
+    wanted = reference_attention(*wide, layout)
+    torch.testing.assert_close(out.double(), wanted, rtol=2e-2, atol=2e-2)
+    out.float().square().sum().backward()
+    wanted.square().sum().backward()
+    for mine, theirs in zip(halves, wide, strict=True):
+        torch.testing.assert_close(mine.grad.double(), theirs.grad, rtol=5e-2, atol=5e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mask", [Full(), Causal()])
+def test_dropout_on_cuda_takes_the_jagged_kernel(mask, monkeypatch):
+    """Weights read off unit vectors: dropped at the rate or scaled, the same with the same seed, and the expected value
+    is that without dropout."""
+    taken = []
+    real = attention.jagged_attention
+    monkeypatch.setattr(attention, "jagged_attention", lambda *rest: (taken.append(1), real(*rest))[1])
+    lengths, rate = (64, 5, 33, 64, 1) * 4, 0.25
+    segments = Segments.packed(lengths, CUDA)
+    layout = Layout(segments, segments, mask)
+    q = torch.randn(sum(lengths), 4, 64, device=CUDA, dtype=torch.bfloat16)
+    positions = Packed(torch.zeros(sum(lengths), device=CUDA), lengths).positions
+    v = torch.eye(64, device=CUDA, dtype=torch.bfloat16)[positions][:, None].expand(-1, 4, -1).contiguous()
+    whole = reference_attention(q.double(), q.double(), v.double(), layout)
+    dropped = attend(q, q, v, layout, None, None, rate, DeviceDraws(7, CUDA))
+    assert taken and dropped.shape == whole.shape
+    seen = whole > 1e-3
+    kept = dropped[seen] != 0
+    torch.testing.assert_close(dropped[seen][kept].double(), whole[seen][kept] / (1 - rate), rtol=3e-2, atol=1e-3)
+    assert abs(1 - kept.double().mean() - rate) < 5 * (rate * (1 - rate) / kept.numel()) ** 0.5
+    assert torch.equal(dropped, attend(q, q, v, layout, None, None, rate, DeviceDraws(7, CUDA)))
+    assert not torch.equal(dropped, attend(q, q, v, layout, None, None, rate, DeviceDraws(8, CUDA)))

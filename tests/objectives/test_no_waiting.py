@@ -1,0 +1,124 @@
+"""A training step never makes host and device wait for each other: run on the meta device, which has no values to
+read, and watched for copies that wait. Stands in for CUDA, as far as a CPU can."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import nullcontext
+
+import pytest
+import torch
+import torch.utils._pytree as pytree
+from objective_fixtures import backbone, rows_of, store, tokenizer
+from test_learners import OBJECTIVES
+from torch.nn.attention import SDPBackend
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lmtool.config.tables import build
+from lmtool.heads import losses
+from lmtool.nn import kernels
+from lmtool.nn.attention import attention_path
+from lmtool.tasks.configs import ClassificationConfig
+from lmtool.training.health import Health
+from lmtool.training.optimizers import gradient_norm
+from lmtool.training.precision import Precision
+from lmtool.training.step import gradients
+from lmtool.types import Batch, Packed, Step, Target
+
+META = torch.device("meta")
+
+
+class Watch(TorchDispatchMode):
+    """Counts operations and notes what waits: a copy from pageable memory to the device, and tensors of both sides in
+    one operation. (Reading a value of the meta device is an error of its own.)"""
+
+    def __init__(self):
+        super().__init__()
+        self.waits, self.seen = [], Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        name = function.overloadpacket._qualified_op_name
+        tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        devices = {tensor.device.type for tensor in tensors if tensor.ndim}
+        copies = name == "aten::_to_copy" and torch.device(kwargs.get("device") or "cpu") == META and devices == {"cpu"}
+        self.seen["copy" if copies else name] += 1
+        # Nested tensors carry their longest length in the shape of a tensor of the host.
+        if (copies and not kwargs.get("non_blocking")) or (len(devices) > 1 and "nested" not in name):
+            self.waits.append(name)
+        return function(*args, **kwargs)
+
+
+@pytest.fixture
+def device(monkeypatch):
+    """The meta device, with what CUDA has: pinned memory, autocast (left out) and flash attention."""
+    autocast = torch.autocast
+    monkeypatch.setattr(
+        torch, "autocast", lambda kind, **rest: autocast(kind, **rest) if kind == "cpu" else nullcontext()
+    )
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind="cpu": False)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    monkeypatch.setattr("torch.nested._internal.sdpa._select_sdp_backend", lambda *_: SDPBackend.FLASH_ATTENTION)
+    monkeypatch.setattr(kernels, "has_flash", lambda device: True)
+    monkeypatch.setitem(losses._CHUNKS, "meta", losses._CHUNKS["cuda"])
+    return META
+
+
+@pytest.fixture(scope="module")
+def tokenizers():
+    return {"bert": tokenizer(), "gpt": tokenizer("bytebpe"), "t5": tokenizer("t5"), "bart": tokenizer("roberta")}
+
+
+def watched_step(learner, batch, device):
+    """The operations of a step up to its optimizer, whose fused kernels know no meta device."""
+    learner.bfloat16().to(device).train()
+    health, precision = Health(device), Precision("bf16", device, "")
+    with Watch() as watch:
+        outcome = gradients(learner, Step([batch], {}, 0.0), 1, 0, device, precision)
+        norm = gradient_norm(list(learner.parameters()), 1.0)
+        health.watch(1, None, outcome.loss, norm, scaled=False)
+    assert outcome.loss.device == device
+    return watch
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_a_step_does_not_wait(name, tokenizers, device):
+    family, config, documents = OBJECTIVES[name]
+    sizes = {"head_size": 16} if family == "t5" else {}
+    learner = build(config, backbone(family, **sizes), tokenizers[family], 3)
+    batch = rows_of(learner.examples(store(tokenizers[family]), 32, documents, "train"), 8)
+    watch = watched_step(learner, batch, device)
+    assert watch.waits == []
+    # Prefixes are no window; what T5 adds to the scores of a text it does not add between two.
+    flash = bool(watch.seen["torch_attn::_varlen_attn"])
+    assert flash == (name != "prefix_lm gpt")
+    words = attention_path(learner, device, torch.bfloat16, {name == "prefix_lm gpt"})
+    assert ("variable-length flash" in words, "documents of like length" in words) == (
+        flash,
+        family == "t5" or not flash,
+    )
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt"])
+def test_a_step_on_labels_does_not_wait(family, tokenizers, device):
+    config = ClassificationConfig(name="labels", path="nowhere", labels=("no", "yes"))
+    learner = build(config, backbone(family), tokenizers[family], 3)
+    inputs = Packed(torch.arange(5, 25), (5, 12, 3))
+    batch = Batch(inputs, {"labels": Target(torch.tensor([0, 1, 1]))}, torch.arange(3), torch.zeros(3))
+    assert watched_step(learner, batch, device).waits == []
+
+
+@pytest.mark.parametrize(("family", "objective"), [("bert", "span"), ("gpt", "clm"), ("bart", "denoising")])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_layers_share_what_is_copied_to_the_device(family, objective, dropout, tokenizers, device):
+    """Cumulative lengths, positions and tiles among it."""
+    _, config, documents = OBJECTIVES[objective]
+    copies = []
+    for layers in (1, 4):
+        learner = build(config, backbone(family, num_layers=layers, attention_dropout=dropout), tokenizers[family], 3)
+        batch = rows_of(learner.examples(store(tokenizers[family]), 32, documents, "train"), 8)
+        watch = watched_step(learner, batch, device)
+        assert watch.waits == []
+        assert watch.seen["aten::_flash_attention_forward" if dropout else "torch_attn::_varlen_attn"] >= layers
+        copies.append(watch.seen["copy"])
+    assert copies[0] == copies[1] > 0
