@@ -139,7 +139,7 @@ def tokenized(checkpoint: str, config: FinetuneConfig, rows: Any) -> dict[str, l
 
 def require_same_tokens(checkpoint: str, config: FinetuneConfig) -> None:
     """End where a row has other tokens, or segments, on one side than on the other."""
-    from lmtool.tasks.examples import SequenceExamples
+    from lmtool.tasks.kinds.texts import SequenceExamples
     from lmtool.tokenizers.tokenizer import Tokenizer
 
     data, tokenizer = labelled(config), Tokenizer.load(checkpoint)

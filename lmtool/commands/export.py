@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import lmtool
 from lmtool.commands.configs import ExportConfig
@@ -18,6 +18,7 @@ from lmtool.manifest import sha256
 from lmtool.models.configs import ModelConfig
 from lmtool.reporting.console import Output
 from lmtool.secrets import masked
+from lmtool.tasks.kinds.base import TaskLearner
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import choose_device, choose_precision
 from lmtool.weights.comparing import Comparison, compare_outputs, compare_tensors, compare_tokenizers, tied_names
@@ -52,12 +53,13 @@ def run(config: ExportConfig, overrides: list[str]) -> None:
     copy = read(str(folder), offline=True)
     unused = [name for name in copy.tensors if name not in again.model.parts.state_dict()]
     comparison = compare_tensors(export.kept, copy.tensors, unused)
-    original, _ = assemble(loaded.config, Weights(export.kept, weights.folder), config.checkpoint)
+    original, _ = assemble(loaded.config, Weights(export.kept, weights.folder, config.checkpoint), config.checkpoint)
     compare_outputs(comparison, original, again.model.parts)
     if again.tokenizer is not None:
         compare_tokenizers(comparison, loaded.tokenizer, again.tokenizer)
     if layout is not None:
-        compare_texts(comparison, original if trained is None else trained.learner(), again, folder, layout, tokenizer)
+        learner = original if trained is None else cast(TaskLearner, trained.learner())
+        compare_texts(comparison, learner, again, folder, layout, tokenizer)
     comparison.tied = tied_names(original)
     tell(f"{folder} · {export.architecture}", comparison, export.left_out)
     if not comparison.same:

@@ -13,8 +13,8 @@ from lmtool.config.rules import rule
 from lmtool.config.tables import Choice, entries
 from lmtool.data.configs import FORMATS
 from lmtool.errors import Problem
+from lmtool.learners.configs import MixtureConfig, ObjectiveConfig
 from lmtool.models.configs import ModelConfig
-from lmtool.objectives.configs import MixtureConfig, ObjectiveConfig
 from lmtool.tokenizers.configs import TokenizerConfig
 
 Roles = Collection[str] | None

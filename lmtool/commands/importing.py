@@ -42,7 +42,7 @@ def run(config: ImportConfig, overrides: list[str]) -> None:
     family, theirs = published.family(), wide(read_published(published, config.offline))
     # Compared under their names: what the folder has, and what ours is on the way back.
     back = family.to_published(again.model.parts.state_dict())
-    mapped = family.to_published(family.from_published(theirs))
+    mapped = family.to_published(family.from_published(theirs, published.config))
     known = {name: one for name, one in mapped.items() if not name.startswith(("heads.", "backbone."))}
     unused = sorted(name for name in known if name not in back)
     comparison = compare_tensors({name: one for name, one in known.items() if name in back}, back, unused)

@@ -8,7 +8,7 @@ from lmtool.commands.configs import EvaluateConfig, FinetuneConfig
 from lmtool.commands.session import starts_from
 from lmtool.commands.trained import Trained
 from lmtool.errors import UserError
-from lmtool.tasks.configs import ClassificationConfig, TaskConfig
+from lmtool.tasks.configs import TaskConfig
 from lmtool.tasks.labels import TakenHead, taken_head
 from lmtool.tasks.loading import TaskData, load_task
 from lmtool.weights.classifiers import CLASSIFIER
@@ -54,8 +54,8 @@ def data_to_score(config: EvaluateConfig, trained: Trained, before: FinetuneConf
             "task=custom task.kind=classification task.labels=[...]",
         )
     scored = data.config.model_copy(update={"head": taken.form})
-    if isinstance(scored, ClassificationConfig):
-        if "f1" in scored.metrics and len(taken.labels or ()) != 2:
+    if taken.labels is not None:
+        if "f1" in scored.metrics and len(taken.labels) != 2:
             raise UserError(
                 f"task.metrics names f1, which is of two classes; checkpoint={checkpoint} gives {_predicted(known)}",
                 "take macro_f1, accuracy or matthews",
@@ -73,7 +73,7 @@ def _own_labels(task: TaskConfig, known: TaskConfig, checkpoint: str) -> TaskCon
             "give task=NAME task.path=FOLDER, or task=custom task.kind=classification task.path=FOLDER",
         )
     same = task.name == known.name and getattr(task, "labels", None) == getattr(known, "labels", None)
-    return task.model_copy(update={"labels": None}) if same and isinstance(task, ClassificationConfig) else task
+    return task.model_copy(update={"labels": None}) if same and hasattr(task, "labels") else task
 
 
 def _predicted(task: TaskConfig) -> str:

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from lmtool.data.assembly import Template
 from lmtool.data.formats import text_format
-from lmtool.tasks.examples import SequenceExamples
-from lmtool.tasks.rows import TaskRows
-from lmtool.tasks.sequence import SequenceLearner
+from lmtool.data.split import Rows, SplitData
+from lmtool.tasks.kinds.base import TaskLearner
+from lmtool.tasks.kinds.texts import SequenceExamples
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch
 from lmtool.weights.autotokenizer import tokenized
@@ -37,7 +37,7 @@ _TEXTS = (
 @torch.no_grad()
 def compare_texts(
     comparison: Comparison,
-    original: SequenceLearner | Assembled,
+    original: TaskLearner | Assembled,
     again: Loaded,
     folder: Path,
     layout: str,
@@ -58,7 +58,7 @@ def compare_texts(
 
 
 def _difference(
-    original: SequenceLearner | Assembled,
+    original: TaskLearner | Assembled,
     again: Loaded,
     folder: Path,
     layout: str,
@@ -68,10 +68,10 @@ def _difference(
 ) -> float:
     """The largest difference in what is predicted; infinite where a text is read as other tokens or segments."""
     columns = tuple(list(column) for column in zip(*texts, strict=True))
-    rows = TaskRows(list(range(len(texts))), columns, None, [("text", 1)] * len(texts))
+    rows = Rows.of_texts(**{f"text{number}": column for number, column in enumerate(columns)})
     examples: Any
-    if isinstance(original, SequenceLearner):
-        examples = original.examples(rows, longest, "sample")
+    if isinstance(original, TaskLearner):
+        examples = original.examples(SplitData("sample", rows={original.config.name: rows}), longest)
     else:
         examples = SequenceExamples(rows, tokenizer, layout, longest, "sample", "sample")
     plan = examples.plan(0)
@@ -87,7 +87,7 @@ def _difference(
     if isinstance(original, Assembled) and again.config.architecture == "encoder_decoder":
         return 0.0  # what its decoder goes on with is no matter of how texts are read
     copied = again.model(**read)
-    theirs = [copied.logits] if isinstance(original, SequenceLearner) else [copied.hidden[real], copied.pair_logits]
+    theirs = [copied.logits] if isinstance(original, TaskLearner) else [copied.hidden[real], copied.pair_logits]
     pairs = zip(_predicted(original, batch), theirs, strict=True)
     return max(
         difference(one, other) / max(1.0, float(one.abs().max()))
@@ -100,9 +100,9 @@ def _has_segments(loaded: Loaded) -> bool:
     return getattr(loaded.config, "segments", 0) > 1
 
 
-def _predicted(original: SequenceLearner | Assembled, batch: Batch) -> list[Tensor | None]:
+def _predicted(original: TaskLearner | Assembled, batch: Batch) -> list[Tensor | None]:
     """A task's outputs; else the hidden states, and the logits over pairs where there are any."""
-    if isinstance(original, SequenceLearner):
+    if isinstance(original, TaskLearner):
         return [original.outputs(batch, 0)]
     hidden_TH = original.hidden(batch.inputs, None)
     return [hidden_TH, original.pair_logits(hidden_TH, batch.inputs)]

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lmtool.commands.configs import FinetuneConfig, PretrainConfig, UseConfig
 from lmtool.commands.decoding import decoded
 from lmtool.config.auto import AUTO, chosen_class
-from lmtool.config.tables import Choice, build
+from lmtool.config.tables import Choice
 from lmtool.data.layouts import differing_layout
 from lmtool.errors import UserError
+from lmtool.learners.base import BaseLearner
 from lmtool.models.configs import ModelConfig
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
 from lmtool.tasks.configs import TaskConfig
 from lmtool.tasks.labels import TakenHead
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision, choose_device, choose_precision
+from lmtool.weights.assemble import assemble
 from lmtool.weights.classifiers import CLASSIFIER, is_classifier
 from lmtool.weights.folders import PublishedFolder, published_folder, read_settings
 from lmtool.weights.load import saved_config
-from lmtool.weights.loading import load_into
 from lmtool.weights.reading import Weights, read
 
 
@@ -43,15 +44,14 @@ class Trained:
         """The longest text in tokens that is read at a time: of a task as in training, else what the model can."""
         return self.config.max_length if isinstance(self.config, FinetuneConfig) else self.config.model.max_positions
 
-    def learner(self, task: TaskConfig | None = None, taken: TakenHead | None = None) -> Any:
+    def learner(self, task: TaskConfig | None = None, taken: TakenHead | None = None) -> BaseLearner:
         """The objective's or the task's learner, whole, on its device, in evaluation mode. task: another one than the
-        checkpoint's, which has its head as `taken`. UserError where the weights do not fit."""
-        config, tensors = self.config, self.weights.tensors
-        learns: Any = config.objective if isinstance(config, PretrainConfig) else config.task
+        checkpoint's. taken: its head in the checkpoint, where that has another name or order. UserError where the
+        weights do not fit."""
+        weights = self.weights
         if task is not None and taken is not None:
-            learns, tensors = task, taken.tensors(tensors, task.name)
-        learner = build(learns, build(config.model, config.seed), self.tokenizer, config.seed)
-        load_into(learner, tensors, self.checkpoint, whole=True)
+            weights = replace(weights, tensors=taken.tensors(weights.tensors, task.name))
+        learner, _ = assemble(self.config, self.tokenizer, trained=weights, learns=task)
         return learner.to(self.precision.device).eval()
 
 

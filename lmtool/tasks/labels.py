@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from lmtool.models.published import unnamed
-from lmtool.tasks.configs import ClassificationConfig, TaskConfig
+from lmtool.tasks.configs import TaskConfig
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def taken_head(section: Mapping[str, Any], task: TaskConfig, found: bool = False
     if section.get("kind") != task.kind:
         return None
     name, form = str(section.get("name")), section.get("head")
-    if not isinstance(task, ClassificationConfig):
+    if not hasattr(task, "labels"):
         return TakenHead(name, form)
     theirs, ours = tuple(section.get("labels") or ()), task.labels or ()
     match = _matched(theirs, ours)

@@ -67,7 +67,8 @@ class Tokenizer:
     def special_ids(self) -> frozenset[int]:
         """Ids that are no text: the roles, added tokens that are marked special, and others that a folder calls so."""
         added = {number for number, token in self._backend.get_added_tokens_decoder().items() if token.special}
-        others = {self._backend.token_to_id(token) for token in self._unflagged}
+        vocabulary = self._backend.get_vocab()
+        others = {vocabulary[token] for token in self._unflagged}
         return frozenset(added | others | set(self.roles.values()))
 
     @cached_property
@@ -178,7 +179,7 @@ class Tokenizer:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         special = {f"{name}_token": self._words[number] for name, number in self.roles.items()}
-        settings = {"tokenizer_class": PLAIN[0], "clean_up_tokenization_spaces": False, **special}
+        settings: dict[str, Any] = {"tokenizer_class": PLAIN[0], "clean_up_tokenization_spaces": False, **special}
         if self._unflagged:
             settings["additional_special_tokens"] = list(self._unflagged)
         contents = (self._backend.to_str(pretty=True), _json(settings), _json(special))

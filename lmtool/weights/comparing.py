@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from lmtool.heads.lm import LMHead
 from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Packed
@@ -141,8 +142,8 @@ def tied_names(parts: Assembled) -> list[str]:
         if id(parameter) in first:
             tied.append(f"{name} = {first[id(parameter)]}")
         first.setdefault(id(parameter), name)
-    for name in ("masked_lm", "lm"):
-        if name in parts.heads and (name == "masked_lm" or parts.backbone.vocabulary_head.tied):
+    for name, head in parts.heads.items():
+        if isinstance(head, LMHead) and head.output is None:
             tied.append(f"heads.{name} = backbone.embed.token.weight")
     return tied
 

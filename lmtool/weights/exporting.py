@@ -64,11 +64,16 @@ def export_of(
     # A name of ours that is still there has no place.
     kept = {name: one for name, one in kept.items() if name not in published}
     published = {name: one for name, one in published.items() if not name.startswith(("heads.", "backbone."))}
+    tied = getattr(family, "TIED", None)
+    apart = tied is not None and tied.output in published
+    if tied is not None and apart:
+        published = tied.separate(published)
     left_out = {part_of(name) for name in renamed} - {part_of(name) for name in kept}
     config = {
         **family.published_config(model),
         "architectures": [architecture],
         "dtype": "float32",
+        **({"tie_word_embeddings": False} if apart else {}),
         **special_ids(model, tokenizer),
     }
     if task is not None and CLASSIFIER in needed:

@@ -24,8 +24,9 @@ WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.b
 """The files that hold weights, the preferred ones first."""
 TOKENIZER = (
     "tokenizer.json", SETTINGS, "special_tokens_map.json", "added_tokens.json", "vocab.txt",
-    "vocab.json", "merges.txt", "spiece.model", "sentencepiece.model", "spm.model", "tokenizer.model",
+    "vocab.json", "merges.txt", "spiece.model", "sentencepiece.model", "spm.model", "tokenizer.model", CONFIG,
 )  # fmt: skip
+"""The files that say what a tokenizer does; config.json may name its class."""
 FAMILIES = {
     "bert": "bert",
     "roberta": "roberta",
