@@ -99,6 +99,21 @@ def test_a_run_is_not_resumed_on_other_data(
     assert not Path("runs", run, "result.json").exists()
 
 
+def test_a_run_is_not_resumed_with_another_configuration(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path("runs/text/config.yaml")
+    before = path.read_text()
+    replaced(str(path), "max_length: 32", "max_length: 31")()
+    assert cli.main(["resume", "runs/text"]) == 2
+    error = capsys.readouterr().err
+    assert "step_00000001 holds a run of another configuration: max_length 32 -> 31" in error
+    assert "bring runs/text/config.yaml back as it was" in error
+    path.unlink()
+    pretrain("text", "objective=mlm", "max_steps=1", "data.validation=held_out.txt", "seed=5", status=2)
+    assert "step_00000001 holds a run of another configuration: " in capsys.readouterr().err
+    path.write_text(before)
+    assert cli.main(["resume", "runs/text"]) == 0
+
+
 def test_what_the_hint_says_works(place: Path) -> None:
     replaced("rows/train.tsv", "cat", "dog")()
     finetune("rows", "checkpoint=runs/text", "max_steps=1", status=2)
