@@ -115,7 +115,7 @@ def test_two_models_that_both_learn_and_a_task_of_tags_in_windows(tmp_path: Path
     answers = lmtool(
         tmp_path,
         f"{pretrain} max_steps=4 evaluate_every=2 name=pair",
-        f"{finetune} max_steps=60 optimizer.lr=3e-3 name=tags",
+        f"{finetune} max_steps=80 optimizer.lr=2e-3 name=tags",
         "evaluate --plugin outsider checkpoint=runs/tags device=cpu output=again.jsonl",
         "predict --plugin outsider checkpoint=runs/tags device=cpu 'text=the dogs sat on a mat'",
     )
