@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -103,9 +104,7 @@ def test_a_model_an_objective_a_task_and_a_tuning_run_to_the_end(tmp_path: Path)
 
 def test_two_models_that_both_learn_and_a_task_of_tags_in_windows(tmp_path: Path) -> None:
     words = ("the", "cat", "sat", "on", "a", "mat", "and", "some", "dogs", "ran", "to", "their", "old", "house")
-    lines = [
-        [words[(line * line + place * place * 3 + line * place) % 14] for place in range(30)] for line in range(120)
-    ]
+    lines = np.random.default_rng(0).choice(words, (120, 30)).tolist()
     (tmp_path / "text.txt").write_text("\n\n".join(" ".join(line) + "." for line in lines))
     rows = [f"{' '.join(line)}\t{' '.join('D' if word in ('the', 'a') else 'O' for word in line)}" for line in lines]
     (tmp_path / "rows.tsv").write_text("\n".join(["words\ttags", *rows]) + "\n")
