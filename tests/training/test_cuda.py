@@ -14,7 +14,7 @@ from torch import nn
 
 from lmtool.config.tables import build
 from lmtool.nn.dropout import DeviceDraws
-from lmtool.training import checkpoints
+from lmtool.runs import checkpoints
 from lmtool.training.configs import AdamWConfig
 from lmtool.training.loop import train
 from lmtool.types import ParameterGroup
