@@ -5,14 +5,14 @@ Shape letters: T tokens, H hidden width.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lmtool.models.encoder_decoder import EncoderDecoder
+from lmtool.nn.stack import Place, Tap
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Packed
 from lmtool.weights.heads import Assembled
@@ -95,10 +95,11 @@ def compare_outputs(comparison: Comparison, original: Assembled, copy: Assembled
     sample = Packed(tokens, (longest, longest - 5))
     outputs = Packed(tokens.flip(0), sample.lengths) if isinstance(backbone, EncoderDecoder) else None
     seen: list[tuple[dict[str, Tensor], Tensor | None]] = []
-    for one in (original.eval(), copy.eval()):
-        with _layers(one.backbone) as layers:
-            hidden_TH = one.hidden(sample, outputs)
-        seen.append((layers | {"hidden": hidden_TH}, one.logits(hidden_TH, sample if outputs is None else outputs)))
+    for parts in (original.eval(), copy.eval()):
+        layers = _Layers()
+        hidden_TH = parts.hidden(sample, outputs, layers)
+        logits = parts.logits(hidden_TH, sample if outputs is None else outputs)
+        seen.append((layers.states | {"hidden": hidden_TH}, logits))
     (mine, my_logits), (theirs, their_logits) = seen
     comparison.layers = {name: _difference(tensor, theirs[name]) for name, tensor in mine.items()}
     if my_logits is not None and their_logits is not None:
@@ -126,22 +127,15 @@ def tied_names(parts: Assembled) -> list[str]:
     return tied
 
 
-@contextmanager
-def _layers(backbone: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Collects the (T, H) outputs of the layers, in the order they are called."""
-    found: dict[str, Tensor] = {}
-    stacks = ("encoder.", "decoder.") if isinstance(backbone, EncoderDecoder) else ("",)
-    hooks = []
-    for stack in stacks:
-        for number, layer in enumerate(backbone.get_submodule(f"{stack}layers").children()):
-            name = f"{stack}{number}"
-            # A shared layer is called several times: the last time counts.
-            hooks.append(layer.register_forward_hook(lambda _, __, output, name=name: found.update({name: output})))
-    try:
-        yield found
-    finally:
-        for hook in hooks:
-            hook.remove()
+class _Layers(Tap):
+    """Keeps the states (T, H) behind the embedding and each layer, by name."""
+
+    def __init__(self) -> None:
+        self.states: dict[str, Tensor] = {}
+
+    def __call__(self, place: Place, x_TH: Tensor) -> Tensor:
+        self.states[f"{place.side} {place.layer}"] = x_TH
+        return x_TH
 
 
 def _difference(one: Tensor, other: Tensor) -> float:

@@ -15,6 +15,7 @@ from lmtool.heads.lm import MaskedLMHead, lm_head
 from lmtool.heads.replaced_token import ReplacedTokenHead
 from lmtool.heads.sequence import Pooler, SequenceHead, summary
 from lmtool.models.base import Backbone
+from lmtool.nn.stack import Tap
 from lmtool.types import Packed
 from lmtool.weights.loading import by_part
 
@@ -38,9 +39,9 @@ class Assembled(nn.Module):
         pooled = backbone.config.summary != "pooled_first" or "pooler" in self.heads
         self.task = given if given in self.heads and pooled else None
 
-    def hidden(self, inputs: Packed, outputs: Packed | None) -> Tensor:
+    def hidden(self, inputs: Packed, outputs: Packed | None, tap: Tap | None = None) -> Tensor:
         """(T, H) of the last layer; of the decoder's where there are two stacks."""
-        return self.backbone(inputs) if outputs is None else self.backbone(inputs, None, outputs)
+        return self.backbone(inputs, tap=tap) if outputs is None else self.backbone(inputs, None, outputs, tap=tap)
 
     def logits(self, hidden_TH: Tensor, read: Packed) -> Tensor | None:
         """(N, C) of a task; else (T, V) of a language model, or (T,) of replaced tokens; None without such a head."""
