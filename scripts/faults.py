@@ -28,7 +28,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-KINDS = ("kills", "checkpoints", "disks", "changes", "overrides", "typos", "tables", "texts", "hostile")
+KINDS = (
+    "kills", "checkpoints", "disks", "changes", "overrides", "typos", "tables", "texts", "hostile", "secrets",
+)  # fmt: skip
 SECONDS = 300  # of a trial, by the clock
 
 Trial = tuple[str, int]

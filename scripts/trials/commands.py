@@ -56,7 +56,8 @@ def in_fork(
     def child(folder: Path) -> None:
         _redirect(streams)
         os.chdir(folder)
-        os.environ.update({"HOME": str(folder / ".home"), **(environment or {})})
+        home = folder / ".home"
+        os.environ.update({"HOME": str(home), "TORCHINDUCTOR_CACHE_DIR": str(home / "torch"), **(environment or {})})
         pages = int(Path("/proc/self/statm").read_text().split()[0]) if Path("/proc/self/statm").exists() else 0
         if pages:
             limit = pages * resource.getpagesize() + _MEMORY

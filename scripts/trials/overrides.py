@@ -56,7 +56,7 @@ def _keys(command: str, place: Path) -> tuple[str, ...]:
 
     from lmtool import cli
     from lmtool.config import saved
-    from lmtool.training.run_folder import flatten
+    from lmtool.runs.run_folder import flatten
 
     before = Path.cwd()
     os.chdir(place)
@@ -119,7 +119,7 @@ def _as_typed(command: str, key: str, value: str, data: dict[str, Any]) -> None:
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     from lmtool.cli import _verbatim
-    from lmtool.training.run_folder import flatten
+    from lmtool.runs.run_folder import flatten
 
     if "${" in value or value == "???":
         return

@@ -1,0 +1,110 @@
+"""The best predictor that reads nothing: what a language model must beat.
+
+Per term a fixed distribution over its classes, counted on the training text (add-one); the loss of a target is
+minus the logarithm of its share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from lmtool.data.store import release
+from lmtool.types import Batch
+
+# Tokens counted at a time: a store larger than memory is read in pieces.
+_PIECE = 1 << 20
+
+
+@dataclass(frozen=True)
+class ConstantPredictor:
+    """A distribution over the C classes of one term. name: what to call it on the screens. losses_C: (C,) nats."""
+
+    name: str
+    losses_C: np.ndarray
+
+    @classmethod
+    def of_counts(cls, name: str, counts_C: np.ndarray, never: Collection[int] = ()) -> ConstantPredictor:
+        """From counts of each class, one added to each so that no class is impossible, but for those that are
+        `never` a target."""
+        shares_C = np.asarray(counts_C, dtype=np.float64) + 1
+        shares_C[list(never)] = 0
+        with np.errstate(divide="ignore"):
+            return cls(name, np.log(shares_C.sum()) - np.log(shares_C))
+
+    def losses(self, labels_M: np.ndarray) -> np.ndarray:
+        """(M,) float64 nats of each target."""
+        return self.losses_C[labels_M]
+
+
+@dataclass(frozen=True)
+class BestConstant:
+    """The best distribution over C classes in hindsight, for labels that the model's own steps make: no constant
+    predictor, however it was made, is better on them.
+
+    name: what to call it on the screens. expected: (C,) the shares to reckon with before there are labels.
+    """
+
+    name: str
+    expected: tuple[float, ...]
+
+    @property
+    def expected_loss(self) -> float:
+        """Nats of a target, with the expected shares."""
+        return self.least_loss(np.array(self.expected))
+
+    @staticmethod
+    def least_losses(counts_C: np.ndarray) -> np.ndarray:
+        """(C,) nats of each class where the classes have these counts; 0 for those that never come."""
+        shares_C = np.asarray(counts_C, dtype=np.float64) / max(float(np.sum(counts_C)), 1e-300)
+        return -np.log(np.where(shares_C > 0, shares_C, 1.0))
+
+    @classmethod
+    def least_loss(cls, counts_C: np.ndarray) -> float:
+        """Mean nats of a target: the entropy of the shares."""
+        return float(np.sum(counts_C * cls.least_losses(counts_C)) / max(float(np.sum(counts_C)), 1e-300))
+
+
+@dataclass(frozen=True)
+class ConstantValue:
+    """One number for every target, by squared error. name: what to call it on the screens."""
+
+    name: str
+    value: float
+
+    def losses(self, labels_M: np.ndarray) -> np.ndarray:
+        """(M,) float64 squared error of each target."""
+        return (np.asarray(labels_M, dtype=np.float64) - self.value) ** 2
+
+
+Predictor = ConstantPredictor | ConstantValue | BestConstant
+
+
+def mean_losses(predictors: Mapping[str, Predictor], batches: Iterable[Batch]) -> dict[str, float]:
+    """Mean loss of each term's predictor over the targets of the batches: known before any model is run."""
+    known = {term: one for term, one in predictors.items() if not isinstance(one, BestConstant)}
+    sums, counts = dict.fromkeys(known, 0.0), dict.fromkeys(known, 0)
+    for batch in batches:
+        for term, predictor in known.items():
+            labels = batch.targets[term].labels if term in batch.targets else None
+            if labels is not None:
+                losses = predictor.losses(labels.numpy())
+                # What the predictor holds for impossible is not scored: sentinels, the ends of outputs.
+                losses = losses[np.isfinite(losses)]
+                sums[term] += float(losses.sum())
+                counts[term] += len(losses)
+    return {
+        term: one.expected_loss if isinstance(one, BestConstant) else sums[term] / max(counts[term], 1)
+        for term, one in predictors.items()
+    }
+
+
+def token_counts(tokens: np.ndarray, vocabulary: int) -> np.ndarray:
+    """(V,) int64: how often each id occurs."""
+    counts = np.zeros(vocabulary, dtype=np.int64)
+    for start in range(0, len(tokens), _PIECE):
+        counts += np.bincount(tokens[start : start + _PIECE], minlength=vocabulary)
+        release(tokens)
+    return counts
