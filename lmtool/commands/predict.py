@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from lmtool.commands.configs import FinetuneConfig, PredictConfig
 from lmtool.commands.evaluate import write_output
 from lmtool.commands.trained import Trained, load_trained
+from lmtool.data.files import STANDARD_INPUT, read_lines, regular_file
 from lmtool.data.loader import PackedLoader
 from lmtool.data.tables import read_table
 from lmtool.errors import UserError
@@ -51,7 +49,7 @@ def _rows(config: PredictConfig, before: FinetuneConfig) -> TaskRows:
     """What is asked about, as rows of the task."""
     task = before.task
     if config.input is not None and Path(config.input).suffix.lower() in TABLES:
-        table = read_table(config.input)
+        table = read_table(regular_file("input", config.input))
         columns = {task.aliases.get(name, name): values for name, values in table.columns.items()}
         missing = [name for name in task.text if name not in columns]
         if missing:
@@ -83,17 +81,8 @@ def _texts(config: PredictConfig) -> list[str]:
         return [config.text]
     if config.input is None:
         raise UserError("nothing to predict", 'give text="..." or input=FILE (- reads standard input)')
-    try:
-        content = sys.stdin.buffer.read() if config.input == "-" else Path(config.input).expanduser().read_bytes()
-        lines = [line for line in content.decode("utf-8-sig").splitlines() if line.strip()]
-    except OSError as error:
-        raise UserError(f"input={config.input}: {error.strerror}", "give a file of one text a line") from error
-    except UnicodeDecodeError as error:
-        at = np.frombuffer(content[: error.start], dtype=np.uint8)
-        line = int((at == ord("\n")).sum()) + 1
-        raise UserError(
-            f"{config.input}:{line}: not UTF-8 (byte {error.start})", "convert the file to UTF-8"
-        ) from error
+    path = STANDARD_INPUT if config.input == "-" else regular_file("input", config.input)
+    lines = [line for _, line in read_lines(path) if line.strip()]
     if not lines:
         raise UserError(f"input={config.input}: no lines of text in it", "give one text a line")
     return lines
