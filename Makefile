@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint types bench clean
+.PHONY: help install demo test lint types bench gpu bundle clean
 
 help:  ## Print this list.
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
@@ -40,6 +40,9 @@ types: $(VENV)/test  ## Check types.
 
 bench: $(VENV)/bench  ## Speed and memory beside the transformers Trainer, at most 20 minutes.
 	$(BIN)/python scripts/benchmark.py
+
+gpu:  ## On a GPU, with PYTHON= and no installing: its tests and its speed beside the transformers Trainer.
+	$(PYTHON) scripts/gpu.py
 
 clean:  ## Remove the environment, caches and build outputs; runs/ stays.
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .mypy_cache

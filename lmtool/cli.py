@@ -80,7 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
     try:
-        return _main(words)
+        with errors.system_errors():
+            return _main(words)
     except LmtoolError as error:
         if debug:
             _traceback()

@@ -315,13 +315,18 @@ class HeldLoader:
         return getattr(self.loader, name)
 
 
+def cache_of(folder: Path) -> Path:
+    """Corpus, tokenizers and token stores, by content: the examples of several sizes share them."""
+    return folder.parent / "cache"
+
+
 def task_data(folder: Path, settings: dict[str, Any]) -> Any:
     """The rows as `task=custom` reads them."""
     from lmtool.tasks.configs import ClassificationConfig
     from lmtool.tasks.loading import load_task
 
     config = ClassificationConfig(name="bench", path=str(folder / "rows"), labels=CLASSES)
-    return load_task(config, settings["seed"], folder / "cache", offline=True)
+    return load_task(config, settings["seed"], cache_of(folder), offline=True)
 
 
 def text_examples(folder: Path, settings: dict[str, Any], tokenizer: Any) -> Any:
@@ -332,8 +337,8 @@ def text_examples(folder: Path, settings: dict[str, Any], tokenizer: Any) -> Any
     from lmtool.objectives.configs import MlmConfig
     from lmtool.objectives.examples import CausalWindows, MaskedWindows
 
-    source = build(TextConfig(path=str(folder / "documents.txt"), document="line"), folder / "cache")
-    store = open_store(source, "train", tokenizer, folder / "cache")
+    source = build(TextConfig(path=str(folder / "documents.txt"), document="line"), cache_of(folder))
+    store = open_store(source, "train", tokenizer, cache_of(folder))
     length, documents = settings["max_length"], settings["documents"]
     if settings["family"] == "gpt":
         return CausalWindows(tokenizer, store, length, documents, "train")
@@ -431,9 +436,9 @@ def write_texts(folder: Path, settings: dict[str, Any]) -> tuple[Any, str]:
     from lmtool.data.vocabulary import trained_tokenizer
     from lmtool.tokenizers.configs import ByteBpeConfig, WordPieceConfig
 
-    source = build(PydocsConfig(max_bytes=settings["corpus_bytes"]), folder / "cache")
+    source = build(PydocsConfig(max_bytes=settings["corpus_bytes"]), cache_of(folder))
     kind, size = ByteBpeConfig() if settings["family"] == "gpt" else WordPieceConfig(), settings["model"]["vocab_size"]
-    tokenizer = trained_tokenizer(kind, source, size, folder / "cache")
+    tokenizer = trained_tokenizer(kind, source, size, cache_of(folder))
     tokenizer.save(folder / "tokenizer")
     flat = [word for text in source.documents("train") for word in text.split()]
     kinds = sorted(set(flat))
@@ -457,7 +462,7 @@ def prepare(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
     import numpy
 
     from lmtool.streams import Permutation
-    from lmtool.tasks.examples import SequenceExamples
+    from lmtool.tasks.kinds.texts import SequenceExamples
 
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer, text = write_texts(folder, settings)

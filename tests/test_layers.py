@@ -23,7 +23,8 @@ MODELS = NN | {"models"}
 HEADS = MODELS | {"heads"}
 TEXT = CONFIG | {"tokenizers"}
 DATA = TEXT | {"data"}
-LEARN = HEADS | DATA | {"generation", "metrics"}
+LEARN = HEADS | DATA | {"generation", "metrics", "training"}
+LEARNERS = LEARN | {"learners"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "environment": set(),
@@ -38,17 +39,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "heads": MODELS,
     "generation": HEADS | TEXT,
     # lmtool.load gives a model with its tokenizer, from a checkpoint whose files `training` verifies.
-    "weights": HEADS | TEXT | {"training"},
+    "weights": LEARNERS,
     "tokenizers": CONFIG,
     "data": TEXT,
     "metrics": CONFIG,
     "reporting": CONFIG,
-    "objectives": LEARN,
-    # A task may be learned among objectives: it is one of them then.
-    "tasks": LEARN | {"objectives"},
-    "tuning": LEARN | {"objectives", "tasks"},
+    "learners": LEARN,
+    "objectives": LEARNERS,
+    "tasks": LEARNERS,
+    "tuning": LEARNERS,
     "training": NN,
-    "commands": LEARN | {"objectives", "tasks", "tuning", "training", "weights", "reporting", "metrics"},
+    "commands": LEARNERS | {"objectives", "tasks", "tuning", "weights", "reporting"},
     "cli": {"errors", "environment", "terminal", "config", "commands"},
     "__main__": {"cli"},
     "__init__": {"weights"},  # lmtool.load, when it is asked for
@@ -154,6 +155,18 @@ def test_builders_lie_in_the_room_of_their_configuration() -> None:
             wrong.append(f"{path.relative_to(PACKAGE)}:{line}: {builder}")
         elif not any(getattr(node, "name", None) == attribute for node in tree_of(target).body):
             wrong.append(f"{path.relative_to(PACKAGE)}:{line}: {builder} is not there")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_what_a_task_kind_is_stays_in_its_file() -> None:
+    """Nobody asks which kind a task is: what differs between kinds is a method of theirs."""
+    kinds = re.compile(r"\b(Classification|Regression|Sequence)(Kind|Config|Learner)?\b")
+    wrong = []
+    for path in SOURCES:
+        for node in ast.walk(tree_of(path)):
+            asked = isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("isinstance", "issubclass")
+            if asked and kinds.search(ast.unparse(node)) and "kinds" not in path.parts:
+                wrong.append(f"{path.relative_to(PACKAGE)}:{node.lineno}: {ast.unparse(node)}")
     assert not wrong, "\n".join(wrong)
 
 

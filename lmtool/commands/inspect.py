@@ -7,7 +7,7 @@ replaced-token detection: at its initial weights, or those of checkpoint=); any 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -17,23 +17,24 @@ from lmtool.commands import session as shared
 from lmtool.commands.configs import FinetuneConfig, PretrainConfig
 from lmtool.commands.describing import described
 from lmtool.commands.evaluate import write_output
+from lmtool.commands.finetune import own_tokenizer
+from lmtool.commands.labelled import data_to_learn
 from lmtool.config.tables import build
 from lmtool.data.loader import PackedLoader
 from lmtool.data.plan import Examples
+from lmtool.data.split import SplitData
 from lmtool.data.store import open_store
-from lmtool.data.vocabulary import tokenizer_of_rows, trained_tokenizer
+from lmtool.data.vocabulary import trained_tokenizer
 from lmtool.errors import CheckFailed, UserError
-from lmtool.objectives.mixture import Mixture
-from lmtool.objectives.rtd import ReplacedTokenDetection
 from lmtool.objectives.statistics import measure
 from lmtool.objectives.tally import FAMILY, Tally
 from lmtool.reporting.console import Output
 from lmtool.reporting.table import print_table
 from lmtool.reporting.text import plain
-from lmtool.tasks.loading import load_task
-from lmtool.tasks.objective import rows_of
+from lmtool.tasks.members import rows_of
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import choose_device
+from lmtool.weights.assemble import assemble
 
 # Characters of an example on the screen; the JSON lines have all of it.
 _SHOWN = 2000
@@ -112,31 +113,25 @@ def _pretraining(config: PretrainConfig, output: Output) -> Seen:
     )
     shared.require_fit(config, tokenizer)
     store = open_store(source, "train", tokenizer, config.cache_dir, progress)
-    store = replace(store, rows=rows_of(tasks, "train"))
+    data = SplitData("train", store, config.data.documents, rows_of(tasks, "train"))
     with torch.device("meta"):
-        learner = build(config.objective, build(config.model, config.seed), tokenizer, config.seed)
-    members = learner.members.values() if isinstance(learner, Mixture) else (learner,)
-    if any(isinstance(one, ReplacedTokenDetection) for one in members):
-        learner = build(config.objective, build(config.model, config.seed), tokenizer, config.seed)
-        loaded = shared.start_weights(config, learner)
+        learner, _ = assemble(config, tokenizer)
+    if learner.makes_inputs:
+        learner, loaded = assemble(config, tokenizer, shared.start_weights(config))
         output.line(f"weights of the generator: {'random' if loaded is None else loaded.sentence()}")
         learner.to(choose_device(config.device)).eval()
-    return Seen(learner.examples(store, config.max_length, config.data.documents, "train"), tokenizer, learner)
+    return Seen(learner.examples(data, config.max_length), tokenizer, learner)
 
 
 def _task(config: FinetuneConfig, output: Output) -> Seen:
-    task = load_task(config.task, config.seed, config.cache_dir, config.offline)
-    tokenizer = shared.starting_tokenizer(config) or tokenizer_of_rows(
-        config.tokenizer,
-        task.train.texts,
-        config.tokenizer.vocab_size or config.model.vocab_size,
-        output.stage,
-    )
+    config, task, _ = data_to_learn(config)
+    tokenizer = shared.starting_tokenizer(config)
+    tokenizer = tokenizer or own_tokenizer(config, task, output)
     shared.require_fit(config, tokenizer)
     with torch.device("meta"):
-        learner = build(task.config, build(config.model, config.seed), tokenizer, config.seed)
+        learner, _ = assemble(config, tokenizer)
     labels = tuple(getattr(task.config, "labels", None) or ())
-    return Seen(learner.examples(task.train, config.max_length, "train"), tokenizer, learner, labels)
+    return Seen(learner.examples(task.splits()["train"], config.max_length), tokenizer, learner, labels)
 
 
 def _pad(tokenizer: Tokenizer) -> int | None:

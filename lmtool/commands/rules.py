@@ -139,6 +139,14 @@ def tasks_have_data(objective: Any) -> Iterator[Problem]:
         yield Problem("objective", what, "give its section a path: a folder, or a file to train on")
 
 
+@rule(FinetuneConfig, "task", "model")
+def head_has_a_class(task: Any, model: Any) -> Iterator[Problem]:
+    """A task read as transformers reads it is on a family of which transformers has a classifier."""
+    if task.head == "transformers" and model.transformers_form is None:
+        what = f"task.head=transformers: transformers has no text classifier of model={model.name}"
+        yield Problem("task.head", what, "give task.head=paper")
+
+
 def _without_data(task: TaskConfig) -> bool:
     return all(getattr(task, where, None) is None for where in ("path", "hub", "embedded"))
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lmtool.commands.configs import PretrainConfig, RunConfig
+from lmtool.commands.configs import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.commands.costs import shapes_of, works_of
 from lmtool.commands.fitting import lacks_around, lacks_tokens
 from lmtool.config import saved
@@ -29,8 +29,9 @@ from lmtool.reporting.progress import Progress
 from lmtool.reporting.rate import measure_rate
 from lmtool.reporting.report import write_report
 from lmtool.reporting.screens import end_screen, start_screen
+from lmtool.tasks.labels import TakenHead
 from lmtool.tasks.loading import TaskData
-from lmtool.tasks.objective import read_tasks
+from lmtool.tasks.members import read_tasks
 from lmtool.tokenizers.configs import FolderConfig, TokenizerConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.checkpoints import read_weights
@@ -38,8 +39,8 @@ from lmtool.training.precision import Precision, choose_device, choose_precision
 from lmtool.training.progress import TrainingResult, TrainingSettings
 from lmtool.training.run_folder import RunFolder, choose_folder
 from lmtool.weights.folders import published_folder, tokenizer_folder
-from lmtool.weights.loading import LoadReport, by_part, load_into
-from lmtool.weights.reading import read
+from lmtool.weights.loading import LoadReport, by_part
+from lmtool.weights.reading import Weights, read
 
 RUNS = Path("runs")
 EVALUATION_TOKENS = 8192  # in one forward without gradients
@@ -139,7 +140,8 @@ def require_fit(config: RunConfig, tokenizer: Tokenizer) -> None:
         )
     roles = {*tokenizer.roles, *(["sentinel"] if tokenizer.sentinels else [])}
     parts = config.objective.parts() if isinstance(config, PretrainConfig) else ()
-    for problem in (lacks_around(model, roles), *(lacks_tokens(one, roles) for one in parts)):
+    layout = model.sequence_form(config.task.head).text_format if isinstance(config, FinetuneConfig) else None
+    for problem in (lacks_around(model, roles, layout), *(lacks_tokens(one, roles) for one in parts)):
         if problem is not None:
             have = ", ".join(sorted(roles)) or "none"
             raise UserError(
@@ -148,13 +150,15 @@ def require_fit(config: RunConfig, tokenizer: Tokenizer) -> None:
             )
 
 
-def start_weights(config: RunConfig, learner: nn.Module) -> LoadReport | None:
-    """Load the weights the run starts from. None where they are random."""
+def start_weights(config: RunConfig, taken: TakenHead | None = None) -> Weights | None:
+    """The weights the run starts from. taken: the head of its task in them. None where they are random."""
     origin = starts_from(config)
     if origin is None:
         return None
     weights = read(origin, config.offline)
-    return replace(load_into(learner, weights.tensors, origin), ignored=weights.ignored)
+    if taken is not None and isinstance(config, FinetuneConfig):
+        weights = replace(weights, tensors=taken.tensors(weights.tensors, config.task.name))
+    return weights
 
 
 def settings_of(config: RunConfig, metric: str, greater_is_better: bool, flops_per_token: float) -> TrainingSettings:

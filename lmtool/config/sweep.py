@@ -186,7 +186,8 @@ def _job(run_command: Callable[[dict[str, Any], list[str]], Any], config: Any) -
     say(f"job {settings.job.num}: {' '.join(typed)}")
     try:
         data = compose.to_data(config) | {"name": None, "run_dir": _shown(folder)}
-        result = run_command(data, typed) or {}
+        with errors.system_errors():
+            result = run_command(data, typed) or {}
         record |= {"exit_status": errors.DONE, "metric": result.get("metric"), "value": result.get("value")}
     except Stopped as error:
         record |= {"exit_status": error.exit_status, "error": error.message}

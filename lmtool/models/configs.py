@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -16,6 +17,21 @@ LARGEST_FITTED = 1e-3
 """The largest rate that fitting to the width gives: published rates are for large batches. Measured on small ones, 700
 steps of 2,048 tokens: bert_tiny ends at 6.61 with 6e-4, 6.49 with 1e-3, 6.86 with 2e-3; gpt_tiny has after 300 of them
 5.56 with 1e-3 and 5.85 with 3.6e-3."""
+
+
+@dataclass(frozen=True)
+class SequenceForm:
+    """How a class or a value is read off a whole text.
+
+    text_format: how the text is laid out, a name in `lmtool.data.formats`. place: the token whose hidden state stands
+    for it, or the mean of all. pooled: whether a dense layer with an activation comes before the output layer. bias:
+    whether the output layer has one.
+    """
+
+    text_format: str
+    place: Literal["first", "last", "mean"]
+    pooled: bool
+    bias: bool = True
 
 
 class ModelConfig(Config):
@@ -41,6 +57,9 @@ class ModelConfig(Config):
     """How a text or a pair is laid out: a name in `lmtool.data.formats`."""
     summary: ClassVar[Literal["pooled_first", "first", "last", "mean"]] = "pooled_first"
     """Where a whole text is summed up, for classification."""
+    transformers_form: ClassVar[dict[str, Any] | None] = None
+    """The fields of `SequenceForm` in which transformers' ...ForSequenceClassification of this family differs; None
+    where transformers has no such class."""
     free_fields: ClassVar[tuple[str, ...]] = ("dropout", "attention_dropout", "norm_epsilon", "initializer_std")
     """Fields that may differ from a checkpoint's: they change no shape."""
     position_kinds: ClassVar[tuple[str, ...] | None] = None
@@ -83,6 +102,19 @@ class ModelConfig(Config):
         }
         return type(self)(**{name: getattr(self, name) for name in type(self).model_fields} | sizes)
 
+    def sequence_form(self, head: str | None) -> SequenceForm:
+        """How a task reads a whole text. head: a task's `head`: "transformers", or the paper's.
+
+        ValueError where transformers has no classifier of this family.
+        """
+        pooled = self.summary == "pooled_first"
+        paper = SequenceForm(self.text_format, "first" if self.summary == "pooled_first" else self.summary, pooled)
+        if head != "transformers":
+            return paper
+        if self.transformers_form is None:
+            raise ValueError(f"transformers has no text classifier of model={self.name}")
+        return replace(paper, **self.transformers_form)
+
     def suggested_tokenizer(self) -> dict[str, Any]:
         """The section `tokenizer: auto` stands for."""
         return dict(self.default_tokenizer)
@@ -118,6 +150,8 @@ class ModelConfig(Config):
 
 class SegmentedConfig(ModelConfig):
     """An encoder that tells the two texts of a pair apart by a table."""
+
+    transformers_form: ClassVar[dict[str, Any] | None] = {}
 
     segments: int = Field(2, ge=1, description="Rows of the segment table (BERT's token types).")
 
@@ -177,6 +211,7 @@ class GptConfig(ModelConfig):
     learning_rates: ClassVar[dict[int, float]] = {1024: 3e-4, 1280: 2.5e-4, 1600: 2e-4}
     text_format: ClassVar[str] = "gpt"
     summary: ClassVar[Literal["pooled_first", "first", "last", "mean"]] = "last"
+    transformers_form: ClassVar[dict[str, Any] | None] = {"text_format": "plain", "bias": False}
 
     name: Literal["gpt"] = Field("gpt", description="GPT-2's architecture.")
     vocab_size: int = Field(50257, ge=8, description="Rows of the token embedding; at least the tokenizer's entries.")
@@ -206,6 +241,7 @@ class Gpt1Config(ModelConfig):
     default_schedule: ClassVar[dict[str, Any]] = {"name": "cosine", "warmup_fraction": 0.002}
     text_format: ClassVar[str] = "gpt"
     summary: ClassVar[Literal["pooled_first", "first", "last", "mean"]] = "last"
+    transformers_form: ClassVar[dict[str, Any] | None] = {"text_format": "plain", "bias": False}
 
     name: Literal["gpt1"] = Field("gpt1", description="GPT of 2018.")
     vocab_size: int = Field(40478, ge=8, description="Rows of the token embedding; at least the tokenizer's entries.")

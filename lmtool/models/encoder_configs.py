@@ -65,6 +65,7 @@ class SpanbertConfig(SegmentedConfig):
 class DistilbertConfig(ModelConfig):
     """DistilBERT (Sanh et al. 2019): half of BERT's layers, no segments, no pooler."""
 
+    transformers_form: ClassVar[dict[str, Any] | None] = {}
     default_tokenizer: ClassVar[dict[str, Any]] = {"name": "wordpiece"}
     default_objective: ClassVar[dict[str, Any]] = {"name": "mlm"}
     # The optimizer of its distillation (train.py of the published code); it was not pretrained alone.

@@ -32,6 +32,7 @@ class EncoderDecoderConfig(ModelConfig):
 class T5Config(EncoderDecoderConfig):
     """T5 (Raffel et al. 2020): pre-norm encoder-decoder with relative positions. Defaults: base, version 1.0."""
 
+    transformers_form: ClassVar[dict[str, Any] | None] = {"pooled": True}
     default_tokenizer: ClassVar[dict[str, Any]] = {"name": "sentencepiece"}
     default_objective: ClassVar[dict[str, Any]] = {"name": "span_corruption"}
     # Raffel et al. 2020, 3.1.2: Adafactor, 1/sqrt(max(n, 10^4)) at step n.
@@ -99,6 +100,7 @@ class BartConfig(PostNormConfig):
     default_schedule: ClassVar[dict[str, Any]] = {"name": "linear", "warmup_fraction": 0.048}
     learning_rates: ClassVar[dict[int, float]] = {1024: 4e-4}  # RoBERTa's large
     text_format: ClassVar[str] = "bart"
+    transformers_form: ClassVar[dict[str, Any] | None] = {"pooled": True}
     start_role: ClassVar[str] = "eos"
 
     name: Literal["bart"] = Field("bart", description="BART.")

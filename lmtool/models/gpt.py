@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from lmtool.models.base import Decoder, positions_of
 from lmtool.models.configs import GptConfig
-from lmtool.models.keymap import KeyMap
+from lmtool.models.keymap import EMPTY, KeyMap, Tied
 from lmtool.models.published import expect, require_learned, sizes
 from lmtool.nn.attention import SelfAttention
 from lmtool.nn.blocks import PreNormLayer, each
@@ -122,16 +122,21 @@ KEYS = KeyMap(
         (_LAYER + "ffn.fc_in", _PUBLISHED + "mlp.c_fc"),
         (_LAYER + "ffn.fc_out", _PUBLISHED + "mlp.c_proj"),
         ("backbone.final_norm", "transformer.ln_f"),
+        ("heads.classifier.output", "score"),
+        ("heads.lm.output", "lm_head"),
     )
 )
+TIED = Tied("transformer.wte.weight", "lm_head.weight")
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 # GPT-2's linear maps are stored as (inputs, outputs), the transpose of torch's.
 _TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
+_HEADS = ("transformer.", "lm_head.", "score.")
 _MASKS = (".attn.bias", ".attn.masked_bias")
 
 
 def to_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Our checkpoint's tensors under the names of a Hugging Face GPT2LMHeadModel. The tied head is not written."""
+    """Our checkpoint's tensors under the names of a Hugging Face GPT2LMHeadModel or of its classifier. The tied head is
+    not written."""
     joined: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         module, _, kind = name.rpartition(".")
@@ -144,15 +149,16 @@ def to_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: one.T.contiguous() if name.endswith(_TRANSPOSED) else one for name, one in published.items()}
 
 
-def from_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def from_published(tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
     """The reverse; also for a bare GPT2Model, whose names lack `transformer.`. Masks of old files are dropped."""
+    names = {name if name.startswith(_HEADS) else "transformer." + name: name for name in tensors}
+    full = TIED.resolve({path: tensors[name] for path, name in names.items()}, config)
     renamed: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        if name == "lm_head.weight" or name.endswith(_MASKS):
+    for path, tensor in full.items():
+        if path.endswith(_MASKS):
             continue
-        full = name if name.startswith(("transformer.", "score.")) else "transformer." + name
-        ours = KEYS.from_published(full) or name
-        values = tensor.T.contiguous() if full.endswith(_TRANSPOSED) else tensor
+        ours = KEYS.from_published(path) or names.get(path, path)
+        values = tensor.T.contiguous() if path.endswith(_TRANSPOSED) else tensor
         if ".qkv." in ours:
             for projection, part in zip(_PROJECTIONS, values.chunk(3), strict=True):
                 renamed[ours.replace("qkv", projection)] = part.clone()
@@ -161,8 +167,11 @@ def from_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return renamed
 
 
-# The class of transformers that holds these heads.
-ARCHITECTURES = (((), "GPT2LMHeadModel"),)
+# The class of transformers that holds these heads; the first that fits.
+ARCHITECTURES = (
+    (("classifier",), "GPT2ForSequenceClassification"),
+    ((), "GPT2LMHeadModel"),
+)
 _FIELDS = {
     "vocab_size": "vocab_size",
     "n_layer": "num_layers",
@@ -199,7 +208,7 @@ def from_published_config(data: Mapping[str, Any]) -> dict[str, Any]:
         scale_attn_by_inverse_layer_idx=(False,),
         reorder_and_upcast_attn=(False, True),
         add_cross_attention=(False,),
-        tie_word_embeddings=(True,),
+        tie_word_embeddings=(True, False),
         embd_pdrop=(data.get("resid_pdrop", 0.1),),
     )
     section = {"name": "gpt", **sizes(data, _FIELDS, _DEFAULTS)}

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from lmtool.errors import UserError
 from lmtool.models.base import Decoder, positions_of
 from lmtool.models.configs import Gpt1Config
-from lmtool.models.keymap import KeyMap, join_projections, split_projections
+from lmtool.models.keymap import EMPTY, KeyMap, Tied, join_projections, split_projections
 from lmtool.models.published import expect, require_learned, sizes
 from lmtool.nn.attention import SelfAttention
 from lmtool.nn.blocks import PostNormLayer, each
@@ -108,35 +108,41 @@ KEYS = KeyMap(
         (_LAYER + "norm1", _PUBLISHED + "ln_1"),
         (_LAYER + "ffn.fc_in", _PUBLISHED + "mlp.c_fc"),
         (_LAYER + "ffn.fc_out", _PUBLISHED + "mlp.c_proj"),
+        ("heads.classifier.output", "score"),
         (_LAYER + "norm2", _PUBLISHED + "ln_2"),
+        ("heads.lm.output", "lm_head"),
     )
 )
+TIED = Tied("transformer.tokens_embed.weight", "lm_head.weight")
+_BARE = ("h.", "tokens_embed.", "positions_embed.")
 # Linear maps are stored as (inputs, outputs), the transpose of torch's.
 _TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
 
 
 def to_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Our checkpoint's tensors under the names of a Hugging Face OpenAIGPTLMHeadModel. The tied head is not
-    written."""
+    """Our checkpoint's tensors under the names of a Hugging Face OpenAIGPTLMHeadModel, or of its classifier. The tied
+    head is not written."""
     published = {KEYS.to_published(name) or name: one for name, one in join_projections(tensors).items()}
     return {name: one.T.contiguous() if name.endswith(_TRANSPOSED) else one for name, one in published.items()}
 
 
-def from_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def from_published(tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
     """The reverse; also for a bare OpenAIGPTModel, whose names lack `transformer.`. Masks and numbers of positions in
     old files are dropped."""
+    full = {"transformer." + name if name.startswith(_BARE) else name: tensor for name, tensor in tensors.items()}
     renamed: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        if name == "lm_head.weight" or name.endswith((".attn.bias", "position_ids")):
-            continue
-        full = "transformer." + name if name.startswith(("h.", "tokens_embed.", "positions_embed.")) else name
-        ours = KEYS.from_published(full) or name
-        renamed[ours] = tensor.T.contiguous() if full.endswith(_TRANSPOSED) else tensor
+    for name, tensor in TIED.resolve(full, config).items():
+        if not name.endswith((".attn.bias", "position_ids")):
+            ours = KEYS.from_published(name) or name
+            renamed[ours] = tensor.T.contiguous() if name.endswith(_TRANSPOSED) else tensor
     return split_projections(renamed)
 
 
-# The class of transformers that holds these heads.
-ARCHITECTURES = (((), "OpenAIGPTLMHeadModel"),)
+# The class of transformers that holds these heads; the first that fits.
+ARCHITECTURES = (
+    (("classifier",), "OpenAIGPTForSequenceClassification"),
+    ((), "OpenAIGPTLMHeadModel"),
+)
 _FIELDS = {
     "vocab_size": "vocab_size",
     "n_layer": "num_layers",
@@ -169,6 +175,6 @@ def published_config(config: Gpt1Config) -> dict[str, Any]:
 
 def from_published_config(data: Mapping[str, Any]) -> dict[str, Any]:
     """The model section of a config.json. UserError where it is a variant that this family does not compute."""
-    expect(data, "gpt1", afn=("gelu",), tie_word_embeddings=(True,), embd_pdrop=(data.get("resid_pdrop", 0.1),))
+    expect(data, "gpt1", afn=("gelu",), tie_word_embeddings=(True, False), embd_pdrop=(data.get("resid_pdrop", 0.1),))
     section = sizes(data, _FIELDS, _DEFAULTS)
     return {"name": "gpt1", **section, "feedforward_size": 4 * section["hidden_size"]}

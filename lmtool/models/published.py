@@ -48,6 +48,11 @@ class PublishedConfig(dict[str, Any]):
         return tuple(sorted(set(self) - self._read - NEUTRAL))
 
 
+def unnamed(number: int) -> str:
+    """What transformers calls a class without a name."""
+    return f"LABEL_{number}"
+
+
 def expect(data: Mapping[str, Any], family: str, **allowed: tuple[Any, ...]) -> None:
     """UserError where a key has a value that this family does not compute. allowed: values by key; absent and null
     stand for the first one."""

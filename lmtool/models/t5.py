@@ -43,7 +43,7 @@ from torch import Tensor, nn
 from lmtool.models.base import VocabularyHead, positions_of
 from lmtool.models.encoder_decoder import DecoderStack, EncoderDecoder, Stack
 from lmtool.models.encoder_decoder_configs import T5Config
-from lmtool.models.keymap import KeyMap
+from lmtool.models.keymap import EMPTY, KeyMap, Tied
 from lmtool.models.published import expect, require_positions, sizes
 from lmtool.nn.attention import SelfAttention
 from lmtool.nn.blocks import PreNormLayer
@@ -112,8 +112,13 @@ def build(config: T5Config, seed: int) -> T5:
     return model
 
 
+# A classifier's; the rest of its tensors stands under `transformer.`
+_HEAD, _INSIDE = "classification_head", "transformer."
+
+
 def _pairs() -> tuple[tuple[str, str], ...]:
     pairs = [("backbone.embed.token", "shared"), ("heads.lm.output", "lm_head")]
+    pairs += [("heads.pooler.dense", f"{_HEAD}.dense"), ("heads.classifier.output", f"{_HEAD}.out_proj")]
     projections = (("q_proj", "q"), ("k_proj", "k"), ("v_proj", "v"), ("out_proj", "o"))
     # Our sublayers with their norms, and theirs: `layer.N` holds the sublayer and its norm.
     stacks = {
@@ -138,36 +143,47 @@ def _pairs() -> tuple[tuple[str, str], ...]:
 
 
 KEYS = KeyMap(_pairs())
-# Copies of the shared table, and a table that old files carry and no model reads.
-_DERIVED = (
-    "encoder.embed_tokens.weight",
-    "decoder.embed_tokens.weight",
-    "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",
-)
+_TIED = Tied("shared.weight", "lm_head.weight", tables=("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"))
+# A table that old files carry and no model reads.
+_UNREAD = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
 
 
 def to_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Our checkpoint's tensors under the names of a Hugging Face T5ForConditionalGeneration. Tied copies are not
-    written; a head of its own (1.1) is."""
+    """Our checkpoint's tensors under the names of a Hugging Face T5ForConditionalGeneration, or of its classifier. Tied
+    copies are not written; a head of its own (1.1) is."""
     published = {KEYS.to_published(name) or name: tensor for name, tensor in tensors.items()}
     gated = any(".wi_0." in name for name in published)
-    return {name.replace(".wi.", ".wi_1.") if gated else name: one for name, one in published.items()}
+    published = {name.replace(".wi.", ".wi_1.") if gated else name: one for name, one in published.items()}
+    if f"{_HEAD}.out_proj.weight" in published:
+        inside = ("shared.", "encoder.", "decoder.")
+        return {_INSIDE + name if name.startswith(inside) else name: one for name, one in published.items()}
+    return published
 
 
-def from_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The reverse. A head that only repeats the shared table is dropped, except beside a gated feed-forward part,
-    where it is the published one's own (1.1)."""
-    gated = any(".wi_0." in name for name in tensors)
-    renamed: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        copied = name == "lm_head.weight" and not gated and tensor.equal(tensors["shared.weight"])
-        if name not in _DERIVED and not copied:
-            renamed[KEYS.from_published(name.replace(".wi_1.", ".wi.")) or name] = tensor
-    return renamed
+def from_published(tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
+    """The reverse. A head that only repeats the shared table is dropped; version 1.1 has its own, which starts as the
+    shared table where the file has none, as transformers reads such a file."""
+    tensors = {name.removeprefix(_INSIDE): tensor for name, tensor in tensors.items()}
+    kept = _TIED.resolve(tensors, EMPTY)
+    classifies = f"{_HEAD}.out_proj.weight" in kept
+    # What config.json says of tying, transformers takes for scaling.
+    if not _scales(config) and _TIED.token in kept and not classifies:
+        kept.setdefault(_TIED.output, kept[_TIED.token].clone())
+    kept.pop(_UNREAD, None)
+    return {KEYS.from_published(name.replace(".wi_1.", ".wi.")) or name: tensor for name, tensor in kept.items()}
 
 
-# The class of transformers that holds these heads.
-ARCHITECTURES = (((), "T5ForConditionalGeneration"),)
+def _scales(config: Mapping[str, Any]) -> bool:
+    """Whether hidden states are scaled before they meet the table (1.0)."""
+    said_by_tying = config.get("tie_word_embeddings") is not False
+    return bool(config["scale_decoder_outputs"]) if "scale_decoder_outputs" in config else said_by_tying
+
+
+# The class of transformers that holds these heads; the first that fits.
+ARCHITECTURES = (
+    (("pooler", "classifier"), "T5ForSequenceClassification"),
+    ((), "T5ForConditionalGeneration"),
+)
 _FIELDS = {
     "vocab_size": "vocab_size",
     "num_layers": "num_layers",
@@ -207,10 +223,9 @@ def published_config(config: T5Config) -> dict[str, Any]:
 
 def from_published_config(data: Mapping[str, Any]) -> dict[str, Any]:
     """The model section of a config.json. UserError where it is a variant that this family does not compute."""
-    # The other keys repeat feed_forward_proj, or say what tie_word_embeddings says.
+    # The other keys repeat feed_forward_proj.
     expect(data, "t5", feed_forward_proj=("relu", "gated-gelu"), is_decoder=(False,))
     gated = data.get("feed_forward_proj", "relu") == "gated-gelu"
-    tied = data.get("tie_word_embeddings") is not False and data.get("scale_decoder_outputs") is not False
     expect(
         data,
         "t5",
@@ -225,5 +240,5 @@ def from_published_config(data: Mapping[str, Any]) -> dict[str, Any]:
         "attention_dropout": section["dropout"],
         "positions": {"name": "t5", **buckets},
         "feedforward": "gated_gelu" if gated else "relu",
-        "tied": tied,
+        "tied": _scales(data),
     }

@@ -53,6 +53,14 @@ def masked_samples(
     return samples
 
 
+def filled_line(record: dict[str, Any]) -> str:
+    """What `fill_masks` gives, as a line on the screen."""
+    guesses = "; ".join(
+        ", ".join(f"{piece} {share:.2f}" for piece, share in mask["guesses"]) for mask in record["masks"]
+    )
+    return f"{record['filled']}  ({guesses})"
+
+
 def fill_masks(
     backbone: Backbone,
     logits_at: LogitsAt,

@@ -10,7 +10,7 @@ import yaml
 
 from lmtool.errors import UserError
 from lmtool.reporting import html
-from lmtool.reporting.report import write_page
+from lmtool.reporting.report import write_page, writing
 from lmtool.reporting.run_files import RunFiles, read_run
 from lmtool.reporting.text import lower_is_better, title
 
@@ -65,8 +65,9 @@ def write_comparison(run_dirs: Sequence[str | Path], output: str | Path) -> Path
         html.section("Left out", *(html.paragraph(f"{run.name}: {one}") for run in runs for one in run.problems[:5])),
     ]
     path = Path(output)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_page(path, html.page(f"{len(runs)} runs · lmtool", [part for part in body if part]))
+    with writing(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_page(path, html.page(f"{len(runs)} runs · lmtool", [part for part in body if part]))
     return path
 
 

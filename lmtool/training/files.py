@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
@@ -11,28 +10,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lmtool.errors import UserError
 from lmtool.manifest import sync_path, write_bytes
 from lmtool.secrets import masked_data, masker
-
-# What the user can do something about: full or read-only disks, quotas, rights, names.
-_FIXABLE = {
-    errno.ENOSPC: "free some space, or give run_dir= on another disk",
-    errno.EDQUOT: "free some of your quota, or give run_dir= on another disk",
-    errno.EROFS: "give run_dir= on a disk that can be written",
-    errno.EACCES: "give run_dir= in a folder you may write to",
-    errno.EPERM: "give run_dir= in a folder you may write to",
-    errno.ENAMETOOLONG: "give a shorter name=",
-    errno.EIO: "the disk reports a fault: give run_dir= on another one",
-    errno.ENOTDIR: "a part of the path is a file: give another name= or run_dir=",
-    errno.EISDIR: "a folder stands where a file belongs: give another name= or run_dir=",
-}
-
-
-def cannot_write(path: Path, error: OSError) -> UserError:
-    """One line for a failed write, with what to do."""
-    reason = os.strerror(error.errno) if error.errno else str(error)
-    return UserError(f"cannot write {path}: {reason.lower()}", _FIXABLE.get(error.errno or 0, "give another run_dir="))
 
 
 def replace_text(path: Path, text: str) -> None:

@@ -12,11 +12,11 @@ import fcntl
 import json
 import os
 import socket
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from lmtool.errors import UserError
-from lmtool.training.files import cannot_write
+from lmtool.errors import UserError, cannot_write
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,10 @@ class Lock:
                 if self._take(handle, created):
                     self._handle = handle
                     return
+            except OSError as error:
+                self._forget()  # ours, and a full disk has room for its name alone
+                os.close(handle)
+                raise cannot_write(self.path, error) from error
             except BaseException:
                 os.close(handle)
                 raise
@@ -122,9 +126,14 @@ class Lock:
         """Give it up. Safe to call twice."""
         if self._handle is None:
             return
-        self.path.unlink(missing_ok=True)
+        self._forget()
         os.close(self._handle)
         self._handle = None
+
+    def _forget(self) -> None:
+        """Take the file away. A disk that became read-only keeps it: its owner is seen to be dead."""
+        with suppress(OSError):
+            self.path.unlink(missing_ok=True)
 
 
 def _open(path: Path) -> tuple[int, bool]:

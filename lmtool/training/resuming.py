@@ -10,11 +10,10 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from lmtool.config.checkpoint import read_state, saved_steps, verify
-from lmtool.errors import CheckFailed
+from lmtool.config.checkpoint import of_step, read_state, saved_steps, verify
+from lmtool.errors import CheckFailed, cannot_write
 from lmtool.manifest import Damaged
 from lmtool.training.checkpoints import BAD
-from lmtool.training.files import cannot_write
 
 
 def resume_point(checkpoints: Path, report: Callable[[str], None]) -> Path | None:
@@ -45,9 +44,8 @@ def resume_point(checkpoints: Path, report: Callable[[str], None]) -> Path | Non
 
 def _check_best(newest: Path, report: Callable[[str], None]) -> None:
     """The best weights are read when the run ends: where they are damaged, the run must not wait for that."""
-    step = read_state(newest).get("best_step")
-    best = newest.parent / f"step_{step or 0:08d}"
-    if best == newest or not best.is_dir():
+    best = of_step(newest.parent, read_state(newest).get("best_step"))
+    if best is None or best == newest:
         return
     try:
         verify(best)

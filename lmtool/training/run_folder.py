@@ -16,6 +16,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -23,10 +24,10 @@ from typing import Any
 import torch
 import yaml
 
-from lmtool.errors import UserError
+from lmtool.errors import UserError, cannot_write
 from lmtool.secrets import masked_data
 from lmtool.terminal import say, shown
-from lmtool.training.files import cannot_write, plain, replace_text, to_json, write_rows
+from lmtool.training.files import plain, replace_text, to_json, write_rows
 from lmtool.training.locks import Lock
 from lmtool.training.resuming import resume_point
 
@@ -87,17 +88,19 @@ class RunFolder:
         self._pending = ""
         self._chosen = False
         self._resume_point: Path | None = None
-        self._fresh = not path.exists() or not any(path.iterdir())
         try:
+            self._fresh = not path.exists() or not any(path.iterdir())
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise cannot_write(path, error) from error
         self.lock = Lock(path / "LOCK")
-        self.lock.acquire()
         try:
+            self.lock.acquire()
             self._claim(config_text)
         except BaseException:
             self.lock.release()
+            with suppress(OSError):
+                path.rmdir()  # empty only where nothing could be written
             raise
 
     def _claim(self, config_text: str) -> None:

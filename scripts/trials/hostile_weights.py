@@ -144,13 +144,13 @@ def _forged(run: str, name: str, edit: Callable[[dict[str, Any]], Any]) -> Plant
     """A JSON file of every checkpoint of a run, edited, with a manifest that agrees."""
 
     def plant(place: Path, chance: random.Random) -> None:
-        from lmtool.training.checkpoints import write_manifest
+        from lmtool.manifest import write_manifest
 
         for folder in (place / run / "checkpoints").glob("step_*"):
             data = json.loads((folder / name).read_text())
             (folder / name).write_text(json.dumps(edit(data) or data))
             (folder / "manifest.json").unlink()
-            write_manifest(folder, int(folder.name[5:]))
+            write_manifest(folder, {"step": int(folder.name[5:])})
 
     return plant
 

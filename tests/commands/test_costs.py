@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lmtool.commands.costs import shapes_of, works_of
 from lmtool.config.tables import build
+from lmtool.learners.configs import MixtureConfig
 from lmtool.models.base import Backbone
 from lmtool.models.configs import BertConfig, GptConfig, ModelConfig
 from lmtool.models.encoder_configs import AlbertConfig, ElectraConfig
@@ -21,7 +22,6 @@ from lmtool.nn.attention import only
 from lmtool.objectives.configs import (
     ClmConfig,
     DenoisingConfig,
-    MixtureConfig,
     MlmConfig,
     ObjectiveConfig,
     PrefixLmConfig,
@@ -39,7 +39,7 @@ from lmtool.training.configs import (
     OptimizerConfig,
 )
 from lmtool.tuning.configs import HeadConfig
-from tests.objectives.objective_fixtures import SIZES, store, tokenizer
+from tests.objectives.objective_fixtures import SIZES, split, store, tokenizer
 
 SMALL = {**SIZES, "hidden_size": 64, "num_heads": 4, "feedforward_size": 160, "num_layers": 3}
 # Family, fields beside the sizes, tokenizer, objective.
@@ -85,7 +85,7 @@ def test_flops_are_those_that_torch_counts(case: str) -> None:
     for backbone in [one for one in learner.modules() if isinstance(one, Backbone)]:
         backbone.forward = whole(backbone.forward)
     config = CASES[case][3]
-    examples = learner.examples(store(tokens), 24, "joined", "train")
+    examples = learner.examples(split(store(tokens)), 24)
     plan = examples.plan(0)
     numbers = np.arange(len(plan))
     batch = examples.batch(plan.rows, numbers, 0)
@@ -117,9 +117,9 @@ def test_flops_of_published_sizes(
 
 def test_a_frozen_body_only_runs_forward() -> None:
     with torch.device("meta"):
-        learner = build(ClassificationConfig(name="x", labels=("a", "b")), build(BertConfig(**SMALL), 0), None, 0)
+        learner = ClassificationConfig(name="x", labels=("a", "b")).learner(build(BertConfig(**SMALL), 0), None, 0)
     whole = next(works_of(learner, {}, 0.0, 24)).flops
-    build(HeadConfig()).apply(learner)
+    learner.tune(build(HeadConfig()))
     assert next(works_of(learner, {}, 0.0, 24)).flops * 3 == whole
 
 

@@ -6,8 +6,10 @@ import random
 import numpy as np
 import pytest
 
+from lmtool.data import files, sources
+from lmtool.data import text as text_module
 from lmtool.data.configs import TextConfig
-from lmtool.data.files import read_lines
+from lmtool.data.files import read_lines, read_pieces
 from lmtool.data.sources import Source, held_out, split_place
 from lmtool.data.text import TextSource
 from lmtool.errors import UserError
@@ -133,6 +135,31 @@ def test_single_document_is_split_at_a_border(tmp_path):
     refused(tmp_path / "word.txt", "one document of one word")
 
 
+def split(text: str, fraction: float) -> tuple[str, str]:
+    place = split_place(lambda start, end: text[start:end], len(text), fraction)
+    return text[:place], text[place:]
+
+
+def test_a_long_document_is_split_near_its_end(monkeypatch):
+    text = "".join(f"Word number {number} here.{chr(10) * (1 + number % 3)}" for number in range(3000))
+    whole = split(text, 0.1)
+    monkeypatch.setattr(sources, "PART", 500)  # less than a twentieth of it
+    asked = []
+
+    def read(start: int, end: int) -> str:
+        asked.append(end - start)
+        return text[start:end]
+
+    place = split_place(read, len(text), 0.1)
+    assert (text[:place], text[place:]) == whole and whole[1].startswith("\n\n") and asked == [1000]
+
+
+def test_held_out_documents_are_drawn_in_blocks(monkeypatch):
+    whole = held_out(np.ones(1000), 0.1)
+    monkeypatch.setattr(sources, "_BLOCK", 64)
+    assert np.array_equal(held_out(np.ones(1000), 0.1), whole) and whole.sum() == 100
+
+
 def test_validation_of_its_own(tmp_path):
     write(tmp_path / "train.txt", BOOK)
     write(tmp_path / "dev.txt", "other text\n\nmore")
@@ -235,6 +262,64 @@ def test_fingerprint_follows_content_and_rule(tmp_path):
 def test_lines_are_numbered(tmp_path):
     write(tmp_path / "a.txt", "a\r\nb\rc\n\nd")
     assert list(read_lines(tmp_path / "a.txt")) == [(1, "a"), (2, "b"), (3, "c"), (4, ""), (5, "d")]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "shift_jis"])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_long_lines_come_in_pieces(tmp_path, monkeypatch, encoding, end):
+    drawn = random.Random(3)
+    lines = [
+        "".join(drawn.choice("ab 猫é" if encoding != "shift_jis" else "ab 猫ね") for _ in range(n)) for n in range(60)
+    ]
+    for last in (end, ""):
+        write(tmp_path / "a.txt", (end.join(lines) + last).encode(encoding))
+        for size in (5, 16, 64):
+            monkeypatch.setattr(files, "PIECE", size)
+            pieces = list(read_pieces(tmp_path / "a.txt", encoding))
+            assert max(len(text) for _, text, _ in pieces) <= 2 * size + 4
+            assert [line for _, line in read_lines(tmp_path / "a.txt", encoding)] == lines
+            assert [number for number, _, ends in pieces if ends] == list(range(1, 61))
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_bad_bytes_of_long_lines_are_named(tmp_path, monkeypatch, end):
+    content = end.join(["läne " * number + "end" for number in range(1, 30)]).encode()
+    at = content.index(b"l\xc3\xa4ne " * 17) + 50
+    for bad in (b"\xe9", b"\0", b"\xe9\x80"):
+        write(tmp_path / "a.txt", content[:at] + bad + content[at:])
+        monkeypatch.setattr(files, "PIECE", 1 << 20)
+        whole = refused(tmp_path / "a.txt", r"a.txt:17:\d+: ").message
+        for size in (4, 13, 64):
+            monkeypatch.setattr(files, "PIECE", size)
+            assert refused(tmp_path / "a.txt", "a.txt").message == whole
+    write(tmp_path / "a.txt", b"ab" * 16 + b"\xc3")  # the file ends within a character
+    monkeypatch.setattr(files, "PIECE", 11)
+    refused(tmp_path / "a.txt", r"a.txt:1:33: byte 0xc3")
+
+
+@pytest.mark.parametrize("document", ["block", "line", "file"])
+@pytest.mark.parametrize("piece", [16, 1 << 20])
+def test_documents_in_parts_are_the_same_documents(tmp_path, monkeypatch, document, piece):
+    drawn, parts = random.Random(5), 0
+    for number in range(12):
+        choices = ["a", "B. ", "word ", "some words more ", "\n", "\n\n", " ", "\r\n", "x!\n", "  \n"]
+        content = "".join(drawn.choice(choices) for _ in range(drawn.randrange(60, 400)))
+        for name in ("a.txt", "b.txt")[: 1 + number % 2]:  # one document by files, or two
+            write(tmp_path / str(number) / name, content)
+        monkeypatch.setattr(files, "PIECE", 1 << 20)
+        monkeypatch.setattr(text_module, "PART", 10**6)
+        whole = source(tmp_path / str(number), document=document, validation_fraction=0.2)
+        expected = [(split, list(texts(whole, split))) for split in ("train", "validation")]
+        monkeypatch.setattr(files, "PIECE", piece)
+        monkeypatch.setattr(text_module, "PART", 20)
+        parted = source(tmp_path / str(number), document=document, validation_fraction=0.2)
+        for split, of_split in expected:
+            assert list(texts(parted, split)) == of_split
+            assert parted.count(split) == len(of_split)
+            parts += len(list(parted.parts(split))) - len(of_split)
+            assert max(len(text) for text, _ in parted.parts(split)) <= max(20 + 400, piece)
+        assert parted.characters("train") == sum(map(len, expected[0][1]))
+    assert parts > 20 or (document == "line" and piece > 1000)  # a line that is read whole is one part
 
 
 def test_mutated_files_give_user_errors_or_text(tmp_path):

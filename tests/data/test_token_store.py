@@ -6,13 +6,14 @@ import random
 import shutil
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from lmtool.data import store as store_module
-from lmtool.data.sentences import LONGEST, split_sentences
+from lmtool.data.sentences import LONGEST, SentenceSplitter, split_sentences
 from lmtool.data.store import open_store
 from lmtool.data.vocabulary import trained_tokenizer
 from lmtool.errors import UserError
@@ -62,6 +63,55 @@ def test_sentences_lay_end_to_end_and_are_not_endless():
     for long in ("word " * 5000, "x" * 35_000, "a\n" * 20_000):
         pieces = split_sentences(long)
         assert "".join(pieces) == long and max(map(len, pieces)) <= LONGEST
+
+
+def test_sentences_of_documents_in_parts_are_the_same():
+    drawn, more = random.Random(2), 0
+    for number in range(2000):
+        letters = drawn.choice(["aB .!?\n\"'”。…é1\t」_(", "a. \n", "。」x "])
+        text = "".join(drawn.choice(letters) for _ in range(drawn.randrange(1, 80)))
+        if number % 50 == 0:  # longer than any sentence may be
+            text = text.replace("a", "word " * 3000).replace("x", "x" * 12_000)
+        splitter, sentences, start = SentenceSplitter(), [], 0
+        while start < len(text):
+            end = start + drawn.randrange(1, max(len(text) // 3, 2) + 1)
+            sentences += splitter.split(text[start:end], end >= len(text))
+            more += bool(sentences) and end < len(text)
+            start = end
+        assert sentences == split_sentences(text), repr(text[:200])
+    assert more > 500
+
+
+def test_documents_in_parts_give_the_same_store(tmp_path, tokenizers):
+    texts = ["", *documents(30, 3), "\u200b" * 50, "The cat sat. " * 300, " ", *documents(5, 4)]
+    whole = open_store(ListSource(texts, []), "train", tokenizers["wordpiece"], tmp_path)
+    source = ListSource(texts, [], "in parts")
+    source.parts = lambda split: ((text[at : at + 7], at + 7 >= len(text)) for text in texts for at in starts(text))
+    parted = open_store(source, "train", tokenizers["wordpiece"], tmp_path)
+    for name in ("tokens", "document_offsets", "sentence_offsets", "document_sentences"):
+        assert np.array_equal(getattr(parted, name), getattr(whole, name)), name
+    same = {"documents", "documents_without_tokens", "sentences", "tokens", "characters", "unknown_fraction"}
+    assert {key: whole.facts[key] for key in same} == {key: parted.facts[key] for key in same}
+
+
+def starts(text: str) -> range:
+    return range(0, max(len(text), 1), 7)
+
+
+def test_text_is_never_held_whole(tmp_path, tokenizers, monkeypatch):
+    """Neither of many documents nor of one: what is held while a store is written does not grow with the text."""
+    monkeypatch.setattr(store_module, "_PORTION", 20_000)
+    text, peaks = "The cat sat on the mat. " * 400, {}
+    for count in (30, 240):
+        for many in (True, False):
+            source = ListSource([], [], f"{count} {many}")
+            source.parts = lambda split, count=count, many=many: ((text, many or n == count - 1) for n in range(count))
+            tracemalloc.start()
+            open_store(source, "train", tokenizers["wordpiece"], tmp_path)
+            peaks[count, many] = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+    for many in (True, False):
+        assert peaks[240, many] < 1.5 * peaks[30, many], peaks
 
 
 @pytest.mark.parametrize("name", ["wordpiece", "bytebpe"])

@@ -9,7 +9,7 @@ import pytest
 
 from lmtool.errors import UserError
 from lmtool.metrics import compute, confusion, paired_standard_error, ratio_standard_error
-from lmtool.metrics.scores import SCORES
+from lmtool.metrics.scores import METRICS
 
 random = np.random.default_rng(5)
 CLASSES = {
@@ -68,7 +68,7 @@ def test_value_scores_equal_scipy(name):
             "spearman": stats.spearmanr(gold, predicted).statistic,
         }
     for score, value in expected.items():
-        assert SCORES[score](gold, predicted) == pytest.approx(value, abs=1e-12, nan_ok=True)
+        assert METRICS[score](gold, predicted) == pytest.approx(value, abs=1e-12, nan_ok=True)
     assert compute(["mse"], gold, predicted)["mse"] == pytest.approx(
         mean_squared_error(gold.astype(float), predicted.astype(float)), abs=1e-12
     )

@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from lmtool.config.tables import component
+from lmtool.learners.configs import ObjectiveConfig
 from lmtool.models.configs import ModelConfig
-from lmtool.objectives.configs import ObjectiveConfig
 from lmtool.tasks.configs import RegressionConfig
 from lmtool.tuning.configs import TuningConfig
 
@@ -46,7 +46,7 @@ class EveryNthConfig(ObjectiveConfig):
     n: int = Field(4, ge=2, description="Tokens from one hidden token to the next.")
 
 
-@component("task", "graded", builder="outsider.task:GradedLearner")
+@component("task", "graded", builder="outsider.task:Graded")
 class GradedConfig(RegressionConfig):
     """One number for a text, by a loss that forgives outliers."""
 

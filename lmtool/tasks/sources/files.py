@@ -11,9 +11,8 @@ from typing import Any
 from lmtool.data.tables import SUFFIXES, read_table
 from lmtool.errors import UserError
 from lmtool.tasks.configs import TaskConfig
+from lmtool.tasks.kinds.labels import IDS
 
-# Columns where a row's own number may stand; the first that a file has is taken.
-IDS = ("id", "idx", "index", "guid")
 _DEVELOPMENT = re.compile(r"^(validation|valid|val|devel|development|dev)(?=$|[_-])")
 
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from objective_fixtures import backbone, rows_of, store, tokenizer
 from pydantic import ValidationError
 
 from lmtool.config.tables import build
 from lmtool.data.loader import PackedLoader
-from lmtool.objectives.baseline import mean_losses
-from lmtool.objectives.configs import DenoisingConfig, MixtureConfig, MlmConfig
-from lmtool.objectives.evaluation import evaluate
+from lmtool.learners.baseline import mean_losses
+from lmtool.learners.configs import MixtureConfig
+from lmtool.learners.evaluation import evaluate
+from lmtool.objectives.configs import DenoisingConfig, MlmConfig
 from lmtool.objectives.statistics import measure
+from tests.objectives.objective_fixtures import backbone, rows_of, split, store, tokenizer
 
 CASES = {
     "encoder": ("bert", "wordpiece", ("mlm", {"name": "span", "pairs": "sop"}), (0.75, 0.25)),
@@ -29,7 +30,7 @@ def made(case):
     config = MixtureConfig(members=members, weights=weights)
     learner = build(config, backbone(family), tokens, 3)
     data = store(tokens)
-    return learner, learner.examples(data, 32, "joined", "train"), data
+    return learner, learner.examples(split(data, "joined", "train"), 32), data
 
 
 def gradients(learner, batches):
@@ -69,13 +70,13 @@ def test_parts_of_a_batch_add_up(case):
 def test_evaluation_keeps_the_terms_apart(case):
     learner, examples, data = made(case)
     loader = PackedLoader(examples, seed=1, batch_tokens=300, shuffle=False)
-    baselines = learner.baselines(data, examples)
-    found = evaluate(learner, loader.epoch_batches(0), baselines=baselines)
+    predictors = learner.predictors(split(data), examples)
+    found = evaluate(learner, learner.scorer(split(data), examples, predictors), loader.epoch_batches(0))
     assert set(found.terms) == set(learner.weights)
     assert np.isfinite(list(found.metrics().values())).all()
-    assert np.isfinite(list(mean_losses(baselines, loader.epoch_batches(0)).values())).all()
+    assert np.isfinite(list(mean_losses(predictors, loader.epoch_batches(0)).values())).all()
     assert sum(len(one.sums_E) > 0 for one in found.terms.values()) == len(learner.weights)
-    assert len(learner.samples(rows_of(examples, 4), learner.tokenizer, 2)) == 2
+    assert len(learner.samples(rows_of(examples, 4), 2)) == 2
     assert loader.facts()["examples"] == len(examples.plan(0))
     assert not measure(examples, 3000, 32).broken()
 
@@ -96,7 +97,7 @@ def test_names_weights_and_heads():
     assert not np.array_equal(rows, examples.plan(1).rows[: len(rows)])
     assert np.array_equal(rows, made("encoder")[1].plan(0).rows)
     learner.eval()
-    assert not any(member.training for _, member in learner._members)
+    assert not any(member.training for member in learner.members.values())
     assert {name.split(".")[0] for name in made("with a generator")[0].state_dict()} == {
         "backbone",
         "heads",

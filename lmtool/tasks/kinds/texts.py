@@ -13,9 +13,10 @@ import torch
 from lmtool.data.assembly import Template, assemble, ragged_ranges
 from lmtool.data.formats import text_format, truncate_pair
 from lmtool.data.plan import Plan
+from lmtool.data.split import Rows
 from lmtool.errors import UserError
 from lmtool.models.encoder_decoder import shifted
-from lmtool.tasks.rows import TaskRows
+from lmtool.tasks.kinds.labels import place
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Target
 
@@ -50,7 +51,7 @@ class SequenceExamples:
 
     def __init__(
         self,
-        rows: TaskRows,
+        rows: Rows,
         tokenizer: Tokenizer,
         format_name: str,
         max_length: int,
@@ -61,23 +62,29 @@ class SequenceExamples:
         if not len(rows):
             raise UserError(f"the {split} split has no rows")
         self.rows, self.term, self.split, self.start = rows, term, split, start
-        self.template = Template.of(text_format(format_name, tokenizer), len(rows.texts))
+        self.template = Template.of(text_format(format_name, tokenizer), len(rows.columns))
         room = max_length - self.template.overhead
-        if room < len(rows.texts):
+        if room < len(rows.columns):
             raise UserError(
                 f"max_length={max_length} leaves no room for text", f"max_length={self.template.overhead + 8} or more"
             )
-        self._texts = [_Texts(texts, tokenizer) for texts in rows.texts]
+        self._texts = [_Texts(texts, tokenizer) for texts in rows.columns.values()]
         lengths = [text.lengths for text in self._texts]
         kept = [np.minimum(lengths[0], room)]
         if len(lengths) == 2:
-            kept = [np.asarray(one) for one in truncate_pair(lengths[0], lengths[1], room)]
+            kept = [np.asarray(side) for side in truncate_pair(lengths[0], lengths[1], room)]
         packed = np.sum(kept, axis=0)
+        empty = np.flatnonzero(packed + self.template.overhead == 0)
+        if len(empty):
+            raise UserError(
+                f"{place(rows.origin[empty[0]])}: an empty text, around which this model has no special token",
+                "take the row out, or give it a text",
+            )
         self.truncated = int(np.sum(packed < np.sum(lengths, axis=0)))
         records = np.empty(len(rows), dtype=[("row", "i8"), *((name, "i4") for name in _SIDES[: len(kept)])])
         records["row"] = np.arange(len(rows))
-        for name, one in zip(_SIDES, kept, strict=False):
-            records[name] = one
+        for name, lengths_E in zip(_SIDES, kept, strict=False):
+            records[name] = lengths_E
         sides = 1 if start is None else 2
         self._plan = Plan(records, sides * (packed + self.template.overhead))
 
@@ -90,12 +97,13 @@ class SequenceExamples:
             texts.append((text.read(rows["row"], rows[name]), rows[name]))
         targets = {}
         if self.rows.labels is not None:
-            labels = torch.from_numpy(self.rows.labels[rows["row"]])
+            labels = torch.from_numpy(np.asarray(self.rows.labels)[rows["row"]])
             targets[self.term] = Target(labels if labels.dtype == torch.int64 else labels.float())
         numbers = torch.from_numpy(np.asarray(examples, dtype=np.int64))
         inputs = assemble(self.template, texts).packed()
         outputs = None if self.start is None else shifted(inputs, self.start)
-        return Batch(inputs, targets, numbers, torch.zeros(len(numbers), dtype=torch.int32), outputs)
+        parts = torch.zeros(len(numbers), dtype=torch.int32)
+        return Batch(inputs, targets, numbers, parts, outputs, torch.from_numpy(rows["row"].astype(np.int64)))
 
     def facts(self) -> dict[str, Any]:
         """Rows, tokens, and how many rows were cut to fit."""

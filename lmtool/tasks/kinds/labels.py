@@ -1,48 +1,21 @@
-"""Labelled rows as a task reads them: texts, labels by number or value, and where each row came from."""
+"""Columns of a table as texts, class numbers and values, each refused with file:line where it is none."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from lmtool.errors import UserError
-from lmtool.tasks.configs import ClassificationConfig, TaskConfig
-from lmtool.tasks.files import IDS
+from lmtool.tasks.configs import TaskConfig
 
+# Columns where a row's own number may stand; the first that a table has is taken.
+IDS = ("id", "idx", "index", "guid")
 _SHOWN = 8
 # More different values than this, and more than half as many as rows, are no classes.
 _MANY = 50
-
-
-@dataclass(frozen=True)
-class TaskRows:
-    """Rows of one split.
-
-    ids: a row's own number in its file where it has one, else its place from 0. texts: one list a text column.
-    labels: (N,) int64 classes or float64 values, None where the split is unlabelled. origin: (file, line) of each.
-    """
-
-    ids: list[str | int]
-    texts: tuple[list[str], ...]
-    labels: np.ndarray | None
-    origin: list[tuple[str, int]]
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def take(self, indices: np.ndarray) -> TaskRows:
-        """The rows at these places, in this order."""
-        places = [int(one) for one in indices]
-        return TaskRows(
-            [self.ids[one] for one in places],
-            tuple([text[one] for one in places] for text in self.texts),
-            None if self.labels is None else self.labels[indices],
-            [self.origin[one] for one in places],
-        )
 
 
 def place(origin: tuple[str, int]) -> str:
@@ -50,7 +23,7 @@ def place(origin: tuple[str, int]) -> str:
     return f"{origin[0]}:{origin[1]}"
 
 
-def _word(value: Any) -> str:
+def word_of(value: Any) -> str:
     """A label as text, the same whether it came from JSON, from a table or from the hub."""
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -64,14 +37,12 @@ def _listing(names: Sequence[str]) -> str:
 
 def is_unlabelled(values: Sequence[Any]) -> bool:
     """Whether a column says nothing: empty, or the hub's -1 in every row."""
-    return all(_word(value) in ("", "-1") for value in values)
+    return all(word_of(value) in ("", "-1") for value in values)
 
 
-def found_labels(
-    config: ClassificationConfig, values: Sequence[Any], origin: Sequence[tuple[str, int]]
-) -> tuple[str, ...]:
+def class_names(config: TaskConfig, values: Sequence[Any], origin: Sequence[tuple[str, int]]) -> tuple[str, ...]:
     """The classes of a training column: its different values, sorted, numbers by size."""
-    words = [_word(value) for value in values]
+    words = [word_of(value) for value in values]
     if "" in words:
         raise UserError(
             f"{place(origin[words.index('')])}: no value in the column {config.label}", "fill it, or take the row out"
@@ -93,13 +64,13 @@ def found_labels(
 
 
 def class_numbers(
-    config: ClassificationConfig, labels: Sequence[str], values: Sequence[Any], origin: Sequence[tuple[str, int]]
+    config: TaskConfig, labels: Sequence[str], values: Sequence[Any], origin: Sequence[tuple[str, int]]
 ) -> np.ndarray:
     """(N,) int64 classes of a column that holds the labels' names, or in every row their numbers from 0.
 
     Raises UserError with file:line at the first value that is neither.
     """
-    words = [_word(value) for value in values]
+    words = [word_of(value) for value in values]
     number = {name: index for index, name in enumerate(labels)}
     if not all(word in number for word in words):
         counted = {str(index): index for index in range(len(labels))}
@@ -121,7 +92,7 @@ def numbers(config: TaskConfig, values: Sequence[Any], origin: Sequence[tuple[st
     """(N,) float64 values of a column; UserError with file:line at the first that is no finite number."""
     found = np.empty(len(values))
     for index, (value, where) in enumerate(zip(values, origin, strict=True)):
-        word = _word(value)
+        word = word_of(value)
         try:
             found[index] = float(word)
         except ValueError:
@@ -134,32 +105,15 @@ def numbers(config: TaskConfig, values: Sequence[Any], origin: Sequence[tuple[st
     return found
 
 
-def task_rows(
-    config: TaskConfig,
-    labels: Sequence[str] | None,
-    columns: dict[str, list],
-    origin: list[tuple[str, int]],
-    labelled: bool,
-) -> TaskRows:
-    """Rows of decoded columns. labels: the classes of a classification. labelled: whether the label must be there."""
-    texts = tuple(
-        [_text(config, name, value, where) for value, where in zip(columns[name], origin, strict=True)]
-        for name in config.text
-    )
-    ids = next(
-        (columns[name] for name in IDS if name in columns and len(set(map(str, columns[name]))) == len(origin)), None
-    )
-    values = columns.get(config.label)
-    decoded: np.ndarray | None = None
-    if labelled or (values is not None and not is_unlabelled(values)):
-        if isinstance(config, ClassificationConfig):
-            decoded = class_numbers(config, labels or (), values or [], origin)
-        else:
-            decoded = numbers(config, values or [], origin)
-    return TaskRows(list(ids) if ids is not None else list(range(len(origin))), texts, decoded, origin)
+def row_ids(columns: Mapping[str, list], count: int) -> list[str | int]:
+    """The rows' own numbers where a column holds them and no two are alike, else their places from 0."""
+    for name in IDS:
+        if name in columns and len(set(map(str, columns[name]))) == count:
+            return list(columns[name])
+    return list(range(count))
 
 
-def _text(config: TaskConfig, name: str, value: Any, where: tuple[str, int]) -> str:
+def text_of(config: TaskConfig, name: str, value: Any, where: tuple[str, int]) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, (int, float)) and not isinstance(value, bool):

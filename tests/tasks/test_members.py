@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
-from task_fixtures import singles, table
+from task_fixtures import evaluation, singles, table
 
-from lmtool.config.tables import Choice, build
+from lmtool.config.tables import Choice
 from lmtool.data.loader import PackedLoader
+from lmtool.data.split import Rows, SplitData
 from lmtool.errors import UserError
-from lmtool.objectives.baseline import mean_losses
-from lmtool.objectives.configs import MixtureConfig
-from lmtool.objectives.evaluation import evaluate
+from lmtool.learners.baseline import mean_losses
+from lmtool.learners.configs import MixtureConfig
+from lmtool.learners.evaluation import evaluate
+from lmtool.objectives import configs as configs
 from lmtool.tasks.configs import tasks_of
-from lmtool.tasks.evaluation import evaluate as evaluate_task
-from lmtool.tasks.objective import read_tasks, rows_of
+from lmtool.tasks.members import read_tasks, rows_of
+from lmtool.training.precision import FP32_CPU
 from tests.objectives.objective_fixtures import backbone, store, tokenizer
 from tests.objectives.objective_fixtures import rows_of as first_rows
 
@@ -45,11 +44,12 @@ def sections(tmp_path):
 
 
 def made(section, family, tokens):
-    """A resolved objective, its learner, and both stores with its rows."""
+    """A resolved objective, its learner, and the data of both splits."""
     objective, read = read_tasks(Choice("objective").validate(section), 3, "unread", True)
-    learner = build(objective, backbone(family), tokens, 3)
+    learner = objective.learner(backbone(family), tokens, 3)
     text = store(tokens)
-    return objective, learner, {split: replace(text, rows=rows_of(read, split)) for split in ("train", "validation")}
+    data = {split: SplitData(split, text, rows=rows_of(read, split)) for split in ("train", "validation")}
+    return objective, learner, data
 
 
 def gradients(learner, batches):
@@ -68,24 +68,15 @@ def gradients(learner, batches):
 def test_it_is_the_learner_of_the_task(sections, family, tokenizers):
     """Same names, losses, gradients and scores, with dropout and without."""
     objective, learner, stores = made(sections[0], family, tokenizers[family])
-    rows = stores["train"].rows["mood"]
     assert objective.task.labels == ("bad", "good") and objective.task.loss.class_weights[1] > 1
-    own = build(objective.task, backbone(family), tokenizers[family], 3)
+    own = objective.task.learner(backbone(family), tokenizers[family], 3)
     assert learner.state_dict().keys() == own.state_dict().keys()
     for training in (True, False):
-        batch = first_rows(learner.examples(stores["train"], 32, "joined", "train"), 9)
+        batch = first_rows(learner.examples(stores["train"], 32), 9)
         mine = gradients(learner.train(training), [batch])
-        theirs = gradients(own.train(training), [first_rows(own.examples(rows, 32, "train"), 9)])
+        theirs = gradients(own.train(training), [first_rows(own.examples(stores["train"], 32), 9)])
         assert mine[0] == theirs[0] and mine[1].keys() == theirs[1].keys() == dict(own.named_parameters()).keys()
         assert all(torch.equal(one, theirs[1][name]) for name, one in mine[1].items())
-    batches = [
-        first_rows(
-            learner.examples(stores["validation"], 32, "joined", "validation"), len(stores["validation"].rows["mood"])
-        )
-    ]
-    found = evaluate(learner, batches).metrics()
-    whole = evaluate_task(own, stores["validation"].rows["mood"], batches).metrics
-    assert {name: found[f"mood_{name}"] for name in whole} == pytest.approx(whole, rel=1e-6)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -97,7 +88,7 @@ def test_members_of_a_mixture(sections, family, tokenizers):
     assert learner.weights["mood"] == 0.3 and {"mood", "score"} <= set(learner.heads)
     assert {name.split(".")[0] for name in learner.state_dict()} == {"backbone", "heads"}
     learner.train()
-    examples = learner.examples(stores["train"], 32, "joined", "train")
+    examples = learner.examples(stores["train"], 32)
     numbers = np.linspace(0, len(examples.plan(0)) - 1, 14).astype(int)
     losses, grads = gradients(learner, [examples.batch(examples.plan(0).rows[numbers], numbers, 0)])
     assert set(losses) == set(learner.weights) and set(grads) == dict(learner.named_parameters()).keys()
@@ -107,13 +98,16 @@ def test_members_of_a_mixture(sections, family, tokenizers):
     for name, gradient in grads.items():
         torch.testing.assert_close(part_gradients[name], gradient, rtol=1e-4, atol=1e-6)
 
-    held_out = learner.examples(stores["validation"], 32, "joined", "validation")
+    held_out = learner.examples(stores["validation"], 32)
     assert len(held_out.plan(0)) == sum(len(one.plan(0)) for one in held_out.members.values()), (
         "all, whatever its share"
     )
     batches = list(PackedLoader(held_out, 0, None, 300, shuffle=False).epoch_batches())
-    baselines = learner.baselines(stores["train"], examples)
-    found, before = evaluate(learner, batches, baselines=baselines).metrics(), mean_losses(baselines, batches)
+    predictors = learner.predictors(stores["train"], examples)
+    joined = evaluate(learner, learner.scorer(stores["validation"], held_out, predictors), batches)
+    found, before = joined.metrics(), mean_losses(predictors, batches)
+    alone = evaluation(learner.members["mood"], stores["validation"].rows["mood"]).metrics()
+    assert {name: found[f"mood_{name}"] for name in alone} == pytest.approx(alone, rel=1e-6)
     rows = stores["validation"].rows
     assert (found["mood_count"], found["score_count"]) == (len(rows["mood"]), len(rows["score"]))
     assert {"mood_macro_f1", "score_pearson", "score_mse"} <= set(found) and "score_accuracy" not in found
@@ -121,19 +115,17 @@ def test_members_of_a_mixture(sections, family, tokenizers):
     mean = stores["train"].rows["score"].labels.mean()
     assert before["score"] == pytest.approx(np.mean((rows["score"].labels - mean) ** 2)) == found["score_baseline"]
     learner.eval()
-    samples = [one for batch in batches for one in learner.samples(batch, learner.tokenizer, 3)]
+    samples = [one for batch in batches for one in learner.samples(batch, 3)]
     golds = {one["gold"] for one in samples if "gold" in one}
     assert golds & {"good", "bad"} and golds & {0.5, 2.5, 4.0}
 
 
 def test_texts_are_labelled(sections, tokenizers):
     _, learner, _ = made(sections[0], "bert", tokenizers["bert"])
-    found = list(learner.complete(["a fine film", "a mess"], nullcontext))
+    found = list(learner.respond(Rows.of_texts(text=["a fine film", "a mess"]), 32, 100, FP32_CPU))
     assert [one["text"] for one in found] == ["a fine film", "a mess"]
     assert all(one["prediction"] in ("good", "bad") and 0.5 <= one["score"] <= 1 for one in found)
-    pairs = learner.config.model_copy(update={"task": learner.config.task.model_copy(update={"text": ("a", "b")})})
-    with pytest.raises(UserError, match="reads pairs: a, b"):
-        next(build(pairs, backbone("bert"), tokenizers["bert"], 0).complete(["a"], nullcontext))
+    assert learner.reads == ("text",) and learner.line(found[0]).endswith("  a fine film")
 
 
 def test_names_are_a_heads_alone(sections, tokenizers):

@@ -11,7 +11,7 @@ from urllib.request import getproxies
 from lmtool.errors import UserError
 from lmtool.secrets import masked
 from lmtool.tasks.configs import TaskConfig
-from lmtool.tasks.files import Table, canonical
+from lmtool.tasks.sources.files import Table, canonical
 
 _PATIENCE_SECONDS = 5.0
 
