@@ -40,7 +40,6 @@ Row = dict[str, Any]
 def prepare() -> None:
     """Set the process up to be forked: no threads in it, and the package and the tests importable."""
     os.environ.update({"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"})
-    os.environ.update({"MPLBACKEND": "agg", "PYTHONHASHSEED": "0"})
     sys.path[:0] = [path for path in (str(ROOT), str(Path(__file__).parent)) if path not in sys.path]
 
 
@@ -214,9 +213,8 @@ def main() -> int:
         elif row["outcome"].isupper():
             print(f"{row['kind']} {row['seed']}: {row['outcome']}", flush=True)
     wanted = [row for row in rows.all if row["kind"] in names]
-    sums = [
-        known[name].summary([row for row in wanted if row["kind"] == name]) for name in names if known[name].summary
-    ]
+    summarized = [known[name] for name in names if known[name].summary]
+    sums = [kind.summary([row for row in wanted if row["kind"] == kind.name]) for kind in summarized]
     if not single:
         print(f"\n{table(wanted, planned)}\n")
         print("\n".join(line for line, _ in sums), f"{time.monotonic() - begun:.0f} seconds", sep="\n")

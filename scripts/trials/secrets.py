@@ -22,9 +22,9 @@ from trials.scenes import EVALUATE, FINETUNE, PREDICT, PRETRAIN, replaced
 from trials.stage import copy
 
 _NAMES = (
-    "API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD", "PGPASSWORD",
-    "GITHUB_TOKEN", "SERVICE_AUTH", "PROXY_AUTH", "X_BEARER", "DATABASE_URL", "REDIS_URL", "MY_CREDENTIALS", "npm_config__auth",
-    "PRIVATE_KEY", "PASSPHRASE", "SMTP_PASS", "DB_PWD", "SESSION_COOKIE",
+    "API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD",
+    "PGPASSWORD", "GITHUB_TOKEN", "SERVICE_AUTH", "PROXY_AUTH", "X_BEARER", "DATABASE_URL", "REDIS_URL",
+    "MY_CREDENTIALS", "npm_config__auth", "PRIVATE_KEY", "PASSPHRASE", "SMTP_PASS", "DB_PWD", "SESSION_COOKIE",
 )  # fmt: skip
 _LETTERS = string.ascii_letters + string.digits
 _ODD = ('"', "'", "\\", " ", "$", "%", "&", "<", "é", "\n", ":", "=", ",", "#", "{", "]", "\t", "\\n", "*", "漢")
