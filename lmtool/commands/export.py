@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import lmtool
 from lmtool.commands.configs import ExportConfig
+from lmtool.commands.opening import words
 from lmtool.commands.roundtrip import compare_texts
-from lmtool.commands.session import words
 from lmtool.commands.trained import classifies, read_trained
 from lmtool.data.configs import FORMATS
 from lmtool.data.layouts import with_format

@@ -152,14 +152,14 @@ class Tokenizer:
             {"id": name, "ids": [number], "tokens": [self._words[number] or ""]} for name, number in special.items()
         ]
         backend.post_processor = processors.TemplateProcessing(list(single), list(pair), named)
-        return Tokenizer(backend, self.roles, self._origin, self.parse_special_tokens)
+        return Tokenizer(backend, self.roles, self._origin, self.parse_special_tokens, self._unflagged)
 
     def with_padding(self) -> Tokenizer:
         """The tokenizer; where it has no padding token, a copy that pads with its end token, as GPT-2's users do."""
         if "pad" in self.roles or "eos" not in self.roles:
             return self
         roles = {**self.roles, "pad": self.roles["eos"]}
-        return Tokenizer(self._backend, roles, self._origin, self.parse_special_tokens)
+        return Tokenizer(self._backend, roles, self._origin, self.parse_special_tokens, self._unflagged)
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """Text of ids; WordPiece loses white space, accents and case on the way."""

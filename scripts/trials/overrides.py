@@ -55,7 +55,7 @@ _COMMANDS = {
 def _keys(command: str, place: Path) -> tuple[str, ...]:
     from lmtool import cli
     from lmtool.config import saved
-    from lmtool.training.run_folder import flatten
+    from lmtool.runs.run_folder import flatten
 
     with contextlib.chdir(place):
         config = cli.configuration(command, cli.parse(_COMMANDS[command][1:]), running=False)
@@ -114,7 +114,7 @@ def _as_typed(command: str, key: str, value: str, data: dict[str, Any]) -> None:
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     from lmtool.cli import _verbatim
-    from lmtool.training.run_folder import flatten
+    from lmtool.runs.run_folder import flatten
 
     if "${" in value or value == "???":
         return
