@@ -262,8 +262,8 @@ def _print(config: Any, verb: str) -> int:
 
 
 def _sweep(verb: str, arguments: Arguments) -> int:
-    from lmtool.commands import sweeps
-    from lmtool.config import plugins, sweep
+    from lmtool.config import plugins
+    from lmtool.sweeps import jobs, table
 
     if verb not in SWEEPABLE:
         raise UserError(f"-m: lmtool {verb} does not sweep", f"-m goes with {' and '.join(SWEEPABLE)}")
@@ -272,16 +272,16 @@ def _sweep(verb: str, arguments: Arguments) -> int:
     plugins.load(arguments.plugins)
     primary = VERBS[verb].primary
     assert primary is not None
-    request = sweep.Request(
+    request = jobs.Request(
         verb=verb,
         primary=primary,
         overrides=arguments.rest,
         config_dirs=arguments.config_dirs,
         decode=partial(_decode_job, verb),
         run=partial(run_job, verb, tuple(arguments.plugins)),
-        show=sweeps.show,
+        show=table.show,
     )
-    return sweep.run(request, print_config=arguments.cfg)
+    return jobs.run(request, print_config=arguments.cfg)
 
 
 def _decode_job(verb: str, data: dict[str, Any], problems: Sequence[Problem], running: bool) -> Any:

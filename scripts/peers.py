@@ -367,12 +367,12 @@ def lmtool_learner(variant: str, folder: Path, settings: dict[str, Any], tokeniz
 def run_lmtool(variant: str, folder: Path, settings: dict[str, Any], gate: Gate) -> None:
     """Train with lmtool's loop until the gate closes. Nothing is evaluated or saved, as on the other side."""
     from lmtool.nn.attention import attention_path
+    from lmtool.runs.run_folder import RunFolder
     from lmtool.tokenizers.tokenizer import Tokenizer
     from lmtool.training.configs import AdamWConfig, LinearConfig
     from lmtool.training.loop import train
     from lmtool.training.precision import choose_device, choose_precision
     from lmtool.training.progress import TrainingSettings
-    from lmtool.training.run_folder import RunFolder
 
     imports_bytes = peak_bytes("cpu")
     learner, loader = lmtool_learner(variant, folder, settings, Tokenizer.load(folder / "tokenizer"))
@@ -393,7 +393,7 @@ def run_lmtool(variant: str, folder: Path, settings: dict[str, Any], gate: Gate)
 def flops(learner: Any, loader: Any) -> float:
     """FLOPs of training on one real token: the head where it is computed, causal attention at half, by the mean length
     of the examples."""
-    from lmtool.commands.costs import works_of
+    from lmtool.costs.work import works_of
 
     facts = loader.facts()
     places = getattr(learner.config, "places", {})
@@ -496,7 +496,7 @@ def product_rates(settings: dict[str, Any]) -> dict[str, float]:
     """GFLOP/s of matrix products by precision: on a CPU those of the model's width, on CUDA of large square ones."""
     import torch
 
-    from lmtool.reporting.rate import STEP_SHARE, measure_rate
+    from lmtool.costs.rate import STEP_SHARE, measure_rate
 
     if settings["device"] == "cpu":
         size = settings["model"]["hidden_size"], settings["model"]["feedforward_size"]

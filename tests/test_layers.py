@@ -23,7 +23,7 @@ MODELS = NN | {"models"}
 HEADS = MODELS | {"heads"}
 TEXT = CONFIG | {"tokenizers"}
 DATA = TEXT | {"data"}
-LEARN = HEADS | DATA | {"generation", "metrics", "training"}
+LEARN = HEADS | DATA | {"generation", "metrics", "runs", "training"}
 LEARNERS = LEARN | {"learners"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
@@ -43,14 +43,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tokenizers": CONFIG,
     "data": TEXT,
     "metrics": CONFIG,
-    "reporting": CONFIG,
+    "runs": CONFIG,
+    # Files and plain data; a test holds that it imports no torch.
+    "reporting": CONFIG | {"metrics", "runs"},
+    "costs": LEARNERS | {"reporting"},
     "learners": LEARN,
     "objectives": LEARNERS,
     "tasks": LEARNERS,
     "tuning": LEARNERS,
-    "training": NN,
-    "commands": LEARNERS | {"objectives", "tasks", "tuning", "weights", "reporting"},
-    "cli": {"errors", "environment", "terminal", "config", "commands"},
+    "training": NN | {"runs"},
+    "commands": LEARNERS | {"objectives", "tasks", "tuning", "weights", "costs", "reporting"},
+    "sweeps": CONFIG | {"reporting"},
+    "cli": {"errors", "environment", "terminal", "config", "commands", "sweeps"},
     "__main__": {"cli"},
     "__init__": {"weights"},  # lmtool.load, when it is asked for
 }
@@ -214,12 +218,12 @@ def test_there_is_one_door_to_the_terminal() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_only_cli_and_config_import_hydra() -> None:
+def test_only_cli_sweeps_and_config_import_hydra() -> None:
     wrong = [
         f"{path.relative_to(PACKAGE)}:{line}: {name}"
         for path in SOURCES
         for name, line in imports(path)
-        if name.split(".")[0] in HYDRA and room_of(path) not in ("cli", "config")
+        if name.split(".")[0] in HYDRA and room_of(path) not in ("cli", "config", "sweeps")
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -249,6 +253,29 @@ def test_configuration_imports_nothing_heavy_not_even_indirectly() -> None:
                 # Importing a.b runs a/__init__.py first.
                 left += [(one / "__init__.py", origin) for one in target.parents if (one / "__init__.py") in SOURCES]
     assert not wrong, "\n".join(wrong)
+
+
+def test_reporting_reads_files_and_plain_data() -> None:
+    """No torch in it, nor in what it imports of lmtool: a report is made where no model can be."""
+    left, seen, wrong = [path for path in SOURCES if room_of(path) == "reporting"], set(), []
+    while left:
+        path = left.pop()
+        if path in seen:
+            continue
+        seen.add(path)
+        for name, line in imports(path, top=True):
+            if name.split(".")[0] == "torch":
+                wrong.append(f"{path.relative_to(PACKAGE)}:{line}: {name}")
+            target = inside(name)
+            left += [] if target is None else [target]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_configuration_runs_nothing() -> None:
+    """The package config composes and decides; it imports no command and starts no job."""
+    for path in SOURCES:
+        if room_of(path) == "config":
+            assert not {room_of(target) for name, _ in imports(path) if (target := inside(name))} & {"commands", "runs"}
 
 
 def names_used(path: Path) -> Iterator[tuple[str, int]]:

@@ -17,9 +17,9 @@ from lmtool.errors import UserError
 from lmtool.learners.evaluation import SplitEvaluations, evaluate
 from lmtool.reporting.console import Output
 from lmtool.reporting.table import print_table
+from lmtool.runs.files import write_rows
 from lmtool.tasks.members import read_tasks, rows_of
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.training.files import write_rows
 
 
 def run(config: EvaluateConfig, overrides: list[str]) -> dict[str, Any]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from lmtool.commands import session as shared
 from lmtool.commands.configs import FinetuneConfig
 from lmtool.commands.labelled import data_to_learn
+from lmtool.commands.opening import open_run, words
 from lmtool.commands.provenance import contents_of, require_same_data
+from lmtool.commands.screens import told_again
+from lmtool.commands.starting import require_fit, saved_tokenizer, start_weights
 from lmtool.commands.training import fit
 from lmtool.data.vocabulary import tokenizer_of_rows
 from lmtool.reporting.console import Output
@@ -20,18 +22,18 @@ def run(config: FinetuneConfig, overrides: list[str]) -> dict[str, Any]:
     """Build, train, evaluate, save. Returns result.json."""
     config, task, taken = data_to_learn(config)
     choices = {"model": config.model.name, "task": config.task.name, "tuning": config.tuning.name}
-    with shared.session("finetune", config, f"{config.task.name}-{config.model.name}") as session:
-        finished = session.run.result()
+    with open_run("finetune", config, f"{config.task.name}-{config.model.name}") as opened:
+        finished = opened.folder.result()
         if finished is not None:
-            return shared.told_again(session, finished)
+            return told_again(opened, finished)
         contents = contents_of({config.task.name: task})
-        require_same_data(session, contents)
-        tokenizer = shared.saved_tokenizer(session) or own_tokenizer(config, task, session.output)
-        shared.require_fit(config, tokenizer)
-        learner, loaded = assemble(config, tokenizer, shared.start_weights(config, taken))
+        require_same_data(opened, contents)
+        tokenizer = saved_tokenizer(opened) or own_tokenizer(config, task, opened.output)
+        require_fit(config, tokenizer)
+        learner, loaded = assemble(config, tokenizer, start_weights(config, taken))
         facts = {**task.facts, **({"head": taken.note} if taken is not None and taken.note else {})}
-        following = _next(str(session.run.path))
-        return fit(session, learner, task.splits(), tokenizer, loaded, choices, facts, contents, following)
+        following = _next(str(opened.folder.path))
+        return fit(opened, learner, task.splits(), tokenizer, loaded, choices, facts, contents, following)
 
 
 def own_tokenizer(config: FinetuneConfig, task: TaskData, output: Output) -> Tokenizer:
@@ -44,6 +46,6 @@ def own_tokenizer(config: FinetuneConfig, task: TaskData, output: Output) -> Tok
 def _next(folder: str) -> list[str]:
     """What may be typed next."""
     return [
-        shared.words(["lmtool", "predict", f"checkpoint={folder}", "text=..."]),
-        shared.words(["lmtool", "evaluate", f"checkpoint={folder}"]),
+        words(["lmtool", "predict", f"checkpoint={folder}", "text=..."]),
+        words(["lmtool", "evaluate", f"checkpoint={folder}"]),
     ]

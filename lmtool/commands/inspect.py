@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from lmtool.commands import session as shared
 from lmtool.commands.configs import FinetuneConfig, PretrainConfig
 from lmtool.commands.describing import described
 from lmtool.commands.evaluate import write_output
 from lmtool.commands.finetune import own_tokenizer
 from lmtool.commands.labelled import data_to_learn
+from lmtool.commands.starting import require_fit, start_weights, starting_tokenizer, with_tasks
 from lmtool.config.tables import build
 from lmtool.data.loader import PackedLoader
 from lmtool.data.plan import Examples
@@ -104,20 +104,20 @@ class Seen:
 
 
 def _pretraining(config: PretrainConfig, output: Output) -> Seen:
-    config, tasks = shared.with_tasks(config)
-    tokenizer = shared.starting_tokenizer(config)
+    config, tasks = with_tasks(config)
+    tokenizer = starting_tokenizer(config)
     progress = output.stage
     source = build(config.data, config.cache_dir, progress)
     tokenizer = tokenizer or trained_tokenizer(
         config.tokenizer, source, config.tokenizer.vocab_size or config.model.vocab_size, config.cache_dir, progress
     )
-    shared.require_fit(config, tokenizer)
+    require_fit(config, tokenizer)
     store = open_store(source, "train", tokenizer, config.cache_dir, progress)
     data = SplitData("train", store, config.data.documents, rows_of(tasks, "train"))
     with torch.device("meta"):
         learner, _ = assemble(config, tokenizer)
     if learner.makes_inputs:
-        learner, loaded = assemble(config, tokenizer, shared.start_weights(config))
+        learner, loaded = assemble(config, tokenizer, start_weights(config))
         output.line(f"weights of the generator: {'random' if loaded is None else loaded.sentence()}")
         learner.to(choose_device(config.device)).eval()
     return Seen(learner.examples(data, config.max_length), tokenizer, learner)
@@ -125,9 +125,9 @@ def _pretraining(config: PretrainConfig, output: Output) -> Seen:
 
 def _task(config: FinetuneConfig, output: Output) -> Seen:
     config, task, _ = data_to_learn(config)
-    tokenizer = shared.starting_tokenizer(config)
+    tokenizer = starting_tokenizer(config)
     tokenizer = tokenizer or own_tokenizer(config, task, output)
-    shared.require_fit(config, tokenizer)
+    require_fit(config, tokenizer)
     with torch.device("meta"):
         learner, _ = assemble(config, tokenizer)
     labels = tuple(getattr(task.config, "labels", None) or ())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lmtool.commands.configs import EvaluateConfig, FinetuneConfig
-from lmtool.commands.session import starts_from
+from lmtool.commands.starting import starts_from
 from lmtool.commands.trained import Trained
 from lmtool.errors import UserError
 from lmtool.tasks.configs import TaskConfig

@@ -10,9 +10,10 @@ from dataclasses import replace
 
 import torch
 
-from lmtool.commands import session as shared
 from lmtool.commands.configs import FinetuneConfig, PretrainConfig
 from lmtool.commands.labelled import data_to_learn
+from lmtool.commands.planning import plan_of
+from lmtool.commands.starting import with_tasks
 from lmtool.reporting.console import Output
 from lmtool.reporting.plan import plan_rows
 from lmtool.reporting.table import print_table
@@ -41,13 +42,13 @@ def run(config: PretrainConfig | FinetuneConfig, verb: str) -> int:
         rows, predicted = len(task.train), 0.0
         notes.append(f"{rows:,} training rows, each taken as max_length={config.max_length} long; most are shorter")
     else:
-        config, tasks = shared.with_tasks(config)
+        config, tasks = with_tasks(config)
         rows, predicted = 0, config.objective.predicted_fraction
         notes += [f"{len(task.train):,} training rows of the task {name}" for name, task in tasks.items()]
         notes.append(f"every sequence is taken as max_length={config.max_length} long; the text is not read")
     with torch.device("meta"):
         learner, _ = assemble(config, None)
-    plan, _ = shared.plan_of(config, learner, _assumed(config, rows, predicted), precision)
+    plan, _ = plan_of(config, learner, _assumed(config, rows, predicted), precision)
     print_table(
         Output(),
         ["what", "how much"],

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from lmtool.commands import session as shared
 from lmtool.commands.configs import PretrainConfig
+from lmtool.commands.opening import open_run, words
 from lmtool.commands.provenance import contents_of, require_same_data
+from lmtool.commands.screens import told_again
+from lmtool.commands.starting import require_fit, saved_tokenizer, start_weights, with_tasks
 from lmtool.commands.training import fit
 from lmtool.config.tables import build
 from lmtool.data.split import SplitData
@@ -19,35 +21,35 @@ from lmtool.weights.assemble import assemble
 
 def run(config: PretrainConfig, overrides: list[str]) -> dict[str, Any]:
     """Build, train, evaluate, save. Returns result.json."""
-    config, tasks = shared.with_tasks(config)
+    config, tasks = with_tasks(config)
     choices = {"model": config.model.name, "objective": config.objective.name, "data": config.data.name}
-    with shared.session("pretrain", config, f"{config.objective.name}-{config.model.name}") as session:
-        finished = session.run.result()
+    with open_run("pretrain", config, f"{config.objective.name}-{config.model.name}") as opened:
+        finished = opened.folder.result()
         if finished is not None:
-            return shared.told_again(session, finished)
-        progress = session.output.stage
-        tokenizer = shared.saved_tokenizer(session)
+            return told_again(opened, finished)
+        progress = opened.output.stage
+        tokenizer = saved_tokenizer(opened)
         source = build(config.data, config.cache_dir, progress)
         contents = contents_of(tasks, (config.data.name, source))
-        require_same_data(session, contents)
+        require_same_data(opened, contents)
         tokenizer = tokenizer or trained_tokenizer(
             config.tokenizer, source, config.tokenizer.vocab_size or config.model.vocab_size, config.cache_dir, progress
         )
-        shared.require_fit(config, tokenizer)
+        require_fit(config, tokenizer)
         data = {}
         for split in ("train", "validation"):
             store = open_store(source, split, tokenizer, config.cache_dir, progress)
             data[split] = SplitData(split, store, config.data.documents, rows_of(tasks, split))
-        learner, loaded = assemble(config, tokenizer, shared.start_weights(config))
+        learner, loaded = assemble(config, tokenizer, start_weights(config))
         facts = {**source.facts(), **{f"task {name}": task.facts for name, task in tasks.items()}}
-        following = _next(str(session.run.path), tokenizer)
-        return fit(session, learner, data, tokenizer, loaded, choices, facts, contents, following)
+        following = _next(str(opened.folder.path), tokenizer)
+        return fit(opened, learner, data, tokenizer, loaded, choices, facts, contents, following)
 
 
 def _next(folder: str, tokenizer: Tokenizer) -> list[str]:
     """What may be typed next."""
     prompt = "This function returns a [MASK]." if "mask" in tokenizer.roles else "This function returns"
     return [
-        shared.words(["lmtool", "finetune", "task=pydocs", f"checkpoint={folder}"]),
-        shared.words(["lmtool", "predict", f"checkpoint={folder}", f"text={prompt}"]),
+        words(["lmtool", "finetune", "task=pydocs", f"checkpoint={folder}"]),
+        words(["lmtool", "predict", f"checkpoint={folder}", f"text={prompt}"]),
     ]

@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lmtool.commands.session import Session
+from lmtool.commands.opening import OpenRun
 from lmtool.config.checkpoint import DATA, read_json, read_manifest
 from lmtool.data.sources import Source
 from lmtool.errors import UserError
 from lmtool.manifest import write_bytes
+from lmtool.runs.files import to_json
 from lmtool.tasks.loading import TaskData
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.training.files import to_json
 
 Contents = dict[str, dict[str, Any]]
 """By origin ("data=text", "task=sst2"): hashes and counts of what it holds, by what they are of."""
@@ -33,9 +33,9 @@ def contents_of(tasks: Mapping[str, TaskData], text: tuple[str, Source] | None =
     return contents
 
 
-def require_same_data(session: Session, contents: Contents) -> None:
+def require_same_data(opened: OpenRun, contents: Contents) -> None:
     """UserError, naming what differs, where the run resumes and its data are not those it was started with."""
-    checkpoint = session.checkpoint
+    checkpoint = opened.checkpoint
     if checkpoint is None or DATA not in read_manifest(checkpoint).files:
         return
     before = read_json(checkpoint, DATA)
@@ -46,7 +46,7 @@ def require_same_data(session: Session, contents: Contents) -> None:
         if differing:
             changes.append(f"{origin}: {', '.join(differing)}")
     if changes:
-        run = session.run.path
+        run = opened.folder.path
         raise UserError(
             f"the data of {run} changed after {checkpoint.name}: {'; '.join(changes)}",
             "bring them back as they were; or start another run from these weights: the same command with name=NEW "

@@ -5,22 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lmtool.commands import session as shared
+from torch import nn
+
+from lmtool.commands import screens
+from lmtool.commands.configs import RunConfig
+from lmtool.commands.opening import OpenRun
+from lmtool.commands.planning import plan_of
 from lmtool.commands.provenance import Contents, extras
 from lmtool.data.loader import PackedLoader
 from lmtool.data.plan import Examples
 from lmtool.data.split import SplitData
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.evaluation import SplitEvaluations, evaluate
+from lmtool.runs.checkpoints import read_weights
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.loop import train
+from lmtool.training.progress import TrainingResult, TrainingSettings
 from lmtool.weights.loading import LoadReport
 
 SAMPLES = 6
+EVALUATION_TOKENS = 8192  # in one forward without gradients
 
 
 def fit(
-    session: shared.Session,
+    opened: OpenRun,
     learner: BaseLearner,
     data: Mapping[str, SplitData],
     tokenizer: Tokenizer,
@@ -36,7 +44,7 @@ def fit(
     loaded: what was taken of a checkpoint. choices: what the run is called on the screens. facts: of the data.
     contents: hashes of the data, which a resumed run must find again. next_commands: what a user may type next.
     """
-    config, precision = session.config, session.precision
+    config, precision = opened.config, opened.precision
     train_data = data["train"]
     examples = learner.examples(train_data, config.max_length)
     loader = PackedLoader(examples, config.seed, config.batch_examples, config.batch_tokens, config.micro_batch_tokens)
@@ -48,13 +56,13 @@ def fit(
     predictors = learner.predictors(train_data, examples)
     first = next(iter(held_out.values()))
     baseline = learner.baseline(train_data, first.data, first.loader.epoch_batches(), predictors)
-    plan, epochs = shared.plan_of(config, learner, loader.facts(), precision)
-    shared.begin(
-        session,
+    plan, epochs = plan_of(config, learner, loader.facts(), precision)
+    screens.begin(
+        opened,
         learner,
         choices=choices,
         data={**facts, "train": loader.facts(), **{split: rest.loader.facts() for split, rest in held_out.items()}},
-        model=shared.model_facts(config.model, tokenizer, loaded),
+        model=screens.model_facts(config.model, tokenizer, loaded),
         plan=plan,
         epochs=epochs,
         baseline=baseline,
@@ -73,35 +81,35 @@ def fit(
             }
         )
 
-    with shared.listener(session, learner.metric.name, baseline) as listener:
+    with screens.listener(opened, learner.metric.name, baseline) as listener:
         training = train(
             learner,
             loader,
             lambda step: score().metrics(),
-            session.run,
-            shared.settings_of(config, learner.metric.name, not learner.metric.smaller_is_better, plan.flops_per_token),
+            opened.folder,
+            settings_of(config, learner.metric.name, not learner.metric.smaller_is_better, plan.flops_per_token),
             config.optimizer,
             config.schedule,
             listener,
             extras(tokenizer, contents),
         )
-    shared.best_weights(session, training, learner)
-    baseline = shared.settled(session, baseline, learner.weights, training.metrics)
+    best_weights(opened, training, learner)
+    baseline = screens.settled(opened, baseline, learner.weights, training.metrics)
     more: dict[str, Any] = {"baseline": baseline["value"], "padding_fraction": loader.facts()["padding_fraction"]}
     if "standard_error" in training.metrics:
         more["standard_error"] = training.metrics["standard_error"]
     if learner.predicts_rows:
         final = score()
-        session.run.write_rows("predictions.jsonl", final.records())
+        opened.folder.write_rows("predictions.jsonl", final.records())
         for warning in final.warnings:
-            session.output.line(f"warning: {warning}", "yellow")
+            opened.output.line(f"warning: {warning}", "yellow")
         more |= {"validation_examples": len(first.examples.plan(0)), "warnings": final.warnings}
     else:
         learner.eval()
         batch = next(iter(first.loader.epoch_batches())).to(precision.device)
-        session.run.write_json("samples.json", learner.samples(batch, SAMPLES))
-    result = shared.result_of(session, training, choices, learner.metric.name, more)
-    return shared.finish(session, result, baseline, next_commands)
+        opened.folder.write_json("samples.json", learner.samples(batch, SAMPLES))
+    result = screens.result_of(opened, training, choices, learner.metric.name, more)
+    return screens.finish(opened, result, baseline, next_commands)
 
 
 class HeldOut:
@@ -115,4 +123,21 @@ class HeldOut:
 
 def evaluation_tokens(config: Any) -> int:
     """Tokens in one forward without gradients."""
-    return config.micro_batch_tokens or config.batch_tokens or shared.EVALUATION_TOKENS
+    return config.micro_batch_tokens or config.batch_tokens or EVALUATION_TOKENS
+
+
+def settings_of(config: RunConfig, metric: str, greater_is_better: bool, flops_per_token: float) -> TrainingSettings:
+    """The run-wide numbers as the loop takes them."""
+    shared = set(TrainingSettings.__dataclass_fields__) & set(type(config).model_fields)
+    return TrainingSettings(
+        metric=metric,
+        greater_is_better=greater_is_better,
+        flops_per_token=flops_per_token,
+        **{name: getattr(config, name) for name in shared},
+    )
+
+
+def best_weights(opened: OpenRun, training: TrainingResult, learner: nn.Module) -> None:
+    """Put the best checkpoint's weights into the learner, for the last evaluation and the examples."""
+    if training.best is not None and training.best != training.last:
+        learner.load_state_dict(read_weights(training.best))

@@ -4,7 +4,7 @@ runs/NAME/checkpoints/step_00001000/  model.safetensors  optimizer.safetensors  
                                       tokenizer files  manifest.json
 runs/NAME/checkpoints/{best,last}     the name of a checkpoint, small text files
 
-A file is held against the manifest when it is read, and what does not verify is refused. training/checkpoints.py
+A file is held against the manifest when it is read, and what does not verify is refused. runs/checkpoints.py
 writes checkpoints and reads their tensors. Imports no torch: a command's configuration is decoded with it.
 """
 

@@ -18,6 +18,7 @@ from lmtool.errors import UserError
 from lmtool.types import Batch, Step
 
 AHEAD = 2  # steps made in advance
+_BLOCK = 1 << 18  # examples that are put in order at a time
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,9 @@ class PackedLoader:
                 raise UserError("there are no examples to read", "give more text or rows, or a smaller max_length=")
             order = np.arange(len(plan))
             if self._shuffle:
-                order = streams.Permutation(len(plan), self._seed, "order", epoch)(order)
+                shuffled = streams.Permutation(len(plan), self._seed, "order", epoch)
+                for start in range(0, len(order), _BLOCK):
+                    order[start : start + _BLOCK] = shuffled(order[start : start + _BLOCK])
             borders = batch_borders(plan.lengths[order], self._batch_examples, self._batch_tokens)
             # Of the others only the first epoch (facts, steps in an epoch) is asked for again.
             kept = {number: one for number, one in self._epochs.items() if number in (0, epoch - 1)}

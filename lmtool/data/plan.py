@@ -56,14 +56,9 @@ def batch_borders(lengths: np.ndarray, examples: int | None = None, tokens: int 
         stride = count if examples is None else examples
         return np.append(np.arange(0, count, stride, dtype=np.int64), count)
     ends = np.cumsum(lengths, dtype=np.int64)
-    # Where a batch that begins at each place would end: one search for all of them, then a walk along its chain.
-    following = np.searchsorted(ends, ends - lengths + tokens, side="right")
-    starts = np.arange(count)
-    following = np.maximum(following, starts + 1)
-    if examples is not None:
-        following = np.minimum(following, starts + examples)
-    chain, borders, at = following.tolist(), [0], 0
+    borders, at = [0], 0
     while at < count:
-        at = min(chain[at], count)
+        fitting = int(np.searchsorted(ends, (ends[at - 1] if at else 0) + tokens, side="right"))
+        at = max(fitting, at + 1) if examples is None else min(max(fitting, at + 1), at + examples, count)
         borders.append(at)
     return np.array(borders, dtype=np.int64)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import mmap
 import os
 import shutil
 import time
@@ -96,6 +97,15 @@ def open_store(
         return _open(folder, key)
     except Damaged as damage:
         raise UserError(f"cache_dir={cache_dir}: {damage}", "set cache_dir= to another folder") from damage
+
+
+def release(values: np.ndarray) -> None:
+    """Give back the memory of what was read of a mapped file; it is read again where it is asked for again."""
+    base: Any = values
+    while base is not None and not isinstance(base, mmap.mmap):
+        base = getattr(base, "base", None)
+    if base is not None:
+        base.madvise(mmap.MADV_DONTNEED)
 
 
 def rebuilding(damage: Damaged, progress: Progress | None) -> None:

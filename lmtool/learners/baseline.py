@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lmtool.data.store import release
 from lmtool.types import Batch
 
 # Tokens counted at a time: a store larger than memory is read in pieces.
-_PIECE = 1 << 24
+_PIECE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -105,4 +106,5 @@ def token_counts(tokens: np.ndarray, vocabulary: int) -> np.ndarray:
     counts = np.zeros(vocabulary, dtype=np.int64)
     for start in range(0, len(tokens), _PIECE):
         counts += np.bincount(tokens[start : start + _PIECE], minlength=vocabulary)
+        release(tokens)
     return counts

@@ -55,7 +55,7 @@ class CausalLanguageModel(BaseLearner):
         """Unigrams of the training store, the end of each document among them."""
         counts = token_counts(train.text.tokens, self.tokenizer.vocab_size)
         end = self.tokenizer.role("eos")
-        counts[end] += len(examples.stream.lengths)
+        counts[end] += len(examples.stream.offsets) - 1
         return {self.term: ConstantPredictor.of_counts("unigram", counts, self.tokenizer.special_ids - {end})}
 
     def counts(self, batch: Batch) -> dict[str, float]:

@@ -39,6 +39,7 @@ PAIR = np.dtype(
 # Draws of one round of a document: the target, its length, A's end, the class, which document, where in it.
 _DRAWS = 8
 _SHORT, _TARGET, _END, _LABEL, _DOCUMENT, _START, _CUT_A, _CUT_B = range(_DRAWS)
+_BLOCK = 1 << 16  # documents at a time
 # Draws beyond these belong to the bits that say from which end a token is cut.
 _MORE_BITS = 1 << 40
 
@@ -63,25 +64,24 @@ def sentence_pairs(
     """
     sentence_offsets = np.asarray(sentence_offsets, dtype=np.int64)
     borders = np.asarray(document_sentences, dtype=np.int64)
-    documents = np.flatnonzero(np.diff(borders) > 0)
-    if kind == "nsp" and len(documents) < 2:
-        raise ValueError(f"next-sentence prediction needs two documents with text; there are {len(documents)}")
-    starts, ends = borders[documents], borders[documents + 1]
+    starts, ends = borders[:-1], borders[1:]
+    full = ends > starts
+    documents = None if full.all() else np.flatnonzero(full)
+    if documents is not None:
+        starts, ends = starts[documents], ends[documents]
+    if kind == "nsp" and len(starts) < 2:
+        raise ValueError(f"next-sentence prediction needs two documents with text; there are {len(starts)}")
     build = _Builder(sentence_offsets, starts, ends, limit, short_probability, seed, epoch, kind, sentences)
-    at, active = starts.copy(), np.arange(len(documents))
-    rounds: list[np.ndarray] = []
-    while len(active):
-        pairs, at[active] = build.round(active, at[active], len(rounds))
-        pairs["document"] = documents[active]
-        rounds.append(pairs)
-        active = active[at[active] < ends[active]]
-    pairs = np.concatenate(rounds)
-    pairs = pairs[(pairs["a_length"] > 0) & (pairs["b_length"] > 0)]
-    return pairs[np.argsort(pairs["document"], kind="stable")]
+    # A round takes some 25 arrays as long as the documents it is of.
+    blocks = [build.pairs(first, min(first + _BLOCK, len(starts))) for first in range(0, len(starts), _BLOCK)]
+    pairs = np.concatenate(blocks) if blocks else np.empty(0, dtype=PAIR)
+    if documents is not None:
+        pairs["document"] = documents[pairs["document"]]
+    return pairs
 
 
 class _Builder:
-    """One round makes the next pair of every document that has sentences left."""
+    """One round makes the next pair of every document at hand that has sentences left."""
 
     def __init__(
         self, offsets: np.ndarray, starts: np.ndarray, ends: np.ndarray, limit: int, short: float, seed: int,
@@ -89,6 +89,19 @@ class _Builder:
     ):  # fmt: skip
         self.offsets, self.starts, self.ends, self.sentences = offsets, starts, ends, sentences
         self.limit, self.short, self.seed, self.epoch, self.kind = limit, short, seed, epoch, kind
+
+    def pairs(self, first: int, last: int) -> np.ndarray:
+        """The pairs of the documents from first up to last, by document."""
+        at, active = np.array(self.starts[first:last]), np.arange(first, last)
+        rounds: list[np.ndarray] = []
+        while len(active):
+            pairs, at[active - first] = self.round(active, at[active - first], len(rounds))
+            pairs["document"] = active
+            rounds.append(pairs)
+            active = active[at[active - first] < self.ends[active]]
+        pairs = np.concatenate(rounds)
+        pairs = pairs[(pairs["a_length"] > 0) & (pairs["b_length"] > 0)]
+        return pairs[np.argsort(pairs["document"], kind="stable")]
 
     def _uniform(self, active: np.ndarray, number: int, which: int) -> np.ndarray:
         return streams.uniform_at(

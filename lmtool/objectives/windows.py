@@ -24,10 +24,12 @@ class Stream:
 
     def __init__(self, tokens: np.ndarray, document_offsets: np.ndarray, separator: int | None):
         offsets = np.asarray(document_offsets, dtype=np.int64)
-        kept = np.flatnonzero(np.diff(offsets) > 0)
+        full = offsets[1:] > offsets[:-1]
+        if not full.all():
+            offsets = offsets[np.append(True, full)]
         self.tokens, self.separator = tokens, separator
-        self.first, self.lengths = offsets[kept], offsets[kept + 1] - offsets[kept]
-        self.borders = np.concatenate([[0], np.cumsum(self.lengths + (separator is not None))])
+        # Without a separator a place in the stream is one in the store, and nothing is held beside its file.
+        self.offsets, self.borders = offsets, offsets if separator is None else offsets + np.arange(len(offsets))
 
     def __len__(self) -> int:
         return int(self.borders[-1])
@@ -36,9 +38,9 @@ class Stream:
         """(T,) int64: the ids of N runs, laid end to end."""
         places = ragged_ranges(starts_N, lengths_N)
         document = np.searchsorted(self.borders, places, side="right") - 1
-        within = places - self.borders[document]
-        ended = within == self.lengths[document]
-        ids = np.asarray(self.tokens[self.first[document] + np.where(ended, 0, within)], dtype=np.int64)
+        first, within = self.offsets[document], places - self.borders[document]
+        ended = within == self.offsets[document + 1] - first
+        ids = np.asarray(self.tokens[first + np.where(ended, 0, within)], dtype=np.int64)
         return ids if self.separator is None else np.where(ended, self.separator, ids)
 
 

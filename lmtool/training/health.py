@@ -11,8 +11,8 @@ from torch import Tensor
 
 from lmtool.errors import Diverged
 from lmtool.manifest import write_bytes
-from lmtool.training.checkpoints import save_tensors
-from lmtool.training.files import to_json
+from lmtool.runs.checkpoints import save_tensors
+from lmtool.runs.files import to_json
 from lmtool.training.progress import Progress
 from lmtool.types import Batch, Loader, Packed, Step
 

@@ -17,12 +17,12 @@ from torch.optim import Optimizer
 
 from lmtool.config.checkpoint import OPTIMIZER, of_step, pointed, read_state, saved_steps, verify
 from lmtool.errors import UserError, cannot_write
-from lmtool.training import checkpoints as disk
-from lmtool.training.checkpoints import DELETED, TEMPORARY
-from lmtool.training.files import remove_folder, replace_text
+from lmtool.runs import checkpoints as disk
+from lmtool.runs.checkpoints import DELETED, TEMPORARY
+from lmtool.runs.files import remove_folder, replace_text
+from lmtool.runs.run_folder import RunFolder
 from lmtool.training.optimizers import load_state_tensors, state_tensors
 from lmtool.training.progress import Progress
-from lmtool.training.run_folder import RunFolder
 
 KEEP = 2
 """Newest checkpoints that stay, beside the best."""

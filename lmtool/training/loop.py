@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from lmtool.config.tables import build
+from lmtool.runs.run_folder import RunFolder
 from lmtool.training.budgets import Budget
 from lmtool.training.configs import OptimizerConfig, ScheduleConfig
 from lmtool.training.health import Health
@@ -26,7 +27,6 @@ from lmtool.training.optimizers import named_parameters, set_learning_rate
 from lmtool.training.precision import choose_device, choose_precision, deterministic
 from lmtool.training.progress import Listener, Progress, Silent, TrainingResult, TrainingSettings
 from lmtool.training.results import training_result
-from lmtool.training.run_folder import RunFolder
 from lmtool.training.signals import Signals
 from lmtool.training.step import apply_gradients, gradients
 from lmtool.types import Learner, Loader

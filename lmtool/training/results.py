@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from lmtool.config.checkpoint import of_step
+from lmtool.runs.run_folder import RunFolder
 from lmtool.training.precision import Precision
 from lmtool.training.progress import Progress, TrainingResult
-from lmtool.training.run_folder import RunFolder
 
 
 def training_result(

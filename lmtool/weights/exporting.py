@@ -16,8 +16,9 @@ from lmtool.config.tables import builder_module, entry_of
 from lmtool.errors import UserError
 from lmtool.models.configs import ModelConfig
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
+from lmtool.models.keymap import Tied
+from lmtool.runs.checkpoints import save_tensors
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.training.checkpoints import save_tensors
 from lmtool.weights.classifiers import CLASSIFIER, labels_of
 from lmtool.weights.folders import CONFIG
 from lmtool.weights.loading import part_of
@@ -64,7 +65,7 @@ def export_of(
     # A name of ours that is still there has no place.
     kept = {name: one for name, one in kept.items() if name not in published}
     published = {name: one for name, one in published.items() if not name.startswith(("heads.", "backbone."))}
-    tied = getattr(family, "TIED", None)
+    tied: Tied | None = getattr(family, "TIED", None)
     apart = tied is not None and tied.output in published
     if tied is not None and apart:
         published = tied.separate(published)

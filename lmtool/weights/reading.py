@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lmtool.config.checkpoint import find
 from lmtool.errors import UserError
-from lmtool.training.checkpoints import read_weights
+from lmtool.runs.checkpoints import read_weights
 from lmtool.weights.folders import PublishedFolder, fetched, published_folder, weight_file
 from lmtool.weights.pickled import read_pickled
 

@@ -12,7 +12,7 @@ import pytest
 
 import lmtool
 from lmtool import cli
-from lmtool.commands import session
+from lmtool.commands import screens
 from lmtool.errors import UserError
 from tests.commands.conftest import finetune, pretrain, write_rows, write_text
 
@@ -47,7 +47,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     write_rows(folder / "rows")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr(session, "write_report", lambda run: run / "report.html")
+        patch.setattr(screens, "write_report", lambda run: run / "report.html")
         pretrain("run", "objective=mlm", "max_steps=4", "evaluate_every=2", "optimizer.lr=1e-3")
         assert Path("runs/run/checkpoints/best").read_text().strip() == BEST
         yield folder
@@ -59,7 +59,7 @@ def run(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     # Plots take longer than all the rest.
-    monkeypatch.setattr(session, "write_report", lambda run: run / "report.html")
+    monkeypatch.setattr(screens, "write_report", lambda run: run / "report.html")
     return Path("runs/run")
 
 

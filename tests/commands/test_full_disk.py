@@ -14,7 +14,7 @@ import pytest
 
 from lmtool import cli
 from lmtool.reporting import report
-from lmtool.training import locks
+from lmtool.runs import locks
 from tests.commands.conftest import TINY, finetune, pretrain
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lmtool.config.overrides import Offers, as_values, read
-from lmtool.config.sweep import jobs_of
+from lmtool.sweeps.jobs import jobs_of
 
 OFFERS = Offers(
     {"model": ("bert", "gpt"), "task": ("cola", "sst2"), "model/positions": ("learned",), "experiment": ("a",)},

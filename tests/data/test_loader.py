@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from lmtool import types
+from lmtool.data import loader as loader_module
 from lmtool.data.loader import PackedLoader
 from lmtool.data.plan import Plan, batch_borders
 from lmtool.data.prefetch import prefetch
@@ -145,6 +146,15 @@ def test_borders_of_a_million_examples_are_quick():
     sums = np.add.reduceat(lengths, borders[:-1])
     assert sums.max() <= 4096 and (sums[:-1] + lengths[borders[1:-1]] > 4096).all()
     assert borders[0] == 0 and borders[-1] == len(lengths)
+
+
+def test_order_is_the_same_in_blocks(monkeypatch):
+    whole = [
+        step.batches[0].examples.tolist() for step in taken(PackedLoader(DrawnExamples(100), 4, batch_examples=9), 8)
+    ]
+    monkeypatch.setattr(loader_module, "_BLOCK", 7)
+    loader = PackedLoader(DrawnExamples(100), 4, batch_examples=9)
+    assert [step.batches[0].examples.tolist() for step in taken(loader, 8)] == whole
 
 
 def test_borders_by_both_budgets():

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from lmtool.objectives.baseline import token_counts
 
 from lmtool.data import store as store_module
 from lmtool.data.sentences import LONGEST, SentenceSplitter, split_sentences
-from lmtool.data.store import open_store
+from lmtool.data.store import open_store, release
 from lmtool.data.vocabulary import trained_tokenizer
 from lmtool.errors import UserError
 from lmtool.tokenizers.configs import WordPieceConfig
@@ -134,6 +135,26 @@ def test_store_holds_what_the_tokenizer_gives(tmp_path, tokenizers, name):
     assert facts["tokens"] == len(store.tokens)
     unknown = 0 if name == "bytebpe" else (store.tokens == tokenizer.role("unk")).sum()
     assert round(facts["unknown_fraction"] * facts["tokens"]) == unknown
+
+
+def test_what_was_read_is_given_back(tmp_path, tokenizers):
+    """Counting the tokens of a store maps all of it; a mapped page counts as memory of the process."""
+    text = "The cat sat on the mat. " * 20_000
+    store = open_store(ListSource([text] * 12, []), "train", tokenizers["wordpiece"], tmp_path)
+    before = mapped()
+    counts = np.bincount(store.tokens, minlength=200)
+    assert mapped() - before > 0.8 * store.tokens.nbytes / 1024
+    release(store.tokens)
+    assert mapped() - before < 0.1 * store.tokens.nbytes / 1024
+    assert np.array_equal(token_counts(store.tokens, 200), counts)
+    assert mapped() - before < 0.1 * store.tokens.nbytes / 1024
+    release(np.arange(3))  # of no file
+
+
+def mapped() -> int:
+    """Kilobytes of files that the process has mapped and read."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssFile"))
 
 
 def test_second_opening_reads_nothing(tmp_path, tokenizers):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from lmtool.objectives import pairs as pairs_module
 from lmtool.objectives.pairs import sentence_pairs
 
 
@@ -110,6 +111,15 @@ def test_a_pure_function_of_seed_and_epoch():
     assert np.array_equal(first, sentence_pairs(offsets, borders, 61, 0.1, 5, 0))
     assert not np.array_equal(first, sentence_pairs(offsets, borders, 61, 0.1, 5, 1))
     assert not np.array_equal(first, sentence_pairs(offsets, borders, 61, 0.1, 6, 0))
+
+
+@pytest.mark.parametrize("kind", ["nsp", "sop"])
+def test_blocks_of_documents_change_nothing(monkeypatch, kind):
+    offsets, borders = corpus(documents=200)
+    borders = np.sort(np.append(borders, borders[[7, 90]]))  # some without sentences
+    whole = sentence_pairs(offsets, borders, 61, 0.1, 5, 0, kind)
+    monkeypatch.setattr(pairs_module, "_BLOCK", 17)
+    assert np.array_equal(sentence_pairs(offsets, borders, 61, 0.1, 5, 0, kind), whole)
 
 
 def test_documents_without_sentences_and_single_documents():

@@ -18,9 +18,9 @@ from torch.nn import functional
 
 from lmtool import streams
 from lmtool.config.tables import lookup
+from lmtool.runs.run_folder import RunFolder
 from lmtool.training.configs import AdamWConfig, LinearConfig
 from lmtool.training.progress import TrainingSettings
-from lmtool.training.run_folder import RunFolder
 from lmtool.types import Batch, Packed, ParameterGroup, Step, StepOutput, Target
 
 VOCABULARY, CLASSES, EXAMPLES = 64, 3, 40

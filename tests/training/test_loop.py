@@ -14,7 +14,7 @@ from safetensors import safe_open
 
 from lmtool.config.checkpoint import find, read_state
 from lmtool.errors import Diverged, UserError
-from lmtool.training import checkpoints
+from lmtool.runs import checkpoints
 from lmtool.training.adam import build_adamw
 from lmtool.training.configs import AdamWConfig, ConstantConfig
 from lmtool.training.loop import train

@@ -13,7 +13,7 @@ from pathlib import Path
 from lmtool.config.checkpoint import of_step, read_state, saved_steps, verify
 from lmtool.errors import CheckFailed, cannot_write
 from lmtool.manifest import Damaged
-from lmtool.training.checkpoints import BAD
+from lmtool.runs.checkpoints import BAD
 
 
 def resume_point(checkpoints: Path, report: Callable[[str], None]) -> Path | None:

@@ -1,4 +1,4 @@
-"""How fast this machine is at the shapes of a model: the one place of reporting that imports torch."""
+"""How fast this machine is at the shapes of a model."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from lmtool.config.checkpoint import CONFIG, MODEL, OPTIMIZER, STATE, refusal, verify
 from lmtool.errors import UserError
 from lmtool.manifest import Damaged, sync_path, write_bytes, write_manifest
-from lmtool.training.files import to_json
+from lmtool.runs.files import to_json
 
 TEMPORARY, DELETED, BAD = ".tmp-", ".del-", "bad-"
 _TIED = "tied"

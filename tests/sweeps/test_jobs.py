@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from lmtool import cli
-from lmtool.config import sweep
 from lmtool.errors import Diverged, Stopped, UserError
+from lmtool.sweeps import jobs as sweep
 
 
 @pytest.fixture

@@ -16,12 +16,12 @@ import pytest
 import yaml
 
 from lmtool.errors import UserError
-from lmtool.training import locks
-from lmtool.training.locks import Lock, Owner
+from lmtool.runs import locks
+from lmtool.runs.locks import Lock, Owner
 from lmtool.training.loop import train
-from lmtool.training.run_folder import RunFolder, choose_folder, finished
+from lmtool.runs.run_folder import RunFolder, choose_folder, finished
 
-from .fakes import OPTIMIZER, SCHEDULE, FakeLearner, FakeLoader, evaluator, open_run, settings
+from tests.training.fakes import OPTIMIZER, SCHEDULE, FakeLearner, FakeLoader, evaluator, open_run, settings
 
 
 def test_names_are_stable_or_counted(tmp_path: Path) -> None:

@@ -11,11 +11,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from lmtool.costs.plan import ModelShape, Work
 from lmtool.heads.lm import FamilyLMHead, LMHead
 from lmtool.models.base import Backbone
 from lmtool.models.configs import ModelConfig
 from lmtool.models.encoder_decoder import EncoderDecoder
-from lmtool.reporting.plan import ModelShape, Work
 
 
 def shape_of(model: ModelConfig) -> ModelShape:

@@ -11,8 +11,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from lmtool.commands.costs import shapes_of, works_of
 from lmtool.config.tables import build
+from lmtool.costs.work import shapes_of, works_of
 from lmtool.learners.configs import MixtureConfig
 from lmtool.models.base import Backbone
 from lmtool.models.configs import BertConfig, GptConfig, ModelConfig

@@ -11,7 +11,7 @@ from lmtool.reporting.table import print_sweep
 
 
 def show(jobs: Sequence[dict[str, Any]]) -> None:
-    """Print the jobs of a sweep, best first, failed ones last with their reason. jobs: of `config.sweep.read_jobs`."""
+    """Print the jobs of a sweep, best first, failed ones last with their reason. jobs: of `sweeps.jobs.read_jobs`."""
     rows = []
     for job in jobs:
         done = job["exit_status"] == DONE

@@ -24,12 +24,13 @@ from typing import Any
 import torch
 import yaml
 
+from lmtool.config.checkpoint import read_config
 from lmtool.errors import UserError, cannot_write
 from lmtool.secrets import masked_data
 from lmtool.terminal import say, shown
-from lmtool.training.files import plain, replace_text, to_json, write_rows
-from lmtool.training.locks import Lock
-from lmtool.training.resuming import resume_point
+from lmtool.runs.files import plain, replace_text, to_json, write_rows
+from lmtool.runs.locks import Lock
+from lmtool.runs.resuming import resume_point
 
 # Where and how fast a run computes, and what it is called: these may differ when it goes on. Everything else is part
 # of what is learned; evaluate_every and patience too, since they decide when a run ends and which weights are best.
@@ -120,6 +121,10 @@ class RunFolder:
             before = plain(yaml.safe_load(saved.read_text(encoding="utf-8")))
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise UserError(f"{saved} is no YAML: {str(error).splitlines()[0]}", "give another name=") from error
+        self._require_same(before, str(self.path), "repeat the command the run was started with")
+
+    def _require_same(self, before: Mapping[str, Any], origin: str, again: str) -> None:
+        """UserError, naming the keys, where a configuration that this run had before differs from its own."""
         old, new = flatten(before), flatten(self.config)
         differing = [
             f"{key} {_shown(old, key)} -> {_shown(new, key)}"
@@ -128,8 +133,8 @@ class RunFolder:
         ]
         if differing:
             raise UserError(
-                f"{self.path} holds a run of another configuration: {'; '.join(differing)}",
-                "give another name=, or repeat the command the run was started with",
+                f"{origin} holds a run of another configuration: {'; '.join(differing)}",
+                f"give another name=, or {again}",
             )
 
     def __enter__(self) -> RunFolder:
@@ -149,10 +154,14 @@ class RunFolder:
 
     def resume_point(self, report: Callable[[str], None] | None = None) -> Path | None:
         """The checkpoint this run resumes from, as `resuming.resume_point` has it; chosen at the first call, for all
-        that is read from it. report: where damaged checkpoints are reported; log.txt by default."""
+        that is read from it. report: where damaged checkpoints are reported; log.txt by default. UserError where it is
+        of another configuration: config.yaml was changed, or is gone."""
         if not self._chosen:
-            self._resume_point = resume_point(self.checkpoints, report or self.log)
-            self._chosen = True
+            folder = resume_point(self.checkpoints, report or self.log)
+            if folder is not None:
+                again = f"bring {self.path / 'config.yaml'} back as it was"
+                self._require_same(read_config(folder), str(folder), again)
+            self._resume_point, self._chosen = folder, True
         return self._resume_point
 
     # --- what is told about the run -------------------------------------------------------------------------------

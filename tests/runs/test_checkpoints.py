@@ -17,13 +17,14 @@ import torch
 from lmtool.config.checkpoint import find, pointed, read_config, read_state, saved_steps, verify
 from lmtool.errors import CheckFailed, UserError
 from lmtool.manifest import Damaged
-from lmtool.training import checkpoints, keeper
+from lmtool.runs import checkpoints
+from lmtool.training import keeper
 from lmtool.training.adam import build_adamw
 from lmtool.training.configs import AdamWConfig
 from lmtool.training.loop import train
 from lmtool.training.optimizers import load_state_tensors, named_parameters, state_tensors
 
-from .fakes import OPTIMIZER, SCHEDULE, FakeLearner, FakeLoader, evaluator, open_run, settings, train_rows
+from tests.training.fakes import OPTIMIZER, SCHEDULE, FakeLearner, FakeLoader, evaluator, open_run, settings, train_rows
 
 
 def go(path: Path, learner: FakeLearner | None = None, **changes: Any) -> FakeLearner:
