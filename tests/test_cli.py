@@ -77,6 +77,8 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("pretrain optimizer.lrr=1", ["unknown key optimizer.lrr", "did you mean optimizer.lr=1?"]),
     ("pretrain +optimizer.lrr=1", ["unknown key optimizer.lrr", "did you mean optimizer.lr=1?"]),
     ("pretrain optim.lr=1", ["unknown key optim.lr", "did you mean optimizer.lr=1?"]),
+    ("pretrain command=finetune", ["unknown key command"]),
+    ("pretrain version=1", ["unknown key version"]),
     ("pretrain lr=3", ["unknown key lr", "did you mean optimizer.lr=3?"]),
     ("pretrain optimizer.lr=abc", ['optimizer.lr: given "abc" (text); allowed: a number, above 0']),
     ("pretrain optimizer.lr=nan", ["optimizer.lr: given NaN"]),

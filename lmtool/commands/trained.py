@@ -8,6 +8,7 @@ from typing import Any
 from lmtool.commands.configs import FinetuneConfig, PretrainConfig, UseConfig
 from lmtool.commands.decoding import decoded
 from lmtool.config.auto import AUTO, chosen_class
+from lmtool.config.saved import body
 from lmtool.config.tables import Choice
 from lmtool.data.configs import FORMATS
 from lmtool.data.layouts import differing_layout
@@ -75,7 +76,7 @@ def read_trained(checkpoint: str, offline: bool, precision: Precision) -> Traine
         verb = "finetune" if foreign else "pretrain"
         complete = _as_finetuned(saved) if foreign else _as_pretrained(checkpoint, saved, weights)
     # What it started from may be gone, and is not needed.
-    config = decoded(verb, {**complete, "checkpoint": "none"})
+    config = decoded(verb, {**body(complete), "checkpoint": "none"})
     tokenizer = Tokenizer.load(weights.folder, config.tokenizer.parse_special_tokens)
     if foreign and published is not None:
         require_same_reading(published, config.model, tokenizer)
