@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint types bench gpu bundle clean
+.PHONY: help install demo test faults lint types bench gpu bundle clean
 
 help:  ## Print this list.
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
@@ -30,6 +30,9 @@ demo: $(VENV)/core  ## Pretrain and finetune a tiny BERT on text every machine h
 
 test: $(VENV)/test  ## Run the tests: offline, a few minutes on two cores.
 	$(BIN)/python -m pytest -q -n 2
+
+faults: $(VENV)/test  ## Plant faults and see that nothing goes wrong silently, at most 20 minutes on two cores.
+	$(BIN)/python scripts/faults.py
 
 lint: $(VENV)/test  ## Check style and imports.
 	$(BIN)/ruff check .

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
-
-import numpy as np
 
 from lmtool.commands.configs import FinetuneConfig, PredictConfig
 from lmtool.commands.evaluate import write_output
 from lmtool.commands.trained import Trained, load_trained
+from lmtool.data.files import STANDARD_INPUT, read_lines, regular_file
 from lmtool.data.split import Rows
 from lmtool.data.tables import Rows as Table
 from lmtool.data.tables import read_table
@@ -71,7 +69,7 @@ def _table(config: PredictConfig) -> Table | None:
     """The table that is asked about; None for plain texts."""
     if config.input is None or Path(config.input).suffix.lower() not in TABLES:
         return None
-    return read_table(config.input)
+    return read_table(regular_file("input", config.input))
 
 
 def _rows(config: PredictConfig, table: Table | None, learner: BaseLearner) -> Rows:
@@ -98,17 +96,8 @@ def _texts(config: PredictConfig) -> list[str]:
         return [config.text]
     if config.input is None:
         raise UserError("nothing to predict", 'give text="..." or input=FILE (- reads standard input)')
-    try:
-        content = sys.stdin.buffer.read() if config.input == "-" else Path(config.input).expanduser().read_bytes()
-        lines = [line for line in content.decode("utf-8-sig").splitlines() if line.strip()]
-    except OSError as error:
-        raise UserError(f"input={config.input}: {error.strerror}", "give a file of one text a line") from error
-    except UnicodeDecodeError as error:
-        at = np.frombuffer(content[: error.start], dtype=np.uint8)
-        line = int((at == ord("\n")).sum()) + 1
-        raise UserError(
-            f"{config.input}:{line}: not UTF-8 (byte {error.start})", "convert the file to UTF-8"
-        ) from error
+    path = STANDARD_INPUT if config.input == "-" else regular_file("input", config.input)
+    lines = [line for _, line in read_lines(path) if line.strip()]
     if not lines:
         raise UserError(f"input={config.input}: no lines of text in it", "give one text a line")
     return lines

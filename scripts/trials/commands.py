@@ -145,9 +145,8 @@ def _last_words(answer: Answer) -> str:
 
 def shown(words: Sequence[str]) -> str:
     """A command line as the table shows it; long words cut."""
-    return "lmtool " + " ".join(
-        repr(word)[1:-1] if len(word) <= 80 else repr(word[:77])[1:-1] + "..." for word in words
-    )
+    short = (repr(word if len(word) <= 80 else f"{word[:77]}...")[1:-1] for word in words)
+    return f"lmtool {' '.join(short)}"
 
 
 def refused(answer: Answer, *names: str) -> bool:

@@ -22,9 +22,9 @@ from trials.scenes import EVALUATE, FINETUNE, PREDICT, PRETRAIN, replaced
 from trials.stage import copy
 
 _NAMES = (
-    "API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD", "PGPASSWORD",
-    "GITHUB_TOKEN", "SERVICE_AUTH", "PROXY_AUTH", "X_BEARER", "DATABASE_URL", "REDIS_URL", "MY_CREDENTIALS", "npm_config__auth",
-    "PRIVATE_KEY", "PASSPHRASE", "SMTP_PASS", "DB_PWD", "SESSION_COOKIE",
+    "API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD",
+    "PGPASSWORD", "GITHUB_TOKEN", "SERVICE_AUTH", "PROXY_AUTH", "X_BEARER", "DATABASE_URL", "REDIS_URL",
+    "MY_CREDENTIALS", "npm_config__auth", "PRIVATE_KEY", "PASSPHRASE", "SMTP_PASS", "DB_PWD", "SESSION_COOKIE",
 )  # fmt: skip
 _LETTERS = string.ascii_letters + string.digits
 _ODD = ('"', "'", "\\", " ", "$", "%", "&", "<", "é", "\n", ":", "=", ",", "#", "{", "]", "\t", "\\n", "*", "漢")
@@ -78,50 +78,60 @@ def _quoted(text: str) -> str:
     return "'" + escaped.replace("'", "\\'") + "'"
 
 
-def _spot(chance: random.Random, place: Path, command: str, secret: str) -> tuple[str, tuple[str, ...]]:
-    """Where the secret stands, and the command line that has it."""
-    words = _COMMANDS[command]
-    spot = chance.choice(("path", "address", "hub", "unknown", "wrong", "text", "yaml", "folder", "nothing"))
-    value = _quoted(secret)
+def _spots(command: str) -> list[str]:
+    """Where a secret may stand in a command line."""
+    spots = ["path", "address", "address", "hub", "unknown", "wrong", "yaml", "nothing"]
+    spots += ["text"] * 6 if command in ("predict", "screen") else []
+    return spots + (["folder"] * 3 if command in ("pretrain", "tokenizer", "inspect", "plan", "sweep") else [])
+
+
+def _with(spot: str, place: Path, command: str, secret: str, chance: random.Random) -> tuple[str, ...]:
+    """The command line with the secret in its place."""
+    words = list(_COMMANDS[command])
+    value, coded = _quoted(secret), quote(secret, safe="")
     if spot == "path":  # a folder that is not there
-        return spot, replaced(list(words), f"cache_dir={_quoted(f'nowhere/{secret}')}", f"checkpoint={value}")
+        return replaced(words, f"cache_dir={_quoted(f'nowhere/{secret}')}", f"checkpoint={value}")
     if spot == "address":
-        key = chance.choice(("data.path", "task.path", "checkpoint"))
-        return spot, replaced(list(words), f"{key}=https://user:{quote(secret, safe='')}@host.invalid/x")
+        key = chance.choice(("data.path", "data.path", "task.path", "checkpoint", "cache_dir", "run_dir", "output"))
+        host = chance.choice(("https://user:{}@host.invalid/x", "hf://user:{}@org/name", "s3://{}@bucket/x?a=b",
+                              "https://host.invalid/x?token={}", "https://host.invalid/x?a=b&api_key={}"))  # fmt: skip
+        return replaced(words, f"{key}='{host.format(coded)}'")
     if spot == "hub":
-        return spot, replaced(list(words), f"checkpoint=hf://user:{quote(secret, safe='')}@org/name", "offline=true")
+        return replaced(words, f"checkpoint='hf://user:{coded}@org/name'", "offline=true")
     if spot == "unknown":
-        return spot, (*words, f"api_key={value}")
+        return (*words, f"{chance.choice(('api_key', 'optimizer.api_key', 'data.token'))}={value}")
     if spot == "wrong":
-        return spot, (*words, f"seed={value}")
-    if spot == "text" and command in ("predict", "screen"):
-        return spot, replaced(list(words), f"text=the key is {secret} and more")
+        return (*words, f"{chance.choice(('seed', 'device', 'optimizer.lr', 'optimizer.betas'))}={value}")
+    if spot == "text":
+        return replaced(words, f"text=the key is {secret} and more")
     if spot == "yaml":
         (place / "conf" / "experiment").mkdir(parents=True)
-        content = {"patience": 3, "run_dir": f"run/{quote(secret, safe='')}"}
+        content = {"patience": 3, "cache_dir": f"cache/{secret.replace('/', '')}"}
         (place / "conf/experiment/mine.yaml").write_text("# @package _global_\n" + yaml.safe_dump(content))
-        return spot, (*words, "--config-dir", "conf", "experiment=mine")
-    if spot == "folder" and command in ("pretrain", "tokenizer"):
-        folder = place / f"texts {quote(secret, safe='')}"
+        return (*words, "--config-dir", "conf", "experiment=mine")
+    if spot == "folder":
+        folder = place / f"texts {secret}"
         folder.mkdir()
         (folder / "a.txt").write_text((place / "text.txt").read_text())
-        return spot, replaced(list(words), f"data.path={_quoted(folder.name)}")
-    return "nothing", words
+        return replaced(words, f"data.path={_quoted(folder.name)}")
+    return tuple(words)
 
 
 def _trial(stage: Path, place: Path, seed: int) -> Verdict:
     chance = chance_of("secrets", seed)
     copy(stage, place, "text.txt", "rows", "cache", "done", "published", "runs")
     command = tuple(_COMMANDS)[seed % len(_COMMANDS)]
+    spot = chance.choice(_spots(command))
     name = chance.choice(_NAMES)
-    address = name.endswith("_URL")
-    secret = _secret(chance, plain=address)
-    value = f"postgres://user:{secret}@host:5432/base" if address else secret
-    spot, words = _spot(chance, place, command, secret)
+    secret = _secret(chance, plain=name.endswith("_URL") or spot == "address")
+    value = f"postgres://user:{secret}@host:5432/base" if name.endswith("_URL") else secret
+    # An address gives its secret away by its own form, whatever the environment holds.
+    environment = {} if spot in ("address", "hub") else {name: value}
+    words = _with(spot, place, command, secret, chance)
     known = {path: path.stat().st_mtime_ns for path in place.rglob("*") if path.is_file()}
-    shape = f"{command}, ${name}={value!r}, {spot}"
+    shape = f"{command}, {spot}, {environment or secret!r}"
     with planted(shape):
-        answer = typed(place, *words, environment={name: value})
+        answer = typed(place, *words, environment=environment)
         _search(place, answer, secret, known)
         if spot == "nothing" and answer.status:
             raise Failed(Outcome.DEAD_END, answer.errors[:200])
