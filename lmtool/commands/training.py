@@ -9,12 +9,13 @@ from torch import nn
 
 from lmtool.commands import screens
 from lmtool.commands.configs import RunConfig
-from lmtool.commands.opening import OpenRun
+from lmtool.commands.opening import OpenRun, words
 from lmtool.commands.planning import plan_of
 from lmtool.commands.provenance import Contents, extras
 from lmtool.data.loader import PackedLoader
 from lmtool.data.plan import Examples
 from lmtool.data.split import SplitData
+from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.evaluation import SplitEvaluations, evaluate
 from lmtool.runs.checkpoints import read_weights
@@ -138,6 +139,13 @@ def settings_of(config: RunConfig, metric: str, greater_is_better: bool, flops_p
 
 
 def best_weights(opened: OpenRun, training: TrainingResult, learner: nn.Module) -> None:
-    """Put the best checkpoint's weights into the learner, for the last evaluation and the examples."""
-    if training.best is not None and training.best != training.last:
-        learner.load_state_dict(read_weights(training.best))
+    """Put the best checkpoint's weights into the learner, for the last evaluation and the examples. UserError where it
+    was damaged since it was written."""
+    if training.best is None or training.best == training.last:
+        return
+    try:
+        weights = read_weights(training.best)
+    except UserError as error:
+        resume = words(["lmtool", "resume", str(opened.folder.path)])
+        raise UserError(error.message, f"{resume} sets it aside and ends with the best of the others") from error
+    learner.load_state_dict(weights)
