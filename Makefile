@@ -12,7 +12,7 @@ help:  ## Print this list.
 
 $(VENV)/core: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) --editable .
+	$(PIP) --editable '.[hub]'
 	touch $@
 
 $(VENV)/test: $(VENV)/core
@@ -46,6 +46,9 @@ bench: $(VENV)/bench  ## Speed and memory beside the transformers Trainer, at mo
 
 gpu:  ## On a GPU, with PYTHON= and no installing: its tests and its speed beside the transformers Trainer.
 	$(PYTHON) scripts/gpu.py
+
+bundle: $(VENV)/core  ## The wheels of lmtool and all it needs but torch, for a machine without a network: PYTHON_VERSION=3.12.
+	$(BIN)/python scripts/bundle.py --python-version '$(PYTHON_VERSION)'
 
 clean:  ## Remove the environment, caches and build outputs; runs/ stays.
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .mypy_cache

@@ -355,12 +355,12 @@ def lmtool_learner(variant: str, folder: Path, settings: dict[str, Any], tokeniz
     gpt = settings["family"] == "gpt"
     backbone = build((GptConfig if gpt else BertConfig)(**settings["model"]), settings["seed"])
     if variant == "lmtool_language_model":
-        learner = build(ClmConfig() if gpt else MlmConfig(), backbone, tokenizer, settings["seed"])
+        learner = (ClmConfig() if gpt else MlmConfig()).learner(backbone, tokenizer, settings["seed"])
         examples, batch = text_examples(folder, settings, tokenizer), settings["batch"]
     else:
         data = task_data(folder, settings)
-        learner = build(data.config, backbone, tokenizer, settings["seed"])
-        examples, batch = learner.examples(data.train, TASK_LENGTH, "train"), settings["task_batch"]
+        learner = data.config.learner(backbone, tokenizer, settings["seed"])
+        examples, batch = learner.examples(data.splits()["train"], TASK_LENGTH), settings["task_batch"]
     return learner, PackedLoader(examples, settings["seed"], batch_examples=batch)
 
 
@@ -433,6 +433,7 @@ def write_texts(folder: Path, settings: dict[str, Any]) -> tuple[Any, str]:
 
     from lmtool.config.tables import build
     from lmtool.data.configs import PydocsConfig
+    from lmtool.data.sources import documents
     from lmtool.data.vocabulary import trained_tokenizer
     from lmtool.tokenizers.configs import ByteBpeConfig, WordPieceConfig
 
@@ -440,7 +441,7 @@ def write_texts(folder: Path, settings: dict[str, Any]) -> tuple[Any, str]:
     kind, size = ByteBpeConfig() if settings["family"] == "gpt" else WordPieceConfig(), settings["model"]["vocab_size"]
     tokenizer = trained_tokenizer(kind, source, size, cache_of(folder))
     tokenizer.save(folder / "tokenizer")
-    flat = [word for text in source.documents("train") for word in text.split()]
+    flat = [word for text in documents(source.parts("train")) for word in text.split()]
     kinds = sorted(set(flat))
     tokens = {word: len(ids) for word, ids in zip(kinds, tokenizer.encode_batch(kinds), strict=True)}
     words = [(word, tokens[word]) for word in flat if tokens[word]]

@@ -10,7 +10,7 @@ import lmtool
 from lmtool.commands.configs import ExportConfig
 from lmtool.commands.opening import words
 from lmtool.commands.roundtrip import compare_texts
-from lmtool.commands.trained import classifies, read_trained
+from lmtool.commands.trained import classifies, has_segments, read_trained
 from lmtool.data.configs import FORMATS
 from lmtool.data.layouts import with_format
 from lmtool.errors import CheckFailed, UserError
@@ -79,7 +79,7 @@ def reading_of(
     model: ModelConfig, saved: Mapping[str, Any], task: Mapping[str, Any] | None, tokenizer: Tokenizer
 ) -> Reading:
     """How AutoTokenizer is to read texts. Those of a masked language model may hold masks."""
-    segments = getattr(model, "segments", 0) > 1 and FORMATS[model.text_format].segments
+    segments = has_segments(model)
     if task is None:
         return Reading(segments, model.max_positions, False)
     return Reading(segments, saved["max_length"], not tokenizer.parse_special_tokens)

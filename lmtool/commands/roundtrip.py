@@ -89,11 +89,12 @@ def _difference(
     copied = again.model(**read)
     theirs = [copied.logits] if isinstance(original, TaskLearner) else [copied.hidden[real], copied.pair_logits]
     pairs = zip(_predicted(original, batch), theirs, strict=True)
-    return max(
+    differences = [
         difference(one, other) / max(1.0, float(one.abs().max()))
         for one, other in pairs
         if one is not None and other is not None
-    )
+    ]
+    return float(torch.tensor(differences).max())  # no number where one is none
 
 
 def _has_segments(loaded: Loaded) -> bool:

@@ -8,7 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lmtool.commands.configs import FinetuneConfig, PredictConfig, PretrainConfig, RunConfig, TokenizerCommandConfig
+from lmtool.commands.configs import (
+    FinetuneConfig,
+    PredictConfig,
+    PretrainConfig,
+    RunConfig,
+    TokenizerCommandConfig,
+    TransferConfig,
+    UseConfig,
+)
 from lmtool.config.rules import rule
 from lmtool.config.tables import entries
 from lmtool.errors import Problem
@@ -114,6 +122,50 @@ def vocabulary_fits_embedding(tokenizer: Any, model: Any) -> Iterator[Problem]:
             f"tokenizer.vocab_size={asked} is more than model.vocab_size={rows}",
             f"give tokenizer.vocab_size={rows} or model.vocab_size={asked}",
         )
+
+
+@rule(RunConfig, "name")
+def latest_names_another(name: str | None) -> Iterator[Problem]:
+    """runs/latest is a file that names the newest run."""
+    if name == "latest":
+        hint = "give another name=; to resume the newest run: lmtool resume runs/latest"
+        yield Problem("name", "name=latest: runs/latest is a file that names the newest run", hint)
+
+
+@rule(RunConfig, "run_dir", running=True)
+def run_has_a_folder(run_dir: str | None) -> Iterator[Problem]:
+    """A run's folder is not a file, nor below one."""
+    file = None if run_dir is None else _file_on_the_way(run_dir)
+    if file is not None:
+        yield Problem("run_dir", f"run_dir={run_dir}: {file} is a file; a run has a folder", "give another run_dir=")
+
+
+@rule(TransferConfig, "output", running=True)
+@rule(TokenizerCommandConfig, "output", running=True)
+def output_is_a_folder(output: str) -> Iterator[Problem]:
+    """What is written is a folder, not a file, nor below one."""
+    file = _file_on_the_way(output)
+    if file is not None:
+        yield Problem("output", f"output={output}: {file} is a file; a folder is written", "give another output=")
+
+
+@rule(UseConfig, "output", running=True)
+def output_is_a_file(output: str | None) -> Iterator[Problem]:
+    """What is written is a file, in a folder that is there: said before hours of predicting."""
+    path = None if output is None else Path(output).expanduser()
+    if path is not None and path.is_dir():
+        hint = f"give output={path / 'predictions.jsonl'}"
+        yield Problem("output", f"output={output}: a folder; one file is written", hint)
+    elif path is not None and not path.parent.is_dir():
+        hint = f"make it: mkdir -p {path.parent}; or give another output="
+        yield Problem("output", f"output={output}: no folder {path.parent}", hint)
+
+
+def _file_on_the_way(folder: str) -> Path | None:
+    """The file that stands where a folder, or one above it, belongs."""
+    path = Path(folder).expanduser()
+    there = next((one for one in (path, *path.parents) if one.exists()), None)
+    return None if there is None or there.is_dir() else there
 
 
 @rule(RunConfig, "name", "run_dir")

@@ -10,6 +10,7 @@ from lmtool.commands.decoding import decoded
 from lmtool.config.auto import AUTO, chosen_class
 from lmtool.config.saved import body
 from lmtool.config.tables import Choice
+from lmtool.data.configs import FORMATS
 from lmtool.data.layouts import differing_layout
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
@@ -90,10 +91,15 @@ def classifies(published: PublishedFolder, weights: Weights) -> bool:
 
 def require_same_reading(published: PublishedFolder, model: ModelConfig, tokenizer: Tokenizer) -> None:
     """UserError where transformers reads the texts of a published classifier in another way than lmtool does."""
-    settings, config = read_settings(published.path), published.config
-    problem = differing_layout(tokenizer, model.sequence_form("transformers").text_format)
+    settings, config, layout = read_settings(published.path), published.config, model.sequence_form("transformers")
+    hint = "give another checkpoint"
+    problem = differing_layout(tokenizer, layout.text_format)
     if problem is not None:
         problem = f"its tokenizer.json lays out texts as {problem}"
+    names = settings.get("model_input_names")
+    if names and "token_type_ids" not in names and has_segments(model):
+        problem = f"its tokenizer_config.json says model_input_names={names}: both texts of a pair in one segment"
+        hint = "write token_type_ids there too, in a copy, if it was trained with two; a text alone is read the same"
     if model.architecture == "decoder":
         added = [name for name in ("add_bos_token", "add_eos_token") if settings.get(name)]
         pad = config.get("pad_token_id")
@@ -107,7 +113,12 @@ def require_same_reading(published: PublishedFolder, model: ModelConfig, tokeniz
             if config.get(key) not in (None, tokenizer.role(role)):
                 problem = f"its config.json says {key}={config[key]}; model={model.name} has {tokenizer.role(role)}"
     if problem is not None:
-        raise UserError(f"checkpoint={published.checkpoint}: {problem}", "give another checkpoint")
+        raise UserError(f"checkpoint={published.checkpoint}: {problem}", hint)
+
+
+def has_segments(model: ModelConfig) -> bool:
+    """Whether a model tells the two texts of a pair apart by a table."""
+    return getattr(model, "segments", 0) > 1 and FORMATS[model.text_format].segments
 
 
 def _as_finetuned(saved: dict[str, Any]) -> dict[str, Any]:

@@ -90,7 +90,7 @@ def fit(
             settings_of(config, learner.metric.name, not learner.metric.smaller_is_better, plan.flops_per_token),
             config.optimizer,
             config.schedule,
-            listener,
+            [listener],
             extras(tokenizer, contents),
         )
     best_weights(opened, training, learner)

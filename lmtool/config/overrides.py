@@ -20,6 +20,8 @@ from lmtool.config import groups, problems
 from lmtool.config.nearest import nearest
 from lmtool.errors import Problem
 
+LONGEST_KEY = 200
+"""Bytes of a key; Hydra looks for it among the names of files, which have 255 at most."""
 _KEY = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
 
 
@@ -62,7 +64,10 @@ def read(overrides: Sequence[str], offers: Offers, *, multirun: bool = False, ve
     parser = OverridesParser.create()
     for text in overrides:
         sign, key = _key(text)
-        if "=" not in text and sign != "~":
+        if len(key.encode("utf-8", "replace")) > LONGEST_KEY:
+            what = f"{key[:40]}...: a key of {len(key):,} characters; no key has more than {LONGEST_KEY}"
+            typed.problems.append(Problem(key, what, "`lmtool show KEY` explains a key"))
+        elif "=" not in text and sign != "~":
             named = f"{text}=VALUE" if _KEY.fullmatch(text) else f"KEY={text}, such as checkpoint={text}"
             hint = "flags begin with two dashes: `lmtool --help`" if text.startswith("-") else f"write {named}"
             typed.problems.append(Problem(key, f"{text} is no override", hint))
@@ -83,6 +88,9 @@ def _key(text: str) -> tuple[str, str]:
 def _parsed(parser: OverridesParser, text: str, key: str, typed: Typed) -> Override | None:
     try:
         return parser.parse_override(text)
+    except RecursionError:
+        typed.problems.append(Problem(key, f"{key}: the value is nested too deep", f"`lmtool show {key}` explains it"))
+        return None
     except HydraException:
         value = text.partition("=")[2]
         quote = "'" if '"' in value else '"'

@@ -19,16 +19,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lmtool.models.base import positions_of
-from lmtool.models.encoder import Encoder, post_norm_layer
+from lmtool.models.base import new, positions_of
+from lmtool.models.encoder import BertLike, post_norm_layer
 from lmtool.models.encoder_configs import AlbertConfig
 from lmtool.models.keymap import EMPTY, KeyMap, Tied
 from lmtool.models.published import expect, require_learned, sizes
 from lmtool.nn.embeddings import Embeddings
-from lmtool.nn.initialization import materialize
 
 
-class Albert(Encoder):
+class Albert(BertLike):
     """The encoder, without its heads. `layers` has the one layer."""
 
     def __init__(self, config: AlbertConfig):
@@ -45,9 +44,7 @@ class Albert(Encoder):
 
 def build(config: AlbertConfig, seed: int) -> Albert:
     """A new encoder on the default device."""
-    model = materialize(lambda: Albert(config))
-    model.initialize(model, seed, "backbone.")
-    return model
+    return new(Albert, config, seed)
 
 
 _LAYER = "backbone.layers.0."

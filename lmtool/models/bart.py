@@ -40,13 +40,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from lmtool.errors import UserError
-from lmtool.models.base import VocabularyHead, positions_of
-from lmtool.models.encoder_decoder import DecoderStack, EncoderDecoder, Stack, post_norm_layers
+from lmtool.models.base import VocabularyHead, new, positions_of
+from lmtool.models.encoder_decoder import DecoderStack, EncoderDecoder, post_norm_layers
 from lmtool.models.encoder_decoder_configs import BartConfig, PostNormConfig
 from lmtool.models.keymap import EMPTY, KeyMap, Tied
 from lmtool.models.published import expect, require_learned, sizes
-from lmtool.nn.embeddings import Embeddings, Places
-from lmtool.nn.initialization import Draw, materialize, normal
+from lmtool.nn.embeddings import Embeddings, StackInput
+from lmtool.nn.initialization import Draw, normal
+from lmtool.nn.stack import Stack
 
 POSITION_OFFSET = 2
 
@@ -57,16 +58,15 @@ class Bart(EncoderDecoder):
     vocabulary_head = VocabularyHead(constants=True)
 
     def __init__(self, config: BartConfig):
-        super().__init__()
-        self.config = config
-        self.hidden_size = width = config.hidden_size
+        width = config.hidden_size
         positions = [positions_of(config, causal, offset=POSITION_OFFSET) for causal in (False, True)]
         norms = [nn.LayerNorm(width, config.norm_epsilon) for _ in range(2)]
         encoder, decoder = post_norm_layers(config, "gelu", config.activation_dropout)
-        self.assemble(
+        super().__init__(
+            config,
             Embeddings(config.vocab_size, width, positions[0], config.dropout, norm=norms[0]),
             Stack(encoder),
-            DecoderStack(decoder, Places(positions[1], config.dropout, norm=norms[1])),
+            DecoderStack(decoder, StackInput(positions[1], config.dropout, norm=norms[1])),
         )
 
     def initial_draw(self) -> Draw:
@@ -75,9 +75,7 @@ class Bart(EncoderDecoder):
 
 def build(config: BartConfig, seed: int) -> Bart:
     """A new encoder-decoder on the default device."""
-    model = materialize(lambda: Bart(config))
-    model.initialize(model, seed, "backbone.")
-    return model
+    return new(Bart, config, seed)
 
 
 def post_norm_pairs() -> list[tuple[str, str]]:

@@ -29,16 +29,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lmtool.models.base import positions_of
+from lmtool.models.base import new, positions_of
 from lmtool.models.configs import BertConfig, SegmentedConfig
-from lmtool.models.encoder import Encoder, post_norm_layer
+from lmtool.models.encoder import BertLike, post_norm_layer
 from lmtool.models.keymap import EMPTY, KeyMap, Tied, encoder_pairs
 from lmtool.models.published import expect, require_learned, sizes
 from lmtool.nn.embeddings import Embeddings
-from lmtool.nn.initialization import materialize
 
 
-class Bert(Encoder):
+class Bert(BertLike):
     """The encoder, without its heads. Pooler and predictions are heads."""
 
     def __init__(self, config: SegmentedConfig):
@@ -50,9 +49,7 @@ class Bert(Encoder):
 
 def build(config: BertConfig, seed: int) -> Bert:
     """A new encoder on the default device."""
-    model = materialize(lambda: Bert(config))
-    model.initialize(model, seed, "backbone.")
-    return model
+    return new(Bert, config, seed)
 
 
 KEYS = KeyMap(

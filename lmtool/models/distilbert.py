@@ -18,16 +18,15 @@ from typing import Any
 from torch import Tensor, nn
 
 from lmtool.errors import UserError
-from lmtool.models.base import positions_of
-from lmtool.models.encoder import Encoder, post_norm_layer
+from lmtool.models.base import new, positions_of
+from lmtool.models.encoder import BertLike, post_norm_layer
 from lmtool.models.encoder_configs import DistilbertConfig
 from lmtool.models.keymap import EMPTY, KeyMap, Tied
 from lmtool.models.published import expect, require_learned, sizes
 from lmtool.nn.embeddings import Embeddings
-from lmtool.nn.initialization import materialize
 
 
-class Distilbert(Encoder):
+class Distilbert(BertLike):
     """The encoder, without its heads. A classifier's first map is a head and ends in a ReLU."""
 
     pooler_activation = "relu"
@@ -41,9 +40,7 @@ class Distilbert(Encoder):
 
 def build(config: DistilbertConfig, seed: int) -> Distilbert:
     """A new encoder on the default device."""
-    model = materialize(lambda: Distilbert(config))
-    model.initialize(model, seed, "backbone.")
-    return model
+    return new(Distilbert, config, seed)
 
 
 _LAYER = "backbone.layers.*."

@@ -22,16 +22,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lmtool.models.base import positions_of
-from lmtool.models.encoder import Encoder, post_norm_layer
+from lmtool.models.base import new, positions_of
+from lmtool.models.encoder import BertLike, post_norm_layer
 from lmtool.models.encoder_configs import ElectraConfig
 from lmtool.models.keymap import EMPTY, KeyMap, Tied, encoder_pairs
 from lmtool.models.published import expect, require_learned, sizes
 from lmtool.nn.embeddings import Embeddings
-from lmtool.nn.initialization import materialize
 
 
-class Electra(Encoder):
+class Electra(BertLike):
     """The encoder, without its heads. A classifier's first map is a head and ends in a GELU."""
 
     pooler_activation = "gelu"
@@ -46,9 +45,7 @@ class Electra(Encoder):
 
 def build(config: ElectraConfig, seed: int) -> Electra:
     """A new encoder on the default device."""
-    model = materialize(lambda: Electra(config))
-    model.initialize(model, seed, "backbone.")
-    return model
+    return new(Electra, config, seed)
 
 
 KEYS = KeyMap(

@@ -31,35 +31,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lmtool.models.base import Decoder, positions_of
+from lmtool.models.base import Decoder, new, positions_of
 from lmtool.models.configs import GptConfig
 from lmtool.models.keymap import EMPTY, KeyMap, Tied
 from lmtool.models.published import expect, require_learned, sizes
 from lmtool.nn.attention import SelfAttention
-from lmtool.nn.blocks import PreNormLayer, each
-from lmtool.nn.cache import Cache
-from lmtool.nn.dropout import Draws
+from lmtool.nn.blocks import PreNormLayer
 from lmtool.nn.embeddings import Embeddings
 from lmtool.nn.feedforward import FeedForward
-from lmtool.nn.initialization import Draw, initialize, materialize, normal
-from lmtool.nn.layout import Layout, left_to_right
-from lmtool.types import Packed
+from lmtool.nn.initialization import Draw, initialize, normal
 
 
 class Gpt(Decoder):
     """The decoder, without its head, which is the token table again."""
 
     def __init__(self, config: GptConfig):
-        super().__init__()
-        self.config = config
-        self.hidden_size = width = config.hidden_size
+        width, position = config.hidden_size, positions_of(config, causal=True)
 
         def norm() -> nn.LayerNorm:
             return nn.LayerNorm(width, config.norm_epsilon)
 
-        position = positions_of(config, causal=True)
-        self.embed = Embeddings(config.vocab_size, width, position, config.dropout)
-        self.layers = nn.ModuleList(
+        layers = [
             PreNormLayer(
                 SelfAttention(width, config.num_heads, config.attention_dropout),
                 FeedForward(width, config.feedforward_size, "gelu_tanh"),
@@ -68,26 +60,8 @@ class Gpt(Decoder):
                 config.dropout,
             )
             for _ in range(config.num_layers)
-        )
-        self.final_norm = norm()
-
-    def forward(
-        self,
-        packed: Packed,
-        draws: Draws | None = None,
-        cache: Cache | None = None,
-        read_M: Tensor | None = None,
-    ) -> Tensor:
-        """Hidden states (T, H) after the final norm. cache: the tokens before these; these are added to it.
-        read_M: flat indices of the tokens whose states are wanted, (M, H) then."""
-        mask = left_to_right(packed)
-        layout = Layout.of(packed, mask) if cache is None else cache.layout(packed, mask)
-        positions_T = None if cache is None else layout.query_positions
-        x_TH = self.embed.finish(self.embed.tokens(packed.tokens), packed, draws, positions_T)
-        for number, layer, own, read in each(self.layers, draws, read_M):
-            kept = None if cache is None else cache.layers[number]
-            x_TH = layer(x_TH, layout, own, self.embed.position, kept, read)
-        return self.final_norm(x_TH)
+        ]
+        super().__init__(config, Embeddings(config.vocab_size, width, position, config.dropout), layers, norm())
 
     def initial_draw(self) -> Draw:
         return normal(self.config.initializer_std)
@@ -104,9 +78,7 @@ class Gpt(Decoder):
 
 def build(config: GptConfig, seed: int) -> Gpt:
     """A new decoder on the default device."""
-    model = materialize(lambda: Gpt(config))
-    model.initialize(model, seed, "backbone.")
-    return model
+    return new(Gpt, config, seed)
 
 
 _LAYER = "backbone.layers.*."

@@ -20,19 +20,18 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lmtool.models.base import positions_of
-from lmtool.models.encoder import Encoder, post_norm_layer
+from lmtool.models.base import new, positions_of
+from lmtool.models.encoder import BertLike, post_norm_layer
 from lmtool.models.encoder_configs import RobertaConfig
 from lmtool.models.keymap import EMPTY, KeyMap, Tied, encoder_pairs
 from lmtool.models.published import expect, require_learned, sizes
 from lmtool.nn.embeddings import Embeddings
-from lmtool.nn.initialization import materialize
 
 OFFSET = 2
 """Rows of the table of positions before that of position 0."""
 
 
-class Roberta(Encoder):
+class Roberta(BertLike):
     """The encoder, without its heads."""
 
     def __init__(self, config: RobertaConfig):
@@ -44,9 +43,7 @@ class Roberta(Encoder):
 
 def build(config: RobertaConfig, seed: int) -> Roberta:
     """A new encoder on the default device."""
-    model = materialize(lambda: Roberta(config))
-    model.initialize(model, seed, "backbone.")
-    return model
+    return new(Roberta, config, seed)
 
 
 KEYS = KeyMap(

@@ -40,8 +40,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lmtool.models.base import VocabularyHead, positions_of
-from lmtool.models.encoder_decoder import DecoderStack, EncoderDecoder, Stack
+from lmtool.models.base import VocabularyHead, new, positions_of
+from lmtool.models.encoder_decoder import DecoderStack, EncoderDecoder
 from lmtool.models.encoder_decoder_configs import T5Config
 from lmtool.models.keymap import EMPTY, KeyMap, Tied
 from lmtool.models.published import expect, require_positions, sizes
@@ -49,9 +49,10 @@ from lmtool.nn.attention import SelfAttention
 from lmtool.nn.blocks import PreNormLayer
 from lmtool.nn.cross_attention import CrossAttention
 from lmtool.nn.decoder_blocks import PreNormCrossLayer
-from lmtool.nn.embeddings import Embeddings, Places
+from lmtool.nn.embeddings import Embeddings, StackInput
 from lmtool.nn.feedforward import FeedForward, GatedFeedForward
-from lmtool.nn.initialization import Draw, initialize_each, materialize, normal
+from lmtool.nn.initialization import Draw, initialize_each, normal
+from lmtool.nn.stack import Stack
 
 
 class T5(EncoderDecoder):
@@ -60,36 +61,35 @@ class T5(EncoderDecoder):
     config: T5Config
 
     def __init__(self, config: T5Config):
-        super().__init__()
-        self.config = config
-        self.hidden_size = width = config.hidden_size
-        self.vocabulary_head = VocabularyHead(config.tied, width**-0.5 if config.tied else 1.0)
-        sizes = (width, config.num_heads, config.attention_dropout, config.head_size, False, 1.0)
+        width, feedforward = config.hidden_size, (config.hidden_size, config.feedforward_size)
+        attention = (width, config.num_heads, config.attention_dropout, config.head_size, False, 1.0)
 
         def norm() -> nn.Module:
             return nn.RMSNorm(width, config.norm_epsilon)
 
         def ffn() -> FeedForward:
-            made = (width, config.feedforward_size)
             if config.feedforward == "relu":
-                return FeedForward(*made, "relu", False, config.dropout)
-            return GatedFeedForward(*made, "gelu_tanh", False, config.dropout)
+                return FeedForward(*feedforward, "relu", False, config.dropout)
+            return GatedFeedForward(*feedforward, "gelu_tanh", False, config.dropout)
 
         encoder = [
-            PreNormLayer(SelfAttention(*sizes), ffn(), norm(), norm(), config.dropout) for _ in range(config.num_layers)
+            PreNormLayer(SelfAttention(*attention), ffn(), norm(), norm(), config.dropout)
+            for _ in range(config.num_layers)
         ]
         decoder = [
             PreNormCrossLayer(
-                SelfAttention(*sizes), CrossAttention(*sizes), ffn(), (norm(), norm(), norm()), config.dropout
+                SelfAttention(*attention), CrossAttention(*attention), ffn(), (norm(), norm(), norm()), config.dropout
             )
             for _ in range(config.layers_of_decoder)
         ]
         positions = [positions_of(config, causal, head_size=config.head_size) for causal in (False, True)]
-        self.assemble(
+        super().__init__(
+            config,
             Embeddings(config.vocab_size, width, positions[0], config.dropout),
-            Stack(encoder, norm(), config.dropout),
-            DecoderStack(decoder, Places(positions[1], config.dropout), norm(), config.dropout),
+            Stack(encoder, final_norm=norm(), dropout=config.dropout),
+            DecoderStack(decoder, StackInput(positions[1], config.dropout), norm(), config.dropout),
         )
+        self.vocabulary_head = VocabularyHead(config.tied, width**-0.5 if config.tied else 1.0)
 
     def initialize(self, module: nn.Module, seed: int, prefix: str) -> None:
         """As published (Mesh TensorFlow): a map by 1/sqrt(inputs), queries divided by sqrt(head_size) besides, which
@@ -107,9 +107,7 @@ class T5(EncoderDecoder):
 
 def build(config: T5Config, seed: int) -> T5:
     """A new encoder-decoder on the default device."""
-    model = materialize(lambda: T5(config))
-    model.initialize(model, seed, "backbone.")
-    return model
+    return new(T5, config, seed)
 
 
 # A classifier's; the rest of its tensors stands under `transformer.`

@@ -40,28 +40,28 @@ from torch import Tensor, nn
 
 from lmtool.errors import UserError
 from lmtool.models.bart import TIED, from_published_sizes, post_norm_pairs, published_sizes
-from lmtool.models.base import positions_of
-from lmtool.models.encoder_decoder import DecoderStack, EncoderDecoder, Stack, post_norm_layers
+from lmtool.models.base import new, positions_of
+from lmtool.models.encoder_decoder import DecoderStack, EncoderDecoder, post_norm_layers
 from lmtool.models.encoder_decoder_configs import TransformerConfig
 from lmtool.models.keymap import EMPTY, KeyMap
 from lmtool.models.published import expect, require_positions
-from lmtool.nn.embeddings import Embeddings, Places
-from lmtool.nn.initialization import Draw, initialize_each, materialize, normal
+from lmtool.nn.embeddings import Embeddings, StackInput
+from lmtool.nn.initialization import Draw, initialize_each, normal
+from lmtool.nn.stack import Stack
 
 
 class Transformer(EncoderDecoder):
     """Both stacks over one token table, which is the head's too (section 3.4)."""
 
     def __init__(self, config: TransformerConfig):
-        super().__init__()
-        self.config = config
-        self.hidden_size = width = config.hidden_size
+        width = config.hidden_size
         positions = [positions_of(config, causal) for causal in (False, True)]
         encoder, decoder = post_norm_layers(config, "relu", config.activation_dropout)
-        self.assemble(
+        super().__init__(
+            config,
             Embeddings(config.vocab_size, width, positions[0], config.dropout, scale=math.sqrt(width)),
             Stack(encoder),
-            DecoderStack(decoder, Places(positions[1], config.dropout)),
+            DecoderStack(decoder, StackInput(positions[1], config.dropout)),
         )
 
     def initialize(self, module: nn.Module, seed: int, prefix: str) -> None:
@@ -79,9 +79,7 @@ class Transformer(EncoderDecoder):
 
 def build(config: TransformerConfig, seed: int) -> Transformer:
     """A new encoder-decoder on the default device."""
-    model = materialize(lambda: Transformer(config))
-    model.initialize(model, seed, "backbone.")
-    return model
+    return new(Transformer, config, seed)
 
 
 KEYS = KeyMap(tuple(pair for pair in post_norm_pairs() if pair[0] != "heads.lm.bias"))

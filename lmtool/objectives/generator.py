@@ -47,11 +47,9 @@ class MappedEmbeddings(nn.Module):
         """(T,) ids to (T, H)."""
         return self.shared.tokens(ids_T)
 
-    def finish(
-        self, vectors_TH: Tensor, packed: Packed, draws: Draws | None = None, positions_T: Tensor | None = None
-    ) -> Tensor:
+    def finish(self, vectors_TH: Tensor, packed: Packed, positions_T: Tensor, draws: Draws | None = None) -> Tensor:
         """(T, H) to (T, G)."""
-        return self.project(self.shared.finish(vectors_TH, packed, draws, positions_T))
+        return self.project(self.shared.finish(vectors_TH, packed, positions_T, draws))
 
 
 def _embeds(position: nn.Module) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from lmtool.config import yaml_files
 from lmtool.errors import UserError
 from lmtool.reporting import html
 from lmtool.reporting.report import write_page, writing
@@ -29,7 +30,7 @@ def flat(values: Any, prefix: str = "") -> dict[str, Any]:
 
 def _configuration(run: RunFiles) -> dict[str, Any]:
     try:
-        return flat(yaml.safe_load(run.config) or {})
+        return flat(yaml_files.load(run.config) or {})
     except yaml.YAMLError as failure:
         run.problems.append(f"config.yaml is not valid YAML ({str(failure).splitlines()[0]}).")
         return {}

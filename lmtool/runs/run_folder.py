@@ -24,6 +24,7 @@ from typing import Any
 import torch
 import yaml
 
+from lmtool.config import yaml_files
 from lmtool.config.checkpoint import read_config
 from lmtool.errors import UserError, cannot_write
 from lmtool.secrets import masked_data
@@ -117,10 +118,7 @@ class RunFolder:
             raise cannot_write(saved, error) from error
 
     def _compare(self, saved: Path) -> None:
-        try:
-            before = plain(yaml.safe_load(saved.read_text(encoding="utf-8")))
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise UserError(f"{saved} is no YAML: {str(error).splitlines()[0]}", "give another name=") from error
+        before = plain(yaml_files.read(saved, "give another name="))
         self._require_same(before, str(self.path), "repeat the command the run was started with")
 
     def _require_same(self, before: Mapping[str, Any], origin: str, again: str) -> None:

@@ -86,8 +86,9 @@ def run(request: Request, *, print_config: bool = False, root: Path = Path("runs
     try:
         _launch(request, typed, folder, chosen)
     except UserError:
-        with contextlib.suppress(OSError):
-            folder.rmdir()  # where nothing has run in it
+        with contextlib.suppress(OSError):  # where nothing has run in them
+            folder.rmdir()
+            folder.parent.rmdir()
         raise
     except KeyboardInterrupt:
         interrupted = errors.INTERRUPTED
@@ -164,11 +165,13 @@ def _folder(request: Request, typed: overrides.Typed, root: Path) -> Path:
 def _launch(request: Request, typed: overrides.Typed, folder: Path, chosen: dict[str, str]) -> None:
     settings = [*_QUIET, f"hydra.sweep.dir='{folder}'", "hydra.sweep.subdir=${hydra.job.num}"]
     settings = [one for one in settings if one.partition("=")[0] not in chosen]
+    words = [*typed.all, *settings, *compose.search_path(request.config_dirs)]
     with compose.plainly(), compose.hydra_at() as hydra:
+        compose.require_known_targets(hydra, request.primary, words)
         hydra.multirun(
             config_name=request.primary,
             task_function=partial(_job, request.run),
-            overrides=[*typed.all, *settings, *compose.search_path(request.config_dirs)],
+            overrides=words,
             with_log_configuration=False,
         )
 

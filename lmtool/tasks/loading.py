@@ -44,7 +44,7 @@ class TaskData:
         """Counts and hashes of what is trained and scored on, by what they are of ("dev labels")."""
         contents: dict[str, Any] = {}
         for split, rows in {"train": self.train, **self.validation}.items():
-            labels = [] if rows.labels is None else np.asarray(rows.labels).tolist()
+            labels = rows.labels.tolist() if isinstance(rows.labels, np.ndarray) else list(rows.labels or ())
             contents |= {f"{split} rows": len(rows), f"{split} texts": _sha256(list(rows.columns.values()))}
             contents[f"{split} labels"] = _sha256(labels)
         return contents
@@ -155,8 +155,9 @@ def _validation(config: TaskConfig, columns: dict[str, Any]) -> list[str]:
 
 def _hold_out(train: Rows, seed: int) -> tuple[Rows, Rows]:
     """A seeded tenth of the different texts, with all their rows: a text in both would be a leak."""
-    group: dict[tuple[str, ...], int] = {}
-    member = np.array([group.setdefault(texts, len(group)) for texts in zip(*train.columns.values(), strict=True)])
+    group: dict[str, int] = {}
+    texts = zip(*train.columns.values(), strict=True)
+    member = np.array([group.setdefault(repr(row), len(group)) for row in texts])
     if len(group) < 2:
         raise UserError(
             f"{train.origin[0][0]}: no development split, and all {len(train)} training rows have the same text",

@@ -138,6 +138,26 @@ class Tokenizer:
         encoded = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(one.ids, dtype=np.int32) for one in encoded]
 
+    def encode_aligned(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        """The ids of a text, (T,) int32, and the characters each stands for, (T, 2) int64: text[start:end]. White space
+        at the ends of a token is no part of it; a token of white space alone stands for nothing, start = end."""
+        encoded = self._backend.encode(text, add_special_tokens=False)
+        spans = np.empty((len(encoded.ids), 2), dtype=np.int64)
+        for number, (start, end) in enumerate(encoded.offsets):
+            while start < end and text[start].isspace():
+                start += 1
+            while start < end and text[end - 1].isspace():
+                end -= 1
+            spans[number] = start, end
+        return np.array(encoded.ids, dtype=np.int32), spans
+
+    def encode_words(self, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """The ids of words with a space between them, (T,) int32, and the number of the word that each is of, (T,)
+        int64. A word that the tokenizer cleans away has no token."""
+        ids, spans = self.encode_aligned(" ".join(words))
+        ends = np.cumsum([len(word) + 1 for word in words], dtype=np.int64)
+        return ids, np.searchsorted(ends, spans[:, 0], side="right")
+
     def laid_out(self, text: str, pair: str | None = None) -> tuple[list[int], list[int]]:
         """The ids and the segments of a text or a pair with the special tokens that its tokenizer.json puts around
         them: what transformers reads, and what a format (data/formats.py) does here."""

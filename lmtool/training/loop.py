@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,13 @@ from lmtool.config.tables import build
 from lmtool.runs.run_folder import RunFolder
 from lmtool.training.budgets import Budget
 from lmtool.training.configs import OptimizerConfig, ScheduleConfig
+from lmtool.training.group import ALONE, Group
 from lmtool.training.health import Health
 from lmtool.training.keeper import Keeper
 from lmtool.training.memory import keep_freed_memory
 from lmtool.training.optimizers import named_parameters, set_learning_rate
 from lmtool.training.precision import choose_device, choose_precision, deterministic
-from lmtool.training.progress import Listener, Progress, Silent, TrainingResult, TrainingSettings
+from lmtool.training.progress import Listener, Listeners, Progress, TrainingResult, TrainingSettings
 from lmtool.training.results import training_result
 from lmtool.training.signals import Signals
 from lmtool.training.step import apply_gradients, gradients
@@ -42,20 +43,21 @@ def train(
     settings: TrainingSettings,
     optimizer_config: OptimizerConfig,
     schedule_config: ScheduleConfig,
-    listener: Listener | None = None,
+    listeners: Sequence[Listener] = (),
     write_extras: Callable[[Path], None] | None = None,
+    group: Group = ALONE,
 ) -> TrainingResult:
     """Train until a budget is spent, going on from the run's newest whole checkpoint where it has one.
 
     evaluate: step -> scores by name, `settings.metric` among them; called with the learner in evaluation mode.
     write_extras: puts further files (the tokenizer) into the folder of each checkpoint. The learner is left with the
-    last weights; the best ones are in the result's `best`.
+    last weights; the best ones are in the result's `best`. group: the processes that train together.
 
     Raises UserError (no budget, no space, a checkpoint of another model), Diverged, and Stopped after a signal, with a
     checkpoint saved.
     """
     assert isinstance(learner, nn.Module)
-    listener = listener or Silent()
+    listener = Listeners(listeners)
     device = choose_device(settings.device)
     precision = choose_precision(settings.precision, device)
     if device.type == "cpu":
@@ -87,7 +89,7 @@ def train(
             step, total = progress.step + 1, budget.horizon(progress)
             learning_rate = optimizer_config.lr * schedule(step, total)
             set_learning_rate(optimizer, learning_rate)
-            outcome = gradients(learner, data, step, settings.seed, device, precision, scaler)
+            outcome = gradients(learner, data, step, settings.seed, device, precision, scaler, group)
             norm = apply_gradients(optimizer, scaler, list(named.values()), optimizer_config.clip_norm)
             health.watch(step, progress.cursor, outcome.loss, norm, scaled=scaler is not None)
 
@@ -95,7 +97,7 @@ def train(
             if device.type == "cpu" or logs:  # CUDA waits for the steps here, inside the measured time
                 health.check(run.path, loader, data, step, outcome.loss, norm)
             progress.step, progress.cursor, progress.epoch = step, data.cursor, data.epoch
-            progress.tokens += sum(batch.tokens for batch in data.batches)
+            progress.tokens += int(group.sum({"tokens": sum(batch.tokens for batch in data.batches)})["tokens"])
             progress.seconds += time.perf_counter() - started
             progress.ended = budget.spent(progress)
 

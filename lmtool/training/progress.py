@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol
@@ -114,10 +114,10 @@ class TrainingResult:
 
 
 class Listener(Protocol):
-    """Who is told how a training goes. The loop prints nothing."""
+    """Hears how a training goes. The loop prints nothing."""
 
     def on_start(self, step: int, steps: int | None, max_seconds: float | None) -> None:
-        """Training goes on after `step`; `steps` in all, at most, where known; at most `max_seconds` more."""
+        """Training continues after `step`; `steps` in all, at most, where known; at most `max_seconds` more."""
 
     def on_step(self, row: Mapping[str, Any]) -> None:
         """A train row of metrics.jsonl, as it was written."""
@@ -130,20 +130,28 @@ class Listener(Protocol):
     def on_end(self) -> None: ...
 
 
-class Silent:
-    """A listener that says nothing."""
+class Listeners:
+    """Several listeners as one: a bar, trackers. Each hears everything, in their order."""
+
+    def __init__(self, listeners: Sequence[Listener] = ()):
+        self.listeners = tuple(listeners)
 
     def on_start(self, step: int, steps: int | None, max_seconds: float | None) -> None:
-        """Nothing."""
+        for listener in self.listeners:
+            listener.on_start(step, steps, max_seconds)
 
     def on_step(self, row: Mapping[str, Any]) -> None:
-        """Nothing."""
+        for listener in self.listeners:
+            listener.on_step(row)
 
     def on_evaluation(self, row: Mapping[str, Any]) -> None:
-        """Nothing."""
+        for listener in self.listeners:
+            listener.on_evaluation(row)
 
     def on_checkpoint(self, step: int, path: str) -> None:
-        """Nothing."""
+        for listener in self.listeners:
+            listener.on_checkpoint(step, path)
 
     def on_end(self) -> None:
-        """Nothing."""
+        for listener in self.listeners:
+            listener.on_end()

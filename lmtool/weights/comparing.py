@@ -5,15 +5,15 @@ Shape letters: T tokens, H hidden width.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lmtool.heads.lm import LMHead
 from lmtool.models.encoder_decoder import EncoderDecoder
+from lmtool.nn.stack import Place, Tap
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Packed
 from lmtool.weights.heads import Assembled
@@ -115,10 +115,11 @@ def compare_outputs(comparison: Comparison, original: Assembled, copy: Assembled
     outputs = Packed(tokens.flip(0), sample.lengths) if isinstance(backbone, EncoderDecoder) else None
     read = sample if outputs is None else outputs
     seen: list[tuple[dict[str, Tensor], Tensor | None, Tensor | None]] = []
-    for one in (original.eval(), copy.eval()):
-        with _layers(one.backbone) as layers:
-            hidden_TH = one.hidden(sample, outputs)
-        seen.append((layers | {"hidden": hidden_TH}, one.logits(hidden_TH, read), one.pair_logits(hidden_TH, read)))
+    for parts in (original.eval(), copy.eval()):
+        layers = _Layers()
+        hidden_TH = parts.hidden(sample, outputs, layers)
+        logits = parts.logits(hidden_TH, read), parts.pair_logits(hidden_TH, read)
+        seen.append((layers.states | {"hidden": hidden_TH}, *logits))
     (mine, *my_logits), (theirs, *their_logits) = seen
     comparison.layers = {name: difference(tensor, theirs[name]) for name, tensor in mine.items()}
     comparison.logits, comparison.pair_logits = (
@@ -148,22 +149,15 @@ def tied_names(parts: Assembled) -> list[str]:
     return tied
 
 
-@contextmanager
-def _layers(backbone: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Collects the (T, H) outputs of the layers, in the order they are called."""
-    found: dict[str, Tensor] = {}
-    stacks = ("encoder.", "decoder.") if isinstance(backbone, EncoderDecoder) else ("",)
-    hooks = []
-    for stack in stacks:
-        for number, layer in enumerate(backbone.get_submodule(f"{stack}layers").children()):
-            name = f"{stack}{number}"
-            # A shared layer is called several times: the last time counts.
-            hooks.append(layer.register_forward_hook(lambda _, __, output, name=name: found.update({name: output})))
-    try:
-        yield found
-    finally:
-        for hook in hooks:
-            hook.remove()
+class _Layers(Tap):
+    """Keeps the states (T, H) behind the embedding and each layer, by name."""
+
+    def __init__(self) -> None:
+        self.states: dict[str, Tensor] = {}
+
+    def __call__(self, place: Place, x_TH: Tensor) -> Tensor:
+        self.states[f"{place.side} {place.layer}"] = x_TH
+        return x_TH
 
 
 def difference(one: Tensor, other: Tensor) -> float:

@@ -15,6 +15,7 @@ from lmtool.heads.lm import MaskedLMHead, lm_head
 from lmtool.heads.replaced_token import ReplacedTokenHead
 from lmtool.heads.sequence import Pooler, SequenceHead, summary
 from lmtool.models.base import Backbone
+from lmtool.nn.stack import Tap
 from lmtool.types import Packed
 from lmtool.weights.classifiers import CLASSIFIER
 from lmtool.weights.loading import by_part
@@ -41,9 +42,9 @@ class Assembled(nn.Module):
         pairs = [name for name in PAIR_HEADS if name in self.heads and "pooler" in self.heads]
         self.pair = pairs[0] if pairs else None
 
-    def hidden(self, inputs: Packed, outputs: Packed | None) -> Tensor:
+    def hidden(self, inputs: Packed, outputs: Packed | None, tap: Tap | None = None) -> Tensor:
         """(T, H) of the last layer; of the decoder's where there are two stacks."""
-        return self.backbone(inputs) if outputs is None else self.backbone(inputs, None, outputs)
+        return self.backbone(inputs, tap=tap) if outputs is None else self.backbone(inputs, None, outputs, tap=tap)
 
     def logits(self, hidden_TH: Tensor, read: Packed) -> Tensor | None:
         """(N, C) of a task; else (T, V) of a language model, or (T,) of replaced tokens; None without such a head."""

@@ -133,6 +133,13 @@ def test_a_head_over_pairs_of_a_run(objective: str, place: Path, capsys: pytest.
         best = logits.softmax(-1).max(-1)
         assert torch.allclose(best.values, torch.tensor([row["score"] for row in ours]), atol=1e-5)
         assert [names[one] for one in best.indices.tolist()] == [row["prediction"] for row in ours]
+    tokenizer = AutoTokenizer.from_pretrained("folder")
+    texts = [text.replace(" saw ", f" {tokenizer.mask_token} ") for text, _ in asked(False)]
+    filled = pipeline("fill-mask", model="folder", top_k=400)(texts)
+    for ours, theirs in zip(predicted("runs/run", [(text, "") for text in texts], "text"), filled, strict=True):
+        # Rows of the table beyond the vocabulary stand for no piece.
+        scores = [guess["score"] for guess in theirs if guess["token"] < len(tokenizer)][:5]
+        assert [share for _, share in ours["masks"][0]["guesses"]] == pytest.approx(scores, abs=1e-5)
     capsys.readouterr()
     run("predict", "checkpoint=runs/run", "text=a", "pair=b", "device=cpu")
     assert capsys.readouterr().out.split("  ")[1] == "a | b\n"
@@ -317,6 +324,7 @@ def test_what_is_no_single_label_classifier_is_refused(place: Path, capsys: pyte
         ("gpt", "config.json", {"pad_token_id": 40}, "pad_token_id=40, which is no special token"),
         ("gpt", "tokenizer_config.json", {"add_bos_token": True}, "add_bos_token=true"),
         ("bart", "config.json", {"decoder_start_token_id": 0}, "decoder_start_token_id=0; model=bart has 2"),
+        ("bert", "tokenizer_config.json", {"model_input_names": ["input_ids"]}, "both texts of a pair in one segment"),
         ("bert", "config.json", {"id2label": {"1": "a", "2": "b"}}, "does not number its labels"),
         ("bert", "config.json", {"id2label": {"0": "a", "1": "a"}}, "two different names"),
         ("bert", "config.json", {"id2label": {"0": "a", "1": "b", "2": "c"}}, "is (2, 36), the model has (3, 36)"),

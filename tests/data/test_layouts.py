@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from lmtool.config.tables import build
@@ -48,3 +50,18 @@ def test_what_differs_is_told():
         "c": tokenizer.role("cls"), "s": tokenizer.role("sep"),
     })  # fmt: skip
     assert "in the segments [0, 0, 0, 0, 0], and not [0, 0, 0, 1, 1]" in differing_layout(one_segment, "bert")
+
+
+def test_copies_keep_the_special_tokens_without_a_role(tmp_path):
+    build(ByteBpeConfig(), documents(50), 400).save(tmp_path)
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        values = json.loads((tmp_path / name).read_text())
+        values.pop("pad_token")
+        extra = {"additional_special_tokens": ["cat"]} if name == "tokenizer_config.json" else {}
+        (tmp_path / name).write_text(json.dumps(values | extra))
+    tokenizer = Tokenizer.load(tmp_path)
+    padded = tokenizer.with_padding()
+    assert padded.roles["pad"] == tokenizer.role("eos") and padded.with_padding() is padded
+    number = tokenizer.encode("cat").tolist()[0]
+    assert number in tokenizer.special_ids
+    assert number in padded.special_ids and number in with_format(tokenizer, "gpt").special_ids

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from objective_fixtures import backbone, rows_of, store, tokenizer
+from objective_fixtures import backbone, rows_of, split, store, tokenizer
 from test_learners import OBJECTIVES
 
 from lmtool.config.tables import build
@@ -27,7 +27,7 @@ def learner_and_batch(name, tokenizers, **sizes):
     family, config, documents = OBJECTIVES[name]
     sizes |= {"head_size": 16} if family == "t5" else {}
     learner = build(config, backbone(family, **sizes), tokenizers[family], 3)
-    return learner, rows_of(learner.examples(store(tokenizers[family]), 32, documents, "train"), 8)
+    return learner, rows_of(learner.examples(split(store(tokenizers[family]), documents), 32), 8)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

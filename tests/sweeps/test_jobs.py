@@ -131,6 +131,34 @@ def test_a_launcher_that_is_not_installed_leaves_nothing(seen: list[Any], capsys
     assert not list(Path().glob("runs/*"))
 
 
+@pytest.mark.parametrize(
+    ("section", "says"),
+    [
+        ("launcher: {_target_: os.system}", "hydra.launcher._target_=os.system: a name in a configuration is never"),
+        ("sweeper: {_target_: os.system}", "hydra.sweeper._target_=os.system: a name in a configuration is never"),
+        (
+            "callbacks: {mine: {_target_: pathlib.Path.touch, self: pwned}}",
+            "hydra.callbacks.mine._target_=pathlib.Path.touch: a name in a configuration is never",
+        ),
+        (
+            "launcher: {_target_: hydra._internal.core_plugins.basic_sweeper.BasicSweeper, n: 1}",
+            "the configuration does not compose",
+        ),
+    ],
+)
+def test_yaml_names_nothing_that_is_imported(
+    section: str, says: str, seen: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path("mine/experiment")
+    folder.mkdir(parents=True)
+    (folder / "odd.yaml").write_text(f"# @package _global_\nhydra: {{{section}}}\n")
+    typed = ["pretrain", "-m", "model=bert_tiny", "seed=0,1", "--config-dir", "mine", "experiment=odd"]
+    assert cli.main(typed) == 2
+    told = capsys.readouterr().err
+    assert says in told and "hint: " in told and "Traceback" not in told
+    assert seen == [] and [one.name for one in Path().iterdir()] == ["mine"]
+
+
 def test_other_launchers_can_send_a_job_to_another_process() -> None:
     from functools import partial
 

@@ -161,6 +161,13 @@ def test_without_the_hub_the_error_says_what_to_type(monkeypatch):
     assert "lmtool finetune task=sst2 task.path=" in caught.value.hint and "checkpoint=" in caught.value.hint
 
 
+def test_without_the_library_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(UserError, match="the library datasets, which is not installed") as caught:
+        load(task_config("sst2"))
+    assert "pip install 'lmtool[hub]'" in caught.value.hint and "task.path=FOLDER" in caught.value.hint
+
+
 def test_an_unreachable_hub_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(hub, "_reachable", lambda _: False)
     with pytest.raises(UserError, match="cannot be read: no network"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from lmtool.training.loop import train
 from lmtool.training.optimizers import named_parameters
 from lmtool.training.precision import Precision
 from lmtool.training.progress import TrainingResult
-from lmtool.training.step import apply_gradients, gradients
+from lmtool.training.step import apply_gradients, gradients, total_counts
 from lmtool.types import StepOutput
 
 from .fakes import OPTIMIZER, SCHEDULE, FakeLearner, FakeLoader, batch_of, evaluator, open_run, settings, train_rows
@@ -59,6 +60,38 @@ def test_micro_batches_change_nothing(micro_batches: int) -> None:
     for name, gradient in whole.items():
         torch.testing.assert_close(cut[name], gradient, rtol=0, atol=1e-6)
     assert float(cut_outcome.loss) == pytest.approx(float(whole_outcome.loss), abs=1e-6)
+
+
+class Half:
+    """A group of two whose counts are known beforehand."""
+
+    size = 2
+
+    def __init__(self, rank: int, totals: dict[str, float]):
+        self.rank, self.totals = rank, totals
+
+    def sum(self, counts: Any) -> dict[str, float]:
+        return dict(self.totals)
+
+
+def test_gradients_of_two_processes_add_up_to_those_of_one() -> None:
+    """Each divides its sums by the counts of both."""
+    whole, whole_outcome = step_gradients(4)
+    data = next(iter(FakeLoader(batch_examples=8, micro_batches=4).steps(None)))
+    totals = total_counts(FakeLearner(dropout=0.0), data.batches)
+    added: dict[str, torch.Tensor] = {}
+    losses = []
+    for rank in range(2):
+        learner = FakeLearner(dropout=0.0)
+        own = replace(data, batches=data.batches[rank::2])
+        losses.append(gradients(learner, own, 1, 0, CPU, FP32, group=Half(rank, totals)).loss)
+        penalties = sum(float(penalty) for penalty in learner.penalties().values())
+        for name, one in learner.named_parameters():
+            if one.grad is not None:
+                added[name] = added.get(name, 0) + one.grad
+    # Penalties are of no batch: each process adds the whole of them.
+    assert float(sum(losses)) - penalties == pytest.approx(float(whole_outcome.loss), abs=1e-6)
+    assert added.keys() == whole.keys()
 
 
 def test_the_loss_is_sums_over_counts_weighted_plus_penalties() -> None:

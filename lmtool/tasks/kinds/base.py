@@ -167,6 +167,8 @@ class TaskLearner(BaseLearner):
 
     def samples(self, batch: Batch, n: int) -> list[dict[str, Any]]:
         """The first n texts of a batch as plain data: `text`, `gold`, `prediction` and its `score`."""
+        if batch.targets[self.term].at is not None:
+            return []  # a text has many labels, of which a part of it holds some
         parts, labels = self.parts(self.outputs(batch, 0), batch), self.labels(batch)
         documents = batch.inputs.tokens.split(list(batch.inputs.lengths))
         samples = []

@@ -21,8 +21,18 @@ def read_hub(config: TaskConfig, cache_dir: str | Path, offline: bool) -> dict[s
 
     Raises UserError where the data set cannot be had, with the commands that do without.
     """
-    import datasets  # seconds to import, and needed for hub data only
-    import huggingface_hub.constants
+    without = (
+        f"lmtool finetune task={config.name} task.path=FOLDER checkpoint=RUN   (task.path: a folder with train and "
+        "dev files, .tsv .csv or .jsonl; checkpoint: a run to start from, or none)"
+    )
+    try:
+        import datasets  # seconds to import, and needed for hub data only
+        import huggingface_hub.constants
+    except ModuleNotFoundError as problem:
+        raise UserError(
+            f"task={config.name}: hub={config.hub} is read by the library datasets, which is not installed",
+            f"pip install 'lmtool[hub]', or {without}",
+        ) from problem
 
     name, _, subset = str(config.hub).partition(":")
     # Without a network the library retries for half a minute; what it has in its cache it reads offline too.
@@ -37,11 +47,7 @@ def read_hub(config: TaskConfig, cache_dir: str | Path, offline: bool) -> dict[s
         # The library's own errors, those of its transport and of huggingface_hub are all of these three kinds.
         reason = masked(" ".join(str(problem).split()))[:160]
         reason = "no network" if unreachable else "offline=true, and not in the cache" if offline else reason
-        raise UserError(
-            f"task={config.name}: hub={config.hub} cannot be read: {reason}",
-            f"lmtool finetune task={config.name} task.path=FOLDER checkpoint=RUN   (task.path: a folder with train and "
-            "dev files, .tsv .csv or .jsonl; checkpoint: a run to start from, or none)",
-        ) from problem
+        raise UserError(f"task={config.name}: hub={config.hub} cannot be read: {reason}", without) from problem
     finally:
         for mode, was in zip(modes, before, strict=True):
             mode.HF_HUB_OFFLINE = was
