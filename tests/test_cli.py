@@ -227,7 +227,7 @@ def saved_checkpoint(folder: Path, *typed: str) -> Path:
     config = cli.configuration("pretrain", arguments, running=False)
     (step / "config.json").write_text(json.dumps(saved.save(config, "pretrain")))
     for name in ("model.safetensors", "state.json"):
-        (step / name).write_text("")
+        (step / name).write_text("{}")
     write_manifest(step, {"step": 10})
     return folder
 
