@@ -83,8 +83,8 @@ def fill_masks(
             )
         ids = np.concatenate([runs[0], *(np.append(mask, run) for run in runs[1:])])
         tokens, columns = layout.single(ids)
-        if len(tokens) > backbone.config.max_positions:
-            raise UserError(f"{len(tokens)} tokens; the model reads {backbone.config.max_positions}", "cut the text")
+        if len(tokens) > backbone.longest_text:
+            raise UserError(f"{len(tokens)} tokens; the model reads {backbone.longest_text}", "cut the text")
         packed = Packed(
             torch.from_numpy(np.asarray(tokens, dtype=np.int64)),
             (len(tokens),),
