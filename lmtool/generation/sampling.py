@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from lmtool.errors import UserError
+from lmtool.errors import NotFinite, UserError
 from lmtool.heads.lm import LMHead
 from lmtool.models.base import Decoder
 from lmtool.models.encoder_decoder import EncoderDecoder
@@ -119,6 +119,8 @@ def _drawn(
     new: list[int] = []
     while len(new) < max_new_tokens:
         logits_V = step(new[-1] if new else None)
+        if not bool(torch.isfinite(logits_V).all()):
+            raise NotFinite("predictions")
         chosen = _choose(logits_V.float().cpu(), temperature, top_k, generator)
         if chosen in stop:
             break

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lmtool.data.formats import text_format
-from lmtool.errors import UserError
+from lmtool.errors import NotFinite, UserError
 from lmtool.models.base import Backbone
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Packed
@@ -93,6 +93,8 @@ def fill_masks(
         at = torch.nonzero(packed.tokens == mask)[:, 0]
         with autocast():
             logits_MV = logits_at(packed, at)
+        if not bool(torch.isfinite(logits_MV).all()):
+            raise NotFinite("predictions")
         shares, best = logits_MV.float().softmax(-1)[:, : tokenizer.vocab_size].topk(GUESSES)
         filled = packed.tokens.clone()
         filled[at] = best[:, 0]
