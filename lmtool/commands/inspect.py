@@ -55,8 +55,10 @@ class Looking:
     def of(cls, words: Sequence[str]) -> Looking:
         """From KEY=VALUE words. UserError where a value is no number."""
         values: dict[str, Any] = {}
-        for word in words:
+        for word in dict.fromkeys(words):
             key, _, value = word.partition("=")
+            if key in values:
+                raise UserError(f"{word}: {key} is given twice", "keep one of them")
             if key == "output":
                 values[key] = value
                 continue
@@ -82,6 +84,8 @@ def run(config: PretrainConfig | FinetuneConfig, verb: str, looking: Looking) ->
         tally.note("padding fraction of rectangular batches, avoided", facts["padding_avoided"], 1)
     what = config.objective.name if isinstance(config, PretrainConfig) else config.task.name
     _table(output, tally, f"{what} · {verb} · model={config.model.name}")
+    for warning in shared.warnings_of(seen.examples.facts()):
+        output.line(f"warning: {warning}", "yellow")
     broken = tally.broken()
     if broken:
         names = "; ".join(one.name for one in broken)

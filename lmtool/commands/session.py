@@ -48,7 +48,7 @@ KEPT_CHECKPOINTS = 3  # two newest and the best
 _UNTOLD = frozenset(
     {
         "fingerprint", "split", "held_out", "padding_fraction", "steps_per_epoch", "store_tokens", "tokens", "files",
-        "document", "random_next_fraction", "predicted_fraction", "truncated", "train_rows_available",
+        "document", "random_next_fraction", "predicted_fraction", "truncated", "train_rows_available", "warnings",
     }
 )  # fmt: skip
 
@@ -218,7 +218,11 @@ def plan_of(
     if config.max_minutes is not None and one.seconds:
         limits.append(60 * config.max_minutes / one.seconds)
     steps = max(1, round(min(limits)))
-    return of(steps), steps / steps_per_epoch
+    warmup = config.schedule.warmup_steps or 0
+    notes = []
+    if warmup >= steps:
+        notes.append(f"schedule.warmup_steps={warmup:,}: in {steps:,} steps the learning rate only rises")
+    return replace(of(steps), notes=tuple(notes)), steps / steps_per_epoch
 
 
 def machine_facts(config: RunConfig, learner: nn.Module, precision: Precision) -> dict[str, str]:
@@ -268,6 +272,8 @@ def begin(
         epochs=epochs,
         resumed_step=state.get("step"),
     )
+    for warning in warnings_of(data):
+        session.output.line(f"warning: {warning}", "yellow")
     threads, before = torch.get_num_threads(), state.get("threads")
     if before not in (None, threads) and session.precision.device.type == "cpu":
         session.output.line(
@@ -295,6 +301,14 @@ def _told(facts: Mapping[str, Any]) -> dict[str, Any]:
     """The facts worth a place on the screen; counts of nothing are not."""
     kept = {name: value for name, value in facts.items() if name not in _UNTOLD and (value or value is False)}
     return {name: _told(value) if isinstance(value, Mapping) else value for name, value in kept.items()}
+
+
+def warnings_of(facts: Mapping[str, Any]) -> Iterator[str]:
+    """The warnings among facts, those of sections too."""
+    yield from facts.get("warnings", ())
+    for value in facts.values():
+        if isinstance(value, Mapping):
+            yield from warnings_of(value)
 
 
 def listener(session: Session, metric: str, baseline: Mapping[str, Any]) -> Progress:

@@ -46,9 +46,10 @@ _QUIET = ["hydra/job_logging=none", "hydra/hydra_logging=none", "hydra.output_su
 
 @dataclass(frozen=True)
 class Request:
-    """A sweep as typed. decode and run are functions of modules, for launchers that pickle them.
+    """A sweep as typed. read, decode and run are functions of modules, for launchers that pickle them.
 
-    decode(data, problems, running) -> configuration; run(data, overrides) -> the job's result, a dict or None.
+    read(overrides, offers) -> what was typed; decode(data, problems, running) -> configuration;
+    run(data, overrides) -> the job's result, a dict or None.
     show(jobs) prints the table that ends it.
     """
 
@@ -56,6 +57,7 @@ class Request:
     primary: str
     overrides: Sequence[str]
     config_dirs: Sequence[Path]
+    read: Callable[[Sequence[str], overrides.Offers], overrides.Typed]
     decode: Callable[[dict[str, Any], Sequence[Problem], bool], Any]
     run: Callable[[dict[str, Any], list[str]], Any]
     show: Callable[[Sequence[dict[str, Any]]], None]
@@ -68,7 +70,7 @@ def run(request: Request, *, print_config: bool = False, root: Path = Path("runs
     behind. print_config: print each job's configuration instead.
     """
     offers = compose.what_is_offered(request.primary, request.config_dirs)
-    typed = overrides.read(request.overrides, offers, multirun=True)
+    typed = request.read(request.overrides, offers)
     chosen = {text.partition("=")[0]: text.partition("=")[2] for text in typed.hydra}
     known = chosen.get("hydra/sweeper", "basic") == "basic" and not any(
         key.startswith("hydra.sweeper") for key in chosen

@@ -15,7 +15,7 @@ import torch
 
 from lmtool.errors import UserError
 from lmtool.metrics import paired_standard_error, ratio_standard_error
-from lmtool.objectives.baseline import BestConstant, Predictor
+from lmtool.objectives.baseline import BestConstant, Predictor, nothing_predicted
 from lmtool.types import Batch, Scores
 
 
@@ -155,9 +155,7 @@ class _Sums:
 
         counts = by_example(self.counts)
         if not counts.sum():
-            raise UserError(
-                f"the held-out text has nothing that {name} predicts", "give more text with data.validation="
-            )
+            raise nothing_predicted(name)
         if self.classes:
             # Known only now that all labels are: the losses of the best constant.
             losses_C = BestConstant.least_losses(np.sum([one.sum(axis=0) for one in self.classes], axis=0))
