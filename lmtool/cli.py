@@ -225,23 +225,24 @@ def configuration(verb: str, arguments: Arguments, *, running: bool) -> Any:
     primary = VERBS[verb].primary
     assert primary is not None
     offers = compose.what_is_offered(primary, arguments.config_dirs)
-    verbatim = _verbatim(verb)
+    forms = _forms(verb)
     if arguments.config is not None:
         data, problems = _saved(verb, arguments.config)
-        values, more = overrides.as_values(arguments.rest, offers, verbatim)
+        values, more = overrides.as_values(arguments.rest, offers, **forms)
         from lmtool.config.auto import merge
 
         data, problems = merge(data, values), problems + more
     else:
-        typed = overrides.read(arguments.rest, offers, verbatim=verbatim)
+        typed = overrides.read(arguments.rest, offers, **forms)
         data, problems = compose.compose(primary, typed, arguments.config_dirs), typed.problems
     return decoded(verb, data, earlier=problems, running=running)
 
 
-def _verbatim(verb: str) -> tuple[str, ...]:
+def _forms(verb: str) -> dict[str, Any]:
+    """What a command's class says of how its keys are typed."""
     from lmtool.commands.configs import COMMANDS
 
-    return COMMANDS[verb].verbatim
+    return {name: getattr(COMMANDS[verb], name) for name in ("verbatim", "alternatives")}
 
 
 def _saved(verb: str, path: Path) -> tuple[dict[str, Any], list[Problem]]:
@@ -262,7 +263,7 @@ def _print(config: Any, verb: str) -> int:
 
 
 def _sweep(verb: str, arguments: Arguments) -> int:
-    from lmtool.config import plugins
+    from lmtool.config import overrides, plugins
     from lmtool.sweeps import jobs, table
 
     if verb not in SWEEPABLE:
@@ -278,6 +279,7 @@ def _sweep(verb: str, arguments: Arguments) -> int:
         overrides=arguments.rest,
         config_dirs=arguments.config_dirs,
         decode=partial(_decode_job, verb),
+        read=partial(overrides.read, multirun=True, **_forms(verb)),
         run=partial(run_job, verb, tuple(arguments.plugins)),
         show=table.show,
     )
@@ -300,7 +302,7 @@ def run_job(verb: str, plugin_names: tuple[str, ...], data: dict[str, Any], over
 
 def parse(words: Sequence[str]) -> Arguments:
     """Sort flags, which may stand anywhere, from the rest. Raises UserError for an unknown flag."""
-    found, left = Arguments(), list(words)
+    found, left, flags = Arguments(), list(words), set[str]()
     while left:
         word = left.pop(0)
         flag, equals, value = word.partition("=")
@@ -317,6 +319,9 @@ def parse(words: Sequence[str]) -> Arguments:
                 if not left:
                     raise UserError(f"{flag}: its value is missing", "lmtool --help prints the flags")
                 value = left.pop(0)
+            if flag in ("--config", "--cfg") and flag in flags:
+                raise UserError(f"{flag} is given twice", "give it once")
+            flags.add(flag)
             _take(found, flag, value)
         else:
             known = ("--multirun", "--debug", "--help", "--config", "--config-dir", "--plugin", "--cfg")

@@ -43,11 +43,16 @@ class UserError(LmtoolError):
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake in a configuration: the dotted key, what is wrong with it, and what to do."""
+    """One mistake in a configuration: the dotted key, what is wrong with it, and what to do.
+
+    meant: the keys that an unknown one probably stands for. absent: the key has no value, and needs one.
+    """
 
     key: str
     message: str
     hint: str | None = None
+    meant: tuple[str, ...] = ()
+    absent: bool = False
 
 
 # What the user can do something about: full or read-only disks, quotas, rights, names.

@@ -37,6 +37,10 @@ class CommandConfig(Config):
     """Where a section that is `auto` comes from."""
     verbatim: ClassVar[tuple[str, ...]] = ()
     """Keys whose value is text as it is typed: commas, quotes and brackets mean nothing in it."""
+    alternatives: ClassVar[tuple[tuple[str, str], ...]] = ()
+    """Pairs of keys of which one is typed: the other would not be read."""
+    recipes: ClassVar[tuple[str, ...]] = ()
+    """Groups that set values of other sections and have none of their own."""
 
     plugins: tuple[str, ...] = Field(
         (), description="Python modules whose components are added; typed with --plugin, never read from a file."
@@ -45,6 +49,9 @@ class CommandConfig(Config):
 
 class RunConfig(CommandConfig):
     """The keys that every training command shares."""
+
+    alternatives: ClassVar[tuple[tuple[str, str], ...]] = (("schedule.warmup_steps", "schedule.warmup_fraction"),)
+    recipes: ClassVar[tuple[str, ...]] = ("experiment", "debug")
 
     name: str | None = Field(
         None,
@@ -114,7 +121,9 @@ class RunConfig(CommandConfig):
         description="How text becomes tokens; auto: the checkpoint's, else the kind the model names, trained on the "
         "run's text."
     )
-    model: Annotated[ModelConfig, Choice("model")] = Field(description="The architecture; auto: the checkpoint's.")
+    model: Annotated[ModelConfig, Choice("model")] = Field(
+        description="The architecture; auto: the checkpoint's, in pretraining without one bert."
+    )
 
 
 class PretrainConfig(RunConfig):
@@ -123,7 +132,7 @@ class PretrainConfig(RunConfig):
     tuned_by: ClassVar[None] = None
 
     auto: ClassVar[dict[str, Auto]] = {
-        "model": _FROM_CHECKPOINT,
+        "model": Auto(("checkpoint", {"name": "bert"}), agrees=True),
         "tokenizer": Auto(("checkpoint", "model.suggested_tokenizer"), hint="give tokenizer=NAME", agrees=True),
         "objective": Auto(("model.suggested_objective",), hint="give objective=NAME"),
         "optimizer": Auto(("model.suggested_optimizer", {"name": "adamw"})),

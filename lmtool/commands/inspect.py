@@ -18,6 +18,7 @@ from lmtool.commands.describing import described
 from lmtool.commands.evaluate import write_output
 from lmtool.commands.finetune import own_tokenizer
 from lmtool.commands.labelled import data_to_learn
+from lmtool.commands.screens import warnings_of
 from lmtool.commands.starting import require_fit, start_weights, starting_tokenizer, with_tasks
 from lmtool.config.tables import build
 from lmtool.data.loader import PackedLoader
@@ -56,8 +57,10 @@ class Looking:
     def of(cls, words: Sequence[str]) -> Looking:
         """From KEY=VALUE words. UserError where a value is no number."""
         values: dict[str, Any] = {}
-        for word in words:
+        for word in dict.fromkeys(words):
             key, _, value = word.partition("=")
+            if key in values:
+                raise UserError(f"{word}: {key} is given twice", "keep one of them")
             if key == "output":
                 values[key] = value
                 continue
@@ -83,6 +86,8 @@ def run(config: PretrainConfig | FinetuneConfig, verb: str, looking: Looking) ->
         tally.note("padding fraction of rectangular batches, avoided", facts["padding_avoided"], 1)
     what = config.objective.name if isinstance(config, PretrainConfig) else config.task.name
     _table(output, tally, f"{what} · {verb} · model={config.model.name}")
+    for warning in warnings_of(seen.examples.facts()):
+        output.line(f"warning: {warning}", "yellow")
     broken = tally.broken()
     if broken:
         names = "; ".join(one.name for one in broken)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -69,4 +70,8 @@ def plan_of(
     if config.max_minutes is not None and one.seconds:
         limits.append(60 * config.max_minutes / one.seconds)
     steps = max(1, round(min(limits)))
-    return of(steps), steps / steps_per_epoch
+    warmup = config.schedule.warmup_steps or 0
+    notes = []
+    if warmup >= steps:
+        notes.append(f"schedule.warmup_steps={warmup:,}: in {steps:,} steps the learning rate only rises")
+    return replace(of(steps), notes=tuple(notes)), steps / steps_per_epoch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -28,7 +28,7 @@ from lmtool.weights.loading import LoadReport
 _UNTOLD = frozenset(
     {
         "fingerprint", "split", "held_out", "padding_fraction", "steps_per_epoch", "store_tokens", "tokens", "files",
-        "document", "random_next_fraction", "predicted_fraction", "truncated", "train_rows_available",
+        "document", "random_next_fraction", "predicted_fraction", "truncated", "train_rows_available", "warnings",
     }
 )  # fmt: skip
 
@@ -80,6 +80,8 @@ def begin(
         epochs=epochs,
         resumed_step=state.get("step"),
     )
+    for warning in warnings_of(data):
+        opened.output.line(f"warning: {warning}", "yellow")
     threads, before = torch.get_num_threads(), state.get("threads")
     if before not in (None, threads) and opened.precision.device.type == "cpu":
         opened.output.line(
@@ -107,6 +109,14 @@ def _told(facts: Mapping[str, Any]) -> dict[str, Any]:
     """The facts worth a place on the screen; counts of nothing are not."""
     kept = {name: value for name, value in facts.items() if name not in _UNTOLD and (value or value is False)}
     return {name: _told(value) if isinstance(value, Mapping) else value for name, value in kept.items()}
+
+
+def warnings_of(facts: Mapping[str, Any]) -> Iterator[str]:
+    """The warnings among facts, those of sections too."""
+    yield from facts.get("warnings", ())
+    for value in facts.values():
+        if isinstance(value, Mapping):
+            yield from warnings_of(value)
 
 
 def listener(opened: OpenRun, metric: str, baseline: Mapping[str, Any]) -> Progress:

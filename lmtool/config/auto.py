@@ -74,9 +74,12 @@ def resolve(
             if not blocked:
                 what = "nothing chosen names one to take it from"
                 if how.sources == ("checkpoint",):
-                    none = checkpoint is None
-                    what = "no checkpoint is given to take it from" if none else f"the checkpoint has no {section}"
-                problems.append(Problem(section, f"{section}={AUTO}: {what}", how.hint or None))
+                    what = f"the checkpoint has no {section}"
+                    if data.get("checkpoint") == "none":
+                        what = f"checkpoint=none has no {section}"
+                    elif checkpoint is None:
+                        what = "no checkpoint is given to take it from"
+                problems.append(Problem(section, f"{section}={AUTO}: {what}", how.hint or None, absent=True))
     return resolved, problems, left
 
 

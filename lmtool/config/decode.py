@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from lmtool.config import problems as wording
 from lmtool.config.auto import resolve
 from lmtool.config.base import Config
+from lmtool.config.nearest import nearest_keys
 from lmtool.config.rules import broken
 from lmtool.config.tables import choices
 from lmtool.errors import ConfigError, Problem
@@ -45,9 +46,12 @@ def decode(
     clean = _plain(data, "", found)
     missing: list[str] = []
     clean = _without_missing(clean, "", missing)
-    clean, unresolved, left = resolve(
-        command, clean, checkpoint_config, unreadable=any(one.key == "checkpoint" for one in earlier)
-    )
+    # A checkpoint that is there, but cannot be read or has its key misspelt, is spoken of already.
+    misspelt = {
+        meant for key in clean.keys() - command.model_fields for meant in nearest_keys(key, [*command.model_fields])
+    }
+    unreadable = "checkpoint" in {*(one.key for one in earlier), *misspelt}
+    clean, unresolved, left = resolve(command, clean, checkpoint_config, unreadable)
     found += unresolved
     found += wording.missing(command, missing, clean)
     for section in left:
@@ -57,6 +61,9 @@ def decode(
     found += [one for one in wording.from_pydantic(command, clean, errors) if not _covered(one.key, silent)]
     sound = _sound(command, clean, config, {one.key.split(".")[0].split("[")[0] for one in found} | left)
     found += [one for one in broken(command, sound, running) if one.key not in {known.key for known in found}]
+    # What is there under a misspelt key, or could not be read, is not missing; what is comes last.
+    there = {key for one in found if not one.absent for key in (one.key, *one.meant)}
+    found = sorted((one for one in found if not (one.absent and one.key in there)), key=lambda one: one.absent)
     if found:
         raise ConfigError(found)
     assert config is not None, (errors, silent)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from lmtool.config.nearest import nearest
 from lmtool.errors import UserError
 
 
@@ -22,7 +23,12 @@ def folders(config_dirs: Sequence[Path] = ()) -> list[Path]:
     """Where YAML is looked up: the shipped folder, then the user's."""
     for folder in config_dirs:
         if not folder.is_dir():
-            raise UserError(f"--config-dir {folder}: no such folder")
+            kind = "a file, not a folder" if folder.exists() else "no such folder"
+            beside = [one.name for one in folder.parent.glob("*/")] if folder.parent.is_dir() else []
+            close = nearest(folder.name, beside)
+            laid_out = "give a folder laid out like conf/: experiment/mine.yaml in it is experiment=mine"
+            hint = f"did you mean --config-dir {folder.parent / close}?" if close else laid_out
+            raise UserError(f"--config-dir {folder}: {kind}", hint)
     return [conf_dir(), *config_dirs]
 
 

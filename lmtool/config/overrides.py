@@ -1,11 +1,13 @@
 """Typed overrides, checked and rewritten before Hydra sees them.
 
 Every value override becomes a forced one (`++a.b=c`), so that Hydra never judges keys: the decoder does, all at once.
-Choices of a group, `hydra.*` and deletions of a group keep their form.
+Texts with characters that Hydra's grammar has no place for (`data.path=café.txt`) are quoted. Choices of a group,
+`hydra.*` and deletions of a group keep their form.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, QuotedString
+from hydra.core.override_parser.types import ChoiceSweep, Override, Quote, QuotedString
 from hydra.errors import HydraException
 
 from lmtool.config import groups, problems
@@ -23,6 +25,10 @@ from lmtool.errors import Problem
 LONGEST_KEY = 200
 """Bytes of a key; Hydra looks for it among the names of files, which have 255 at most."""
 _KEY = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
+# Outside quotes Hydra's lexer knows neither letters beyond ASCII nor these signs, so they mean nothing but themselves.
+_UNKNOWN_TO_HYDRA = re.compile(r"[^\x00-\x7f]|[!#&;<>=^`~]")
+# What a sweep reads of Hydra's own configuration.
+_SWEEP = ("hydra/launcher", "hydra/sweeper", "hydra.launcher", "hydra.sweeper", "hydra.sweep")
 
 
 @dataclass
@@ -54,14 +60,22 @@ class Offers:
     primary: dict[str, str | None]
 
 
-def read(overrides: Sequence[str], offers: Offers, *, multirun: bool = False, verbatim: Sequence[str] = ()) -> Typed:
+def read(
+    overrides: Sequence[str],
+    offers: Offers,
+    *,
+    multirun: bool = False,
+    verbatim: Sequence[str] = (),
+    alternatives: Sequence[tuple[str, str]] = (),
+) -> Typed:
     """Check and rewrite what was typed.
 
     offers: the groups and their options, and which the command has. multirun: whether -m was given.
-    verbatim: keys whose values are text as typed.
+    verbatim: keys whose values are text as typed. alternatives: pairs of keys of which one is typed.
     """
     typed = Typed()
     parser = OverridesParser.create()
+    values: dict[str, str] = {}
     for text in overrides:
         sign, key = _key(text)
         if len(key.encode("utf-8", "replace")) > LONGEST_KEY:
@@ -71,10 +85,19 @@ def read(overrides: Sequence[str], offers: Offers, *, multirun: bool = False, ve
             named = f"{text}=VALUE" if _KEY.fullmatch(text) else f"KEY={text}, such as checkpoint={text}"
             hint = "flags begin with two dashes: `lmtool --help`" if text.startswith("-") else f"write {named}"
             typed.problems.append(Problem(key, f"{text} is no override", hint))
+            continue
+        value = text.partition("=")[2]
+        if sign != "~" and key not in offers.groups and values.setdefault(key, value) != value:
+            both = f"{key}={values[key]} and {key}={value}"
+            typed.problems.append(Problem(key, f"{both}: a key is given once", "keep one of them"))
         elif key in verbatim:
-            typed.verbatim[key] = text.partition("=")[2]
+            typed.verbatim[key] = value
         elif (one := _parsed(parser, text, key, typed)) is not None:
-            _sort(one, text, sign, key, offers, multirun, typed)
+            _sort(one, sign, key, offers, multirun, typed)
+    for first, second in alternatives:
+        if {first, second} <= values.keys() and "null" not in (values[first], values[second]):
+            both = f"{first}={values[first]} and {second}={values[second]}"
+            typed.problems.append(Problem(second, f"{both}: one of them counts", "keep one of them"))
     return typed
 
 
@@ -86,39 +109,97 @@ def _key(text: str) -> tuple[str, str]:
 
 
 def _parsed(parser: OverridesParser, text: str, key: str, typed: Typed) -> Override | None:
+    if not key.isascii() or not key.strip():
+        hint = "keys are letters, digits, _ and dots; `lmtool COMMAND --help` prints those there are"
+        typed.problems.append(Problem(key, f"{text}: {key or 'nothing'} is no key", hint))
+        return None
+    for form in (text, _quoted(parser, text)):
+        try:
+            if form is not None:
+                return parser.parse_override(form)
+        except HydraException:
+            continue
+        except RecursionError:
+            what = f"{key}: the value is nested too deep"
+            typed.problems.append(Problem(key, what, f"`lmtool show {key}` explains it"))
+            return None
+    value = text.partition("=")[2]
+    quote = "'" if '"' in value else '"'
+    inside = value.replace("'", "\\'") if quote == "'" else value
+    shown = f"{key}={quote}{inside}{quote}"
+    shown = f"'{shown}'" if quote == '"' and "'" not in value else '"' + shown.replace('"', '\\"') + '"'
+    typed.problems.append(
+        Problem(key, f"{text}: the value has a character with a meaning of its own", f"quote it: {shown}")
+    )
+    return None
+
+
+def _quoted(parser: OverridesParser, text: str) -> str | None:
+    """The override with its texts quoted, for characters that Hydra knows within quotes alone; None where it has none,
+    or where more is wrong with it."""
+    key, _, value = text.partition("=")
+    unknown = _UNKNOWN_TO_HYDRA.findall(value)
+    if not unknown:
+        return None
+    # A word that is not in the value stands for each of them while the rest is parsed.
+    word = "x" * (1 + max(map(len, re.findall("x+", value)), default=0))
+    numbers = itertools.count()
     try:
-        return parser.parse_override(text)
-    except RecursionError:
-        typed.problems.append(Problem(key, f"{key}: the value is nested too deep", f"`lmtool show {key}` explains it"))
+        one = parser.parse_override(f"{key}={_UNKNOWN_TO_HYDRA.sub(lambda _: f'{word}{next(numbers)}_', value)}")
+        given = one.value()
+        parts = given.list if isinstance(given, ChoiceSweep) and given.simple_form else [given]
+        written = ",".join(map(_written, parts))
+    except (HydraException, TypeError):
         return None
-    except HydraException:
-        value = text.partition("=")[2]
-        quote = "'" if '"' in value else '"'
-        inside = value.replace("'", "\\'") if quote == "'" else value
-        shown = f"{key}={quote}{inside}{quote}"
-        shown = f"'{shown}'" if quote == '"' and "'" not in value else '"' + shown.replace('"', '\\"') + '"'
-        typed.problems.append(
-            Problem(key, f"{text}: the value has a character with a meaning of its own", f"quote it: {shown}")
-        )
-        return None
+    return f"{key}={re.sub(rf'{word}([0-9]+)_', lambda match: unknown[int(match[1])], written)}"
 
 
-def _sort(one: Override, text: str, sign: str, key: str, offers: Offers, multirun: bool, typed: Typed) -> None:
-    group = key.partition("@")[0]
+def _written(value: Any) -> str:
+    """A value as it is typed for Hydra, texts quoted. TypeError for what is none of its plain values."""
+    if isinstance(value, QuotedString):
+        return str(value.with_quotes())
+    if isinstance(value, str):
+        return str(QuotedString(value, Quote.single).with_quotes())
+    if isinstance(value, list):
+        return f"[{','.join(map(_written, value))}]"
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{key}: {_written(one)}' for key, one in value.items())}}}"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, int | float):
+        return repr(value)
+    raise TypeError(value)
+
+
+def _sort(one: Override, sign: str, key: str, offers: Offers, multirun: bool, typed: Typed) -> None:
+    group, text = key.partition("@")[0], str(one.input_line)
+    value = text.partition("=")[2]
     if key.startswith(("hydra.", "hydra/")):
-        typed.hydra.append(text)
+        if multirun and key.startswith(_SWEEP):
+            typed.hydra.append(text)
+        else:
+            typed.problems.append(_of_hydra(key, value, multirun))
     elif group in offers.groups or "/" in group:
         typed.problems += list(_choice(one, text, sign, group, offers, multirun, typed))
     elif sign == "~":
         hint = f"give {key}=VALUE, or null where it is allowed"
         typed.problems.append(Problem(f"~{key}", f"~{key}: a value cannot be taken away", hint))
     elif one.is_sweep_override() and not multirun:
-        value = text.partition("=")[2]
         hint = f"-m sweeps over them; a list is '{key}=[{value}]', one text is '{key}=\"{value}\"'"
         typed.problems.append(Problem(key, f"{key}={value}: several values for one run", hint))
     else:
         typed.sweeps = typed.sweeps or one.is_sweep_override()
-        typed.values.append(f"++{key}={text.partition('=')[2]}")
+        typed.values.append(f"++{key}={value}")
+
+
+def _of_hydra(key: str, value: str, multirun: bool) -> Problem:
+    """The problem of a key of Hydra's own configuration that nothing here reads."""
+    sweeping = key.startswith(_SWEEP)
+    reads = "it is read with -m alone" if sweeping else f"of Hydra's own keys {', '.join(_SWEEP)} are read, with -m"
+    hint = "add -m, or leave it out" if sweeping else "leave it out"
+    if key in ("hydra.run.dir", "hydra.sweep.dir") and not multirun:
+        hint = f"give run_dir={value or 'FOLDER'}"
+    return Problem(key, f"{key}={value}: {reads}", hint)
 
 
 def _choice(
@@ -172,10 +253,13 @@ def _names(one: Override) -> list[Any]:
 
 
 def as_values(
-    overrides: Sequence[str], offers: Offers, verbatim: Sequence[str] = ()
+    overrides: Sequence[str],
+    offers: Offers,
+    verbatim: Sequence[str] = (),
+    alternatives: Sequence[tuple[str, str]] = (),
 ) -> tuple[dict[str, Any], list[Problem]]:
     """Overrides beside a saved configuration: nested plain values; choices of a group are refused."""
-    typed = read(overrides, offers, verbatim=verbatim)
+    typed = read(overrides, offers, verbatim=verbatim, alternatives=alternatives)
     found = list(typed.problems)
     for text in typed.choices:
         group = text.partition("=")[0]

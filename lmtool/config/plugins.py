@@ -33,12 +33,23 @@ def load(modules: Sequence[str]) -> None:
     for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
         _import(point.module, f"the installed plugin {point.name} ({point.module})", "update or uninstall its package")
     for module in modules:
+        if "/" in module or module.startswith(".") or module.endswith(".py"):
+            raise _file_given(module)
         here = str(Path.cwd())
         if here not in sys.path:
             sys.path.append(here)
         _import(module, f"--plugin {module}", "give the dotted name of a module that python can import from here")
     global _typed
     _typed = tuple(modules)
+
+
+def _file_given(module: str) -> UserError:
+    """The error for a file where the name of a module belongs."""
+    path = Path(module)
+    name = ".".join(part for part in (path if not path.is_absolute() else Path(path.name)).with_suffix("").parts)
+    hint = f"--plugin {name.strip('.') or 'NAME'}, which python imports from "
+    place = path.parent if path.is_absolute() else "this folder"
+    return UserError(f"--plugin {module}: a path, not the dotted name of a module", f"{hint}{place}")
 
 
 def _import(module: str, what: str, hint: str) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import types
 from collections.abc import Iterator
-from typing import Any, Union, get_args, get_origin
+from typing import Annotated, Any, Union, get_args, get_origin
 
+import yaml
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from lmtool.config import groups, words
@@ -37,6 +40,8 @@ def _worded(command: type[Config], data: dict[str, Any], error: Any) -> Iterator
     context = error.get("ctx", {})
     if error["type"] == "extra_forbidden":
         yield from _unknown(command, data, key, value)
+    elif error["type"] == "missing" and isinstance(value, list) and field is not None:
+        yield _not_allowed(key, field, value)  # a list that is too short
     elif error["type"] in ("missing", "choice_missing"):
         yield from missing(command, [key], data)
     elif error["type"] == "choice_unknown":
@@ -52,28 +57,46 @@ def _worded(command: type[Config], data: dict[str, Any], error: Any) -> Iterator
 def _not_allowed(key: str, field: FieldInfo, value: Any) -> Problem:
     named = words.options(field)
     single = named and isinstance(value, str)
-    what = words.one_of(named) if single else words.allowed(field)
+    what = words.one_of(named) if single else words.allowed_item(field) if "[" in key else words.allowed(field)
     close = nearest(value, named) if single else None
     hint = f"did you mean {close if '[' in key else f'{key}={close}'}?" if close else None
     if isinstance(value, bool) and "[" in key:
         whole = key.split("[")[0]
         hint = f'YAML reads a bare yes, no, on or off as true or false: quote your labels, \'{whole}=["yes","no"]\''
-    elif isinstance(value, float) and value.is_integer() and "whole number" in what:
-        hint = f"write {key}={int(value)}"
     elif isinstance(value, bool | int | float) and "text" in what:
         hint = f"quote it: '{key}=\"{value}\"'"
-    elif isinstance(value, str) and "number" in what and _number(value) is not None:
-        hint = f"YAML reads {value} as text: write {_number(value)}"
+    elif (number := _number(value)) is not None and _takes(field, number):
+        read_as_text = isinstance(value, str) and isinstance(yaml.safe_load(value), str)
+        hint = f"YAML reads {value} as text: write {_plainly(number)}" if read_as_text else f"write {key}={number}"
     hint = hint or f"{field.description or ''} (`lmtool show {key.split('[')[0]}`)".strip()
     return Problem(key, f"{key}: given {words.given(value)}; allowed: {what}", hint)
 
 
-def _number(text: str) -> str | None:
-    """A number that YAML 1.1 takes for text (1e-4), as it should be written."""
+def _number(value: Any) -> int | float | None:
+    """The number that a text, or a whole number that a fraction, is at heart; None where it is none."""
+    if isinstance(value, bool) or not isinstance(value, str | float):
+        return None
     try:
-        return repr(float(text)) if "e" not in repr(float(text)) else f"{float(text):.17g}".replace("e", ".0e", 1)
+        number = float(value)
     except ValueError:
         return None
+    return int(number) if number.is_integer() and abs(number) < 2**63 else number
+
+
+def _takes(field: FieldInfo, value: Any) -> bool:
+    """Whether a value is one that the field allows."""
+    try:
+        adapter: TypeAdapter[Any] = TypeAdapter(Annotated[field.annotation, field], config=Config.model_config)  # type: ignore[arg-type]
+        adapter.validate_json(json.dumps(value))
+        return True
+    except (ValidationError, PydanticUserError):  # also of sections, which have a configuration of their own
+        return False
+
+
+def _plainly(number: int | float) -> str:
+    """A number as YAML 1.1 reads it, which takes 1e-5 for text."""
+    shown = repr(number)
+    return shown if "e" not in shown or "." in shown else shown.replace("e", ".0e", 1)
 
 
 def missing(command: type[Config], keys: list[str], data: dict[str, Any]) -> list[Problem]:
@@ -83,7 +106,7 @@ def missing(command: type[Config], keys: list[str], data: dict[str, Any]) -> lis
         if key in sections:
             offered = groups.options(sections[key].group) or names(sections[key].group)
             hint = f"give {key}=NAME; `lmtool list {sections[key].group}` prints them with a line each"
-            found.append(Problem(key, f"missing required value: {key}, one of {', '.join(offered)}", hint))
+            found.append(Problem(key, f"missing required value: {key}, one of {', '.join(offered)}", hint, absent=True))
             continue
         field = _locate(command, data, tuple(key.split(".")))[1]
         choice = None if field is None else choice_of(field)
@@ -91,10 +114,10 @@ def missing(command: type[Config], keys: list[str], data: dict[str, Any]) -> lis
             # A group of its own within the section, or a key of it.
             typed = choice.group if choice.group.replace("/", ".") == key else f"{key}.{choice.key}"
             hint = f"give {typed}=NAME, one of {', '.join(names(choice.group))}"
-            found.append(Problem(key, f"{key} names no {choice.group.rpartition('/')[2]}", hint))
+            found.append(Problem(key, f"{key} names no {choice.group.rpartition('/')[2]}", hint, absent=True))
             continue
         about = f" ({field.description.rstrip('.')})" if field is not None and field.description else ""
-        found.append(Problem(key, f"missing required value: {key}", f"give {key}=...{about}"))
+        found.append(Problem(key, f"missing required value: {key}", f"give {key}=...{about}", absent=True))
     return found
 
 
@@ -123,7 +146,7 @@ def unknown_key(key: str, value: Any, known: list[str], command: type[Config]) -
     near = nearest_keys(key, known)
     meant = " or ".join(f"{one}{shown}" for one in near)
     hint = f"did you mean {meant}?" if near else _elsewhere(key, command)
-    return Problem(key, f"unknown key {key}", hint)
+    return Problem(key, f"unknown key {key}", hint, meant=tuple(near))
 
 
 def _elsewhere(key: str, command: type[Config]) -> str:
@@ -141,9 +164,9 @@ def _elsewhere(key: str, command: type[Config]) -> str:
 
 
 def known_keys(command: type[Config], data: dict[str, Any]) -> list[str]:
-    """Every dotted key the configuration may hold, given the components chosen in `data`; of a section without a
-    known choice, the keys of all its components."""
-    found = []
+    """Every dotted key that may be typed, given the components chosen in `data`; of a section without a known choice,
+    the keys of all its components."""
+    found = [*getattr(command, "recipes", ())]
     for name, field in command.model_fields.items():
         found.append(name)
         found += [key for one in _classes(field, data.get(name)) for key in _keys(one, name, data.get(name))]

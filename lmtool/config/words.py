@@ -50,6 +50,21 @@ def allowed(field: FieldInfo) -> str:
     return _allowed(field.annotation, field.metadata)
 
 
+def allowed_item(field: FieldInfo) -> str:
+    """What the items of a field that is a list, or a section of values by name, may be."""
+    items = _items(field.annotation)
+    return _allowed(items, []) if items is not None else allowed(field)
+
+
+def _items(annotation: Any) -> Any:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin in (tuple, list):
+        return arguments[0]
+    if origin in (Union, types.UnionType, Annotated):
+        return next((items for one in arguments if (items := _items(one)) is not None), None)
+    return None
+
+
 def _allowed(annotation: Any, metadata: list[Any]) -> str:
     for mark in metadata:
         if isinstance(mark, Choice):
@@ -82,6 +97,10 @@ def _plain(annotation: Any, origin: Any, arguments: tuple[Any, ...]) -> str:
 def _many(annotation: Any) -> str:
     if get_origin(annotation) is Literal:
         return f"values out of {one_of(get_args(annotation))}"
+    if get_origin(annotation) is Annotated:
+        plain, *metadata = get_args(annotation)
+        limits = bounds(metadata).removeprefix(", ")
+        return f"{_many(plain)}, each {limits}" if limits else _many(plain)
     return _KINDS.get(annotation, ("", "values"))[1]
 
 
@@ -95,7 +114,7 @@ def bounds(metadata: list[Any]) -> str:
     """The bounds among a field's constraints: `, at least 1, below 10`."""
     words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
     found = []
-    for mark in metadata:
+    for mark in [limit for one in metadata for limit in (one.metadata if isinstance(one, FieldInfo) else [one])]:
         found += [f", {word} {getattr(mark, name)}" for name, word in words.items() if hasattr(mark, name)]
         if getattr(mark, "min_length", None) is not None:
             found.append(f", {mark.min_length} or longer")

@@ -11,6 +11,7 @@ Shape letters: D documents, S sentences.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import mmap
@@ -120,9 +121,10 @@ def writing(cache_dir: str | Path) -> Iterator[None]:
     try:
         yield
     except OSError as problem:
-        raise UserError(
-            f"cache_dir={cache_dir}: {problem.strerror or problem}", "free some space, or set cache_dir=FOLDER"
-        ) from problem
+        full = problem.errno in (errno.ENOSPC, errno.EDQUOT)
+        hint = "free some space, or set cache_dir=FOLDER on another disk" if full else "set cache_dir=FOLDER"
+        kind = "is a file" if Path(cache_dir).expanduser().is_file() else problem.strerror or str(problem)
+        raise UserError(f"cache_dir={cache_dir}: {kind}", hint) from problem
 
 
 @contextlib.contextmanager

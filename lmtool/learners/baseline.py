@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lmtool.data.store import release
+from lmtool.errors import UserError
 from lmtool.types import Batch
 
 # Tokens counted at a time: a store larger than memory is read in pieces.
@@ -83,22 +84,34 @@ Predictor = ConstantPredictor | ConstantValue | BestConstant
 
 
 def mean_losses(predictors: Mapping[str, Predictor], batches: Iterable[Batch]) -> dict[str, float]:
-    """Mean loss of each term's predictor over the targets of the batches: known before any model is run."""
+    """Mean loss of each term's predictor over the targets of the batches: known before any model is run.
+
+    UserError where there is nothing that a term predicts.
+    """
     known = {term: one for term, one in predictors.items() if not isinstance(one, BestConstant)}
-    sums, counts = dict.fromkeys(known, 0.0), dict.fromkeys(known, 0)
+    sums, counts, targets = (dict.fromkeys(known, zero) for zero in (0.0, 0, 0))
     for batch in batches:
         for term, predictor in known.items():
             labels = batch.targets[term].labels if term in batch.targets else None
             if labels is not None:
+                targets[term] += len(labels)
                 losses = predictor.losses(labels.numpy())
                 # What the predictor holds for impossible is not scored: sentinels, the ends of outputs.
                 losses = losses[np.isfinite(losses)]
                 sums[term] += float(losses.sum())
                 counts[term] += len(losses)
+    for term in known:
+        if not targets[term]:
+            raise nothing_predicted(term)
     return {
         term: one.expected_loss if isinstance(one, BestConstant) else sums[term] / max(counts[term], 1)
         for term, one in predictors.items()
     }
+
+
+def nothing_predicted(term: str) -> UserError:
+    """The error of a held-out text in which a term has no target."""
+    return UserError(f"the held-out text has nothing that {term} predicts", "give more text with data.validation=")
 
 
 def token_counts(tokens: np.ndarray, vocabulary: int) -> np.ndarray:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from lmtool.errors import NotFinite, UserError
-from lmtool.learners.baseline import BestConstant, Predictor
+from lmtool.errors import NotFinite
+from lmtool.learners.baseline import BestConstant, Predictor, nothing_predicted
 from lmtool.metrics import paired_standard_error, ratio_standard_error
 from lmtool.types import Batch, Scores
 
@@ -98,9 +98,7 @@ class TermSums:
 
         counts = by_example(self.counts)
         if not counts.sum():
-            raise UserError(
-                f"the held-out text has nothing that {name} predicts", "give more text with data.validation="
-            )
+            raise nothing_predicted(name)
         if self.classes:
             # Known only now that all labels are: the losses of the best constant.
             losses_C = BestConstant.least_losses(np.sum([counts_NC.sum(axis=0) for counts_NC in self.classes], axis=0))

@@ -18,6 +18,7 @@ Shape letters: D documents, S sentences, E pairs.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Literal
 
 import numpy as np
@@ -73,8 +74,12 @@ def sentence_pairs(
         raise ValueError(f"next-sentence prediction needs two documents with text; there are {len(starts)}")
     build = _Builder(sentence_offsets, starts, ends, limit, short_probability, seed, epoch, kind, sentences)
     # A round takes some 25 arrays as long as the documents it is of.
-    blocks = [build.pairs(first, min(first + _BLOCK, len(starts))) for first in range(0, len(starts), _BLOCK)]
-    pairs = np.concatenate(blocks) if blocks else np.empty(0, dtype=PAIR)
+    blocks = deque(build.pairs(first, min(first + _BLOCK, len(starts))) for first in range(0, len(starts), _BLOCK))
+    pairs, filled = np.empty(sum(map(len, blocks)), dtype=PAIR), 0
+    while blocks:  # one at a time, so that all pairs are never held twice
+        block = blocks.popleft()
+        pairs[filled : filled + len(block)] = block
+        filled += len(block)
     if documents is not None:
         pairs["document"] = documents[pairs["document"]]
     return pairs

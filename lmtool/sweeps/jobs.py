@@ -24,6 +24,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from lmtool import errors
 from lmtool.config import compose, overrides
+from lmtool.config.overrides import Offers, Typed
 from lmtool.config.saved import save, to_yaml
 from lmtool.errors import ConfigError, LmtoolError, Problem, Stopped, UserError
 from lmtool.secrets import masked_data
@@ -46,9 +47,10 @@ _QUIET = ["hydra/job_logging=none", "hydra/hydra_logging=none", "hydra.output_su
 
 @dataclass(frozen=True)
 class Request:
-    """A sweep as typed. decode and run are functions of modules, for launchers that pickle them.
+    """A sweep as typed. read, decode and run are functions of modules, for launchers that pickle them.
 
-    decode(data, problems, running) -> configuration; run(data, overrides) -> the job's result, a dict or None.
+    read(overrides, offers) -> what was typed; decode(data, problems, running) -> configuration;
+    run(data, overrides) -> the job's result, a dict or None.
     show(jobs) prints the table that ends it.
     """
 
@@ -56,6 +58,7 @@ class Request:
     primary: str
     overrides: Sequence[str]
     config_dirs: Sequence[Path]
+    read: Callable[[Sequence[str], Offers], Typed]
     decode: Callable[[dict[str, Any], Sequence[Problem], bool], Any]
     run: Callable[[dict[str, Any], list[str]], Any]
     show: Callable[[Sequence[dict[str, Any]]], None]
@@ -68,7 +71,7 @@ def run(request: Request, *, print_config: bool = False, root: Path = Path("runs
     behind. print_config: print each job's configuration instead.
     """
     offers = compose.what_is_offered(request.primary, request.config_dirs)
-    typed = overrides.read(request.overrides, offers, multirun=True)
+    typed = request.read(request.overrides, offers)
     chosen = {text.partition("=")[0]: text.partition("=")[2] for text in typed.hydra}
     known = chosen.get("hydra/sweeper", "basic") == "basic" and not any(
         key.startswith("hydra.sweeper") for key in chosen

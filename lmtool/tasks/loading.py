@@ -148,8 +148,17 @@ def _where(table: Table, split: str) -> str:
 
 
 def _validation(config: TaskConfig, columns: dict[str, Any]) -> list[str]:
-    """The development splits there are: those the task names, else a plain one."""
+    """The development splits there are: those the task names, else a plain one. UserError where it names one of another
+    kind that is not there."""
     named = [split for split in map(canonical, config.validation) if split in columns]
+    absent = [split for split in map(canonical, config.validation) if split not in columns and split[:3] != "dev"]
+    if absent:
+        there = [split for split in columns if split not in ("train", *map(canonical, config.test))]
+        right = f"task.validation=[{','.join(there)}]" if there else "leave task.validation out"
+        raise UserError(
+            f"task.validation names the split {absent[0]}; the data have {', '.join(columns)}",
+            f"{right}, or put a file of that name beside train",
+        )
     return named or [split for split in ("dev",) if split in columns]
 
 

@@ -12,6 +12,8 @@ from lmtool.config.tables import component
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
+# In these optimizers a step moves a weight by about the rate, or by the rate times its size.
+_MOST = 100
 _CLIP_NORM = "Largest norm of all gradients together; a longer one is shortened. Null: never."
 _BETAS = "Decay a step of the two running means: of gradients, and of their squares."
 _EPSILON = "Added to the root of the mean square; BERT published 1e-6."
@@ -31,7 +33,7 @@ class OptimizerConfig(Config):
     """How gradients become steps."""
 
     name: str = Field(description="The optimizer.")
-    lr: float = Field(1e-4, gt=0, description="Full learning rate, before the schedule.")
+    lr: float = Field(1e-4, gt=0, le=_MOST, description="Full learning rate, before the schedule.")
     clip_norm: float | None = Field(1.0, gt=0, description=_CLIP_NORM)
 
     def state_size(self, name: str, shape: tuple[int, ...]) -> int:
@@ -48,7 +50,7 @@ class AdamWConfig(OptimizerConfig):
 
     name: Literal["adamw"] = Field("adamw", description="Adam with decoupled weight decay.")
     betas: tuple[Beta, Beta] = Field((0.9, 0.999), description=_BETAS)
-    epsilon: float = Field(1e-8, gt=0, description=_EPSILON)
+    epsilon: float = Field(1e-8, gt=0, le=1, description=_EPSILON)
     weight_decay: float = Field(0.01, ge=0, description=_WEIGHT_DECAY)
     scale_parameter: bool = Field(False, description=_SCALE_PARAMETER)
 
@@ -63,7 +65,7 @@ class AdamConfig(OptimizerConfig):
 
     name: Literal["adam"] = Field("adam", description="Adam with an L2 penalty.")
     betas: tuple[Beta, Beta] = Field((0.9, 0.999), description=_BETAS)
-    epsilon: float = Field(1e-8, gt=0, description="Added to the root of the mean square.")
+    epsilon: float = Field(1e-8, gt=0, le=1, description="Added to the root of the mean square.")
     l2: float = Field(0.0, ge=0, description="L2 penalty: this share of a weight is added to its gradient.")
 
 
@@ -77,7 +79,10 @@ class AdafactorConfig(OptimizerConfig):
 
     name: Literal["adafactor"] = Field("adafactor", description="Adam with a factored second moment.")
     lr: float = Field(
-        1e-2, gt=0, description="Full learning rate, before the schedule; relative to the weights: see scale_parameter."
+        1e-2,
+        gt=0,
+        le=100,
+        description="Full learning rate, before the schedule; relative to the weights: see scale_parameter.",
     )
     clip_norm: float | None = Field(None, gt=0, description=_CLIP_NORM)
     scale_parameter: bool = Field(True, description=_SCALE_PARAMETER)
@@ -88,7 +93,7 @@ class AdafactorConfig(OptimizerConfig):
         0.8, gt=0, description="The mean of squares decays by 1 - step^-decay_rate: ever more slowly."
     )
     beta1: Beta | None = Field(None, description="Decay a step of a running mean of the updates. Null: none is kept.")
-    epsilon: float = Field(1e-30, gt=0, description="Added to the squared gradients.")
+    epsilon: float = Field(1e-30, gt=0, le=1, description="Added to the squared gradients.")
     weight_decay: float = Field(
         0.0, ge=0, description="Share of a weight lost a step, times its learning rate (scaled like the step)."
     )
@@ -108,9 +113,11 @@ class LambConfig(OptimizerConfig):
 
     name: Literal["lamb"] = Field("lamb", description="Adam with steps in proportion to each matrix's norm.")
     # Table of the paper's appendix: 6.25e-4 at 512 examples, times the root of 2 with every doubling.
-    lr: float = Field(6.25e-4, gt=0, description="Full learning rate, before the schedule; 6.25e-4 at 512 examples.")
+    lr: float = Field(
+        6.25e-4, gt=0, le=_MOST, description="Full learning rate, before the schedule; 6.25e-4 at 512 examples."
+    )
     betas: tuple[Beta, Beta] = Field((0.9, 0.999), description=_BETAS)
-    epsilon: float = Field(1e-6, gt=0, description="Added to the root of the mean square.")
+    epsilon: float = Field(1e-6, gt=0, le=1, description="Added to the root of the mean square.")
     weight_decay: float = Field(0.01, ge=0, description="Share of a weight added to its update, before it is scaled.")
 
 
@@ -123,7 +130,9 @@ class MuonConfig(OptimizerConfig):
     """
 
     name: Literal["muon"] = Field("muon", description="Orthogonal steps for the matrices of the layers.")
-    lr: float = Field(6e-4, gt=0, description="Full learning rate of both parts, before the schedule; AdamW's.")
+    lr: float = Field(
+        6e-4, gt=0, le=_MOST, description="Full learning rate of both parts, before the schedule; AdamW's."
+    )
     momentum: float = Field(0.95, ge=0, lt=1, description="Decay a step of the mean gradient of a matrix.")
     nesterov: bool = Field(True, description="Look one step ahead: mix the gradient into its mean once more.")
     newton_schulz_steps: int = Field(
@@ -131,7 +140,7 @@ class MuonConfig(OptimizerConfig):
     )
     weight_decay: float = Field(0.1, ge=0, description=_WEIGHT_DECAY)
     betas: tuple[Beta, Beta] = Field((0.9, 0.95), description="AdamW's: " + _BETAS)
-    epsilon: float = Field(1e-8, gt=0, description="AdamW's: added to the root of the mean square.")
+    epsilon: float = Field(1e-8, gt=0, le=1, description="AdamW's: added to the root of the mean square.")
 
     def state_size(self, name: str, shape: tuple[int, ...]) -> int:
         """The mean gradient of a matrix of the layers; AdamW's two means of the rest."""

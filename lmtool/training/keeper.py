@@ -83,8 +83,8 @@ class Keeper:
         free = shutil.disk_usage(self.run.path).free
         if free + held < needed:
             raise UserError(
-                f"{self.run.path} has {free / 1e9:.2f} GB free; the checkpoints of this run need "
-                f"{needed / 1e9:.2f} GB ({KEEP} newest, the best, one being written)",
+                f"{self.run.path} has {free / 1e6:,.1f} MB free; the checkpoints of this run need "
+                f"{needed / 1e6:,.1f} MB ({KEEP} newest, the best, one being written)",
                 "free some space, or give run_dir= on another disk",
             )
 

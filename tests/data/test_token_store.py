@@ -11,13 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from lmtool.objectives.baseline import token_counts
 
 from lmtool.data import store as store_module
 from lmtool.data.sentences import LONGEST, SentenceSplitter, split_sentences
 from lmtool.data.store import open_store, release
 from lmtool.data.vocabulary import trained_tokenizer
 from lmtool.errors import UserError
+from lmtool.learners.baseline import token_counts
 from lmtool.tokenizers.configs import WordPieceConfig
 from lmtool.tokenizers.tokenizer import FILES as TOKENIZER
 

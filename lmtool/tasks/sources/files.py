@@ -82,11 +82,15 @@ def _splits(config: TaskConfig, folder: Path) -> dict[str, Path]:
                 f"task.path={config.path}: {file.name} is no regular file, but {kind}",
                 f"put the {split} rows there, or take it out of the folder",
             )
-    unread = [entry for entry in entries if canonical(entry.name.split(".")[0]) in development]
+    read = set(found.values())
+    unread = [entry for entry in entries if _DEVELOPMENT.match(entry.name.split(".")[0].lower()) and entry not in read]
     if unread and not development & found.keys():
+        is_table = unread[0] in files and unread[0].suffix.lower() != ".txt"
+        why = f"task.validation={list(config.validation)}" if is_table else "a split is one file, .tsv, .csv or .jsonl"
+        mend = f"give task.validation=[{unread[0].stem}]" if is_table else "convert it"
         raise UserError(
-            f"task.path={config.path}: {unread[0].name} is not read: a split is one file, .tsv, .csv or .jsonl",
-            "convert it, or take it out of the folder: a tenth of the training rows is then held out",
+            f"task.path={config.path}: {unread[0].name} is not read: {why}",
+            f"{mend}, or take it out of the folder: a tenth of the training rows is then held out",
         )
     return found
 
