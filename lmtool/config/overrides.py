@@ -88,8 +88,10 @@ def _key(text: str) -> tuple[str, str]:
 def _parsed(parser: OverridesParser, text: str, key: str, typed: Typed) -> Override | None:
     try:
         return parser.parse_override(text)
-    except RecursionError:
-        typed.problems.append(Problem(key, f"{key}: the value is nested too deep", f"`lmtool show {key}` explains it"))
+    except (RecursionError, ValueError) as error:
+        # Brackets by the hundred, or a number of thousands of digits.
+        what = "is nested too deep" if isinstance(error, RecursionError) else "is too long for a number"
+        typed.problems.append(Problem(key, f"{key}: the value {what}", f"`lmtool show {key}` explains it"))
         return None
     except HydraException:
         value = text.partition("=")[2]
