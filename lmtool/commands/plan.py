@@ -50,7 +50,7 @@ def run(config: PretrainConfig | FinetuneConfig, verb: str) -> int:
         learner, _ = assemble(config, None)
     problem = too_large(config, precision)
     if problem is not None:
-        notes.append(f"{problem.message}: {problem.hint}")
+        notes += [problem.message, str(problem.hint)]
     plan, _ = plan_of(config, learner, _assumed(config, rows, predicted), precision)
     print_table(
         Output(),

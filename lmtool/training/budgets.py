@@ -146,7 +146,7 @@ def steps_of_epochs(loader: Loader, epochs: float, enough: float = math.inf) -> 
         if steps > enough:
             return steps
         if epoch == COUNTED_EPOCHS or steps > COUNTED_STEPS:
-            return min(math.ceil(steps / epoch * epochs - 1e-9), MOST_STEPS)
+            return math.ceil(min(steps / epoch * epochs, MOST_STEPS) - 1e-9)
         steps += loader.steps_in_epoch(epoch)
     if epochs > whole:
         steps += math.ceil((epochs - whole) * loader.steps_in_epoch(whole) - 1e-9)
