@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 DONE = 0
 FAULT = 1
@@ -111,6 +112,19 @@ class Diverged(LmtoolError):
     """The loss stopped being a number, or exploded: exit 4. The offending batch is saved beside the run."""
 
     exit_status = DIVERGED
+
+
+class NotFinite(Diverged):
+    """A model gives something that is no finite number where it is scored or used. batch: the `types.Batch` it was
+    given, where known."""
+
+    def __init__(self, what: str, batch: Any = None):
+        super().__init__(
+            f"the model's {what} are not finite",
+            "give an earlier checkpoint of its run (checkpoint=RUN/checkpoints/step_N), or train with a lower "
+            "optimizer.lr",
+        )
+        self.what, self.batch = what, batch
 
 
 class Stopped(LmtoolError):

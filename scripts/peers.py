@@ -108,10 +108,10 @@ class Gate:
             self.left = command["steps"]
             self.turn = {"steps": self.left, "tokens": 0, "examples": 0, "slots": 0}
             self.graphs = compiled_graphs()
+            self.started = self.now()
             if command.get("count") and self.device == "cuda":
                 self.waits = Waits()
                 self.waits.start()
-            self.started = self.now()
         self.left -= 1
         return True
 

@@ -14,6 +14,7 @@ import pytest
 
 from lmtool import cli
 from lmtool.errors import CheckFailed, Diverged, Stopped
+from lmtool.manifest import write_manifest
 
 ROOT = Path(cli.__file__).resolve().parents[1]
 HEAVY = ("torch", "hydra", "omegaconf", "pydantic", "rich", "yaml", "numpy", "datasets")
@@ -230,7 +231,9 @@ def saved_checkpoint(folder: Path, *typed: str) -> Path:
     step.mkdir(parents=True)
     config = cli.configuration("pretrain", arguments, running=False)
     (step / "config.json").write_text(json.dumps(saved.save(config, "pretrain")))
-    (step / "manifest.json").write_text("{}")
+    for name in ("model.safetensors", "state.json"):
+        (step / name).write_text("{}")
+    write_manifest(step, {"step": 10})
     return folder
 
 

@@ -114,7 +114,7 @@ def plan_of(
     steps_per_epoch, tokens = facts["steps_per_epoch"], facts["tokens_per_epoch"]
     model = config.model
     trained = {name: tuple(one.shape) for name, one in learner.named_parameters() if one.requires_grad}
-    rate = measure_rate(model.hidden_size, model.feedforward_size, precision.name, str(precision.device))
+    rate = measure_rate(model.hidden_size, model.inner_size, precision.name, str(precision.device))
     predicted = facts.get("predicted_fraction", 0.0)
     places = config.objective.places if isinstance(config, PretrainConfig) else {}
     # A task's encoder-decoder reads its text on both sides.

@@ -38,13 +38,14 @@ def require_same_data(opened: OpenRun, contents: Contents) -> None:
     checkpoint = opened.checkpoint
     if checkpoint is None or DATA not in read_manifest(checkpoint).files:
         return
-    before = read_json(checkpoint, DATA)
+    saved = read_json(checkpoint, DATA)
     changes = []
-    for origin in sorted(before.keys() | contents.keys()):
-        old, new = before.get(origin, {}), contents.get(origin, {})
-        differing = [_change(key, old.get(key), new.get(key)) for key in new | old if old.get(key) != new.get(key)]
-        if differing:
-            changes.append(f"{origin}: {', '.join(differing)}")
+    for origin, now in contents.items():
+        before = saved.get(origin)
+        before = before if isinstance(before, dict) else {}
+        differing = [key for key in now if before.get(key) != now[key]]
+        if any(isinstance(now[key], str) for key in differing):  # hashes decide, counts only say more
+            changes.append(f"{origin}: {', '.join(_change(key, before.get(key), now[key]) for key in differing)}")
     if changes:
         run = opened.folder.path
         raise UserError(
@@ -54,8 +55,8 @@ def require_same_data(opened: OpenRun, contents: Contents) -> None:
         )
 
 
-def _change(key: str, old: Any, new: Any) -> str:
-    return f"{key} {old:,} -> {new:,}" if type(old) is type(new) is int else f"other {key}"
+def _change(key: str, before: Any, now: Any) -> str:
+    return f"{key} {before:,} -> {now:,}" if type(before) is type(now) is int else f"other {key}"
 
 
 def extras(tokenizer: Tokenizer, contents: Contents) -> Callable[[Path], None]:

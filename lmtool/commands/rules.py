@@ -20,6 +20,7 @@ from lmtool.commands.configs import (
 from lmtool.config.rules import rule
 from lmtool.config.tables import entries
 from lmtool.errors import Problem
+from lmtool.models.configs import TransformerConfig
 from lmtool.tasks.configs import TaskConfig, tasks_of
 
 
@@ -86,16 +87,15 @@ def length_fits_positions(max_length: int, model: Any) -> Iterator[Problem]:
 @rule(RunConfig, "model")
 def positions_fit_model(model: Any) -> Iterator[Problem]:
     """A family has the kinds of positions its maths allows; rotary ones turn pairs of a head's dimensions."""
-    positions, kinds = getattr(model, "positions", None), getattr(model, "position_kinds", None)
-    if positions is None:
+    if not isinstance(model, TransformerConfig):
         return
+    positions, kinds, head_size = model.positions, model.position_kinds, model.width_of_head
     if kinds is not None and positions.name not in kinds:
         yield Problem(
             "model.positions",
             f"model/positions={positions.name}: model={model.name} has {' or '.join(kinds)} positions only",
             f"give model/positions={kinds[0]}",
         )
-    head_size = getattr(model, "head_size", None) or model.hidden_size // model.num_heads
     if positions.even_heads and head_size % 2:
         yield Problem(
             "model.positions",

@@ -118,9 +118,7 @@ def model_facts(model: ModelConfig, tokenizer: Tokenizer, loaded: LoadReport | N
     """Facts of the model for screen and report."""
     return {
         "family": model.name,
-        "layers": model.num_layers,
-        "width": model.hidden_size,
-        "heads": model.num_heads,
+        **model.facts(),
         "vocabulary": tokenizer.vocab_size,
         "weights": "random" if loaded is None else loaded.sentence(),
     }

@@ -9,14 +9,16 @@ from torch import nn
 
 from lmtool.commands import screens
 from lmtool.commands.configs import RunConfig
-from lmtool.commands.opening import OpenRun
+from lmtool.commands.opening import OpenRun, words
 from lmtool.commands.planning import plan_of
 from lmtool.commands.provenance import Contents, extras
 from lmtool.data.loader import PackedLoader
 from lmtool.data.plan import Examples
 from lmtool.data.split import SplitData
+from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.evaluation import SplitEvaluations, evaluate
+from lmtool.metrics import LOSS, Metric
 from lmtool.runs.checkpoints import read_weights
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.loop import train
@@ -56,6 +58,12 @@ def fit(
     predictors = learner.predictors(train_data, examples)
     first = next(iter(held_out.values()))
     baseline = learner.baseline(train_data, first.data, first.loader.epoch_batches(), predictors)
+    # Of a language model the baseline is that loss; finding it means reading all held-out text.
+    uninformed_loss = (
+        baseline["value"]
+        if learner.metric is LOSS
+        else max(learner.uninformed_loss(rest.loader.epoch_batches(), predictors) for rest in held_out.values())
+    )
     plan, epochs = plan_of(config, learner, loader.facts(), precision)
     screens.begin(
         opened,
@@ -87,7 +95,7 @@ def fit(
             loader,
             lambda step: score().metrics(),
             opened.folder,
-            settings_of(config, learner.metric.name, not learner.metric.smaller_is_better, plan.flops_per_token),
+            settings_of(config, learner.metric, plan.flops_per_token, uninformed_loss),
             config.optimizer,
             config.schedule,
             [listener],
@@ -126,18 +134,26 @@ def evaluation_tokens(config: Any) -> int:
     return config.micro_batch_tokens or config.batch_tokens or EVALUATION_TOKENS
 
 
-def settings_of(config: RunConfig, metric: str, greater_is_better: bool, flops_per_token: float) -> TrainingSettings:
+def settings_of(config: RunConfig, metric: Metric, flops_per_token: float, uninformed_loss: float) -> TrainingSettings:
     """The run-wide numbers as the loop takes them."""
     shared = set(TrainingSettings.__dataclass_fields__) & set(type(config).model_fields)
     return TrainingSettings(
-        metric=metric,
-        greater_is_better=greater_is_better,
+        metric=metric.name,
+        greater_is_better=not metric.smaller_is_better,
         flops_per_token=flops_per_token,
+        uninformed_loss=uninformed_loss,
         **{name: getattr(config, name) for name in shared},
     )
 
 
 def best_weights(opened: OpenRun, training: TrainingResult, learner: nn.Module) -> None:
-    """Put the best checkpoint's weights into the learner, for the last evaluation and the examples."""
-    if training.best is not None and training.best != training.last:
-        learner.load_state_dict(read_weights(training.best))
+    """Put the best checkpoint's weights into the learner, for the last evaluation and the examples. UserError where it
+    was damaged since it was written."""
+    if training.best is None or training.best == training.last:
+        return
+    try:
+        weights = read_weights(training.best)
+    except UserError as error:
+        resume = words(["lmtool", "resume", str(opened.folder.path)])
+        raise UserError(error.message, f"{resume} sets it aside and ends with the best of the others") from error
+    learner.load_state_dict(weights)

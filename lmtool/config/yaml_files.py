@@ -24,6 +24,9 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 class TooMuch(yaml.MarkedYAMLError):
     """A document beyond the limits. `problem` says which, `problem_mark` where."""
 
+    def __init__(self, problem: str, mark: Any):
+        super().__init__(problem=problem, problem_mark=mark)
+
 
 def load(text: str) -> Any:
     """A document as plain data. yaml.YAMLError where it is no plain YAML, or beyond the limits (TooMuch)."""
@@ -63,7 +66,8 @@ def refusal(error: yaml.YAMLError, name: str, hint: str | None = None) -> UserEr
 def check(text: str) -> None:
     """Raise TooMuch for a document beyond the limits, before anything is made of it."""
     if len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
-        raise TooMuch(problem=f"more than {MAX_BYTES} bytes, which no configuration has", problem_mark=_mark(0))
+        mark = yaml.Mark("<file>", 0, 0, 0, "", 0)
+        raise TooMuch(f"more than {MAX_BYTES} bytes, which no configuration has", mark)
     sizes: dict[str, int] = {}
     # The anchor of each open collection, and the nodes in it so far; the outermost entry is the document.
     open_nodes: list[tuple[str | None, int]] = [(None, 0)]
@@ -72,17 +76,14 @@ def check(text: str) -> None:
         if isinstance(event, yaml.CollectionStartEvent):
             open_nodes.append((event.anchor, 1))
             if len(open_nodes) > MAX_DEPTH + 1:
-                raise TooMuch(problem=f"nested more than {MAX_DEPTH} deep", problem_mark=event.start_mark)
+                raise TooMuch(f"nested more than {MAX_DEPTH} deep", event.start_mark)
         elif isinstance(event, yaml.CollectionEndEvent):
             anchor, nodes = open_nodes.pop()
             if anchor is not None:
                 sizes[anchor] = nodes
         elif isinstance(event, yaml.AliasEvent):
             if event.anchor not in sizes:
-                raise TooMuch(
-                    problem=f"the alias *{event.anchor} names nothing that ends before it",
-                    problem_mark=event.start_mark,
-                )
+                raise TooMuch(f"the alias *{event.anchor} names nothing that ends before it", event.start_mark)
             nodes = sizes[event.anchor]
         elif isinstance(event, yaml.ScalarEvent):
             nodes = 1
@@ -92,8 +93,4 @@ def check(text: str) -> None:
         open_nodes[-1] = (anchor, before + nodes)
         if before + nodes > MAX_NODES:
             problem = f"more than {MAX_NODES} keys and values, aliases counted as what they stand for"
-            raise TooMuch(problem=problem, problem_mark=event.start_mark)
-
-
-def _mark(line: int) -> yaml.Mark:
-    return yaml.Mark("<file>", 0, line, 0, None, None)
+            raise TooMuch(problem, event.start_mark)

@@ -37,11 +37,11 @@ class Work:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The sizes that what a forward keeps depends on."""
+    """The sizes that what a forward keeps depends on. inner_size: width inside a layer."""
 
     num_layers: int
     hidden_size: int
-    feedforward_size: int
+    inner_size: int
     vocab_size: int
 
 
@@ -53,7 +53,7 @@ def activation_bytes(shape: ModelShape, tokens: float, predicted_fraction: float
     predicted places' logits with their fp32 gradient.
     """
     element = 2 if half else 4
-    layer = element * (8 * shape.hidden_size + 2 * shape.feedforward_size) + 2 * shape.hidden_size
+    layer = element * (8 * shape.hidden_size + 2 * shape.inner_size) + 2 * shape.hidden_size
     logits = predicted_fraction * shape.vocab_size * (element + 4)
     return round(tokens * (shape.num_layers * layer + 4 * shape.hidden_size + logits))
 

@@ -15,20 +15,19 @@ _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def measure_rate(
-    hidden_size: int, feedforward_size: int, precision: str = "fp32", device: str = "cpu", seconds: float = 0.3
+    hidden_size: int, inner_size: int, precision: str = "fp32", device: str = "cpu", seconds: float = 0.3
 ) -> float:
-    """Training FLOP/s to expect of a model of this width on this device, in about `seconds`.
+    """Training FLOP/s to expect of a model of these widths on this device, in about `seconds`. inner_size: inside a
+    layer.
 
     Forward and backward of one feed-forward part on 512 tokens under autocast, which small widths cannot run at the
     speed of a large square product; times STEP_SHARE. precision: fp32, bf16 or fp16.
     """
     tokens = 512
     # Beyond these widths a machine is no faster, and a product may not fit.
-    hidden_size, feedforward_size = min(hidden_size, 4096), min(feedforward_size, 16384)
+    hidden_size, inner_size = min(hidden_size, 4096), min(inner_size, 16384)
     with torch.device(device):
-        part = nn.Sequential(
-            nn.Linear(hidden_size, feedforward_size), nn.GELU(), nn.Linear(feedforward_size, hidden_size)
-        )
+        part = nn.Sequential(nn.Linear(hidden_size, inner_size), nn.GELU(), nn.Linear(inner_size, hidden_size))
         x_TH = torch.full((tokens, hidden_size), 0.01, requires_grad=True)
 
     def once() -> None:
@@ -47,4 +46,4 @@ def measure_rate(
         once()
         synchronize()
         runs += 1
-    return STEP_SHARE * 6 * 2 * hidden_size * feedforward_size * tokens * runs / elapsed
+    return STEP_SHARE * 6 * 2 * hidden_size * inner_size * tokens * runs / elapsed

@@ -13,14 +13,18 @@ from torch import Tensor, nn
 
 from lmtool.costs.plan import ModelShape, Work
 from lmtool.heads.lm import FamilyLMHead, LMHead
-from lmtool.models.base import Backbone
+from lmtool.models.base import Backbone, OneStack
 from lmtool.models.configs import ModelConfig
 from lmtool.models.encoder_decoder import EncoderDecoder
+from lmtool.nn.positions import Position
+from lmtool.nn.virtual import VirtualTokens
+
+_TABLES = (nn.Embedding, Position, VirtualTokens)
 
 
 def shape_of(model: ModelConfig) -> ModelShape:
     """The sizes that what a forward keeps depends on."""
-    return ModelShape(model.num_layers, model.hidden_size, model.feedforward_size, model.vocab_size)
+    return ModelShape(model.num_layers, model.hidden_size, model.inner_size, model.vocab_size)
 
 
 def shapes_of(learner: Any) -> list[ModelShape]:
@@ -54,8 +58,8 @@ def works_of(
 
 def _body(backbone: Backbone, length: float, outputs: float, share: float, passes: int) -> Iterator[Work]:
     """A backbone's layers, each of its tokens once; shared layers as often as they are applied."""
-    embedding = _matrices([backbone.embed])
     if isinstance(backbone, EncoderDecoder):
+        embedding = _matrices([backbone.embed])
         inputs, encoder, decoder = 1 - outputs, backbone.encoder.layers, backbone.decoder.layers
         crossed: list[Any] = [layer.cross_attn for layer in decoder]
         # Keys and values are made of the inputs.
@@ -65,15 +69,17 @@ def _body(backbone: Backbone, length: float, outputs: float, share: float, passe
         yield Work(share * outputs, embedding + _matrices(decoder) - keys, _attention(decoder), read / 2, passes)
         yield Work(share * outputs, 0, sum(_width(cross) for cross in crossed), seen, passes)
         return
-    times = backbone.config.num_layers / max(len(backbone.layers), 1)
+    # A family with a forward of its own is taken as a whole, each of its parts once.
+    layers = list(backbone.depth()) if isinstance(backbone, OneStack) else []
+    values = _matrices([backbone.embed, *layers] if layers else [backbone])
     causal = backbone.config.architecture == "decoder"
-    values, attention = embedding + times * _matrices(backbone.layers), times * _attention(backbone.layers)
-    yield Work(share, values, attention, length / 2 if causal else length, passes)
+    yield Work(share, values, _attention(layers), length / 2 if causal else length, passes)
 
 
 def _matrices(modules: Iterable[nn.Module]) -> int:
-    """Values of the linear maps in modules."""
-    return sum(one.weight.numel() for module in modules for one in module.modules() if isinstance(one, nn.Linear))
+    """Values of the matrices in modules that a token's vector is multiplied with; tables are looked up."""
+    parts = (part for module in modules for part in module.modules() if not isinstance(part, _TABLES))
+    return sum(values.numel() for part in parts for values in part.parameters(recurse=False) if values.ndim > 1)
 
 
 def _attention(layers: Iterable[nn.Module]) -> int:

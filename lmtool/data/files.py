@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from lmtool.config.tables import nearest
 from lmtool.errors import UserError
@@ -177,8 +177,7 @@ def read_pieces(path: Path, encoding: str = "utf-8", key: str | None = None) -> 
 @contextmanager
 def _opened(path: Path) -> Iterator[BufferedReader]:
     if path == STANDARD_INPUT:
-        assert isinstance(sys.stdin.buffer, BufferedReader)
-        yield sys.stdin.buffer
+        yield cast(BufferedReader, sys.stdin.buffer)
         return
     with path.open("rb") as file:
         yield file

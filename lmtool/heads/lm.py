@@ -104,3 +104,14 @@ class MaskedLMHead(LMHead):
 
     def transform(self, hidden_MH: Tensor) -> Tensor:
         return self.norm(self.activation(self.dense(hidden_MH)))
+
+
+def masked_lm_head(backbone: Backbone) -> MaskedLMHead:
+    """The masked language model's head of a backbone's family."""
+    return MaskedLMHead(
+        backbone.hidden_size,
+        backbone.config.vocab_size,
+        backbone.head_activation,
+        backbone.head_norm_epsilon,
+        backbone.embed.token.weight.shape[1],
+    )

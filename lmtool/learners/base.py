@@ -167,12 +167,15 @@ class BaseLearner(nn.Module, ABC):
 
         batches: those of the split. predictors: fitted on `train`.
         """
-        losses = mean_losses(predictors, batches)
         return {
             "name": " and ".join(dict.fromkeys(predictor.name for predictor in predictors.values())),
             "metric": self.metric.name,
-            "value": sum(self.weights[term] * loss for term, loss in losses.items()),
+            "value": self.uninformed_loss(batches, predictors),
         }
+
+    def uninformed_loss(self, batches: Iterable[Batch], predictors: Mapping[str, Predictor]) -> float:
+        """What reading nothing loses on batches, the terms added up with their weights."""
+        return sum(self.weights[term] * loss for term, loss in mean_losses(predictors, batches).items())
 
     # What it is used for.
 

@@ -110,7 +110,8 @@ class TermScorer(Scorer):
 def evaluate(
     learner: torch.nn.Module, scorer: Scorer, batches: Iterable[Batch], precision: Precision = FP32_CPU
 ) -> Evaluation:
-    """One pass over a split in evaluation mode, without gradients. The learner is left in the mode it came in."""
+    """One pass over a split in evaluation mode, without gradients. The learner is left in the mode it came in.
+    NotFinite where it gives something that is no finite number."""
     was_training = learner.training
     learner.eval()
     try:

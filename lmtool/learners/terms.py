@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
-from lmtool.errors import UserError
+from lmtool.errors import NotFinite, UserError
 from lmtool.learners.baseline import BestConstant, Predictor
 from lmtool.metrics import paired_standard_error, ratio_standard_error
 from lmtool.types import Batch, Scores
@@ -69,6 +70,9 @@ class TermSums:
         self.right: int | None = 0
 
     def add(self, batch: Batch, scores: Scores, baseline: Predictor | None) -> None:
+        """Enter a batch. NotFinite where a loss is no finite number."""
+        if not bool(torch.isfinite(scores.losses).all()):
+            raise NotFinite("losses", batch)
         documents = scores.documents.cpu().numpy()
         count = len(batch.inputs.lengths)
         self.examples.append((batch.examples if batch.rows is None else batch.rows).cpu().numpy())

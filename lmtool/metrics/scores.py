@@ -69,8 +69,11 @@ def _ranks(values: np.ndarray) -> np.ndarray:
 
 
 def spearman(gold: np.ndarray, predicted: np.ndarray) -> float:
-    """Correlation of ranks, ties sharing their mean rank; not a number where either side is constant."""
-    return pearson(_ranks(gold), _ranks(predicted)) if len(gold) > 1 else float("nan")
+    """Correlation of ranks, ties sharing their mean rank; not a number where either side is constant, or has something
+    that is no number."""
+    if len(gold) < 2 or np.isnan(gold).any() or np.isnan(predicted).any():
+        return float("nan")
+    return pearson(_ranks(gold), _ranks(predicted))
 
 
 def mse(gold: np.ndarray, predicted: np.ndarray) -> float:
@@ -88,7 +91,8 @@ METRICS: dict[str, Metric] = {
 
 
 def compute(names: Sequence[str], gold: Sequence | np.ndarray, predicted: Sequence | np.ndarray) -> dict[str, float]:
-    """The named scores. A correlation with a constant tells nothing and is given as 0, so that runs compare.
+    """The named scores. A correlation with a constant tells nothing and is given as 0, so that runs compare; where
+    anything is no finite number, no score is a number.
 
     Raises UserError for an unknown name, no rows, or sides of different length.
     """
@@ -98,5 +102,7 @@ def compute(names: Sequence[str], gold: Sequence | np.ndarray, predicted: Sequen
     gold, predicted = np.asarray(gold), np.asarray(predicted)
     if gold.shape != predicted.shape or gold.ndim != 1 or not len(gold):
         raise UserError(f"cannot score {len(predicted)} predictions against {len(gold)} gold values")
+    if not (np.isfinite(gold).all() and np.isfinite(predicted).all()):
+        return dict.fromkeys(names, float("nan"))
     values = {name: METRICS[name](gold, predicted) for name in names}
     return {name: 0.0 if np.isnan(value) else value for name, value in values.items()}

@@ -12,7 +12,7 @@ from typing import Literal, TypeVar
 from torch import Tensor, nn
 
 from lmtool.config.tables import build
-from lmtool.models.configs import ModelConfig
+from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.nn.cache import Cache
 from lmtool.nn.dropout import Draws
 from lmtool.nn.embeddings import Embeddings
@@ -55,6 +55,16 @@ class Backbone(nn.Module):
     """Of a masked language model's head."""
     pooler_activation: Literal["tanh", "relu", "gelu"] = "tanh"
     """Of the map between the first token's hidden state and a classifier."""
+
+    @property
+    def longest_text(self) -> int:
+        """Tokens of the longest text it reads, beside virtual ones."""
+        return self.config.max_positions - self.embed.virtual_count
+
+    @property
+    def head_norm_epsilon(self) -> float:
+        """Added to the variance in the norms of heads."""
+        return self.config.norm_epsilon if isinstance(self.config, TransformerConfig) else 1e-12
 
     def initial_draw(self) -> Draw:
         """How the matrices of this family, and of heads on it, are drawn at the start."""
@@ -126,9 +136,10 @@ class Decoder(OneStack):
         return self.read(packed, draws, cache, read_M, tap)
 
     def new_cache(self, documents: int, capacity: int) -> Cache:
-        """An empty cache for this many texts of at most `capacity` tokens."""
-        self.embed.position.check(capacity)
-        return Cache(len(list(self.depth())), documents, capacity)
+        """An empty cache for this many texts of at most `capacity` tokens, and their virtual ones."""
+        virtual = self.embed.virtual_count
+        self.embed.position.check(capacity + virtual, virtual)
+        return Cache(len(list(self.depth())), documents, capacity + virtual)
 
 
 def new(family: Callable[[AnyConfig], AnyBackbone], config: AnyConfig, seed: int) -> AnyBackbone:
@@ -138,19 +149,17 @@ def new(family: Callable[[AnyConfig], AnyBackbone], config: AnyConfig, seed: int
     return model
 
 
-def positions_of(
-    config: ModelConfig, causal: bool, width: int | None = None, head_size: int | None = None, offset: int = 0
-) -> Position:
+def positions_of(config: TransformerConfig, causal: bool, width: int | None = None, offset: int = 0) -> Position:
     """The positions a configuration asks for, for one stack.
 
-    causal: whether tokens see only what is before them. width: of the token vectors, where not hidden_size.
-    head_size: where not hidden_size / num_heads. offset: rows of a learned table before that of position 0.
+    causal: whether tokens see only what is before them. width: of the token vectors, where not hidden_size. offset:
+    rows of a learned table before that of position 0.
     """
     sizes = PositionSizes(
         max_positions=config.max_positions,
         hidden_size=config.hidden_size if width is None else width,
         num_heads=config.num_heads,
-        head_size=config.hidden_size // config.num_heads if head_size is None else head_size,
+        head_size=config.width_of_head,
         causal=causal,
         offset=offset,
     )

@@ -71,44 +71,30 @@ class ModelConfig(Config):
     transformers_form: ClassVar[dict[str, Any] | None] = None
     """The fields of `SequenceForm` in which transformers' ...ForSequenceClassification of this family differs; None
     where transformers has no such class."""
-    free_fields: ClassVar[tuple[str, ...]] = ("dropout", "attention_dropout", "norm_epsilon", "initializer_std")
+    free_fields: ClassVar[tuple[str, ...]] = ("dropout", "initializer_std")
     """Fields that may differ from a checkpoint's: they change no shape."""
-    position_kinds: ClassVar[tuple[str, ...] | None] = None
-    """The kinds of positions the family can have; None: all there are."""
 
     name: str = Field(description="Which family.")
     vocab_size: Vocabulary = Field(30522, description="Rows of the token embedding; at least the tokenizer's entries.")
     num_layers: Layers = Field(12, description="Layers.")
-    hidden_size: Width = Field(768, description="Width of the hidden states; a multiple of num_heads.")
-    num_heads: Heads = Field(12, description="Attention heads a layer.")
-    feedforward_size: Width = Field(3072, description="Width inside the feed-forward part.")
-    max_positions: Positions = Field(
-        512, description="Longest sequence in tokens; learned positions have as many rows."
-    )
-    positions: Annotated[PositionsConfig, Choice("model/positions")] = Field(
-        LearnedPositionsConfig(), description="How the model knows where a token stands."
-    )
-    dropout: float = Field(0.1, ge=0, lt=1, description="Share of activations dropped after embedding and sublayers.")
-    attention_dropout: float = Field(0.1, ge=0, lt=1, description="Share of attention weights dropped in training.")
-    norm_epsilon: float = Field(1e-12, gt=0, description="Added to the variance in layer norms.")
+    hidden_size: Width = Field(768, description="Width of the hidden states.")
+    max_positions: Positions = Field(512, description="Longest sequence in tokens.")
+    dropout: float = Field(0.1, ge=0, lt=1, description="Share of activations dropped in training.")
     initializer_std: float = Field(0.02, gt=0, description="Standard deviation the initial weights are drawn with.")
 
-    @model_validator(mode="after")
-    def _heads_fit(self) -> ModelConfig:
-        if self.hidden_size % self.num_heads:
-            raise ValueError(f"hidden_size={self.hidden_size} is not a multiple of num_heads={self.num_heads}")
-        return self
+    @property
+    def inner_size(self) -> int:
+        """Width inside a layer, for estimates of memory and time."""
+        return 4 * self.hidden_size
+
+    def facts(self) -> dict[str, Any]:
+        """Its sizes, for screens and reports."""
+        return {"layers": self.num_layers, "width": self.hidden_size}
 
     def scaled(self, width: float, depth: float) -> Self:
-        """The same family with a share of its widths, heads and layers: ELECTRA's generator. What names no width of
-        the layers (vocabulary, positions, a width of the embedding) stays."""
-        heads = max(1, round(self.num_heads * width))
-        head_size = max(1, round(self.hidden_size * width / heads))
-        head_size = max(head_size + (head_size % 2 if self.positions.even_heads else 0), -(-4 // heads))
+        """The same family with a share of its width and layers: ELECTRA's generator."""
         sizes = {
-            "num_heads": heads,
-            "hidden_size": heads * head_size,
-            "feedforward_size": max(4, round(self.feedforward_size * width)),
+            "hidden_size": max(4, round(self.hidden_size * width)),
             "num_layers": max(1, round(self.num_layers * depth)),
         }
         return type(self)(**{name: getattr(self, name) for name in type(self).model_fields} | sizes)
@@ -159,7 +145,60 @@ class ModelConfig(Config):
         return {**optimizer, "lr": float(f"{fitted:.3g}")}
 
 
-class SegmentedConfig(ModelConfig):
+class TransformerConfig(ModelConfig):
+    """What transformers have besides: attention heads, a feed-forward part, a kind of positions, norms."""
+
+    free_fields: ClassVar[tuple[str, ...]] = (*ModelConfig.free_fields, "attention_dropout", "norm_epsilon")
+    position_kinds: ClassVar[tuple[str, ...] | None] = None
+    """The kinds of positions the family can have; None: all there are."""
+
+    hidden_size: Width = Field(768, description="Width of the hidden states; a multiple of num_heads.")
+    num_heads: Heads = Field(12, description="Attention heads a layer.")
+    feedforward_size: Width = Field(3072, description="Width inside the feed-forward part.")
+    max_positions: Positions = Field(
+        512, description="Longest sequence in tokens; learned positions have as many rows."
+    )
+    positions: Annotated[PositionsConfig, Choice("model/positions")] = Field(
+        LearnedPositionsConfig(), description="How the model knows where a token stands."
+    )
+    dropout: float = Field(0.1, ge=0, lt=1, description="Share of activations dropped after embedding and sublayers.")
+    attention_dropout: float = Field(0.1, ge=0, lt=1, description="Share of attention weights dropped in training.")
+    norm_epsilon: float = Field(1e-12, gt=0, description="Added to the variance in layer norms.")
+
+    @model_validator(mode="after")
+    def _heads_fit(self) -> TransformerConfig:
+        if self.hidden_size % self.num_heads:
+            raise ValueError(f"hidden_size={self.hidden_size} is not a multiple of num_heads={self.num_heads}")
+        return self
+
+    @property
+    def width_of_head(self) -> int:
+        """Of one attention head."""
+        return self.hidden_size // self.num_heads
+
+    @property
+    def inner_size(self) -> int:
+        return self.feedforward_size
+
+    def facts(self) -> dict[str, Any]:
+        return {**super().facts(), "heads": self.num_heads}
+
+    def scaled(self, width: float, depth: float) -> Self:
+        """The same family with a share of its widths, heads and layers: ELECTRA's generator. What names no width of
+        the layers (vocabulary, positions, a width of the embedding) stays."""
+        heads = max(1, round(self.num_heads * width))
+        head_size = max(1, round(self.hidden_size * width / heads))
+        head_size = max(head_size + (head_size % 2 if self.positions.even_heads else 0), -(-4 // heads))
+        sizes = {
+            "num_heads": heads,
+            "hidden_size": heads * head_size,
+            "feedforward_size": max(4, round(self.feedforward_size * width)),
+            "num_layers": max(1, round(self.num_layers * depth)),
+        }
+        return type(self)(**{name: getattr(self, name) for name in type(self).model_fields} | sizes)
+
+
+class SegmentedConfig(TransformerConfig):
     """An encoder that tells the two texts of a pair apart by a table."""
 
     transformers_form: ClassVar[dict[str, Any] | None] = {}
@@ -171,7 +210,7 @@ class SegmentedConfig(ModelConfig):
 class BertConfig(SegmentedConfig):
     """BERT (Devlin et al. 2019): post-norm encoder with learned positions and segments. Defaults: base, uncased."""
 
-    free_fields: ClassVar[tuple[str, ...]] = (*ModelConfig.free_fields, "lowercase")
+    free_fields: ClassVar[tuple[str, ...]] = (*SegmentedConfig.free_fields, "lowercase")
     default_tokenizer: ClassVar[dict[str, Any]] = {"name": "wordpiece"}
     default_objective: ClassVar[dict[str, Any]] = {"name": "mlm", "pairs": "nsp"}
     # Devlin et al. 2019, A.2: Adam 1e-4, betas .9 and .999, L2 .01, 10,000 of 1,000,000 steps of warm-up, linear
@@ -201,7 +240,7 @@ class BertConfig(SegmentedConfig):
 
 
 @component("model", "gpt", builder="lmtool.models.gpt:build")
-class GptConfig(ModelConfig):
+class GptConfig(TransformerConfig):
     """GPT-2's architecture (Radford et al. 2019): pre-norm decoder with learned positions. Defaults: small."""
 
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder"]] = "decoder"
@@ -233,7 +272,7 @@ class GptConfig(ModelConfig):
 
 
 @component("model", "gpt1", builder="lmtool.models.gpt1:build")
-class Gpt1Config(ModelConfig):
+class Gpt1Config(TransformerConfig):
     """GPT (Radford et al. 2018): post-norm decoder with learned positions."""
 
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder"]] = "decoder"

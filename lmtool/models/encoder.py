@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from lmtool.models.base import Encoder
-from lmtool.models.configs import ModelConfig
+from lmtool.models.configs import TransformerConfig
 from lmtool.nn.attention import SelfAttention
 from lmtool.nn.blocks import PostNormLayer
 from lmtool.nn.feedforward import Activation, FeedForward
@@ -20,7 +20,7 @@ class BertLike(Encoder):
 
 
 def post_norm_layer(
-    config: ModelConfig, activation: Activation = "gelu", activation_dropout: float = 0.0
+    config: TransformerConfig, activation: Activation = "gelu", activation_dropout: float = 0.0
 ) -> PostNormLayer:
     """One layer of BERT's kind."""
     width = config.hidden_size

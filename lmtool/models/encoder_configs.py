@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from lmtool.config.tables import component
-from lmtool.models.configs import BertConfig, Layers, ModelConfig, SegmentedConfig, Segments, Vocabulary, Width
+from lmtool.models.configs import BertConfig, Layers, SegmentedConfig, Segments, TransformerConfig, Vocabulary, Width
 
 _VOCABULARY = "Rows of the token embedding; at least the tokenizer's entries."
 _EMBEDDING_SIZE = "Width of the embedding tables; a linear map takes it to hidden_size where the two differ."
@@ -62,7 +62,7 @@ class SpanbertConfig(SegmentedConfig):
 
 
 @component("model", "distilbert", builder="lmtool.models.distilbert:build")
-class DistilbertConfig(ModelConfig):
+class DistilbertConfig(TransformerConfig):
     """DistilBERT (Sanh et al. 2019): half of BERT's layers, no segments, no pooler."""
 
     transformers_form: ClassVar[dict[str, Any] | None] = {}

@@ -89,9 +89,15 @@ class EncoderDecoder(Backbone):
         return self.decoder.run(entered, entered.read(read_M), encoded, tap)
 
     def new_cache(self, documents: int, capacity: int) -> Cache:
-        """An empty cache for this many outputs of at most `capacity` tokens."""
-        self.decoder.embed.position.check(capacity)
-        return Cache(len(self.decoder.layers), documents, capacity)
+        """An empty cache for this many outputs of at most `capacity` tokens, and their virtual ones."""
+        virtual = self.decoder.embed.virtual_count
+        self.decoder.embed.position.check(capacity + virtual, virtual)
+        return Cache(len(list(self.decoder.depth())), documents, capacity + virtual)
+
+    @property
+    def longest_answer(self) -> int:
+        """Tokens of the longest outputs it reads, beside virtual ones."""
+        return self.config.max_positions - self.decoder.embed.virtual_count
 
 
 def shifted(packed: Packed, start: int) -> Packed:

@@ -7,11 +7,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from lmtool.config.tables import Choice, component
-from lmtool.models.configs import Heads, Layers, ModelConfig, Positions, Vocabulary, Width
+from lmtool.models.configs import Heads, Layers, Positions, TransformerConfig, Vocabulary, Width
 from lmtool.nn.configs import PositionsConfig, SinusoidalPositionsConfig, T5PositionsConfig
 
 
-class EncoderDecoderConfig(ModelConfig):
+class EncoderDecoderConfig(TransformerConfig):
     """What every encoder-decoder has besides: `num_layers` counts the layers of the encoder."""
 
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder"]] = "encoder_decoder"
@@ -70,11 +70,15 @@ class T5Config(EncoderDecoderConfig):
         """Heads have a width of their own, so any number of them fits."""
         return self
 
+    @property
+    def width_of_head(self) -> int:
+        return self.head_size
+
 
 class PostNormConfig(EncoderDecoderConfig):
     """Norms behind the sublayers, biases everywhere."""
 
-    free_fields: ClassVar[tuple[str, ...]] = (*ModelConfig.free_fields, "activation_dropout")
+    free_fields: ClassVar[tuple[str, ...]] = (*EncoderDecoderConfig.free_fields, "activation_dropout")
 
     activation_dropout: float = Field(
         0.0, ge=0, lt=1, description="Share of activations dropped inside the feed-forward part."
@@ -115,7 +119,7 @@ class BartConfig(PostNormConfig):
 
 
 @component("model", "transformer", builder="lmtool.models.transformer:build")
-class TransformerConfig(PostNormConfig):
+class Transformer2017Config(PostNormConfig):
     """The transformer (Vaswani et al. 2017): post-norm encoder-decoder with sinusoidal positions. Defaults: base."""
 
     default_tokenizer: ClassVar[dict[str, Any]] = {"name": "sentencepiece"}

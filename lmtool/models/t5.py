@@ -82,7 +82,7 @@ class T5(EncoderDecoder):
             )
             for _ in range(config.layers_of_decoder)
         ]
-        positions = [positions_of(config, causal, head_size=config.head_size) for causal in (False, True)]
+        positions = [positions_of(config, causal) for causal in (False, True)]
         super().__init__(
             config,
             Embeddings(config.vocab_size, width, positions[0], config.dropout),

@@ -42,7 +42,7 @@ from lmtool.errors import UserError
 from lmtool.models.bart import TIED, from_published_sizes, post_norm_pairs, published_sizes
 from lmtool.models.base import new, positions_of
 from lmtool.models.encoder_decoder import DecoderStack, EncoderDecoder, post_norm_layers
-from lmtool.models.encoder_decoder_configs import TransformerConfig
+from lmtool.models.encoder_decoder_configs import Transformer2017Config
 from lmtool.models.keymap import EMPTY, KeyMap
 from lmtool.models.published import expect, require_positions
 from lmtool.nn.embeddings import Embeddings, StackInput
@@ -53,7 +53,7 @@ from lmtool.nn.stack import Stack
 class Transformer(EncoderDecoder):
     """Both stacks over one token table, which is the head's too (section 3.4)."""
 
-    def __init__(self, config: TransformerConfig):
+    def __init__(self, config: Transformer2017Config):
         width = config.hidden_size
         positions = [positions_of(config, causal) for causal in (False, True)]
         encoder, decoder = post_norm_layers(config, "relu", config.activation_dropout)
@@ -77,7 +77,7 @@ class Transformer(EncoderDecoder):
         initialize_each(module, seed, draw_of, prefix)
 
 
-def build(config: TransformerConfig, seed: int) -> Transformer:
+def build(config: Transformer2017Config, seed: int) -> Transformer:
     """A new encoder-decoder on the default device."""
     return new(Transformer, config, seed)
 
@@ -142,7 +142,7 @@ _DEFAULTS = {
 _BASE = 10000.0
 
 
-def published_config(config: TransformerConfig) -> dict[str, Any]:
+def published_config(config: Transformer2017Config) -> dict[str, Any]:
     """Our configuration as the config.json of a Hugging Face Marian model. UserError where it has no place in one."""
     require_positions(config, "sinusoidal", "Marian")
     base = getattr(config.positions, "base", _BASE)

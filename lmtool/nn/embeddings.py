@@ -1,6 +1,6 @@
 """Tokens to vectors, in two calls: `tokens` looks them up, `finish` adds what depends on the place.
 
-Between the two, soft prompts are inserted. Shape letters: T tokens, H hidden width, V rows of the token table.
+Between the two, virtual tokens are inserted. Shape letters: T tokens, H hidden width, V rows of the token table.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from lmtool.nn.dropout import Draws, Dropout
 from lmtool.nn.positions import Position
+from lmtool.nn.virtual import VirtualTokens
 from lmtool.types import Packed
 
 
@@ -17,8 +18,10 @@ class StackInput(nn.Module):
     dropout.
 
     segment: the table, None for none; the ids are the column "segment", 0 where a batch has none. norm: applied to
-    the sum.
+    the sum. virtual: learned vectors among those of the tokens, for who tunes a model by them; no family has any.
     """
+
+    virtual: VirtualTokens | None
 
     def __init__(
         self,
@@ -32,6 +35,12 @@ class StackInput(nn.Module):
         self.segment = segment
         self.norm = norm
         self.dropout = Dropout(dropout)
+        self.virtual = None
+
+    @property
+    def virtual_count(self) -> int:
+        """Virtual tokens of a text."""
+        return 0 if self.virtual is None else len(self.virtual)
 
     def finish(self, vectors_TH: Tensor, packed: Packed, positions_T: Tensor, draws: Draws | None = None) -> Tensor:
         """Positions, segments, norm and dropout. positions_T: where the tokens stand in their documents."""

@@ -94,11 +94,17 @@ def enter(
     embed: StackInput, vectors_TE: Tensor, packed: Packed, draws: Draws | None = None, cache: Cache | None = None
 ) -> Entered:
     """Token vectors to what the first layer reads. cache: of the tokens before these; it makes room for these."""
+    batch_T = None
+    if embed.virtual is not None:
+        insertion = embed.virtual.insertion(packed, None if cache is None else cache.lengths)
+        vectors_TE = embed.virtual.among(vectors_TE, insertion)
+        packed, batch_T = insertion.packed, insertion.batch_T
+        draws = None if draws is None else draws.inserted(insertion.source_S, insertion.number_S)
     if cache is None:
-        embed.position.check(max(packed.lengths, default=0))
+        embed.position.check(max(packed.lengths, default=0), embed.virtual_count)
     positions_T = packed.positions if cache is None else cache.extend(packed)
     x_TH = embed.finish(vectors_TE, packed, positions_T, draws)
-    return Entered(x_TH, packed, positions_T, embed.position, draws, cache)
+    return Entered(x_TH, packed, positions_T, embed.position, draws, cache, batch_T)
 
 
 class Stack(nn.Module):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lmtool.data.split import Rows, SplitData
-from lmtool.heads.lm import MaskedLMHead
+from lmtool.heads.lm import MaskedLMHead, masked_lm_head
 from lmtool.heads.losses import loss_sum, losses
 from lmtool.heads.sequence import Pooler, SequenceHead, summary_index
 from lmtool.learners.base import BaseLearner, Warn, silent
@@ -43,16 +43,11 @@ class MaskedLanguageModel(BaseLearner):
 
     def __init__(self, config: PairsConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(config, backbone, tokenizer, seed)
-        model, width = backbone.config, backbone.hidden_size
-        table_width = backbone.embed.token.weight.shape[1]
-        self.add_head(
-            "masked_lm",
-            MaskedLMHead(width, model.vocab_size, backbone.head_activation, model.norm_epsilon, table_width),
-        )
+        self.add_head("masked_lm", masked_lm_head(backbone))
         self.weights = {"mlm": 1.0}
         if config.pairs != "none":
-            self.add_head("pooler", Pooler(width, backbone.pooler_activation))
-            self.add_head(_PAIR_HEADS[config.pairs], SequenceHead(width, 2))
+            self.add_head("pooler", Pooler(backbone.hidden_size, backbone.pooler_activation))
+            self.add_head(_PAIR_HEADS[config.pairs], SequenceHead(backbone.hidden_size, 2))
             self.weights[config.pairs] = 1.0
 
     def examples(self, data: SplitData, max_length: int) -> MaskedWindows | MaskedPairs:

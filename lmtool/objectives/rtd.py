@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lmtool import streams
 from lmtool.data.split import Rows, SplitData
-from lmtool.heads.lm import MaskedLMHead
+from lmtool.heads.lm import MaskedLMHead, masked_lm_head
 from lmtool.heads.replaced_token import CopyGate, ReplacedTokenHead, copy_best, copy_losses
 from lmtool.learners.base import BaseLearner, Warn, silent
 from lmtool.learners.baseline import BestConstant, ConstantPredictor, token_counts
@@ -48,17 +48,12 @@ class ReplacedTokenDetection(BaseLearner):
         self.detects = config.variant in ("electra", "electra_15")
         self.term = "rtd" if self.detects else config.variant
         self.weights = {"mlm": 1.0, self.term: config.weight if self.detects else 1.0}
-        model, width = backbone.config, backbone.hidden_size
         if self.detects:
-            self.add_head("replaced_token", ReplacedTokenHead(width, backbone.head_activation))
+            self.add_head("replaced_token", ReplacedTokenHead(backbone.hidden_size, backbone.head_activation))
             return
-        table_width = backbone.embed.token.weight.shape[1]
-        self.add_head(
-            "masked_lm",
-            MaskedLMHead(width, model.vocab_size, backbone.head_activation, model.norm_epsilon, table_width),
-        )
+        self.add_head("masked_lm", masked_lm_head(backbone))
         if config.variant == "all_tokens_mlm":
-            self.add_head("copy", CopyGate(width))
+            self.add_head("copy", CopyGate(backbone.hidden_size))
 
     def examples(self, data: SplitData, max_length: int) -> MaskedWindows:
         format_name = self.backbone.config.text_format

@@ -32,11 +32,10 @@ class SpanLanguageModel(MaskedLanguageModel):
     def __init__(self, config: SpanConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(config, backbone, tokenizer, seed)
         if config.boundary:
-            model, width = backbone.config, backbone.hidden_size
             head = SpanBoundaryHead(
-                width, model.vocab_size, config.boundary_targets, config.boundary_position_size,
-                backbone.head_activation,
-                model.norm_epsilon, backbone.embed.token.weight.shape[1],
+                backbone.hidden_size, backbone.config.vocab_size, config.boundary_targets,
+                config.boundary_position_size, backbone.head_activation, backbone.head_norm_epsilon,
+                backbone.embed.token.weight.shape[1],
             )  # fmt: skip
             self.add_head("span_boundary", head)
             self.weights["sbo"] = 1.0

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from lmtool.config.tables import build
+from lmtool.errors import NotFinite
 from lmtool.runs.run_folder import RunFolder
 from lmtool.training.budgets import Budget
 from lmtool.training.configs import OptimizerConfig, ScheduleConfig
@@ -66,7 +67,7 @@ def train(
     groups = learner.parameter_groups()
     named = named_parameters(groups)
     optimizer, schedule, scaler = build(optimizer_config, groups), build(schedule_config), precision.scaler()
-    budget, health = Budget(settings, loader), Health(device)
+    budget = Budget(settings, loader)
     keeper = Keeper(run, learner, optimizer, named, scaler, write_extras)
     keeper.require_space()
     progress = keeper.restore()
@@ -75,6 +76,7 @@ def train(
         note_best(progress, settings)
     if keeper.saved_step is not None:
         keeper.point(progress)
+    health = Health(device, settings.uninformed_loss, progress)
     progress.ended = progress.ended or budget.spent(progress)
     run.announce()
     run.log(f"trains on {device} in {precision.name} ({precision.why}), {torch.get_num_threads()} threads")
@@ -107,15 +109,18 @@ def train(
                 row = outcome.row(progress, learning_rate, rate, norm)
                 run.append(row)
                 listener.on_step(row)
-                health.check_row(run.path, progress, data, row["loss"])
             before = progress.best_step, progress.best_value, progress.best_metrics
             evaluates, saves = due(settings, progress, total)
             if evaluates or saves or signals.received:
                 health.check(run.path, loader, data, step, outcome.loss, norm)
             if evaluates:
-                row = score(learner, evaluate, settings, progress)
+                try:
+                    row = score(learner, evaluate, settings, progress)
+                except NotFinite as problem:
+                    raise health.not_finite(run.path, data, problem) from problem
                 run.append(row)
                 listener.on_evaluation(row)
+                health.check_evaluation(run.path, data, row.get("loss"))
             if saves or progress.best_step == step or progress.ended or signals.received:
                 saved = keeper.save(progress, must=progress.ended is not None)
                 if saved:

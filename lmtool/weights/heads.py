@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from lmtool.heads.lm import MaskedLMHead, lm_head
+from lmtool.heads.lm import lm_head, masked_lm_head
 from lmtool.heads.replaced_token import ReplacedTokenHead
 from lmtool.heads.sequence import Pooler, SequenceHead, summary
 from lmtool.models.base import Backbone
@@ -71,10 +71,9 @@ class Assembled(nn.Module):
 
 def _head(backbone: Backbone, name: str, own: Mapping[str, Tensor]) -> nn.Module | None:
     """The module of a head, by its name; None for one that stands for nothing outside of its training."""
-    config, width = backbone.config, backbone.hidden_size
+    width = backbone.hidden_size
     if name == "masked_lm":
-        table_width = backbone.embed.token.weight.shape[1]
-        return MaskedLMHead(width, config.vocab_size, backbone.head_activation, config.norm_epsilon, table_width)
+        return masked_lm_head(backbone)
     if name == "lm":
         head = lm_head(backbone)
         trained = dict(head.named_parameters())

@@ -89,7 +89,7 @@ def _redirect(streams: Mapping[str, Path]) -> None:
     flags = {"in": os.O_RDONLY, "out": os.O_WRONLY | os.O_CREAT | os.O_TRUNC, "err": os.O_WRONLY | os.O_CREAT}
     for number, (name, path) in enumerate(streams.items()):
         os.dup2(os.open(path, flags[name], 0o600), number)
-    sys.stdin = io.TextIOWrapper(io.FileIO(0, "r", closefd=False), encoding="utf-8")
+    sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, "r", closefd=False)), encoding="utf-8")
     sys.stdout, sys.stderr = (
         io.TextIOWrapper(io.FileIO(number, "w", closefd=False), encoding="utf-8", errors=errors, write_through=True)
         for number, errors in ((1, "strict"), (2, "backslashreplace"))

@@ -34,6 +34,18 @@ VALUES = {
 }
 
 
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("side", ["gold", "predicted"])
+def test_what_is_no_number_scores_no_number(side: str, wrong: float) -> None:
+    values = {"gold": np.arange(6.0), "predicted": np.arange(6.0) + 0.1}
+    values[side][2] = wrong
+    for name, value in compute(list(METRICS), **values).items():
+        assert np.isnan(value), name
+    for name in ("pearson", "spearman", "mse"):
+        values[side][2] = np.nan
+        assert np.isnan(METRICS[name](values["gold"], values["predicted"])), name
+
+
 @pytest.mark.parametrize("name", CLASSES)
 def test_class_scores_equal_scikit_learn(name):
     from sklearn import metrics as reference

@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import json
 import subprocess
+import warnings
 
 import pytest
+import torch
 
 # Answers as scripts/peers.py does: lmtool four times as fast as the Trainer, which ends where it is told to.
 FAKE_WORKER = """
@@ -106,6 +108,18 @@ def test_the_tests_are_a_line_where_they_cannot_run(script, monkeypatch):
     monkeypatch.setattr(gpu.importlib.util, "find_spec", lambda name: None)
     assert gpu.run_tests(None) == "not run, pytest is not installed"
     assert gpu.missing() == "transformers and accelerate not installed"
+
+
+def test_waits_are_counted_by_their_warnings(script, monkeypatch, recwarn):
+    modes = []
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+    waits = script("peers").Waits()
+    waits.start()
+    for _ in range(3):  # from one line: by default Python shows a warning of a line once
+        warnings.warn("called a synchronizing CUDA operation (Triggered internally at ...)", stacklevel=1)
+    assert waits.stop() == 3 and modes == ["warn", "default"]
+    warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
+    assert waits.count == 3
 
 
 # The real workers, in this process.

@@ -8,7 +8,7 @@ import torch
 from task_fixtures import SIZES, TEXTS, examples_of, singles, table, task_config
 
 from lmtool.config.tables import build
-from lmtool.models.encoder_decoder_configs import BartConfig, T5Config, TransformerConfig
+from lmtool.models.encoder_decoder_configs import BartConfig, T5Config, Transformer2017Config
 from lmtool.tasks.loading import load_task
 from lmtool.tokenizers.configs import ByteBpeConfig
 from lmtool.types import Packed
@@ -16,7 +16,7 @@ from lmtool.types import Packed
 FAMILIES = {
     "t5": (T5Config(**SIZES), "gpt2"),
     "bart": (BartConfig(**SIZES, activation_dropout=0.2), "roberta"),
-    "transformer": (TransformerConfig(**{**SIZES, "attention_dropout": 0.1}), "roberta"),
+    "transformer": (Transformer2017Config(**{**SIZES, "attention_dropout": 0.1}), "roberta"),
 }
 
 

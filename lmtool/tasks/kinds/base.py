@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from lmtool.data.loader import PackedLoader
 from lmtool.data.plan import Examples
 from lmtool.data.split import Rows, SplitData
+from lmtool.errors import NotFinite
 from lmtool.learners.base import BaseLearner, Warn, silent
 from lmtool.learners.baseline import Predictor
 from lmtool.learners.evaluation import Evaluation, Scorer, evaluate
@@ -122,7 +124,7 @@ class TaskLearner(BaseLearner):
 
     @abstractmethod
     def outputs(self, batch: Batch, step: int) -> Tensor:
-        """What the head gives. step: keys the dropout in training."""
+        """What the head gives, finite. step: keys the dropout in training."""
 
     @abstractmethod
     def scores(self, outputs: Tensor, batch: Batch) -> Scores:
@@ -241,6 +243,8 @@ class TaskScorer(Scorer):
     def add(self, batch: Batch) -> None:
         learner = self.learner
         outputs = learner.outputs(batch, 0)
+        if not bool(torch.isfinite(outputs).all()):
+            raise NotFinite("predictions", batch)
         if self.rows.labels is not None:
             self.sums.add(batch, learner.scores(outputs, batch), self.predictor)
         assert batch.rows is not None
