@@ -7,6 +7,7 @@ from typing import Any
 from lmtool.commands.configs import FinetuneConfig
 from lmtool.commands.labelled import data_to_learn
 from lmtool.commands.opening import open_run, words
+from lmtool.commands.planning import require_memory
 from lmtool.commands.provenance import contents_of, require_same_data
 from lmtool.commands.screens import told_again
 from lmtool.commands.starting import require_fit, saved_tokenizer, start_weights
@@ -26,6 +27,7 @@ def run(config: FinetuneConfig, overrides: list[str]) -> dict[str, Any]:
         finished = opened.folder.result()
         if finished is not None:
             return told_again(opened, finished)
+        require_memory(config, opened.precision)
         contents = contents_of({config.task.name: task})
         require_same_data(opened, contents)
         tokenizer = saved_tokenizer(opened) or own_tokenizer(config, task, opened.output)

@@ -12,7 +12,7 @@ import torch
 
 from lmtool.commands.configs import FinetuneConfig, PretrainConfig
 from lmtool.commands.labelled import data_to_learn
-from lmtool.commands.planning import plan_of
+from lmtool.commands.planning import plan_of, too_large
 from lmtool.commands.starting import with_tasks
 from lmtool.reporting.console import Output
 from lmtool.reporting.plan import plan_rows
@@ -48,6 +48,9 @@ def run(config: PretrainConfig | FinetuneConfig, verb: str) -> int:
         notes.append(f"every sequence is taken as max_length={config.max_length} long; the text is not read")
     with torch.device("meta"):
         learner, _ = assemble(config, None)
+    problem = too_large(config, precision)
+    if problem is not None:
+        notes += [problem.message, str(problem.hint)]
     plan, _ = plan_of(config, learner, _assumed(config, rows, predicted), precision)
     print_table(
         Output(),

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from math import prod
 from typing import Any
 
+import torch
+from pydantic import ValidationError
 from torch import nn
 
 from lmtool.commands.configs import PretrainConfig, RunConfig
-from lmtool.costs.plan import plan
+from lmtool.costs.memory import available_bytes
+from lmtool.costs.plan import VALUE_BYTES, plan
 from lmtool.costs.rate import measure_rate
 from lmtool.costs.work import shapes_of, works_of
+from lmtool.errors import UserError
 from lmtool.reporting.plan import Plan
+from lmtool.reporting.text import size
+from lmtool.training.budgets import MOST_STEPS
 from lmtool.training.precision import Precision
+from lmtool.weights.assemble import assemble
 from lmtool.weights.loading import by_part
 
 KEPT_CHECKPOINTS = 3  # two newest and the best
@@ -26,6 +34,77 @@ def parameters_by_part(learner: nn.Module) -> dict[str, int]:
         part: sum(one.numel() for one in tensors.values())
         for part, tensors in by_part(dict(learner.named_parameters())).items()
     }
+
+
+def require_memory(config: RunConfig, precision: Precision) -> None:
+    """UserError where a run does not fit into memory, before any of it is there: see `too_large`."""
+    problem = too_large(config, precision)
+    if problem is not None:
+        raise problem
+
+
+def too_large(config: RunConfig, precision: Precision) -> UserError | None:
+    """What to say where the weights of a run, their gradients and the optimizer's state do not fit into the memory that
+    is available. What a step keeps beside them is not counted: it depends on the batch, which can be split."""
+    cpu = torch.device("cpu")
+    # Weights are made on the host, and trained on the device.
+    for device, trained in {cpu: False, precision.device: True}.items():
+        available = available_bytes(device)
+        needed = _needed_bytes(config, trained)
+        if available is not None and needed > available:
+            what = "weights, gradients and optimizer" if trained else "weights"
+            sizes = f"{what} need {size(needed)}, {size(available)} are available"
+            hint = _smaller(config, partial(_fits, trained=trained, available=available))
+            return UserError(f"model={config.model.name} is too large for {device}: {sizes}", hint)
+    return None
+
+
+def _fits(config: RunConfig, trained: bool, available: int) -> bool:
+    return _needed_bytes(config, trained) <= available
+
+
+def _needed_bytes(config: RunConfig, trained: bool) -> int:
+    """Bytes of a run's weights; trained: with their gradients and the optimizer's state. Nothing is allocated."""
+    with torch.device("meta"):
+        learner, _ = assemble(config, None)
+    weights = VALUE_BYTES * sum(one.numel() for one in learner.parameters())
+    weights += sum(one.nbytes for one in learner.buffers())
+    if not trained:
+        return weights
+    learned = {name: tuple(one.shape) for name, one in learner.named_parameters() if one.requires_grad}
+    moments = sum(config.optimizer.state_size(name, shape) for name, shape in learned.items())
+    return weights + VALUE_BYTES * (sum(prod(shape) for shape in learned.values()) + moments)
+
+
+def _smaller(config: RunConfig, fits: Callable[[RunConfig], bool]) -> str:
+    """The overrides with which a model fits: one size at its default, all that are larger than theirs at it, or as many
+    layers as there is room for."""
+    model = config.model
+    fields = type(model).model_fields
+    larger = {
+        key: field.default
+        for key, field in fields.items()
+        if isinstance(field.default, int) and getattr(model, key) > field.default
+    }
+
+    def changed(sizes: Mapping[str, Any]) -> RunConfig | None:
+        try:
+            return config.model_copy(
+                update={"model": type(model)(**{key: getattr(model, key) for key in fields} | sizes)}
+            )
+        except ValidationError:  # a width that the other sizes do not divide
+            return None
+
+    for sizes in [*({key: default} for key, default in larger.items()), larger]:
+        other = changed(sizes)
+        if other is not None and fits(other):
+            return "give " + " ".join(f"model.{key}={value}" for key, value in sizes.items())
+    low, high = 0, model.num_layers
+    while high - low > 1:
+        middle = (low + high) // 2
+        other = changed({"num_layers": middle})
+        low, high = (middle, high) if other is not None and fits(other) else (low, middle)
+    return f"give model.num_layers={low}, or a smaller model" if low else "take a smaller model: `lmtool list model`"
 
 
 def plan_of(
@@ -69,7 +148,7 @@ def plan_of(
         limits.append(config.max_flops / one.flops_per_step)
     if config.max_minutes is not None and one.seconds:
         limits.append(60 * config.max_minutes / one.seconds)
-    steps = max(1, round(min(limits)))
+    steps = max(1, round(min(*limits, MOST_STEPS)))
     warmup = config.schedule.warmup_steps or 0
     notes = []
     if warmup >= steps:

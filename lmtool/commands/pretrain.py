@@ -6,6 +6,7 @@ from typing import Any
 
 from lmtool.commands.configs import PretrainConfig
 from lmtool.commands.opening import open_run, words
+from lmtool.commands.planning import require_memory
 from lmtool.commands.provenance import contents_of, require_same_data
 from lmtool.commands.screens import told_again
 from lmtool.commands.starting import require_fit, saved_tokenizer, start_weights, with_tasks
@@ -27,6 +28,7 @@ def run(config: PretrainConfig, overrides: list[str]) -> dict[str, Any]:
         finished = opened.folder.result()
         if finished is not None:
             return told_again(opened, finished)
+        require_memory(config, opened.precision)
         progress = opened.output.stage
         tokenizer = saved_tokenizer(opened)
         source = build(config.data, config.cache_dir, progress)

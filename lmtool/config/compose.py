@@ -41,7 +41,7 @@ class LimitedFiles(FileConfigSource):
         path = Path(self.path, self._normalize_file_name(config_path))
         if path.is_file():
             try:
-                yaml_files.check(yaml_files.read_text(path))
+                yaml_files.load(yaml_files.read_text(path))
             except UnicodeDecodeError as error:
                 raise UserError(f"{path}: not a text file in UTF-8") from error
             except yaml.YAMLError as error:

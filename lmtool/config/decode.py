@@ -117,6 +117,9 @@ def _plain(value: Any, key: str, found: list[Problem], depth: int = 0) -> Any:
         return [_plain(one, f"{key}[{index}]", found, depth + 1) for index, one in enumerate(value)]
     if isinstance(value, str):
         return _text(value, key, found)
+    if isinstance(value, int) and abs(value) >= 2**63:
+        found.append(Problem(key, f"{key}: a number of more than 64 bits", "no key takes so large a number"))
+        return 0
     if value is None or isinstance(value, bool | int | float):
         return value
     kind = type(value).__name__

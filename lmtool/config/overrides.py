@@ -119,9 +119,10 @@ def _parsed(parser: OverridesParser, text: str, key: str, typed: Typed) -> Overr
                 return parser.parse_override(form)
         except HydraException:
             continue
-        except RecursionError:
-            what = f"{key}: the value is nested too deep"
-            typed.problems.append(Problem(key, what, f"`lmtool show {key}` explains it"))
+        except (RecursionError, ValueError) as error:
+            # Brackets by the hundred, or a number of thousands of digits.
+            what = "is nested too deep" if isinstance(error, RecursionError) else "is too long for a number"
+            typed.problems.append(Problem(key, f"{key}: the value {what}", f"`lmtool show {key}` explains it"))
             return None
     value = text.partition("=")[2]
     quote = "'" if '"' in value else '"'
@@ -149,7 +150,7 @@ def _quoted(parser: OverridesParser, text: str) -> str | None:
         given = one.value()
         parts = given.list if isinstance(given, ChoiceSweep) and given.simple_form else [given]
         written = ",".join(map(_written, parts))
-    except (HydraException, TypeError):
+    except (HydraException, TypeError, RecursionError, ValueError):
         return None
     return f"{key}={re.sub(rf'{word}([0-9]+)_', lambda match: unknown[int(match[1])], written)}"
 

@@ -58,6 +58,8 @@ def _read_json(path: Path) -> Any:
         raise UserError(f"{path}:{error.lineno}: not JSON: {error.msg}", hint) from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not a text file in UTF-8", hint) from error
+    except ValueError as error:  # a number of thousands of digits
+        raise UserError(f"{path}: {error}", hint) from error
     except RecursionError as error:
         raise UserError(f"{path}: nested too deep", hint) from error
 

@@ -31,7 +31,10 @@ class TooMuch(yaml.MarkedYAMLError):
 def load(text: str) -> Any:
     """A document as plain data. yaml.YAMLError where it is no plain YAML, or beyond the limits (TooMuch)."""
     check(text)
-    return yaml.safe_load(text)
+    try:
+        return yaml.safe_load(text)
+    except ValueError as error:  # a date of month 13, a number of thousands of digits
+        raise yaml.MarkedYAMLError(problem=str(error)) from error
 
 
 def read(path: Path, hint: str | None = None) -> Any:

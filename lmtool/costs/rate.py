@@ -24,6 +24,8 @@ def measure_rate(
     speed of a large square product; times STEP_SHARE. precision: fp32, bf16 or fp16.
     """
     tokens = 512
+    # Beyond these widths a machine is no faster, and a product may not fit.
+    hidden_size, inner_size = min(hidden_size, 4096), min(inner_size, 16384)
     with torch.device(device):
         part = nn.Sequential(nn.Linear(hidden_size, inner_size), nn.GELU(), nn.Linear(inner_size, hidden_size))
         x_TH = torch.full((tokens, hidden_size), 0.01, requires_grad=True)

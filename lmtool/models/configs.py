@@ -34,6 +34,17 @@ class SequenceForm:
     bias: bool = True
 
 
+# Sizes beyond every published model: a slip of the hand is answered at once, and no product of two overflows. The
+# deepest transformer has 1,000 layers (Wang et al. 2022, DeepNet), the largest vocabulary a million entries (Liang et
+# al. 2023, XLM-V).
+Vocabulary = Annotated[int, Field(ge=8, le=10_000_000)]
+Layers = Annotated[int, Field(ge=1, le=1000)]
+Width = Annotated[int, Field(ge=4, le=1_000_000)]
+Heads = Annotated[int, Field(ge=1, le=1_000_000)]
+Positions = Annotated[int, Field(ge=8, le=100_000_000)]
+Segments = Annotated[int, Field(ge=1, le=1_000_000)]
+
+
 class ModelConfig(Config):
     """The sizes every family has, under the same names, and what a family asks of the other sections.
 
@@ -64,10 +75,10 @@ class ModelConfig(Config):
     """Fields that may differ from a checkpoint's: they change no shape."""
 
     name: str = Field(description="Which family.")
-    vocab_size: int = Field(30522, ge=8, description="Rows of the token embedding; at least the tokenizer's entries.")
-    num_layers: int = Field(12, ge=1, description="Layers.")
-    hidden_size: int = Field(768, ge=4, description="Width of the hidden states.")
-    max_positions: int = Field(512, ge=8, description="Longest sequence in tokens.")
+    vocab_size: Vocabulary = Field(30522, description="Rows of the token embedding; at least the tokenizer's entries.")
+    num_layers: Layers = Field(12, description="Layers.")
+    hidden_size: Width = Field(768, description="Width of the hidden states.")
+    max_positions: Positions = Field(512, description="Longest sequence in tokens.")
     dropout: float = Field(0.1, ge=0, lt=1, description="Share of activations dropped in training.")
     initializer_std: float = Field(0.02, gt=0, description="Standard deviation the initial weights are drawn with.")
 
@@ -141,11 +152,11 @@ class TransformerConfig(ModelConfig):
     position_kinds: ClassVar[tuple[str, ...] | None] = None
     """The kinds of positions the family can have; None: all there are."""
 
-    hidden_size: int = Field(768, ge=4, description="Width of the hidden states; a multiple of num_heads.")
-    num_heads: int = Field(12, ge=1, description="Attention heads a layer.")
-    feedforward_size: int = Field(3072, ge=4, description="Width inside the feed-forward part.")
-    max_positions: int = Field(
-        512, ge=8, description="Longest sequence in tokens; learned positions have as many rows."
+    hidden_size: Width = Field(768, description="Width of the hidden states; a multiple of num_heads.")
+    num_heads: Heads = Field(12, description="Attention heads a layer.")
+    feedforward_size: Width = Field(3072, description="Width inside the feed-forward part.")
+    max_positions: Positions = Field(
+        512, description="Longest sequence in tokens; learned positions have as many rows."
     )
     positions: Annotated[PositionsConfig, Choice("model/positions")] = Field(
         LearnedPositionsConfig(), description="How the model knows where a token stands."
@@ -192,7 +203,7 @@ class SegmentedConfig(TransformerConfig):
 
     transformers_form: ClassVar[dict[str, Any] | None] = {}
 
-    segments: int = Field(2, ge=1, description="Rows of the segment table (BERT's token types).")
+    segments: Segments = Field(2, description="Rows of the segment table (BERT's token types).")
 
 
 @component("model", "bert", builder="lmtool.models.bert:build")
@@ -253,9 +264,9 @@ class GptConfig(TransformerConfig):
     transformers_form: ClassVar[dict[str, Any] | None] = {"text_format": "plain", "bias": False}
 
     name: Literal["gpt"] = Field("gpt", description="GPT-2's architecture.")
-    vocab_size: int = Field(50257, ge=8, description="Rows of the token embedding; at least the tokenizer's entries.")
-    max_positions: int = Field(
-        1024, ge=8, description="Longest sequence in tokens; learned positions have as many rows."
+    vocab_size: Vocabulary = Field(50257, description="Rows of the token embedding; at least the tokenizer's entries.")
+    max_positions: Positions = Field(
+        1024, description="Longest sequence in tokens; learned positions have as many rows."
     )
     norm_epsilon: float = Field(1e-5, gt=0, description="Added to the variance in layer norms.")
 
@@ -283,5 +294,5 @@ class Gpt1Config(TransformerConfig):
     transformers_form: ClassVar[dict[str, Any] | None] = {"text_format": "plain", "bias": False}
 
     name: Literal["gpt1"] = Field("gpt1", description="GPT of 2018.")
-    vocab_size: int = Field(40478, ge=8, description="Rows of the token embedding; at least the tokenizer's entries.")
+    vocab_size: Vocabulary = Field(40478, description="Rows of the token embedding; at least the tokenizer's entries.")
     norm_epsilon: float = Field(1e-5, gt=0, description="Added to the variance in layer norms.")

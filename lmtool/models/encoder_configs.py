@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from lmtool.config.tables import component
-from lmtool.models.configs import BertConfig, SegmentedConfig, TransformerConfig
+from lmtool.models.configs import BertConfig, Layers, SegmentedConfig, Segments, TransformerConfig, Vocabulary, Width
 
 _VOCABULARY = "Rows of the token embedding; at least the tokenizer's entries."
 _EMBEDDING_SIZE = "Width of the embedding tables; a linear map takes it to hidden_size where the two differ."
@@ -34,8 +34,8 @@ class RobertaConfig(SegmentedConfig):
     text_format: ClassVar[str] = "roberta"
 
     name: Literal["roberta"] = Field("roberta", description="RoBERTa.")
-    vocab_size: int = Field(50265, ge=8, description=_VOCABULARY)
-    segments: int = Field(1, ge=1, description="Rows of the segment table; the published one has a single row.")
+    vocab_size: Vocabulary = Field(50265, description=_VOCABULARY)
+    segments: Segments = Field(1, description="Rows of the segment table; the published one has a single row.")
     norm_epsilon: float = Field(1e-5, gt=0, description="Added to the variance in layer norms.")
 
 
@@ -58,7 +58,7 @@ class SpanbertConfig(SegmentedConfig):
     default_schedule: ClassVar[dict[str, Any]] = {"name": "linear", "warmup_fraction": 0.004}
 
     name: Literal["spanbert"] = Field("spanbert", description="SpanBERT.")
-    vocab_size: int = Field(28996, ge=8, description=_VOCABULARY)
+    vocab_size: Vocabulary = Field(28996, description=_VOCABULARY)
 
 
 @component("model", "distilbert", builder="lmtool.models.distilbert:build")
@@ -80,7 +80,7 @@ class DistilbertConfig(TransformerConfig):
     default_schedule: ClassVar[dict[str, Any]] = {"name": "linear", "warmup_fraction": 0.05}
 
     name: Literal["distilbert"] = Field("distilbert", description="DistilBERT.")
-    num_layers: int = Field(6, ge=1, description="Layers.")
+    num_layers: Layers = Field(6, description="Layers.")
 
 
 @component("model", "albert", builder="lmtool.models.albert:build")
@@ -108,9 +108,9 @@ class AlbertConfig(SegmentedConfig):
     default_schedule: ClassVar[dict[str, Any]] = {"name": "linear", "warmup_fraction": 0.025}
 
     name: Literal["albert"] = Field("albert", description="ALBERT.")
-    vocab_size: int = Field(30000, ge=8, description=_VOCABULARY)
-    embedding_size: int = Field(128, ge=4, description=_EMBEDDING_SIZE)
-    num_layers: int = Field(12, ge=1, description="Times the one layer is applied.")
+    vocab_size: Vocabulary = Field(30000, description=_VOCABULARY)
+    embedding_size: Width = Field(128, description=_EMBEDDING_SIZE)
+    num_layers: Layers = Field(12, description="Times the one layer is applied.")
     activation: Literal["gelu", "gelu_tanh"] = Field(
         "gelu_tanh", description="Of the feed-forward part and the head: gelu (version 1), its approximation (2)."
     )
@@ -143,7 +143,7 @@ class ElectraConfig(SegmentedConfig):
     """What the objective of a published width has besides, by `hidden_size`."""
 
     name: Literal["electra"] = Field("electra", description="ELECTRA.")
-    embedding_size: int = Field(768, ge=4, description=_EMBEDDING_SIZE)
+    embedding_size: Width = Field(768, description=_EMBEDDING_SIZE)
 
     def suggested_objective(self) -> dict[str, Any]:
         return {**self.default_objective, **self.objectives.get(self.hidden_size, {})}

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from lmtool.config.tables import Choice, component
-from lmtool.models.configs import TransformerConfig
+from lmtool.models.configs import Heads, Layers, Positions, TransformerConfig, Vocabulary, Width
 from lmtool.nn.configs import PositionsConfig, SinusoidalPositionsConfig, T5PositionsConfig
 
 
@@ -20,7 +20,7 @@ class EncoderDecoderConfig(TransformerConfig):
     start_role: ClassVar[str] = "pad"
     """The special token that the decoder's input starts with: a role of the tokenizer."""
 
-    decoder_layers: int | None = Field(None, ge=1, description="Layers of the decoder. Null: as many as num_layers.")
+    decoder_layers: Layers | None = Field(None, description="Layers of the decoder. Null: as many as num_layers.")
 
     @property
     def layers_of_decoder(self) -> int:
@@ -47,8 +47,8 @@ class T5Config(EncoderDecoderConfig):
     finetune_schedule: ClassVar[dict[str, Any]] = {"name": "constant", "warmup_fraction": None}
 
     name: Literal["t5"] = Field("t5", description="T5, both versions.")
-    vocab_size: int = Field(32128, ge=8, description="Rows of the token embedding; at least the tokenizer's entries.")
-    head_size: int = Field(64, ge=1, description="Width of an attention head; num_heads x head_size may be any width.")
+    vocab_size: Vocabulary = Field(32128, description="Rows of the token embedding; at least the tokenizer's entries.")
+    head_size: Heads = Field(64, description="Width of an attention head; num_heads x head_size may be any width.")
     feedforward: Literal["relu", "gated_gelu"] = Field(
         "relu", description="The feed-forward part: relu (version 1.0), or a GELU that gates a second map (1.1)."
     )
@@ -108,10 +108,10 @@ class BartConfig(PostNormConfig):
     start_role: ClassVar[str] = "eos"
 
     name: Literal["bart"] = Field("bart", description="BART.")
-    vocab_size: int = Field(50265, ge=8, description="Rows of the token embedding; at least the tokenizer's entries.")
-    num_layers: int = Field(6, ge=1, description="Layers of the encoder.")
-    max_positions: int = Field(
-        1024, ge=8, description="Longest sequence in tokens; learned positions have two rows more."
+    vocab_size: Vocabulary = Field(50265, description="Rows of the token embedding; at least the tokenizer's entries.")
+    num_layers: Layers = Field(6, description="Layers of the encoder.")
+    max_positions: Positions = Field(
+        1024, description="Longest sequence in tokens; learned positions have two rows more."
     )
     activation_dropout: float = Field(
         0.1, ge=0, lt=1, description="Share of activations dropped inside the feed-forward part."
@@ -137,11 +137,11 @@ class Transformer2017Config(PostNormConfig):
     learning_rates: ClassVar[dict[int, float]] = {1024: 4.94e-4}  # the same formula for the big one
 
     name: Literal["transformer"] = Field("transformer", description="The transformer of 2017.")
-    vocab_size: int = Field(37000, ge=8, description="Rows of the token embedding; at least the tokenizer's entries.")
-    num_layers: int = Field(6, ge=1, description="Layers of the encoder.")
-    hidden_size: int = Field(512, ge=4, description="Width of the hidden states; a multiple of num_heads.")
-    num_heads: int = Field(8, ge=1, description="Attention heads a layer.")
-    feedforward_size: int = Field(2048, ge=4, description="Width inside the feed-forward part.")
+    vocab_size: Vocabulary = Field(37000, description="Rows of the token embedding; at least the tokenizer's entries.")
+    num_layers: Layers = Field(6, description="Layers of the encoder.")
+    hidden_size: Width = Field(512, description="Width of the hidden states; a multiple of num_heads.")
+    num_heads: Heads = Field(8, description="Attention heads a layer.")
+    feedforward_size: Width = Field(2048, description="Width inside the feed-forward part.")
     positions: Annotated[PositionsConfig, Choice("model/positions")] = Field(
         SinusoidalPositionsConfig(), description="How the model knows where a token stands."
     )

@@ -42,6 +42,7 @@ class ShawPositionsConfig(PositionsConfig):
     clip: int = Field(
         16,
         ge=1,
+        le=100_000,
         description="Distance in tokens from which all are alike, the paper's k: 2 clip + 1 vectors for keys and as "
         "many for values.",
     )
@@ -53,11 +54,12 @@ class T5PositionsConfig(PositionsConfig):
 
     name: Literal["t5"] = Field("t5", description="A learned number a head and bucket of distances.")
     buckets: int = Field(
-        32, ge=4, description="Buckets of distances; an encoder has half of them for each direction. Even."
+        32, ge=4, le=100_000, description="Buckets of distances; an encoder has half of them for each direction. Even."
     )
     max_distance: int = Field(
         128,
         ge=3,
+        le=100_000_000,
         description="Distance in tokens from which all are in the last bucket. The nearer half of the buckets has one "
         "distance each, the others are spaced by the logarithm.",
     )

@@ -108,16 +108,18 @@ class SpanConfig(PairsConfig):
         "1 - geometric a word. harmonic: a share of 1/n.",
     )
     geometric: float = Field(0.2, gt=0, lt=1, description="Parameter of the geometric lengths; read with these only.")
-    longest: int = Field(10, ge=1, description="Longest span that is drawn, in words.")
+    longest: int = Field(10, ge=1, le=10_000, description="Longest span that is drawn, in words.")
     replace: Literal["span", "token"] = Field(
         "span", description="Whether [MASK], a random token or the token itself is decided for a span or each token."
     )
     boundary: bool = Field(
         True, description="The span boundary objective: a second loss that predicts a span from its two neighbours."
     )
-    boundary_targets: int = Field(15, ge=1, description="Tokens of a span that its neighbours predict, at most.")
+    boundary_targets: int = Field(
+        15, ge=1, le=10_000, description="Tokens of a span that its neighbours predict, at most."
+    )
     boundary_position_size: int = Field(
-        200, ge=1, description="Width of the vector that says which token of a span is predicted."
+        200, ge=1, le=1_000_000, description="Width of the vector that says which token of a span is predicted."
     )
 
     @property

@@ -39,7 +39,7 @@ class TokenizerConfig(Config):
 
     name: str = Field(description="Which tokenizer.")
     vocab_size: int | None = Field(
-        None, ge=16, le=2**31 - 1, description="Entries of the vocabulary, special tokens included. Null: the model's."
+        None, ge=16, le=10_000_000, description="Entries of the vocabulary, special tokens included. Null: the model's."
     )
     parse_special_tokens: bool = Field(
         False, description="Read what looks like a special token ([MASK], </s>) in a text as that token, not as text."
@@ -77,7 +77,7 @@ class ByteBpeConfig(TokenizerConfig):
     vocab_size: int | None = Field(
         None,
         ge=257,
-        le=2**31 - 1,
+        le=10_000_000,
         description="Entries of the vocabulary: the 256 bytes, special tokens, the merges. Null: the model's.",
     )
     special_tokens: Literal["gpt2", "roberta"] = Field(

@@ -86,6 +86,17 @@ def test_a_folder_of_yaml_whose_name_is_odd(
     assert "num_layers: 3" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("value", ["2020-13-01", "9" * 5000])
+def test_values_that_yaml_cannot_make(value: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "experiment"
+    folder.mkdir()
+    (folder / "odd.yaml").write_text(f"# @package _global_\nseed: {value}\n")
+    for words in (["--config", str(folder / "odd.yaml")], ["--config-dir", str(tmp_path), "experiment=odd"]):
+        assert cli.main(["pretrain", *words]) == 2
+        told = capsys.readouterr().err
+        assert told.startswith(f"error: {folder / 'odd.yaml'}: ") and "Traceback" not in told
+
+
 def test_json_nested_deep_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "c.json"
     for depth in (100, 600, 100_000):

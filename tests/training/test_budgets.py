@@ -11,7 +11,14 @@ import pytest
 
 from lmtool.errors import UserError
 from lmtool.training import loop
-from lmtool.training.budgets import MEASURED_SECONDS, MEASURED_STEPS, Budget, steps_of_epochs
+from lmtool.training.budgets import (
+    COUNTED_EPOCHS,
+    MEASURED_SECONDS,
+    MEASURED_STEPS,
+    MOST_STEPS,
+    Budget,
+    steps_of_epochs,
+)
 from lmtool.training.configs import LinearConfig
 from lmtool.training.loop import train
 from lmtool.training.progress import Progress
@@ -42,6 +49,37 @@ def test_epochs_are_steps(tmp_path: Path, epochs: float, steps: int) -> None:
     result = go(tmp_path / "run", max_steps=None, max_epochs=epochs)
     assert (result.steps, result.ended) == (steps, "max_epochs")
     assert result.epochs == pytest.approx(steps / 5)
+
+
+class EndlessLoader(FakeLoader):
+    """Epochs of 3, 5 and 4 steps in turn; the passes that were asked for are noted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.planned: list[int] = []
+
+    def steps_in_epoch(self, epoch: int) -> int:
+        self.planned.append(epoch)
+        return (3, 5, 4)[epoch % 3]
+
+
+def test_epochs_beyond_another_budget_are_not_planned() -> None:
+    loader = EndlessLoader()
+    budget = Budget(settings(max_steps=9, max_epochs=1e9), loader)
+    assert budget.horizon(Progress()) == 9 and loader.planned == [0, 1, 2]
+    assert budget.spent(Progress(step=8)) is None and budget.spent(Progress(step=9)) == "max_steps"
+    assert Budget(settings(max_steps=9, max_epochs=2), loader).horizon(Progress()) == 8
+    both = Budget(settings(max_steps=12, max_epochs=3), loader)
+    assert both.horizon(Progress()) == 12 and both.spent(Progress(step=12)) == "max_steps"
+
+
+def test_many_epochs_are_counted_one_by_one_and_very_many_in_proportion() -> None:
+    loader = EndlessLoader()
+    assert steps_of_epochs(loader, COUNTED_EPOCHS) == sum((3, 5, 4)[one % 3] for one in range(COUNTED_EPOCHS))
+    loader.planned.clear()
+    assert steps_of_epochs(loader, 1e9) == pytest.approx(4e9, rel=1e-3)
+    assert len(loader.planned) <= COUNTED_EPOCHS
+    assert steps_of_epochs(loader, 1e308) == MOST_STEPS
 
 
 def test_whichever_comes_first(tmp_path: Path) -> None:

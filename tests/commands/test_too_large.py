@@ -1,0 +1,69 @@
+"""A model that does not fit into memory is refused before anything of it, or of the text, is made."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from lmtool import cli
+from lmtool.commands import planning
+from tests.commands.conftest import TINY
+
+TEXT = ["data=text", "data.path=text.txt", "cache_dir=cache", "max_steps=1", "device=cpu"]
+ROWS = ["task=sst2", "task.path=rows", "checkpoint=none", "cache_dir=cache", "max_epochs=null", "max_steps=1"]
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One with 2 GB: bert's 110 million parameters need 1.76 GB."""
+    monkeypatch.setattr(planning, "available_bytes", lambda device: 2 * 10**9)
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["model=bert", "model.num_layers=30"], "model.num_layers=12"),
+        (["model=bert", "model.vocab_size=2000000"], "model.vocab_size=30522"),
+        (["model=bert", "model.hidden_size=7680", "model.num_heads=80"], "model.hidden_size=768 model.num_heads=12"),
+        (["model=bert_large"], "model.hidden_size=768 model.num_heads=12"),
+        (["model=gpt", "model.max_positions=90000000"], "model.max_positions=1024"),
+        (["model=t5", "optimizer=adamw"], "model.num_layers="),
+        (["model=gpt_xl", "optimizer=adafactor"], "model.hidden_size=768"),
+    ],
+)
+def test_it_is_refused_with_what_fits(
+    words: list[str], hint: str, place: Path, machine: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["pretrain", *TEXT, *words]) == 2
+    error, told = capsys.readouterr().err.splitlines()
+    assert "is too large for cpu: weights, gradients and optimizer need " in error and "2 GB are available" in error
+    assert told.startswith("hint: give ") and hint in told
+    assert not Path("runs").exists() and not Path("cache").exists()
+    # What the hint says does fit.
+    overrides = shlex.split(told.removeprefix("hint: give ").partition(",")[0])
+    config = cli.configuration("pretrain", cli.parse([*TEXT, *words, *overrides]), running=True)
+    planning.require_memory(config, planning_precision())
+
+
+def planning_precision() -> planning.Precision:
+    from lmtool.training.precision import choose_device, choose_precision
+
+    return choose_precision("fp32", choose_device("cpu"))
+
+
+def test_frozen_weights_need_less(place: Path, machine: None, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*ROWS, "model=bert", "model.num_layers=30", "device=cpu"]
+    for tuning, fits in (("head", True), ("full", False)):
+        config = cli.configuration("finetune", cli.parse([*words, f"tuning={tuning}"]), running=True)
+        assert (planning.too_large(config, planning_precision()) is None) == fits
+    assert cli.main(["finetune", *words]) == 2
+    assert "is too large for cpu" in capsys.readouterr().err and not Path("runs").exists()
+
+
+def test_a_plan_says_so_and_ends_well(place: Path, machine: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plan", "pretrain", "model=bert", "model.num_layers=30"]) == 0
+    assert "model=bert is too large for cpu" in capsys.readouterr().out
+    assert cli.main(["plan", "pretrain", *TINY, "model.hidden_size=1000000", "model.num_heads=1"]) == 0
+    assert "give model.hidden_size=768" in capsys.readouterr().out
