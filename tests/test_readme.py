@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lmtool import cli
-from tests.commands.conftest import write_rows, write_text
+from tests.commands.conftest import but_for, write_rows, write_text
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()

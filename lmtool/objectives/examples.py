@@ -23,7 +23,6 @@ from lmtool.objectives.windows import Stream, windows
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Target
 
-
 # The second segment is a random one half of the time, and wherever a document has run out of sentences: together 52%
 # for documents of a hundred, 60% for those of five and 68% for those of two.
 _MOSTLY_RANDOM = 0.7
@@ -200,8 +199,8 @@ class MaskedPairs:
         if share > _MOSTLY_RANDOM:
             facts["warnings"] = [
                 f"{share:.0%} of the second segments are random ones, where next-sentence prediction means half: "
-                f"{lone.mean():.0%} of the {self.split} documents are one sentence, which none follows; longer documents "
-                "help (data.document=file), objective.pairs=none does without"
+                f"{lone.mean():.0%} of the {self.split} documents are one sentence, which none follows; "
+                "data.document=file makes longer ones, objective.pairs=none does without"
             ]
         return facts
 
