@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from lmtool import cli
+from lmtool.commands.configs import COMMANDS
+from lmtool.config import compose
 from lmtool.errors import CheckFailed, Diverged, Stopped
 from lmtool.manifest import write_manifest
 
@@ -55,7 +57,7 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("pretrain --cfg all", ["--cfg job"]),
     ("pretrain --config", ["its value is missing"]),
     ("pretrain --config nowhere.yaml", ["nowhere.yaml: No such file"]),
-    ("pretrain --config-dir nowhere", ["--config-dir nowhere: no such folder"]),
+    ("pretrain --config-dir nowhere", ["--config-dir nowhere: no such folder", "laid out like conf/"]),
     ("pretrain --plugin no.such.module", ["--plugin no.such.module cannot be imported"]),
     (f"pretrain optimizer.{'q' * 5000}=1", ["a key of 5,010 characters", "no key has more than 200"]),
     ("q" * 5000, ["unknown command qqq"]),
@@ -78,6 +80,12 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("finetune task=sst2 checkpoint=hf://../x", ["checkpoint=hf://../x: no name on the hub"]),
     ("finetune task=sst2 checkpoint=hf://a--b/c", ["checkpoint=hf://a--b/c: no name on the hub"]),
     ("predict text=a checkpoint=hf://a/b@../../c", ["../../c is no branch, tag or commit"]),
+    (
+        "pretrain --plugin ./my.py",
+        ["--plugin ./my.py: a path", "--plugin my, which python imports"],
+    ),
+    ("pretrain --plugin mine/my.py", ["--plugin mine.my, which python imports from this folder"]),
+    ("pretrain --plugin /mine/my.py", ["--plugin my, which python imports from /mine"]),
     ("pretrain modle=bert", ["unknown key modle", "did you mean model=bert?"]),
     ("pretrain model=bertt", ["model=bertt is not one of albert,", "did you mean model=bert?"]),
     ("pretrain optimizer.lrr=1", ["unknown key optimizer.lrr", "did you mean optimizer.lr=1?"]),
@@ -89,7 +97,40 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("pretrain optimizer.lr=abc", ['optimizer.lr: given "abc" (text); allowed: a number, above 0']),
     ("pretrain optimizer.lr=nan", ["optimizer.lr: given NaN"]),
     ("pretrain optimizer.lr=-1", ["optimizer.lr: given -1", "above 0"]),
-    ("pretrain optimizer.betas=[0.9]", ["optimizer.betas"]),
+    (
+        "pretrain optimizer.betas=[0.9]",
+        ["optimizer.betas: given [0.9] (list); allowed: a list of 2 values: numbers, each at least 0, below 1"],
+    ),
+    (
+        "pretrain optimizer.betas=[1,1]",
+        ["optimizer.betas[0]: given 1 (whole number); allowed: a number, at least 0"],
+    ),
+    (
+        "pretrain optimizer.lr=1000",
+        ["optimizer.lr: given 1000 (whole number)", "a number, above 0, at most 100"],
+    ),
+    ("pretrain model=t5_tiny optimizer.lr=1000", ["allowed: a number, above 0, at most 100"]),
+    (
+        "pretrain optimizer.epsilon=1e20",
+        ["optimizer.epsilon: given 1e+20 (number)", "above 0, at most 1"],
+    ),
+    ("pretrain schedule.warmup_steps=5 schedule.warmup_fraction=0.5", ["one of them counts", "keep one of them"]),
+    ("-m pretrain seed=1,2 schedule.warmup_steps=5 schedule.warmup_fraction=0.5", ["one of them counts"]),
+    ("pretrain hydra.foo=1", ["hydra.foo=1: of Hydra's own keys"]),
+    ("pretrain hydra.run.dir=", ["give run_dir=FOLDER"]),
+    ("pretrain seed=1 seed=2", ["seed=1 and seed=2: a key is given once"]),
+    ("pretrain --config a --config b", ["--config is given twice"]),
+    ("inspect pretrain n=1 n=2", ["n=2: n is given twice"]),
+    ("pretrain max_steps='3'", ['max_steps: given "3" (text)', "hint: write max_steps=3"]),
+    ("pretrain experimnt=bert_tiny", ["did you mean experiment=bert_tiny?"]),
+    ("pretrain debgu=short", ["did you mean debug=short?"]),
+    ("finetune modle=bert_tiny task=pydocs", ["unknown key modle\nhint: did you mean model=bert_tiny?\n"]),
+    ("finetune chekpoint=runs/x task=pydocs", ["unknown key chekpoint\nhint: did you mean checkpoint=runs/x?\n"]),
+    (
+        "finetune task=pydocs checkpoint=none",
+        ["model=auto: checkpoint=none has no model", "or model=bert_tiny"],
+    ),
+    ("pretrain data=text data.path=café.txt modle=x", ["error: unknown key modle\nhint: did you mean model=x?\n"]),
     ("pretrain model.hidden_size=-4", ["model.hidden_size: given -4", "at least"]),
     ("pretrain model.num_heads=7", ["hidden_size=768 is not a multiple of num_heads=7"]),
     ("pretrain max_steps=1e3", ["max_steps: given 1000.0", "write max_steps=1000"]),
@@ -200,6 +241,29 @@ def test_mistake(index: int, answers: dict[str, Any]) -> None:
     assert all(one.startswith(("error: ", "hint: ")) for one in told.splitlines()), told
     for part in MISTAKES[index][1]:
         assert part in told, told
+
+
+def test_a_misspelt_task_is_not_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["finetune", "taskk=sst2"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("error: unknown key taskk\nhint: did you mean task=sst2?\n") and "missing" not in told
+
+
+def test_a_folder_of_configuration_that_is_nearly_right(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "my_conf").mkdir()
+    assert cli.main(["pretrain", "--config-dir", str(tmp_path / "my_cnof")]) == 2
+    assert f"did you mean --config-dir {tmp_path / 'my_conf'}?" in capsys.readouterr().err
+    (tmp_path / "file").write_text("")
+    assert cli.main(["pretrain", "--config-dir", str(tmp_path / "file")]) == 2
+    assert "file: a file, not a folder" in capsys.readouterr().err
+
+
+def test_recipes_are_the_groups_without_a_section() -> None:
+    for verb, command in COMMANDS.items():
+        primary = cli.VERBS[verb].primary
+        assert primary is not None
+        groups = set(compose.what_is_offered(primary).primary) - {"_self_", "local"}
+        assert groups - command.model_fields.keys() == set(command.recipes), verb
 
 
 def test_all_problems_are_printed(capsys: pytest.CaptureFixture[str]) -> None:

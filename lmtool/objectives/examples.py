@@ -199,8 +199,8 @@ class MaskedPairs:
         if share > _MOSTLY_RANDOM:
             facts["warnings"] = [
                 f"{share:.0%} of the second segments are random ones, where next-sentence prediction means half: "
-                f"{lone.mean():.0%} of the {self.split} documents are one sentence, which none follows; longer "
-                "documents help (data.document=file), objective.pairs=none does without"
+                f"{lone.mean():.0%} of the {self.split} documents are one sentence, which none follows; "
+                "data.document=file makes longer ones, objective.pairs=none does without"
             ]
         return facts
 

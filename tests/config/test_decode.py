@@ -86,6 +86,42 @@ def test_a_number_that_is_text_in_yaml() -> None:
     assert found["engine.oil"].hint == "YAML reads 1e-4 as text: write 0.0001"
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "hint"),
+    [
+        ("seed", "3", "write seed=3"),
+        ("seed", "3.0", "write seed=3"),
+        ("seed", "3.5", "Seed. (`lmtool show seed`)"),
+        ("seed", "-3", "Seed. (`lmtool show seed`)"),
+        ("seed", -3.0, "Seed. (`lmtool show seed`)"),
+        ("minutes", "1.5", "write minutes=1.5"),
+        ("minutes", "0", "Minutes. (`lmtool show minutes`)"),
+        ("minutes", "1e-9", "YAML reads 1e-9 as text: write 1.0e-09"),
+    ],
+)
+def test_the_number_that_is_hinted_at_is_allowed(key: str, value: Any, hint: str) -> None:
+    assert told(drive(**{key: value}))[key].hint == hint
+
+
+def test_what_is_there_under_a_misspelt_key_is_not_missing() -> None:
+    found = told(drive(road="???", raod="north"))
+    assert list(found) == ["raod"] and found["raod"].hint == "did you mean road=north?"
+    data = drive(engin="steam")
+    del data["engine"]
+    assert list(told(data)) == ["engin"]
+    # A right value of the right key is judged all the same.
+    assert set(told(drive(seed=-1, sedd=2))) == {"seed", "sedd"}
+
+
+def test_what_could_not_be_read_is_not_missing() -> None:
+    found = told(drive(road="???"), earlier=[Problem("road", "road=it's: not readable")])
+    assert [one.message for one in found.values()] == ["road=it's: not readable"]
+
+
+def test_what_is_missing_comes_after_what_is_wrong() -> None:
+    assert list(told(drive(road="???", engine={"name": "auto"}, minutes=-1.0))) == ["minutes", "engine", "road"]
+
+
 def test_text_is_not_made_of_numbers() -> None:
     assert told(drive(road=7))["road"].hint == "quote it: 'road=\"7\"'"
 

@@ -11,7 +11,7 @@ from lmtool.commands.configs import PretrainConfig
 from lmtool.commands.decoding import decoded
 from lmtool.config import compose, overrides
 from lmtool.config.decode import decode
-from lmtool.errors import ConfigError, UserError
+from lmtool.errors import ConfigError
 from lmtool.nn.configs import LearnedPositionsConfig, RotaryPositionsConfig
 
 
@@ -76,6 +76,10 @@ def test_a_misspelt_kind() -> None:
     assert [one.hint for one in read.problems] == ["did you mean model/positions=alibi?"]
 
 
-def test_a_model_that_is_the_checkpoints_has_no_kind_to_choose() -> None:
-    with pytest.raises(UserError, match="model/positions"):
-        composed("model=auto", "model/positions=alibi")
+def test_a_kind_typed_beside_a_model_that_is_the_checkpoints() -> None:
+    data = composed("model/positions=alibi")
+    assert data["model"]["name"] == "auto" and decode(PretrainConfig, data).model.positions.name == "alibi"
+    saved = {"model": composed("model=bert_tiny")["model"], "tokenizer": {"name": "wordpiece"}}
+    assert "but the checkpoint has model.positions=learned" in str(
+        problems("model/positions=rotary", checkpoint_config=saved)
+    )

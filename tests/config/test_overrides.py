@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from lmtool.config import compose
 from lmtool.config.overrides import Offers, as_values, read
 from lmtool.sweeps.jobs import jobs_of
 
@@ -14,10 +17,11 @@ OFFERS = Offers(
 
 
 def test_values_are_forced_and_choices_stay() -> None:
-    typed = read(["model=bert", "optimizer.lr=1e-3", "+x.y=1", "++z=2", "+experiment=a", "hydra.verbose=true"], OFFERS)
+    words = ["model=bert", "optimizer.lr=1e-3", "+x.y=1", "++z=2", "+experiment=a", "hydra/launcher=joblib"]
+    typed = read(words, OFFERS, multirun=True)
     assert typed.choices == ["model=bert", "experiment=a"]
     assert typed.values == ["++optimizer.lr=1e-3", "++x.y=1", "++z=2"]
-    assert typed.hydra == ["hydra.verbose=true"] and not typed.problems
+    assert typed.hydra == ["hydra/launcher=joblib"] and not typed.problems
 
 
 def test_null_takes_a_choice_away() -> None:
@@ -32,7 +36,14 @@ def test_null_takes_a_choice_away() -> None:
         ("task=sst2,cola", "several choices", "-m task=sst2,cola"),
         ("seed=1,2", "several values", "seed=[1,2]"),
         ("data.path=it's", "meaning of its own", "it's"),
-        ("data.path=/a=b.csv", "meaning of its own", "'data.path=\"/a=b.csv\"'"),
+        ("data.path=a(b.csv", "meaning of its own", "'data.path=\"a(b.csv\"'"),
+        ("data.path=[é", "meaning of its own", "'data.path=\"[é\"'"),
+        ("é=1", "é=1: é is no key", "letters, digits"),
+        ("=3", "nothing is no key", "letters, digits"),
+        ("hydra.foo=1", "hydra.foo=1: of Hydra's own keys", "leave it out"),
+        ("hydra.run.dir=", "hydra.run.dir=: of Hydra's own keys", "give run_dir=FOLDER"),
+        ("hydra.run.dir=x", "hydra.run.dir=x: of Hydra's own keys", "give run_dir=x"),
+        ("hydra/launcher=joblib", "read with -m alone", "add -m"),
         ("~model", "cannot be taken away", "lmtool list model"),
         ("~seed", "cannot be taken away", "seed=VALUE"),
         ("seed", "no override", "seed=VALUE"),
@@ -59,7 +70,61 @@ def test_two_choices_of_a_group() -> None:
     (problem,) = typed.problems
     assert problem.message == "model=bert and model=gpt: a run takes one model"
     assert problem.hint is not None and "-m model=bert,gpt" in problem.hint
-    assert not read(["model=bert", "model=bert", "seed=1", "seed=2"], OFFERS).problems
+    assert not read(["model=bert", "model=bert"], OFFERS).problems
+
+
+@pytest.mark.parametrize("multirun", [False, True])
+def test_a_key_is_given_once(multirun: bool) -> None:
+    typed = read(["seed=1", "a.b=x", "++seed=2", "a.b=x"], OFFERS, multirun=multirun)
+    (problem,) = typed.problems
+    assert (problem.message, problem.hint) == ("seed=1 and seed=2: a key is given once", "keep one of them")
+    (problem,) = read(["text=a", "text=b"], OFFERS, verbatim=["text"]).problems
+    assert problem.message == "text=a and text=b: a key is given once"
+
+
+def test_alternatives_are_not_typed_together() -> None:
+    alternatives = [("a.steps", "a.share")]
+    (problem,) = read(["a.share=0.5", "a.steps=3"], OFFERS, alternatives=alternatives).problems
+    assert problem.message == "a.steps=3 and a.share=0.5: one of them counts"
+    assert not read(["a.share=null", "a.steps=3"], OFFERS, alternatives=alternatives).problems
+
+
+def test_a_sweep_reads_of_hydra_what_it_is_made_with() -> None:
+    (problem,) = read(["hydra.foo=1", "seed=1,2"], OFFERS, multirun=True).problems
+    assert problem.key == "hydra.foo" and "hydra/sweeper" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("typed", "value"),
+    [
+        ("data.path=café.txt", "café.txt"),
+        ("data.path=/a=b.csv", "/a=b.csv"),
+        ("data.path=~/texts", "~/texts"),
+        ("data.path=R&D!.txt", "R&D!.txt"),
+        ("data.path=テキスト/本.txt", "テキスト/本.txt"),
+        ("data.path=xé xxé", "xé xxé"),
+        ("data.path=[a.txt,'b c.txt',é.txt,3,null,true]", ["a.txt", "b c.txt", "é.txt", 3, None, True]),
+        ("data.path={a: é, b: [1.5,ö]}", {"a": "é", "b": [1.5, "ö"]}),
+        ("data.path=C:\\é\\", "C:\\é\\"),
+        ("data.path='é'", "é"),
+    ],
+)
+def test_what_hydra_has_no_place_for_is_quoted(typed: str, value: Any) -> None:
+    data, problems = as_values([typed], OFFERS)
+    assert not problems and data == {"data": {"path": value}}
+    composed = compose.compose("pretrain", read(["data=text", typed], compose.what_is_offered("pretrain")))
+    assert composed["data"]["path"] == value
+
+
+def test_a_sweep_over_what_hydra_has_no_place_for() -> None:
+    typed = read(["data.path=é.txt,b.txt", "seed=1,2"], OFFERS, multirun=True)
+    assert typed.sweeps and not typed.problems
+    assert [one.values for one in jobs_of(typed)][::2] == [
+        ["++data.path='é.txt'", "++seed=1"],
+        ["++data.path='b.txt'", "++seed=1"],
+    ]
+    (problem,) = read(["data.path=é.txt,b.txt"], OFFERS).problems
+    assert "several values for one run" in problem.message
 
 
 def test_every_option_of_a_sweep_is_checked() -> None:
@@ -76,7 +141,7 @@ def test_verbatim_text_means_nothing_to_hydra() -> None:
 def test_the_suggested_quoting_is_legal() -> None:
     import shlex
 
-    for value in ("it's", "/a=b.csv", "a!b", 'say "no!"', "è"):
+    for value in ("it's", "a(b.csv", 'say "no!"', "[è"):
         (problem,) = read([f"data.path={value}"], OFFERS).problems
         quoted = (problem.hint or "").removeprefix("quote it: ")
         (word,) = shlex.split(quoted)

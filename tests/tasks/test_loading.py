@@ -285,6 +285,24 @@ def test_a_split_that_cannot_be_read_is_never_replaced_by_held_out_rows(tmp_path
     assert len(load(task_config("sst2", path=path)).validation["dev"]) == 1
 
 
+def test_development_splits_that_are_not_there(tmp_path):
+    path = two_rows(tmp_path, ["sentence", "label"], ["a", 0], ["b", 1])
+    with pytest.raises(UserError, match="task.validation names the split nope; the data have train") as caught:
+        load(task_config("sst2", path=path, validation=["nope"]))
+    assert "leave task.validation out" in caught.value.hint
+    table(path / "dev_easy.tsv", ["sentence", "label"], [["a", 0]])
+    assert [*load(task_config("sst2", path=path, validation=["dev_easy"])).validation] == ["dev_easy"]
+    with pytest.raises(UserError, match="dev_easy.tsv is not read: task.validation=") as caught:
+        load(task_config("sst2", path=path, validation=["dev_esy"]))
+    assert "task.validation=[dev_easy]" in caught.value.hint
+    table(path / "dev.tsv", ["sentence", "label"], [["a", 0]])
+    with pytest.raises(UserError, match="names the split hard; the data have dev, train") as caught:
+        load(task_config("sst2", path=path, validation=["dev", "hard"]))
+    assert "task.validation=[dev]" in caught.value.hint
+    # A preset names both development sets of MNLI; where there is one plain set, it is taken.
+    assert [*load(task_config("sst2", path=path, validation=["dev_matched", "dev_mismatched"])).validation] == ["dev"]
+
+
 def test_a_mapped_file_that_cannot_be_read(tmp_path):
     names = ["Quality", "#1 ID", "#2 ID", "#1 String", "#2 String"]
     rows = [[label, 1, 2, text, text + " too"] for text, label in singles(20, [1, 0])]

@@ -82,8 +82,12 @@ def _splits(config: TaskConfig, folder: Path) -> dict[str, Path]:
                 f"task.path={config.path}: {file.name} is no regular file, but {kind}",
                 f"put the {split} rows there, or take it out of the folder",
             )
-    read = set(found.values())
-    unread = [entry for entry in entries if _DEVELOPMENT.match(entry.name.split(".")[0].lower()) and entry not in read]
+    plain = config.validation == TaskConfig.model_fields["validation"].default
+    stems = {entry: entry.name.split(".")[0].lower() for entry in entries if entry not in found.values()}
+    unread = [
+        entry for entry, stem in stems.items()
+        if canonical(stem) in development or (not plain and _DEVELOPMENT.match(stem))
+    ]  # fmt: skip
     if unread and not development & found.keys():
         is_table = unread[0] in files and unread[0].suffix.lower() != ".txt"
         why = f"task.validation={list(config.validation)}" if is_table else "a split is one file, .tsv, .csv or .jsonl"
