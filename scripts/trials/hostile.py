@@ -51,7 +51,8 @@ def _trial(stage: Path, place: Path, seed: int) -> Verdict:
         if refused(answer, *scene.names):
             if scene.legal:
                 raise Failed(Outcome.DEAD_END, f"legal, and refused: {answer.errors[:300]}")
-            nothing_left(work, before, answer)
+            if scene.words[0] != "resume":  # a run that was there stays
+                nothing_left(work, before, answer)
         elif scene.names and not scene.tolerable:
             raise Failed(Outcome.SILENT, f"accepted: {answer.said.strip()[-200:]}")
     return Verdict(Outcome.REFUSED if answer.status else Outcome.DONE, f"{scene.about}: {answer.errors[:150]}")
