@@ -108,7 +108,7 @@ class Keeper:
             self._failures += 1
             self.run.log(f"the checkpoint of step {progress.step} could not be saved ({self._failures}.): {error}")
             if must or self._failures >= FAILURES:
-                raise cannot_write(self.folder, error) from error
+                raise cannot_write(Path(error.filename or self.folder), error) from error
             return False
         self._failures = 0
         self.saved_step = progress.step

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 from pathlib import Path
 
 from trials import hostile_configs, hostile_data, hostile_nodes, hostile_weights
 from trials.commands import files_in, nothing_left, refused, typed
 from trials.outcomes import Failed, Kind, Outcome, Verdict, chance_of, planted
-from trials.scenes import Scene
+from trials.scenes import Expected, Scene
 from trials.stage import copy
 
 _GUARDED = "precious"
@@ -49,11 +50,14 @@ def _trial(stage: Path, place: Path, seed: int) -> Verdict:
         if sorted(path.name for path in place.iterdir()) != [_GUARDED, "work"]:
             raise Failed(Outcome.EXECUTED, f"written: {sorted(path.name for path in place.iterdir())}")
         if refused(answer, *scene.names):
-            if scene.legal:
+            if scene.expected is Expected.LEGAL:
                 raise Failed(Outcome.DEAD_END, f"legal, and refused: {answer.errors[:300]}")
-            nothing_left(work, before, answer)
-        elif scene.names and not scene.tolerable:
+            if scene.words[0] != "resume":  # a run that was there stays
+                nothing_left(work, before, answer)
+        elif scene.expected is Expected.REFUSED:
             raise Failed(Outcome.SILENT, f"accepted: {answer.said.strip()[-200:]}")
+        elif re.search(r"\bnan\b", answer.out):
+            raise Failed(Outcome.SILENT, f"no number comes out: {answer.out[-200:]}")
     return Verdict(Outcome.REFUSED if answer.status else Outcome.DONE, f"{scene.about}: {answer.errors[:150]}")
 
 

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from trials.scenes import ESCAPES, Scene
+from trials.scenes import ESCAPES, Expected, Scene
 
 _BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10)
@@ -48,7 +48,6 @@ CONTENTS = {
     "a plugin": "plugins: [evil]\n",
     "defaults that climb": "defaults: [../../../../../../etc/passwd]\n",
 }
-_LEGAL = ("a date",)
 
 
 def _scenes() -> Iterator[Scene]:
@@ -68,10 +67,10 @@ def _scenes() -> Iterator[Scene]:
             path.write_text(path.read_text() + content)
 
         group_words = ("pretrain", "--config-dir", "conf", "model=mine", "max_steps=1", "run_dir=run")
-        yield Scene(f"{name} in --config", ("pretrain", "--config", "saved.yaml"), saved, ("saved.yaml", ":", " "))
-        yield Scene(f"{name} in --config-dir", group_words, group, ("mine", "conf", ":", " "))
-        yield Scene(f"{name} in --config-dir, -m", (*group_words[:-1], "-m", "seed=1,2"), group, (" ",))
-        yield Scene(f"{name} in the config.yaml of a run", ("resume", "runs/tuned"), resumed, ("config.yaml", ":", " "))
+        yield Scene(f"{name} in --config", ("pretrain", "--config", "saved.yaml"), saved)
+        yield Scene(f"{name} in --config-dir", group_words, group)
+        yield Scene(f"{name} in --config-dir, -m", (*group_words[:-1], "-m", "seed=1,2"), group)
+        yield Scene(f"{name} in the config.yaml of a run", ("resume", "runs/tuned"), resumed)
 
 
 def _odd_folder(make: Callable[[Path], None]) -> Callable[[Path, random.Random], None]:
@@ -100,7 +99,7 @@ def _many(folder: Path) -> None:
 SCENES = list(_scenes())
 SCENES += [
     Scene(f"{name} beside an own YAML", ("pretrain", "--config-dir", "conf", "model=mine", "--cfg", "job"),
-          _odd_folder(make), legal=True)
+          _odd_folder(make), expected=Expected.LEGAL)
     for name, make in {
         "a loop of links": _link_up,
         "two thousand files": _many,

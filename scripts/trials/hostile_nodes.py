@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from trials.scenes import EVALUATE, FINETUNE, PREDICT, PRETRAIN, Scene, replaced
+from trials.scenes import EVALUATE, FINETUNE, PREDICT, PRETRAIN, Expected, Scene, replaced
 
 _PUBLISHED = ["predict", "checkpoint=published", "device=cpu", "precision=fp32", "text=hello"]
 _IMPORT = ["import", "checkpoint=published", "output=imported"]
@@ -120,8 +120,9 @@ def _scenes() -> Iterator[Scene]:
                     make(place / where)
 
                 # A folder where a folder is expected is none; bytes in a text file are told by their line.
-                expected = name == "a folder" and Path(where).suffix == ""
-                yield Scene(f"{name} at {where}, {words[0]}", words, plant, names, tolerable=spare or expected)
+                fits = name == "a folder" and Path(where).suffix == ""
+                expected = Expected.EITHER if spare or fits else Expected.REFUSED
+                yield Scene(f"{name} at {where}, {words[0]}", words, plant, names, expected)
 
 
 SCENES = list(_scenes())

@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from trials.scenes import ESCAPES, PREDICT, Scene, replaced
+from trials.scenes import ESCAPES, PREDICT, Expected, Scene, replaced
+
+EITHER, LEGAL, REFUSED = Expected.EITHER, Expected.LEGAL, Expected.REFUSED
 
 Plant = Callable[[Path, random.Random], None]
 _PUBLISHED = replaced(PREDICT, "checkpoint=published")
@@ -128,13 +130,15 @@ def _published() -> Iterator[Scene]:
         yield Scene(f"published weights: {name}", _PUBLISHED, plant, ("published",))
         yield Scene(f"published weights: {name}, imported", _IMPORT, plant, ("published",))
     for name, edit in _CONFIGS.items():
-        yield Scene(f"published config: {name}", _PUBLISHED, _edited("config.json", edit), ("published",), True)
-        yield Scene(f"published config: {name}, imported", _IMPORT, _edited("config.json", edit), ("published",), True)
+        yield Scene(f"published config: {name}", _PUBLISHED, _edited("config.json", edit), ("published",), EITHER)
+        yield Scene(
+            f"published config: {name}, imported", _IMPORT, _edited("config.json", edit), ("published",), EITHER
+        )
     for name, edit in _TOKENS.items():
-        yield Scene(f"published tokenizer: {name}", _PUBLISHED, _edited("tokenizer.json", edit), ("published",), True)
-    yield Scene("code beside published weights", _PUBLISHED, _code, legal=True)
+        yield Scene(f"published tokenizer: {name}", _PUBLISHED, _edited("tokenizer.json", edit), ("published",), EITHER)
+    yield Scene("code beside published weights", _PUBLISHED, _code, expected=LEGAL)
     yield Scene(
-        "a pattern that takes for ever", replaced(_PUBLISHED, "text=" + "a" * 40 + "!"), _regex, ("published",), True
+        "a pattern that takes for ever", replaced(_PUBLISHED, "text=" + "a" * 40 + "!"), _regex, ("published",), EITHER
     )
 
 
@@ -186,14 +190,14 @@ _SAVED: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 def _own() -> Iterator[Scene]:
     for name, edit in _STATES.items():
-        plant = _forged("runs/tuned", "state.json", edit)
         # What is not read may stand there: the metrics of the last evaluation.
         spare = name.startswith(("unknown", "metrics", "tokens", "best_step", "total_steps"))
-        yield Scene(f"state.json: {name}, resumed", ("resume", "runs/tuned"), plant, ("state.json",), spare)
+        plant, expected = _forged("runs/tuned", "state.json", edit), EITHER if spare else REFUSED
+        yield Scene(f"state.json: {name}, resumed", ("resume", "runs/tuned"), plant, ("state.json",), expected)
     for name, edit in _SAVED.items():
-        plant = _forged("done/tuned", "config.json", edit)
-        yield Scene(f"config.json: {name}", tuple(PREDICT), plant, ("done/tuned", "plugin"), "labels of" in name
-                    or name in ("an interpolation", "terminal codes"))  # fmt: skip
+        spare = "labels of" in name or name in ("an interpolation", "terminal codes")
+        plant, expected = _forged("done/tuned", "config.json", edit), EITHER if spare else REFUSED
+        yield Scene(f"config.json: {name}", tuple(PREDICT), plant, ("done/tuned", "plugin"), expected)
 
 
 SCENES = [*_published(), *_own()]

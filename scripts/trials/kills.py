@@ -4,6 +4,7 @@ ends as one that was never killed, bit for bit."""
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from pathlib import Path
@@ -38,11 +39,12 @@ def _trial(stage: Path, place: Path, seed: int) -> Verdict:
     moments = [seconds * chance.uniform(0, 0.5 if cold else 0.9) for _ in range(chance.randint(1, 3))]
     shown = " and ".join(f"{moment:.2f}" for moment in moments)
     fault = f"{name} killed after {shown} s{', caches empty' if cold else ''}"
-    count, run = Count(), place / "run"
+    count, run, told = Count(), place / "run", place / "told"
+    os.dup2(os.open(told, os.O_WRONLY | os.O_CREAT, 0o600), 2)
     try:
         run_killed(job, run, iter(moments), count, 120)
     except RuntimeError as error:
-        raise Failed(Outcome.DEAD_END, f"{fault}: {error}") from error
+        raise Failed(Outcome.DEAD_END, f"{fault}: {error}: {told.read_text()[-300:]}") from error
     if count.unreadable:
         raise Failed(Outcome.SILENT, f"{fault}: {count.unreadable} checkpoints do not verify")
     if outcome(run) != outcome(before / "alone"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
 from trials.stage import HERE, ROWS, TEXT
@@ -18,18 +19,23 @@ PREDICT = ["predict", "checkpoint=done/tuned", *HERE, "text=hello"]
 EVALUATE = ["evaluate", "checkpoint=done/tuned", *HERE]
 
 
+class Expected(Enum):
+    """How the command should take it."""
+
+    REFUSED = "refused"
+    LEGAL = "legal"
+    EITHER = "either"  # as long as nothing else happens
+
+
 @dataclass(frozen=True)
 class Scene:
-    """plant: makes it in the trial's folder. names: what the error must name, one of them; none: it may be refused or
-    not, as long as nothing else happens. tolerable: it need not be refused, the name counts where it is. legal: it
-    must be accepted."""
+    """plant: makes it in the trial's folder. names: what an error must name, one of them."""
 
     about: str
     words: tuple[str, ...]
     plant: Callable[[Path, random.Random], None]
     names: tuple[str, ...] = ()
-    tolerable: bool = False
-    legal: bool = False
+    expected: Expected = Expected.REFUSED
 
 
 def replaced(words: list[str], *others: str) -> tuple[str, ...]:

@@ -342,6 +342,14 @@ def test_the_last_save_must_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         go(tmp_path / "run", max_steps=2, evaluate_every=2)
 
 
+def test_the_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    """A checkpoint supposes that its rows are on the disk; where they are not, the fault is not the checkpoint's."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").symlink_to("metrics.jsonl")
+    with pytest.raises(UserError, match=r"cannot write \S+/metrics\.jsonl: too many levels of symbolic links"):
+        go(tmp_path / "run", max_steps=2, evaluate_every=2)
+
+
 def test_a_best_score_whose_save_failed_is_not_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, scores = checkpoints.write_checkpoint, iter([3.0, 1.0, 2.0, 2.5])
 
