@@ -11,6 +11,7 @@ from lmtool.config.tables import build
 from lmtool.training.configs import AdamWConfig
 from lmtool.training.health import Health
 from lmtool.training.precision import Precision
+from lmtool.training.progress import Progress
 from lmtool.training.step import apply_gradients, gradients
 from lmtool.types import Step
 
@@ -56,7 +57,7 @@ def test_a_step_does_not_wait_for_the_device(name, dropout, tokenizers):
     learner, batch = learner_and_batch(name, tokenizers, attention_dropout=dropout)
     learner.to(DEVICE).train()
     optimizer = build(AdamWConfig(), learner.parameter_groups())
-    health, precision = Health(DEVICE), Precision("bf16", DEVICE, "")
+    health, precision = Health(DEVICE, 1.0, Progress()), Precision("bf16", DEVICE, "")
 
     def step(number):
         outcome = gradients(learner, Step([batch], {}, 0.0), number, 0, DEVICE, precision)

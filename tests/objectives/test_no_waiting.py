@@ -23,6 +23,7 @@ from lmtool.tasks.configs import ClassificationConfig
 from lmtool.training.health import Health
 from lmtool.training.optimizers import gradient_norm
 from lmtool.training.precision import Precision
+from lmtool.training.progress import Progress
 from lmtool.training.step import gradients
 from lmtool.types import Batch, Packed, Step, Target
 
@@ -73,7 +74,7 @@ def tokenizers():
 def watched_step(learner, batch, device):
     """The operations of a step up to its optimizer, whose fused kernels know no meta device."""
     learner.bfloat16().to(device).train()
-    health, precision = Health(device), Precision("bf16", device, "")
+    health, precision = Health(device, 1.0, Progress()), Precision("bf16", device, "")
     with Watch() as watch:
         outcome = gradients(learner, Step([batch], {}, 0.0), 1, 0, device, precision)
         norm = gradient_norm(list(learner.parameters()), 1.0)
