@@ -12,7 +12,7 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from lmtool.commands.configs import PretrainConfig, RunConfig
+from lmtool.commands.configs import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.costs.memory import available_bytes
 from lmtool.costs.plan import VALUE_BYTES, plan
 from lmtool.costs.rate import measure_rate
@@ -28,6 +28,9 @@ from lmtool.weights.loading import by_part
 KEPT_CHECKPOINTS = 3  # two newest and the best
 
 
+TrainingConfig = PretrainConfig | FinetuneConfig
+
+
 def parameters_by_part(learner: nn.Module) -> dict[str, int]:
     """Parameters of a learner by part ("backbone", "heads.pooler", ...), tied ones once."""
     return {
@@ -36,14 +39,14 @@ def parameters_by_part(learner: nn.Module) -> dict[str, int]:
     }
 
 
-def require_memory(config: RunConfig, precision: Precision) -> None:
+def require_memory(config: TrainingConfig, precision: Precision) -> None:
     """UserError where a run does not fit into memory, before any of it is there: see `too_large`."""
     problem = too_large(config, precision)
     if problem is not None:
         raise problem
 
 
-def too_large(config: RunConfig, precision: Precision) -> UserError | None:
+def too_large(config: TrainingConfig, precision: Precision) -> UserError | None:
     """What to say where the weights of a run, their gradients and the optimizer's state do not fit into the memory that
     is available. What a step keeps beside them is not counted: it depends on the batch, which can be split."""
     cpu = torch.device("cpu")
@@ -59,11 +62,11 @@ def too_large(config: RunConfig, precision: Precision) -> UserError | None:
     return None
 
 
-def _fits(config: RunConfig, trained: bool, available: int) -> bool:
+def _fits(config: TrainingConfig, trained: bool, available: int) -> bool:
     return _needed_bytes(config, trained) <= available
 
 
-def _needed_bytes(config: RunConfig, trained: bool) -> int:
+def _needed_bytes(config: TrainingConfig, trained: bool) -> int:
     """Bytes of a run's weights; trained: with their gradients and the optimizer's state. Nothing is allocated."""
     with torch.device("meta"):
         learner, _ = assemble(config, None)
@@ -76,7 +79,7 @@ def _needed_bytes(config: RunConfig, trained: bool) -> int:
     return weights + VALUE_BYTES * (sum(prod(shape) for shape in learned.values()) + moments)
 
 
-def _smaller(config: RunConfig, fits: Callable[[RunConfig], bool]) -> str:
+def _smaller(config: TrainingConfig, fits: Callable[[TrainingConfig], bool]) -> str:
     """The overrides with which a model fits: one size at its default, all that are larger than theirs at it, or as many
     layers as there is room for."""
     model = config.model
@@ -87,10 +90,10 @@ def _smaller(config: RunConfig, fits: Callable[[RunConfig], bool]) -> str:
         if isinstance(field.default, int) and getattr(model, key) > field.default
     }
 
-    def changed(sizes: Mapping[str, Any]) -> RunConfig | None:
+    def changed(sizes: Mapping[str, Any]) -> TrainingConfig | None:
         try:
             return config.model_copy(
-                update={"model": type(model)(**{key: getattr(model, key) for key in fields} | sizes)}
+                update={"model": type(model)(**{key: getattr(model, key) for key in fields} | dict(sizes))}
             )
         except ValidationError:  # a width that the other sizes do not divide
             return None
