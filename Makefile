@@ -5,14 +5,14 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint types bench clean
+.PHONY: help install demo test faults lint types bench gpu bundle clean
 
 help:  ## Print this list.
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
 
 $(VENV)/core: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) --editable .
+	$(PIP) --editable '.[hub]'
 	touch $@
 
 $(VENV)/test: $(VENV)/core
@@ -31,6 +31,9 @@ demo: $(VENV)/core  ## Pretrain and finetune a tiny BERT on text every machine h
 test: $(VENV)/test  ## Run the tests: offline, a few minutes on two cores.
 	$(BIN)/python -m pytest -q -n 2
 
+faults: $(VENV)/test  ## Plant faults and see that nothing goes wrong silently, at most 20 minutes on two cores.
+	$(BIN)/python scripts/faults.py
+
 lint: $(VENV)/test  ## Check style and imports.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -40,6 +43,12 @@ types: $(VENV)/test  ## Check types.
 
 bench: $(VENV)/bench  ## Speed and memory beside the transformers Trainer, at most 20 minutes.
 	$(BIN)/python scripts/benchmark.py
+
+gpu:  ## On a GPU, with PYTHON= and no installing: its tests and its speed beside the transformers Trainer.
+	$(PYTHON) scripts/gpu.py
+
+bundle: $(VENV)/core  ## The wheels of lmtool and all it needs but torch, for a machine without a network: PYTHON_VERSION=3.12.
+	$(BIN)/python scripts/bundle.py --python-version '$(PYTHON_VERSION)'
 
 clean:  ## Remove the environment, caches and build outputs; runs/ stays.
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .mypy_cache

@@ -6,8 +6,13 @@ Every error carries what was given, where, what is allowed and what to do. `cli`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import errno
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 DONE = 0
 FAULT = 1
@@ -50,6 +55,49 @@ class Problem:
     absent: bool = False
 
 
+# What the user can do something about: full or read-only disks, quotas, rights, names.
+_FIXABLE = {
+    errno.ENOSPC: "free some space, or {elsewhere} on another disk",
+    errno.EDQUOT: "free some of your quota, or {elsewhere} on another disk",
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f), or {elsewhere} on another disk",
+    errno.EROFS: "{elsewhere} on a disk that can be written",
+    errno.EACCES: "{elsewhere} in a folder you may read and write",
+    errno.EPERM: "{elsewhere} in a folder you may read and write",
+    errno.ENAMETOOLONG: "give a shorter name",
+    errno.EIO: "the disk reports a fault: {elsewhere} on another one",
+    errno.ENOTDIR: "a part of the path is a file: {elsewhere} in another folder",
+    errno.EISDIR: "a folder stands where a file belongs: {elsewhere} in another one",
+    errno.ELOOP: "a link leads to itself: {elsewhere} in another folder",
+    errno.EMFILE: "raise the limit on open files (ulimit -n)",
+    errno.ENFILE: "raise the limit on open files, or end other programs",
+    errno.ENOMEM: "end other programs, or take a smaller model or batch",
+}
+
+
+def cannot_write(path: Path, error: OSError, key: str = "run_dir") -> UserError:
+    """One line for a failed write, with what to do. key: names the folder that is written to."""
+    hint = _FIXABLE.get(error.errno or 0, "{elsewhere} in another folder")
+    return UserError(f"cannot write {path}: {_reason(error)}", hint.format(elsewhere=f"give {key}="))
+
+
+@contextmanager
+def system_errors() -> Iterator[None]:
+    """What the system refuses inside (a full disk, a folder that may not be read) leaves as a UserError where the user
+    can do something about it. Parts that know the key to give say so themselves: this is for all others."""
+    try:
+        yield
+    except OSError as error:
+        hint = _FIXABLE.get(error.errno or 0)
+        if hint is None:
+            raise
+        where = f"{error.filename}: " if error.filename is not None else ""
+        raise UserError(f"{where}{_reason(error)}", hint.format(elsewhere="work")) from error
+
+
+def _reason(error: OSError) -> str:
+    return (os.strerror(error.errno) if error.errno else str(error)).lower()
+
+
 class ConfigError(UserError):
     """All mistakes of a configuration together."""
 
@@ -69,6 +117,19 @@ class Diverged(LmtoolError):
     """The loss stopped being a number, or exploded: exit 4. The offending batch is saved beside the run."""
 
     exit_status = DIVERGED
+
+
+class NotFinite(Diverged):
+    """A model gives something that is no finite number where it is scored or used. batch: the `types.Batch` it was
+    given, where known."""
+
+    def __init__(self, what: str, batch: Any = None):
+        super().__init__(
+            f"the model's {what} are not finite",
+            "give an earlier checkpoint of its run (checkpoint=RUN/checkpoints/step_N), or train with a lower "
+            "optimizer.lr",
+        )
+        self.what, self.batch = what, batch
 
 
 class Stopped(LmtoolError):

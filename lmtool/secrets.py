@@ -17,7 +17,8 @@ SHORTEST = 6
 
 # Of an environment variable. TOKENIZERS_PARALLELISM holds no token; PWD is the working folder, MYSQL_PWD a password.
 _NAME = re.compile(
-    r"KEY|TOKEN(?!IZER)|SECRET|PASSW|PASSPHRASE|CREDENTIAL|[A-Z]_PWD$|(?:^|_)(?:AUTH|BEARER|PAT)(?:_|$)", re.IGNORECASE
+    r"KEY|TOKEN(?!IZER)|SECRET|PASSW|PASSPHRASE|CREDENTIAL|COOKIE|[A-Z]_PWD$|(?:^|_)(?:AUTH|BEARER|PASS|PAT)(?:_|$)",
+    re.IGNORECASE,
 )
 # In front of a host: user:password@, and a token alone; not the revision in hf://name@revision. A path made of an
 # address has one slash.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import unicodedata
 from typing import TextIO
@@ -11,6 +12,10 @@ from lmtool.secrets import masked
 # Cc control, Cf format (direction overrides, zero width), Cs lone surrogate, Zl/Zp line and paragraph separators.
 _UNSAFE = ("Cc", "Cf", "Cs", "Zl", "Zp")
 _ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+
+# A path has 4,096 characters at most, most names 255.
+_LONG = re.compile(r"(?P<start>\S{300})\S{200,}")
 
 
 def say(text: str = "", stream: TextIO | None = None) -> None:
@@ -23,9 +28,10 @@ def say(text: str = "", stream: TextIO | None = None) -> None:
 
 
 def say_error(message: str, hint: str | None = None) -> None:
-    """Print a user's error: a line for what is wrong, and one for what to do. Each is one line, whatever is in it."""
+    """Print a user's error: a line for what is wrong, and one for what to do. Each is one line, whatever is in it, and
+    what is too long for a name or a path stands in it by its beginning."""
     for line in [f"error: {message}", *([f"hint: {hint}"] if hint else [])]:
-        say(shown(line), sys.stderr)
+        say(_LONG.sub(r"\g<start>...", shown(line)), sys.stderr)
 
 
 def shown(text: str) -> str:

@@ -130,9 +130,10 @@ class Batch:
     """One micro-batch.
 
     inputs: what the (encoder or decoder-only) model reads. outputs: what a second stack reads, shifted already.
-    targets: by the name of the term. examples: (N,) int64 numbers of the examples, for keyed randomness and for
-    joining predictions. parts: (N,) int32 window or choice within the example. groups: (N,) int64 documents that
-    are compared with each other. source: the batch this one was moved from.
+    targets: by the name of the term. examples: (N,) int64 numbers of the examples, for keyed randomness. parts: (N,)
+    int32 window or choice within the example. rows: (N,) int64 numbers of the table's rows that the documents are of,
+    by which predictions are joined; None where they are of no table. groups: (N,) int64 documents that are compared
+    with each other. source: the batch this one was moved from.
     """
 
     inputs: Packed
@@ -140,6 +141,7 @@ class Batch:
     examples: Tensor
     parts: Tensor
     outputs: Packed | None = None
+    rows: Tensor | None = None
     groups: Tensor | None = None
     source: Batch | None = field(default=None, repr=False)
 

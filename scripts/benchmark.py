@@ -21,7 +21,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -259,10 +259,10 @@ class Worker:
             raise Failed(f"{self.variant.name} ended: {last}", f"read {self.log}", status=1)
         return json.loads(line)
 
-    def run(self, steps: int) -> dict[str, Any]:
-        """Let it take steps; the row of the turn."""
+    def run(self, steps: int, count: bool = False) -> dict[str, Any]:
+        """Let it take steps; the row of the turn. count: also how often they wait for the device."""
         with suppress(BrokenPipeError):  # the answer says why
-            print(json.dumps({"steps": steps}), file=self.process.stdin, flush=True)
+            print(json.dumps({"steps": steps, "count": count}), file=self.process.stdin, flush=True)
         return {"variant": self.variant.name, "imports_bytes": self.ready["imports_bytes"], **self.answer()}
 
     def close(self) -> None:
@@ -291,22 +291,30 @@ def measure(work: Work, folder: Path, settings: dict[str, Any], deadline: float,
             print(f"  {work.name}: {variant.name} starts", file=sys.stderr, flush=True)
             workers[variant.name] = Worker(variant, folder, settings)
             stack.callback(workers[variant.name].close)
-        probes = []
-        for worker in workers.values():
-            worker.run(2)  # kernels are chosen and memory is grown in the first steps
-            probe = worker.run(1)
-            record({"kind": "worker", "work": work.name, **worker.ready})
-            probes.append(probe["seconds"])
-        steps = min(max(math.ceil(settings["turn_seconds"] / max(probes)), 3), 40)
-        round_number, longest = 0, 0.0
-        while round_number < settings["rounds"] and (not round_number or time.monotonic() + longest < deadline):
-            begun = time.monotonic()
-            for variant in order_of(work, round_number):
+        take_turns(work, workers, settings, deadline, record)
+
+
+def take_turns(
+    work: Work, workers: Mapping[str, Worker], settings: dict[str, Any], deadline: float, record: Callable
+) -> None:
+    """The rounds of `measure`, by the workers that are there."""
+    probes = []
+    for worker in workers.values():
+        worker.run(2)  # kernels are chosen and memory is grown in the first steps
+        probe = worker.run(1)
+        record({"kind": "worker", "work": work.name, **worker.ready})
+        probes.append(probe["seconds"])
+    steps = min(max(math.ceil(settings["turn_seconds"] / max(probes)), 3), 40)
+    round_number, longest = 0, 0.0
+    while round_number < settings["rounds"] and (not round_number or time.monotonic() + longest < deadline):
+        begun = time.monotonic()
+        for variant in order_of(work, round_number):
+            if variant.name in workers:
                 row = workers[variant.name].run(variant.steps or steps)
                 record({"kind": "turn", "work": work.name, "round": round_number, **row})
-            longest = max(longest, time.monotonic() - begun)
-            round_number += 1
-            print(f"  {work.name}: round {round_number}, {longest:.0f} s", file=sys.stderr, flush=True)
+        longest = max(longest, time.monotonic() - begun)
+        round_number += 1
+        print(f"  {work.name}: round {round_number}, {longest:.0f} s", file=sys.stderr, flush=True)
 
 
 def prepare(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:

@@ -13,11 +13,13 @@ trial failed.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import importlib
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -28,7 +30,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-KINDS = ("kills", "checkpoints", "disks", "changes", "overrides", "typos", "tables", "texts", "hostile")
+KINDS = (
+    "kills", "checkpoints", "disks", "changes", "overrides", "typos", "tables", "texts", "hostile", "secrets",
+)  # fmt: skip
 SECONDS = 300  # of a trial, by the clock
 
 Trial = tuple[str, int]
@@ -38,7 +42,6 @@ Row = dict[str, Any]
 def prepare() -> None:
     """Set the process up to be forked: no threads in it, and the package and the tests importable."""
     os.environ.update({"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"})
-    os.environ.update({"MPLBACKEND": "agg", "PYTHONHASHSEED": "0"})
     sys.path[:0] = [path for path in (str(ROOT), str(Path(__file__).parent)) if path not in sys.path]
 
 
@@ -108,29 +111,45 @@ def run_trial(kind: Any, seed: int, stage: Path, place: Path) -> Row:
 
 
 def run_all(trials: Sequence[Trial], known: dict[str, Any], stage: Path, keep: bool, workers: int) -> Iterator[Row]:
-    """Rows of the trials as they end, some at a time, each in a process and a folder of its own."""
+    """Rows of the trials as they end, some at a time, each in a process and a folder of its own. keep: the folders."""
     waiting, running = deque(trials), dict[int, tuple[Trial, Path]]()
-    while waiting or running:
-        while waiting and len(running) < workers:
-            name, seed = trial = waiting.popleft()
-            place = Path(tempfile.mkdtemp(prefix=f"faults-{name}-{seed}-"))
-            running[_start(known[name], seed, stage, place)] = trial, place
-        process, _ = os.wait()
-        (name, seed), place = running.pop(process)
-        answer = place.with_name(f"{place.name}.json")
-        if answer.exists():
-            yield json.loads(answer.read_text())
-            answer.unlink()
-        else:
-            yield {"kind": name, "seed": seed, "outcome": "BROKEN", "detail": "the trial died", "seconds": 0.0}
-        if not keep:
+    try:
+        while waiting or running:
+            while waiting and len(running) < workers:
+                trial = waiting.popleft()
+                place = Path(tempfile.mkdtemp(prefix=f"faults-{trial[0]}-{trial[1]}-"))
+                running[_start(known[trial[0]], trial[1], stage, place)] = trial, place
+            process, _ = os.wait()
+            trial, place = running.pop(process)
+            yield _row(trial, place)
+            if keep:
+                print(f"its folder: {place}")
+            else:
+                shutil.rmtree(place, ignore_errors=True)
+    finally:  # stopped: the trials are sessions of their own
+        for process, (_, place) in running.items():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process, signal.SIGKILL)
             shutil.rmtree(place, ignore_errors=True)
+
+
+def _row(trial: Trial, place: Path) -> Row:
+    """What an ended trial has written."""
+    answer, log = (place.with_name(f"{place.name}.{kind}") for kind in ("json", "log"))
+    if answer.exists():
+        row: Row = json.loads(answer.read_text())
+        answer.unlink()
+    else:
+        row = {"kind": trial[0], "seed": trial[1], "outcome": "BROKEN", "detail": "the trial died", "seconds": 0.0}
+    if row["outcome"] == "BROKEN":
+        row["detail"] += f"; see {log}"
+    else:
+        log.unlink(missing_ok=True)
+    return row
 
 
 def _start(kind: Any, seed: int, stage: Path, place: Path) -> int:
     def work() -> None:
-        import signal
-
         os.setsid()
         signal.alarm(SECONDS)
         log = os.open(place.with_name(f"{place.name}.log"), os.O_WRONLY | os.O_CREAT, 0o600)
@@ -138,8 +157,6 @@ def _start(kind: Any, seed: int, stage: Path, place: Path) -> int:
             os.dup2(log, number)
         row = run_trial(kind, seed, stage, place)
         place.with_name(f"{place.name}.json").write_text(json.dumps(row))
-        if row["outcome"] != "BROKEN":
-            place.with_name(f"{place.name}.log").unlink()
 
     return _fork(work)
 
@@ -171,7 +188,7 @@ def failures(rows: Sequence[Row]) -> str:
     )
 
 
-def main() -> int:
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help=f"kinds, of {','.join(KINDS)}")
     parser.add_argument("--seed", type=int, help="one trial of --only; its folder stays")
@@ -180,47 +197,63 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=Path("faults"), help="folder of the rows, and of the stage")
     parser.add_argument("--workers", type=int, default=2)
     arguments = parser.parse_args()
-    prepare()
-    known = kinds()
-    names = arguments.only.split(",") if arguments.only else list(known)
-    if unknown := [name for name in names if name not in known]:
-        parser.error(f"--only {unknown[0]}: there are {', '.join(known)}")
-    planned = {name: known[name].draw if arguments.quick else known[name].trials for name in names}
-    if arguments.trials is not None:
-        planned = {name: min(count, arguments.trials) for name, count in planned.items()}
+    arguments.only = arguments.only.split(",") if arguments.only else list(KINDS)
+    if unknown := [name for name in arguments.only if name not in KINDS]:
+        parser.error(f"--only {unknown[0]}: there are {', '.join(KINDS)}")
+    if arguments.seed is not None and len(arguments.only) > 1:
+        parser.error("--seed goes with one kind, --only KIND")
+    return arguments
+
+
+def opened(output: Path) -> Any:
+    """The rows of finished trials; none where they are of another lmtool, or of other trials."""
     from rows import Rows
 
-    output = arguments.output.resolve()
-    settings = output / "settings.json"
-    if settings.exists() and json.loads(settings.read_text()).get("source") not in (None, source()):
+    settings, now = output / "settings.json", {"source": source()}
+    if settings.exists() and json.loads(settings.read_text()).get("source", now["source"]) != now["source"]:
         print(f"lmtool has changed since {output} was written: it begins again")
         shutil.rmtree(output)
-    rows = Rows(output, ("kind", "seed"), {"source": source()})
-    build_stage(output / "stage")
+    return Rows(output, ("kind", "seed"), now)
+
+
+def main() -> int:
+    arguments = parse()
+    prepare()
+    known = {name: kind for name, kind in kinds().items() if name in arguments.only}
+    planned = {name: kind.draw if arguments.quick else kind.trials for name, kind in known.items()}
+    if arguments.trials is not None:
+        planned = {name: min(count, arguments.trials) for name, count in planned.items()}
+    output = arguments.output.resolve()
+    rows, stage = opened(output), output / "stage"
+    build_stage(stage)
     if arguments.seed is not None:
-        trials, rows.all = [(name, arguments.seed) for name in names], []
-    else:
-        trials = [(name, seed) for name in names for seed in range(planned[name]) if not rows.has(name, seed)]
-    begun, single = time.monotonic(), arguments.seed is not None
-    for row in run_all(trials, known, output / "stage", single, arguments.workers):
-        if single:
-            rows.all.append(row)
-        else:
-            rows.add(row)
-        if single:
-            print(f"{row['outcome']}: {row['detail']}")
-        elif row["outcome"].isupper():
+        (row,) = run_all([(arguments.only[0], arguments.seed)], known, stage, True, 1)
+        print(f"{row['outcome']}: {row['detail']}")
+        return 3 if row["outcome"].isupper() else 0
+    every = [(name, seed) for name in known for seed in range(planned[name])]
+    # All kinds advance together, so that a script that was stopped has seen something of each.
+    trials = sorted((one for one in every if not rows.has(*one)), key=lambda one: one[1] / planned[one[0]])
+    begun = shown = time.monotonic()
+    for count, row in enumerate(run_all(trials, known, stage, False, arguments.workers), 1):
+        rows.add(row)
+        if row["outcome"].isupper():
             print(f"{row['kind']} {row['seed']}: {row['outcome']}", flush=True)
-    wanted = [row for row in rows.all if row["kind"] in names]
-    sums = [
-        known[name].summary([row for row in wanted if row["kind"] == name]) for name in names if known[name].summary
-    ]
-    if not single:
-        print(f"\n{table(wanted, planned)}\n")
-        print("\n".join(line for line, _ in sums), f"{time.monotonic() - begun:.0f} seconds", sep="\n")
-        print(failures(wanted))
-    failed = any(row["outcome"].isupper() for row in wanted) or not all(good for _, good in sums)
-    return 3 if failed else 0
+        if time.monotonic() - shown > 60:
+            shown = time.monotonic()
+            print(f"{count} of {len(trials)} trials after {shown - begun:.0f} seconds", flush=True)
+    return report(rows.all, known, planned)
+
+
+def report(rows: Sequence[Row], known: dict[str, Any], planned: dict[str, int]) -> int:
+    """Print the table, a line of each kind that has one, and the failures. Returns the exit status."""
+    wanted = [row for row in rows if row["kind"] in planned]
+    print(f"\n{table(wanted, planned)}\n")
+    summarized = [kind for kind in known.values() if kind.summary is not None]
+    sums = [kind.summary([row for row in wanted if row["kind"] == kind.name]) for kind in summarized]
+    for line, _ in sums:
+        print(line)
+    print(failures(wanted))
+    return 3 if any(row["outcome"].isupper() for row in wanted) or not all(good for _, good in sums) else 0
 
 
 if __name__ == "__main__":

@@ -108,10 +108,10 @@ class Gate:
             self.left = command["steps"]
             self.turn = {"steps": self.left, "tokens": 0, "examples": 0, "slots": 0}
             self.graphs = compiled_graphs()
+            self.started = self.now()
             if command.get("count") and self.device == "cuda":
                 self.waits = Waits()
                 self.waits.start()
-            self.started = self.now()
         self.left -= 1
         return True
 
@@ -315,13 +315,18 @@ class HeldLoader:
         return getattr(self.loader, name)
 
 
+def cache_of(folder: Path) -> Path:
+    """Corpus, tokenizers and token stores, by content: the examples of several sizes share them."""
+    return folder.parent / "cache"
+
+
 def task_data(folder: Path, settings: dict[str, Any]) -> Any:
     """The rows as `task=custom` reads them."""
     from lmtool.tasks.configs import ClassificationConfig
     from lmtool.tasks.loading import load_task
 
     config = ClassificationConfig(name="bench", path=str(folder / "rows"), labels=CLASSES)
-    return load_task(config, settings["seed"], folder / "cache", offline=True)
+    return load_task(config, settings["seed"], cache_of(folder), offline=True)
 
 
 def text_examples(folder: Path, settings: dict[str, Any], tokenizer: Any) -> Any:
@@ -332,8 +337,8 @@ def text_examples(folder: Path, settings: dict[str, Any], tokenizer: Any) -> Any
     from lmtool.objectives.configs import MlmConfig
     from lmtool.objectives.examples import CausalWindows, MaskedWindows
 
-    source = build(TextConfig(path=str(folder / "documents.txt"), document="line"), folder / "cache")
-    store = open_store(source, "train", tokenizer, folder / "cache")
+    source = build(TextConfig(path=str(folder / "documents.txt"), document="line"), cache_of(folder))
+    store = open_store(source, "train", tokenizer, cache_of(folder))
     length, documents = settings["max_length"], settings["documents"]
     if settings["family"] == "gpt":
         return CausalWindows(tokenizer, store, length, documents, "train")
@@ -350,24 +355,24 @@ def lmtool_learner(variant: str, folder: Path, settings: dict[str, Any], tokeniz
     gpt = settings["family"] == "gpt"
     backbone = build((GptConfig if gpt else BertConfig)(**settings["model"]), settings["seed"])
     if variant == "lmtool_language_model":
-        learner = build(ClmConfig() if gpt else MlmConfig(), backbone, tokenizer, settings["seed"])
+        learner = (ClmConfig() if gpt else MlmConfig()).learner(backbone, tokenizer, settings["seed"])
         examples, batch = text_examples(folder, settings, tokenizer), settings["batch"]
     else:
         data = task_data(folder, settings)
-        learner = build(data.config, backbone, tokenizer, settings["seed"])
-        examples, batch = learner.examples(data.train, TASK_LENGTH, "train"), settings["task_batch"]
+        learner = data.config.learner(backbone, tokenizer, settings["seed"])
+        examples, batch = learner.examples(data.splits()["train"], TASK_LENGTH), settings["task_batch"]
     return learner, PackedLoader(examples, settings["seed"], batch_examples=batch)
 
 
 def run_lmtool(variant: str, folder: Path, settings: dict[str, Any], gate: Gate) -> None:
     """Train with lmtool's loop until the gate closes. Nothing is evaluated or saved, as on the other side."""
     from lmtool.nn.attention import attention_path
+    from lmtool.runs.run_folder import RunFolder
     from lmtool.tokenizers.tokenizer import Tokenizer
     from lmtool.training.configs import AdamWConfig, LinearConfig
     from lmtool.training.loop import train
     from lmtool.training.precision import choose_device, choose_precision
     from lmtool.training.progress import TrainingSettings
-    from lmtool.training.run_folder import RunFolder
 
     imports_bytes = peak_bytes("cpu")
     learner, loader = lmtool_learner(variant, folder, settings, Tokenizer.load(folder / "tokenizer"))
@@ -388,7 +393,7 @@ def run_lmtool(variant: str, folder: Path, settings: dict[str, Any], gate: Gate)
 def flops(learner: Any, loader: Any) -> float:
     """FLOPs of training on one real token: the head where it is computed, causal attention at half, by the mean length
     of the examples."""
-    from lmtool.commands.costs import works_of
+    from lmtool.costs.work import works_of
 
     facts = loader.facts()
     places = getattr(learner.config, "places", {})
@@ -428,14 +433,15 @@ def write_texts(folder: Path, settings: dict[str, Any]) -> tuple[Any, str]:
 
     from lmtool.config.tables import build
     from lmtool.data.configs import PydocsConfig
+    from lmtool.data.sources import documents
     from lmtool.data.vocabulary import trained_tokenizer
     from lmtool.tokenizers.configs import ByteBpeConfig, WordPieceConfig
 
-    source = build(PydocsConfig(max_bytes=settings["corpus_bytes"]), folder / "cache")
+    source = build(PydocsConfig(max_bytes=settings["corpus_bytes"]), cache_of(folder))
     kind, size = ByteBpeConfig() if settings["family"] == "gpt" else WordPieceConfig(), settings["model"]["vocab_size"]
-    tokenizer = trained_tokenizer(kind, source, size, folder / "cache")
+    tokenizer = trained_tokenizer(kind, source, size, cache_of(folder))
     tokenizer.save(folder / "tokenizer")
-    flat = [word for text in source.documents("train") for word in text.split()]
+    flat = [word for text in documents(source.parts("train")) for word in text.split()]
     kinds = sorted(set(flat))
     tokens = {word: len(ids) for word, ids in zip(kinds, tokenizer.encode_batch(kinds), strict=True)}
     words = [(word, tokens[word]) for word in flat if tokens[word]]
@@ -457,7 +463,7 @@ def prepare(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
     import numpy
 
     from lmtool.streams import Permutation
-    from lmtool.tasks.examples import SequenceExamples
+    from lmtool.tasks.kinds.texts import SequenceExamples
 
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer, text = write_texts(folder, settings)
@@ -491,7 +497,7 @@ def product_rates(settings: dict[str, Any]) -> dict[str, float]:
     """GFLOP/s of matrix products by precision: on a CPU those of the model's width, on CUDA of large square ones."""
     import torch
 
-    from lmtool.reporting.rate import STEP_SHARE, measure_rate
+    from lmtool.costs.rate import STEP_SHARE, measure_rate
 
     if settings["device"] == "cpu":
         size = settings["model"]["hidden_size"], settings["model"]["feedforward_size"]

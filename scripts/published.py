@@ -3,7 +3,8 @@
     python scripts/published.py --path FOLDER [--task sst2] [--checkpoint FOLDER] [--examples 2000] [--epochs 2]
         [--max-length 128] [--precision fp32] [--seeds 1,2,3,4,5] [--output runs/published]
 
-Both sides read the same rows, written once to OUTPUT/rows, as the same tokens (which is checked), and train with the
+Both sides read the same rows, written once to OUTPUT/rows, as the same tokens in the same segments (which is checked),
+and train with the
 values of one configuration of lmtool: AdamW and what decays, linear schedule and warm-up, batch in examples, epochs,
 clipping, dropout, length, precision. The Trainer pads each batch to its longest row. The pooler is the published one,
 the output layer new, from the same distribution. (A step's place in the warm-up is each side's own: the Trainer's
@@ -127,18 +128,18 @@ def write_rows(words: list[str], folder: Path) -> None:
         (folder / f"{split}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def tokenized(checkpoint: str, config: FinetuneConfig, rows: Any) -> list[list[int]]:
-    """The rows' tokens as transformers makes them, special ones included."""
+def tokenized(checkpoint: str, config: FinetuneConfig, rows: Any) -> dict[str, list[list[int]]]:
+    """All that the model's tokenizer makes of the rows in transformers: tokens, special ones included, segments where
+    it has them, the mask."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    found = tokenizer(*rows.texts, truncation=True, max_length=config.max_length, split_special_tokens=True)
-    return found["input_ids"]
+    return dict(tokenizer(*rows.texts, truncation=True, max_length=config.max_length, split_special_tokens=True))
 
 
 def require_same_tokens(checkpoint: str, config: FinetuneConfig) -> None:
-    """End where a row has other tokens on one side than on the other."""
-    from lmtool.tasks.examples import SequenceExamples
+    """End where a row has other tokens, or segments, on one side than on the other."""
+    from lmtool.tasks.kinds.texts import SequenceExamples
     from lmtool.tokenizers.tokenizer import Tokenizer
 
     data, tokenizer = labelled(config), Tokenizer.load(checkpoint)
@@ -146,11 +147,17 @@ def require_same_tokens(checkpoint: str, config: FinetuneConfig) -> None:
         examples = SequenceExamples(rows, tokenizer, config.model.text_format, config.max_length, "task", split)
         plan = examples.plan(0)
         inputs = examples.batch(plan.rows, plan.rows["row"].copy(), 0).inputs
-        ours = [one.tolist() for one in inputs.tokens.split(list(inputs.lengths))]
         theirs = tokenized(checkpoint, config, rows)
-        differing = [row for row, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1]]
-        if differing:
-            stop(f"{len(differing)} rows of {split} have other tokens: {rows.ids[differing[0]]}", "report it")
+        columns = {"input_ids": inputs.tokens}
+        if getattr(config.model, "segments", 1) > 1 and "segment" in inputs.columns:
+            columns["token_type_ids"] = inputs.columns["segment"]
+        for name, column in columns.items():
+            ours = [values.tolist() for values in column.split(list(inputs.lengths))]
+            # A tokenizer without segments puts everything into the first.
+            given = theirs.get(name) or [[0] * len(values) for values in ours]
+            differing = [row for row, values in enumerate(zip(ours, given, strict=True)) if values[0] != values[1]]
+            if differing:
+                stop(f"{len(differing)} rows of {split} have other {name}: {rows.ids[differing[0]]}", "report it")
         print(f"{split}: {len(rows):,} rows, the same {len(inputs.tokens):,} tokens on both sides")
 
 
@@ -177,6 +184,12 @@ def run_trainer(words: list[str], checkpoint: str, seed: int, output: Path) -> d
         return pool.submit(train_with_trainer, words, checkpoint, seed).result()
 
 
+def features(checkpoint: str, config: FinetuneConfig, rows: Any) -> list[dict[str, Any]]:
+    """What the Trainer reads: everything that the tokenizer makes of each row, and its label."""
+    columns = {**tokenized(checkpoint, config, rows), "labels": [int(label) for label in rows.labels]}
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
 def train_with_trainer(words: list[str], checkpoint: str, seed: int) -> dict[str, Any]:
     """Train as transformers' example scripts do, with the values of lmtool's configuration."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer, Trainer, set_seed
@@ -190,22 +203,18 @@ def train_with_trainer(words: list[str], checkpoint: str, seed: int) -> dict[str
     assert isinstance(task, ClassificationConfig) and task.labels
     development = next(iter(data.validation.values()))
 
-    def features(rows: Any) -> list[dict[str, Any]]:
-        ids = tokenized(checkpoint, config, rows)
-        return [{"input_ids": one, "labels": int(label)} for one, label in zip(ids, rows.labels, strict=True)]
-
     set_seed(seed)  # of the output layer
     model = AutoModelForSequenceClassification.from_pretrained(checkpoint, num_labels=len(task.labels))
     with tempfile.TemporaryDirectory() as scratch:
         trainer = Trainer(
             model,
             arguments(config, len(data.train), seed, scratch),
-            train_dataset=features(data.train),
+            train_dataset=features(checkpoint, config, data.train),
             # With a tokenizer the Trainer's collator pads each batch to its longest row.
             processing_class=AutoTokenizer.from_pretrained(checkpoint),
         )
         trained = trainer.train()
-        predicted = trainer.predict(features(development)).predictions.argmax(-1)
+        predicted = trainer.predict(features(checkpoint, config, development)).predictions.argmax(-1)
     return {
         "metric": task.metric,
         "value": compute(task.metrics, development.labels, predicted)[task.metric],

@@ -16,6 +16,7 @@ from lmtool import cli
 from lmtool.commands.configs import COMMANDS
 from lmtool.config import compose
 from lmtool.errors import CheckFailed, Diverged, Stopped
+from lmtool.manifest import write_manifest
 
 ROOT = Path(cli.__file__).resolve().parents[1]
 HEAVY = ("torch", "hydra", "omegaconf", "pydantic", "rich", "yaml", "numpy", "datasets")
@@ -64,11 +65,29 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ),
     ("pretrain --plugin mine/my.py", ["--plugin mine.my, which python imports from this folder"]),
     ("pretrain --plugin /mine/my.py", ["--plugin my, which python imports from /mine"]),
+    (f"pretrain optimizer.{'q' * 5000}=1", ["a key of 5,010 characters", "no key has more than 200"]),
+    ("q" * 5000, ["unknown command qqq"]),
+    (f"show {'q' * 5000}", ["unknown key qqq", "lmtool list"]),
+    (f"pretrain optimizer.betas={'[' * 2000}{']' * 2000}", ["optimizer.betas: the value is nested too deep"]),
+    (f"pretrain optimizer.betas={'[' * 300}{']' * 300}", ["nested too deep"]),
+    (f"pretrain optimizer.betas={'[' * 60}{']' * 60}", ["nested more than 50 deep"]),
+    ("pretrain name=latest", ["runs/latest is a file that names the newest run", "lmtool resume runs/latest"]),
+    ("pretrain run_dir=/dev/null", ["run_dir=/dev/null: /dev/null is a file; a run has a folder"]),
+    ("pretrain run_dir=/dev/null/x", ["run_dir=/dev/null/x: /dev/null is a file; a run has a folder"]),
+    ("export checkpoint=nowhere output=/dev/null", ["output=/dev/null: /dev/null is a file; a folder is written"]),
+    ("tokenizer output=/dev/null tokenizer.vocab_size=300", ["/dev/null is a file; a folder is written"]),
+    ("predict checkpoint=nowhere text=a output=/dev", ["output=/dev: a folder", "output=/dev/predictions.jsonl"]),
+    ("predict checkpoint=nowhere text=a output=no/x", ["output=no/x: no folder no", "mkdir -p no"]),
+    ("finetune task=sst2 checkpoint=hf://../x", ["checkpoint=hf://../x: no name on the hub"]),
+    ("finetune task=sst2 checkpoint=hf://a--b/c", ["checkpoint=hf://a--b/c: no name on the hub"]),
+    ("predict text=a checkpoint=hf://a/b@../../c", ["../../c is no branch, tag or commit"]),
     ("pretrain modle=bert", ["unknown key modle", "did you mean model=bert?"]),
     ("pretrain model=bertt", ["model=bertt is not one of albert,", "did you mean model=bert?"]),
     ("pretrain optimizer.lrr=1", ["unknown key optimizer.lrr", "did you mean optimizer.lr=1?"]),
     ("pretrain +optimizer.lrr=1", ["unknown key optimizer.lrr", "did you mean optimizer.lr=1?"]),
     ("pretrain optim.lr=1", ["unknown key optim.lr", "did you mean optimizer.lr=1?"]),
+    ("pretrain command=finetune", ["unknown key command"]),
+    ("pretrain version=1", ["unknown key version"]),
     ("pretrain lr=3", ["unknown key lr", "did you mean optimizer.lr=3?"]),
     ("pretrain optimizer.lr=abc", ['optimizer.lr: given "abc" (text); allowed: a number, above 0']),
     ("pretrain optimizer.lr=nan", ["optimizer.lr: given NaN"]),
@@ -271,7 +290,9 @@ def saved_checkpoint(folder: Path, *typed: str) -> Path:
     step.mkdir(parents=True)
     config = cli.configuration("pretrain", arguments, running=False)
     (step / "config.json").write_text(json.dumps(saved.save(config, "pretrain")))
-    (step / "manifest.json").write_text("{}")
+    for name in ("model.safetensors", "state.json"):
+        (step / name).write_text("{}")
+    write_manifest(step, {"step": 10})
     return folder
 
 

@@ -23,7 +23,8 @@ MODELS = NN | {"models"}
 HEADS = MODELS | {"heads"}
 TEXT = CONFIG | {"tokenizers"}
 DATA = TEXT | {"data"}
-LEARN = HEADS | DATA | {"generation", "metrics"}
+LEARN = HEADS | DATA | {"generation", "metrics", "runs", "training"}
+LEARNERS = LEARN | {"learners"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "environment": set(),
@@ -38,18 +39,22 @@ MAY_IMPORT: dict[str, set[str]] = {
     "heads": MODELS,
     "generation": HEADS | TEXT,
     # lmtool.load gives a model with its tokenizer, from a checkpoint whose files `training` verifies.
-    "weights": HEADS | TEXT | {"training"},
+    "weights": LEARNERS,
     "tokenizers": CONFIG,
     "data": TEXT,
     "metrics": CONFIG,
-    "reporting": CONFIG,
-    "objectives": LEARN,
-    # A task may be learned among objectives: it is one of them then.
-    "tasks": LEARN | {"objectives"},
-    "tuning": LEARN | {"objectives", "tasks"},
-    "training": NN,
-    "commands": LEARN | {"objectives", "tasks", "tuning", "training", "weights", "reporting", "metrics"},
-    "cli": {"errors", "environment", "terminal", "config", "commands"},
+    "runs": CONFIG,
+    # Files and plain data; a test holds that it imports no torch.
+    "reporting": CONFIG | {"metrics", "runs"},
+    "costs": LEARNERS | {"reporting"},
+    "learners": LEARN,
+    "objectives": LEARNERS,
+    "tasks": LEARNERS,
+    "tuning": LEARNERS,
+    "training": NN | {"runs"},
+    "commands": LEARNERS | {"objectives", "tasks", "tuning", "weights", "costs", "reporting"},
+    "sweeps": CONFIG | {"reporting"},
+    "cli": {"errors", "environment", "terminal", "config", "commands", "sweeps"},
     "__main__": {"cli"},
     "__init__": {"weights"},  # lmtool.load, when it is asked for
 }
@@ -157,6 +162,18 @@ def test_builders_lie_in_the_room_of_their_configuration() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_what_a_task_kind_is_stays_in_its_file() -> None:
+    """Nobody asks which kind a task is: what differs between kinds is a method of theirs."""
+    kinds = re.compile(r"\b(Classification|Regression|Sequence)(Kind|Config|Learner)?\b")
+    wrong = []
+    for path in SOURCES:
+        for node in ast.walk(tree_of(path)):
+            asked = isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("isinstance", "issubclass")
+            if asked and kinds.search(ast.unparse(node)) and "kinds" not in path.parts:
+                wrong.append(f"{path.relative_to(PACKAGE)}:{node.lineno}: {ast.unparse(node)}")
+    assert not wrong, "\n".join(wrong)
+
+
 def test_no_circles_also_inside_functions() -> None:
     edges: dict[Path, set[Path]] = {}
     for path in SOURCES:
@@ -201,12 +218,12 @@ def test_there_is_one_door_to_the_terminal() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_only_cli_and_config_import_hydra() -> None:
+def test_only_cli_sweeps_and_config_import_hydra() -> None:
     wrong = [
         f"{path.relative_to(PACKAGE)}:{line}: {name}"
         for path in SOURCES
         for name, line in imports(path)
-        if name.split(".")[0] in HYDRA and room_of(path) not in ("cli", "config")
+        if name.split(".")[0] in HYDRA and room_of(path) not in ("cli", "config", "sweeps")
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -236,6 +253,29 @@ def test_configuration_imports_nothing_heavy_not_even_indirectly() -> None:
                 # Importing a.b runs a/__init__.py first.
                 left += [(one / "__init__.py", origin) for one in target.parents if (one / "__init__.py") in SOURCES]
     assert not wrong, "\n".join(wrong)
+
+
+def test_reporting_reads_files_and_plain_data() -> None:
+    """No torch in it, nor in what it imports of lmtool: a report is made where no model can be."""
+    left, seen, wrong = [path for path in SOURCES if room_of(path) == "reporting"], set(), []
+    while left:
+        path = left.pop()
+        if path in seen:
+            continue
+        seen.add(path)
+        for name, line in imports(path, top=True):
+            if name.split(".")[0] == "torch":
+                wrong.append(f"{path.relative_to(PACKAGE)}:{line}: {name}")
+            target = inside(name)
+            left += [] if target is None else [target]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_configuration_runs_nothing() -> None:
+    """The package config composes and decides; it imports no command and starts no job."""
+    for path in SOURCES:
+        if room_of(path) == "config":
+            assert not {room_of(target) for name, _ in imports(path) if (target := inside(name))} & {"commands", "runs"}
 
 
 def names_used(path: Path) -> Iterator[tuple[str, int]]:
@@ -280,7 +320,8 @@ def test_no_target_in_any_yaml_or_source() -> None:
     from lmtool.config.groups import conf_dir
 
     files = [*conf_dir().rglob("*.yaml"), *SOURCES]
-    assert not [str(one) for one in files if "_target_" in one.read_text(encoding="utf-8")]
+    naming = [one for one in files if "_target_" in one.read_text(encoding="utf-8")]
+    assert naming == [PACKAGE / "config" / "compose.py"]  # where those of others are refused
 
 
 def test_imports_by_a_string_are_the_tables_and_the_plugins_only() -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -99,6 +100,34 @@ def test_a_model_an_objective_a_task_and_a_tuning_run_to_the_end(tmp_path: Path)
     # The saved run names its plugin and does not import it.
     ((status, _, told, _),) = lmtool(tmp_path, "evaluate checkpoint=runs/second")
     assert status == 2 and "--plugin outsider" in told and "Traceback" not in told
+
+
+def test_two_models_that_both_learn_and_a_task_of_tags_in_windows(tmp_path: Path) -> None:
+    words = ("the", "cat", "sat", "on", "a", "mat", "and", "some", "dogs", "ran", "to", "their", "old", "house")
+    lines = np.random.default_rng(0).choice(words, (120, 30)).tolist()
+    (tmp_path / "text.txt").write_text("\n\n".join(" ".join(line) + "." for line in lines))
+    rows = [f"{' '.join(line)}\t{' '.join('D' if word in ('the', 'a') else 'O' for word in line)}" for line in lines]
+    (tmp_path / "rows.tsv").write_text("\n".join(["words\ttags", *rows]) + "\n")
+    common = "--plugin outsider cache_dir=cache device=cpu precision=fp32 max_length=16"
+    pretrain = f"pretrain {common} model=bert_tiny objective=two_models data=text data.path=text.txt batch_tokens=256"
+    finetune = f"finetune {common} task=tagging task.path=rows.tsv checkpoint=runs/pair batch_examples=8"
+    answers = lmtool(
+        tmp_path,
+        f"{pretrain} max_steps=4 evaluate_every=2 name=pair",
+        f"{finetune} max_steps=80 optimizer.lr=2e-3 name=tags",
+        "evaluate --plugin outsider checkpoint=runs/tags device=cpu output=again.jsonl",
+        "predict --plugin outsider checkpoint=runs/tags device=cpu 'text=the dogs sat on a mat'",
+    )
+    assert [answer[0] for answer in answers] == [0, 0, 0, 0], [answer[2] for answer in answers]
+    metrics = json.loads((tmp_path / "runs" / "pair" / "result.json").read_text())["metrics"]
+    assert {"first_loss", "second_loss", "first_baseline"} <= metrics.keys()
+    result = json.loads((tmp_path / "runs" / "tags" / "result.json").read_text())
+    assert result["value"] > result["baseline"], "the tags are a function of the words"
+    predictions = [json.loads(line) for line in (tmp_path / "runs" / "tags" / "predictions.jsonl").open()]
+    # Thirty words in windows of fourteen: each is tagged once, after its windows are joined.
+    assert predictions and all(len(row["words"]) == len(row["gold"]) == len(row["prediction"]) for row in predictions)
+    assert (tmp_path / "again.jsonl").read_text().splitlines() == [json.dumps(row) for row in predictions]
+    assert "'D'" in answers[3][1] and "'O'" in answers[3][1]
 
 
 def test_an_installed_package_is_found_by_its_entry_point(tmp_path: Path) -> None:

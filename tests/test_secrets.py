@@ -53,6 +53,7 @@ def test_a_secret_is_known_in_every_spelling(spelled) -> None:
         "npm_config__auth",
         "MYSQL_PWD",
         "GITHUB_PAT",
+        "SMTP_PASS",
     ],
 )
 def test_the_name_of_a_variable_says_that_it_is_secret(name: str) -> None:

@@ -12,10 +12,11 @@ from lmtool.config.tables import Choice
 
 # Each room's module enters its components into the tables.
 from lmtool.data.configs import DataConfig
+from lmtool.learners.configs import ObjectiveConfig
 from lmtool.models import encoder_configs as encoder_configs
 from lmtool.models import encoder_decoder_configs as encoder_decoder_configs
 from lmtool.models.configs import ModelConfig
-from lmtool.objectives.configs import ObjectiveConfig
+from lmtool.objectives import configs as configs
 from lmtool.tasks.configs import TaskConfig
 from lmtool.tokenizers.configs import TokenizerConfig
 from lmtool.training.configs import OptimizerConfig, ScheduleConfig
@@ -128,6 +129,8 @@ class RunConfig(CommandConfig):
 class PretrainConfig(RunConfig):
     """`lmtool pretrain`."""
 
+    tuned_by: ClassVar[None] = None
+
     auto: ClassVar[dict[str, Auto]] = {
         "model": Auto(("checkpoint", {"name": "bert"}), agrees=True),
         "tokenizer": Auto(("checkpoint", "model.suggested_tokenizer"), hint="give tokenizer=NAME", agrees=True),
@@ -140,6 +143,11 @@ class PretrainConfig(RunConfig):
     objective: Annotated[ObjectiveConfig, Choice("objective")] = Field(
         description="What is learned from it; auto: the published one of the model."
     )
+
+    @property
+    def learns(self) -> ObjectiveConfig:
+        """The section of what is learned."""
+        return self.objective
 
 
 class FinetuneConfig(RunConfig):
@@ -156,6 +164,16 @@ class FinetuneConfig(RunConfig):
         description="What is learned, and from which labelled data."
     )
     tuning: Annotated[TuningConfig, Choice("tuning")] = Field(description="Which parameters learn.")
+
+    @property
+    def learns(self) -> TaskConfig:
+        """The section of what is learned."""
+        return self.task
+
+    @property
+    def tuned_by(self) -> TuningConfig:
+        """The section of the method."""
+        return self.tuning
 
 
 class UseConfig(CommandConfig):

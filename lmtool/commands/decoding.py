@@ -24,11 +24,10 @@ def decoded(
 ) -> Any:
     """The configuration of `verb`, of the class COMMANDS[verb]. Raises ConfigError with every mistake.
 
-    data: composed or saved plain data. earlier: problems to tell with the others.
+    data: composed plain data, or the body of a saved configuration. earlier: problems to tell with the others.
     running: the command runs here and now (not a plan of it).
     """
     problems = list(earlier)
-    data = {key: value for key, value in data.items() if key not in ("version", "command")}
     unknown = [one for one in data.get("plugins") or () if one not in plugins.typed()]
     problems += [
         Problem(
@@ -36,7 +35,7 @@ def decoded(
         )
         for one in unknown
     ]
-    data["plugins"] = list(plugins.typed())
+    data = {**data, "plugins": list(plugins.typed())}
     checkpoint_config = None
     checkpoint = data.get("checkpoint")
     if isinstance(checkpoint, str) and checkpoint not in ("none", "???", ""):

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from lmtool.data.plan import Examples
+from lmtool.learners.mixture import MixedExamples, Mixture
 from lmtool.objectives.examples import MaskedPairs
-from lmtool.objectives.mixture import MixedExamples, Mixture
 from lmtool.objectives.rtd import ReplacedTokenDetection
 from lmtool.objectives.statistics import batches_of, has_weights
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -25,7 +25,7 @@ def described(
     if n < 1:
         return
     if isinstance(examples, MixedExamples):
-        learners = learner.members if isinstance(learner, Mixture) else {}
+        learners = dict(learner.members.items()) if isinstance(learner, Mixture) else {}
         for name, member in examples.members.items():
             for one in described(member, tokenizer, n, labels, learners.get(name)):
                 yield {"member": name, **one}
@@ -57,7 +57,7 @@ def _texts(examples: Any, rows: np.ndarray, tokenizer: Tokenizer) -> list[list[s
     """The texts of each example before anything was done to them, where the examples can tell: documents of a window,
     segments of a pair, columns of a row."""
     if hasattr(examples, "rows"):
-        return [[column[int(row)] for column in examples.rows.texts] for row in rows["row"]]
+        return [[column[int(row)] for column in examples.rows.columns.values()] for row in rows["row"]]
     if hasattr(examples, "stream"):
         return [_documents(examples.stream, int(row["start"]), int(row["length"]), tokenizer) for row in rows]
     if isinstance(examples, MaskedPairs):

@@ -3,84 +3,75 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from lmtool.commands.configs import EvaluateConfig, FinetuneConfig, PretrainConfig
-from lmtool.commands.trained import Trained, load_trained
+from lmtool.commands.labelled import data_to_score
+from lmtool.commands.trained import load_trained
+from lmtool.commands.training import HeldOut
 from lmtool.config.tables import build
-from lmtool.data.loader import PackedLoader
+from lmtool.data.split import SplitData
 from lmtool.data.store import open_store
 from lmtool.errors import UserError
-from lmtool.objectives.evaluation import evaluate as evaluate_text
+from lmtool.learners.evaluation import SplitEvaluations, evaluate
 from lmtool.reporting.console import Output
 from lmtool.reporting.table import print_table
-from lmtool.tasks.evaluation import baseline, evaluate, predictions, report
-from lmtool.tasks.loading import load_task
-from lmtool.tasks.objective import read_tasks, rows_of
-from lmtool.training.files import write_rows
+from lmtool.runs.files import write_rows
+from lmtool.tasks.members import read_tasks, rows_of
+from lmtool.tokenizers.tokenizer import Tokenizer
 
 
 def run(config: EvaluateConfig, overrides: list[str]) -> dict[str, Any]:
     """Score, print, and write predictions where an output is named. Returns the metrics."""
-    trained = load_trained(config)
-    if isinstance(trained.config, FinetuneConfig):
-        return _task(config, trained, trained.config)
-    return _text(config, trained, trained.config)
-
-
-def _task(config: EvaluateConfig, trained: Trained, before: FinetuneConfig) -> dict[str, Any]:
-    task = config.task or before.task
-    if task.name != before.task.name:
-        raise UserError(
-            f"checkpoint={config.checkpoint} was trained for task={before.task.name}, not task={task.name}",
-            "leave task= out, and give other data with task.path=",
-        )
-    data = load_task(task, before.seed, config.cache_dir, config.offline)
-    splits = {}
-    for split, rows in data.validation.items():
-        loader = PackedLoader(
-            trained.learner.examples(rows, before.max_length, split), 0, None, config.batch_tokens, shuffle=False
-        )
-        splits[split] = evaluate(
-            trained.learner, rows, loader.epoch_batches(), trained.precision.device, trained.precision.autocast
-        )
-    whole = report(data.config, splits)
+    trained, output = load_trained(config), Output()
+    before = trained.config
+    if isinstance(before, FinetuneConfig):
+        task, taken = data_to_score(config, trained, before)
+        learner, data, title = trained.learner(task.config, taken), task.splits(), task.config.name
+        if taken.note:
+            output.line(f"labels: {taken.note}")
+    else:
+        learner = trained.learner()
+        data, title = _text(config, before, trained.tokenizer)
+    splits = {
+        split: HeldOut(learner, part, before.max_length, config.batch_tokens, before.seed)
+        for split, part in data.items()
+        if split != "train"
+    }
+    evaluations = SplitEvaluations(
+        {
+            split: evaluate(
+                learner, learner.scorer(part.data, part.examples, {}), part.loader.epoch_batches(), trained.precision
+            )
+            for split, part in splits.items()
+        }
+    )
     if config.output is not None:
-        rows = (
-            row
-            for split, one in splits.items()
-            for row in predictions(data.config, data.validation[split], one.predicted, split)
-        )
-        write_output(config.output, rows)
-    output = Output()
-    constant = baseline(data.config, data.train, next(iter(data.validation.values())))
-    table = [[name, f"{value:.4f}", _beside(constant["metrics"].get(name))] for name, value in whole.metrics.items()]
-    print_table(output, ["metric", "value", constant["name"]], table, heading=f"{config.checkpoint} · {task.name}")
-    for warning in whole.warnings:
+        write_output(config.output, evaluations.records())
+    headings, constant = ["metric", "value"], {}
+    if "train" in data:
+        first = next(iter(splits.values()))
+        baseline = learner.baseline(data["train"], first.data, first.loader.epoch_batches(), {})
+        headings, constant = [*headings, baseline["name"]], baseline["metrics"]
+    metrics = evaluations.metrics()
+    rows = [
+        [name, f"{value:.4f}", *([_beside(constant.get(name))] if constant else [])] for name, value in metrics.items()
+    ]
+    print_table(output, headings, rows, heading=f"{config.checkpoint} · {title}")
+    for warning in evaluations.warnings:
         output.line(f"warning: {warning}", "yellow")
-    return whole.metrics
+    return metrics
 
 
-def _text(config: EvaluateConfig, trained: Trained, before: PretrainConfig) -> dict[str, Any]:
+def _text(config: EvaluateConfig, before: PretrainConfig, tokenizer: Tokenizer) -> tuple[dict[str, SplitData], str]:
+    """The validation text of what the checkpoint was trained on, or of other data; and what to call it."""
     data = config.data or before.data
     source = build(data, config.cache_dir)
     _, tasks = read_tasks(before.objective, before.seed, config.cache_dir, config.offline)
-    store = open_store(source, "validation", trained.tokenizer, config.cache_dir, Output().stage)
-    store = replace(store, rows=rows_of(tasks, "validation"))
-    examples = trained.learner.examples(store, before.max_length, data.documents, "validation")
-    loader = PackedLoader(examples, before.seed, None, max(config.batch_tokens, before.max_length), shuffle=False)
-    found = evaluate_text(
-        trained.learner, loader.epoch_batches(), trained.precision.device, trained.precision.autocast
-    ).metrics()
-    print_table(
-        Output(),
-        ["metric", "value"],
-        [[name, f"{value:.4f}"] for name, value in found.items()],
-        heading=f"{config.checkpoint} · validation text of data={data.name}",
-    )
-    return found
+    store = open_store(source, "validation", tokenizer, config.cache_dir, Output().stage)
+    split = SplitData("validation", store, data.documents, rows_of(tasks, "validation"))
+    return {"validation": split}, f"validation text of data={data.name}"
 
 
 def write_output(path: str, rows: Iterable[Mapping[str, Any]]) -> None:

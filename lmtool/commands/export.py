@@ -4,17 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import lmtool
 from lmtool.commands.configs import ExportConfig
-from lmtool.commands.session import words
+from lmtool.commands.opening import words
+from lmtool.commands.roundtrip import compare_texts
+from lmtool.commands.trained import classifies, has_segments, read_trained
+from lmtool.data.configs import FORMATS
+from lmtool.data.layouts import with_format
 from lmtool.errors import CheckFailed, UserError
 from lmtool.manifest import sha256
+from lmtool.models.configs import ModelConfig
 from lmtool.reporting.console import Output
 from lmtool.secrets import masked
+from lmtool.tasks.kinds.base import TaskLearner
+from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.training.precision import choose_device, choose_precision
 from lmtool.weights.comparing import Comparison, compare_outputs, compare_tensors, compare_tokenizers, tied_names
-from lmtool.weights.exporting import Export, export_of, write_export
+from lmtool.weights.exporting import Export, Reading, export_of, write_export
+from lmtool.weights.folders import published_folder
 from lmtool.weights.load import assemble, load, saved_config
 from lmtool.weights.reading import Weights, read
 
@@ -26,24 +35,54 @@ def run(config: ExportConfig, overrides: list[str]) -> None:
         raise UserError(f"checkpoint={config.checkpoint} has no tokenizer", "give a checkpoint of lmtool")
     saved = saved_config(config.checkpoint, config.offline)
     weights = read(config.checkpoint, config.offline)
-    task = saved.get("task") if isinstance(saved.get("task"), dict) else None
-    export = export_of(loaded.config, weights.tensors, task, loaded.tokenizer)
+    published = published_folder(config.checkpoint, config.offline)
+    if published is not None and classifies(published, weights):
+        saved = published.classifier_config()
+    task, trained, tokenizer = saved.get("task"), None, loaded.tokenizer
+    if task is not None:
+        trained = read_trained(config.checkpoint, config.offline, choose_precision("fp32", choose_device("cpu")))
+        tokenizer = trained.tokenizer.with_padding()  # without it a decoder's classifier reads one text at a time
+    export = export_of(loaded.config, weights.tensors, task, tokenizer)
+    layout = layout_of(loaded.config, task, tokenizer)
+    tokenizer = tokenizer if layout is None else with_format(tokenizer, layout)
     folder = Path(config.output).expanduser()
     card = model_card(config.checkpoint, weights, saved, export)
-    write_export(export, loaded.config, loaded.tokenizer, card, folder)
+    write_export(export, loaded.config, tokenizer, reading_of(loaded.config, saved, task, tokenizer), card, folder)
 
     again = load(str(folder), offline=True)
     copy = read(str(folder), offline=True)
     unused = [name for name in copy.tensors if name not in again.model.parts.state_dict()]
     comparison = compare_tensors(export.kept, copy.tensors, unused)
-    original, _ = assemble(loaded.config, Weights(export.kept, weights.folder), config.checkpoint)
+    original, _ = assemble(loaded.config, Weights(export.kept, weights.folder, config.checkpoint), config.checkpoint)
     compare_outputs(comparison, original, again.model.parts)
     if again.tokenizer is not None:
         compare_tokenizers(comparison, loaded.tokenizer, again.tokenizer)
+    if layout is not None:
+        learner = original if trained is None else cast(TaskLearner, trained.learner())
+        compare_texts(comparison, learner, again, folder, layout, tokenizer)
     comparison.tied = tied_names(original)
     tell(f"{folder} · {export.architecture}", comparison, export.left_out)
     if not comparison.same:
         raise CheckFailed(f"{folder} is not what was exported", "see what changed above, and keep the checkpoint")
+
+
+def layout_of(model: ModelConfig, task: Mapping[str, Any] | None, tokenizer: Tokenizer) -> str | None:
+    """The format in which the exported model reads a text; None where it goes on with one, which stands as it is, and
+    where the vocabulary lacks what the format puts around texts."""
+    if task is None and model.architecture == "decoder":
+        return None
+    name = model.text_format if task is None else model.sequence_form(task.get("head")).text_format
+    return name if set(FORMATS[name].roles) <= set(tokenizer.roles) else None
+
+
+def reading_of(
+    model: ModelConfig, saved: Mapping[str, Any], task: Mapping[str, Any] | None, tokenizer: Tokenizer
+) -> Reading:
+    """How AutoTokenizer is to read texts. Those of a masked language model may hold masks."""
+    segments = has_segments(model)
+    if task is None:
+        return Reading(segments, model.max_positions, False)
+    return Reading(segments, saved["max_length"], not tokenizer.parse_special_tokens)
 
 
 def tell(heading: str, comparison: Comparison, left_out: tuple[str, ...] = ()) -> None:

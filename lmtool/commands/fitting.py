@@ -13,8 +13,8 @@ from lmtool.config.rules import rule
 from lmtool.config.tables import Choice, entries
 from lmtool.data.configs import FORMATS
 from lmtool.errors import Problem
+from lmtool.learners.configs import MixtureConfig, ObjectiveConfig
 from lmtool.models.configs import ModelConfig
-from lmtool.objectives.configs import MixtureConfig, ObjectiveConfig
 from lmtool.tokenizers.configs import TokenizerConfig
 
 Roles = Collection[str] | None
@@ -39,9 +39,10 @@ def lacks_segments(objective: ObjectiveConfig, model: ModelConfig) -> str | None
     return f"pairs={pairs} needs a model that tells two segments apart by a table; model={model.name} does not"
 
 
-def lacks_around(model: ModelConfig, roles: Roles) -> str | None:
-    """Why a model's texts cannot be laid out with a vocabulary, if they cannot."""
-    layout, start = FORMATS.get(model.text_format), getattr(model, "start_role", None)
+def lacks_around(model: ModelConfig, roles: Roles, text_format: str | None = None) -> str | None:
+    """Why a model's texts cannot be laid out with a vocabulary, if they cannot. text_format: another one than the
+    model's."""
+    layout, start = FORMATS.get(text_format or model.text_format), getattr(model, "start_role", None)
     needed = [*(layout.roles if layout is not None else ()), *([start] if start else [])]
     missing = [one for one in needed if roles is not None and one not in roles]
     return f"has no {missing[0]} token, which model={model.name} puts around its texts" if missing else None

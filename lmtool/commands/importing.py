@@ -6,12 +6,13 @@ from pathlib import Path
 
 from lmtool.commands.configs import ImportConfig
 from lmtool.commands.export import tell
+from lmtool.commands.trained import classifies, require_same_reading
 from lmtool.errors import CheckFailed, UserError
 from lmtool.weights.comparing import compare_outputs, compare_tensors, compare_tokenizers, tied_names
 from lmtool.weights.folders import published_folder, weight_file
 from lmtool.weights.importing import write_import
 from lmtool.weights.load import load
-from lmtool.weights.reading import read_published, wide
+from lmtool.weights.reading import read, read_published, wide
 
 
 def run(config: ImportConfig, overrides: list[str]) -> None:
@@ -23,7 +24,11 @@ def run(config: ImportConfig, overrides: list[str]) -> None:
             "give a folder with config.json and model.safetensors, or hf://org/name@revision",
         )
     loaded = load(config.checkpoint, offline=config.offline)
-    kept = loaded.model.parts.state_dict()
+    kept, classifier = loaded.model.parts.state_dict(), None
+    if classifies(published, read(config.checkpoint, config.offline)):
+        classifier = published.classifier_config()
+        if loaded.tokenizer is not None:
+            require_same_reading(published, loaded.config, loaded.tokenizer)
     folder = Path(config.output).expanduser()
     source = {
         "checkpoint": config.checkpoint,
@@ -31,13 +36,13 @@ def run(config: ImportConfig, overrides: list[str]) -> None:
         "file": weight_file(published, config.offline).name,
         "ignored_keys": list(loaded.report.ignored),
     }
-    write_import(kept, loaded.config, loaded.tokenizer, source, folder)
+    write_import(kept, loaded.config, loaded.tokenizer, source, folder, classifier)
 
     again = load(str(folder), offline=True)
     family, theirs = published.family(), wide(read_published(published, config.offline))
     # Compared under their names: what the folder has, and what ours is on the way back.
     back = family.to_published(again.model.parts.state_dict())
-    mapped = family.to_published(family.from_published(theirs))
+    mapped = family.to_published(family.from_published(theirs, published.config))
     known = {name: one for name, one in mapped.items() if not name.startswith(("heads.", "backbone."))}
     unused = sorted(name for name in known if name not in back)
     comparison = compare_tensors({name: one for name, one in known.items() if name in back}, back, unused)

@@ -6,34 +6,36 @@ replaced-token detection: at its initial weights, or those of checkpoint=); any 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import torch
 
-from lmtool.commands import session as shared
 from lmtool.commands.configs import FinetuneConfig, PretrainConfig
 from lmtool.commands.describing import described
 from lmtool.commands.evaluate import write_output
+from lmtool.commands.finetune import own_tokenizer
+from lmtool.commands.labelled import data_to_learn
+from lmtool.commands.looking import Looking
+from lmtool.commands.screens import warnings_of
+from lmtool.commands.starting import require_fit, start_weights, starting_tokenizer, with_tasks
 from lmtool.config.tables import build
 from lmtool.data.loader import PackedLoader
 from lmtool.data.plan import Examples
+from lmtool.data.split import SplitData
 from lmtool.data.store import open_store
-from lmtool.data.vocabulary import tokenizer_of_rows, trained_tokenizer
-from lmtool.errors import CheckFailed, UserError
-from lmtool.objectives.mixture import Mixture
-from lmtool.objectives.rtd import ReplacedTokenDetection
+from lmtool.data.vocabulary import trained_tokenizer
+from lmtool.errors import CheckFailed
 from lmtool.objectives.statistics import measure
 from lmtool.objectives.tally import FAMILY, Tally
 from lmtool.reporting.console import Output
 from lmtool.reporting.table import print_table
 from lmtool.reporting.text import plain
-from lmtool.tasks.loading import load_task
-from lmtool.tasks.objective import rows_of
+from lmtool.tasks.members import rows_of
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import choose_device
+from lmtool.weights.assemble import assemble
 
 # Characters of an example on the screen; the JSON lines have all of it.
 _SHOWN = 2000
@@ -41,32 +43,6 @@ _SHOWN = 2000
 _BORDER = " ‖ "
 # What is predicted, and special tokens.
 _HIGHLIGHTS = {r"\S+→\S+": "bold yellow", r"(?<!\S)(\[[A-Z]+\]|</?[a-z_0-9|]+>)(?!\S)": "cyan"}
-
-
-@dataclass(frozen=True)
-class Looking:
-    """n: examples to print. tokens: how many are measured. output: file for the examples as JSON lines, or None."""
-
-    n: int = 3
-    tokens: int = 200_000
-    output: str | None = None
-
-    @classmethod
-    def of(cls, words: Sequence[str]) -> Looking:
-        """From KEY=VALUE words. UserError where a value is no number."""
-        values: dict[str, Any] = {}
-        for word in dict.fromkeys(words):
-            key, _, value = word.partition("=")
-            if key in values:
-                raise UserError(f"{word}: {key} is given twice", "keep one of them")
-            if key == "output":
-                values[key] = value
-                continue
-            number = value.replace("_", "").replace(",", "")
-            if not number.isdigit() or (key == "tokens" and int(number) < 1):
-                raise UserError(f"{word}: {key} is a whole number", f"give {key}={getattr(cls, key)}")
-            values[key] = int(number)
-        return cls(**values)
 
 
 def run(config: PretrainConfig | FinetuneConfig, verb: str, looking: Looking) -> int:
@@ -84,7 +60,7 @@ def run(config: PretrainConfig | FinetuneConfig, verb: str, looking: Looking) ->
         tally.note("padding fraction of rectangular batches, avoided", facts["padding_avoided"], 1)
     what = config.objective.name if isinstance(config, PretrainConfig) else config.task.name
     _table(output, tally, f"{what} · {verb} · model={config.model.name}")
-    for warning in shared.warnings_of(seen.examples.facts()):
+    for warning in warnings_of(seen.examples.facts()):
         output.line(f"warning: {warning}", "yellow")
     broken = tally.broken()
     if broken:
@@ -107,40 +83,34 @@ class Seen:
 
 
 def _pretraining(config: PretrainConfig, output: Output) -> Seen:
-    config, tasks = shared.with_tasks(config)
-    tokenizer = shared.starting_tokenizer(config)
+    config, tasks = with_tasks(config)
+    tokenizer = starting_tokenizer(config)
     progress = output.stage
     source = build(config.data, config.cache_dir, progress)
     tokenizer = tokenizer or trained_tokenizer(
         config.tokenizer, source, config.tokenizer.vocab_size or config.model.vocab_size, config.cache_dir, progress
     )
-    shared.require_fit(config, tokenizer)
+    require_fit(config, tokenizer)
     store = open_store(source, "train", tokenizer, config.cache_dir, progress)
-    store = replace(store, rows=rows_of(tasks, "train"))
+    data = SplitData("train", store, config.data.documents, rows_of(tasks, "train"))
     with torch.device("meta"):
-        learner = build(config.objective, build(config.model, config.seed), tokenizer, config.seed)
-    members = learner.members.values() if isinstance(learner, Mixture) else (learner,)
-    if any(isinstance(one, ReplacedTokenDetection) for one in members):
-        learner = build(config.objective, build(config.model, config.seed), tokenizer, config.seed)
-        loaded = shared.start_weights(config, learner)
+        learner, _ = assemble(config, tokenizer)
+    if learner.makes_inputs:
+        learner, loaded = assemble(config, tokenizer, start_weights(config))
         output.line(f"weights of the generator: {'random' if loaded is None else loaded.sentence()}")
         learner.to(choose_device(config.device)).eval()
-    return Seen(learner.examples(store, config.max_length, config.data.documents, "train"), tokenizer, learner)
+    return Seen(learner.examples(data, config.max_length), tokenizer, learner)
 
 
 def _task(config: FinetuneConfig, output: Output) -> Seen:
-    task = load_task(config.task, config.seed, config.cache_dir, config.offline)
-    tokenizer = shared.starting_tokenizer(config) or tokenizer_of_rows(
-        config.tokenizer,
-        task.train.texts,
-        config.tokenizer.vocab_size or config.model.vocab_size,
-        output.stage,
-    )
-    shared.require_fit(config, tokenizer)
+    config, task, _ = data_to_learn(config)
+    tokenizer = starting_tokenizer(config)
+    tokenizer = tokenizer or own_tokenizer(config, task, output)
+    require_fit(config, tokenizer)
     with torch.device("meta"):
-        learner = build(task.config, build(config.model, config.seed), tokenizer, config.seed)
+        learner, _ = assemble(config, tokenizer)
     labels = tuple(getattr(task.config, "labels", None) or ())
-    return Seen(learner.examples(task.train, config.max_length, "train"), tokenizer, learner, labels)
+    return Seen(learner.examples(task.splits()["train"], config.max_length), tokenizer, learner, labels)
 
 
 def _pad(tokenizer: Tokenizer) -> int | None:

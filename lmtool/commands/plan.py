@@ -10,16 +10,15 @@ from dataclasses import replace
 
 import torch
 
-from lmtool.commands import session as shared
 from lmtool.commands.configs import FinetuneConfig, PretrainConfig
-from lmtool.config.tables import build
-from lmtool.objectives.configs import ObjectiveConfig
+from lmtool.commands.labelled import data_to_learn
+from lmtool.commands.planning import plan_of
+from lmtool.commands.starting import with_tasks
 from lmtool.reporting.console import Output
 from lmtool.reporting.plan import plan_rows
 from lmtool.reporting.table import print_table
-from lmtool.tasks.configs import TaskConfig
-from lmtool.tasks.loading import load_task
 from lmtool.training.precision import choose_device, choose_precision
+from lmtool.weights.assemble import assemble
 
 
 def _assumed(config: PretrainConfig | FinetuneConfig, rows: int, predicted: float) -> dict[str, float]:
@@ -37,22 +36,19 @@ def _assumed(config: PretrainConfig | FinetuneConfig, rows: int, predicted: floa
 def run(config: PretrainConfig | FinetuneConfig, verb: str) -> int:
     """Print the plan of a run."""
     precision = choose_precision(config.precision, choose_device(config.device))
-    learns: TaskConfig | ObjectiveConfig
     notes = []
     if isinstance(config, FinetuneConfig):
-        task = load_task(config.task, config.seed, config.cache_dir, config.offline)
-        learns, rows, predicted = task.config, len(task.train), 0.0
+        config, task, _ = data_to_learn(config)
+        rows, predicted = len(task.train), 0.0
         notes.append(f"{rows:,} training rows, each taken as max_length={config.max_length} long; most are shorter")
     else:
-        config, tasks = shared.with_tasks(config)
-        learns, rows, predicted = config.objective, 0, config.objective.predicted_fraction
-        notes += [f"{len(one.train):,} training rows of the task {name}" for name, one in tasks.items()]
+        config, tasks = with_tasks(config)
+        rows, predicted = 0, config.objective.predicted_fraction
+        notes += [f"{len(task.train):,} training rows of the task {name}" for name, task in tasks.items()]
         notes.append(f"every sequence is taken as max_length={config.max_length} long; the text is not read")
     with torch.device("meta"):
-        learner = build(learns, build(config.model, config.seed), None, config.seed)
-        if isinstance(config, FinetuneConfig):
-            build(config.tuning).apply(learner)
-    plan, _ = shared.plan_of(config, learner, _assumed(config, rows, predicted), precision)
+        learner, _ = assemble(config, None)
+    plan, _ = plan_of(config, learner, _assumed(config, rows, predicted), precision)
     print_table(
         Output(),
         ["what", "how much"],

@@ -1,80 +1,93 @@
-"""`lmtool predict`: label texts with a finetuned checkpoint, fill masks or go on with a text with a pretrained one."""
+"""`lmtool predict`: label texts with a finetuned checkpoint, fill masks or complete a text with a pretrained one."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from lmtool.commands.configs import FinetuneConfig, PredictConfig
 from lmtool.commands.evaluate import write_output
 from lmtool.commands.trained import Trained, load_trained
-from lmtool.data.loader import PackedLoader
+from lmtool.data.files import STANDARD_INPUT, read_lines, regular_file
+from lmtool.data.split import Rows
+from lmtool.data.tables import Rows as Table
 from lmtool.data.tables import read_table
 from lmtool.errors import UserError
+from lmtool.learners.base import BaseLearner
 from lmtool.reporting.console import Output
-from lmtool.tasks.evaluation import predict, predictions
-from lmtool.tasks.rows import TaskRows, task_rows
+from lmtool.tasks.configs import ClassificationConfig
+from lmtool.tasks.labels import TakenHead
+from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.weights.heads import PAIR_HEADS
 
 TABLES = (".tsv", ".csv", ".jsonl", ".json")
+# The columns of a table where no task names others: the keys of the command.
+TEXT, PAIR = "text", "pair"
 
 
 def run(config: PredictConfig, overrides: list[str]) -> None:
     """Read, predict, print or write one JSON line a text."""
-    trained = load_trained(config)
-    if isinstance(trained.config, FinetuneConfig):
-        found = _labels(config, trained, trained.config)
-    else:
-        found = trained.learner.complete(_texts(config), trained.precision.autocast)
+    trained, output, table = load_trained(config), Output(), _table(config)
+    paired = config.pair is not None if table is None else PAIR in table.columns
+    learner = _learner(trained, paired)
+    rows = _rows(config, table, learner)
+
+    def warn(text: str) -> None:
+        output.line(f"warning: {text}", "yellow")
+
+    records = learner.respond(rows, trained.longest, config.batch_tokens, trained.precision, warn)
     if config.output is not None:
-        write_output(config.output, found)
+        write_output(config.output, records)
         return
-    output = Output()
-    for row in found:
-        output.line(_line(row))
+    for record in records:
+        output.line(learner.line(record))
 
 
-def _labels(config: PredictConfig, trained: Trained, before: FinetuneConfig) -> Iterator[dict[str, Any]]:
-    rows = _rows(config, before)
-    examples = trained.learner.examples(rows, before.max_length, "input")
-    loader = PackedLoader(examples, 0, None, max(config.batch_tokens, before.max_length), shuffle=False)
-    predicted, _ = predict(
-        trained.learner, len(rows), loader.epoch_batches(), trained.precision.device, trained.precision.autocast
-    )
-    return predictions(before.task, rows, predicted, "input")
-
-
-def _rows(config: PredictConfig, before: FinetuneConfig) -> TaskRows:
-    """What is asked about, as rows of the task."""
-    task = before.task
-    if config.input is not None and Path(config.input).suffix.lower() in TABLES:
-        table = read_table(config.input)
-        columns = {task.aliases.get(name, name): values for name, values in table.columns.items()}
-        missing = [name for name in task.text if name not in columns]
-        if missing:
-            raise UserError(
-                f"{config.input}: no column {missing[0]} to read; there are {', '.join(table.columns)}",
-                f"name its text columns {', '.join(task.text)}",
-            )
-        return task_rows(
-            task,
-            getattr(task, "labels", None),
-            {name: columns[name] for name in task.text},
-            table.origin,
-            labelled=False,
+def _learner(trained: Trained, paired: bool) -> BaseLearner:
+    """What answers: a published classifier reads one text or two, as they are given; of a pretrained model, pairs are
+    for its head over them, which is a classification."""
+    if isinstance(trained.config, FinetuneConfig):
+        if not trained.foreign:
+            return trained.learner()
+        columns = (TEXT, PAIR) if paired else (TEXT,)
+        return trained.learner(trained.config.task.model_copy(update={"text": columns}))
+    if not paired:
+        return trained.learner()
+    name = next((name for name in PAIR_HEADS if f"heads.{name}.output.weight" in trained.weights.tensors), None)
+    if name is None:
+        raise UserError(
+            f"checkpoint={trained.checkpoint} has no head over pairs of texts ({' or '.join(PAIR_HEADS)})",
+            "leave the second text out, or finetune the checkpoint on a task over pairs",
         )
+    # What looks like a mask in its texts is one, as in those that are filled.
+    tokenizer = Tokenizer.load(trained.weights.folder, parse_special_tokens=True)
+    task = ClassificationConfig(name=name, text=(TEXT, PAIR), labels=PAIR_HEADS[name])
+    return replace(trained, tokenizer=tokenizer).learner(task, TakenHead(name, None))
+
+
+def _table(config: PredictConfig) -> Table | None:
+    """The table that is asked about; None for plain texts."""
+    if config.input is None or Path(config.input).suffix.lower() not in TABLES:
+        return None
+    return read_table(regular_file("input", config.input))
+
+
+def _rows(config: PredictConfig, table: Table | None, learner: BaseLearner) -> Rows:
+    """What is asked about: the rows of a table, or texts."""
+    if table is not None:
+        return learner.read_rows(dict(table.columns), table.origin)
     texts = _texts(config)
-    if len(task.text) == 2:
+    columns, reads = {learner.reads[0]: texts}, ", ".join(learner.reads)
+    if len(learner.reads) == 1 and config.pair is not None:
+        raise UserError(f"task={learner.config.name} reads one text, {reads}; pair is a second one", "leave pair= out")
+    if len(learner.reads) == 2:
         if config.pair is None:
             raise UserError(
-                f"task={task.name} reads pairs: {', '.join(task.text)}",
+                f"task={learner.config.name} reads pairs: {reads}",
                 'give text="..." pair="...", or input=FILE with both columns',
             )
-        return TaskRows([0], (texts, [config.pair]), None, [("text", 1)])
-    return TaskRows(list(range(len(texts))), (texts,), None, [("text", line + 1) for line in range(len(texts))])
+        columns[learner.reads[1]] = [config.pair]
+    return learner.read_rows(columns, [("text", line + 1) for line in range(len(texts))])
 
 
 def _texts(config: PredictConfig) -> list[str]:
@@ -83,32 +96,8 @@ def _texts(config: PredictConfig) -> list[str]:
         return [config.text]
     if config.input is None:
         raise UserError("nothing to predict", 'give text="..." or input=FILE (- reads standard input)')
-    try:
-        content = sys.stdin.buffer.read() if config.input == "-" else Path(config.input).expanduser().read_bytes()
-        lines = [line for line in content.decode("utf-8-sig").splitlines() if line.strip()]
-    except OSError as error:
-        raise UserError(f"input={config.input}: {error.strerror}", "give a file of one text a line") from error
-    except UnicodeDecodeError as error:
-        at = np.frombuffer(content[: error.start], dtype=np.uint8)
-        line = int((at == ord("\n")).sum()) + 1
-        raise UserError(
-            f"{config.input}:{line}: not UTF-8 (byte {error.start})", "convert the file to UTF-8"
-        ) from error
+    path = STANDARD_INPUT if config.input == "-" else regular_file("input", config.input)
+    lines = [line for _, line in read_lines(path) if line.strip()]
     if not lines:
         raise UserError(f"input={config.input}: no lines of text in it", "give one text a line")
     return lines
-
-
-def _line(row: dict[str, Any]) -> str:
-    """A row for the screen: the prediction first."""
-    if "prediction" in row:
-        value = row["prediction"]
-        shown = f"{value:.3f}" if isinstance(value, float) else f"{value} {row['score']:.2f}"
-        text = " | ".join(str(row[name]) for name in row if name not in ("id", "split", "gold", "prediction", "score"))
-        return f"{shown}  {text}"
-    if "masks" in row:
-        guesses = "; ".join(
-            ", ".join(f"{piece} {share:.2f}" for piece, share in one["guesses"]) for one in row["masks"]
-        )
-        return f"{row['filled']}  ({guesses})"
-    return f"{row['text']}{row['continuation']}"

@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lmtool.commands.session import Session
+from lmtool.commands.opening import OpenRun
 from lmtool.config.checkpoint import DATA, read_json, read_manifest
 from lmtool.data.sources import Source
 from lmtool.errors import UserError
 from lmtool.manifest import write_bytes
+from lmtool.runs.files import to_json
 from lmtool.tasks.loading import TaskData
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.training.files import to_json
 
 Contents = dict[str, dict[str, Any]]
 """By origin ("data=text", "task=sst2"): hashes and counts of what it holds, by what they are of."""
@@ -33,20 +33,21 @@ def contents_of(tasks: Mapping[str, TaskData], text: tuple[str, Source] | None =
     return contents
 
 
-def require_same_data(session: Session, contents: Contents) -> None:
+def require_same_data(opened: OpenRun, contents: Contents) -> None:
     """UserError, naming what differs, where the run resumes and its data are not those it was started with."""
-    checkpoint = session.checkpoint
+    checkpoint = opened.checkpoint
     if checkpoint is None or DATA not in read_manifest(checkpoint).files:
         return
-    before = read_json(checkpoint, DATA)
+    saved = read_json(checkpoint, DATA)
     changes = []
-    for origin in sorted(before.keys() | contents.keys()):
-        old, new = before.get(origin, {}), contents.get(origin, {})
-        differing = [_change(key, old.get(key), new.get(key)) for key in new | old if old.get(key) != new.get(key)]
-        if differing:
-            changes.append(f"{origin}: {', '.join(differing)}")
+    for origin, now in contents.items():
+        before = saved.get(origin)
+        before = before if isinstance(before, dict) else {}
+        differing = [key for key in now if before.get(key) != now[key]]
+        if any(isinstance(now[key], str) for key in differing):  # hashes decide, counts only say more
+            changes.append(f"{origin}: {', '.join(_change(key, before.get(key), now[key]) for key in differing)}")
     if changes:
-        run = session.run.path
+        run = opened.folder.path
         raise UserError(
             f"the data of {run} changed after {checkpoint.name}: {'; '.join(changes)}",
             "bring them back as they were; or start another run from these weights: the same command with name=NEW "
@@ -54,8 +55,8 @@ def require_same_data(session: Session, contents: Contents) -> None:
         )
 
 
-def _change(key: str, old: Any, new: Any) -> str:
-    return f"{key} {old:,} -> {new:,}" if type(old) is type(new) is int else f"other {key}"
+def _change(key: str, before: Any, now: Any) -> str:
+    return f"{key} {before:,} -> {now:,}" if type(before) is type(now) is int else f"other {key}"
 
 
 def extras(tokenizer: Tokenizer, contents: Contents) -> Callable[[Path], None]:

@@ -20,6 +20,6 @@ def main(words: list[str]) -> dict[str, Any]:
     verb = data.get("command")
     if verb not in ("pretrain", "finetune"):
         raise UserError(f"{folder}/config.yaml names no training command", "lmtool resume runs/NAME")
-    config = decoded(verb, data, running=True).model_copy(update={"name": None, "run_dir": str(folder)})
+    config = decoded(verb, saved.body(data), running=True).model_copy(update={"name": None, "run_dir": str(folder)})
     command = pretrain.run if verb == "pretrain" else finetune.run
     return command(config, [])

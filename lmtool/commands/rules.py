@@ -8,10 +8,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lmtool.commands.configs import FinetuneConfig, PredictConfig, PretrainConfig, RunConfig, TokenizerCommandConfig
+from lmtool.commands.configs import (
+    FinetuneConfig,
+    PredictConfig,
+    PretrainConfig,
+    RunConfig,
+    TokenizerCommandConfig,
+    TransferConfig,
+    UseConfig,
+)
 from lmtool.config.rules import rule
 from lmtool.config.tables import entries
 from lmtool.errors import Problem
+from lmtool.models.configs import TransformerConfig
 from lmtool.tasks.configs import TaskConfig, tasks_of
 
 
@@ -78,16 +87,15 @@ def length_fits_positions(max_length: int, model: Any) -> Iterator[Problem]:
 @rule(RunConfig, "model")
 def positions_fit_model(model: Any) -> Iterator[Problem]:
     """A family has the kinds of positions its maths allows; rotary ones turn pairs of a head's dimensions."""
-    positions, kinds = getattr(model, "positions", None), getattr(model, "position_kinds", None)
-    if positions is None:
+    if not isinstance(model, TransformerConfig):
         return
+    positions, kinds, head_size = model.positions, model.position_kinds, model.width_of_head
     if kinds is not None and positions.name not in kinds:
         yield Problem(
             "model.positions",
             f"model/positions={positions.name}: model={model.name} has {' or '.join(kinds)} positions only",
             f"give model/positions={kinds[0]}",
         )
-    head_size = getattr(model, "head_size", None) or model.hidden_size // model.num_heads
     if positions.even_heads and head_size % 2:
         yield Problem(
             "model.positions",
@@ -116,6 +124,50 @@ def vocabulary_fits_embedding(tokenizer: Any, model: Any) -> Iterator[Problem]:
         )
 
 
+@rule(RunConfig, "name")
+def latest_names_another(name: str | None) -> Iterator[Problem]:
+    """runs/latest is a file that names the newest run."""
+    if name == "latest":
+        hint = "give another name=; to resume the newest run: lmtool resume runs/latest"
+        yield Problem("name", "name=latest: runs/latest is a file that names the newest run", hint)
+
+
+@rule(RunConfig, "run_dir", running=True)
+def run_has_a_folder(run_dir: str | None) -> Iterator[Problem]:
+    """A run's folder is not a file, nor below one."""
+    file = None if run_dir is None else _file_on_the_way(run_dir)
+    if file is not None:
+        yield Problem("run_dir", f"run_dir={run_dir}: {file} is a file; a run has a folder", "give another run_dir=")
+
+
+@rule(TransferConfig, "output", running=True)
+@rule(TokenizerCommandConfig, "output", running=True)
+def output_is_a_folder(output: str) -> Iterator[Problem]:
+    """What is written is a folder, not a file, nor below one."""
+    file = _file_on_the_way(output)
+    if file is not None:
+        yield Problem("output", f"output={output}: {file} is a file; a folder is written", "give another output=")
+
+
+@rule(UseConfig, "output", running=True)
+def output_is_a_file(output: str | None) -> Iterator[Problem]:
+    """What is written is a file, in a folder that is there: said before hours of predicting."""
+    path = None if output is None else Path(output).expanduser()
+    if path is not None and path.is_dir():
+        hint = f"give output={path / 'predictions.jsonl'}"
+        yield Problem("output", f"output={output}: a folder; one file is written", hint)
+    elif path is not None and not path.parent.is_dir():
+        hint = f"make it: mkdir -p {path.parent}; or give another output="
+        yield Problem("output", f"output={output}: no folder {path.parent}", hint)
+
+
+def _file_on_the_way(folder: str) -> Path | None:
+    """The file that stands where a folder, or one above it, belongs."""
+    path = Path(folder).expanduser()
+    there = next((one for one in (path, *path.parents) if one.exists()), None)
+    return None if there is None or there.is_dir() else there
+
+
 @rule(RunConfig, "name", "run_dir")
 def one_place(name: str | None, run_dir: str | None) -> Iterator[Problem]:
     """A run has one folder."""
@@ -137,6 +189,14 @@ def tasks_have_data(objective: Any) -> Iterator[Problem]:
     for task in filter(_without_data, tasks_of(objective)):
         what = f"the task {task.name} among the objectives names no data of its own"
         yield Problem("objective", what, "give its section a path: a folder, or a file to train on")
+
+
+@rule(FinetuneConfig, "task", "model")
+def head_has_a_class(task: Any, model: Any) -> Iterator[Problem]:
+    """A task read as transformers reads it is on a family of which transformers has a classifier."""
+    if task.head == "transformers" and model.transformers_form is None:
+        what = f"task.head=transformers: transformers has no text classifier of model={model.name}"
+        yield Problem("task.head", what, "give task.head=paper")
 
 
 def _without_data(task: TaskConfig) -> bool:

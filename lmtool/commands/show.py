@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 
 from lmtool.commands.configs import COMMANDS
 from lmtool.commands.list import about
-from lmtool.config import groups, plugins, tables, words
+from lmtool.config import groups, plugins, tables, words, yaml_files
 from lmtool.config.base import Config
 from lmtool.config.nearest import nearest_keys
 from lmtool.config.problems import choice_of, section_class
@@ -110,13 +110,13 @@ def _defaults(same: list[Place]) -> list[tuple[str, str]]:
 def _value(place: Place, line: int | None) -> str:
     """The value the YAML gives, else the class's default."""
     if place.file is not None and line is not None:
-        value: Any = yaml.safe_load(place.file.read_text(encoding="utf-8"))
+        value: Any = yaml_files.read(place.file)
         for part in place.inside.split("."):
             value = value.get(part) if isinstance(value, dict) else None
         return "must be given" if value == "???" else _written(value)
     choice = choice_of(place.field)
     if choice is not None and place.file is not None:
-        for item in yaml.safe_load(place.file.read_text(encoding="utf-8")).get("defaults", []):
+        for item in yaml_files.read(place.file).get("defaults", []):
             if isinstance(item, dict) and place.inside in item:
                 chosen = item[place.inside]
                 return f"{choice.group if '.' in place.key else place.key}={chosen}" if chosen else "none chosen"

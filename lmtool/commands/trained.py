@@ -1,49 +1,139 @@
-"""A trained checkpoint, built again with its tokenizer and weights: what evaluate and predict start from."""
+"""A trained checkpoint, built again with its tokenizer and weights: what evaluate, predict and export start from."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lmtool.commands.configs import FinetuneConfig, PretrainConfig, UseConfig
 from lmtool.commands.decoding import decoded
 from lmtool.config.auto import AUTO, chosen_class
-from lmtool.config.tables import Choice, build
+from lmtool.config.saved import body
+from lmtool.config.tables import Choice
+from lmtool.data.configs import FORMATS
+from lmtool.data.layouts import differing_layout
 from lmtool.errors import UserError
+from lmtool.learners.base import BaseLearner
+from lmtool.models.configs import ModelConfig
+from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
+from lmtool.tasks.configs import TaskConfig
+from lmtool.tasks.labels import TakenHead
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision, choose_device, choose_precision
+from lmtool.weights.assemble import assemble
+from lmtool.weights.classifiers import CLASSIFIER, is_classifier
+from lmtool.weights.folders import PublishedFolder, published_folder, read_settings
 from lmtool.weights.load import saved_config
-from lmtool.weights.loading import load_into
 from lmtool.weights.reading import Weights, read
 
 
 @dataclass(frozen=True)
 class Trained:
-    """config: what it was trained with. learner: the objective's or the task's, on its device, in evaluation mode."""
+    """A checkpoint that is used. checkpoint: what the user typed. saved: its configuration as it stands there. config:
+    decoded, what it was trained with. foreign: whether its task is that of a published folder, of which no data and no
+    number of texts are known."""
 
-    folder: Path
+    checkpoint: str
+    saved: dict[str, Any]
     config: PretrainConfig | FinetuneConfig
+    weights: Weights
     tokenizer: Tokenizer
-    learner: Any
     precision: Precision
+    foreign: bool = False
+
+    @property
+    def longest(self) -> int:
+        """The longest text in tokens that is read at a time: of a task as in training, else what the model can."""
+        return self.config.max_length if isinstance(self.config, FinetuneConfig) else self.config.model.max_positions
+
+    def learner(self, task: TaskConfig | None = None, taken: TakenHead | None = None) -> BaseLearner:
+        """The objective's or the task's learner, whole, on its device, in evaluation mode. task: another one than the
+        checkpoint's. taken: its head in the checkpoint, where that has another name or order. UserError where the
+        weights do not fit."""
+        weights = self.weights
+        if task is not None and taken is not None:
+            weights = replace(weights, tensors=taken.tensors(weights.tensors, task.name))
+        learner, _ = assemble(self.config, self.tokenizer, trained=weights, learns=task)
+        return learner.to(self.precision.device).eval()
 
 
 def load_trained(config: UseConfig) -> Trained:
-    """The learner of `checkpoint=`, whole. UserError where it is damaged, or holds nothing that predicts."""
-    saved = saved_config(config.checkpoint, config.offline)
-    weights = read(config.checkpoint, config.offline)
-    verb = saved.get("command")
-    if verb not in ("pretrain", "finetune"):
-        verb, saved = "pretrain", _as_pretrained(config.checkpoint, saved, weights)
-    # What it started from may be gone, and is not needed.
-    before = decoded(verb, {**saved, "checkpoint": "none"})
+    """The checkpoint of a command. UserError where it is damaged, or holds nothing that predicts."""
     precision = choose_precision(config.precision, choose_device(config.device))
-    tokenizer = Tokenizer.load(weights.folder, before.tokenizer.parse_special_tokens)
-    learns: Any = before.objective if isinstance(before, PretrainConfig) else before.task
-    learner = build(learns, build(before.model, before.seed), tokenizer, before.seed)
-    load_into(learner, weights.tensors, config.checkpoint, whole=True)
-    return Trained(weights.folder, before, tokenizer, learner.to(precision.device).eval(), precision)
+    return read_trained(config.checkpoint, config.offline, precision)
+
+
+def read_trained(checkpoint: str, offline: bool, precision: Precision) -> Trained:
+    """The checkpoint that is typed. UserError where it is damaged, or holds nothing that predicts."""
+    published = published_folder(checkpoint, offline)
+    saved = saved_config(checkpoint, offline)
+    weights = read(checkpoint, offline)
+    verb, foreign, complete = saved.get("command"), False, saved
+    if verb not in ("pretrain", "finetune"):
+        if published is not None and classifies(published, weights):
+            saved = published.classifier_config()
+        foreign = "task" in saved
+        verb = "finetune" if foreign else "pretrain"
+        complete = _as_finetuned(saved) if foreign else _as_pretrained(checkpoint, saved, weights)
+    # What it started from may be gone, and is not needed.
+    config = decoded(verb, {**body(complete), "checkpoint": "none"})
+    tokenizer = Tokenizer.load(weights.folder, config.tokenizer.parse_special_tokens)
+    if foreign and published is not None:
+        require_same_reading(published, config.model, tokenizer)
+    return Trained(checkpoint, saved, config, weights, tokenizer, precision, foreign)
+
+
+def classifies(published: PublishedFolder, weights: Weights) -> bool:
+    """Whether a folder is a text classifier's: its config.json says so, or names no class and there is the head."""
+    named = bool(published.config.get("architectures"))
+    return is_classifier(published.config) or (not named and f"heads.{CLASSIFIER}.output.weight" in weights.tensors)
+
+
+def require_same_reading(published: PublishedFolder, model: ModelConfig, tokenizer: Tokenizer) -> None:
+    """UserError where transformers reads the texts of a published classifier in another way than lmtool does."""
+    settings, config, layout = read_settings(published.path), published.config, model.sequence_form("transformers")
+    hint = "give another checkpoint"
+    problem = differing_layout(tokenizer, layout.text_format)
+    if problem is not None:
+        problem = f"its tokenizer.json lays out texts as {problem}"
+    names = settings.get("model_input_names")
+    if names and "token_type_ids" not in names and has_segments(model):
+        problem = f"its tokenizer_config.json says model_input_names={names}: both texts of a pair in one segment"
+        hint = "write token_type_ids there too, in a copy, if it was trained with two; a text alone is read the same"
+    if model.architecture == "decoder":
+        added = [name for name in ("add_bos_token", "add_eos_token") if settings.get(name)]
+        pad = config.get("pad_token_id")
+        if added:
+            problem = f"its tokenizer_config.json says {added[0]}=true: lmtool reads its texts without special tokens"
+        if pad is not None and pad not in tokenizer.special_ids:
+            # The last token that is not this one stands for the text.
+            problem = f"its config.json says pad_token_id={pad}, which is no special token: texts may end with it"
+    if isinstance(model, EncoderDecoderConfig):
+        for key, role in (("decoder_start_token_id", model.start_role), ("eos_token_id", "eos")):
+            if config.get(key) not in (None, tokenizer.role(role)):
+                problem = f"its config.json says {key}={config[key]}; model={model.name} has {tokenizer.role(role)}"
+    if problem is not None:
+        raise UserError(f"checkpoint={published.checkpoint}: {problem}", hint)
+
+
+def has_segments(model: ModelConfig) -> bool:
+    """Whether a model tells the two texts of a pair apart by a table."""
+    return getattr(model, "segments", 0) > 1 and FORMATS[model.text_format].segments
+
+
+def _as_finetuned(saved: dict[str, Any]) -> dict[str, Any]:
+    """A published classifier as if `lmtool finetune` had made it, of data that are not known."""
+    known = {name: saved[name] for name in ("model", "tokenizer", "max_length")}
+    return {
+        **known,
+        # Whoever scores gives data of his own.
+        "task": {**saved["task"], "path": "unknown"},
+        "tuning": {"name": "full"},
+        "optimizer": AUTO,
+        "schedule": AUTO,
+        "max_steps": 1,
+        "batch_examples": 1,
+    }
 
 
 def _as_pretrained(checkpoint: str, saved: dict[str, Any], weights: Weights) -> dict[str, Any]:

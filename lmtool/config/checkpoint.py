@@ -4,14 +4,16 @@ runs/NAME/checkpoints/step_00001000/  model.safetensors  optimizer.safetensors  
                                       tokenizer files  manifest.json
 runs/NAME/checkpoints/{best,last}     the name of a checkpoint, small text files
 
-A file is held against the manifest when it is read, and what does not verify is refused. training/checkpoints.py
+A file is held against the manifest when it is read, and what does not verify is refused. runs/checkpoints.py
 writes checkpoints and reads their tensors. Imports no torch: a command's configuration is decoded with it.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +97,11 @@ def saved_steps(checkpoints: Path) -> list[Path]:
     return sorted(named, key=lambda path: int(path.name[5:]), reverse=True)
 
 
+def of_step(checkpoints: Path, step: int | None) -> Path | None:
+    """The checkpoint of a step, or None where it is not there."""
+    return next((folder for folder in saved_steps(checkpoints) if int(folder.name[5:]) == step), None)
+
+
 def pointed(checkpoints: Path, pointer: str) -> Path | None:
     """The checkpoint that `last` or `best` names, or None."""
     try:
@@ -105,10 +112,10 @@ def pointed(checkpoints: Path, pointer: str) -> Path | None:
 
 def _pointed(pointer: Path) -> Path:
     """UserError where it names no checkpoint that is there."""
-    try:
-        name = pointer.read_text(encoding="utf-8")[:300].strip()
-    except (OSError, UnicodeDecodeError):
-        name = ""
+    name = ""
+    if pointer.is_file():  # reading a FIFO would wait for ever
+        with suppress(OSError, UnicodeDecodeError):
+            name = pointer.read_text(encoding="utf-8")[:300].strip()
     if not _STEP.fullmatch(name):
         raise UserError(f"{pointer} does not name a checkpoint", _another(pointer.parent))
     if not (pointer.parent / name).is_dir():
@@ -125,15 +132,15 @@ def run_folder(path: str | Path) -> Path:
 
 
 def checkpoint_folder(path: str | Path) -> Path:
-    """The folder of the checkpoint a user means: a checkpoint, `checkpoints/best` or `last`, a run (its best, else its
-    last, else its newest checkpoint) or `runs/latest`. Whether its files are intact is seen when they are read.
+    """The folder of the checkpoint a user means: a checkpoint, `checkpoints/best` or `last`, a run (its best, before
+    the first evaluation its newest) or `runs/latest`. Whether its files are intact is seen when they are read.
 
     Raises NoCheckpoint where there is none, UserError where the one that is meant is not there: another is never taken
     for it.
     """
     given = run_folder(path)
-    if given.name in ("best", "last") and given.is_file():
-        return _pointed(given)
+    if given.name in ("best", "last") and os.path.lexists(given) and saved_steps(given.parent):
+        return _best(given.parent) if given.name == "best" else saved_steps(given.parent)[0]
     if not given.exists():
         raise NoCheckpoint(f"checkpoint={path}: no such folder", _GIVE)
     if not given.is_dir():
@@ -142,27 +149,34 @@ def checkpoint_folder(path: str | Path) -> Path:
     if is_checkpoint(given):
         return given
     checkpoints = given if given.name == "checkpoints" else given / "checkpoints"
-    if (checkpoints / "best").is_file():
-        return _pointed(checkpoints / "best")
-    newest = _pointed(checkpoints / "last") if (checkpoints / "last").is_file() else None
-    newest = newest or next(iter(saved_steps(checkpoints)), None)
-    if newest is None:
+    if not saved_steps(checkpoints):
         raise NoCheckpoint(
             f"checkpoint={path}: neither a checkpoint of lmtool nor a published config.json in it", _GIVE
         )
-    return _best(newest)
+    return _best(checkpoints)
 
 
-def _best(newest: Path) -> Path:
-    """The best checkpoint of a run without the pointer to it, as its newest checkpoint has it; that itself before the
-    first evaluation."""
-    step = read_state(newest).get("best_step")
-    if not isinstance(step, int):
+def _best(checkpoints: Path) -> Path:
+    """The best checkpoint of a run, as the newest one's state has it; that itself before the first evaluation.
+
+    The pointer `best` is for people: a kill or a flipped bit can leave it at another. It is read where the newest
+    checkpoint is damaged, and where its best one is gone and another has become the best.
+    """
+    newest = saved_steps(checkpoints)[0]
+    try:
+        step = _object(newest, STATE).get("best_step")
+    except Damaged as damage:
+        if (checkpoints / "best").is_file():
+            return _pointed(checkpoints / "best")
+        raise refusal(damage) from damage
+    if step is None:
         return newest
-    best = newest.parent / f"step_{step:08d}"
-    if not best.is_dir():
-        raise UserError(f"{best}, the best checkpoint of its run, is not there", _another(newest.parent))
-    return best
+    best = of_step(checkpoints, step)
+    if best is not None:
+        return best
+    if (checkpoints / "best").is_file():
+        return _pointed(checkpoints / "best")
+    raise UserError(f"the best checkpoint of {checkpoints}, step {step}, is not there", _another(checkpoints))
 
 
 def find(path: str | Path) -> Path:
@@ -182,13 +196,18 @@ def find(path: str | Path) -> Path:
 def read_json(folder: Path, name: str) -> dict[str, Any]:
     """A JSON file of a checkpoint, verified. UserError where it is damaged or holds no JSON object."""
     try:
-        content = json.loads(read_manifest(folder).read_bytes(name))
+        return _object(folder, name)
     except Damaged as damage:
         raise refusal(damage) from damage
+
+
+def _object(folder: Path, name: str) -> dict[str, Any]:
+    try:
+        content = json.loads(read_manifest(folder).read_bytes(name))
     except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict):
-        raise UserError(f"{folder / name} holds no JSON object", _COPY)
+        raise Damaged(folder / name, "holds no JSON object")
     return content
 
 

@@ -14,16 +14,42 @@ from typing import Any
 import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, MissingConfigException
+from hydra.plugins.config_source import ConfigResult
+from hydra.types import RunMode
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lmtool.config import groups, plugins
+from lmtool.config import groups, plugins, yaml_files
 from lmtool.config.nearest import nearest
 from lmtool.config.overrides import Offers, Typed, offers
 from lmtool.errors import UserError
+
+
+class LimitedFiles(FileConfigSource):
+    """A user's folder of YAML, each file checked before Hydra makes anything of it."""
+
+    @staticmethod
+    def scheme() -> str:
+        return "limited"
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        path = Path(self.path, self._normalize_file_name(config_path))
+        if path.is_file():
+            try:
+                yaml_files.check(yaml_files.read_text(path))
+            except UnicodeDecodeError as error:
+                raise UserError(f"{path}: not a text file in UTF-8") from error
+            except yaml.YAMLError as error:
+                raise yaml_files.refusal(error, str(path)) from error
+        return super().load_config(config_path)
+
+
+Plugins.instance().register(LimitedFiles)
 
 
 def what_is_offered(primary: str, config_dirs: Sequence[Path] = ()) -> Offers:
@@ -73,8 +99,10 @@ def plainly() -> Iterator[None]:
         raise _missing(error) from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        where = f"{mark.name}:{mark.line + 1}: " if mark is not None else ""
-        raise UserError(f"{where}{getattr(error, 'problem', None) or error}") from error
+        raise yaml_files.refusal(error, "the configuration" if mark is None else mark.name) from error
+    except RecursionError as error:
+        hint = "see the lists and sections that were typed, and the YAML you named"
+        raise UserError("the configuration does not compose: nested too deep", hint) from error
     except (HydraException, OmegaConfBaseException) as error:
         cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else None
         lines = [line.strip() for line in str(cause or error).splitlines() if line.strip()]
@@ -90,6 +118,42 @@ def plainly() -> Iterator[None]:
         ) from error
 
 
+def require_known_targets(hydra: Any, primary: str, words: list[str]) -> None:
+    """UserError where the section `hydra` names a class that no installed launcher or sweeper of Hydra names: Hydra
+    would import it and call it, and a name in a configuration is never imported."""
+    config = hydra.compose_config(primary, words, RunMode.MULTIRUN, with_log_configuration=False, from_shell=False)
+    section = OmegaConf.to_container(config.hydra, resolve=False)
+    known = set(_targets(ConfigStore.instance().repo["hydra"]))
+    for key, target in _named_targets(section, "hydra"):
+        if target not in known or not key.startswith(("hydra.launcher", "hydra.sweeper")):
+            raise UserError(
+                f"{key}={target}: a name in a configuration is never imported",
+                "leave it out; hydra/launcher=NAME and hydra/sweeper=NAME take those of Hydra's installed plugins",
+            )
+
+
+def _targets(repo: dict[str, Any]) -> Iterator[Any]:
+    """The classes that nodes in Hydra's store name."""
+    for entry in repo.values():
+        if isinstance(entry, dict):
+            yield from _targets(entry)
+        else:
+            content = OmegaConf.to_container(entry.node, resolve=False)
+            yield from (target for _, target in _named_targets(content, ""))
+
+
+def _named_targets(value: Any, key: str) -> Iterator[tuple[str, Any]]:
+    """The key and value of each `_target_` in plain data."""
+    if isinstance(value, dict):
+        for name, inside in value.items():
+            if name == "_target_":
+                yield f"{key}.{name}", inside
+            yield from _named_targets(inside, f"{key}.{name}")
+    elif isinstance(value, list):
+        for number, inside in enumerate(value):
+            yield from _named_targets(inside, f"{key}[{number}]")
+
+
 def _missing(error: MissingConfigException) -> UserError:
     wanted = (error.missing_cfg_file or "").removesuffix(".yaml")
     group, _, name = wanted.rpartition("/")
@@ -103,7 +167,8 @@ def search_path(config_dirs: Sequence[Path]) -> list[str]:
     """The override that adds the user's folders to Hydra's search path."""
     if not config_dirs:
         return []
-    listed = ",".join("'file://" + str(one.resolve()).replace("'", "\\'") + "'" for one in config_dirs)
+    scheme = LimitedFiles.scheme()
+    listed = ",".join(f"'{scheme}://" + str(one.resolve()).replace("'", "\\'") + "'" for one in config_dirs)
     return [f"hydra.searchpath=[{listed}]"]
 
 

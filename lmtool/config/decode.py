@@ -21,6 +21,7 @@ from lmtool.config.tables import choices
 from lmtool.errors import ConfigError, Problem
 
 MISSING = "???"
+MAX_DEPTH = 50
 
 Command = TypeVar("Command", bound=Config)
 
@@ -96,19 +97,45 @@ def _sound(command: type[Config], data: dict[str, Any], config: Config | None, b
     return sound
 
 
-def _plain(value: Any, key: str, found: list[Problem]) -> Any:
-    """A copy in JSON's kinds; anything else (a date, bytes) is a problem."""
+def _plain(value: Any, key: str, found: list[Problem], depth: int = 0) -> Any:
+    """A copy in JSON's kinds; anything else (a date, bytes) is a problem, and text that cannot be written in UTF-8."""
+    if depth > MAX_DEPTH:
+        found.append(
+            Problem(
+                key.split(".")[0].split("[")[0],
+                f"{key[:60]}...: nested more than {MAX_DEPTH} deep",
+                "no key takes that",
+            )
+        )
+        return None
     if isinstance(value, dict):
-        return {str(name): _plain(one, f"{key}.{name}" if key else str(name), found) for name, one in value.items()}
+        return {
+            _text(str(name), "a key", found): _plain(one, f"{key}.{name}" if key else str(name), found, depth + 1)
+            for name, one in value.items()
+        }
     if isinstance(value, list | tuple):
-        return [_plain(one, f"{key}[{index}]", found) for index, one in enumerate(value)]
-    if value is None or isinstance(value, bool | int | float | str):
+        return [_plain(one, f"{key}[{index}]", found, depth + 1) for index, one in enumerate(value)]
+    if isinstance(value, str):
+        return _text(value, key, found)
+    if value is None or isinstance(value, bool | int | float):
         return value
     kind = type(value).__name__
     found.append(
         Problem(key, f"{key}: YAML read {value} as a {kind}, which nothing takes", f'quote it: {key}: "{value}"')
     )
     return str(value)
+
+
+def _text(text: str, key: str, found: list[Problem]) -> str:
+    """A text that files and libraries take: without halves of characters (the bytes of a command line that are no
+    UTF-8 become such) and without NUL."""
+    clean = text.encode("utf-8", "replace").decode().replace("\0", "?")
+    if clean != text:
+        hint = "type it in UTF-8; rename a file whose name is not"
+        found.append(
+            Problem(key, f"{key}: {text} is no text: it has a character that UTF-8 cannot write, or NUL", hint)
+        )
+    return clean
 
 
 def _without_missing(value: Any, key: str, missing: list[str]) -> Any:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+LONGEST = 200
+"""Letters beyond which a word is like no name: the time to compare two words grows with the product of both."""
+
 
 def distance(a: str, b: str) -> int:
     """Edits from one word to the other: add, drop, change a letter, or swap two neighbours (Damerau 1964)."""
@@ -35,6 +38,8 @@ def _strangers(word: str, other: str) -> bool:
 
 def nearest(word: str, known: Iterable[object]) -> str | None:
     """The known word most like `word`, or None where nothing is close."""
+    if len(word) > LONGEST:
+        return None
     lower = word.lower()
     ranked = sorted((distance(lower, str(one).lower()), str(one)) for one in known)
     if ranked and ranked[0][0] <= _far(word) and not _strangers(lower, ranked[0][1].lower()):
@@ -49,6 +54,8 @@ def nearest_keys(key: str, known: Sequence[str]) -> list[str]:
     The last part decides (`lr` finds `optimizer.lr`); another section counts half an edit where it is itself a typo,
     one where it is missing or another word.
     """
+    if len(key) > LONGEST:
+        return []
     parent, _, last = key.rpartition(".")
     scored = []
     for one in known:

@@ -7,6 +7,7 @@ Texts with characters that Hydra's grammar has no place for (`data.path=café.tx
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,8 @@ from lmtool.config import groups, problems
 from lmtool.config.nearest import nearest
 from lmtool.errors import Problem
 
+LONGEST_KEY = 200
+"""Bytes of a key; Hydra looks for it among the names of files, which have 255 at most."""
 _KEY = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
 # Outside quotes Hydra's lexer knows neither letters beyond ASCII nor these signs, so they mean nothing but themselves.
 _UNKNOWN_TO_HYDRA = re.compile(r"[^\x00-\x7f]|[!#&;<>=^`~]")
@@ -76,6 +79,10 @@ def read(
     values: dict[str, str] = {}
     for text in overrides:
         sign, key = _key(text)
+        if len(key.encode("utf-8", "replace")) > LONGEST_KEY:
+            what = f"{key[:40]}...: a key of {len(key):,} characters; no key has more than {LONGEST_KEY}"
+            typed.problems.append(Problem(key, what, "`lmtool show KEY` explains a key"))
+            continue
         if "=" not in text and sign != "~":
             named = f"{text}=VALUE" if _KEY.fullmatch(text) else f"KEY={text}, such as checkpoint={text}"
             hint = "flags begin with two dashes: `lmtool --help`" if text.startswith("-") else f"write {named}"
@@ -108,12 +115,14 @@ def _parsed(parser: OverridesParser, text: str, key: str, typed: Typed) -> Overr
         hint = "keys are letters, digits, _ and dots; `lmtool COMMAND --help` prints those there are"
         typed.problems.append(Problem(key, f"{text}: {key or 'nothing'} is no key", hint))
         return None
-    for form in (text, _quoted(parser, text)):
-        try:
-            if form is not None:
-                return parser.parse_override(form)
-        except HydraException:
-            continue
+    try:
+        for form in (text, _quoted(parser, text)):
+            with contextlib.suppress(HydraException):
+                if form is not None:
+                    return parser.parse_override(form)
+    except RecursionError:
+        typed.problems.append(Problem(key, f"{key}: the value is nested too deep", f"`lmtool show {key}` explains it"))
+        return None
     value = text.partition("=")[2]
     quote = "'" if '"' in value else '"'
     inside = value.replace("'", "\\'") if quote == "'" else value

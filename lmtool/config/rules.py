@@ -37,7 +37,7 @@ def rule(command: type[Config], *needs: str, running: bool = False) -> Callable[
     """Decorator: enter a check for a command's class and its subclasses. `needs` are the keys it is called with."""
 
     def enter(check: Check) -> Check:
-        _RULES[f"{check.__module__}.{check.__qualname__}"] = Rule(command, needs, check, running)
+        _RULES[f"{command.__name__} {check.__module__}.{check.__qualname__}"] = Rule(command, needs, check, running)
         return check
 
     return enter

@@ -9,13 +9,13 @@ from typing import Any
 
 import yaml
 
+from lmtool.config import yaml_files
 from lmtool.config.base import Config
 from lmtool.errors import UserError
 from lmtool.manifest import verify_beside
 from lmtool.secrets import masked_data, masker
 
 VERSION = 1
-MAX_BYTES = 1_000_000
 
 
 def save(config: Config, command: str, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -38,26 +38,28 @@ def read(path: Path) -> dict[str, Any]:
     """
     if path.name == "config.json":
         verify_beside(path.parent, [path.name])
+    hint = "give the config.yaml of a run folder"
+    try:
+        # YAML reads JSON's 1e-12 as text.
+        data = _read_json(path) if path.suffix == ".json" else yaml_files.read(path, hint)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror or error}", hint) from error
+    return of_this_version(data, path)
+
+
+def _read_json(path: Path) -> Any:
+    hint = "give the config.json of a checkpoint"
     try:
         size = path.stat().st_size
-        if size > MAX_BYTES:
-            raise UserError(f"{path}: {size} bytes; a saved configuration has at most {MAX_BYTES}")
-        text = path.read_text(encoding="utf-8")
-        # YAML reads JSON's 1e-12 as text.
-        data = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        if size > yaml_files.MAX_BYTES:
+            raise UserError(f"{path}: {size} bytes; a configuration has at most {yaml_files.MAX_BYTES}", hint)
+        return json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
-        raise UserError(
-            f"{path}:{error.lineno}: not JSON: {error.msg}", "give the config.json of a checkpoint"
-        ) from error
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror or error}", "give the config.yaml of a run folder") from error
+        raise UserError(f"{path}:{error.lineno}: not JSON: {error.msg}", hint) from error
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not a text file in UTF-8", "give the config.yaml of a run folder") from error
-    except (yaml.YAMLError, RecursionError) as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"{path}:{mark.line + 1}" if mark is not None else str(path)
-        raise UserError(f"{where}: {getattr(error, 'problem', None) or 'not plain YAML'}") from error
-    return of_this_version(data, path)
+        raise UserError(f"{path}: not a text file in UTF-8", hint) from error
+    except RecursionError as error:
+        raise UserError(f"{path}: nested too deep", hint) from error
 
 
 def of_this_version(data: Any, path: Path) -> dict[str, Any]:

@@ -27,6 +27,7 @@ FORMATS = {
     "roberta": FormatFacts(("cls", "sep")),
     "bart": FormatFacts(("cls", "sep")),
     "gpt": FormatFacts(("eos",)),
+    "plain": FormatFacts(()),
     "t5": FormatFacts(("eos",)),
 }
 """The formats by the name a model gives (`text_format`)."""

@@ -6,11 +6,14 @@ import codecs
 import encodings.aliases
 import glob
 import os
+import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from lmtool.config.tables import nearest
 from lmtool.errors import UserError
@@ -31,6 +34,8 @@ MAGIC = {
 }
 PIECE = 1 << 20
 """Bytes of a line that are read at a time."""
+STANDARD_INPUT = Path("-")
+"""Where a file may be given, this is standard input."""
 WIDE = {b"\xff\xfe\x00\x00": "utf-32", b"\x00\x00\xfe\xff": "utf-32", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 
 
@@ -58,6 +63,17 @@ def find(key: str, given: str | tuple[str, ...], suffix: str = ".txt") -> list[P
                 raise UserError(f"{key}: {file} is no regular file", "give a file, a folder or a glob pattern")
             found.setdefault(os.path.realpath(file), file)
     return list(found.values())
+
+
+def regular_file(key: str, given: str) -> Path:
+    """The file that a path names. UserError naming `key` where there is none, or something that is no file."""
+    path = Path(given).expanduser()
+    if not path.exists():
+        raise no_such_file(key, given)
+    if not path.is_file():
+        kind = "a folder" if path.is_dir() else "a special file"
+        raise UserError(f"{key}={given} is no regular file, but {kind}", f"give {key}=FILE")
+    return path
 
 
 def no_such_file(key: str, given: str) -> UserError:
@@ -140,9 +156,8 @@ def read_pieces(path: Path, encoding: str = "utf-8", key: str | None = None) -> 
     not text at all. key: the key that sets the encoding, named in hints where there is one.
     """
     try:
-        with open(path, "rb") as file:
-            _sniff(path, file.read(64), encoding, key)
-            file.seek(0)
+        with _opened(path) as file:
+            _sniff(path, file.peek(64)[:64], encoding, key)
             number, before, first = 1, 0, True
             for text, ends in _decoded(path, file, encoding, key):
                 if first:
@@ -157,6 +172,15 @@ def read_pieces(path: Path, encoding: str = "utf-8", key: str | None = None) -> 
                 number, before = (number + 1, 0) if ends else (number, before + len(last.encode(encoding, "replace")))
     except OSError as problem:
         raise UserError(f"{path}: cannot be read: {problem.strerror}", "check its permissions") from problem
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BufferedReader]:
+    if path == STANDARD_INPUT:
+        yield cast(BufferedReader, sys.stdin.buffer)
+        return
+    with path.open("rb") as file:
+        yield file
 
 
 def _no_nul(path: Path, number: int, before: int, text: str, encoding: str) -> None:

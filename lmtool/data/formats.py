@@ -3,7 +3,8 @@
 bert: [CLS] a [SEP], or [CLS] a [SEP] b [SEP], with the column "segment": 1 from the first token of b on
 (Devlin et al. 2019). roberta: <s> a </s>, or <s> a </s></s> b </s>, no columns (Liu et al. 2019). gpt: a <eos>, or
 a <eos> b <eos>, no columns; the last token is the one a head reads (Radford et al. 2018). t5: the same, with </s>
-(Raffel et al. 2020). bart: as roberta (Lewis et al. 2020).
+(Raffel et al. 2020). bart: as roberta (Lewis et al. 2020). plain: a, or a b: what transformers' tokenizers of GPT and
+GPT-2 give.
 """
 
 from __future__ import annotations
@@ -73,10 +74,24 @@ class GptFormat:
         return _join(first, [self._eos], second, [self._eos]), {}
 
 
+class PlainFormat:
+    single_overhead, pair_overhead = 0, 0
+
+    def __init__(self, tokenizer: Tokenizer):
+        """No special token stands around a text."""
+
+    def single(self, ids: np.ndarray) -> Formatted:
+        return _join(ids), {}
+
+    def pair(self, first: np.ndarray, second: np.ndarray) -> Formatted:
+        return _join(first, second), {}
+
+
 _FORMATS: dict[str, Callable[[Tokenizer], TextFormat]] = {
     "bert": BertFormat,
     "roberta": RobertaFormat,
     "gpt": GptFormat,
+    "plain": PlainFormat,
     "t5": GptFormat,
     "bart": RobertaFormat,
 }

@@ -39,7 +39,8 @@ class PackedLoader:
 
     The order of an epoch is a permutation computed from (seed, epoch), and its steps are slices of it, so a cursor
     is two counters and a resumed run seeks. Every example comes once an epoch. `batch_examples` or `batch_tokens`
-    sizes a step; `micro_batch_tokens` splits a step into several forwards and changes nothing else.
+    sizes a step; `micro_batch_tokens` splits a step into several forwards and changes nothing else. Of several
+    processes that train together each reads its share of the same steps, `rank` of `ranks`: every ranks-th example.
     """
 
     def __init__(
@@ -50,12 +51,15 @@ class PackedLoader:
         batch_tokens: int | None = None,
         micro_batch_tokens: int | None = None,
         shuffle: bool = True,
+        rank: int = 0,
+        ranks: int = 1,
     ):
         if (batch_examples is None) == (batch_tokens is None):
             raise ValueError("give batch_examples or batch_tokens")
         self._examples, self._seed, self._shuffle = examples, seed, shuffle
         self._batch_examples, self._batch_tokens = batch_examples, batch_tokens
         self._micro_batch_tokens = micro_batch_tokens
+        self._rank, self._ranks = rank, ranks
         self._epochs: dict[int, _Epoch] = {}
 
     def steps(self, cursor: dict[str, int] | None = None) -> Iterator[Step]:
@@ -109,7 +113,7 @@ class PackedLoader:
         while True:
             current = self._epoch(epoch)
             while batch < current.steps:
-                taken = current.order[current.borders[batch] : current.borders[batch + 1]]
+                taken = current.order[current.borders[batch] : current.borders[batch + 1]][self._rank :: self._ranks]
                 borders = batch_borders(current.plan.lengths[taken], None, self._micro_batch_tokens)
                 batches = list(self._batches(current.plan, taken, borders, epoch))
                 batch += 1

@@ -194,7 +194,22 @@ def _object(path: Path, number: int, line: str) -> dict[str, Any]:
         raise UserError(f"{path}:{number}: not readable JSON: {problem}", "write one JSON object a line") from problem
     if not isinstance(row, dict):
         raise UserError(f"{path}:{number}: {type(row).__name__} instead of an object", "write one JSON object a line")
+    if "\\u" in line:
+        _require_text(path, number, row)
     return row
+
+
+def _require_text(path: Path, number: int, row: dict[str, Any]) -> None:
+    """UserError where a JSON escape stands for half a character: no file and no tokenizer takes it."""
+    for name, value in row.items():
+        try:
+            json.dumps([name, value], ensure_ascii=False).encode()
+        except UnicodeEncodeError as problem:
+            half = ascii(problem.object[problem.start])[1:-1]
+            raise UserError(
+                f"{path}:{number}: {name} holds {half}, half of a character (a lone surrogate)",
+                "write both halves, the character itself, or \\ufffd in its place",
+            ) from problem
 
 
 def _kind(value: Any) -> str:

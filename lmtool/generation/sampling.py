@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from lmtool.errors import UserError
+from lmtool.errors import NotFinite, UserError
 from lmtool.heads.lm import LMHead
 from lmtool.models.base import Decoder
 from lmtool.models.encoder_decoder import EncoderDecoder
@@ -39,7 +39,7 @@ def generate(
     temperature: 0 takes the best token each time; otherwise logits are divided by it. top_k: draw from the best k
     only (Fan et al. 2018). stop: tokens that end the text; the one met is not part of the result. Draws come from a
     generator of the stream "sample", so the same seed gives the same text. Where text and prompt outgrow
-    `max_positions`, the older half is forgotten.
+    the longest the model reads, the older half is forgotten.
     """
     if not len(prompt_ids):
         raise UserError("the prompt has no tokens", "give a text, or start from the end-of-text token")
@@ -61,10 +61,10 @@ def answer(
     stop: Collection[int] = (),
 ) -> list[int]:
     """The tokens an encoder-decoder gives to its input, without the first, `start`: the token of the family's
-    `start_role`. At most `max_positions` of them; the rest as in `generate`. The encoder runs once."""
+    `start_role`. At most as many as the model reads; the rest as in `generate`. The encoder runs once."""
     if not len(input_ids):
         raise UserError("the input has no tokens", "give a text")
-    limit = min(max_new_tokens, backbone.config.max_positions)
+    limit = min(max_new_tokens, backbone.longest_answer)
     with _evaluating(backbone):
         return _drawn(_answering(backbone, head, input_ids, start, limit), limit, temperature, top_k, seed, stop)
 
@@ -81,7 +81,7 @@ def _evaluating(backbone: nn.Module) -> Iterator[None]:
 
 def _continuation(backbone: Decoder, head: LMHead, ids: list[int]) -> Step:
     """The next token of a text. ids: the text so far, which grows."""
-    device, window = backbone.embed.token.weight.device, backbone.config.max_positions
+    device, window = backbone.embed.token.weight.device, backbone.longest_text
     pending, cache = ids[-window:], backbone.new_cache(1, window)
 
     def step(chosen: int | None) -> Tensor:
@@ -89,7 +89,7 @@ def _continuation(backbone: Decoder, head: LMHead, ids: list[int]) -> Step:
         if chosen is not None:
             ids.append(chosen)
             pending = [chosen]
-        if cache.lengths[0] + len(pending) > window:
+        if cache.lengths[0] + len(pending) > cache.capacity:
             pending, cache = ids[-max(window // 2, 1) :], backbone.new_cache(1, window)
         hidden_TH = backbone(Packed(torch.tensor(pending, device=device), (len(pending),)), cache=cache)
         return head(hidden_TH[-1:], backbone.embed.token.weight)[0]
@@ -119,6 +119,8 @@ def _drawn(
     new: list[int] = []
     while len(new) < max_new_tokens:
         logits_V = step(new[-1] if new else None)
+        if not bool(torch.isfinite(logits_V).all()):
+            raise NotFinite("predictions")
         chosen = _choose(logits_V.float().cpu(), temperature, top_k, generator)
         if chosen in stop:
             break

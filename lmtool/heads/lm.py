@@ -1,4 +1,4 @@
-"""Heads that predict tokens with the embedding's table, which is passed at each call and never owned.
+"""Heads that predict tokens with the embedding's table, which is passed at each call, or with one of their own.
 
 Shape letters: M places that predict, H hidden width, V rows of the table, W its width: H, but for factorized
 embeddings.
@@ -15,13 +15,26 @@ from lmtool.nn.feedforward import ACTIVATIONS, Activation
 
 
 class LMHead(nn.Module):
-    """logits = table hidden, without a bias (GPT-2). Call it on the rows that predict, no others."""
+    """logits = table hidden, without a bias (GPT-2). Call it on the rows that predict, no others.
+
+    output: a table of its own, None where the token table is read.
+    """
 
     bias: nn.Parameter | None
+    output: nn.Linear | None
 
     def __init__(self) -> None:
         super().__init__()
         self.register_parameter("bias", None)
+        self.output = None
+
+    def untie(self, rows: int, width: int) -> None:
+        """Read a table of its own from now on, (rows, width), for a checkpoint that has one."""
+        self.output = nn.Linear(width, rows, bias=False)
+
+    def table(self, table_VH: Tensor) -> Tensor:
+        """The table that is read: the head's own, or the token table given."""
+        return table_VH if self.output is None else self.output.weight
 
     def transform(self, hidden_MH: Tensor) -> Tensor:
         """What comes before the table."""
@@ -29,46 +42,35 @@ class LMHead(nn.Module):
 
     def forward(self, hidden_MH: Tensor, table_VH: Tensor) -> Tensor:
         """Logits (M, V)."""
-        return nn.functional.linear(self.transform(hidden_MH), table_VH, self.bias)
+        return nn.functional.linear(self.transform(hidden_MH), self.table(table_VH), self.bias)
 
     def loss_sum(self, hidden_MH: Tensor, table_VH: Tensor, labels_M: Tensor, label_smoothing: float = 0.0) -> Tensor:
         """Sum of the cross entropies, without ever holding all logits."""
+        table_VH = self.table(table_VH)
         return linear_loss_sum(self.transform(hidden_MH), table_VH, self.bias, labels_M, label_smoothing)
 
     def scores(self, hidden_MH: Tensor, table_VH: Tensor, labels_M: Tensor) -> tuple[Tensor, Tensor]:
         """(M,) losses and (M,) best tokens, without gradient."""
-        return linear_scores(self.transform(hidden_MH), table_VH, self.bias, labels_M)
+        return linear_scores(self.transform(hidden_MH), self.table(table_VH), self.bias, labels_M)
 
 
 class FamilyLMHead(LMHead):
     """A family's way from hidden states to tokens: scaled, by a table of its own, with constants (`VocabularyHead`).
 
-    output: the table of its own, None where the token table is read. bias: (V,) constants that do not learn, or None.
+    bias: (V,) constants that do not learn, or None.
     """
 
     def __init__(self, kind: VocabularyHead, hidden_size: int, vocab_size: int):
         super().__init__()
         self.scale = kind.scale
-        self.output = None if kind.tied else nn.Linear(hidden_size, vocab_size, bias=False)
+        if not kind.tied:
+            self.untie(vocab_size, hidden_size)
         if kind.constants:
             del self.bias
             self.register_buffer("bias", torch.zeros(vocab_size))
 
     def transform(self, hidden_MH: Tensor) -> Tensor:
         return hidden_MH if self.scale == 1.0 else hidden_MH * self.scale
-
-    def table(self, table_VH: Tensor) -> Tensor:
-        """The table that is read: the head's own, or the token table given."""
-        return table_VH if self.output is None else self.output.weight
-
-    def forward(self, hidden_MH: Tensor, table_VH: Tensor) -> Tensor:
-        return super().forward(hidden_MH, self.table(table_VH))
-
-    def loss_sum(self, hidden_MH: Tensor, table_VH: Tensor, labels_M: Tensor, label_smoothing: float = 0.0) -> Tensor:
-        return super().loss_sum(hidden_MH, self.table(table_VH), labels_M, label_smoothing)
-
-    def scores(self, hidden_MH: Tensor, table_VH: Tensor, labels_M: Tensor) -> tuple[Tensor, Tensor]:
-        return super().scores(hidden_MH, self.table(table_VH), labels_M)
 
 
 def lm_head(backbone: Backbone) -> LMHead:
@@ -102,3 +104,14 @@ class MaskedLMHead(LMHead):
 
     def transform(self, hidden_MH: Tensor) -> Tensor:
         return self.norm(self.activation(self.dense(hidden_MH)))
+
+
+def masked_lm_head(backbone: Backbone) -> MaskedLMHead:
+    """The masked language model's head of a backbone's family."""
+    return MaskedLMHead(
+        backbone.hidden_size,
+        backbone.config.vocab_size,
+        backbone.head_activation,
+        backbone.head_norm_epsilon,
+        backbone.embed.token.weight.shape[1],
+    )

@@ -48,10 +48,10 @@ class Pooler(nn.Module):
 class SequenceHead(nn.Module):
     """Dropout and a linear map: classes or values of a document."""
 
-    def __init__(self, hidden_size: int, outputs: int, dropout: float = 0.0):
+    def __init__(self, hidden_size: int, outputs: int, dropout: float = 0.0, bias: bool = True):
         super().__init__()
         self.dropout = Dropout(dropout)
-        self.output = nn.Linear(hidden_size, outputs)
+        self.output = nn.Linear(hidden_size, outputs, bias)
 
     def forward(self, summary_NH: Tensor, draws: Draws | None = None) -> Tensor:
         """(N, H) to (N, C). draws: those of the summarised tokens, `draws.rows(summary_index(...))`."""

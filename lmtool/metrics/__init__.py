@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lmtool.metrics.intervals import paired_standard_error, ratio_standard_error
-from lmtool.metrics.scores import SCORES, SMALLER_IS_BETTER, compute, confusion
+from lmtool.metrics.metric import LOSS, Metric
+from lmtool.metrics.scores import METRICS, compute, confusion
 
-__all__ = ["SCORES", "SMALLER_IS_BETTER", "compute", "confusion", "paired_standard_error", "ratio_standard_error"]
+__all__ = ["LOSS", "METRICS", "Metric", "compute", "confusion", "paired_standard_error", "ratio_standard_error"]

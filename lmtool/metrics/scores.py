@@ -6,11 +6,12 @@ scikit-learn (a ratio of nothing is 0) and scipy (a correlation with a constant 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from lmtool.errors import UserError
+from lmtool.metrics.metric import Metric
 
 
 def confusion(gold: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
@@ -68,8 +69,11 @@ def _ranks(values: np.ndarray) -> np.ndarray:
 
 
 def spearman(gold: np.ndarray, predicted: np.ndarray) -> float:
-    """Correlation of ranks, ties sharing their mean rank; not a number where either side is constant."""
-    return pearson(_ranks(gold), _ranks(predicted)) if len(gold) > 1 else float("nan")
+    """Correlation of ranks, ties sharing their mean rank; not a number where either side is constant, or has something
+    that is no number."""
+    if len(gold) < 2 or np.isnan(gold).any() or np.isnan(predicted).any():
+        return float("nan")
+    return pearson(_ranks(gold), _ranks(predicted))
 
 
 def mse(gold: np.ndarray, predicted: np.ndarray) -> float:
@@ -77,23 +81,28 @@ def mse(gold: np.ndarray, predicted: np.ndarray) -> float:
     return float(np.mean(np.square(gold.astype(np.float64) - predicted)))
 
 
-SCORES: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
-    "accuracy": accuracy, "f1": f1, "macro_f1": macro_f1, "matthews": matthews,
-    "pearson": pearson, "spearman": spearman, "mse": mse,
+METRICS: dict[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        Metric("accuracy", accuracy), Metric("f1", f1), Metric("macro_f1", macro_f1), Metric("matthews", matthews),
+        Metric("pearson", pearson), Metric("spearman", spearman), Metric("mse", mse, smaller_is_better=True),
+    )
 }  # fmt: skip
-SMALLER_IS_BETTER = frozenset({"mse"})
 
 
 def compute(names: Sequence[str], gold: Sequence | np.ndarray, predicted: Sequence | np.ndarray) -> dict[str, float]:
-    """The named scores. A correlation with a constant tells nothing and is given as 0, so that runs compare.
+    """The named scores. A correlation with a constant tells nothing and is given as 0, so that runs compare; where
+    anything is no finite number, no score is a number.
 
     Raises UserError for an unknown name, no rows, or sides of different length.
     """
-    unknown = [name for name in names if name not in SCORES]
+    unknown = [name for name in names if name not in METRICS]
     if unknown:
-        raise UserError(f"unknown metric {unknown[0]}", f"one of {', '.join(sorted(SCORES))}")
+        raise UserError(f"unknown metric {unknown[0]}", f"one of {', '.join(sorted(METRICS))}")
     gold, predicted = np.asarray(gold), np.asarray(predicted)
     if gold.shape != predicted.shape or gold.ndim != 1 or not len(gold):
         raise UserError(f"cannot score {len(predicted)} predictions against {len(gold)} gold values")
-    values = {name: SCORES[name](gold, predicted) for name in names}
+    if not (np.isfinite(gold).all() and np.isfinite(predicted).all()):
+        return dict.fromkeys(names, float("nan"))
+    values = {name: METRICS[name](gold, predicted) for name in names}
     return {name: 0.0 if np.isnan(value) else value for name, value in values.items()}

@@ -19,16 +19,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lmtool.models.base import positions_of
-from lmtool.models.encoder import Encoder, post_norm_layer
+from lmtool.models.base import new, positions_of
+from lmtool.models.encoder import BertLike, post_norm_layer
 from lmtool.models.encoder_configs import AlbertConfig
-from lmtool.models.keymap import KeyMap
+from lmtool.models.keymap import EMPTY, KeyMap, Tied
 from lmtool.models.published import expect, require_learned, sizes
 from lmtool.nn.embeddings import Embeddings
-from lmtool.nn.initialization import materialize
 
 
-class Albert(Encoder):
+class Albert(BertLike):
     """The encoder, without its heads. `layers` has the one layer."""
 
     def __init__(self, config: AlbertConfig):
@@ -45,9 +44,7 @@ class Albert(Encoder):
 
 def build(config: AlbertConfig, seed: int) -> Albert:
     """A new encoder on the default device."""
-    model = materialize(lambda: Albert(config))
-    model.initialize(model, seed, "backbone.")
-    return model
+    return new(Albert, config, seed)
 
 
 _LAYER = "backbone.layers.0."
@@ -71,11 +68,18 @@ KEYS = KeyMap(
         ("heads.masked_lm.dense", "predictions.dense"),
         ("heads.masked_lm.norm", "predictions.LayerNorm"),
         ("heads.masked_lm.bias", "predictions.bias"),
+        ("heads.masked_lm.output", "predictions.decoder"),
         ("heads.sentence_order.output", "sop_classifier.classifier"),
         ("heads.classifier.output", "classifier"),
     )
 )
-_DERIVED = ("predictions.decoder.weight", "predictions.decoder.bias", "albert.embeddings.position_ids")
+TIED = Tied(
+    token="albert.embeddings.word_embeddings.weight",
+    output="predictions.decoder.weight",
+    head="predictions.",
+    bias=("predictions.bias", "predictions.decoder.bias"),
+)
+_CONSTANT = "albert.embeddings.position_ids"
 _HEADS = ("albert.", "predictions.", "sop_classifier.", "classifier.")
 
 
@@ -84,14 +88,13 @@ def to_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {KEYS.to_published(name) or name: tensor for name, tensor in tensors.items()}
 
 
-def from_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def from_published(tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
     """The reverse; also for a bare AlbertModel, whose names lack `albert.`."""
-    renamed = {}
-    for name, tensor in tensors.items():
-        full = name if name.startswith(_HEADS) else "albert." + name
-        if full not in _DERIVED:
-            renamed[KEYS.from_published(full) or name] = tensor
-    return renamed
+    names = {name if name.startswith(_HEADS) else "albert." + name: name for name in tensors}
+    full = TIED.resolve({path: tensors[name] for path, name in names.items()}, config)
+    return {
+        KEYS.from_published(path) or names.get(path, path): tensor for path, tensor in full.items() if path != _CONSTANT
+    }
 
 
 # The class of transformers that holds these heads; the first that fits.
@@ -148,7 +151,7 @@ def from_published_config(data: Mapping[str, Any]) -> dict[str, Any]:
         gap_size=(0,),
         down_scale_factor=(1,),
         layers_to_keep=([],),
-        tie_word_embeddings=(True,),
+        tie_word_embeddings=(True, False),
     )
     activation = _ACTIVATIONS[data.get("hidden_act") or "gelu_new"]
     return {"name": "albert", **sizes(data, _FIELDS, _DEFAULTS), "activation": activation}

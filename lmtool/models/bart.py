@@ -40,13 +40,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from lmtool.errors import UserError
-from lmtool.models.base import VocabularyHead, positions_of
-from lmtool.models.encoder_decoder import DecoderStack, EncoderDecoder, Stack, post_norm_layers
+from lmtool.models.base import VocabularyHead, new, positions_of
+from lmtool.models.encoder_decoder import DecoderStack, EncoderDecoder, post_norm_layers
 from lmtool.models.encoder_decoder_configs import BartConfig, PostNormConfig
-from lmtool.models.keymap import KeyMap
+from lmtool.models.keymap import EMPTY, KeyMap, Tied
 from lmtool.models.published import expect, require_learned, sizes
-from lmtool.nn.embeddings import Embeddings, Places
-from lmtool.nn.initialization import Draw, materialize, normal
+from lmtool.nn.embeddings import Embeddings, StackInput
+from lmtool.nn.initialization import Draw, normal
+from lmtool.nn.stack import Stack
 
 POSITION_OFFSET = 2
 
@@ -57,16 +58,15 @@ class Bart(EncoderDecoder):
     vocabulary_head = VocabularyHead(constants=True)
 
     def __init__(self, config: BartConfig):
-        super().__init__()
-        self.config = config
-        self.hidden_size = width = config.hidden_size
+        width = config.hidden_size
         positions = [positions_of(config, causal, offset=POSITION_OFFSET) for causal in (False, True)]
         norms = [nn.LayerNorm(width, config.norm_epsilon) for _ in range(2)]
         encoder, decoder = post_norm_layers(config, "gelu", config.activation_dropout)
-        self.assemble(
+        super().__init__(
+            config,
             Embeddings(config.vocab_size, width, positions[0], config.dropout, norm=norms[0]),
             Stack(encoder),
-            DecoderStack(decoder, Places(positions[1], config.dropout, norm=norms[1])),
+            DecoderStack(decoder, StackInput(positions[1], config.dropout, norm=norms[1])),
         )
 
     def initial_draw(self) -> Draw:
@@ -75,9 +75,7 @@ class Bart(EncoderDecoder):
 
 def build(config: BartConfig, seed: int) -> Bart:
     """A new encoder-decoder on the default device."""
-    model = materialize(lambda: Bart(config))
-    model.initialize(model, seed, "backbone.")
-    return model
+    return new(Bart, config, seed)
 
 
 def post_norm_pairs() -> list[tuple[str, str]]:
@@ -88,6 +86,7 @@ def post_norm_pairs() -> list[tuple[str, str]]:
         "decoder": [("self_attn", "norm1", "self_attn"), ("cross_attn", "norm2", "encoder_attn")],
     }
     pairs = [("backbone.embed.token", "model.shared"), ("heads.lm.bias", "final_logits_bias")]
+    pairs.append(("heads.lm.output", "lm_head"))
     for stack, parts in sublayers.items():
         ours, theirs = f"backbone.{stack}.layers.*.", f"model.{stack}.layers.*."
         for name, norm, published in parts:
@@ -105,31 +104,42 @@ KEYS = KeyMap(
         ("backbone.embed.norm", "model.encoder.layernorm_embedding"),
         ("backbone.decoder.embed.position", "model.decoder.embed_positions"),
         ("backbone.decoder.embed.norm", "model.decoder.layernorm_embedding"),
+        ("heads.pooler.dense", "classification_head.dense"),
+        ("heads.classifier.output", "classification_head.out_proj"),
     )
 )
-# Copies of the shared table.
-DERIVED = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight")
+TIED = Tied(
+    token="model.shared.weight",
+    output="lm_head.weight",
+    tables=("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"),
+)
 
 
 def to_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Our checkpoint's tensors under the names of a Hugging Face BartForConditionalGeneration. Tied copies are not
-    written."""
+    """Our checkpoint's tensors under the names of a Hugging Face BartForConditionalGeneration, or of its classifier.
+    Tied copies are not written."""
     published = {KEYS.to_published(name) or name: tensor for name, tensor in tensors.items()}
     return {name: one[None] if name == "final_logits_bias" else one for name, one in published.items()}
 
 
-def from_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def from_published(tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
     """The reverse; also for a bare BartModel, whose names lack `model.`. The version of old files is dropped."""
-    renamed: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        full = "model." + name if name.startswith(("shared.", "encoder.", "decoder.")) else name
-        if full not in DERIVED and not full.endswith("coder.version"):
-            renamed[KEYS.from_published(full) or name] = tensor[0] if full == "final_logits_bias" else tensor
-    return renamed
+    names = {
+        "model." + name if name.startswith(("shared.", "encoder.", "decoder.")) else name: name for name in tensors
+    }
+    full = TIED.resolve({path: tensors[name] for path, name in names.items()}, config)
+    return {
+        KEYS.from_published(path) or names.get(path, path): tensor[0] if path == "final_logits_bias" else tensor
+        for path, tensor in full.items()
+        if not path.endswith("coder.version")
+    }
 
 
-# The class of transformers that holds these heads.
-ARCHITECTURES = (((), "BartForConditionalGeneration"),)
+# The class of transformers that holds these heads; the first that fits.
+ARCHITECTURES = (
+    (("pooler", "classifier"), "BartForSequenceClassification"),
+    ((), "BartForConditionalGeneration"),
+)
 _FIELDS = {
     "vocab_size": "vocab_size",
     "encoder_layers": "num_layers",
@@ -172,7 +182,7 @@ def from_published_config(data: Mapping[str, Any]) -> dict[str, Any]:
         add_final_layer_norm=(False,),
         static_position_embeddings=(False,),
         add_bias_logits=(False,),
-        tie_word_embeddings=(True,),
+        tie_word_embeddings=(True, False),
     )
     return {"name": "bart", **from_published_sizes(data, "bart", _DEFAULTS)}
 

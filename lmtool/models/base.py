@@ -1,22 +1,29 @@
 """What every backbone offers to the rooms above it.
 
-Shape letters: T tokens, H hidden width.
+Shape letters: T tokens, M of them that are read, H hidden width.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from lmtool.config.tables import build
-from lmtool.models.configs import ModelConfig
+from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.nn.cache import Cache
+from lmtool.nn.dropout import Draws
 from lmtool.nn.embeddings import Embeddings
 from lmtool.nn.feedforward import Activation
-from lmtool.nn.initialization import Draw, initialize
+from lmtool.nn.initialization import Draw, initialize, materialize
 from lmtool.nn.positions import Position, PositionSizes
+from lmtool.nn.stack import Stack, Tap, enter
+from lmtool.types import Packed
+
+AnyConfig = TypeVar("AnyConfig", bound=ModelConfig)
+AnyBackbone = TypeVar("AnyBackbone", bound="Backbone")
 
 
 @dataclass(frozen=True)
@@ -33,18 +40,31 @@ class VocabularyHead:
 
 
 class Backbone(nn.Module):
-    """A family's stack without heads. `forward(packed, draws=None, read_M=None)` gives the hidden states (T, H) of the
-    last layer, or (M, H) of the tokens with the flat indices `read_M`: the last layer need not work on others."""
+    """A family's model without heads.
+
+    `forward(inputs, draws=None, ..., read_M=None, tap=None)` gives hidden states (T, H), or (M, H) of the tokens with
+    the flat indices `read_M`: the last layer need not work on others. draws: dropout's, None in evaluation. tap: sees
+    or replaces the states between the layers. `embed` has the token table.
+    """
 
     config: ModelConfig
     hidden_size: int
     embed: Embeddings
-    layers: nn.ModuleList
     vocabulary_head: VocabularyHead = VocabularyHead()
     head_activation: Activation = "gelu"
     """Of a masked language model's head."""
     pooler_activation: Literal["tanh", "relu", "gelu"] = "tanh"
     """Of the map between the first token's hidden state and a classifier."""
+
+    @property
+    def longest_text(self) -> int:
+        """Tokens of the longest text it reads, beside virtual ones."""
+        return self.config.max_positions - self.embed.virtual_count
+
+    @property
+    def head_norm_epsilon(self) -> float:
+        """Added to the variance in the norms of heads."""
+        return self.config.norm_epsilon if isinstance(self.config, TransformerConfig) else 1e-12
 
     def initial_draw(self) -> Draw:
         """How the matrices of this family, and of heads on it, are drawn at the start."""
@@ -55,28 +75,91 @@ class Backbone(nn.Module):
         initialize(module, seed, self.initial_draw(), prefix)
 
 
-class Decoder(Backbone):
-    """A backbone that reads left to right: `forward(packed, draws=None, cache=None, read_M=None)`."""
+class OneStack(Stack, Backbone):
+    """A backbone of one stack."""
+
+    embed: Embeddings
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        embed: Embeddings,
+        layers: Iterable[nn.Module],
+        causal: bool,
+        final_norm: nn.Module | None = None,
+    ):
+        super().__init__(layers, causal, final_norm, embed=embed)
+        self.config = config
+        self.hidden_size = config.hidden_size
+
+    def read(
+        self, packed: Packed, draws: Draws | None, cache: Cache | None, read_M: Tensor | None, tap: Tap | None
+    ) -> Tensor:
+        """Enter, run, leave."""
+        entered = enter(self.embed, self.embed.tokens(packed.tokens), packed, draws, cache)
+        return self.run(entered, entered.read(read_M), tap=tap)
+
+
+class Encoder(OneStack):
+    """Every token sees its whole document."""
+
+    def __init__(
+        self, config: ModelConfig, embed: Embeddings, layers: Iterable[nn.Module], final_norm: nn.Module | None = None
+    ):
+        super().__init__(config, embed, layers, False, final_norm)
+
+    def forward(
+        self, packed: Packed, draws: Draws | None = None, read_M: Tensor | None = None, tap: Tap | None = None
+    ) -> Tensor:
+        """Hidden states (T, H), or (M, H) of the tokens with the flat indices `read_M`."""
+        return self.read(packed, draws, None, read_M, tap)
+
+
+class Decoder(OneStack):
+    """A token sees itself and what is before it."""
+
+    def __init__(
+        self, config: ModelConfig, embed: Embeddings, layers: Iterable[nn.Module], final_norm: nn.Module | None = None
+    ):
+        super().__init__(config, embed, layers, True, final_norm)
+
+    def forward(
+        self,
+        packed: Packed,
+        draws: Draws | None = None,
+        cache: Cache | None = None,
+        read_M: Tensor | None = None,
+        tap: Tap | None = None,
+    ) -> Tensor:
+        """Hidden states (T, H), or (M, H) of the tokens with the flat indices `read_M`. cache: the tokens before these;
+        these are added to it."""
+        return self.read(packed, draws, cache, read_M, tap)
 
     def new_cache(self, documents: int, capacity: int) -> Cache:
-        """An empty cache for this many texts of at most `capacity` tokens."""
-        self.embed.position.check(capacity)
-        return Cache(self.config.num_layers, documents, capacity)
+        """An empty cache for this many texts of at most `capacity` tokens, and their virtual ones."""
+        virtual = self.embed.virtual_count
+        self.embed.position.check(capacity + virtual, virtual)
+        return Cache(len(list(self.depth())), documents, capacity + virtual)
 
 
-def positions_of(
-    config: ModelConfig, causal: bool, width: int | None = None, head_size: int | None = None, offset: int = 0
-) -> Position:
+def new(family: Callable[[AnyConfig], AnyBackbone], config: AnyConfig, seed: int) -> AnyBackbone:
+    """A family's model on the default device, with its initial weights."""
+    model = materialize(lambda: family(config))
+    model.initialize(model, seed, "backbone.")
+    return model
+
+
+def positions_of(config: TransformerConfig, causal: bool, width: int | None = None, offset: int = 0) -> Position:
     """The positions a configuration asks for, for one stack.
 
-    causal: whether tokens see only what is before them. width: of the token vectors, where not hidden_size.
-    head_size: where not hidden_size / num_heads. offset: rows of a learned table before that of position 0.
+    causal: whether tokens see only what is before them. width: of the token vectors, where not hidden_size. offset:
+    rows of a learned table before that of position 0.
     """
     sizes = PositionSizes(
         max_positions=config.max_positions,
         hidden_size=config.hidden_size if width is None else width,
         num_heads=config.num_heads,
-        head_size=config.hidden_size // config.num_heads if head_size is None else head_size,
+        head_size=config.width_of_head,
         causal=causal,
         offset=offset,
     )

@@ -29,16 +29,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lmtool.models.base import positions_of
+from lmtool.models.base import new, positions_of
 from lmtool.models.configs import BertConfig, SegmentedConfig
-from lmtool.models.encoder import Encoder, post_norm_layer
-from lmtool.models.keymap import KeyMap, encoder_pairs
+from lmtool.models.encoder import BertLike, post_norm_layer
+from lmtool.models.keymap import EMPTY, KeyMap, Tied, encoder_pairs
 from lmtool.models.published import expect, require_learned, sizes
 from lmtool.nn.embeddings import Embeddings
-from lmtool.nn.initialization import materialize
 
 
-class Bert(Encoder):
+class Bert(BertLike):
     """The encoder, without its heads. Pooler and predictions are heads."""
 
     def __init__(self, config: SegmentedConfig):
@@ -50,9 +49,7 @@ class Bert(Encoder):
 
 def build(config: BertConfig, seed: int) -> Bert:
     """A new encoder on the default device."""
-    model = materialize(lambda: Bert(config))
-    model.initialize(model, seed, "backbone.")
-    return model
+    return new(Bert, config, seed)
 
 
 KEYS = KeyMap(
@@ -62,12 +59,19 @@ KEYS = KeyMap(
         ("heads.masked_lm.dense", "cls.predictions.transform.dense"),
         ("heads.masked_lm.norm", "cls.predictions.transform.LayerNorm"),
         ("heads.masked_lm.bias", "cls.predictions.bias"),
+        ("heads.masked_lm.output", "cls.predictions.decoder"),
         ("heads.next_sentence.output", "cls.seq_relationship"),
         ("heads.classifier.output", "classifier"),
     )
 )
-# Copies of tied tensors, and a table of constants that old files carry.
-_DERIVED = ("cls.predictions.decoder.weight", "cls.predictions.decoder.bias", "bert.embeddings.position_ids")
+TIED = Tied(
+    token="bert.embeddings.word_embeddings.weight",
+    output="cls.predictions.decoder.weight",
+    head="cls.predictions.",
+    bias=("cls.predictions.bias", "cls.predictions.decoder.bias"),
+)
+# A table of constants that old files carry.
+_CONSTANT = "bert.embeddings.position_ids"
 
 
 def to_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -75,16 +79,19 @@ def to_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {KEYS.to_published(name) or name: tensor for name, tensor in tensors.items()}
 
 
-def from_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def from_published(tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
     """The reverse; also for a bare BertModel, whose names lack `bert.`, and for the norms of old files (gamma,
     beta)."""
-    renamed = {}
-    for name, tensor in tensors.items():
-        full = name if name.startswith(("bert.", "cls.", "classifier.")) else "bert." + name
-        full = full.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
-        if full not in _DERIVED:
-            renamed[KEYS.from_published(full) or name] = tensor
-    return renamed
+    names = {_path(name): name for name in tensors}
+    full = TIED.resolve({path: tensors[name] for path, name in names.items()}, config)
+    return {
+        KEYS.from_published(path) or names.get(path, path): tensor for path, tensor in full.items() if path != _CONSTANT
+    }
+
+
+def _path(name: str) -> str:
+    full = name if name.startswith(("bert.", "cls.", "classifier.")) else "bert." + name
+    return full.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
 
 # The class of transformers that holds these heads; the first that fits.
@@ -131,6 +138,6 @@ def from_published_config(data: Mapping[str, Any]) -> dict[str, Any]:
         position_embedding_type=("absolute",),
         is_decoder=(False,),
         add_cross_attention=(False,),
-        tie_word_embeddings=(True,),
+        tie_word_embeddings=(True, False),
     )
     return {"name": "bert", **sizes(data, _FIELDS, _DEFAULTS)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -16,6 +17,21 @@ LARGEST_FITTED = 1e-3
 """The largest rate that fitting to the width gives: published rates are for large batches. Measured on small ones, 700
 steps of 2,048 tokens: bert_tiny ends at 6.61 with 6e-4, 6.49 with 1e-3, 6.86 with 2e-3; gpt_tiny has after 300 of them
 5.56 with 1e-3 and 5.85 with 3.6e-3."""
+
+
+@dataclass(frozen=True)
+class SequenceForm:
+    """How a class or a value is read off a whole text.
+
+    text_format: how the text is laid out, a name in `lmtool.data.formats`. place: the token whose hidden state stands
+    for it, or the mean of all. pooled: whether a dense layer with an activation comes before the output layer. bias:
+    whether the output layer has one.
+    """
+
+    text_format: str
+    place: Literal["first", "last", "mean"]
+    pooled: bool
+    bias: bool = True
 
 
 class ModelConfig(Config):
@@ -41,47 +57,49 @@ class ModelConfig(Config):
     """How a text or a pair is laid out: a name in `lmtool.data.formats`."""
     summary: ClassVar[Literal["pooled_first", "first", "last", "mean"]] = "pooled_first"
     """Where a whole text is summed up, for classification."""
-    free_fields: ClassVar[tuple[str, ...]] = ("dropout", "attention_dropout", "norm_epsilon", "initializer_std")
+    transformers_form: ClassVar[dict[str, Any] | None] = None
+    """The fields of `SequenceForm` in which transformers' ...ForSequenceClassification of this family differs; None
+    where transformers has no such class."""
+    free_fields: ClassVar[tuple[str, ...]] = ("dropout", "initializer_std")
     """Fields that may differ from a checkpoint's: they change no shape."""
-    position_kinds: ClassVar[tuple[str, ...] | None] = None
-    """The kinds of positions the family can have; None: all there are."""
 
     name: str = Field(description="Which family.")
     vocab_size: int = Field(30522, ge=8, description="Rows of the token embedding; at least the tokenizer's entries.")
     num_layers: int = Field(12, ge=1, description="Layers.")
-    hidden_size: int = Field(768, ge=4, description="Width of the hidden states; a multiple of num_heads.")
-    num_heads: int = Field(12, ge=1, description="Attention heads a layer.")
-    feedforward_size: int = Field(3072, ge=4, description="Width inside the feed-forward part.")
-    max_positions: int = Field(
-        512, ge=8, description="Longest sequence in tokens; learned positions have as many rows."
-    )
-    positions: Annotated[PositionsConfig, Choice("model/positions")] = Field(
-        LearnedPositionsConfig(), description="How the model knows where a token stands."
-    )
-    dropout: float = Field(0.1, ge=0, lt=1, description="Share of activations dropped after embedding and sublayers.")
-    attention_dropout: float = Field(0.1, ge=0, lt=1, description="Share of attention weights dropped in training.")
-    norm_epsilon: float = Field(1e-12, gt=0, description="Added to the variance in layer norms.")
+    hidden_size: int = Field(768, ge=4, description="Width of the hidden states.")
+    max_positions: int = Field(512, ge=8, description="Longest sequence in tokens.")
+    dropout: float = Field(0.1, ge=0, lt=1, description="Share of activations dropped in training.")
     initializer_std: float = Field(0.02, gt=0, description="Standard deviation the initial weights are drawn with.")
 
-    @model_validator(mode="after")
-    def _heads_fit(self) -> ModelConfig:
-        if self.hidden_size % self.num_heads:
-            raise ValueError(f"hidden_size={self.hidden_size} is not a multiple of num_heads={self.num_heads}")
-        return self
+    @property
+    def inner_size(self) -> int:
+        """Width inside a layer, for estimates of memory and time."""
+        return 4 * self.hidden_size
+
+    def facts(self) -> dict[str, Any]:
+        """Its sizes, for screens and reports."""
+        return {"layers": self.num_layers, "width": self.hidden_size}
 
     def scaled(self, width: float, depth: float) -> Self:
-        """The same family with a share of its widths, heads and layers: ELECTRA's generator. What names no width of
-        the layers (vocabulary, positions, a width of the embedding) stays."""
-        heads = max(1, round(self.num_heads * width))
-        head_size = max(1, round(self.hidden_size * width / heads))
-        head_size = max(head_size + (head_size % 2 if self.positions.even_heads else 0), -(-4 // heads))
+        """The same family with a share of its width and layers: ELECTRA's generator."""
         sizes = {
-            "num_heads": heads,
-            "hidden_size": heads * head_size,
-            "feedforward_size": max(4, round(self.feedforward_size * width)),
+            "hidden_size": max(4, round(self.hidden_size * width)),
             "num_layers": max(1, round(self.num_layers * depth)),
         }
         return type(self)(**{name: getattr(self, name) for name in type(self).model_fields} | sizes)
+
+    def sequence_form(self, head: str | None) -> SequenceForm:
+        """How a task reads a whole text. head: a task's `head`: "transformers", or the paper's.
+
+        ValueError where transformers has no classifier of this family.
+        """
+        pooled = self.summary == "pooled_first"
+        paper = SequenceForm(self.text_format, "first" if self.summary == "pooled_first" else self.summary, pooled)
+        if head != "transformers":
+            return paper
+        if self.transformers_form is None:
+            raise ValueError(f"transformers has no text classifier of model={self.name}")
+        return replace(paper, **self.transformers_form)
 
     def suggested_tokenizer(self) -> dict[str, Any]:
         """The section `tokenizer: auto` stands for."""
@@ -116,8 +134,63 @@ class ModelConfig(Config):
         return {**optimizer, "lr": float(f"{fitted:.3g}")}
 
 
-class SegmentedConfig(ModelConfig):
+class TransformerConfig(ModelConfig):
+    """What transformers have besides: attention heads, a feed-forward part, a kind of positions, norms."""
+
+    free_fields: ClassVar[tuple[str, ...]] = (*ModelConfig.free_fields, "attention_dropout", "norm_epsilon")
+    position_kinds: ClassVar[tuple[str, ...] | None] = None
+    """The kinds of positions the family can have; None: all there are."""
+
+    hidden_size: int = Field(768, ge=4, description="Width of the hidden states; a multiple of num_heads.")
+    num_heads: int = Field(12, ge=1, description="Attention heads a layer.")
+    feedforward_size: int = Field(3072, ge=4, description="Width inside the feed-forward part.")
+    max_positions: int = Field(
+        512, ge=8, description="Longest sequence in tokens; learned positions have as many rows."
+    )
+    positions: Annotated[PositionsConfig, Choice("model/positions")] = Field(
+        LearnedPositionsConfig(), description="How the model knows where a token stands."
+    )
+    dropout: float = Field(0.1, ge=0, lt=1, description="Share of activations dropped after embedding and sublayers.")
+    attention_dropout: float = Field(0.1, ge=0, lt=1, description="Share of attention weights dropped in training.")
+    norm_epsilon: float = Field(1e-12, gt=0, description="Added to the variance in layer norms.")
+
+    @model_validator(mode="after")
+    def _heads_fit(self) -> TransformerConfig:
+        if self.hidden_size % self.num_heads:
+            raise ValueError(f"hidden_size={self.hidden_size} is not a multiple of num_heads={self.num_heads}")
+        return self
+
+    @property
+    def width_of_head(self) -> int:
+        """Of one attention head."""
+        return self.hidden_size // self.num_heads
+
+    @property
+    def inner_size(self) -> int:
+        return self.feedforward_size
+
+    def facts(self) -> dict[str, Any]:
+        return {**super().facts(), "heads": self.num_heads}
+
+    def scaled(self, width: float, depth: float) -> Self:
+        """The same family with a share of its widths, heads and layers: ELECTRA's generator. What names no width of
+        the layers (vocabulary, positions, a width of the embedding) stays."""
+        heads = max(1, round(self.num_heads * width))
+        head_size = max(1, round(self.hidden_size * width / heads))
+        head_size = max(head_size + (head_size % 2 if self.positions.even_heads else 0), -(-4 // heads))
+        sizes = {
+            "num_heads": heads,
+            "hidden_size": heads * head_size,
+            "feedforward_size": max(4, round(self.feedforward_size * width)),
+            "num_layers": max(1, round(self.num_layers * depth)),
+        }
+        return type(self)(**{name: getattr(self, name) for name in type(self).model_fields} | sizes)
+
+
+class SegmentedConfig(TransformerConfig):
     """An encoder that tells the two texts of a pair apart by a table."""
+
+    transformers_form: ClassVar[dict[str, Any] | None] = {}
 
     segments: int = Field(2, ge=1, description="Rows of the segment table (BERT's token types).")
 
@@ -126,7 +199,7 @@ class SegmentedConfig(ModelConfig):
 class BertConfig(SegmentedConfig):
     """BERT (Devlin et al. 2019): post-norm encoder with learned positions and segments. Defaults: base, uncased."""
 
-    free_fields: ClassVar[tuple[str, ...]] = (*ModelConfig.free_fields, "lowercase")
+    free_fields: ClassVar[tuple[str, ...]] = (*SegmentedConfig.free_fields, "lowercase")
     default_tokenizer: ClassVar[dict[str, Any]] = {"name": "wordpiece"}
     default_objective: ClassVar[dict[str, Any]] = {"name": "mlm", "pairs": "nsp"}
     # Devlin et al. 2019, A.2: Adam 1e-4, betas .9 and .999, L2 .01, 10,000 of 1,000,000 steps of warm-up, linear
@@ -156,7 +229,7 @@ class BertConfig(SegmentedConfig):
 
 
 @component("model", "gpt", builder="lmtool.models.gpt:build")
-class GptConfig(ModelConfig):
+class GptConfig(TransformerConfig):
     """GPT-2's architecture (Radford et al. 2019): pre-norm decoder with learned positions. Defaults: small."""
 
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder"]] = "decoder"
@@ -177,6 +250,7 @@ class GptConfig(ModelConfig):
     learning_rates: ClassVar[dict[int, float]] = {1024: 3e-4, 1280: 2.5e-4, 1600: 2e-4}
     text_format: ClassVar[str] = "gpt"
     summary: ClassVar[Literal["pooled_first", "first", "last", "mean"]] = "last"
+    transformers_form: ClassVar[dict[str, Any] | None] = {"text_format": "plain", "bias": False}
 
     name: Literal["gpt"] = Field("gpt", description="GPT-2's architecture.")
     vocab_size: int = Field(50257, ge=8, description="Rows of the token embedding; at least the tokenizer's entries.")
@@ -187,7 +261,7 @@ class GptConfig(ModelConfig):
 
 
 @component("model", "gpt1", builder="lmtool.models.gpt1:build")
-class Gpt1Config(ModelConfig):
+class Gpt1Config(TransformerConfig):
     """GPT (Radford et al. 2018): post-norm decoder with learned positions."""
 
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder"]] = "decoder"
@@ -206,6 +280,7 @@ class Gpt1Config(ModelConfig):
     default_schedule: ClassVar[dict[str, Any]] = {"name": "cosine", "warmup_fraction": 0.002}
     text_format: ClassVar[str] = "gpt"
     summary: ClassVar[Literal["pooled_first", "first", "last", "mean"]] = "last"
+    transformers_form: ClassVar[dict[str, Any] | None] = {"text_format": "plain", "bias": False}
 
     name: Literal["gpt1"] = Field("gpt1", description="GPT of 2018.")
     vocab_size: int = Field(40478, ge=8, description="Rows of the token embedding; at least the tokenizer's entries.")

@@ -18,16 +18,15 @@ from typing import Any
 from torch import Tensor, nn
 
 from lmtool.errors import UserError
-from lmtool.models.base import positions_of
-from lmtool.models.encoder import Encoder, post_norm_layer
+from lmtool.models.base import new, positions_of
+from lmtool.models.encoder import BertLike, post_norm_layer
 from lmtool.models.encoder_configs import DistilbertConfig
-from lmtool.models.keymap import KeyMap
+from lmtool.models.keymap import EMPTY, KeyMap, Tied
 from lmtool.models.published import expect, require_learned, sizes
 from lmtool.nn.embeddings import Embeddings
-from lmtool.nn.initialization import materialize
 
 
-class Distilbert(Encoder):
+class Distilbert(BertLike):
     """The encoder, without its heads. A classifier's first map is a head and ends in a ReLU."""
 
     pooler_activation = "relu"
@@ -41,9 +40,7 @@ class Distilbert(Encoder):
 
 def build(config: DistilbertConfig, seed: int) -> Distilbert:
     """A new encoder on the default device."""
-    model = materialize(lambda: Distilbert(config))
-    model.initialize(model, seed, "backbone.")
-    return model
+    return new(Distilbert, config, seed)
 
 
 _LAYER = "backbone.layers.*."
@@ -65,11 +62,13 @@ KEYS = KeyMap(
         ("heads.classifier.output", "classifier"),
         ("heads.masked_lm.dense", "vocab_transform"),
         ("heads.masked_lm.norm", "vocab_layer_norm"),
-        # What is left of the last map without the tied table.
+        ("heads.masked_lm.output.weight", "vocab_projector.weight"),
+        # What is left of the last map without its table.
         ("heads.masked_lm", "vocab_projector"),
     )
 )
-_DERIVED = ("vocab_projector.weight", "distilbert.embeddings.position_ids")
+TIED = Tied("distilbert.embeddings.word_embeddings.weight", "vocab_projector.weight", "vocab_")
+_CONSTANT = "distilbert.embeddings.position_ids"
 _HEADS = ("distilbert.", "vocab_", "pre_classifier.", "classifier.")
 
 
@@ -79,14 +78,13 @@ def to_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {KEYS.to_published(name) or name: tensor for name, tensor in tensors.items()}
 
 
-def from_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def from_published(tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
     """The reverse; also for a bare DistilBertModel, whose names lack `distilbert.`."""
-    renamed = {}
-    for name, tensor in tensors.items():
-        full = name if name.startswith(_HEADS) else "distilbert." + name
-        if full not in _DERIVED:
-            renamed[KEYS.from_published(full) or name] = tensor
-    return renamed
+    names = {name if name.startswith(_HEADS) else "distilbert." + name: name for name in tensors}
+    full = TIED.resolve({path: tensors[name] for path, name in names.items()}, config)
+    return {
+        KEYS.from_published(path) or names.get(path, path): tensor for path, tensor in full.items() if path != _CONSTANT
+    }
 
 
 # The class of transformers that holds these heads; the first that fits.
@@ -130,5 +128,7 @@ def published_config(config: DistilbertConfig) -> dict[str, Any]:
 def from_published_config(data: Mapping[str, Any]) -> dict[str, Any]:
     """The model section of a config.json. UserError where it is a variant that this family does not compute."""
     # A sinusoidal table is written out in the file like a learned one.
-    expect(data, "distilbert", activation=("gelu",), sinusoidal_pos_embds=(False, True), tie_word_embeddings=(True,))
+    expect(
+        data, "distilbert", activation=("gelu",), sinusoidal_pos_embds=(False, True), tie_word_embeddings=(True, False)
+    )
     return {"name": "distilbert", **sizes(data, _FIELDS, _DEFAULTS), "norm_epsilon": _EPSILON}

@@ -22,16 +22,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lmtool.models.base import positions_of
-from lmtool.models.encoder import Encoder, post_norm_layer
+from lmtool.models.base import new, positions_of
+from lmtool.models.encoder import BertLike, post_norm_layer
 from lmtool.models.encoder_configs import ElectraConfig
-from lmtool.models.keymap import KeyMap, encoder_pairs
+from lmtool.models.keymap import EMPTY, KeyMap, Tied, encoder_pairs
 from lmtool.models.published import expect, require_learned, sizes
 from lmtool.nn.embeddings import Embeddings
-from lmtool.nn.initialization import materialize
 
 
-class Electra(Encoder):
+class Electra(BertLike):
     """The encoder, without its heads. A classifier's first map is a head and ends in a GELU."""
 
     pooler_activation = "gelu"
@@ -46,9 +45,7 @@ class Electra(Encoder):
 
 def build(config: ElectraConfig, seed: int) -> Electra:
     """A new encoder on the default device."""
-    model = materialize(lambda: Electra(config))
-    model.initialize(model, seed, "backbone.")
-    return model
+    return new(Electra, config, seed)
 
 
 KEYS = KeyMap(
@@ -61,13 +58,15 @@ KEYS = KeyMap(
         # A generator's, which is a masked language model.
         ("heads.masked_lm.dense", "generator_predictions.dense"),
         ("heads.masked_lm.norm", "generator_predictions.LayerNorm"),
-        # What is left of the last map without the tied table.
+        ("heads.masked_lm.output.weight", "generator_lm_head.weight"),
+        # What is left of the last map without its table.
         ("heads.masked_lm", "generator_lm_head"),
         ("heads.pooler.dense", "classifier.dense"),
         ("heads.classifier.output", "classifier.out_proj"),
     )
 )
-_DERIVED = ("generator_lm_head.weight", "electra.embeddings.position_ids")
+TIED = Tied("electra.embeddings.word_embeddings.weight", "generator_lm_head.weight", "generator_")
+_CONSTANT = "electra.embeddings.position_ids"
 _HEADS = ("electra.", "discriminator_predictions.", "generator_", "classifier.")
 
 
@@ -78,14 +77,13 @@ def to_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {KEYS.to_published(name) or name: tensor for name, tensor in tensors.items()}
 
 
-def from_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def from_published(tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
     """The reverse; also for a bare ElectraModel, whose names lack `electra.`."""
-    renamed = {}
-    for name, tensor in tensors.items():
-        full = name if name.startswith(_HEADS) else "electra." + name
-        if full not in _DERIVED:
-            renamed[KEYS.from_published(full) or name] = tensor
-    return renamed
+    names = {name if name.startswith(_HEADS) else "electra." + name: name for name in tensors}
+    full = TIED.resolve({path: tensors[name] for path, name in names.items()}, config)
+    return {
+        KEYS.from_published(path) or names.get(path, path): tensor for path, tensor in full.items() if path != _CONSTANT
+    }
 
 
 # The class of transformers that holds these heads; the first that fits.
@@ -133,6 +131,6 @@ def from_published_config(data: Mapping[str, Any]) -> dict[str, Any]:
         position_embedding_type=("absolute",),
         is_decoder=(False,),
         add_cross_attention=(False,),
-        tie_word_embeddings=(True,),
+        tie_word_embeddings=(True, False),
     )
     return {"name": "electra", **sizes(data, _FIELDS, _DEFAULTS)}

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from lmtool.config.tables import component
-from lmtool.models.configs import BertConfig, ModelConfig, SegmentedConfig
+from lmtool.models.configs import BertConfig, SegmentedConfig, TransformerConfig
 
 _VOCABULARY = "Rows of the token embedding; at least the tokenizer's entries."
 _EMBEDDING_SIZE = "Width of the embedding tables; a linear map takes it to hidden_size where the two differ."
@@ -62,9 +62,10 @@ class SpanbertConfig(SegmentedConfig):
 
 
 @component("model", "distilbert", builder="lmtool.models.distilbert:build")
-class DistilbertConfig(ModelConfig):
+class DistilbertConfig(TransformerConfig):
     """DistilBERT (Sanh et al. 2019): half of BERT's layers, no segments, no pooler."""
 
+    transformers_form: ClassVar[dict[str, Any] | None] = {}
     default_tokenizer: ClassVar[dict[str, Any]] = {"name": "wordpiece"}
     default_objective: ClassVar[dict[str, Any]] = {"name": "mlm"}
     # The optimizer of its distillation (train.py of the published code); it was not pretrained alone.

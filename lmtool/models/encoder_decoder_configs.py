@@ -7,11 +7,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from lmtool.config.tables import Choice, component
-from lmtool.models.configs import ModelConfig
+from lmtool.models.configs import TransformerConfig
 from lmtool.nn.configs import PositionsConfig, SinusoidalPositionsConfig, T5PositionsConfig
 
 
-class EncoderDecoderConfig(ModelConfig):
+class EncoderDecoderConfig(TransformerConfig):
     """What every encoder-decoder has besides: `num_layers` counts the layers of the encoder."""
 
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder"]] = "encoder_decoder"
@@ -32,6 +32,7 @@ class EncoderDecoderConfig(ModelConfig):
 class T5Config(EncoderDecoderConfig):
     """T5 (Raffel et al. 2020): pre-norm encoder-decoder with relative positions. Defaults: base, version 1.0."""
 
+    transformers_form: ClassVar[dict[str, Any] | None] = {"pooled": True}
     default_tokenizer: ClassVar[dict[str, Any]] = {"name": "sentencepiece"}
     default_objective: ClassVar[dict[str, Any]] = {"name": "span_corruption"}
     # Raffel et al. 2020, 3.1.2: Adafactor, 1/sqrt(max(n, 10^4)) at step n.
@@ -69,11 +70,15 @@ class T5Config(EncoderDecoderConfig):
         """Heads have a width of their own, so any number of them fits."""
         return self
 
+    @property
+    def width_of_head(self) -> int:
+        return self.head_size
+
 
 class PostNormConfig(EncoderDecoderConfig):
     """Norms behind the sublayers, biases everywhere."""
 
-    free_fields: ClassVar[tuple[str, ...]] = (*ModelConfig.free_fields, "activation_dropout")
+    free_fields: ClassVar[tuple[str, ...]] = (*EncoderDecoderConfig.free_fields, "activation_dropout")
 
     activation_dropout: float = Field(
         0.0, ge=0, lt=1, description="Share of activations dropped inside the feed-forward part."
@@ -99,6 +104,7 @@ class BartConfig(PostNormConfig):
     default_schedule: ClassVar[dict[str, Any]] = {"name": "linear", "warmup_fraction": 0.048}
     learning_rates: ClassVar[dict[int, float]] = {1024: 4e-4}  # RoBERTa's large
     text_format: ClassVar[str] = "bart"
+    transformers_form: ClassVar[dict[str, Any] | None] = {"pooled": True}
     start_role: ClassVar[str] = "eos"
 
     name: Literal["bart"] = Field("bart", description="BART.")
@@ -113,7 +119,7 @@ class BartConfig(PostNormConfig):
 
 
 @component("model", "transformer", builder="lmtool.models.transformer:build")
-class TransformerConfig(PostNormConfig):
+class Transformer2017Config(PostNormConfig):
     """The transformer (Vaswani et al. 2017): post-norm encoder-decoder with sinusoidal positions. Defaults: base."""
 
     default_tokenizer: ClassVar[dict[str, Any]] = {"name": "sentencepiece"}

@@ -31,35 +31,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lmtool.models.base import Decoder, positions_of
+from lmtool.models.base import Decoder, new, positions_of
 from lmtool.models.configs import GptConfig
-from lmtool.models.keymap import KeyMap
+from lmtool.models.keymap import EMPTY, KeyMap, Tied
 from lmtool.models.published import expect, require_learned, sizes
 from lmtool.nn.attention import SelfAttention
-from lmtool.nn.blocks import PreNormLayer, each
-from lmtool.nn.cache import Cache
-from lmtool.nn.dropout import Draws
+from lmtool.nn.blocks import PreNormLayer
 from lmtool.nn.embeddings import Embeddings
 from lmtool.nn.feedforward import FeedForward
-from lmtool.nn.initialization import Draw, initialize, materialize, normal
-from lmtool.nn.layout import Layout, left_to_right
-from lmtool.types import Packed
+from lmtool.nn.initialization import Draw, initialize, normal
 
 
 class Gpt(Decoder):
     """The decoder, without its head, which is the token table again."""
 
     def __init__(self, config: GptConfig):
-        super().__init__()
-        self.config = config
-        self.hidden_size = width = config.hidden_size
+        width, position = config.hidden_size, positions_of(config, causal=True)
 
         def norm() -> nn.LayerNorm:
             return nn.LayerNorm(width, config.norm_epsilon)
 
-        position = positions_of(config, causal=True)
-        self.embed = Embeddings(config.vocab_size, width, position, config.dropout)
-        self.layers = nn.ModuleList(
+        layers = [
             PreNormLayer(
                 SelfAttention(width, config.num_heads, config.attention_dropout),
                 FeedForward(width, config.feedforward_size, "gelu_tanh"),
@@ -68,26 +60,8 @@ class Gpt(Decoder):
                 config.dropout,
             )
             for _ in range(config.num_layers)
-        )
-        self.final_norm = norm()
-
-    def forward(
-        self,
-        packed: Packed,
-        draws: Draws | None = None,
-        cache: Cache | None = None,
-        read_M: Tensor | None = None,
-    ) -> Tensor:
-        """Hidden states (T, H) after the final norm. cache: the tokens before these; these are added to it.
-        read_M: flat indices of the tokens whose states are wanted, (M, H) then."""
-        mask = left_to_right(packed)
-        layout = Layout.of(packed, mask) if cache is None else cache.layout(packed, mask)
-        positions_T = None if cache is None else layout.query_positions
-        x_TH = self.embed.finish(self.embed.tokens(packed.tokens), packed, draws, positions_T)
-        for number, layer, own, read in each(self.layers, draws, read_M):
-            kept = None if cache is None else cache.layers[number]
-            x_TH = layer(x_TH, layout, own, self.embed.position, kept, read)
-        return self.final_norm(x_TH)
+        ]
+        super().__init__(config, Embeddings(config.vocab_size, width, position, config.dropout), layers, norm())
 
     def initial_draw(self) -> Draw:
         return normal(self.config.initializer_std)
@@ -104,9 +78,7 @@ class Gpt(Decoder):
 
 def build(config: GptConfig, seed: int) -> Gpt:
     """A new decoder on the default device."""
-    model = materialize(lambda: Gpt(config))
-    model.initialize(model, seed, "backbone.")
-    return model
+    return new(Gpt, config, seed)
 
 
 _LAYER = "backbone.layers.*."
@@ -122,16 +94,21 @@ KEYS = KeyMap(
         (_LAYER + "ffn.fc_in", _PUBLISHED + "mlp.c_fc"),
         (_LAYER + "ffn.fc_out", _PUBLISHED + "mlp.c_proj"),
         ("backbone.final_norm", "transformer.ln_f"),
+        ("heads.classifier.output", "score"),
+        ("heads.lm.output", "lm_head"),
     )
 )
+TIED = Tied("transformer.wte.weight", "lm_head.weight")
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 # GPT-2's linear maps are stored as (inputs, outputs), the transpose of torch's.
 _TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
+_HEADS = ("transformer.", "lm_head.", "score.")
 _MASKS = (".attn.bias", ".attn.masked_bias")
 
 
 def to_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Our checkpoint's tensors under the names of a Hugging Face GPT2LMHeadModel. The tied head is not written."""
+    """Our checkpoint's tensors under the names of a Hugging Face GPT2LMHeadModel or of its classifier. The tied head is
+    not written."""
     joined: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         module, _, kind = name.rpartition(".")
@@ -144,15 +121,16 @@ def to_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: one.T.contiguous() if name.endswith(_TRANSPOSED) else one for name, one in published.items()}
 
 
-def from_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def from_published(tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
     """The reverse; also for a bare GPT2Model, whose names lack `transformer.`. Masks of old files are dropped."""
+    names = {name if name.startswith(_HEADS) else "transformer." + name: name for name in tensors}
+    full = TIED.resolve({path: tensors[name] for path, name in names.items()}, config)
     renamed: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        if name == "lm_head.weight" or name.endswith(_MASKS):
+    for path, tensor in full.items():
+        if path.endswith(_MASKS):
             continue
-        full = name if name.startswith(("transformer.", "score.")) else "transformer." + name
-        ours = KEYS.from_published(full) or name
-        values = tensor.T.contiguous() if full.endswith(_TRANSPOSED) else tensor
+        ours = KEYS.from_published(path) or names.get(path, path)
+        values = tensor.T.contiguous() if path.endswith(_TRANSPOSED) else tensor
         if ".qkv." in ours:
             for projection, part in zip(_PROJECTIONS, values.chunk(3), strict=True):
                 renamed[ours.replace("qkv", projection)] = part.clone()
@@ -161,8 +139,11 @@ def from_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return renamed
 
 
-# The class of transformers that holds these heads.
-ARCHITECTURES = (((), "GPT2LMHeadModel"),)
+# The class of transformers that holds these heads; the first that fits.
+ARCHITECTURES = (
+    (("classifier",), "GPT2ForSequenceClassification"),
+    ((), "GPT2LMHeadModel"),
+)
 _FIELDS = {
     "vocab_size": "vocab_size",
     "n_layer": "num_layers",
@@ -199,7 +180,7 @@ def from_published_config(data: Mapping[str, Any]) -> dict[str, Any]:
         scale_attn_by_inverse_layer_idx=(False,),
         reorder_and_upcast_attn=(False, True),
         add_cross_attention=(False,),
-        tie_word_embeddings=(True,),
+        tie_word_embeddings=(True, False),
         embd_pdrop=(data.get("resid_pdrop", 0.1),),
     )
     section = {"name": "gpt", **sizes(data, _FIELDS, _DEFAULTS)}

@@ -27,64 +27,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from lmtool.errors import UserError
-from lmtool.models.base import Decoder, positions_of
+from lmtool.models.base import Decoder, new, positions_of
 from lmtool.models.configs import Gpt1Config
-from lmtool.models.keymap import KeyMap, join_projections, split_projections
+from lmtool.models.encoder import post_norm_layer
+from lmtool.models.keymap import EMPTY, KeyMap, Tied, join_projections, split_projections
 from lmtool.models.published import expect, require_learned, sizes
-from lmtool.nn.attention import SelfAttention
-from lmtool.nn.blocks import PostNormLayer, each
-from lmtool.nn.cache import Cache
-from lmtool.nn.dropout import Draws
 from lmtool.nn.embeddings import Embeddings
-from lmtool.nn.feedforward import FeedForward
-from lmtool.nn.initialization import Draw, materialize, normal
-from lmtool.nn.layout import Layout, left_to_right
-from lmtool.types import Packed
+from lmtool.nn.initialization import Draw, normal
 
 
 class Gpt1(Decoder):
     """The decoder, without its head, which is the token table again."""
 
     def __init__(self, config: Gpt1Config):
-        super().__init__()
-        self.config = config
-        self.hidden_size = width = config.hidden_size
-
-        def norm() -> nn.LayerNorm:
-            return nn.LayerNorm(width, config.norm_epsilon)
-
-        self.embed = Embeddings(config.vocab_size, width, positions_of(config, causal=True), config.dropout)
-        self.layers = nn.ModuleList(
-            PostNormLayer(
-                SelfAttention(width, config.num_heads, config.attention_dropout),
-                FeedForward(width, config.feedforward_size, "gelu_tanh"),
-                norm(),
-                norm(),
-                config.dropout,
-            )
-            for _ in range(config.num_layers)
-        )
-
-    def forward(
-        self,
-        packed: Packed,
-        draws: Draws | None = None,
-        cache: Cache | None = None,
-        read_M: Tensor | None = None,
-    ) -> Tensor:
-        """Hidden states (T, H) of the last layer. cache: the tokens before these; these are added to it.
-        read_M: flat indices of the tokens whose states are wanted, (M, H) then."""
-        mask = left_to_right(packed)
-        layout = Layout.of(packed, mask) if cache is None else cache.layout(packed, mask)
-        positions_T = None if cache is None else layout.query_positions
-        x_TH = self.embed.finish(self.embed.tokens(packed.tokens), packed, draws, positions_T)
-        for number, layer, own, read in each(self.layers, draws, read_M):
-            kept = None if cache is None else cache.layers[number]
-            x_TH = layer(x_TH, layout, own, self.embed.position, kept, read)
-        return x_TH
+        embed = Embeddings(config.vocab_size, config.hidden_size, positions_of(config, causal=True), config.dropout)
+        super().__init__(config, embed, [post_norm_layer(config, "gelu_tanh") for _ in range(config.num_layers)])
 
     def initial_draw(self) -> Draw:
         return normal(self.config.initializer_std)
@@ -92,9 +52,7 @@ class Gpt1(Decoder):
 
 def build(config: Gpt1Config, seed: int) -> Gpt1:
     """A new decoder on the default device."""
-    model = materialize(lambda: Gpt1(config))
-    model.initialize(model, seed, "backbone.")
-    return model
+    return new(Gpt1, config, seed)
 
 
 _LAYER = "backbone.layers.*."
@@ -108,35 +66,41 @@ KEYS = KeyMap(
         (_LAYER + "norm1", _PUBLISHED + "ln_1"),
         (_LAYER + "ffn.fc_in", _PUBLISHED + "mlp.c_fc"),
         (_LAYER + "ffn.fc_out", _PUBLISHED + "mlp.c_proj"),
+        ("heads.classifier.output", "score"),
         (_LAYER + "norm2", _PUBLISHED + "ln_2"),
+        ("heads.lm.output", "lm_head"),
     )
 )
+TIED = Tied("transformer.tokens_embed.weight", "lm_head.weight")
+_BARE = ("h.", "tokens_embed.", "positions_embed.")
 # Linear maps are stored as (inputs, outputs), the transpose of torch's.
 _TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
 
 
 def to_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Our checkpoint's tensors under the names of a Hugging Face OpenAIGPTLMHeadModel. The tied head is not
-    written."""
+    """Our checkpoint's tensors under the names of a Hugging Face OpenAIGPTLMHeadModel, or of its classifier. The tied
+    head is not written."""
     published = {KEYS.to_published(name) or name: one for name, one in join_projections(tensors).items()}
     return {name: one.T.contiguous() if name.endswith(_TRANSPOSED) else one for name, one in published.items()}
 
 
-def from_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def from_published(tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
     """The reverse; also for a bare OpenAIGPTModel, whose names lack `transformer.`. Masks and numbers of positions in
     old files are dropped."""
+    full = {"transformer." + name if name.startswith(_BARE) else name: tensor for name, tensor in tensors.items()}
     renamed: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        if name == "lm_head.weight" or name.endswith((".attn.bias", "position_ids")):
-            continue
-        full = "transformer." + name if name.startswith(("h.", "tokens_embed.", "positions_embed.")) else name
-        ours = KEYS.from_published(full) or name
-        renamed[ours] = tensor.T.contiguous() if full.endswith(_TRANSPOSED) else tensor
+    for name, tensor in TIED.resolve(full, config).items():
+        if not name.endswith((".attn.bias", "position_ids")):
+            ours = KEYS.from_published(name) or name
+            renamed[ours] = tensor.T.contiguous() if name.endswith(_TRANSPOSED) else tensor
     return split_projections(renamed)
 
 
-# The class of transformers that holds these heads.
-ARCHITECTURES = (((), "OpenAIGPTLMHeadModel"),)
+# The class of transformers that holds these heads; the first that fits.
+ARCHITECTURES = (
+    (("classifier",), "OpenAIGPTForSequenceClassification"),
+    ((), "OpenAIGPTLMHeadModel"),
+)
 _FIELDS = {
     "vocab_size": "vocab_size",
     "n_layer": "num_layers",
@@ -169,6 +133,6 @@ def published_config(config: Gpt1Config) -> dict[str, Any]:
 
 def from_published_config(data: Mapping[str, Any]) -> dict[str, Any]:
     """The model section of a config.json. UserError where it is a variant that this family does not compute."""
-    expect(data, "gpt1", afn=("gelu",), tie_word_embeddings=(True,), embd_pdrop=(data.get("resid_pdrop", 0.1),))
+    expect(data, "gpt1", afn=("gelu",), tie_word_embeddings=(True, False), embd_pdrop=(data.get("resid_pdrop", 0.1),))
     section = sizes(data, _FIELDS, _DEFAULTS)
     return {"name": "gpt1", **section, "feedforward_size": 4 * section["hidden_size"]}

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from lmtool.errors import UserError
+
+EMPTY: Mapping[str, Any] = MappingProxyType({})
+"""A config.json that says nothing."""
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 
 
@@ -46,6 +53,59 @@ def encoder_pairs(name: str) -> tuple[tuple[str, str], ...]:
         (layer + "ffn.fc_out", published + "output.dense"),
         (layer + "norm2", published + "output.LayerNorm"),
     )
+
+
+@dataclass(frozen=True)
+class Tied:
+    """The tensors that a published model has once and its file may have several times.
+
+    token: the table of tokens. output: the one that predicts them, of a head whose tensors begin with `head`. tables:
+    further copies of the token table. bias: of the output, and its copy, which is the one that is read.
+    """
+
+    token: str
+    output: str
+    head: str = ""
+    tables: tuple[str, ...] = ()
+    bias: tuple[str, str] | None = None
+
+    def resolve(self, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
+        """The tensors of a file without copies, as transformers 5 takes them: an output table that differs from the
+        token table, or that config.json calls another one (`tie_word_embeddings`), stays; a copy whose original is
+        missing takes its place. UserError where a copy is missing that has values of its own, and where further
+        tables differ."""
+        kept = dict(tensors)
+        copies = [*self.tables, self.output, *([] if self.bias is None else [self.bias[1]])]
+        apart = config.get("tie_word_embeddings") is False
+        if apart and any(name.startswith(self.head) for name in kept):
+            for name in copies:
+                if name not in kept:
+                    raise UserError(
+                        f"tie_word_embeddings=false in its config.json, but its weights hold no {name}",
+                        "write tie_word_embeddings=true there if the table of tokens is meant, or copy it again",
+                    )
+        for name in (*self.tables, self.output):
+            copy = kept.get(name)
+            if copy is None:
+                continue
+            original = kept.setdefault(self.token, copy)
+            if original.equal(copy):
+                if name != self.output or not apart:
+                    del kept[name]
+            elif name != self.output or copy.shape != original.shape:
+                raise UserError(
+                    f"its {name} {tuple(copy.shape)} is not its {self.token} {tuple(original.shape)}; lmtool has "
+                    "one table of tokens",
+                    "give another checkpoint",
+                )
+        if self.bias is not None and self.bias[1] in kept:
+            kept[self.bias[0]] = kept.pop(self.bias[1])
+        return kept
+
+    def separate(self, published: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors of a model that is not tied, each copy beside its original, for a file."""
+        copies = dict.fromkeys(self.tables, self.token) | ({} if self.bias is None else {self.bias[1]: self.bias[0]})
+        return {**published, **{name: published[original].clone() for name, original in copies.items()}}
 
 
 def _pattern(path: str) -> re.Pattern[str]:

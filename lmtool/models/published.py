@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lmtool.errors import UserError
-from lmtool.models.configs import ModelConfig
+from lmtool.models.configs import TransformerConfig
 
 # Keys that say nothing about the numbers a model computes.
 NEUTRAL = frozenset(
@@ -48,6 +48,11 @@ class PublishedConfig(dict[str, Any]):
         return tuple(sorted(set(self) - self._read - NEUTRAL))
 
 
+def unnamed(number: int) -> str:
+    """What transformers calls a class without a name."""
+    return f"LABEL_{number}"
+
+
 def expect(data: Mapping[str, Any], family: str, **allowed: tuple[Any, ...]) -> None:
     """UserError where a key has a value that this family does not compute. allowed: values by key; absent and null
     stand for the first one."""
@@ -58,12 +63,12 @@ def expect(data: Mapping[str, Any], family: str, **allowed: tuple[Any, ...]) -> 
             raise UserError(f"config.json: {key}={given!r}; model={family} has {one_of}", "give another checkpoint")
 
 
-def require_learned(config: ModelConfig, published: str) -> None:
+def require_learned(config: TransformerConfig, published: str) -> None:
     """UserError where the positions are not learned ones, as the published family has them."""
     require_positions(config, "learned", published)
 
 
-def require_positions(config: ModelConfig, kind: str, published: str) -> None:
+def require_positions(config: TransformerConfig, kind: str, published: str) -> None:
     """UserError where the positions are not of the kind the published family has."""
     if config.positions.name != kind:
         raise UserError(

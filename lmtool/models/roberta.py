@@ -20,19 +20,18 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lmtool.models.base import positions_of
-from lmtool.models.encoder import Encoder, post_norm_layer
+from lmtool.models.base import new, positions_of
+from lmtool.models.encoder import BertLike, post_norm_layer
 from lmtool.models.encoder_configs import RobertaConfig
-from lmtool.models.keymap import KeyMap, encoder_pairs
+from lmtool.models.keymap import EMPTY, KeyMap, Tied, encoder_pairs
 from lmtool.models.published import expect, require_learned, sizes
 from lmtool.nn.embeddings import Embeddings
-from lmtool.nn.initialization import materialize
 
 OFFSET = 2
 """Rows of the table of positions before that of position 0."""
 
 
-class Roberta(Encoder):
+class Roberta(BertLike):
     """The encoder, without its heads."""
 
     def __init__(self, config: RobertaConfig):
@@ -44,9 +43,7 @@ class Roberta(Encoder):
 
 def build(config: RobertaConfig, seed: int) -> Roberta:
     """A new encoder on the default device."""
-    model = materialize(lambda: Roberta(config))
-    model.initialize(model, seed, "backbone.")
-    return model
+    return new(Roberta, config, seed)
 
 
 KEYS = KeyMap(
@@ -59,9 +56,17 @@ KEYS = KeyMap(
         ("heads.masked_lm.dense", "lm_head.dense"),
         ("heads.masked_lm.norm", "lm_head.layer_norm"),
         ("heads.masked_lm.bias", "lm_head.bias"),
+        ("heads.masked_lm.output", "lm_head.decoder"),
     )
 )
-_DERIVED = ("lm_head.decoder.weight", "lm_head.decoder.bias", "roberta.embeddings.position_ids")
+TIED = Tied(
+    token="roberta.embeddings.word_embeddings.weight",
+    output="lm_head.decoder.weight",
+    head="lm_head.",
+    bias=("lm_head.bias", "lm_head.decoder.bias"),
+)
+_CONSTANT = "roberta.embeddings.position_ids"
+_HEADS = ("roberta.", "lm_head.", "classifier.")
 
 
 def to_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -73,16 +78,17 @@ def to_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return published
 
 
-def from_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def from_published(tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
     """The reverse; also for a bare RobertaModel, whose names lack `roberta.`. The pooler that some classifiers' files
     carry is not read by them, and dropped."""
-    renamed = {}
-    for name, tensor in tensors.items():
-        full = name if name.startswith(("roberta.", "lm_head.", "classifier.")) else "roberta." + name
-        unread = full.startswith("roberta.pooler.") and "classifier.dense.weight" in tensors
-        if full not in _DERIVED and not unread:
-            renamed[KEYS.from_published(full) or name] = tensor
-    return renamed
+    unread = "roberta.pooler." if "classifier.dense.weight" in tensors else _CONSTANT
+    names = {name if name.startswith(_HEADS) else "roberta." + name: name for name in tensors}
+    full = TIED.resolve({path: tensors[name] for path, name in names.items()}, config)
+    return {
+        KEYS.from_published(path) or names.get(path, path): tensor
+        for path, tensor in full.items()
+        if path != _CONSTANT and not path.startswith(unread)
+    }
 
 
 # The class of transformers that holds these heads; the first that fits.
@@ -132,7 +138,7 @@ def from_published_config(data: Mapping[str, Any]) -> dict[str, Any]:
         pad_token_id=(OFFSET - 1,),
         is_decoder=(False,),
         add_cross_attention=(False,),
-        tie_word_embeddings=(True,),
+        tie_word_embeddings=(True, False),
     )
     section = {"name": "roberta", **sizes(data, _FIELDS, _DEFAULTS)}
     return {**section, "max_positions": section["max_positions"] - OFFSET}

@@ -11,20 +11,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from lmtool.models import bert
+from lmtool.models.base import new
 from lmtool.models.bert import ARCHITECTURES as ARCHITECTURES
 from lmtool.models.bert import Bert
 from lmtool.models.bert import from_published as from_published
 from lmtool.models.bert import published_config as published_config
 from lmtool.models.bert import to_published as to_published
 from lmtool.models.encoder_configs import SpanbertConfig
-from lmtool.nn.initialization import materialize
 
 
 def build(config: SpanbertConfig, seed: int) -> Bert:
     """A new encoder on the default device."""
-    model = materialize(lambda: Bert(config))
-    model.initialize(model, seed, "backbone.")
-    return model
+    return new(Bert, config, seed)
 
 
 def from_published_config(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -40,18 +40,19 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lmtool.models.base import VocabularyHead, positions_of
-from lmtool.models.encoder_decoder import DecoderStack, EncoderDecoder, Stack
+from lmtool.models.base import VocabularyHead, new, positions_of
+from lmtool.models.encoder_decoder import DecoderStack, EncoderDecoder
 from lmtool.models.encoder_decoder_configs import T5Config
-from lmtool.models.keymap import KeyMap
+from lmtool.models.keymap import EMPTY, KeyMap, Tied
 from lmtool.models.published import expect, require_positions, sizes
 from lmtool.nn.attention import SelfAttention
 from lmtool.nn.blocks import PreNormLayer
 from lmtool.nn.cross_attention import CrossAttention
 from lmtool.nn.decoder_blocks import PreNormCrossLayer
-from lmtool.nn.embeddings import Embeddings, Places
+from lmtool.nn.embeddings import Embeddings, StackInput
 from lmtool.nn.feedforward import FeedForward, GatedFeedForward
-from lmtool.nn.initialization import Draw, initialize_each, materialize, normal
+from lmtool.nn.initialization import Draw, initialize_each, normal
+from lmtool.nn.stack import Stack
 
 
 class T5(EncoderDecoder):
@@ -60,36 +61,35 @@ class T5(EncoderDecoder):
     config: T5Config
 
     def __init__(self, config: T5Config):
-        super().__init__()
-        self.config = config
-        self.hidden_size = width = config.hidden_size
-        self.vocabulary_head = VocabularyHead(config.tied, width**-0.5 if config.tied else 1.0)
-        sizes = (width, config.num_heads, config.attention_dropout, config.head_size, False, 1.0)
+        width, feedforward = config.hidden_size, (config.hidden_size, config.feedforward_size)
+        attention = (width, config.num_heads, config.attention_dropout, config.head_size, False, 1.0)
 
         def norm() -> nn.Module:
             return nn.RMSNorm(width, config.norm_epsilon)
 
         def ffn() -> FeedForward:
-            made = (width, config.feedforward_size)
             if config.feedforward == "relu":
-                return FeedForward(*made, "relu", False, config.dropout)
-            return GatedFeedForward(*made, "gelu_tanh", False, config.dropout)
+                return FeedForward(*feedforward, "relu", False, config.dropout)
+            return GatedFeedForward(*feedforward, "gelu_tanh", False, config.dropout)
 
         encoder = [
-            PreNormLayer(SelfAttention(*sizes), ffn(), norm(), norm(), config.dropout) for _ in range(config.num_layers)
+            PreNormLayer(SelfAttention(*attention), ffn(), norm(), norm(), config.dropout)
+            for _ in range(config.num_layers)
         ]
         decoder = [
             PreNormCrossLayer(
-                SelfAttention(*sizes), CrossAttention(*sizes), ffn(), (norm(), norm(), norm()), config.dropout
+                SelfAttention(*attention), CrossAttention(*attention), ffn(), (norm(), norm(), norm()), config.dropout
             )
             for _ in range(config.layers_of_decoder)
         ]
-        positions = [positions_of(config, causal, head_size=config.head_size) for causal in (False, True)]
-        self.assemble(
+        positions = [positions_of(config, causal) for causal in (False, True)]
+        super().__init__(
+            config,
             Embeddings(config.vocab_size, width, positions[0], config.dropout),
-            Stack(encoder, norm(), config.dropout),
-            DecoderStack(decoder, Places(positions[1], config.dropout), norm(), config.dropout),
+            Stack(encoder, final_norm=norm(), dropout=config.dropout),
+            DecoderStack(decoder, StackInput(positions[1], config.dropout), norm(), config.dropout),
         )
+        self.vocabulary_head = VocabularyHead(config.tied, width**-0.5 if config.tied else 1.0)
 
     def initialize(self, module: nn.Module, seed: int, prefix: str) -> None:
         """As published (Mesh TensorFlow): a map by 1/sqrt(inputs), queries divided by sqrt(head_size) besides, which
@@ -107,13 +107,16 @@ class T5(EncoderDecoder):
 
 def build(config: T5Config, seed: int) -> T5:
     """A new encoder-decoder on the default device."""
-    model = materialize(lambda: T5(config))
-    model.initialize(model, seed, "backbone.")
-    return model
+    return new(T5, config, seed)
+
+
+# A classifier's; the rest of its tensors stands under `transformer.`
+_HEAD, _INSIDE = "classification_head", "transformer."
 
 
 def _pairs() -> tuple[tuple[str, str], ...]:
     pairs = [("backbone.embed.token", "shared"), ("heads.lm.output", "lm_head")]
+    pairs += [("heads.pooler.dense", f"{_HEAD}.dense"), ("heads.classifier.output", f"{_HEAD}.out_proj")]
     projections = (("q_proj", "q"), ("k_proj", "k"), ("v_proj", "v"), ("out_proj", "o"))
     # Our sublayers with their norms, and theirs: `layer.N` holds the sublayer and its norm.
     stacks = {
@@ -138,36 +141,47 @@ def _pairs() -> tuple[tuple[str, str], ...]:
 
 
 KEYS = KeyMap(_pairs())
-# Copies of the shared table, and a table that old files carry and no model reads.
-_DERIVED = (
-    "encoder.embed_tokens.weight",
-    "decoder.embed_tokens.weight",
-    "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",
-)
+_TIED = Tied("shared.weight", "lm_head.weight", tables=("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"))
+# A table that old files carry and no model reads.
+_UNREAD = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
 
 
 def to_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Our checkpoint's tensors under the names of a Hugging Face T5ForConditionalGeneration. Tied copies are not
-    written; a head of its own (1.1) is."""
+    """Our checkpoint's tensors under the names of a Hugging Face T5ForConditionalGeneration, or of its classifier. Tied
+    copies are not written; a head of its own (1.1) is."""
     published = {KEYS.to_published(name) or name: tensor for name, tensor in tensors.items()}
     gated = any(".wi_0." in name for name in published)
-    return {name.replace(".wi.", ".wi_1.") if gated else name: one for name, one in published.items()}
+    published = {name.replace(".wi.", ".wi_1.") if gated else name: one for name, one in published.items()}
+    if f"{_HEAD}.out_proj.weight" in published:
+        inside = ("shared.", "encoder.", "decoder.")
+        return {_INSIDE + name if name.startswith(inside) else name: one for name, one in published.items()}
+    return published
 
 
-def from_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The reverse. A head that only repeats the shared table is dropped, except beside a gated feed-forward part,
-    where it is the published one's own (1.1)."""
-    gated = any(".wi_0." in name for name in tensors)
-    renamed: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        copied = name == "lm_head.weight" and not gated and tensor.equal(tensors["shared.weight"])
-        if name not in _DERIVED and not copied:
-            renamed[KEYS.from_published(name.replace(".wi_1.", ".wi.")) or name] = tensor
-    return renamed
+def from_published(tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
+    """The reverse. A head that only repeats the shared table is dropped; version 1.1 has its own, which starts as the
+    shared table where the file has none, as transformers reads such a file."""
+    tensors = {name.removeprefix(_INSIDE): tensor for name, tensor in tensors.items()}
+    kept = _TIED.resolve(tensors, EMPTY)
+    classifies = f"{_HEAD}.out_proj.weight" in kept
+    # What config.json says of tying, transformers takes for scaling.
+    if not _scales(config) and _TIED.token in kept and not classifies:
+        kept.setdefault(_TIED.output, kept[_TIED.token].clone())
+    kept.pop(_UNREAD, None)
+    return {KEYS.from_published(name.replace(".wi_1.", ".wi.")) or name: tensor for name, tensor in kept.items()}
 
 
-# The class of transformers that holds these heads.
-ARCHITECTURES = (((), "T5ForConditionalGeneration"),)
+def _scales(config: Mapping[str, Any]) -> bool:
+    """Whether hidden states are scaled before they meet the table (1.0)."""
+    said_by_tying = config.get("tie_word_embeddings") is not False
+    return bool(config["scale_decoder_outputs"]) if "scale_decoder_outputs" in config else said_by_tying
+
+
+# The class of transformers that holds these heads; the first that fits.
+ARCHITECTURES = (
+    (("pooler", "classifier"), "T5ForSequenceClassification"),
+    ((), "T5ForConditionalGeneration"),
+)
 _FIELDS = {
     "vocab_size": "vocab_size",
     "num_layers": "num_layers",
@@ -207,10 +221,9 @@ def published_config(config: T5Config) -> dict[str, Any]:
 
 def from_published_config(data: Mapping[str, Any]) -> dict[str, Any]:
     """The model section of a config.json. UserError where it is a variant that this family does not compute."""
-    # The other keys repeat feed_forward_proj, or say what tie_word_embeddings says.
+    # The other keys repeat feed_forward_proj.
     expect(data, "t5", feed_forward_proj=("relu", "gated-gelu"), is_decoder=(False,))
     gated = data.get("feed_forward_proj", "relu") == "gated-gelu"
-    tied = data.get("tie_word_embeddings") is not False and data.get("scale_decoder_outputs") is not False
     expect(
         data,
         "t5",
@@ -225,5 +238,5 @@ def from_published_config(data: Mapping[str, Any]) -> dict[str, Any]:
         "attention_dropout": section["dropout"],
         "positions": {"name": "t5", **buckets},
         "feedforward": "gated_gelu" if gated else "relu",
-        "tied": tied,
+        "tied": _scales(data),
     }

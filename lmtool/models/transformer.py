@@ -39,29 +39,29 @@ import torch
 from torch import Tensor, nn
 
 from lmtool.errors import UserError
-from lmtool.models.bart import DERIVED, from_published_sizes, post_norm_pairs, published_sizes
-from lmtool.models.base import positions_of
-from lmtool.models.encoder_decoder import DecoderStack, EncoderDecoder, Stack, post_norm_layers
-from lmtool.models.encoder_decoder_configs import TransformerConfig
-from lmtool.models.keymap import KeyMap
+from lmtool.models.bart import TIED, from_published_sizes, post_norm_pairs, published_sizes
+from lmtool.models.base import new, positions_of
+from lmtool.models.encoder_decoder import DecoderStack, EncoderDecoder, post_norm_layers
+from lmtool.models.encoder_decoder_configs import Transformer2017Config
+from lmtool.models.keymap import EMPTY, KeyMap
 from lmtool.models.published import expect, require_positions
-from lmtool.nn.embeddings import Embeddings, Places
-from lmtool.nn.initialization import Draw, initialize_each, materialize, normal
+from lmtool.nn.embeddings import Embeddings, StackInput
+from lmtool.nn.initialization import Draw, initialize_each, normal
+from lmtool.nn.stack import Stack
 
 
 class Transformer(EncoderDecoder):
     """Both stacks over one token table, which is the head's too (section 3.4)."""
 
-    def __init__(self, config: TransformerConfig):
-        super().__init__()
-        self.config = config
-        self.hidden_size = width = config.hidden_size
+    def __init__(self, config: Transformer2017Config):
+        width = config.hidden_size
         positions = [positions_of(config, causal) for causal in (False, True)]
         encoder, decoder = post_norm_layers(config, "relu", config.activation_dropout)
-        self.assemble(
+        super().__init__(
+            config,
             Embeddings(config.vocab_size, width, positions[0], config.dropout, scale=math.sqrt(width)),
             Stack(encoder),
-            DecoderStack(decoder, Places(positions[1], config.dropout)),
+            DecoderStack(decoder, StackInput(positions[1], config.dropout)),
         )
 
     def initialize(self, module: nn.Module, seed: int, prefix: str) -> None:
@@ -77,16 +77,13 @@ class Transformer(EncoderDecoder):
         initialize_each(module, seed, draw_of, prefix)
 
 
-def build(config: TransformerConfig, seed: int) -> Transformer:
+def build(config: Transformer2017Config, seed: int) -> Transformer:
     """A new encoder-decoder on the default device."""
-    model = materialize(lambda: Transformer(config))
-    model.initialize(model, seed, "backbone.")
-    return model
+    return new(Transformer, config, seed)
 
 
-KEYS = KeyMap(tuple(pair for pair in post_norm_pairs() if not pair[0].startswith("heads.")))
-# Tables of constants, and copies of the shared table.
-_DERIVED = (*DERIVED, "model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight")
+KEYS = KeyMap(tuple(pair for pair in post_norm_pairs() if pair[0] != "heads.lm.bias"))
+_CONSTANT = ("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight")
 _READ_BY_LAYERS = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "fc_in.weight")
 _WRITTEN_BY_LAYERS = ("out_proj.weight", "out_proj.bias", "fc_out.weight", "fc_out.bias")
 
@@ -102,17 +99,17 @@ def to_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return published
 
 
-def from_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def from_published(tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
     """The reverse. UserError for a Marian model that adds constants to its logits, which this family has not."""
     renamed: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
+    for name, tensor in TIED.resolve(tensors, config).items():
         if name == "final_logits_bias":
             if tensor.any():
                 raise UserError(
                     "the checkpoint adds constants to its logits (final_logits_bias); model=transformer has none",
                     "give a checkpoint without them",
                 )
-        elif name not in _DERIVED:
+        elif name not in _CONSTANT:
             ours = KEYS.from_published(name) or name
             renamed[ours] = _reordered(ours, tensor, False)
     return renamed
@@ -120,9 +117,7 @@ def from_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _reordered(name: str, tensor: Tensor, to_theirs: bool) -> Tensor:
     """A tensor of ours with the channels of the hidden states in the other order. name: ours."""
-    if not name.startswith("backbone."):
-        return tensor
-    if name.endswith(_READ_BY_LAYERS) or name == "backbone.embed.token.weight":
+    if name.endswith(_READ_BY_LAYERS) or name in ("backbone.embed.token.weight", "heads.lm.output.weight"):
         return tensor.index_select(1, _channels(tensor.shape[1], to_theirs))
     if name.endswith(_WRITTEN_BY_LAYERS) or ".norm" in name:
         return tensor.index_select(0, _channels(tensor.shape[0], to_theirs))
@@ -147,7 +142,7 @@ _DEFAULTS = {
 _BASE = 10000.0
 
 
-def published_config(config: TransformerConfig) -> dict[str, Any]:
+def published_config(config: Transformer2017Config) -> dict[str, Any]:
     """Our configuration as the config.json of a Hugging Face Marian model. UserError where it has no place in one."""
     require_positions(config, "sinusoidal", "Marian")
     base = getattr(config.positions, "base", _BASE)
@@ -189,7 +184,7 @@ def from_published_config(data: Mapping[str, Any]) -> dict[str, Any]:
         add_final_layer_norm=(False,),
         static_position_embeddings=(True,),
         add_bias_logits=(False,),
-        tie_word_embeddings=(True,),
+        tie_word_embeddings=(True, False),
         decoder_vocab_size=(data.get("vocab_size", _DEFAULTS["vocab_size"]),),
     )
     section = from_published_sizes(data, "transformer", _DEFAULTS)

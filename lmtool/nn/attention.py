@@ -2,27 +2,27 @@
 
 `attend` chooses the path: a variable-length kernel on CUDA where one serves, else tiles of documents of about equal
 length. `reference_attention` is the plain loop that says what all must give; tests hold them equal.
-On a CPU scores are computed in fp32 also under bf16 autocast: bf16 attention takes 1.4 to 2.0 times as long there.
 
-Shape letters: T query tokens, S key tokens, A heads, D width of a head, H = A*D, R rows of a tile, L queries and K
-keys of a row, P places in all tiles.
+Shape letters: T query tokens, S key tokens, M tokens that are read, A heads, D width of a head, H = A*D hidden width,
+L queries and K keys of a document.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from typing import Any, TypeGuard
+from typing import ClassVar, TypeGuard
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmtool.nn.cache import LayerCache
+from lmtool.nn.context import AttentionKind, Context
 from lmtool.nn.dropout import DeviceDraws, Draws, Dropout, TokenDraws
 from lmtool.nn.kernels import flash_attention, jagged_attention, kernel_for, serves
-from lmtool.nn.layout import Layout, Places, Tile
+from lmtool.nn.layout import Layout
 from lmtool.nn.positions import Position
+from lmtool.nn.tiled import attention_weights, tiled_attention
 
 
 def attend(
@@ -50,7 +50,7 @@ def attend(
             return flash_attention(q_TAD, k_SAD, v_SAD, layout, scale)
         if kernel == "jagged" and serves(kernel, layout):
             return jagged_attention(q_TAD, k_SAD, v_SAD, layout, scale, rate)
-    return _tiled_attention(q_TAD, k_SAD, v_SAD, layout, bias, scale, rate, draws)
+    return tiled_attention(q_TAD, k_SAD, v_SAD, layout, bias, scale, rate, draws)
 
 
 def reference_attention(
@@ -88,123 +88,6 @@ def reference_attention(
             out_ALD = out_ALD + bias.value(weights_ALK[None], query_positions, key_positions)[0]
         out_TAD[query_at : query_at + queries] = out_ALD.transpose(0, 1)
     return out_TAD
-
-
-def _tiled_attention(
-    q_TAD: Tensor,
-    k_SAD: Tensor,
-    v_SAD: Tensor,
-    layout: Layout,
-    bias: Position | None,
-    scale: float | None,
-    rate: float,
-    draws: Draws | None,
-) -> Tensor:
-    device, dtype = q_TAD.device, q_TAD.dtype
-    with torch.autocast(device.type, enabled=False):
-        if device.type == "cpu" and dtype in (torch.bfloat16, torch.float16):
-            q_TAD, k_SAD, v_SAD = q_TAD.float(), k_SAD.float(), v_SAD.float()
-        query_shapes = [tile.query_RL.shape for tile in layout.tiles]
-        key_shapes = [tile.key_RK.shape for tile in layout.tiles]
-        queries = _rows(q_TAD, layout.query_places, query_shapes)
-        keys = _rows(k_SAD, layout.key_places, key_shapes)
-        values = _rows(v_SAD, layout.key_places, key_shapes)
-        outs = [
-            _tile_attention(q, k, v, tile, bias, scale, rate, draws).transpose(1, 2).flatten(0, 1)
-            for tile, q, k, v in zip(layout.tiles, queries, keys, values, strict=True)
-        ]
-        out_PAD = q_TAD.new_zeros(0, *q_TAD.shape[1:]) if not outs else torch.cat(outs) if len(outs) > 1 else outs[0]
-        if not layout.query_places.identity or len(out_PAD) != len(q_TAD):
-            out_PAD = _Scatter.apply(out_PAD, layout.query_places, q_TAD.shape[0])
-        return out_PAD.to(dtype)
-
-
-def _rows(x_TAD: Tensor, places: Places, shapes: list[torch.Size]) -> list[Tensor]:
-    """The tokens as rows: one (R, A, L, D) a tile."""
-    if not places.identity:
-        x_PAD = _Gather.apply(x_TAD, places)
-    else:
-        # A cache buffer of one document may be longer.
-        x_PAD = x_TAD if len(x_TAD) == len(places.into_P) else x_TAD[: len(places.into_P)]
-    parts = x_PAD.split([shape.numel() for shape in shapes])
-    return [part.unflatten(0, shape).transpose(1, 2) for part, shape in zip(parts, shapes, strict=True)]
-
-
-def _tile_attention(
-    q_RALD: Tensor,
-    k_RAKD: Tensor,
-    v_RAKD: Tensor,
-    tile: Tile,
-    bias: Position | None,
-    scale: float | None,
-    rate: float,
-    draws: Draws | None,
-) -> Tensor:
-    """One tile, (R, A, L, D): torch's fused kernel, but where the weights themselves are needed: for keyed dropout,
-    and for positions that weigh vectors of their own."""
-    keyed = draws if rate > 0.0 and isinstance(draws, TokenDraws) else None
-    weighs = bias is not None and bias.weighs
-    if bias is None and keyed is None:
-        allow = None if tile.causal else tile.allow
-        return F.scaled_dot_product_attention(q_RALD, k_RAKD, v_RAKD, allow, rate, tile.causal, scale=scale)
-    q_RALD = q_RALD * (1 / math.sqrt(q_RALD.shape[-1]) if scale is None else scale)
-    added = None
-    if bias is not None:
-        added = bias.score(q_RALD, k_RAKD, tile.query_positions_RL, tile.key_positions_RK)
-        if tile.barrier is not None:
-            added = added + tile.barrier.to(added.dtype)
-    if keyed is None and not weighs:
-        return F.scaled_dot_product_attention(q_RALD, k_RAKD, v_RAKD, added, rate, scale=1.0)
-    scores_RALK = q_RALD @ k_RAKD.transpose(-1, -2)
-    if added is not None:
-        scores_RALK = scores_RALK + added
-    elif tile.barrier is not None:
-        # In place: the product's backward does not read it.
-        scores_RALK = scores_RALK.add_(tile.barrier)
-    weights_RALK = scores_RALK.softmax(-1)
-    if keyed is not None:
-        weights_RALK = keyed.drop_weights(weights_RALK, tile.query_RL, rate)
-    elif rate:
-        weights_RALK = F.dropout(weights_RALK, rate)
-    out_RALD = weights_RALK @ v_RAKD
-    if bias is not None and weighs:
-        out_RALD = out_RALD + bias.value(weights_RALK, tile.query_positions_RL, tile.key_positions_RK)
-    return out_RALD
-
-
-class _Gather(torch.autograd.Function):
-    """x_T[into_P]. A token has at most one real place and padding gets no gradient, so the backward is a gather too,
-    not a scatter-add."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, places: Places) -> Tensor:
-        ctx.places, ctx.tokens = places, x.shape[0]
-        return x.index_select(0, places.into_P)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _to_tokens(gradients[0], ctx.places, ctx.tokens), None
-
-
-class _Scatter(torch.autograd.Function):
-    """The places' values back at their tokens; tokens without a place get zero, padding no gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, y: Tensor, places: Places, tokens: int) -> Tensor:
-        ctx.places = places
-        return _to_tokens(y, places, tokens)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        (gradient,) = gradients
-        return gradient.index_select(0, ctx.places.into_P).index_fill_(0, ctx.places.padding, 0.0), None, None
-
-
-def _to_tokens(y: Tensor, places: Places, tokens: int) -> Tensor:
-    if places.complete and tokens == len(places.tokens_M):
-        return y.index_select(0, places.real_M)
-    real = y.index_select(0, places.real_M)
-    return y.new_zeros((tokens, *y.shape[1:])).index_copy_(0, places.tokens_M, real)
 
 
 def only(x_TH: Tensor, read_M: Tensor | None) -> Tensor:
@@ -256,9 +139,30 @@ class MultiHead(nn.Module):
         self.v_proj = nn.Linear(hidden_size, width, bias)
         self.out_proj = nn.Linear(width, hidden_size, bias)
 
+    kind: ClassVar[AttentionKind]
+    """The name it goes by in a layer."""
+
     def heads(self, x_TW: Tensor) -> Tensor:
         """(T, A*D) to (T, A, D)."""
         return x_TW.unflatten(-1, (self.num_heads, -1))
+
+    def attended(
+        self,
+        q_TAD: Tensor,
+        k_SAD: Tensor,
+        v_SAD: Tensor,
+        layout: Layout,
+        bias: Position | None,
+        context: Context,
+        read_M: Tensor | None,
+    ) -> Tensor:
+        """(T, H), or (M, H) of `read_M`: attention and the last map. The weights go to whoever asks for them."""
+        take_weights = context.wanted(self.kind)
+        if take_weights is not None:
+            take_weights(attention_weights(q_TAD, k_SAD, layout, bias, self.scale))
+        draws = self.dropout.draws(context.draws)
+        out_TAD = attend(q_TAD, k_SAD, v_SAD, layout, bias, self.scale, self.dropout.rate, draws)
+        return self.out_proj(only(out_TAD.flatten(-2), read_M))
 
 
 _WORDS = {"flash": "variable-length flash", "jagged": "flash of jagged tensors, which has dropout"}
@@ -294,25 +198,16 @@ def attention_path(
 class SelfAttention(MultiHead):
     """Multi-head attention of a text to itself."""
 
-    def forward(
-        self,
-        x_TH: Tensor,
-        layout: Layout,
-        draws: Draws | None = None,
-        position: Position | None = None,
-        cache: LayerCache | None = None,
-        read_M: Tensor | None = None,
-    ) -> Tensor:
-        """(T, H) to (T, H). position: rotates queries and keys or adds to the scores, where its kind does so. cache:
-        keys and values of earlier tokens; the layout is then the cache's. read_M: flat indices of the tokens whose
-        result is wanted, (M, H) then."""
+    kind = "self_attn"
+
+    def forward(self, x_TH: Tensor, context: Context, read_M: Tensor | None = None) -> Tensor:
+        """(T, H) to (T, H). read_M: flat indices of the tokens whose result is wanted, (M, H) then."""
         projected = project(x_TH, self.q_proj, self.k_proj, self.v_proj)
-        q_TAD, k_TAD, v_TAD = (self.heads(one) for one in projected)
-        if position is not None and position.rotates:
-            q_TAD, k_TAD = position.rotate(q_TAD, k_TAD, layout.query_positions, layout.query_positions)
-        bias = position if position is not None and position.scores else None
-        if cache is not None:
-            k_TAD, v_TAD = cache.append(k_TAD, v_TAD)
-        own = self.dropout.draws(draws)
-        out_TAD = attend(q_TAD, k_TAD, v_TAD, layout, bias, self.scale, self.dropout.rate, own)
-        return self.out_proj(only(out_TAD.flatten(-2), read_M))
+        q_TAD, k_TAD, v_TAD = (self.heads(x_TW) for x_TW in projected)
+        position = context.position
+        if position.rotates:
+            q_TAD, k_TAD = position.rotate(q_TAD, k_TAD, context.positions_T, context.positions_T)
+        if context.cache is not None:
+            k_TAD, v_TAD = context.cache.append(k_TAD, v_TAD)
+        bias = position if position.scores else None
+        return self.attended(q_TAD, k_TAD, v_TAD, context.layout, bias, context, read_M)

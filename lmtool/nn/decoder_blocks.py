@@ -1,8 +1,7 @@
 """One layer of a decoder that reads an encoder: self-attention, cross-attention, feed-forward; its norms behind the
 sublayers or before them.
 
-With `read_M`, the flat indices of the tokens whose result is wanted, what comes behind the cross-attention is done for
-those alone, as in `blocks`.
+Where a context reads some tokens alone, what comes behind the cross-attention is done for those alone, as in `blocks`.
 
 Shape letters: T tokens of the decoder, M of them that are read, H hidden width.
 """
@@ -12,12 +11,10 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from lmtool.nn.attention import SelfAttention, only
-from lmtool.nn.cache import LayerCache
-from lmtool.nn.cross_attention import CrossAttention, EncoderState
-from lmtool.nn.dropout import Draws, Dropout, draws_of
+from lmtool.nn.context import Context
+from lmtool.nn.cross_attention import CrossAttention
+from lmtool.nn.dropout import Dropout
 from lmtool.nn.feedforward import FeedForward
-from lmtool.nn.layout import Layout
-from lmtool.nn.positions import Position
 
 
 class _CrossLayer(nn.Module):
@@ -46,21 +43,11 @@ class _CrossLayer(nn.Module):
 class PostNormCrossLayer(_CrossLayer):
     """Sublayer, add, normalise (Vaswani et al. 2017; BART)."""
 
-    def forward(
-        self,
-        x_TH: Tensor,
-        layout: Layout,
-        state: EncoderState,
-        cross_layout: Layout,
-        draws: Draws | None = None,
-        position: Position | None = None,
-        cache: LayerCache | None = None,
-        read_M: Tensor | None = None,
-    ) -> Tensor:
-        """(T, H) to (T, H), or with `read_M` to (M, H). layout, position, cache: of the self-attention."""
-        x_TH = self.norm1(x_TH + self.dropout1(self.self_attn(x_TH, layout, draws, position, cache), draws))
-        attended = self.cross_attn(x_TH, state, cross_layout, draws, read_M)
-        x_TH, draws = only(x_TH, read_M), draws_of(draws, read_M)
+    def forward(self, x_TH: Tensor, context: Context) -> Tensor:
+        """(T, H) to (T, H), or (M, H) of the tokens that the context reads."""
+        x_TH = self.norm1(x_TH + self.dropout1(self.self_attn(x_TH, context), context.draws))
+        attended = self.cross_attn(x_TH, context, context.read_M)
+        x_TH, draws = only(x_TH, context.read_M), context.read_draws
         x_TH = self.norm2(x_TH + self.dropout2(attended, draws))
         return self.norm3(x_TH + self.dropout3(self.ffn(x_TH, draws), draws))
 
@@ -68,20 +55,10 @@ class PostNormCrossLayer(_CrossLayer):
 class PreNormCrossLayer(_CrossLayer):
     """Normalise, sublayer, add (T5)."""
 
-    def forward(
-        self,
-        x_TH: Tensor,
-        layout: Layout,
-        state: EncoderState,
-        cross_layout: Layout,
-        draws: Draws | None = None,
-        position: Position | None = None,
-        cache: LayerCache | None = None,
-        read_M: Tensor | None = None,
-    ) -> Tensor:
-        """(T, H) to (T, H), or with `read_M` to (M, H). layout, position, cache: of the self-attention."""
-        x_TH = x_TH + self.dropout1(self.self_attn(self.norm1(x_TH), layout, draws, position, cache), draws)
-        attended = self.cross_attn(self.norm2(x_TH), state, cross_layout, draws, read_M)
-        x_TH, draws = only(x_TH, read_M), draws_of(draws, read_M)
+    def forward(self, x_TH: Tensor, context: Context) -> Tensor:
+        """(T, H) to (T, H), or (M, H) of the tokens that the context reads."""
+        x_TH = x_TH + self.dropout1(self.self_attn(self.norm1(x_TH), context), context.draws)
+        attended = self.cross_attn(self.norm2(x_TH), context, context.read_M)
+        x_TH, draws = only(x_TH, context.read_M), context.read_draws
         x_TH = x_TH + self.dropout2(attended, draws)
         return x_TH + self.dropout3(self.ffn(self.norm3(x_TH), draws), draws)

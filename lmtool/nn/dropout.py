@@ -127,6 +127,10 @@ class Draws(Protocol):
     def for_outputs(self) -> Draws:
         """The draws of the tokens that the decoder of an encoder-decoder reads."""
 
+    def inserted(self, source_S: Tensor, number_S: Tensor) -> Draws:
+        """The draws of the tokens with virtual ones among them: the token that stands at each place or beside it, and
+        the number of the virtual one there (0: none)."""
+
 
 def draws_of(draws: Draws | None, read_M: Tensor | None) -> Draws | None:
     """The draws of the tokens that are read further on; all of them where None."""
@@ -170,6 +174,10 @@ class TokenDraws:
             raise ValueError("these draws were made without the keys of the outputs")
         return TokenDraws(self._output_keys_T, place=self._place)
 
+    def inserted(self, source_S: Tensor, number_S: Tensor) -> TokenDraws:
+        keys_S = self.keys_T[source_S]
+        return TokenDraws(torch.where(number_S > 0, mix(keys_S + number_S * _GOLDEN), keys_S), place=self._place)
+
 
 class DeviceDraws:
     """Torch's own dropout from the default generator of a device, seeded anew at each place."""
@@ -192,6 +200,9 @@ class DeviceDraws:
         return self
 
     def for_outputs(self) -> DeviceDraws:
+        return self
+
+    def inserted(self, source_S: Tensor, number_S: Tensor) -> DeviceDraws:
         return self
 
 

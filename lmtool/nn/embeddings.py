@@ -1,6 +1,6 @@
 """Tokens to vectors, in two calls: `tokens` looks them up, `finish` adds what depends on the place.
 
-Between the two, soft prompts are inserted. Shape letters: T tokens, H hidden width, V rows of the token table.
+Between the two, virtual tokens are inserted. Shape letters: T tokens, H hidden width, V rows of the token table.
 """
 
 from __future__ import annotations
@@ -9,16 +9,19 @@ from torch import Tensor, nn
 
 from lmtool.nn.dropout import Draws, Dropout
 from lmtool.nn.positions import Position
+from lmtool.nn.virtual import VirtualTokens
 from lmtool.types import Packed
 
 
-class Places(nn.Module):
+class StackInput(nn.Module):
     """What a stack adds to its token vectors: positions, and where a family has them segments and a norm; then
     dropout.
 
     segment: the table, None for none; the ids are the column "segment", 0 where a batch has none. norm: applied to
-    the sum.
+    the sum. virtual: learned vectors among those of the tokens, for who tunes a model by them; no family has any.
     """
+
+    virtual: VirtualTokens | None
 
     def __init__(
         self,
@@ -32,14 +35,16 @@ class Places(nn.Module):
         self.segment = segment
         self.norm = norm
         self.dropout = Dropout(dropout)
+        self.virtual = None
 
-    def finish(
-        self, vectors_TH: Tensor, packed: Packed, draws: Draws | None = None, positions_T: Tensor | None = None
-    ) -> Tensor:
-        """Positions, segments, norm and dropout. positions_T: where the tokens stand when not from 0 on (a cache)."""
-        if positions_T is None:
-            self.position.check(max(packed.lengths, default=0))
-        x_TH = self.position.embed(vectors_TH, packed.positions if positions_T is None else positions_T)
+    @property
+    def virtual_count(self) -> int:
+        """Virtual tokens of a text."""
+        return 0 if self.virtual is None else len(self.virtual)
+
+    def finish(self, vectors_TH: Tensor, packed: Packed, positions_T: Tensor, draws: Draws | None = None) -> Tensor:
+        """Positions, segments, norm and dropout. positions_T: where the tokens stand in their documents."""
+        x_TH = self.position.embed(vectors_TH, positions_T)
         if self.segment is not None:
             ids_T = packed.columns.get("segment")
             x_TH = x_TH + (self.segment.weight[0] if ids_T is None else self.segment(ids_T))
@@ -48,7 +53,7 @@ class Places(nn.Module):
         return self.dropout(x_TH, draws)
 
 
-class Embeddings(Places):
+class Embeddings(StackInput):
     """Token vectors, and what a stack adds to them.
 
     token: (V, E). segments: rows of the segment table, 0 for none. scale: of the token vectors. project: maps what
@@ -77,9 +82,7 @@ class Embeddings(Places):
         vectors_TH = self.token(ids_T)
         return vectors_TH if self.scale == 1.0 else vectors_TH * self.scale
 
-    def finish(
-        self, vectors_TH: Tensor, packed: Packed, draws: Draws | None = None, positions_T: Tensor | None = None
-    ) -> Tensor:
-        """(T, E) token vectors to the (T, H) a stack reads. positions_T: see `Places.finish`."""
-        x_TH = super().finish(vectors_TH, packed, draws, positions_T)
+    def finish(self, vectors_TH: Tensor, packed: Packed, positions_T: Tensor, draws: Draws | None = None) -> Tensor:
+        """(T, E) token vectors to the (T, H) a stack reads."""
+        x_TH = super().finish(vectors_TH, packed, positions_T, draws)
         return x_TH if self.project is None else self.project(x_TH)

@@ -170,7 +170,7 @@ class Layout:
     @cached_property
     def tiles(self) -> tuple[Tile, ...]:
         """The plan: every document is one row of one tile."""
-        parts = zip(self._classes, self._query_rows, self._key_rows, strict=True)
+        parts = zip(self.classes, self._query_rows, self._key_rows, strict=True)
         return tuple(self._tile(*part) for part in parts)
 
     @cached_property
@@ -189,9 +189,9 @@ class Layout:
         return send(torch.arange(len(firsts)) - firsts, self.device)
 
     @cached_property
-    def _classes(self) -> tuple[list[int], ...]:
-        """The documents that attend, by the classes of their lengths. Those without queries or keys are in none:
-        their outputs are zero."""
+    def classes(self) -> tuple[list[int], ...]:
+        """The documents that attend, by the classes of their lengths: the rows of a tile. Those without queries or
+        keys are in none: their outputs are zero."""
         classes: dict[tuple[int, int], list[int]] = defaultdict(list)
         for number, (queries, keys) in enumerate(zip(self.query.lengths, self.key.lengths, strict=True)):
             if queries and keys:
@@ -200,13 +200,13 @@ class Layout:
 
     @cached_property
     def _query_rows(self) -> tuple[_Rows, ...]:
-        return tuple(_rows(self.query, numbers) for numbers in self._classes)
+        return tuple(_rows(self.query, numbers) for numbers in self.classes)
 
     @cached_property
     def _key_rows(self) -> tuple[_Rows, ...]:
         if self.key is self.query:
             return self._query_rows
-        return tuple(_rows(self.key, numbers) for numbers in self._classes)
+        return tuple(_rows(self.key, numbers) for numbers in self.classes)
 
     def _tile(self, numbers: list[int], queries: _Rows, keys: _Rows) -> Tile:
         starts_R = torch.tensor([self.query_start[number] for number in numbers])

@@ -57,8 +57,8 @@ class Position(nn.Module):
     weighs: ClassVar[bool] = False
     """Whether `value` adds to the attention's result; it needs the weights, which no fused kernel gives."""
 
-    def check(self, longest: int) -> None:
-        """Refuse documents longer than the kind can number. longest: tokens."""
+    def check(self, longest: int, virtual: int = 0) -> None:
+        """Refuse documents longer than the kind can number. longest: tokens, of which some are virtual."""
 
     def embed(self, x_TH: Tensor, positions_T: Tensor) -> Tensor:
         """Add to the token vectors (learned, sinusoidal)."""
@@ -89,11 +89,13 @@ class Learned(Position):
         table = nn.Embedding(offset + max_positions, hidden_size)
         self.weight = table.weight
 
-    def check(self, longest: int) -> None:
+    def check(self, longest: int, virtual: int = 0) -> None:
         if longest > self.max_positions:
+            among = f", {virtual} of them virtual" if virtual else ""
             raise UserError(
-                f"model.max_positions={self.max_positions}, but a sequence has {longest} tokens",
-                f"set max_length={self.max_positions} or less, or model.max_positions={longest} for a new model",
+                f"model.max_positions={self.max_positions}, but a sequence has {longest} tokens{among}",
+                f"set max_length={self.max_positions - virtual} or less, or model.max_positions={longest} for a new "
+                "model",
             )
 
     def embed(self, x_TH: Tensor, positions_T: Tensor) -> Tensor:

@@ -7,24 +7,24 @@ Shape letters: T tokens, M places that predict, H hidden width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from typing import ClassVar, Protocol, cast
 
 import torch
 
 from lmtool.data.plan import Examples
-from lmtool.data.store import TokenStore
+from lmtool.data.split import Rows, SplitData
 from lmtool.generation.sampling import generate
-from lmtool.heads.learner import BaseLearner
 from lmtool.heads.lm import LMHead, lm_head
+from lmtool.learners.base import BaseLearner, Warn, silent
+from lmtool.learners.baseline import ConstantPredictor, token_counts
+from lmtool.learners.targets import labels_of, places_of
 from lmtool.models.base import Decoder
-from lmtool.objectives.baseline import ConstantPredictor, token_counts
 from lmtool.objectives.configs import NextTokenConfig
 from lmtool.objectives.examples import CausalWindows
-from lmtool.objectives.targets import labels_of, places_of
 from lmtool.objectives.windows import Stream
 from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.training.precision import Precision
 from lmtool.types import Batch, Scores, StepOutput
 
 # Tokens of a sample's prompt, and of what is added to it: a paragraph.
@@ -44,18 +44,16 @@ class CausalLanguageModel(BaseLearner):
     term: ClassVar[str] = "clm"
 
     def __init__(self, config: NextTokenConfig, backbone: Decoder, tokenizer: Tokenizer, seed: int):
-        super().__init__(backbone, seed)
-        self.config, self.tokenizer = config, tokenizer
+        super().__init__(config, backbone, tokenizer, seed)
         self.weights = {self.term: 1.0}
         self.add_head("lm", lm_head(backbone))
 
-    def examples(self, store: TokenStore, max_length: int, documents: str, split: str) -> TextWindows:
-        """What is learned of a store. documents: separate or joined (GPT-2's stream)."""
-        return CausalWindows(self.tokenizer, store, max_length, documents, split)
+    def examples(self, data: SplitData, max_length: int) -> TextWindows:
+        return CausalWindows(self.tokenizer, data.text, max_length, data.documents, data.split)
 
-    def baselines(self, store: TokenStore, examples: TextWindows) -> dict[str, ConstantPredictor]:
+    def predictors(self, train: SplitData, examples: TextWindows) -> dict[str, ConstantPredictor]:
         """Unigrams of the training store, the end of each document among them."""
-        counts = token_counts(store.tokens, self.tokenizer.vocab_size)
+        counts = token_counts(train.text.tokens, self.tokenizer.vocab_size)
         end = self.tokenizer.role("eos")
         counts[end] += len(examples.stream.offsets) - 1
         return {self.term: ConstantPredictor.of_counts("unigram", counts, self.tokenizer.special_ids - {end})}
@@ -82,24 +80,27 @@ class CausalLanguageModel(BaseLearner):
         return cast(LMHead, self.heads["lm"])
 
     @torch.no_grad()
-    def samples(self, batch: Batch, tokenizer: Tokenizer, n: int) -> list[dict[str, str]]:
+    def samples(self, batch: Batch, n: int) -> list[dict[str, str]]:
         """The first n documents of a batch as plain data: the `prompt`, their first tokens, and the `text` that the
         model goes on with (temperature 0.8, the best 40)."""
         samples = []
         for start, length in list(zip(batch.inputs.starts, batch.inputs.lengths, strict=True))[:n]:
             prompt = batch.inputs.tokens[start : start + min(length, _PROMPT)].tolist()
             new = generate(self.backbone, self._lm, prompt, _CONTINUATION, 0.8, 40, self.seed + start)
-            samples.append({"prompt": tokenizer.decode(prompt), "text": tokenizer.continuation(prompt, new)})
+            samples.append({"prompt": self.tokenizer.decode(prompt), "text": self.tokenizer.continuation(prompt, new)})
         return samples
 
-    def complete(
-        self, texts: Sequence[str], autocast: Callable[[], AbstractContextManager]
+    def respond(
+        self, rows: Rows, max_length: int, batch_tokens: int, precision: Precision, warn: Warn = silent
     ) -> Iterator[dict[str, str]]:
-        """Go on with texts: for each the `text` and its `continuation`, up to the end of the text, where the
+        """Complete texts: for each the `text` and its `continuation`, up to the end of the text, where the
         vocabulary has one (GPT's of 2018 has none), or 80 tokens."""
         ends = tuple(number for role, number in self.tokenizer.roles.items() if role == "eos")
-        for text in texts:
+        for text in rows.columns["text"]:
             prompt = self.tokenizer.encode(text).tolist() or [self.tokenizer.role("eos")]
-            with autocast():
+            with precision.autocast():
                 new = generate(self.backbone, self._lm, prompt, _CONTINUATION, 0.8, 40, self.seed, ends)
             yield {"text": text, "continuation": self.tokenizer.continuation(prompt, new)}
+
+    def line(self, record: dict[str, str]) -> str:
+        return record["text"] + record["continuation"]

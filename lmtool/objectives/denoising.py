@@ -11,6 +11,7 @@ import numpy as np
 
 from lmtool.data.assembly import assemble, ragged_ranges
 from lmtool.data.plan import Plan
+from lmtool.data.split import SplitData
 from lmtool.data.store import TokenStore
 from lmtool.objectives.configs import DenoisingConfig
 from lmtool.objectives.examples import plan_facts, room_for, some
@@ -104,6 +105,8 @@ class Denoising(SequenceToSequence):
 
     config: DenoisingConfig
 
-    def examples(self, store: TokenStore, max_length: int, documents: str, split: str) -> NoisyWindows:
-        """What is learned of a store; neither side is longer than max_length."""
-        return NoisyWindows(self.config, self.tokenizer, self.sides(), store, max_length, documents, split, self.seed)
+    def examples(self, data: SplitData, max_length: int) -> NoisyWindows:
+        """Neither side is longer than max_length."""
+        return NoisyWindows(
+            self.config, self.tokenizer, self.sides(), data.text, max_length, data.documents, data.split, self.seed
+        )

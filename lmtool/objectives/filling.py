@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lmtool.data.formats import text_format
-from lmtool.errors import UserError
+from lmtool.errors import NotFinite, UserError
 from lmtool.models.base import Backbone
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Packed
@@ -53,6 +53,14 @@ def masked_samples(
     return samples
 
 
+def filled_line(record: dict[str, Any]) -> str:
+    """What `fill_masks` gives, as a line on the screen."""
+    guesses = "; ".join(
+        ", ".join(f"{piece} {share:.2f}" for piece, share in mask["guesses"]) for mask in record["masks"]
+    )
+    return f"{record['filled']}  ({guesses})"
+
+
 def fill_masks(
     backbone: Backbone,
     logits_at: LogitsAt,
@@ -75,8 +83,8 @@ def fill_masks(
             )
         ids = np.concatenate([runs[0], *(np.append(mask, run) for run in runs[1:])])
         tokens, columns = layout.single(ids)
-        if len(tokens) > backbone.config.max_positions:
-            raise UserError(f"{len(tokens)} tokens; the model reads {backbone.config.max_positions}", "cut the text")
+        if len(tokens) > backbone.longest_text:
+            raise UserError(f"{len(tokens)} tokens; the model reads {backbone.longest_text}", "cut the text")
         packed = Packed(
             torch.from_numpy(np.asarray(tokens, dtype=np.int64)),
             (len(tokens),),
@@ -85,6 +93,8 @@ def fill_masks(
         at = torch.nonzero(packed.tokens == mask)[:, 0]
         with autocast():
             logits_MV = logits_at(packed, at)
+        if not bool(torch.isfinite(logits_MV).all()):
+            raise NotFinite("predictions")
         shares, best = logits_MV.float().softmax(-1)[:, : tokenizer.vocab_size].topk(GUESSES)
         filled = packed.tokens.clone()
         filled[at] = best[:, 0]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lmtool.config.tables import build
-from lmtool.heads.lm import MaskedLMHead
+from lmtool.heads.lm import MaskedLMHead, masked_lm_head
 from lmtool.models.base import Backbone
 from lmtool.nn.dropout import Draws
 from lmtool.nn.embeddings import Embeddings
@@ -29,7 +29,10 @@ _ROWS = 256
 
 
 class MappedEmbeddings(nn.Module):
-    """The model's embeddings, mapped into the width of the generator."""
+    """The model's embeddings, mapped into the width of the generator. Virtual tokens belong to tuning."""
+
+    virtual = None
+    virtual_count = 0
 
     def __init__(self, shared: Embeddings, own: Embeddings, width: int, device: torch.device):
         super().__init__()
@@ -47,11 +50,9 @@ class MappedEmbeddings(nn.Module):
         """(T,) ids to (T, H)."""
         return self.shared.tokens(ids_T)
 
-    def finish(
-        self, vectors_TH: Tensor, packed: Packed, draws: Draws | None = None, positions_T: Tensor | None = None
-    ) -> Tensor:
+    def finish(self, vectors_TH: Tensor, packed: Packed, positions_T: Tensor, draws: Draws | None = None) -> Tensor:
         """(T, H) to (T, G)."""
-        return self.project(self.shared.finish(vectors_TH, packed, draws, positions_T))
+        return self.project(self.shared.finish(vectors_TH, packed, positions_T, draws))
 
 
 def _embeds(position: nn.Module) -> bool:
@@ -69,11 +70,7 @@ def build_generator(config: RtdConfig, model: Backbone, seed: int) -> nn.ModuleD
     generator.initialize(generator, seed, "objective.generator.")
     if config.training == "joint":
         _share_embeddings(generator, model, seed, device)
-    width = generator.embed.token.weight.shape[1]
-    settings = generator.config
-    head = MaskedLMHead(
-        generator.hidden_size, settings.vocab_size, model.head_activation, settings.norm_epsilon, width
-    ).to(device)
+    head = masked_lm_head(generator).to(device)
     model.initialize(head, seed, "objective.masked_lm.")
     return nn.ModuleDict({"generator": generator, "masked_lm": head})
 

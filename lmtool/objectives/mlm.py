@@ -9,26 +9,26 @@ Shape letters: T tokens, N examples, M predicted places, H hidden width, V vocab
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lmtool.data.store import TokenStore
-from lmtool.heads.learner import BaseLearner
-from lmtool.heads.lm import MaskedLMHead
+from lmtool.data.split import Rows, SplitData
+from lmtool.heads.lm import MaskedLMHead, masked_lm_head
 from lmtool.heads.losses import loss_sum, losses
 from lmtool.heads.sequence import Pooler, SequenceHead, summary_index
+from lmtool.learners.base import BaseLearner, Warn, silent
+from lmtool.learners.baseline import ConstantPredictor, token_counts
+from lmtool.learners.targets import hidden_at, labels_of, places_of
 from lmtool.models.base import Backbone
-from lmtool.objectives.baseline import ConstantPredictor, token_counts
 from lmtool.objectives.configs import PairsConfig
 from lmtool.objectives.examples import MaskedPairs, MaskedWindows
-from lmtool.objectives.filling import fill_masks, masked_samples
-from lmtool.objectives.targets import hidden_at, labels_of, places_of
+from lmtool.objectives.filling import fill_masks, filled_line, masked_samples
 from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.training.precision import Precision
 from lmtool.types import Batch, Packed, Scores, StepOutput
 
 # The head of each term over pairs.
@@ -42,31 +42,26 @@ class MaskedLanguageModel(BaseLearner):
     config: PairsConfig
 
     def __init__(self, config: PairsConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int):
-        super().__init__(backbone, seed)
-        self.config, self.tokenizer = config, tokenizer
-        model, width = backbone.config, backbone.hidden_size
-        table_width = backbone.embed.token.weight.shape[1]
-        self.add_head(
-            "masked_lm",
-            MaskedLMHead(width, model.vocab_size, backbone.head_activation, model.norm_epsilon, table_width),
-        )
+        super().__init__(config, backbone, tokenizer, seed)
+        self.add_head("masked_lm", masked_lm_head(backbone))
         self.weights = {"mlm": 1.0}
         if config.pairs != "none":
-            self.add_head("pooler", Pooler(width, backbone.pooler_activation))
-            self.add_head(_PAIR_HEADS[config.pairs], SequenceHead(width, 2))
+            self.add_head("pooler", Pooler(backbone.hidden_size, backbone.pooler_activation))
+            self.add_head(_PAIR_HEADS[config.pairs], SequenceHead(backbone.hidden_size, 2))
             self.weights[config.pairs] = 1.0
 
-    def examples(self, store: TokenStore, max_length: int, documents: str, split: str) -> MaskedWindows | MaskedPairs:
-        """What is learned of a store. documents: separate or joined, for windows of text; a pair is always one."""
+    def examples(self, data: SplitData, max_length: int) -> MaskedWindows | MaskedPairs:
         format_name = self.backbone.config.text_format
         if self.config.pairs != "none":
-            return MaskedPairs(self.config, self.tokenizer, format_name, store, max_length, split, self.seed)
-        return MaskedWindows(self.config, self.tokenizer, format_name, store, max_length, documents, split, self.seed)
+            return MaskedPairs(self.config, self.tokenizer, format_name, data.text, max_length, data.split, self.seed)
+        return MaskedWindows(
+            self.config, self.tokenizer, format_name, data.text, max_length, data.documents, data.split, self.seed
+        )
 
-    def baselines(self, store: TokenStore, examples: MaskedWindows | MaskedPairs) -> dict[str, ConstantPredictor]:
+    def predictors(self, train: SplitData, examples: MaskedWindows | MaskedPairs) -> dict[str, ConstantPredictor]:
         """Constant predictors counted on the training store and examples: unigrams without special tokens, which are
         never predicted, and the share of each class of pairs."""
-        counts = token_counts(store.tokens, self.tokenizer.vocab_size)
+        counts = token_counts(train.text.tokens, self.tokenizer.vocab_size)
         found = {"mlm": ConstantPredictor.of_counts("unigram", counts, self.tokenizer.special_ids)}
         if self.config.pairs != "none":
             classes = np.bincount(examples.plan(0).rows["label"], minlength=2)
@@ -128,13 +123,18 @@ class MaskedLanguageModel(BaseLearner):
         return self._masked_lm(self.backbone(packed, read_M=at), self._table_VW)
 
     @torch.no_grad()
-    def samples(self, batch: Batch, tokenizer: Tokenizer, n: int) -> list[dict[str, Any]]:
+    def samples(self, batch: Batch, n: int) -> list[dict[str, Any]]:
         """The first n examples of a batch with their masks and guesses, see `masked_samples`."""
-        return masked_samples(batch, places_of(batch, "mlm"), labels_of(batch, "mlm"), self._logits_at, tokenizer, n)
+        return masked_samples(
+            batch, places_of(batch, "mlm"), labels_of(batch, "mlm"), self._logits_at, self.tokenizer, n
+        )
 
     @torch.no_grad()
-    def complete(
-        self, texts: Sequence[str], autocast: Callable[[], AbstractContextManager]
+    def respond(
+        self, rows: Rows, max_length: int, batch_tokens: int, precision: Precision, warn: Warn = silent
     ) -> Iterator[dict[str, Any]]:
         """Fill the masks of texts, see `fill_masks`."""
-        yield from fill_masks(self.backbone, self._logits_at, self.tokenizer, texts, autocast)
+        yield from fill_masks(self.backbone, self._logits_at, self.tokenizer, rows.columns["text"], precision.autocast)
+
+    def line(self, record: dict[str, Any]) -> str:
+        return filled_line(record)

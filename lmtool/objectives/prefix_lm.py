@@ -17,6 +17,7 @@ import torch
 from lmtool import streams
 from lmtool.data.assembly import Assembled, assemble, ragged_ranges
 from lmtool.data.plan import Plan
+from lmtool.data.split import SplitData
 from lmtool.data.store import TokenStore
 from lmtool.models.base import Decoder
 from lmtool.models.encoder_decoder import EncoderDecoder
@@ -99,17 +100,16 @@ class PrefixDecoder(CausalLanguageModel):
 
     term = "prefix_lm"
 
-    def examples(self, store: TokenStore, max_length: int, documents: str, split: str) -> MaskedPrefixes:
-        """What is learned of a store."""
-        return MaskedPrefixes(self.tokenizer, store, max_length, documents, split, self.seed)
+    def examples(self, data: SplitData, max_length: int) -> MaskedPrefixes:
+        return MaskedPrefixes(self.tokenizer, data.text, max_length, data.documents, data.split, self.seed)
 
 
 class PrefixSequenceToSequence(SequenceToSequence):
     """The one term `prefix_lm`, on an encoder-decoder."""
 
-    def examples(self, store: TokenStore, max_length: int, documents: str, split: str) -> EncodedPrefixes:
-        """What is learned of a store; neither side is longer than max_length."""
-        return EncodedPrefixes(self.sides(), store, max_length, documents, split, self.seed)
+    def examples(self, data: SplitData, max_length: int) -> EncodedPrefixes:
+        """Neither side is longer than max_length."""
+        return EncodedPrefixes(self.sides(), data.text, max_length, data.documents, data.split, self.seed)
 
 
 def build(

@@ -9,8 +9,8 @@ Shape letters: T tokens, M masked places, H hidden width, G of the generator, V 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, cast
 
@@ -19,19 +19,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lmtool import streams
-from lmtool.data.store import TokenStore
-from lmtool.heads.learner import BaseLearner
-from lmtool.heads.lm import MaskedLMHead
+from lmtool.data.split import Rows, SplitData
+from lmtool.heads.lm import MaskedLMHead, masked_lm_head
 from lmtool.heads.replaced_token import CopyGate, ReplacedTokenHead, copy_best, copy_losses
+from lmtool.learners.base import BaseLearner, Warn, silent
+from lmtool.learners.baseline import BestConstant, ConstantPredictor, token_counts
+from lmtool.learners.targets import labels_of, places_of
 from lmtool.models.base import Backbone
 from lmtool.nn.dropout import draws_at
-from lmtool.objectives.baseline import BestConstant, ConstantPredictor, token_counts
 from lmtool.objectives.configs import RtdConfig
 from lmtool.objectives.examples import MaskedWindows
-from lmtool.objectives.filling import fill_masks, masked_samples
+from lmtool.objectives.filling import fill_masks, filled_line, masked_samples
 from lmtool.objectives.generator import Sampled, build_generator, sample_tokens, start_from_generator
-from lmtool.objectives.targets import labels_of, places_of
 from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.training.precision import Precision
 from lmtool.types import Batch, Packed, Scores, StepOutput, send
 
 
@@ -39,34 +40,31 @@ class ReplacedTokenDetection(BaseLearner):
     """Terms `mlm` of the generator, and of the model `rtd` (electra, electra_15) or the variant's name. Class 1 of
     `rtd` is a replaced token."""
 
+    makes_inputs = True
+
     def __init__(self, config: RtdConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int):
-        super().__init__(backbone, seed)
-        self.config, self.tokenizer = config, tokenizer
+        super().__init__(config, backbone, tokenizer, seed)
         self.objective = build_generator(config, backbone, seed)
         self.detects = config.variant in ("electra", "electra_15")
         self.term = "rtd" if self.detects else config.variant
         self.weights = {"mlm": 1.0, self.term: config.weight if self.detects else 1.0}
-        model, width = backbone.config, backbone.hidden_size
         if self.detects:
-            self.add_head("replaced_token", ReplacedTokenHead(width, backbone.head_activation))
+            self.add_head("replaced_token", ReplacedTokenHead(backbone.hidden_size, backbone.head_activation))
             return
-        table_width = backbone.embed.token.weight.shape[1]
-        self.add_head(
-            "masked_lm",
-            MaskedLMHead(width, model.vocab_size, backbone.head_activation, model.norm_epsilon, table_width),
-        )
+        self.add_head("masked_lm", masked_lm_head(backbone))
         if config.variant == "all_tokens_mlm":
-            self.add_head("copy", CopyGate(width))
+            self.add_head("copy", CopyGate(backbone.hidden_size))
 
-    def examples(self, store: TokenStore, max_length: int, documents: str, split: str) -> MaskedWindows:
-        """What is learned of a store. documents: separate or joined."""
+    def examples(self, data: SplitData, max_length: int) -> MaskedWindows:
         format_name = self.backbone.config.text_format
-        return MaskedWindows(self.config, self.tokenizer, format_name, store, max_length, documents, split, self.seed)
+        return MaskedWindows(
+            self.config, self.tokenizer, format_name, data.text, max_length, data.documents, data.split, self.seed
+        )
 
-    def baselines(self, store: TokenStore, examples: MaskedWindows) -> dict[str, ConstantPredictor | BestConstant]:
+    def predictors(self, train: SplitData, examples: MaskedWindows) -> dict[str, ConstantPredictor | BestConstant]:
         """Unigrams without special tokens; for `rtd`, whose labels the generator makes, the share of replaced tokens
         in whatever is scored. Before that all masked places count as replaced."""
-        counts = token_counts(store.tokens, self.tokenizer.vocab_size)
+        counts = token_counts(train.text.tokens, self.tokenizer.vocab_size)
         unigram = ConstantPredictor.of_counts("unigram", counts, self.tokenizer.special_ids)
         if not self.detects:
             return {"mlm": unigram, self.term: unigram}
@@ -75,6 +73,7 @@ class ReplacedTokenDetection(BaseLearner):
 
     def on_step(self, step: int) -> None:
         """Under training=two_stage: the model's first step begins with the generator's weights."""
+        super().on_step(step)
         if self.config.training == "two_stage" and step == self.config.generator_steps + 1:
             start_from_generator(self.backbone, self.generator)
 
@@ -195,11 +194,11 @@ class ReplacedTokenDetection(BaseLearner):
         return self._generator_head(self.generator(packed, read_M=at), self._generator_table)
 
     @torch.no_grad()
-    def samples(self, batch: Batch, tokenizer: Tokenizer, n: int) -> list[dict[str, Any]]:
+    def samples(self, batch: Batch, n: int) -> list[dict[str, Any]]:
         """The first n examples with their masks and the generator's guesses, see `masked_samples`; where the model
         detects, each place also has the `sampled` piece and the model's probability that it is `replaced`."""
         at, labels = places_of(batch, "mlm"), labels_of(batch, "mlm")
-        samples = masked_samples(batch, at, labels, self._logits_at, tokenizer, n)
+        samples = masked_samples(batch, at, labels, self._logits_at, self.tokenizer, n)
         if self.detects:
             filled = self._filled(batch, self.generator(batch.inputs, read_M=at), 0)
             suspicion_T = self.heads["replaced_token"](self.backbone(filled)).float().sigmoid().cpu()
@@ -207,13 +206,16 @@ class ReplacedTokenDetection(BaseLearner):
             for start, sample in zip(batch.inputs.starts, samples, strict=False):
                 for place in sample["masked"]:
                     token = start + place["position"]
-                    place["sampled"] = tokenizer.pieces([int(tokens[token])])[0]
+                    place["sampled"] = self.tokenizer.pieces([int(tokens[token])])[0]
                     place["replaced"] = float(suspicion_T[token])
         return samples
 
     @torch.no_grad()
-    def complete(
-        self, texts: Sequence[str], autocast: Callable[[], AbstractContextManager]
+    def respond(
+        self, rows: Rows, max_length: int, batch_tokens: int, precision: Precision, warn: Warn = silent
     ) -> Iterator[dict[str, Any]]:
         """Fill the masks of texts with the generator, see `fill_masks`."""
-        yield from fill_masks(self.backbone, self._logits_at, self.tokenizer, texts, autocast)
+        yield from fill_masks(self.backbone, self._logits_at, self.tokenizer, rows.columns["text"], precision.autocast)
+
+    def line(self, record: dict[str, Any]) -> str:
+        return filled_line(record)

@@ -5,9 +5,8 @@ Shape letters: N examples, T tokens of the outputs, M of them text, H hidden wid
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Protocol, cast
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -16,34 +15,20 @@ from torch import Tensor
 from lmtool.data.assembly import Assembled, Template
 from lmtool.data.formats import text_format
 from lmtool.data.plan import Examples
-from lmtool.data.store import TokenStore
+from lmtool.data.split import Rows, SplitData
 from lmtool.generation.sampling import answer
-from lmtool.heads.learner import BaseLearner
 from lmtool.heads.lm import LMHead, lm_head
+from lmtool.learners.base import BaseLearner, Warn, silent
+from lmtool.learners.baseline import ConstantPredictor, token_counts
+from lmtool.learners.targets import labels_of
 from lmtool.models.encoder_decoder import EncoderDecoder
-from lmtool.objectives.baseline import ConstantPredictor, token_counts
 from lmtool.objectives.configs import NextTokenConfig
-from lmtool.objectives.targets import labels_of
 from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.training.precision import Precision
 from lmtool.types import Batch, Packed, Scores, StepOutput, Target, send
 
 # Tokens of an answer in the report's samples.
 _ANSWER = 80
-
-
-class MakesExamples(Protocol):
-    """How an objective corrupts: `(tokenizer, layout, store, max_length, documents, split, seed) -> Examples`."""
-
-    def __call__(
-        self,
-        tokenizer: Tokenizer,
-        sides: Sides,
-        store: TokenStore,
-        max_length: int,
-        documents: str,
-        split: str,
-        seed: int,
-    ) -> Examples: ...
 
 
 class Sides:
@@ -78,9 +63,8 @@ class SequenceToSequence(BaseLearner):
     backbone: EncoderDecoder
 
     def __init__(self, config: NextTokenConfig, backbone: EncoderDecoder, tokenizer: Tokenizer, seed: int):
-        super().__init__(backbone, seed)
-        self.config: NextTokenConfig = config
-        self.tokenizer, self.term = tokenizer, config.name
+        super().__init__(config, backbone, tokenizer, seed)
+        self.term = config.name
         self.weights = {self.term: 1.0}
         self.add_head("lm", lm_head(backbone))
 
@@ -88,9 +72,9 @@ class SequenceToSequence(BaseLearner):
         """The layout of the backbone's family. UserError where the tokenizer lacks one of its special tokens."""
         return Sides(self.backbone, self.tokenizer)
 
-    def baselines(self, store: TokenStore, examples: Examples) -> dict[str, ConstantPredictor]:
+    def predictors(self, train: SplitData, examples: Examples) -> dict[str, ConstantPredictor]:
         """Unigrams of the training store, without special tokens."""
-        counts = token_counts(store.tokens, self.tokenizer.vocab_size)
+        counts = token_counts(train.text.tokens, self.tokenizer.vocab_size)
         return {self.term: ConstantPredictor.of_counts("unigram", counts, self.tokenizer.special_ids)}
 
     def counts(self, batch: Batch) -> dict[str, float]:
@@ -127,24 +111,27 @@ class SequenceToSequence(BaseLearner):
         return answer(self.backbone, self._lm, input_ids, start, _ANSWER, 0.8, 40, seed, (end,))
 
     @torch.no_grad()
-    def samples(self, batch: Batch, tokenizer: Tokenizer, n: int) -> list[dict[str, Any]]:
+    def samples(self, batch: Batch, n: int) -> list[dict[str, Any]]:
         """The first n examples of a batch as plain data: the `prompt` that the encoder reads, and the `text` that the
         model answers; special tokens are written out."""
         samples = []
         for start, length in list(zip(batch.inputs.starts, batch.inputs.lengths, strict=True))[:n]:
             ids = batch.inputs.tokens[start : start + length].tolist()
-            text = tokenizer.decode(self.answer(ids, self.seed + start), skip_special=False)
-            samples.append({"prompt": tokenizer.decode(ids, skip_special=False), "text": text})
+            text = self.tokenizer.decode(self.answer(ids, self.seed + start), skip_special=False)
+            samples.append({"prompt": self.tokenizer.decode(ids, skip_special=False), "text": text})
         return samples
 
     @torch.no_grad()
-    def complete(
-        self, texts: Sequence[str], autocast: Callable[[], AbstractContextManager]
+    def respond(
+        self, rows: Rows, max_length: int, batch_tokens: int, precision: Precision, warn: Warn = silent
     ) -> Iterator[dict[str, str]]:
         """Answer texts: for each the `text` and its `continuation`, up to the end or 80 tokens."""
         layout = text_format(self.backbone.config.text_format, self.tokenizer)
-        for text in texts:
+        for text in rows.columns["text"]:
             ids, _ = layout.single(self.tokenizer.encode(text))
-            with autocast():
+            with precision.autocast():
                 new = self.answer(ids.tolist(), self.seed)
             yield {"text": text, "continuation": self.tokenizer.decode(new, skip_special=False)}
+
+    def line(self, record: dict[str, str]) -> str:
+        return record["text"] + record["continuation"]

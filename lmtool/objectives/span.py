@@ -12,14 +12,14 @@ from typing import cast
 
 from torch import Tensor
 
-from lmtool.data.store import TokenStore
+from lmtool.data.split import SplitData
 from lmtool.heads.span_boundary import SpanBoundaryHead
+from lmtool.learners.baseline import ConstantPredictor
+from lmtool.learners.targets import labels_of, places_of
 from lmtool.models.base import Backbone
-from lmtool.objectives.baseline import ConstantPredictor
 from lmtool.objectives.configs import SpanConfig
 from lmtool.objectives.examples import MaskedPairs, MaskedWindows
 from lmtool.objectives.mlm import MaskedLanguageModel
-from lmtool.objectives.targets import labels_of, places_of
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Scores
 
@@ -32,18 +32,17 @@ class SpanLanguageModel(MaskedLanguageModel):
     def __init__(self, config: SpanConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(config, backbone, tokenizer, seed)
         if config.boundary:
-            model, width = backbone.config, backbone.hidden_size
             head = SpanBoundaryHead(
-                width, model.vocab_size, config.boundary_targets, config.boundary_position_size,
-                backbone.head_activation,
-                model.norm_epsilon, backbone.embed.token.weight.shape[1],
+                backbone.hidden_size, backbone.config.vocab_size, config.boundary_targets,
+                config.boundary_position_size, backbone.head_activation, backbone.head_norm_epsilon,
+                backbone.embed.token.weight.shape[1],
             )  # fmt: skip
             self.add_head("span_boundary", head)
             self.weights["sbo"] = 1.0
 
-    def baselines(self, store: TokenStore, examples: MaskedWindows | MaskedPairs) -> dict[str, ConstantPredictor]:
+    def predictors(self, train: SplitData, examples: MaskedWindows | MaskedPairs) -> dict[str, ConstantPredictor]:
         """Those of masked language modelling; the boundary predicts the same tokens as the masks."""
-        found = super().baselines(store, examples)
+        found = super().predictors(train, examples)
         return found | {"sbo": found["mlm"]} if self.config.boundary else found
 
     def places(self, batch: Batch) -> dict[str, Tensor]:

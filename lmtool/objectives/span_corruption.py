@@ -11,6 +11,7 @@ import numpy as np
 
 from lmtool.data.assembly import assemble
 from lmtool.data.plan import Plan
+from lmtool.data.split import SplitData
 from lmtool.data.store import TokenStore
 from lmtool.errors import UserError
 from lmtool.objectives.configs import SpanCorruptionConfig
@@ -74,6 +75,8 @@ class SpanCorruption(SequenceToSequence):
 
     config: SpanCorruptionConfig
 
-    def examples(self, store: TokenStore, max_length: int, documents: str, split: str) -> CorruptedSpans:
-        """What is learned of a store; neither side is longer than max_length."""
-        return CorruptedSpans(self.config, self.tokenizer, self.sides(), store, max_length, documents, split, self.seed)
+    def examples(self, data: SplitData, max_length: int) -> CorruptedSpans:
+        """Neither side is longer than max_length."""
+        return CorruptedSpans(
+            self.config, self.tokenizer, self.sides(), data.text, max_length, data.documents, data.split, self.seed
+        )

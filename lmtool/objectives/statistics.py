@@ -14,18 +14,18 @@ from torch import Tensor, nn
 
 from lmtool.data.assembly import Template, ragged_ranges
 from lmtool.data.plan import Examples
+from lmtool.learners.mixture import MixedExamples, Mixture
+from lmtool.learners.targets import labels_of, places_of
 from lmtool.objectives.configs import MaskingConfig
 from lmtool.objectives.corruption import Corrupted, noise_counts, restore
 from lmtool.objectives.denoising import NoisyWindows
 from lmtool.objectives.denoising_statistics import noisy
 from lmtool.objectives.examples import CausalWindows, MaskedPairs, MaskedWindows
 from lmtool.objectives.masking_statistics import masked, replaced
-from lmtool.objectives.mixture import MixedExamples, Mixture
 from lmtool.objectives.prefix_lm import EncodedPrefixes, MaskedPrefixes
 from lmtool.objectives.rtd import ReplacedTokenDetection
 from lmtool.objectives.span_corruption import CorruptedSpans
 from lmtool.objectives.tally import Tally
-from lmtool.objectives.targets import labels_of, places_of
 from lmtool.types import Batch, Packed
 
 # Examples measured at a time.
@@ -87,7 +87,7 @@ def _members(
 ) -> None:
     """Each member's own statistics, and its share of the mixture."""
     drawn = np.bincount(examples.plan(0).rows["member"], minlength=len(examples.members))
-    learners = learner.members if isinstance(learner, Mixture) else {}
+    learners = dict(learner.members.items()) if isinstance(learner, Mixture) else {}
     for (name, member), count, share in zip(examples.members.items(), drawn, examples.shares, strict=True):
         own = measure(member, max(tokens // len(drawn), 1), max_length, pad, learners.get(name))
         for one in own.statistics.values():

@@ -8,9 +8,10 @@ from typing import Any
 
 import yaml
 
+from lmtool.config import yaml_files
 from lmtool.errors import UserError
 from lmtool.reporting import html
-from lmtool.reporting.report import write_page
+from lmtool.reporting.report import write_page, writing
 from lmtool.reporting.run_files import RunFiles, read_run
 from lmtool.reporting.text import lower_is_better, title
 
@@ -29,7 +30,7 @@ def flat(values: Any, prefix: str = "") -> dict[str, Any]:
 
 def _configuration(run: RunFiles) -> dict[str, Any]:
     try:
-        return flat(yaml.safe_load(run.config) or {})
+        return flat(yaml_files.load(run.config) or {})
     except yaml.YAMLError as failure:
         run.problems.append(f"config.yaml is not valid YAML ({str(failure).splitlines()[0]}).")
         return {}
@@ -65,8 +66,9 @@ def write_comparison(run_dirs: Sequence[str | Path], output: str | Path) -> Path
         html.section("Left out", *(html.paragraph(f"{run.name}: {one}") for run in runs for one in run.problems[:5])),
     ]
     path = Path(output)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_page(path, html.page(f"{len(runs)} runs · lmtool", [part for part in body if part]))
+    with writing(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_page(path, html.page(f"{len(runs)} runs · lmtool", [part for part in body if part]))
     return path
 
 

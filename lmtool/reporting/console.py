@@ -157,7 +157,7 @@ class Output:
 
         drawn = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="dim")
         for name, to_right in zip(header, right, strict=True):
-            drawn.add_column(Text(shown(name)), justify="right" if to_right else "left")  # type: ignore[arg-type]
+            drawn.add_column(Text(shown(name)), justify="right" if to_right else "left")
         for index, row in enumerate(rows):
             drawn.add_row(*(Text(shown(cell)) for cell in row), style="bold green" if index == best else "")
         self.console.print(drawn)

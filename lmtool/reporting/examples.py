@@ -95,7 +95,10 @@ def summarise(rows: Iterable[dict[str, Any]]) -> PredictionSummary:
             right.offer(-abs(gold - predicted), row)
             surprising.offer(abs(gold - predicted), row)
             continue
-        summary.pairs[plain(row["gold"], 60), plain(row["prediction"], 60)] += 1
+        # Of a row with many labels each counts by itself.
+        lists = isinstance(row["gold"], list) and isinstance(row["prediction"], list)
+        labels = zip(row["gold"], row["prediction"], strict=False) if lists else [(row["gold"], row["prediction"])]
+        summary.pairs.update((plain(label, 60), plain(guess, 60)) for label, guess in labels)
         lot = zlib.crc32(str(row.get("id", summary.rows)).encode())
         score = _number(row.get("score"))
         if row["gold"] == row["prediction"]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from lmtool.errors import UserError, cannot_write
 from lmtool.reporting import html
 from lmtool.reporting.examples import PredictionSummary, predictions_html, samples_html, summarise
 from lmtool.reporting.run_files import RunFiles, read_predictions, read_run
@@ -26,6 +28,11 @@ def write_report(run_dir: str | Path) -> Path:
     """
     run = read_run(run_dir)
     predictions = summarise(read_predictions(run))
+    with writing(run.run_dir):
+        return _write(run, predictions)
+
+
+def _write(run: RunFiles, predictions: PredictionSummary) -> Path:
     drawings = _draw(run, predictions)
     body = [
         _headline(run, predictions),
@@ -55,7 +62,21 @@ def write_page(path: Path, text: str) -> None:
         partial.write_bytes(masked(text).encode("utf-8", "replace"))
         os.replace(partial, path)
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """What the disk refuses inside leaves as a UserError: a report lies in its run's folder and nowhere else."""
+    try:
+        yield
+    except OSError as error:
+        hint = (
+            f"make room there, or copy it to a disk that can be written (cp -r {folder} FOLDER), "
+            "and give that to lmtool report"
+        )
+        raise UserError(cannot_write(Path(error.filename or folder), error).message, hint) from error
 
 
 def _draw(run: RunFiles, predictions: PredictionSummary) -> dict[str, str]:

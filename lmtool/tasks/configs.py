@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from lmtool.config.base import Config
-from lmtool.config.tables import Choice, component
-from lmtool.objectives.configs import ObjectiveConfig
+from lmtool.config.tables import Choice, build, component
+from lmtool.learners.configs import ObjectiveConfig
 
 
 class TaskConfig(Config):
@@ -66,6 +66,17 @@ class TaskConfig(Config):
         description="Dropout before the head's output layer. Null: the model's.",
     )
 
+    head: Literal["paper", "transformers"] | None = Field(
+        None,
+        description="How a whole text is read. paper: as in the model's paper. transformers: as its "
+        "...ForSequenceClassification does (GPT: no end token, no bias; BART, T5: a dense layer more), which alone can "
+        "be exported. Null: as in the checkpoint, where its classes are the task's; else as in the paper.",
+    )
+
+    def learner(self, *arguments: Any) -> Any:
+        """The learner of this task: `arguments` are backbone, tokenizer and seed."""
+        return build(self).learner(*arguments)
+
     @model_validator(mode="after")
     def _columns_differ(self) -> TaskConfig:
         if len({*self.text, self.label}) != len(self.text) + 1:
@@ -95,7 +106,7 @@ class ClassLossConfig(Config):
         return self
 
 
-@component("task", "classification", builder="lmtool.tasks.sequence:ClassificationLearner")
+@component("task", "classification", builder="lmtool.tasks.kinds.classification:Classification")
 class ClassificationConfig(TaskConfig):
     """One of several classes for a text or a pair of texts."""
 
@@ -141,7 +152,7 @@ class ClassificationConfig(TaskConfig):
         return self
 
 
-@component("task", "regression", builder="lmtool.tasks.sequence:RegressionLearner")
+@component("task", "regression", builder="lmtool.tasks.kinds.regression:Regression")
 class RegressionConfig(TaskConfig):
     """One number for a text or a pair of texts, by squared error."""
 
@@ -171,7 +182,7 @@ class RegressionConfig(TaskConfig):
         return self
 
 
-@component("objective", "task", builder="lmtool.tasks.objective:TaskObjective")
+@component("objective", "task", builder="lmtool.tasks.members:learner")
 class TaskObjectiveConfig(ObjectiveConfig):
     """A labelled task in pretraining, beside other objectives (Raffel et al. 2020, section 3.5.3)."""
 
@@ -196,4 +207,4 @@ class TaskObjectiveConfig(ObjectiveConfig):
 
 def tasks_of(objective: ObjectiveConfig) -> tuple[TaskConfig, ...]:
     """The tasks that an objective is or has among its members."""
-    return tuple(one.task for one in objective.parts() if isinstance(one, TaskObjectiveConfig))
+    return tuple(part.task for part in objective.parts() if isinstance(part, TaskObjectiveConfig))

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from lmtool.config.tables import build
 from lmtool.data.pydocs import pydocs_rows
+from lmtool.data.split import Rows, SplitData
 from lmtool.errors import UserError
 from lmtool.streams import Permutation
-from lmtool.tasks.configs import ClassificationConfig, TaskConfig
-from lmtool.tasks.files import Table, canonical, read_folder
-from lmtool.tasks.hub import read_hub
-from lmtool.tasks.rows import TaskRows, balanced_weights, found_labels, label_counts, task_rows
+from lmtool.tasks.configs import TaskConfig
+from lmtool.tasks.kinds.base import TaskKind
+from lmtool.tasks.sources.files import Table, canonical, read_folder
+from lmtool.tasks.sources.hub import read_hub
 
 HELD_OUT = 0.1
 # Counters of the sample stream: which rows are held out, which are trained on.
@@ -34,19 +35,26 @@ class TaskData:
     rows by split, in the order of the config. facts: plain data for the screens and the report."""
 
     config: TaskConfig
-    train: TaskRows
-    validation: dict[str, TaskRows]
-    test: dict[str, TaskRows]
+    train: Rows
+    validation: dict[str, Rows]
+    test: dict[str, Rows]
     facts: dict[str, Any]
 
     def contents(self) -> dict[str, Any]:
         """Counts and hashes of what is trained and scored on, by what they are of ("dev labels")."""
         contents: dict[str, Any] = {}
         for split, rows in {"train": self.train, **self.validation}.items():
-            labels = [] if rows.labels is None else rows.labels.tolist()
-            contents |= {f"{split} rows": len(rows), f"{split} texts": _sha256(rows.texts)}
+            labels = rows.labels.tolist() if isinstance(rows.labels, np.ndarray) else list(rows.labels or ())
+            contents |= {f"{split} rows": len(rows), f"{split} texts": _sha256(list(rows.columns.values()))}
             contents[f"{split} labels"] = _sha256(labels)
         return contents
+
+    def splits(self) -> dict[str, SplitData]:
+        """The training rows and those of the development splits, as a learner takes them."""
+        return {
+            split: SplitData(split, rows={self.config.name: rows})
+            for split, rows in {"train": self.train, **self.validation}.items()
+        }
 
 
 def load_task(config: TaskConfig, seed: int, cache_dir: str | Path, offline: bool) -> TaskData:
@@ -62,15 +70,13 @@ def load_task(config: TaskConfig, seed: int, cache_dir: str | Path, offline: boo
             f"{facts['source']} has no train split; it has {', '.join(sorted(columns)) or 'none'}",
             "name a folder with a train file (train.tsv, train.csv or train.jsonl), or one file to train on",
         )
-    labels = None
-    if isinstance(config, ClassificationConfig):
-        _check_label(config, "train", columns["train"], tables["train"])
-        labels = config.labels or found_labels(config, columns["train"][config.label], tables["train"].origin)
+    _check_label(config, "train", columns["train"], tables["train"])
+    kind: TaskKind = build(build(config).with_labels(columns["train"], tables["train"].origin))
 
-    def decode(split: str, labelled: bool) -> TaskRows:
+    def decode(split: str, labelled: bool) -> Rows:
         if labelled:
             _check_label(config, split, columns[split], tables[split])
-        return task_rows(config, labels, columns[split], tables[split].origin, labelled)
+        return kind.rows(columns[split], tables[split].origin, labelled)
 
     train = decode("train", True)
     validation = {split: decode(split, True) for split in _validation(config, columns)}
@@ -82,9 +88,15 @@ def load_task(config: TaskConfig, seed: int, cache_dir: str | Path, offline: boo
     if config.train_examples is not None and config.train_examples < len(train):
         facts["train_rows_available"] = len(train)
         train = train.take(np.sort(Permutation(len(train), seed, "sample", _SUBSET)(np.arange(config.train_examples))))
-    resolved = _resolved(config, labels, train)
-    facts |= _facts(resolved, train, validation, test)
-    data = TaskData(resolved, train, validation, test, facts)
+    own, warnings = kind.facts(train)
+    facts |= {
+        "train_rows": len(train),
+        "validation_rows": {split: len(rows) for split, rows in validation.items()},
+        "test_rows": {split: len(rows) for split, rows in test.items()},
+        **own,
+        "warnings": warnings,
+    }
+    data = TaskData(kind.fitted(train), train, validation, test, facts)
     facts["fingerprint"] = _sha256(data.contents())
     return data
 
@@ -94,8 +106,9 @@ def _tables(config: TaskConfig, cache_dir: str | Path, offline: bool) -> tuple[d
     if config.path is not None:
         return read_folder(config)
     if config.embedded is not None:
-        found = pydocs_rows(cache_dir)
-        return {split: Table(*one, tuple(one[0])) for split, one in found.items()}, {"source": config.embedded}
+        splits = pydocs_rows(cache_dir)
+        tables = {split: Table(columns, origin, tuple(columns)) for split, (columns, origin) in splits.items()}
+        return tables, {"source": config.embedded}
     if config.hub is not None:
         return read_hub(config, cache_dir, offline), {"source": f"hub {config.hub}"}
     raise UserError(
@@ -149,10 +162,11 @@ def _validation(config: TaskConfig, columns: dict[str, Any]) -> list[str]:
     return named or [split for split in ("dev",) if split in columns]
 
 
-def _hold_out(train: TaskRows, seed: int) -> tuple[TaskRows, TaskRows]:
+def _hold_out(train: Rows, seed: int) -> tuple[Rows, Rows]:
     """A seeded tenth of the different texts, with all their rows: a text in both would be a leak."""
-    group: dict[tuple[str, ...], int] = {}
-    member = np.array([group.setdefault(texts, len(group)) for texts in zip(*train.texts, strict=True)])
+    group: dict[str, int] = {}
+    texts = zip(*train.columns.values(), strict=True)
+    member = np.array([group.setdefault(repr(row), len(group)) for row in texts])
     if len(group) < 2:
         raise UserError(
             f"{train.origin[0][0]}: no development split, and all {len(train)} training rows have the same text",
@@ -163,49 +177,6 @@ def _hold_out(train: TaskRows, seed: int) -> tuple[TaskRows, TaskRows]:
     return train.take(np.flatnonzero(~held)), train.take(np.flatnonzero(held))
 
 
-def _resolved(config: TaskConfig, labels: Sequence[str] | None, train: TaskRows) -> TaskConfig:
-    """The config with labels and class weights as values, as the run saves it."""
-    if not isinstance(config, ClassificationConfig) or labels is None or train.labels is None:
-        return config
-    values: dict[str, Any] = {**config.model_dump(), "labels": tuple(labels)}
-    if config.loss.class_weights == "balanced":
-        values["loss"]["class_weights"] = balanced_weights(train.labels, len(labels))
-    weights = values["loss"]["class_weights"]
-    if isinstance(weights, tuple) and len(weights) != len(labels):
-        raise UserError(
-            f"task.loss.class_weights has {len(weights)} weights for the {len(labels)} labels {', '.join(labels[:8])}",
-            "give one weight a label, in their order, or class_weights=balanced",
-        )
-    if "f1" in config.metrics and len(labels) != 2:
-        raise UserError(
-            f"task.metrics names f1, which is of two classes; the data have {len(labels)}",
-            "take macro_f1, accuracy or matthews",
-        )
-    return type(config).model_validate(values)
-
-
 def _sha256(content: Any) -> str:
     """The hash of plain data."""
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
-
-
-def _facts(
-    config: TaskConfig, train: TaskRows, validation: dict[str, TaskRows], test: dict[str, TaskRows]
-) -> dict[str, Any]:
-    facts: dict[str, Any] = {
-        "train_rows": len(train),
-        "validation_rows": {split: len(rows) for split, rows in validation.items()},
-        "test_rows": {split: len(rows) for split, rows in test.items()},
-    }
-    warnings = []
-    empty = sum(not text.strip() for texts in train.texts for text in texts)
-    if empty:
-        warnings.append(f"{empty:,} empty texts in the training rows")
-    if isinstance(config, ClassificationConfig) and config.labels is not None and train.labels is not None:
-        facts["labels"] = label_counts(train.labels, config.labels)
-        absent = [name for name, count in facts["labels"].items() if not count]
-        if absent:
-            warnings.append(f"no training row has the label {', '.join(absent)}")
-    elif train.labels is not None:
-        facts["label_range"] = [float(train.labels.min()), float(train.labels.max())]
-    return {**facts, "warnings": warnings}

@@ -8,7 +8,7 @@ plain classes take a tokenizer.json as it is.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -67,12 +67,13 @@ class Settings:
 
 @dataclass(frozen=True)
 class Pieces:
-    """A vocabulary as the files have it. entries: ids by text, or of a unigram model text and score by id. characters:
-    SentencePiece's precompiled map of characters. marked: the tokens that a SentencePiece file marks; None for another
-    file. path: of the file, for errors."""
+    """A vocabulary as the files have it. path: of the file, for errors. entries: ids by text; scored: of a unigram
+    model, text and score by id. characters: SentencePiece's precompiled map of characters. marked: the tokens that a
+    SentencePiece file marks, None for another file."""
 
     path: Path
-    entries: dict[str, int] | list[tuple[str, float]]
+    entries: dict[str, int] = field(default_factory=dict)
+    scored: Sequence[tuple[str, float]] = ()
     merges: Sequence[tuple[str, str]] = ()
     characters: bytes = b""
     marked: tuple[AddedToken, ...] | None = None
@@ -101,11 +102,11 @@ class TokenizerClass:
 
 
 def _bert(pieces: Pieces, settings: Settings, tokens: Mapping[str, str]) -> tokenizers.Tokenizer:
-    vocabulary, unknown = dict(pieces.entries), tokens.get("unk")
-    if unknown not in vocabulary:
+    unknown = tokens.get("unk")
+    if unknown is None or unknown not in pieces.entries:
         raise broken(pieces.path, f"it has no {unknown}")
     return backends.wordpiece(
-        vocabulary,
+        pieces.entries,
         settings.flag("do_lower_case", True),
         settings.optional_flag("strip_accents"),
         settings.flag("tokenize_chinese_chars", True),
@@ -118,7 +119,7 @@ def _bert_around(backend: tokenizers.Tokenizer, settings: Settings, tokens: Mapp
 
 
 def _byte_level(pieces: Pieces, settings: Settings, tokens: Mapping[str, str]) -> tokenizers.Tokenizer:
-    model = models.BPE(vocab=dict(pieces.entries), merges=list(pieces.merges), fuse_unk=False)
+    model = models.BPE(vocab=pieces.entries, merges=list(pieces.merges), fuse_unk=False)
     return backends.byte_level(model, settings.flag("add_prefix_space", False))
 
 
@@ -129,12 +130,12 @@ def _roberta_around(backend: tokenizers.Tokenizer, settings: Settings, tokens: M
 
 
 def _word_end(pieces: Pieces, settings: Settings, tokens: Mapping[str, str]) -> tokenizers.Tokenizer:
-    options = {"end_of_word_suffix": "</w>", "unk_token": tokens.get("unk"), "fuse_unk": False}
-    return backends.word_end(models.BPE(vocab=dict(pieces.entries), merges=list(pieces.merges), **options))
+    options: dict[str, Any] = {"end_of_word_suffix": "</w>", "unk_token": tokens.get("unk"), "fuse_unk": False}
+    return backends.word_end(models.BPE(vocab=pieces.entries, merges=list(pieces.merges), **options))
 
 
 def _t5(pieces: Pieces, settings: Settings, tokens: Mapping[str, str]) -> tokenizers.Tokenizer:
-    return backends.unigram(list(pieces.entries), "t5", pieces.characters)
+    return backends.unigram(pieces.scored, "t5", pieces.characters)
 
 
 def _t5_around(backend: tokenizers.Tokenizer, settings: Settings, tokens: Mapping[str, str]) -> None:
@@ -155,7 +156,7 @@ def _t5_sentinels(additional: Sequence[Token], settings: Settings) -> list[Token
 
 def _albert(pieces: Pieces, settings: Settings, tokens: Mapping[str, str]) -> tokenizers.Tokenizer:
     return backends.unigram(
-        list(pieces.entries),
+        pieces.scored,
         "albert",
         pieces.characters,
         settings.flag("do_lower_case", True),

@@ -134,18 +134,19 @@ def _pieces_of_whole(path: Path, kind: TokenizerClass) -> Pieces:
             f"{path}: its pieces are {given}; the folder names the class {kind.names[0]}, whose are {kind.model}",
             f"write the class that fits into {SETTINGS}; PreTrainedTokenizerFast takes tokenizer.json as it is",
         )
-    entries, merges = model["vocab"], model["merges"] if kind.model == "BPE" else ()
-    if isinstance(entries, list):
-        entries = [(piece, float(score)) for piece, score in entries]
-    merges = [tuple(pair.split(" ")) if isinstance(pair, str) else tuple(pair) for pair in merges]
-    return Pieces(path, entries, merges, _characters(content.get("normalizer")))
+    if kind.model == "Unigram":
+        scored = [(piece, float(score)) for piece, score in model["vocab"]]
+        return Pieces(path, scored=scored, characters=_characters(content.get("normalizer")))
+    merges = model.get("merges", ()) if kind.model == "BPE" else ()
+    pairs = (pair.split(" ") if isinstance(pair, str) else pair for pair in merges)
+    return Pieces(path, model["vocab"], merges=[(first, second) for first, second in pairs])
 
 
 def _characters(normalizer: Any) -> bytes:
     """SentencePiece's map of characters among the steps of a normalizer."""
-    steps = (normalizer or {}).get("normalizers", [normalizer])
+    steps = normalizer.get("normalizers", [normalizer]) if isinstance(normalizer, dict) else []
     for step in steps:
-        if step is not None and step.get("type") == "Precompiled":
+        if step.get("type") == "Precompiled":
             return base64.b64decode(step["precompiled_charsmap"])
     return b""
 
@@ -184,7 +185,7 @@ def _merges(path: Path, kind: TokenizerClass, settings: Settings) -> Pieces:
             if not second or " " in second:
                 raise broken(path, f"{line!r} is no pair of pieces")
             merges.append((first, second))
-    return Pieces(path, vocabulary, merges)
+    return Pieces(path, vocabulary, merges=merges)
 
 
 def _unigram(path: Path, kind: TokenizerClass, settings: Settings) -> Pieces:
@@ -194,15 +195,15 @@ def _unigram(path: Path, kind: TokenizerClass, settings: Settings) -> Pieces:
         raise broken(path, str(problem)) from problem
     if model.kind != UNIGRAM:
         raise broken(path, "its pieces are no unigram model")
-    entries = [(piece, score) for piece, score, _ in model.pieces]
+    scored = [(piece, score) for piece, score, _ in model.pieces]
     if kind is T5:
-        entries += backends.sentinel_pieces(settings.sentinels)
+        scored += backends.sentinel_pieces(settings.sentinels)
     marked = tuple(
         AddedToken(piece, normalized=False, special=type_ == CONTROL)
         for piece, _, type_ in model.pieces
         if type_ in (CONTROL, USER_DEFINED)
     )
-    return Pieces(path, entries, characters=model.characters, marked=marked)
+    return Pieces(path, scored=scored, characters=model.characters, marked=marked)
 
 
 def _check_numbers(path: Path, vocabulary: Mapping[str, int]) -> None:

@@ -114,10 +114,10 @@ def read_special(
     named |= {name: _token(settings.path, token) for name, token in own.items()}
 
     older, newer = (_tokens(settings.path, values.get(key)) for key in (_OLD_LIST, _NEW_LIST))
-    further = older if marked is None else list(marked)
+    further: Sequence[Token] = older if marked is None else marked
     if kind is not None:
         further = kind.further(further, settings)
-    return SpecialTokens(named, newer if _NEW_LIST in values else further, added, origins, settings.path)
+    return SpecialTokens(named, newer if _NEW_LIST in values else list(further), added, origins, settings.path)
 
 
 def _pop_names(values: dict[str, Any]) -> dict[str, Any]:

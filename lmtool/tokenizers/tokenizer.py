@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import tokenizers
+from tokenizers import processors
 
 from lmtool.config.checkpoint import refusal
 from lmtool.errors import UserError
@@ -66,7 +67,8 @@ class Tokenizer:
     def special_ids(self) -> frozenset[int]:
         """Ids that are no text: the roles, added tokens that are marked special, and others that a folder calls so."""
         added = {number for number, token in self._backend.get_added_tokens_decoder().items() if token.special}
-        others = {self._backend.token_to_id(token) for token in self._unflagged}
+        vocabulary = self._backend.get_vocab()
+        others = {vocabulary[token] for token in self._unflagged}
         return frozenset(added | others | set(self.roles.values()))
 
     @cached_property
@@ -136,6 +138,49 @@ class Tokenizer:
         encoded = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(one.ids, dtype=np.int32) for one in encoded]
 
+    def encode_aligned(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        """The ids of a text, (T,) int32, and the characters each stands for, (T, 2) int64: text[start:end]. White space
+        at the ends of a token is no part of it; a token of white space alone stands for nothing, start = end."""
+        encoded = self._backend.encode(text, add_special_tokens=False)
+        spans = np.empty((len(encoded.ids), 2), dtype=np.int64)
+        for number, (start, end) in enumerate(encoded.offsets):
+            while start < end and text[start].isspace():
+                start += 1
+            while start < end and text[end - 1].isspace():
+                end -= 1
+            spans[number] = start, end
+        return np.array(encoded.ids, dtype=np.int32), spans
+
+    def encode_words(self, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """The ids of words with a space between them, (T,) int32, and the number of the word that each is of, (T,)
+        int64. A word that the tokenizer cleans away has no token."""
+        ids, spans = self.encode_aligned(" ".join(words))
+        ends = np.cumsum([len(word) + 1 for word in words], dtype=np.int64)
+        return ids, np.searchsorted(ends, spans[:, 0], side="right")
+
+    def laid_out(self, text: str, pair: str | None = None) -> tuple[list[int], list[int]]:
+        """The ids and the segments of a text or a pair with the special tokens that its tokenizer.json puts around
+        them: what transformers reads, and what a format (data/formats.py) does here."""
+        encoded = self._backend.encode(text, pair, add_special_tokens=True)
+        return encoded.ids, encoded.type_ids
+
+    def with_layout(self, single: Sequence[str], pair: Sequence[str], special: dict[str, int]) -> Tokenizer:
+        """A copy whose tokenizer.json lays out texts in another way. single, pair: `$A:SEGMENT`, `$B:SEGMENT` and
+        `NAME:SEGMENT` in order. special: the ids of the special tokens by NAME."""
+        backend = tokenizers.Tokenizer.from_str(self._backend.to_str())
+        named = [
+            {"id": name, "ids": [number], "tokens": [self._words[number] or ""]} for name, number in special.items()
+        ]
+        backend.post_processor = processors.TemplateProcessing(list(single), list(pair), named)
+        return Tokenizer(backend, self.roles, self._origin, self.parse_special_tokens, self._unflagged)
+
+    def with_padding(self) -> Tokenizer:
+        """The tokenizer; where it has no padding token, a copy that pads with its end token, as GPT-2's users do."""
+        if "pad" in self.roles or "eos" not in self.roles:
+            return self
+        roles = {**self.roles, "pad": self.roles["eos"]}
+        return Tokenizer(self._backend, roles, self._origin, self.parse_special_tokens, self._unflagged)
+
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """Text of ids; WordPiece loses white space, accents and case on the way."""
         return self._backend.decode([int(one) for one in ids], skip_special_tokens=skip_special)
@@ -154,7 +199,7 @@ class Tokenizer:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         special = {f"{name}_token": self._words[number] for name, number in self.roles.items()}
-        settings = {"tokenizer_class": PLAIN[0], "clean_up_tokenization_spaces": False, **special}
+        settings: dict[str, Any] = {"tokenizer_class": PLAIN[0], "clean_up_tokenization_spaces": False, **special}
         if self._unflagged:
             settings["additional_special_tokens"] = list(self._unflagged)
         contents = (self._backend.to_str(pretty=True), _json(settings), _json(special))

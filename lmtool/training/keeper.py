@@ -15,14 +15,14 @@ from torch import nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from lmtool.config.checkpoint import OPTIMIZER, pointed, read_state, saved_steps, verify
-from lmtool.errors import UserError
-from lmtool.training import checkpoints as disk
-from lmtool.training.checkpoints import DELETED, TEMPORARY
-from lmtool.training.files import cannot_write, remove_folder, replace_text
+from lmtool.config.checkpoint import OPTIMIZER, of_step, pointed, read_state, saved_steps, verify
+from lmtool.errors import UserError, cannot_write
+from lmtool.runs import checkpoints as disk
+from lmtool.runs.checkpoints import DELETED, TEMPORARY
+from lmtool.runs.files import remove_folder, replace_text
+from lmtool.runs.run_folder import RunFolder
 from lmtool.training.optimizers import load_state_tensors, state_tensors
 from lmtool.training.progress import Progress
-from lmtool.training.run_folder import RunFolder
 
 KEEP = 2
 """Newest checkpoints that stay, beside the best."""
@@ -67,7 +67,7 @@ class Keeper:
             if self.scaler is not None and progress.scaler:
                 self.scaler.load_state_dict(progress.scaler)
             self.saved_step = progress.step
-            if progress.best_step is not None and not self.path_of(progress.best_step).is_dir():
+            if of_step(self.folder, progress.best_step) is None:
                 progress.forget_best()  # its checkpoint is lost, or was damaged and is set aside
             self.run.log(f"resumes after step {progress.step}, from {folder.name}")
         self.run.drop_rows_after(progress.step)
@@ -112,27 +112,29 @@ class Keeper:
             return False
         self._failures = 0
         self.saved_step = progress.step
+        self.point(progress)
         try:
-            self.point(progress)
             self._prune(progress)
-        except OSError as error:  # the checkpoint itself is whole, and a run goes on from the newest whole one
-            self.run.log(f"the checkpoints could not be put in order: {error}")
+        except OSError as error:  # the checkpoint itself is complete
+            self.run.log(f"older checkpoints could not be removed: {error}")
         return True
 
     def path_of(self, step: int) -> Path:
         return self.folder / f"step_{step:08d}"
 
     def point(self, progress: Progress) -> None:
-        """Let `last` name this step's checkpoint, and `best` the best one's; no `best` where it is lost."""
-        pointers = {"last": self.path_of(progress.step)}
-        if progress.best_step is not None and self.path_of(progress.best_step).is_dir():
-            pointers["best"] = self.path_of(progress.best_step)
-        elif pointed(self.folder, "best") is None:
-            (self.folder / "best").unlink(missing_ok=True)
-        for name, target in pointers.items():
-            if pointed(self.folder, name) != target:
-                verify(target, hashes=False)
-                replace_text(self.folder / name, target.name + "\n")
+        """Let `last` name this step's checkpoint, and `best` the best one's; no `best` where it is lost. They are for
+        people: where they cannot be written, the run goes by the steps in state.json."""
+        best = of_step(self.folder, progress.best_step)
+        try:
+            if best is None:
+                (self.folder / "best").unlink(missing_ok=True)
+            for name, target in (("last", self.path_of(progress.step)), ("best", best)):
+                if target is not None and pointed(self.folder, name) != target:
+                    verify(target, hashes=False)
+                    replace_text(self.folder / name, target.name + "\n")
+        except OSError as error:
+            self.run.log(f"last and best could not be written: {error}")
 
     def _prune(self, progress: Progress) -> None:
         """Take away all but the newest and the best, never one that `last` or `best` names."""

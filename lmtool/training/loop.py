@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +17,18 @@ import torch
 from torch import nn
 
 from lmtool.config.tables import build
+from lmtool.errors import NotFinite
+from lmtool.runs.run_folder import RunFolder
 from lmtool.training.budgets import Budget
 from lmtool.training.configs import OptimizerConfig, ScheduleConfig
+from lmtool.training.group import ALONE, Group
 from lmtool.training.health import Health
 from lmtool.training.keeper import Keeper
 from lmtool.training.memory import keep_freed_memory
 from lmtool.training.optimizers import named_parameters, set_learning_rate
 from lmtool.training.precision import choose_device, choose_precision, deterministic
-from lmtool.training.progress import Listener, Progress, Silent, TrainingResult, TrainingSettings
+from lmtool.training.progress import Listener, Listeners, Progress, TrainingResult, TrainingSettings
 from lmtool.training.results import training_result
-from lmtool.training.run_folder import RunFolder
 from lmtool.training.signals import Signals
 from lmtool.training.step import apply_gradients, gradients
 from lmtool.types import Learner, Loader
@@ -42,20 +44,21 @@ def train(
     settings: TrainingSettings,
     optimizer_config: OptimizerConfig,
     schedule_config: ScheduleConfig,
-    listener: Listener | None = None,
+    listeners: Sequence[Listener] = (),
     write_extras: Callable[[Path], None] | None = None,
+    group: Group = ALONE,
 ) -> TrainingResult:
     """Train until a budget is spent, going on from the run's newest whole checkpoint where it has one.
 
     evaluate: step -> scores by name, `settings.metric` among them; called with the learner in evaluation mode.
     write_extras: puts further files (the tokenizer) into the folder of each checkpoint. The learner is left with the
-    last weights; the best ones are in the result's `best`.
+    last weights; the best ones are in the result's `best`. group: the processes that train together.
 
     Raises UserError (no budget, no space, a checkpoint of another model), Diverged, and Stopped after a signal, with a
     checkpoint saved.
     """
     assert isinstance(learner, nn.Module)
-    listener = listener or Silent()
+    listener = Listeners(listeners)
     device = choose_device(settings.device)
     precision = choose_precision(settings.precision, device)
     if device.type == "cpu":
@@ -64,7 +67,7 @@ def train(
     groups = learner.parameter_groups()
     named = named_parameters(groups)
     optimizer, schedule, scaler = build(optimizer_config, groups), build(schedule_config), precision.scaler()
-    budget, health = Budget(settings, loader), Health(device)
+    budget = Budget(settings, loader)
     keeper = Keeper(run, learner, optimizer, named, scaler, write_extras)
     keeper.require_space()
     progress = keeper.restore()
@@ -73,6 +76,7 @@ def train(
         note_best(progress, settings)
     if keeper.saved_step is not None:
         keeper.point(progress)
+    health = Health(device, settings.uninformed_loss, progress)
     progress.ended = progress.ended or budget.spent(progress)
     run.announce()
     run.log(f"trains on {device} in {precision.name} ({precision.why}), {torch.get_num_threads()} threads")
@@ -87,7 +91,7 @@ def train(
             step, total = progress.step + 1, budget.horizon(progress)
             learning_rate = optimizer_config.lr * schedule(step, total)
             set_learning_rate(optimizer, learning_rate)
-            outcome = gradients(learner, data, step, settings.seed, device, precision, scaler)
+            outcome = gradients(learner, data, step, settings.seed, device, precision, scaler, group)
             norm = apply_gradients(optimizer, scaler, list(named.values()), optimizer_config.clip_norm)
             health.watch(step, progress.cursor, outcome.loss, norm, scaled=scaler is not None)
 
@@ -95,7 +99,7 @@ def train(
             if device.type == "cpu" or logs:  # CUDA waits for the steps here, inside the measured time
                 health.check(run.path, loader, data, step, outcome.loss, norm)
             progress.step, progress.cursor, progress.epoch = step, data.cursor, data.epoch
-            progress.tokens += sum(batch.tokens for batch in data.batches)
+            progress.tokens += int(group.sum({"tokens": sum(batch.tokens for batch in data.batches)})["tokens"])
             progress.seconds += time.perf_counter() - started
             progress.ended = budget.spent(progress)
 
@@ -105,15 +109,18 @@ def train(
                 row = outcome.row(progress, learning_rate, rate, norm)
                 run.append(row)
                 listener.on_step(row)
-                health.check_row(run.path, progress, data, row["loss"])
             before = progress.best_step, progress.best_value, progress.best_metrics
             evaluates, saves = due(settings, progress, total)
             if evaluates or saves or signals.received:
                 health.check(run.path, loader, data, step, outcome.loss, norm)
             if evaluates:
-                row = score(learner, evaluate, settings, progress)
+                try:
+                    row = score(learner, evaluate, settings, progress)
+                except NotFinite as problem:
+                    raise health.not_finite(run.path, data, problem) from problem
                 run.append(row)
                 listener.on_evaluation(row)
+                health.check_evaluation(run.path, data, row.get("loss"))
             if saves or progress.best_step == step or progress.ended or signals.received:
                 saved = keeper.save(progress, must=progress.ended is not None)
                 if saved:

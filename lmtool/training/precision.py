@@ -43,6 +43,9 @@ class Precision:
         return GradScaler(self.device.type) if self.name == "fp16" else None
 
 
+FP32_CPU = Precision("fp32", torch.device("cpu"), "plain")
+
+
 def choose_device(name: str) -> torch.device:
     """auto (CUDA where there is one), cpu, cuda or cuda:N. UserError where the device is not there."""
     if name == "auto":

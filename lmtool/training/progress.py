@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,7 +17,8 @@ class TrainingSettings:
     stepping, not evaluating and saving; max_flops needs flops_per_token (forward and backward). log_every,
     evaluate_every, checkpoint_every: in steps; evaluate_every None: a tenth of the run; checkpoint_every None: with
     each evaluation. patience: evaluations without a better `metric` before the run ends, None: never. metric: a key
-    of what `evaluate` returns; greater_is_better: its direction.
+    of what `evaluate` returns; greater_is_better: its direction. uninformed_loss: what reading nothing loses; many
+    times as much is an explosion (health.py).
     """
 
     seed: int
@@ -35,6 +36,7 @@ class TrainingSettings:
     evaluate_every: int | None = None
     checkpoint_every: int | None = None
     patience: int | None = None
+    uninformed_loss: float = 0.0
 
 
 @dataclass
@@ -46,7 +48,7 @@ class Progress:
     tokens trained on. seconds: of loading and stepping. total_steps: the schedule's horizon, None while it is being
     measured; horizon: the budget that set it. best_*: the best evaluation so far. stale_evaluations: since then.
     metrics: the last evaluation's, of step evaluated_step. ended: the budget, or "patience", that ended the run.
-    reference_loss, logged_rows, exploded_rows: see health.py. scaler: the fp16 scaler's numbers. threads: of torch on a
+    reference_loss, exploded_steps: see health.py. scaler: the fp16 scaler's numbers. threads: of torch on a
     CPU, on which the order of its sums depends.
     """
 
@@ -65,8 +67,7 @@ class Progress:
     evaluated_step: int | None = None
     ended: str | None = None
     reference_loss: float = 0.0
-    logged_rows: int = 0
-    exploded_rows: int = 0
+    exploded_steps: int = 0
     scaler: dict[str, Any] | None = None
     threads: int | None = None
 
@@ -114,10 +115,10 @@ class TrainingResult:
 
 
 class Listener(Protocol):
-    """Who is told how a training goes. The loop prints nothing."""
+    """Hears how a training goes. The loop prints nothing."""
 
     def on_start(self, step: int, steps: int | None, max_seconds: float | None) -> None:
-        """Training goes on after `step`; `steps` in all, at most, where known; at most `max_seconds` more."""
+        """Training continues after `step`; `steps` in all, at most, where known; at most `max_seconds` more."""
 
     def on_step(self, row: Mapping[str, Any]) -> None:
         """A train row of metrics.jsonl, as it was written."""
@@ -130,20 +131,28 @@ class Listener(Protocol):
     def on_end(self) -> None: ...
 
 
-class Silent:
-    """A listener that says nothing."""
+class Listeners:
+    """Several listeners as one: a bar, trackers. Each hears everything, in their order."""
+
+    def __init__(self, listeners: Sequence[Listener] = ()):
+        self.listeners = tuple(listeners)
 
     def on_start(self, step: int, steps: int | None, max_seconds: float | None) -> None:
-        """Nothing."""
+        for listener in self.listeners:
+            listener.on_start(step, steps, max_seconds)
 
     def on_step(self, row: Mapping[str, Any]) -> None:
-        """Nothing."""
+        for listener in self.listeners:
+            listener.on_step(row)
 
     def on_evaluation(self, row: Mapping[str, Any]) -> None:
-        """Nothing."""
+        for listener in self.listeners:
+            listener.on_evaluation(row)
 
     def on_checkpoint(self, step: int, path: str) -> None:
-        """Nothing."""
+        for listener in self.listeners:
+            listener.on_checkpoint(step, path)
 
     def on_end(self) -> None:
-        """Nothing."""
+        for listener in self.listeners:
+            listener.on_end()

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from lmtool.config.checkpoint import pointed
+from lmtool.config.checkpoint import of_step
+from lmtool.runs.run_folder import RunFolder
 from lmtool.training.precision import Precision
 from lmtool.training.progress import Progress, TrainingResult
-from lmtool.training.run_folder import RunFolder
 
 
 def training_result(
@@ -32,8 +32,8 @@ def training_result(
         best_value=progress.best_value,
         metrics=progress.best_metrics or progress.metrics,
         last_metrics=progress.metrics,
-        best=pointed(run.checkpoints, "best"),
-        last=pointed(run.checkpoints, "last"),
+        best=of_step(run.checkpoints, progress.best_step),
+        last=of_step(run.checkpoints, progress.step),
         peak_memory_bytes=peak_memory(precision.device),
         parameters=sum(one.numel() for one in learner.parameters()),
         trainable_parameters=sum(one.numel() for one in named.values()),

@@ -12,6 +12,7 @@ from torch.amp import GradScaler
 
 from lmtool import streams
 from lmtool.nn.dropout import seed_generators
+from lmtool.training.group import ALONE, Group
 from lmtool.training.optimizers import gradient_norm
 from lmtool.training.precision import Precision
 from lmtool.training.progress import Progress
@@ -43,14 +44,15 @@ def gradients(
     device: torch.device,
     precision: Precision,
     scaler: GradScaler | None = None,
+    group: Group = ALONE,
 ) -> Outcome:
     """Add up the gradients of one step over its micro-batches.
 
-    A term's loss is its sum over all micro-batches, divided once by its count over all of them, so that the cut into
-    micro-batches changes nothing. A term that predicts nothing in this step counts nothing.
+    A term's loss is its sum over all micro-batches, divided once by its count over all of them in all processes of the
+    group, so that neither cut changes anything. A term that predicts nothing in this step counts nothing.
     """
     learner.on_step(step)
-    counts = total_counts(learner, data.batches)
+    counts = group.sum(total_counts(learner, data.batches))
     loss = torch.zeros((), device=device)
     terms: dict[str, Tensor] = {}
 
@@ -61,8 +63,9 @@ def gradients(
         loss = loss + part.detach()
 
     for micro, batch in enumerate(data.batches):
-        # What a learner draws by torch's own means comes from these: seeded here, they need no state to be saved.
-        seed_generators(device, streams.key(seed, "dropout", step, micro))
+        # What a learner draws by torch's own means comes from these: seeded here, they need no state to be saved. The
+        # processes of a group draw apart.
+        seed_generators(device, streams.key(seed, "dropout", step, micro, *([group.rank] if group.rank else [])))
         with precision.autocast():
             output = learner(batch.to(device), step)
         means = {name: total.float() / counts[name] for name, total in output.sums.items() if counts[name]}
@@ -77,7 +80,7 @@ def gradients(
 
 
 def total_counts(learner: Learner, batches: Sequence[Batch]) -> dict[str, float]:
-    """How much each term predicts in the whole step."""
+    """How much each term predicts in the step, as far as it is this process's."""
     totals: dict[str, float] = {}
     for batch in batches:
         for name, count in learner.counts(batch).items():

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from torch import nn
+from lmtool.learners.base import BaseLearner
+from lmtool.tuning.base import TuningMethod
 
-from lmtool.tuning.configs import FullConfig
 
-
-class FullTuning:
+class FullTuning(TuningMethod):
     """Leaves the model as it is, every parameter learning."""
 
-    def __init__(self, config: FullConfig):
-        self.config = config
-
-    def apply(self, learner: nn.Module, new: Collection[str] | None = None) -> None:
-        """Set `requires_grad` of every parameter. `new` is read by other methods."""
+    def edit(self, learner: BaseLearner, seed: int, new: Collection[str] | None = None) -> None:
         learner.requires_grad_(True)

@@ -5,14 +5,15 @@ Shape letters: T tokens, H hidden width.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from lmtool.heads.lm import LMHead
 from lmtool.models.encoder_decoder import EncoderDecoder
+from lmtool.nn.stack import Place, Tap
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Packed
 from lmtool.weights.heads import Assembled
@@ -29,11 +30,17 @@ ADVERSARIAL = (
 """Strings on which tokenizers are known to differ."""
 
 
+ROUNDING = 1e-5
+"""What is predicted of a text may differ by so much: a last layer may work on fewer of its tokens."""
+
+
 @dataclass
 class Comparison:
     """tensors: the largest difference of each tensor that is on both sides. missing: of the original, not in the copy.
-    unused: of the copy's file, read by nothing. tied: pairs of names of one tensor. layers, logits: differences on a
-    sample text. strings: those that get other ids."""
+    unused: of the copy's file, read by nothing. tied: pairs of names of one tensor. layers, logits, pair_logits:
+    differences on a sample of two segments. texts: differences of what is predicted of texts ("texts") and of pairs
+    ("pairs"), beside the largest value, infinite where a text is read as other tokens or segments. strings: those that
+    get other ids."""
 
     tensors: dict[str, float]
     missing: list[str]
@@ -41,14 +48,18 @@ class Comparison:
     tied: list[str] = field(default_factory=list)
     layers: dict[str, float] = field(default_factory=dict)
     logits: float | None = None
+    pair_logits: float | None = None
+    texts: dict[str, float] = field(default_factory=dict)
     strings: list[str] = field(default_factory=list)
     strings_compared: int = 0
 
     @property
     def same(self) -> bool:
         """Whether nothing was lost: equal tensors, outputs and ids."""
-        numbers = [*self.tensors.values(), *self.layers.values(), self.logits or 0.0]
-        return not self.missing and not self.strings and max(numbers, default=0.0) == 0.0
+        numbers = [*self.tensors.values(), *self.layers.values(), self.logits or 0.0, self.pair_logits or 0.0]
+        # A difference that is no number is one.
+        equal = all(number == 0.0 for number in numbers) and all(number < ROUNDING for number in self.texts.values())
+        return equal and not self.missing and not self.strings
 
     def rows(self) -> list[tuple[str, str]]:
         """What the screen says: a word and what there is to it."""
@@ -65,6 +76,11 @@ class Comparison:
             each = " · ".join(f"{name} {value:.3g}" for name, value in self.layers.items())
             rows.append(("layers", f"largest differences on a sample: {each}"))
         rows.append(("logits", "none" if self.logits is None else f"largest difference {self.logits:.3g}"))
+        if self.pair_logits is not None:
+            rows.append(("pair logits", f"largest difference {self.pair_logits:.3g}"))
+        if self.texts:
+            each = " · ".join(f"{kind} {value:.3g}" for kind, value in self.texts.items())
+            rows.append(("as read", f"largest differences, tokenized by the folder's files: {each}"))
         if self.strings_compared:
             share = f"{len(self.strings)} of {self.strings_compared} adversarial strings get other ids"
             rows.append(("tokenizer", share + (f": {self.strings[0]!r}" if self.strings else "")))
@@ -79,7 +95,7 @@ def _these(names: list[str]) -> str:
 def compare_tensors(original: Mapping[str, Tensor], copy: Mapping[str, Tensor], unused: list[str]) -> Comparison:
     """Original and copy under the same names."""
     found = {
-        name: _difference(tensor, copy[name])
+        name: difference(tensor, copy[name])
         for name, tensor in original.items()
         if name in copy and copy[name].shape == tensor.shape
     }
@@ -88,21 +104,28 @@ def compare_tensors(original: Mapping[str, Tensor], copy: Mapping[str, Tensor], 
 
 @torch.no_grad()
 def compare_outputs(comparison: Comparison, original: Assembled, copy: Assembled) -> None:
-    """Enter the differences of each layer and of the logits, on a sample of random tokens."""
+    """Enter the differences of each layer and of the logits, on a sample of random tokens, in two segments where the
+    model has them."""
     backbone = original.backbone
     rows, longest = backbone.config.vocab_size, min(backbone.config.max_positions, 24)
     tokens = torch.arange(2 * longest - 5, dtype=torch.int64) * 7919 % rows
-    sample = Packed(tokens, (longest, longest - 5))
+    pairs = getattr(backbone.config, "segments", 0) > 1
+    columns = {"segment": torch.arange(len(tokens)) % longest // (longest // 2 + 1)} if pairs else {}
+    sample = Packed(tokens, (longest, longest - 5), columns)
     outputs = Packed(tokens.flip(0), sample.lengths) if isinstance(backbone, EncoderDecoder) else None
-    seen: list[tuple[dict[str, Tensor], Tensor | None]] = []
-    for one in (original.eval(), copy.eval()):
-        with _layers(one.backbone) as layers:
-            hidden_TH = one.hidden(sample, outputs)
-        seen.append((layers | {"hidden": hidden_TH}, one.logits(hidden_TH, sample if outputs is None else outputs)))
-    (mine, my_logits), (theirs, their_logits) = seen
-    comparison.layers = {name: _difference(tensor, theirs[name]) for name, tensor in mine.items()}
-    if my_logits is not None and their_logits is not None:
-        comparison.logits = _difference(my_logits, their_logits)
+    read = sample if outputs is None else outputs
+    seen: list[tuple[dict[str, Tensor], Tensor | None, Tensor | None]] = []
+    for parts in (original.eval(), copy.eval()):
+        layers = _Layers()
+        hidden_TH = parts.hidden(sample, outputs, layers)
+        logits = parts.logits(hidden_TH, read), parts.pair_logits(hidden_TH, read)
+        seen.append((layers.states | {"hidden": hidden_TH}, *logits))
+    (mine, *my_logits), (theirs, *their_logits) = seen
+    comparison.layers = {name: difference(tensor, theirs[name]) for name, tensor in mine.items()}
+    comparison.logits, comparison.pair_logits = (
+        difference(ours, copied) if ours is not None and copied is not None else None
+        for ours, copied in zip(my_logits, their_logits, strict=True)
+    )
 
 
 def compare_tokenizers(comparison: Comparison, original: Tokenizer, copy: Tokenizer) -> None:
@@ -120,31 +143,27 @@ def tied_names(parts: Assembled) -> list[str]:
         if id(parameter) in first:
             tied.append(f"{name} = {first[id(parameter)]}")
         first.setdefault(id(parameter), name)
-    for name in ("masked_lm", "lm"):
-        if name in parts.heads and (name == "masked_lm" or parts.backbone.vocabulary_head.tied):
+    for name, head in parts.heads.items():
+        if isinstance(head, LMHead) and head.output is None:
             tied.append(f"heads.{name} = backbone.embed.token.weight")
     return tied
 
 
-@contextmanager
-def _layers(backbone: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Collects the (T, H) outputs of the layers, in the order they are called."""
-    found: dict[str, Tensor] = {}
-    stacks = ("encoder.", "decoder.") if isinstance(backbone, EncoderDecoder) else ("",)
-    hooks = []
-    for stack in stacks:
-        for number, layer in enumerate(backbone.get_submodule(f"{stack}layers").children()):
-            name = f"{stack}{number}"
-            # A shared layer is called several times: the last time counts.
-            hooks.append(layer.register_forward_hook(lambda _, __, output, name=name: found.update({name: output})))
-    try:
-        yield found
-    finally:
-        for hook in hooks:
-            hook.remove()
+class _Layers(Tap):
+    """Keeps the states (T, H) behind the embedding and each layer, by name."""
+
+    def __init__(self) -> None:
+        self.states: dict[str, Tensor] = {}
+
+    def __call__(self, place: Place, x_TH: Tensor) -> Tensor:
+        self.states[f"{place.side} {place.layer}"] = x_TH
+        return x_TH
 
 
-def _difference(one: Tensor, other: Tensor) -> float:
+def difference(one: Tensor, other: Tensor) -> float:
+    """The largest difference of two tensors; infinite where their shapes differ."""
+    if one.shape != other.shape:
+        return float("inf")
     if not one.numel():
         return 0.0
     return float((one.double() - other.double()).abs().max())

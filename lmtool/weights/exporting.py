@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,11 @@ from lmtool.config.tables import builder_module, entry_of
 from lmtool.errors import UserError
 from lmtool.models.configs import ModelConfig
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
+from lmtool.models.keymap import Tied
+from lmtool.runs.checkpoints import save_tensors
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.training.checkpoints import save_tensors
+from lmtool.weights.classifiers import CLASSIFIER, labels_of
 from lmtool.weights.folders import CONFIG
-from lmtool.weights.heads import CLASSIFIER
 from lmtool.weights.loading import part_of
 
 
@@ -37,38 +38,66 @@ class Export:
 def export_of(
     model: ModelConfig, tensors: Mapping[str, Tensor], task: Mapping[str, Any] | None, tokenizer: Tokenizer
 ) -> Export:
-    """The published form of a checkpoint's tensors. task: the section of a finetuned checkpoint, with its labels.
+    """The published form of a checkpoint's tensors. task: the section of a task's checkpoint, with its labels.
 
-    UserError for a family, or a variant of one, that has no published form.
+    UserError for a family, or a variant of one, that has no published form, and for a task's head that has none.
     """
     family = builder_module(entry_of(model))
     if not hasattr(family, "published_config"):
         raise UserError(f"model={model.name} has no published form", "export a model of a family that transformers has")
     renamed = dict(tensors)
     if task is not None:
+        _require_published_head(model, task)
         own = f"heads.{task['name']}."
         renamed = {
             f"heads.{CLASSIFIER}.{name[len(own) :]}" if name.startswith(own) else name: one
             for name, one in tensors.items()
         }
     heads = {part_of(name).removeprefix("heads.") for name in renamed if name.startswith("heads.")}
-    needed, architecture = next((needed, name) for needed, name in family.ARCHITECTURES if set(needed) <= heads)
-    wanted = {"backbone", "heads.lm", *(f"heads.{one}" for one in needed or ("pooler",))}
+    # A classifier's head without a task stands for nothing that could be named.
+    usable = heads if task is not None else heads - {CLASSIFIER}
+    needed, architecture = next((needed, name) for needed, name in family.ARCHITECTURES if set(needed) <= usable)
+    wanted = {"backbone", *(f"heads.{one}" for one in needed or ("pooler",))}
+    if CLASSIFIER not in needed:
+        wanted.add("heads.lm")
     kept = {name: one for name, one in renamed.items() if part_of(name) in wanted}
     published = family.to_published(kept)
     # A name of ours that is still there has no place.
     kept = {name: one for name, one in kept.items() if name not in published}
     published = {name: one for name, one in published.items() if not name.startswith(("heads.", "backbone."))}
+    tied: Tied | None = getattr(family, "TIED", None)
+    apart = tied is not None and tied.output in published
+    if tied is not None and apart:
+        published = tied.separate(published)
     left_out = {part_of(name) for name in renamed} - {part_of(name) for name in kept}
     config = {
         **family.published_config(model),
         "architectures": [architecture],
         "dtype": "float32",
+        **({"tie_word_embeddings": False} if apart else {}),
         **special_ids(model, tokenizer),
     }
     if task is not None and CLASSIFIER in needed:
-        config |= _labels(task)
+        config |= labels_of(task)
     return Export(architecture, config, published, kept, tuple(sorted(left_out)))
+
+
+def _require_published_head(model: ModelConfig, task: Mapping[str, Any]) -> None:
+    """UserError where transformers' classifier of the family reads a text in another way than the task does."""
+    name, form = task["name"], model.sequence_form(task.get("head"))
+    if model.transformers_form is None:
+        raise UserError(
+            f"heads.{name} has no place in a published model={model.name}: transformers has no text classifier of it",
+            "use the run with lmtool",
+        )
+    theirs = model.sequence_form("transformers")
+    if form != theirs:
+        differing = [one.name for one in fields(form) if getattr(form, one.name) != getattr(theirs, one.name)]
+        raise UserError(
+            f"heads.{name} has no place in transformers' classifier of model={model.name}, which has another "
+            f"{' and '.join(differing)}",
+            "use the run with lmtool, or finetune with task.head=transformers, which has that form",
+        )
 
 
 def special_ids(model: ModelConfig, tokenizer: Tokenizer) -> dict[str, int]:
@@ -79,19 +108,29 @@ def special_ids(model: ModelConfig, tokenizer: Tokenizer) -> dict[str, int]:
     return found
 
 
-def _labels(task: Mapping[str, Any]) -> dict[str, Any]:
-    """Classes by number, or a value."""
-    labels = task.get("labels")
-    if not labels:
-        return {"problem_type": "regression", "num_labels": 1, "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
-    return {
-        "problem_type": "single_label_classification",
-        "id2label": {str(number): label for number, label in enumerate(labels)},
-        "label2id": {label: number for number, label in enumerate(labels)},
-    }
+@dataclass(frozen=True)
+class Reading:
+    """How AutoTokenizer is to read texts. segments: whether the model tells the two texts of a pair apart. max_length:
+    the longest text, in tokens. split_special_tokens: whether what looks like a special token is text."""
+
+    segments: bool
+    max_length: int
+    split_special_tokens: bool
+
+    def settings(self) -> dict[str, Any]:
+        """Keys of a tokenizer_config.json."""
+        names = ["input_ids", *(["token_type_ids"] if self.segments else []), "attention_mask"]
+        return {
+            "model_max_length": self.max_length,
+            # Without the names a plain tokenizer class gives no segments; older transformers gave them to all models.
+            "model_input_names": names,
+            **({"split_special_tokens": True} if self.split_special_tokens else {}),
+        }
 
 
-def write_export(export: Export, model: ModelConfig, tokenizer: Tokenizer, card: str, output: Path) -> None:
+def write_export(
+    export: Export, model: ModelConfig, tokenizer: Tokenizer, reading: Reading, card: str, output: Path
+) -> None:
     """Write the folder, whole or not at all. OSError where the disk refuses."""
 
     def fill(draft: Path) -> None:
@@ -99,7 +138,7 @@ def write_export(export: Export, model: ModelConfig, tokenizer: Tokenizer, card:
         _write_json(draft / CONFIG, export.config)
         tokenizer.save(draft)
         settings = json.loads((draft / "tokenizer_config.json").read_text(encoding="utf-8"))
-        _write_json(draft / "tokenizer_config.json", {**settings, "model_max_length": model.max_positions})
+        _write_json(draft / "tokenizer_config.json", {**settings, **reading.settings()})
         if model.architecture != "encoder":
             _write_json(draft / "generation_config.json", special_ids(model, tokenizer))
         (draft / "README.md").write_text(card, encoding="utf-8")

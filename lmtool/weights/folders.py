@@ -7,24 +7,26 @@ nothing in a folder is executed.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from lmtool.config.tables import builder_module, lookup
 from lmtool.errors import UserError
 from lmtool.models.published import PublishedConfig
+from lmtool.weights.classifiers import is_classifier, refusal, task_of
 from lmtool.weights.hub import Absent, Address
 
-CONFIG = "config.json"
+CONFIG, SETTINGS = "config.json", "tokenizer_config.json"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 """The files that hold weights, the preferred ones first."""
 TOKENIZER = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt",
-    "vocab.json", "merges.txt", "spiece.model", "sentencepiece.model", "spm.model", "tokenizer.model",
+    "tokenizer.json", SETTINGS, "special_tokens_map.json", "added_tokens.json", "vocab.txt",
+    "vocab.json", "merges.txt", "spiece.model", "sentencepiece.model", "spm.model", "tokenizer.model", CONFIG,
 )  # fmt: skip
+"""The files that say what a tokenizer does; config.json may name its class."""
 FAMILIES = {
     "bert": "bert",
     "roberta": "roberta",
@@ -40,6 +42,7 @@ FAMILIES = {
 """Our model by the `model_type` of a config.json."""
 _GIVE = "give a run of lmtool, a folder with config.json and model.safetensors, or hf://org/name@revision"
 _MOST_BYTES = 10_000_000
+Read = TypeVar("Read")
 
 
 @dataclass(frozen=True)
@@ -67,8 +70,12 @@ class PublishedFolder:
     def model_section(self) -> dict[str, Any]:
         """Its `model` section, as the decoder takes it. UserError where it is a variant that we do not compute."""
         family = self.family()
+        return self._readable(lambda: dict(family.from_published_config(self.config)))
+
+    def _readable(self, read: Callable[[], Read]) -> Read:
+        """What is read of its config.json; UserError, naming the checkpoint, where it cannot be."""
         try:
-            return dict(family.from_published_config(self.config))
+            return read()
         except UserError as error:
             raise UserError(f"checkpoint={self.checkpoint}: {error.message}", error.hint) from error
         except (KeyError, TypeError, ValueError) as problem:
@@ -77,8 +84,29 @@ class PublishedFolder:
             ) from problem
 
     def saved_config(self) -> dict[str, Any]:
-        """What a checkpoint of ours would have in its config.json: the model, and the tokenizer in this folder."""
-        return {"model": self.model_section(), "tokenizer": {"name": "folder", "path": str(self.path)}}
+        """What a checkpoint of ours would have in its config.json: the model, the tokenizer in this folder, and the
+        task of a text classifier."""
+        config = {"model": self.model_section(), "tokenizer": {"name": "folder", "path": str(self.path)}}
+        task = self._task() if is_classifier(self.config) else None
+        return config if task is None else {**config, "task": task}
+
+    def classifier_config(self) -> dict[str, Any]:
+        """`saved_config` of a text classifier, which reads texts as in transformers: what looks like a special token
+        is one, and no text is longer than its tokenizer says. UserError where it is of no task that lmtool has."""
+        problem = self._readable(lambda: refusal(self.config))
+        if problem is not None:
+            raise UserError(f"checkpoint={self.checkpoint}: {problem}", "finetune it on a task: its head is new then")
+        config, settings = {**self.saved_config(), "task": self._task()}, read_settings(self.path)
+        lengths = [config["model"].get("max_positions"), settings.get("model_max_length")]
+        return {
+            **config,
+            "tokenizer": {**config["tokenizer"], "parse_special_tokens": not settings.get("split_special_tokens")},
+            # A tokenizer without a limit of its own has one of 10^30.
+            "max_length": min(int(one) for one in lengths if isinstance(one, int | float) and 1 <= one <= 10**9),
+        }
+
+    def _task(self) -> dict[str, Any] | None:
+        return self._readable(lambda: task_of(self.config))
 
 
 def published_folder(checkpoint: str, offline: bool = False) -> PublishedFolder | None:
@@ -156,6 +184,12 @@ def _from_hub(checkpoint: str, offline: bool) -> PublishedFolder:
         with suppress(Absent):
             address.file(name, offline, commit)
     return PublishedFolder(checkpoint, path.parent, PublishedConfig(_read_config(checkpoint, path)), commit)
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """The tokenizer_config.json of a folder; empty where there is none. UserError where it is no JSON object."""
+    path = folder / SETTINGS
+    return dict(_read_config(str(folder), path)) if path.is_file() else {}
 
 
 def _read_config(checkpoint: str, path: Path) -> Mapping[str, Any]:

@@ -11,20 +11,22 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from lmtool.heads.lm import MaskedLMHead, lm_head
+from lmtool.heads.lm import lm_head, masked_lm_head
 from lmtool.heads.replaced_token import ReplacedTokenHead
 from lmtool.heads.sequence import Pooler, SequenceHead, summary
 from lmtool.models.base import Backbone
+from lmtool.nn.stack import Tap
 from lmtool.types import Packed
+from lmtool.weights.classifiers import CLASSIFIER
 from lmtool.weights.loading import by_part
 
-CLASSIFIER = "classifier"
-"""The name of a task's head where no task is known: what a published classifier's is read as."""
+PAIR_HEADS = {"next_sentence": ("next", "random"), "sentence_order": ("in order", "swapped")}
+"""Heads over the two texts of a pair, behind the pooler, and what their two classes say of the second text."""
 
 
 class Assembled(nn.Module):
     """A backbone and its heads, under the names of a checkpoint. task: the head that gives the logits of a whole text,
-    where there is one."""
+    where there is one. pair: the head over pairs, where there is one."""
 
     def __init__(self, backbone: Backbone, tensors: Mapping[str, Tensor], task: str | None = None):
         super().__init__()
@@ -37,33 +39,41 @@ class Assembled(nn.Module):
         given = task if task is not None and task in self.heads else CLASSIFIER
         pooled = backbone.config.summary != "pooled_first" or "pooler" in self.heads
         self.task = given if given in self.heads and pooled else None
+        pairs = [name for name in PAIR_HEADS if name in self.heads and "pooler" in self.heads]
+        self.pair = pairs[0] if pairs else None
 
-    def hidden(self, inputs: Packed, outputs: Packed | None) -> Tensor:
+    def hidden(self, inputs: Packed, outputs: Packed | None, tap: Tap | None = None) -> Tensor:
         """(T, H) of the last layer; of the decoder's where there are two stacks."""
-        return self.backbone(inputs) if outputs is None else self.backbone(inputs, None, outputs)
+        return self.backbone(inputs, tap=tap) if outputs is None else self.backbone(inputs, None, outputs, tap=tap)
 
     def logits(self, hidden_TH: Tensor, read: Packed) -> Tensor | None:
         """(N, C) of a task; else (T, V) of a language model, or (T,) of replaced tokens; None without such a head."""
         table_VH = self.backbone.embed.token.weight
         if self.task is not None:
             how = self.backbone.config.summary
-            place: Literal["first", "last", "mean"] = "first" if how == "pooled_first" else how
-            summary_NH = summary(hidden_TH, read, place)
-            if how == "pooled_first":
-                summary_NH = self.heads["pooler"](summary_NH)
-            return self.heads[self.task](summary_NH)
+            return self._of_texts(self.task, hidden_TH, read, "first" if how == "pooled_first" else how)
         for name in ("masked_lm", "lm"):
             if name in self.heads:
                 return self.heads[name](hidden_TH, table_VH)
         return self.heads["replaced_token"](hidden_TH) if "replaced_token" in self.heads else None
 
+    def pair_logits(self, hidden_TH: Tensor, read: Packed) -> Tensor | None:
+        """(N, 2) of the head over pairs: whether the second text is another document's, or comes before the first."""
+        return None if self.pair is None else self._of_texts(self.pair, hidden_TH, read, "first")
+
+    def _of_texts(self, head: str, hidden_TH: Tensor, read: Packed, place: Literal["first", "last", "mean"]) -> Tensor:
+        """(N, C) of a head over whole texts, behind the pooler where there is one."""
+        summary_NH = summary(hidden_TH, read, place)
+        if "pooler" in self.heads:
+            summary_NH = self.heads["pooler"](summary_NH)
+        return self.heads[head](summary_NH)
+
 
 def _head(backbone: Backbone, name: str, own: Mapping[str, Tensor]) -> nn.Module | None:
     """The module of a head, by its name; None for one that stands for nothing outside of its training."""
-    config, width = backbone.config, backbone.hidden_size
+    width = backbone.hidden_size
     if name == "masked_lm":
-        table_width = backbone.embed.token.weight.shape[1]
-        return MaskedLMHead(width, config.vocab_size, backbone.head_activation, config.norm_epsilon, table_width)
+        return masked_lm_head(backbone)
     if name == "lm":
         head = lm_head(backbone)
         trained = dict(head.named_parameters())
@@ -73,7 +83,7 @@ def _head(backbone: Backbone, name: str, own: Mapping[str, Tensor]) -> nn.Module
         return Pooler(width, backbone.pooler_activation)
     if name == "replaced_token":
         return ReplacedTokenHead(width, backbone.head_activation)
-    weight = own.get(f"heads.{name}.output.weight")
-    if set(own) == {f"heads.{name}.output.weight", f"heads.{name}.output.bias"} and weight is not None:
-        return SequenceHead(width, len(weight)) if weight.shape[1:] == torch.Size([width]) else None
+    weight, bias = f"heads.{name}.output.weight", f"heads.{name}.output.bias"
+    if weight in own and set(own) <= {weight, bias} and own[weight].shape[1:] == torch.Size([width]):
+        return SequenceHead(width, len(own[weight]), bias=bias in own)
     return None

@@ -34,9 +34,19 @@ class Address:
     @classmethod
     def of(cls, key: str, text: str, hint: str) -> Address:
         """UserError with the hint where the text is no such address."""
+        from huggingface_hub.errors import HFValidationError
+        from huggingface_hub.utils import validate_repo_id
+
         match = re.fullmatch(r"hf://((?:[\w.-]+/)?[\w.-]+)(?:@([\w./-]+))?", text)
         if match is None:
             raise UserError(f"{key}={text}: no address that lmtool reads", hint)
+        try:
+            validate_repo_id(match[1])
+        except HFValidationError as problem:
+            raise UserError(f"{key}={text}: no name on the hub: {_short(problem)}", hint) from problem
+        # A revision is a path in the cache.
+        if match[2] is not None and not all(part.strip(".") for part in match[2].split("/")):
+            raise UserError(f"{key}={text}: {match[2]} is no branch, tag or commit", hint)
         return cls(f"{key}={text}", match[1], match[2] or "main")
 
     def file(self, name: str, offline: bool, revision: str | None = None) -> Path:

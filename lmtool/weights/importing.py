@@ -13,9 +13,9 @@ from lmtool.config import saved
 from lmtool.config.checkpoint import CONFIG, MODEL, STATE
 from lmtool.manifest import write_manifest
 from lmtool.models.configs import ModelConfig
+from lmtool.runs.checkpoints import save_tensors
 from lmtool.secrets import masked, masked_data
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.training.checkpoints import save_tensors
 from lmtool.weights.exporting import whole_folder
 
 COMMAND = "import"
@@ -27,9 +27,11 @@ def write_import(
     tokenizer: Tokenizer | None,
     source: Mapping[str, Any],
     output: Path,
+    classifier: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the checkpoint folder, whole or not at all. source: where the weights are from, kept masked in its
-    config.json, but for the revision: a commit looks like a key, and is none.
+    config.json, but for the revision: a commit looks like a key, and is none. classifier: the configuration of a text
+    classifier (`PublishedFolder.classifier_config`).
 
     UserError where the folder is not empty or cannot be written.
     """
@@ -40,8 +42,10 @@ def write_import(
         "source": {**masked_data(dict(source)), "revision": source.get("revision")},
         "model": json.loads(model.model_dump_json()),
     }
+    given = classifier or {}
+    config |= {name: given[name] for name in ("task", "max_length") if name in given}
     if tokenizer is not None:
-        config["tokenizer"] = {"name": "folder", "path": masked(str(output))}
+        config["tokenizer"] = {**given.get("tokenizer", {}), "name": "folder", "path": masked(str(output))}
 
     def fill(draft: Path) -> None:
         save_tensors(tensors, draft / MODEL)

@@ -22,6 +22,7 @@ from lmtool.errors import UserError
 from lmtool.models import encoder_configs as encoder_configs
 from lmtool.models import encoder_decoder_configs as encoder_decoder_configs
 from lmtool.models.configs import ModelConfig
+from lmtool.models.encoder_decoder import shifted
 from lmtool.tokenizers.published import has_tokenizer
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Packed
@@ -34,10 +35,13 @@ from lmtool.weights.reading import Weights, read
 @dataclass(frozen=True)
 class Output:
     """hidden: (B, L, H) of the last layer, zero where there is padding; of the decoder's where there are two stacks.
-    logits: (B, L, V) of a language model, (B, L) of replaced tokens, (B, C) of a task's head, or None."""
+    logits: (B, L, V) of a language model, (B, L) of replaced tokens, (B, C) of a task's head, or None.
+    pair_logits: (B, 2) of a head over pairs: the second text follows, or it is another document's (next sentence) or
+    comes first (sentence order); None without one."""
 
     hidden: Tensor
     logits: Tensor | None
+    pair_logits: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -52,32 +56,54 @@ class Loaded:
 
 
 class PaddedModel(nn.Module):
-    """A backbone and heads that read padded rows. Inside, the real tokens are packed end to end."""
+    """A backbone and heads that read padded rows. Inside, the real tokens are packed end to end. start: the token that
+    a decoder's text starts with, where it is known."""
 
-    def __init__(self, parts: Assembled):
+    def __init__(self, parts: Assembled, start: int | None = None):
         super().__init__()
-        self.parts = parts
+        self.parts, self.start = parts, start
 
     def forward(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, decoder_input_ids: Tensor | None = None
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
     ) -> Output:
         """input_ids: (B, L) int64. attention_mask: (B, L), not zero where a token is real; None: everywhere. The real
         tokens of a row stand together; their positions count from the first of them. decoder_input_ids: (B, L') of an
-        encoder-decoder, shifted already, all real. ValueError where a shape is wrong."""
+        encoder-decoder, shifted already, all real; None for a task's head: its decoder reads the same text.
+        token_type_ids: (B, L), 1 at the second text of a pair; None: 0 everywhere. ValueError where a shape is wrong,
+        and for segments that the model does not have."""
         two_stacks = self.parts.backbone.config.architecture == "encoder_decoder"
-        if two_stacks != (decoder_input_ids is not None):
+        own = two_stacks and self.parts.task is not None and self.start is not None
+        if two_stacks != (decoder_input_ids is not None) and not own:
             raise ValueError(f"decoder_input_ids are {'missing' if two_stacks else 'for an encoder-decoder only'}")
         real_BL = _real(input_ids, attention_mask)
-        inputs = _packed(input_ids, real_BL)
+        inputs = _packed(input_ids, real_BL, self._segments(input_ids, token_type_ids))
         outputs = None
         if decoder_input_ids is not None:
             real_BL = _real(decoder_input_ids, None)
             outputs = _packed(decoder_input_ids, real_BL)
+        elif two_stacks and self.start is not None:
+            outputs = shifted(inputs, self.start)
         hidden_TH = self.parts.hidden(inputs, outputs)
-        logits = self.parts.logits(hidden_TH, inputs if outputs is None else outputs)
+        read = inputs if outputs is None else outputs
+        logits = self.parts.logits(hidden_TH, read)
         if logits is not None and self.parts.task is None:
             logits = _padded(logits, real_BL)
-        return Output(_padded(hidden_TH, real_BL), logits)
+        return Output(_padded(hidden_TH, real_BL), logits, self.parts.pair_logits(hidden_TH, read))
+
+    def _segments(self, ids_BL: Tensor, segments_BL: Tensor | None) -> Tensor | None:
+        """Checked segments, or None."""
+        if segments_BL is None:
+            return None
+        if segments_BL.shape != ids_BL.shape:
+            raise ValueError(f"token_type_ids have the shape {tuple(segments_BL.shape)}, the ids {tuple(ids_BL.shape)}")
+        known = max(getattr(self.parts.backbone.config, "segments", 0), 1)
+        if segments_BL.numel() and not 0 <= int(segments_BL.min()) <= int(segments_BL.max()) < known:
+            raise ValueError(f"token_type_ids up to {int(segments_BL.max())}; the model has {known} segments")
+        return segments_BL.to(ids_BL.device)
 
 
 def load(checkpoint: str | Path, device: str = "cpu", offline: bool = False) -> Loaded:
@@ -92,7 +118,8 @@ def load(checkpoint: str | Path, device: str = "cpu", offline: bool = False) -> 
     task = saved.get("task")
     parts = assemble(config, weights, checkpoint, task.get("name") if isinstance(task, dict) else None)
     tokenizer = Tokenizer.load(weights.folder) if has_tokenizer(weights.folder) else None
-    model = PaddedModel(parts[0]).to(device).eval()
+    roles = {} if tokenizer is None else tokenizer.roles
+    model = PaddedModel(parts[0], roles.get(getattr(config, "start_role", ""))).to(device).eval()
     return Loaded(model, tokenizer, config, parts[1])
 
 
@@ -147,8 +174,9 @@ def _real(ids_BL: Tensor, mask_BL: Tensor | None) -> Tensor:
     return real_BL
 
 
-def _packed(ids_BL: Tensor, real_BL: Tensor) -> Packed:
-    return Packed(ids_BL[real_BL].long(), tuple(real_BL.sum(1).tolist()))
+def _packed(ids_BL: Tensor, real_BL: Tensor, segments_BL: Tensor | None = None) -> Packed:
+    columns = {} if segments_BL is None else {"segment": segments_BL[real_BL].long()}
+    return Packed(ids_BL[real_BL].long(), tuple(real_BL.sum(1).tolist()), columns)
 
 
 def _padded(values: Tensor, real_BL: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from lmtool.errors import UserError
+from lmtool.heads.lm import LMHead
 
 
 @dataclass(frozen=True)
@@ -64,11 +65,15 @@ def differences(wanted: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> li
 
 
 def load_into(learner: nn.Module, tensors: Mapping[str, Tensor], origin: str, whole: bool = False) -> LoadReport:
-    """Copy a checkpoint's tensors into a learner.
+    """Copy a checkpoint's tensors into a learner, whose heads get tables of their own where the checkpoint has them.
 
     origin: what to call the checkpoint in errors. whole: every part must be there (to evaluate or to predict).
     Raises UserError where the backbone, or with `whole` any part, does not fit.
     """
+    for name, module in learner.named_modules():
+        table = tensors.get(f"{name}.output.weight")
+        if isinstance(module, LMHead) and module.output is None and table is not None:
+            module.untie(*table.shape)
     wanted, given = by_part(learner.state_dict()), by_part(tensors)
     taken: dict[str, Tensor] = {}
     new: dict[str, int] = {}

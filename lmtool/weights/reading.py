@@ -14,18 +14,19 @@ from torch import Tensor
 
 from lmtool.config.checkpoint import find
 from lmtool.errors import UserError
-from lmtool.training.checkpoints import read_weights
+from lmtool.runs.checkpoints import read_weights
 from lmtool.weights.folders import PublishedFolder, fetched, published_folder, weight_file
 from lmtool.weights.pickled import read_pickled
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Tensors under our names. folder: where tokenizer files lie too. ignored: keys of a published config.json that
-    were not read."""
+    """Tensors under our names. folder: where tokenizer files lie too. origin: the `checkpoint=` that named them.
+    ignored: keys of a published config.json that were not read."""
 
     tensors: dict[str, Tensor]
     folder: Path
+    origin: str
     ignored: tuple[str, ...] = ()
 
 
@@ -34,10 +35,13 @@ def read(checkpoint: str, offline: bool = False) -> Weights:
     published = published_folder(checkpoint, offline)
     if published is None:
         folder = find(checkpoint)
-        return Weights(read_weights(folder), folder)
+        return Weights(read_weights(folder), folder, checkpoint)
     published.model_section()  # a variant that we do not compute is refused here, and its keys are read
-    tensors = published.family().from_published(read_published(published, offline))
-    return Weights(wide(tensors), published.path, published.config.ignored)
+    try:
+        tensors = published.family().from_published(read_published(published, offline), published.config)
+    except UserError as error:
+        raise UserError(f"checkpoint={checkpoint}: {error.message}", error.hint) from error
+    return Weights(wide(tensors), published.path, checkpoint, published.config.ignored)
 
 
 def read_published(folder: PublishedFolder, offline: bool = False) -> dict[str, Tensor]:

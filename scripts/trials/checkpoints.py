@@ -243,12 +243,12 @@ def _read(stage: Path, place: Path, run: str, command: str, chosen: str, path: P
 
 def _follow(place: Path, command: str, answer: Answer, results: dict[str, str]) -> None:
     """A hint that names another checkpoint is typed, and must work."""
-    other = re.search(r"^hint: .*?checkpoint=(\S+/(step_\d+))", answer.err, re.MULTILINE)
+    other = re.search(r"^hint: give (\S+/(step_\d+)), which is intact", answer.err, re.MULTILINE)
     if other is None:
         return
     again, result = _used(command, place, other[1])
     if again.status or result != results[other[2]]:
-        raise Failed(Outcome.DEAD_END, f"its hint checkpoint={other[1]} does not work: {again.errors[:200]}")
+        raise Failed(Outcome.DEAD_END, f"its hint, {other[1]}, does not work: {again.errors[:200]}")
 
 
 KIND = Kind("checkpoints", "a damaged file x a command that reads it", trials=len(cells()), draw=6, trial=_trial)

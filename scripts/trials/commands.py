@@ -56,7 +56,8 @@ def in_fork(
     def child(folder: Path) -> None:
         _redirect(streams)
         os.chdir(folder)
-        os.environ.update({"HOME": str(folder / ".home"), **(environment or {})})
+        home = folder / ".home"
+        os.environ.update({"HOME": str(home), "TORCHINDUCTOR_CACHE_DIR": str(home / "torch"), **(environment or {})})
         pages = int(Path("/proc/self/statm").read_text().split()[0]) if Path("/proc/self/statm").exists() else 0
         if pages:
             limit = pages * resource.getpagesize() + _MEMORY
@@ -88,7 +89,7 @@ def _redirect(streams: Mapping[str, Path]) -> None:
     flags = {"in": os.O_RDONLY, "out": os.O_WRONLY | os.O_CREAT | os.O_TRUNC, "err": os.O_WRONLY | os.O_CREAT}
     for number, (name, path) in enumerate(streams.items()):
         os.dup2(os.open(path, flags[name], 0o600), number)
-    sys.stdin = io.TextIOWrapper(io.FileIO(0, "r", closefd=False), encoding="utf-8")
+    sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, "r", closefd=False)), encoding="utf-8")
     sys.stdout, sys.stderr = (
         io.TextIOWrapper(io.FileIO(number, "w", closefd=False), encoding="utf-8", errors=errors, write_through=True)
         for number, errors in ((1, "strict"), (2, "backslashreplace"))
@@ -144,9 +145,8 @@ def _last_words(answer: Answer) -> str:
 
 def shown(words: Sequence[str]) -> str:
     """A command line as the table shows it; long words cut."""
-    return "lmtool " + " ".join(
-        repr(word)[1:-1] if len(word) <= 80 else repr(word[:77])[1:-1] + "..." for word in words
-    )
+    short = (repr(word if len(word) <= 80 else f"{word[:77]}...")[1:-1] for word in words)
+    return f"lmtool {' '.join(short)}"
 
 
 def refused(answer: Answer, *names: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -35,9 +36,7 @@ CONTENTS = {
     "two documents": "seed: 1\n---\nseed: 2\n",
     "a key twice": "seed: 1\nseed: 2\n",
     "a tab": "seed:\t1\n\tx: 2\n",
-    "terminal codes in a key": f'"{ESCAPES}": 1\n'.replace("\x1b", "\\e")
-    .replace("\x07", "\\a")
-    .replace("\x9b", "\\x9b"),
+    "terminal codes in a key": f"{json.dumps(ESCAPES)}: 1\n",
     "terminal codes, raw": f"name: {ESCAPES}\n",
     "a number as key": "1: 2\n",
     "a null key": "~: 2\n",
@@ -85,13 +84,17 @@ def _odd_folder(make: Callable[[Path], None]) -> Callable[[Path, random.Random],
     return plant
 
 
+def _yaml(path: Path) -> None:
+    path.write_text("num_layers: 1\n")
+
+
 def _link_up(folder: Path) -> None:
     (folder / "up").symlink_to("..")
 
 
 def _many(folder: Path) -> None:
     for number in range(2000):
-        (folder / f"m{number}.yaml").write_text("num_layers: 1\n")
+        _yaml(folder / f"m{number}.yaml")
 
 
 SCENES = list(_scenes())
@@ -101,7 +104,7 @@ SCENES += [
     for name, make in {
         "a loop of links": _link_up,
         "two thousand files": _many,
-        "a name with terminal codes": lambda folder: (folder / "\x1b[31mred.yaml").write_text("num_layers: 1\n") and None,
-        "a name that is not UTF-8": lambda folder: (folder / "m\udcff.yaml").write_text("num_layers: 1\n") and None,
+        "a name with terminal codes": lambda folder: _yaml(folder / "\x1b[31mred.yaml"),
+        "a name that is not UTF-8": lambda folder: _yaml(folder / "m\udcff.yaml"),
     }.items()
 ]  # fmt: skip

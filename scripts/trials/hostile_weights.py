@@ -103,9 +103,10 @@ _FILES = {
 _CONFIGS: dict[str, Callable[[dict[str, Any]], Any]] = {
     f"{key}={str(value)[:30]}": lambda data, key=key, value=value: data.update({key: value})
     for key, value in (
-        ("vocab_size", 2147483647), ("vocab_size", -1), ("vocab_size", 10**30), ("vocab_size", "400"), ("vocab_size", 1.5),
-        ("num_hidden_layers", 10**9), ("num_hidden_layers", 0), ("num_hidden_layers", "one"), ("hidden_size", 10**9),
-        ("hidden_size", -32), ("num_attention_heads", 0), ("num_attention_heads", 7), ("max_position_embeddings", 10**12),
+        ("vocab_size", 2147483647), ("vocab_size", -1), ("vocab_size", 10**30), ("vocab_size", "400"),
+        ("vocab_size", 1.5), ("num_hidden_layers", 10**9), ("num_hidden_layers", 0), ("num_hidden_layers", "one"),
+        ("hidden_size", 10**9), ("hidden_size", -32), ("num_attention_heads", 0), ("num_attention_heads", 7),
+        ("max_position_embeddings", 10**12),
         ("intermediate_size", 10**12), ("model_type", "../../x"), ("model_type", ["bert"]), ("model_type", ESCAPES),
         ("model_type", None), ("hidden_act", "os.system"), ("hidden_act", ESCAPES), ("layer_norm_eps", "x"),
         ("layer_norm_eps", float("nan")), ("type_vocab_size", 10**10), ("architectures", "x"), ("architectures", [1]),
@@ -144,13 +145,13 @@ def _forged(run: str, name: str, edit: Callable[[dict[str, Any]], Any]) -> Plant
     """A JSON file of every checkpoint of a run, edited, with a manifest that agrees."""
 
     def plant(place: Path, chance: random.Random) -> None:
-        from lmtool.training.checkpoints import write_manifest
+        from lmtool.manifest import write_manifest
 
         for folder in (place / run / "checkpoints").glob("step_*"):
             data = json.loads((folder / name).read_text())
             (folder / name).write_text(json.dumps(edit(data) or data))
             (folder / "manifest.json").unlink()
-            write_manifest(folder, int(folder.name[5:]))
+            write_manifest(folder, {"step": int(folder.name[5:])})
 
     return plant
 
@@ -158,9 +159,10 @@ def _forged(run: str, name: str, edit: Callable[[dict[str, Any]], Any]) -> Plant
 _STATES = {
     f"{key}={str(value)[:20]}": lambda data, key=key, value=value: data.update({key: value})
     for key, value in (
-        ("step", 10**30), ("step", -1), ("step", "x"), ("step", None), ("step", 1.5), ("cursor", {"epoch": -5, "batch": -5}),
-        ("cursor", {"epoch": 10**30, "batch": 0}), ("cursor", [1]), ("cursor", "x"), ("total_steps", 0), ("best_value", "x"),
-        ("best_step", 10**9), ("seconds", "nan"), ("tokens", -1), ("unknown", 1), ("metrics", ESCAPES),
+        ("step", 10**30), ("step", -1), ("step", "x"), ("step", None), ("step", 1.5),
+        ("cursor", {"epoch": -5, "batch": -5}), ("cursor", {"epoch": 10**30, "batch": 0}), ("cursor", [1]),
+        ("cursor", "x"), ("total_steps", 0), ("best_value", "x"), ("best_step", 10**9), ("seconds", "nan"),
+        ("tokens", -1), ("unknown", 1), ("metrics", ESCAPES),
     )
 }  # fmt: skip
 _SAVED: dict[str, Callable[[dict[str, Any]], Any]] = {

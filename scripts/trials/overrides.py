@@ -3,8 +3,8 @@ typed."""
 
 from __future__ import annotations
 
+import contextlib
 import random
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,54 +16,49 @@ from trials.stage import HERE, ROWS, TEXT, copy
 
 _VALUES = (
     "", "''", "[]", "{}", "[1", "{a", "'", '"', "nan", "inf", "-inf", "-1", "0", "-0.0", "0.5", "1e400", "1e-400",
-    "9" * 30, "2147483647", "2147483648", "9223372036854775807", "1e3", "true", "null", "???", "auto", "none",
+    "9" * 30, "1000000000", "2147483647", "2147483648", "9223372036854775807", "1e3", "true", "null", "???", "auto",
+    "none",
     "${seed}", "${oc.env:HOME}", "${oc.env:NOWHERE}", "${hydra:job.name}", "${", "${nope}", "a,b", "1,2", "range(1,3)",
-    "choice(1,2)", "glob(*)", "[[[[1]]]]", "{a: {b: {c: 1}}}", "{_target_: os.system}", "\udcff", "é", "\u202e", "\x1b[31m",
+    "choice(1,2)", "glob(*)", "[[[[1]]]]", "{a: {b: {c: 1}}}", "{_target_: os.system}", "\udcff", "é", "\u202e",
+    "\x1b[31m",
     "x" * 5000, "../..", "/", "/dev/null", "/proc/self/mem", ".", "~", "-", "--help", "a b", "a=b", "a:b", "[nan]",
     "[null]", "[true]", "[-1]", "['']", "0x10", "0o17", "1_000", "010", "yes", "No", "None", "1.0", "'3'", "\t", "\n",
 )  # fmt: skip
 _FORMS = (
     "=3", "seed", "seed==3", "++", "~", "~model", "~optimizer.lr", "+", "model=bert_tiny,gpt_tiny", "model=[bert_tiny]",
     "model={name: bert}", "optimizer.lr.deeper=1", "model.name=gpt", "model/positions=[rotary]", "model/nope=learned",
-    "hydra.foo=1", "hydra.run.dir=elsewhere", "hydra/launcher=nope", "hydra.job.chdir=true", "data@here=text", "seed@x=1",
+    "hydra.foo=1", "hydra.run.dir=elsewhere", "hydra/launcher=nope", "hydra.job.chdir=true", "data@here=text",
+    "seed@x=1",
     "optimizer..lr=1", ".lr=1", "lr.=1", "a" * 5000 + "=1", "a.b.c.d.e.f=1", "_target_=os.system", "model._target_=x",
     "defaults=[]", "version=2", "command=pretrain", "plugins=[os]", "--nope", "--cfg=all", "--config", "--config=nope",
     "--config-dir=nope", "--plugin=nope", "-x", "stray", "", " ", "é=1", "mod\udcffel=1", "seed=1 seed=2", "\x1b[31m=1",
-    "experiment=nope", "experiment=../pretrain", "model=../model/bert_tiny", "model=", "model='bert_tiny", "debug=[short]",
-    "schedule.warmup_steps=5 schedule.warmup_fraction=0.5", "max_epochs=1000000000", "task.validation=[nope]",
+    "experiment=nope", "experiment=../pretrain", "model=../model/bert_tiny", "model=", "model='bert_tiny",
+    "debug=[short]",
+    "schedule.warmup_steps=5 schedule.warmup_fraction=0.5", "task.validation=[nope]",
 )  # fmt: skip
 """All refused, whatever the command."""
-_LEGAL = {"model.name=gpt": "never"}
 
 
-def _commands() -> dict[str, list[str]]:
-    """Small command lines that work, and write into the folder they are typed in."""
-    return {
-        "pretrain": ["pretrain", *TEXT, "max_steps=1"],
-        "finetune": ["finetune", *ROWS, "checkpoint=done/pre", "max_steps=1"],
-        "evaluate": ["evaluate", "checkpoint=done/tuned", *HERE],
-        "predict": ["predict", "checkpoint=done/tuned", *HERE, "text=hello"],
-        "tokenizer": ["tokenizer", "data=text", "data.path=text.txt", "cache_dir=cache", "output=vocabulary",
-                      "tokenizer=wordpiece", "tokenizer.vocab_size=300"],
-        "export": ["export", "checkpoint=done/tuned", "output=exported"],
-        "import": ["import", "checkpoint=published", "output=imported"],
-    }  # fmt: skip
+_COMMANDS = {
+    "pretrain": ["pretrain", *TEXT, "max_steps=1"],
+    "finetune": ["finetune", *ROWS, "checkpoint=done/pre", "max_steps=1"],
+    "evaluate": ["evaluate", "checkpoint=done/tuned", *HERE],
+    "predict": ["predict", "checkpoint=done/tuned", *HERE, "text=hello"],
+    "tokenizer": ["tokenizer", "data=text", "data.path=text.txt", "cache_dir=cache", "output=vocabulary",
+                  "tokenizer=wordpiece", "tokenizer.vocab_size=300"],
+    "export": ["export", "checkpoint=done/tuned", "output=exported"],
+    "import": ["import", "checkpoint=published", "output=imported"],
+}  # fmt: skip
+"""Small command lines that work, and write into the folder they are typed in."""
 
 
-@cache
 def _keys(command: str, place: Path) -> tuple[str, ...]:
-    import os
-
     from lmtool import cli
     from lmtool.config import saved
-    from lmtool.training.run_folder import flatten
+    from lmtool.runs.run_folder import flatten
 
-    before = Path.cwd()
-    os.chdir(place)
-    try:
-        config = cli.configuration(command, cli.parse(_commands()[command][1:]), running=False)
-    finally:
-        os.chdir(before)
+    with contextlib.chdir(place):
+        config = cli.configuration(command, cli.parse(_COMMANDS[command][1:]), running=False)
     return tuple(key for key in flatten(saved.body(saved.save(config, command))) if key != "plugins")
 
 
@@ -75,7 +70,7 @@ def _with(words: list[str], key: str, value: str) -> list[str]:
 def _trial(stage: Path, place: Path, seed: int) -> Verdict:
     chance = chance_of("overrides", seed)
     copy(stage, place, "text.txt", "rows", "cache", "done/pre", "done/tuned", "published")
-    command = chance.choice(("pretrain", "pretrain", "finetune", *_commands()))
+    command = chance.choice(("pretrain", "pretrain", "finetune", *_COMMANDS))
     if chance.random() < 0.25:
         form = _FORMS[seed % len(_FORMS)]
         return _form(place, command, form)
@@ -90,7 +85,7 @@ def _mixed(chance: random.Random) -> str:
 
 def _form(place: Path, command: str, form: str) -> Verdict:
     before = files_in(place)
-    words = [*_commands()[command], *(form.split(" ") if " " in form.strip() else [form])]
+    words = [*_COMMANDS[command], *(form.split(" ") if " " in form.strip() else [form])]
     with planted(f"{command} {form!r}"[:200]):
         answer = typed(place, *words)
         if not refused(answer):
@@ -100,7 +95,7 @@ def _form(place: Path, command: str, form: str) -> Verdict:
 
 
 def _value(place: Path, command: str, key: str, value: str) -> Verdict:
-    words = _with(_commands()[command], key, value)
+    words = _with(_COMMANDS[command], key, value)
     shape = f"{command} {key}={value!r}"[:200]
     with planted(shape):
         before = files_in(place)
@@ -116,21 +111,19 @@ def _value(place: Path, command: str, key: str, value: str) -> Verdict:
 
 def _as_typed(command: str, key: str, value: str, data: dict[str, Any]) -> None:
     """Raises Failed where the configuration holds another value than the one that was typed."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    from lmtool.cli import _verbatim
-    from lmtool.training.run_folder import flatten
+    from lmtool.commands.configs import COMMANDS
+    from lmtool.config.overrides import Offers, as_values
+    from lmtool.runs.run_folder import flatten
 
     if "${" in value or value == "???":
         return
     held: Any = data
+    wanted: Any = value
+    if key not in COMMANDS[command].verbatim:
+        wanted = as_values([f"{key}={value}"], Offers({}, {}))[0]
     for part in key.split("."):
         held = held.get(part) if isinstance(held, dict) else None
-    if key in _verbatim(command):
-        wanted: Any = value
-    else:
-        wanted = OverridesParser.create().parse_override(f"{key}={value}").value()
-        wanted = getattr(wanted, "text", wanted)
+        wanted = wanted.get(part) if isinstance(wanted, dict) else wanted
     same = held == wanted or (isinstance(wanted, str) and wanted in ("auto", "none"))
     same = same or (
         isinstance(held, dict) and isinstance(wanted, dict) and flatten(wanted).items() <= flatten(held).items()

@@ -30,6 +30,18 @@ TEXT = ["model=bert_tiny", *TINY, "data=text", "data.path=text.txt", "cache_dir=
 ROWS = ["task=sst2", "task.path=rows", *HERE, "batch_examples=16", "max_length=32"]
 """Finetuning on rows/."""
 RUNS = ("pre", "tuned")
+_FURTHER = [
+    ["predict", "checkpoint=done/tuned", *HERE, "text=hello"],
+    ["predict", "checkpoint=done/pre", *HERE, "text=hello [MASK]"],
+    ["evaluate", "checkpoint=done/tuned", *HERE],
+    ["evaluate", "checkpoint=done/pre", *HERE],
+    ["import", "checkpoint=published", "output=tried/imported"],
+    ["tokenizer", "data=text", "data.path=text.txt", "cache_dir=cache", "output=tried/vocabulary"],
+    ["inspect", "pretrain", *TEXT, "n=1", "tokens=2000"],
+    ["plan", "pretrain", *TEXT],
+    ["pretrain", *TEXT, "max_steps=1", "name=tried", "-m", "seed=1"],
+]
+"""So that every module is imported once, and not again in each trial."""
 
 
 def words_of(run: str, folder: str) -> list[str]:
@@ -47,6 +59,10 @@ def build(stage: Path) -> None:
         _type(stage, words_of(run, f"done/{run}"))
         _type(stage, words_of(run, f"runs/{run}"), die_at=STEPS)
     _type(stage, ["export", "checkpoint=done/tuned", "output=published"])
+    for words in _FURTHER:
+        _type(stage, words)
+    for folder in ("tried", "runs/tried"):
+        shutil.rmtree(stage / folder)
 
 
 def _type(stage: Path, words: list[str], die_at: int | None = None) -> None:

@@ -97,8 +97,9 @@ _WHOLE: dict[str, Callable[[bytes], bytes]] = {
 }
 # Texts that are legal wherever the format can hold them.
 _TEXTS = (
-    "\u2028line separator", "next\x85line", "form\x0cfeed", "vertical\x0btab", "file\x1cseparator", "NA", "null", "None",
-    "nan", "-1", "true", "  spaces around  ", 'say "hi" to', "it's", "'", '""', "=1+1", "#", "\\", "\\n", "a,b", "<b>&amp;",
+    "\u2028line separator", "next\x85line", "form\x0cfeed", "vertical\x0btab", "file\x1cseparator", "NA", "null",
+    "None", "nan", "-1", "true", "  spaces around  ", 'say "hi" to', "it's", "'", '""', "=1+1", "#", "\\", "\\n", "a,b",
+    "<b>&amp;",
     "[MASK]", "[CLS] [SEP]", "\U0001f600", "e\u0301 \u202e rtl", "\ufeff mark", "x" * 300_000, "\x1b[31mred", "\x07",
     "漢字", "\u00a0", "\ud7ff\ue000", "{", "a=b", "$(touch ran)", "`touch ran`", "%s %n {0}",
 )  # fmt: skip

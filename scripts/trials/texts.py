@@ -39,8 +39,9 @@ _SAME = {
 }
 """The same text in other clothes: what comes out must be the same."""
 _ODD = (
-    "\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029", "\x1b[31m", "\x07", "\u202e", "\u200b", "\ufeff",
-    "e\u0301\u0302\u0303", "\U0001f469\u200d\U0001f4bb", "[MASK] [CLS] [SEP] [PAD]", "<|endoftext|> </s> <pad>", "\t" * 50,
+    "\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029", "\x1b[31m", "\x07", "\u202e", "\u200b",
+    "\ufeff", "e\u0301\u0302\u0303", "\U0001f469\u200d\U0001f4bb", "[MASK] [CLS] [SEP] [PAD]",
+    "<|endoftext|> </s> <pad>", "\t" * 50,
     "x" * 400_000, "a " * 100_000, "\u3000", "\ud7ff", "\U0010ffff", "=1+1", "../../..", "%s{0}$(touch ran)",
 )  # fmt: skip
 """Legal in any text, and no end of a line."""

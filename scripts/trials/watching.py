@@ -7,9 +7,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-_STARTS = ("os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "pty.spawn", "socket.connect", "ctypes.dlopen")
+_STARTS = ("os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "pty.spawn", "socket.connect")
 _CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.symlink", "os.link", "os.chmod", "shutil.rmtree")
 _ALLOWED = ("/dev/", "/proc/")
+_KNOWN = ("fc-list", "uname")  # programs that matplotlib and platform start by themselves
 
 
 def watch(place: Path) -> Callable[[], list[str]]:
@@ -24,7 +25,7 @@ def watch(place: Path) -> Callable[[], list[str]]:
         return f"{resolved}/".startswith((f"{home}/", *_ALLOWED)) or "__pycache__" in resolved
 
     def hook(event: str, arguments: tuple[object, ...]) -> None:
-        if event in _STARTS:
+        if event in _STARTS and arguments[0] not in _KNOWN:
             events.append(f"{event} {arguments[:2]!r}"[:200])
         elif event == "open" and isinstance(arguments[2], int):
             written = arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from lmtool import cli
-from tests.commands.conftest import TINY
+from tests.commands.conftest import TINY, finetune
 from tests.weights.published_folders import make
 
 MODELS = {
@@ -144,3 +146,29 @@ def test_checkpoints_of_others(place: Path, capsys: pytest.CaptureFixture[str]) 
     Path("bert/stranger.py").write_text("raise SystemExit(9)")
     assert cli.main(words) == 0
     assert "2 keys of its config.json not read: auto_map, foo" in capsys.readouterr().out
+
+
+def test_a_line_of_input_is_a_row_whatever_stands_in_it(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = finetune("tuned", "model=bert_tiny", *TINY, "checkpoint=none", "max_steps=1", "max_epochs=null")
+    words = ["predict", f"checkpoint={checkpoint}", "device=cpu", "precision=fp32", "output=out.jsonl"]
+    lines = ["a\u2028b", "c\x0cd", "e\x85f", "g\x1ch\x0bi", "\ufeffj"]
+    for end in ("\n", "\r\n", "\r"):
+        Path("lines.txt").write_bytes(("\ufeff" + end.join(lines) + end).encode())
+        assert cli.main([*words, "input=lines.txt"]) == 0
+        assert [json.loads(row)["sentence"] for row in Path("out.jsonl").read_text().split("\n") if row] == lines
+        for wrong, told in ((b"\xff", "byte 0xff is not utf-8"), (b"\0", "a NUL byte")):
+            content = end.join(["one", "two", "th"]).encode() + wrong + end.encode()
+            Path("lines.txt").write_bytes(content)
+            capsys.readouterr()
+            assert cli.main([*words, "input=lines.txt"]) == 2
+            assert f"error: lines.txt:3:3: {told}" in capsys.readouterr().err
+            monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(content))))  # type: ignore[arg-type]
+            assert cli.main([*words, "input=-"]) == 2
+            assert f"error: -:3:3: {told}" in capsys.readouterr().err
+    os.mkfifo("pipe.txt")
+    os.mkfifo("pipe.tsv")
+    for name in ("pipe.txt", "pipe.tsv"):
+        assert cli.main([*words, f"input={name}"]) == 2
+        assert f"error: input={name} is no regular file, but a special file" in capsys.readouterr().err

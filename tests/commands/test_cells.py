@@ -7,7 +7,6 @@ import copy
 import math
 import shlex
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,11 +23,12 @@ from lmtool.config.tables import Choice, build
 from lmtool.data.configs import FORMATS
 from lmtool.data.formats import text_format
 from lmtool.data.loader import PackedLoader
+from lmtool.data.split import SplitData
 from lmtool.data.store import TokenStore, open_store
 from lmtool.data.vocabulary import trained_tokenizer
 from lmtool.errors import USER_ERROR, ConfigError, UserError
-from lmtool.objectives.evaluation import evaluate
-from lmtool.tasks.objective import read_tasks, rows_of
+from lmtool.learners.evaluation import TermScorer, evaluate
+from lmtool.tasks.members import read_tasks, rows_of
 from lmtool.tokenizers.configs import TokenizerConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import choose_precision
@@ -102,9 +102,9 @@ def learns(config: PretrainConfig, place: Path) -> None:
     """Two optimizer steps, an evaluation and the report's samples; every parameter has a gradient."""
     tokenizer, both = stores(place, config.tokenizer)
     objective, tasks = read_tasks(config.objective, 0, place, True)
-    both = {split: replace(store, rows=rows_of(tasks, split)) for split, store in both.items()}
-    learner = build(objective, build(config.model, 0), tokenizer, 0).train()
-    examples = {split: learner.examples(store, 32, "joined", split) for split, store in both.items()}
+    data = {split: SplitData(split, store, "joined", rows_of(tasks, split)) for split, store in both.items()}
+    learner = objective.learner(build(config.model, 0), tokenizer, 0).train()
+    examples = {split: learner.examples(part, 32) for split, part in data.items()}
     groups_ = learner.parameter_groups()
     optimizer, steps = build(config.optimizer, groups_), iter(PackedLoader(examples["train"], 0, None, 256).steps())
     named = dict(learner.named_parameters())
@@ -118,10 +118,11 @@ def learns(config: PretrainConfig, place: Path) -> None:
         apply_gradients(optimizer, None, list(named.values()), config.optimizer.clip_norm)
         assert not {name for name, one in named.items() if torch.equal(one, before[name])}
     batches = list(PackedLoader(examples["validation"], 0, None, 512, shuffle=False).epoch_batches())[:1]
-    found = evaluate(learner, batches, baselines=learner.baselines(both["train"], examples["train"]))
-    assert math.isfinite(found.loss) and set(found.terms) == set(learner.weights)
+    predictors = learner.predictors(data["train"], examples["train"])
+    scored = evaluate(learner, TermScorer(learner, predictors), batches)
+    assert math.isfinite(scored.loss) and set(scored.terms) == set(learner.weights)
     learner.eval()
-    assert len(learner.samples(batches[0], tokenizer, 1)) == 1
+    assert len(learner.samples(batches[0], 1)) == 1
 
 
 def refused(error: ConfigError, model: tuple[str, ...], objective: tuple[str, ...]) -> None:
@@ -184,8 +185,8 @@ def test_a_tokenizer_is_refused_where_its_special_tokens_would_be_missed(place: 
 
 def make_examples(config: PretrainConfig, tokenizer: Tokenizer, store: TokenStore) -> None:
     with torch.device("meta"):
-        learner = build(config.objective, build(config.model, 0), tokenizer, 0)
-    examples = learner.examples(store, 32, "joined", "train")
+        learner = config.objective.learner(build(config.model, 0), tokenizer, 0)
+    examples = learner.examples(SplitData("train", store), 32)
     assert examples.batch(examples.plan(0).rows[:2], np.arange(2), 0).tokens
     if config.model.architecture != "encoder":
         tokenizer.role("eos")  # where an answer ends

@@ -7,13 +7,15 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import lmtool
 from lmtool import cli
-from lmtool.commands import session
+from lmtool.commands import screens, training
 from lmtool.errors import UserError
+from lmtool.training.loop import train
 from tests.commands.conftest import finetune, pretrain, write_rows, write_text
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
@@ -47,7 +49,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     write_rows(folder / "rows")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr(session, "write_report", lambda run: run / "report.html")
+        patch.setattr(screens, "write_report", lambda run: run / "report.html")
         pretrain("run", "objective=mlm", "max_steps=4", "evaluate_every=2", "optimizer.lr=1e-3")
         assert Path("runs/run/checkpoints/best").read_text().strip() == BEST
         yield folder
@@ -59,7 +61,7 @@ def run(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     # Plots take longer than all the rest.
-    monkeypatch.setattr(session, "write_report", lambda run: run / "report.html")
+    monkeypatch.setattr(screens, "write_report", lambda run: run / "report.html")
     return Path("runs/run")
 
 
@@ -148,6 +150,28 @@ def test_a_run_without_an_intact_checkpoint_stops_by_name(run: Path, capsys: pyt
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == before
     assert used("predict", run, "x") == 2
     assert "hint: copy it again" in capsys.readouterr().err
+
+
+def test_a_best_checkpoint_damaged_while_the_run_went_on(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def trained(*arguments: Any, **keywords: Any) -> Any:
+        result = train(*arguments, **keywords)
+        assert result.best.name == "step_00000002" and result.last.name == "step_00000004"
+        flip(result.best / "model.safetensors")
+        return result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "train", trained)
+        pretrain("worse", "objective=mlm", "max_steps=4", "evaluate_every=2", "optimizer.lr=0.9", status=2)
+    error = capsys.readouterr().err
+    assert "error: runs/worse/checkpoints/step_00000002/model.safetensors is damaged" in error
+    assert "hint: lmtool resume runs/worse sets it aside" in error
+    assert cli.main(["resume", "runs/worse"]) == 0
+    assert "it was the best checkpoint, set aside as bad-step_00000002" in capsys.readouterr().out
+    rows = [json.loads(line) for line in Path("runs/worse/metrics.jsonl").read_text().splitlines()]
+    result = json.loads(Path("runs/worse/result.json").read_text())
+    assert result["best_step"] == 4 and result["value"] == rows[-1]["loss"] == result["metrics"]["loss"]
 
 
 def test_the_tokenizer_of_a_checkpoint_is_verified_for_another_run(

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lmtool import cli
-from lmtool.commands import session
+from lmtool.commands import screens
 from lmtool.config.checkpoint import find, read_state
 from tests.commands.conftest import finetune, pretrain, write_rows, write_text
 
@@ -29,7 +29,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     write_rows(folder / "rows")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr(session, "write_report", lambda run: run / "report.html")
+        patch.setattr(screens, "write_report", lambda run: run / "report.html")
         pretrain("text", "objective=mlm", "max_steps=1", "data.validation=held_out.txt")
         finetune("rows", "checkpoint=runs/text", "max_steps=1")
         pretrain("both", "objective=mixture", MIXTURE, "max_steps=1")
@@ -43,7 +43,7 @@ def place(stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     """A copy whose data may be changed."""
     shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(session, "write_report", lambda run: run / "report.html")
+    monkeypatch.setattr(screens, "write_report", lambda run: run / "report.html")
     return tmp_path
 
 
@@ -97,6 +97,21 @@ def test_a_run_is_not_resumed_on_other_data(
     assert f"name=NEW checkpoint=runs/{run}" in error and "Traceback" not in error
     assert all(path.read_bytes() == content for path, content in files.items())
     assert not Path("runs", run, "result.json").exists()
+
+
+def test_a_run_is_not_resumed_with_another_configuration(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path("runs/text/config.yaml")
+    before = path.read_text()
+    replaced(str(path), "max_length: 32", "max_length: 31")()
+    assert cli.main(["resume", "runs/text"]) == 2
+    error = capsys.readouterr().err
+    assert "step_00000001 holds a run of another configuration: max_length 32 -> 31" in error
+    assert "bring runs/text/config.yaml back as it was" in error
+    path.unlink()
+    pretrain("text", "objective=mlm", "max_steps=1", "data.validation=held_out.txt", "seed=5", status=2)
+    assert "step_00000001 holds a run of another configuration: " in capsys.readouterr().err
+    path.write_text(before)
+    assert cli.main(["resume", "runs/text"]) == 0
 
 
 def test_what_the_hint_says_works(place: Path) -> None:

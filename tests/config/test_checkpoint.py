@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -58,39 +59,65 @@ def test_a_checkpoint_is_found_where_a_user_points(run: Path) -> None:
     assert read_checkpoint(str(run))["model"] == {"hidden_size": 16}
 
 
-def test_the_best_is_known_without_its_pointer(run: Path) -> None:
-    (run / "checkpoints" / "best").unlink()
-    assert find(run).name == "step_00000005"
-    (run / "checkpoints" / "last").unlink()
-    assert find(run).name == "step_00000005"
+@pytest.mark.parametrize(
+    "damage",
+    [
+        Path.unlink,
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(b"\xff\xfe"),
+        lambda path: path.write_text("step_00000010\n" if path.name == "best" else "step_00000005\n"),
+        lambda path: path.write_text("step_00000007\n"),
+        lambda path: (path.unlink(), path.mkdir()),
+        lambda path: (path.unlink(), path.symlink_to("nowhere")),
+        lambda path: (path.unlink(), os.mkfifo(path)),
+    ],
+    ids=["deleted", "emptied", "no text", "of another", "of none", "a folder", "a dangling link", "a pipe"],
+)
+def test_the_best_and_the_last_are_known_whatever_their_pointers_say(
+    run: Path, damage: Callable[[Path], object]
+) -> None:
+    for name in ("best", "last"):
+        damage(run / "checkpoints" / name)
+    assert find(run).name == "step_00000005" == find(run / "checkpoints").name
+    if os.path.lexists(run / "checkpoints" / "best"):
+        assert find(run / "checkpoints" / "best").name == "step_00000005"
+        assert find(run / "checkpoints" / "last").name == "step_00000010"
+
+
+def test_where_the_best_is_gone_another_is_taken_only_by_its_pointer(run: Path) -> None:
     shutil.rmtree(run / "checkpoints" / "step_00000005")
-    with pytest.raises(UserError, match="step_00000005, the best checkpoint of its run, is not there") as caught:
+    hint = f"give {run / 'checkpoints' / 'step_00000010'}, which is intact"
+    with pytest.raises(UserError, match="best names step_00000005, which is not there") as caught:
         find(run)
-    assert caught.value.hint == f"give {run / 'checkpoints' / 'step_00000010'}, which is intact"
+    assert caught.value.hint == hint
+    (run / "checkpoints" / "best").unlink()
+    with pytest.raises(UserError, match="the best checkpoint of .*, step 5, is not there") as caught:
+        find(run)
+    assert caught.value.hint == hint
+    (run / "checkpoints" / "best").write_text("step_00000010\n")  # as a resumed run writes it
+    assert find(run).name == "step_00000010"
+
+
+def test_where_the_newest_is_damaged_the_pointer_names_the_best(run: Path) -> None:
+    flip(run / "checkpoints" / "step_00000010" / "state.json")
+    assert find(run).name == "step_00000005"
+    (run / "checkpoints" / "best").unlink()
+    with pytest.raises(UserError, match=r"step_00000010/state\.json is damaged") as caught:
+        find(run)
+    assert caught.value.hint == f"give {run / 'checkpoints' / 'step_00000005'}, which is intact"
+
+
+@pytest.mark.parametrize("step", ["x", -1, 10**100, 1.5, [5]])
+def test_a_best_step_that_is_none(tmp_path: Path, step: Any) -> None:
+    checkpoint(tmp_path / "b", 5, best_step=step)
+    with pytest.raises(UserError, match="the best checkpoint of .* is not there"):
+        find(tmp_path / "b")
 
 
 def test_before_the_first_evaluation_the_newest_is_taken(tmp_path: Path) -> None:
     for step in (5, 10):
         checkpoint(tmp_path / "b", step, best_step=None)
     assert find(tmp_path / "b").name == "step_00000010"
-
-
-@pytest.mark.parametrize("pointer", ["best", "last"])
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (b"", "does not name a checkpoint"),
-        (b"../../b", "does not name a checkpoint"),
-        (b"\xff\xfe", "does not name a checkpoint"),
-        (b"step_00000007\n", "names step_00000007, which is not there"),
-    ],
-)
-def test_a_pointer_that_points_nowhere_is_refused(run: Path, pointer: str, content: bytes, words: str) -> None:
-    (run / "checkpoints" / pointer).write_bytes(content)
-    with pytest.raises(UserError, match=words) as caught:
-        find(run if pointer == "best" else run / "checkpoints" / "last")
-    assert str(run / "checkpoints" / pointer) in caught.value.message
-    assert caught.value.hint == f"give {run / 'checkpoints' / 'step_00000010'}, which is intact"
 
 
 def test_no_checkpoint(tmp_path: Path) -> None:

@@ -199,6 +199,14 @@ def test_earlier_problems_come_along_and_silence_what_follows_from_them() -> Non
     assert set(found) == {"checkpoint", "seed"}
 
 
+@pytest.mark.parametrize("value", ["half \ud800", "\udcff", "a\0b"])
+def test_text_that_no_file_takes(value: str) -> None:
+    for data in (drive(road=value), drive(stops=["a", value])):
+        (problem,) = told(data).values()
+        assert "is no text" in problem.message and problem.hint
+    assert told({**drive(), f"x{value}": 1})
+
+
 def test_rules_run_on_sound_sections_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rules, "_RULES", {})
 

@@ -8,7 +8,7 @@ import pytest
 
 from lmtool.config import compose
 from lmtool.config.overrides import Offers, as_values, read
-from lmtool.config.sweep import jobs_of
+from lmtool.sweeps.jobs import jobs_of
 
 OFFERS = Offers(
     {"model": ("bert", "gpt"), "task": ("cola", "sst2"), "model/positions": ("learned",), "experiment": ("a",)},

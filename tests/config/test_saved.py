@@ -41,7 +41,7 @@ def test_secrets_are_masked() -> None:
         (b"just text", "no keys"),
         (b"version: 9\nseed: 1", "version 9"),
         (b"a: !!python/object/apply:os.system ['true']", "config.yaml:1"),
-        (b"#" * 1_000_001, "at most 1000000"),
+        (b"#" * 1_000_001, "more than 1000000 bytes"),
     ],
 )
 def test_files_that_are_no_configuration(tmp_path: Path, content: bytes, says: str) -> None:

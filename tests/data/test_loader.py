@@ -57,6 +57,19 @@ def test_micro_batches_change_nothing(size, micro):
             assert sum(batch.inputs.lengths) <= micro or len(batch.inputs.lengths) == 1
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("size", SIZES)
+def test_processes_share_the_steps_of_one(size, ranks):
+    """Each example of a step is read by one process, cursors are those of one, and nobody waits at an epoch's end."""
+    alone = taken(PackedLoader(DrawnExamples(60), 1, **size), 40)
+    shares = [taken(PackedLoader(DrawnExamples(60), 1, **size, rank=rank, ranks=ranks), 40) for rank in range(ranks)]
+    for step, *parts in zip(alone, *shares, strict=True):
+        read = [contents(part)[0] for part in parts]
+        assert sorted(sum(read, [])) == sorted(contents(step)[0])
+        assert max(map(len, read)) - min(map(len, read)) <= 1
+        assert {str(part.cursor) for part in parts} == {str(step.cursor)}
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_resuming_seeks(size):
     steps = taken(PackedLoader(DrawnExamples(50), 9, **size), 30)

@@ -9,7 +9,7 @@ from lmtool.config.tables import build
 from lmtool.errors import UserError
 from lmtool.generation.sampling import answer
 from lmtool.heads.lm import lm_head
-from lmtool.models.encoder_decoder_configs import BartConfig, T5Config, TransformerConfig
+from lmtool.models.encoder_decoder_configs import BartConfig, T5Config, Transformer2017Config
 from lmtool.streams import key
 from lmtool.types import Packed
 
@@ -19,7 +19,7 @@ FAMILIES = {
     "t5": T5Config(**SIZES, head_size=10),
     "t5_v11": T5Config(**SIZES, head_size=10, feedforward="gated_gelu", tied=False),
     "bart": BartConfig(**SIZES, initializer_std=0.15),
-    "transformer": TransformerConfig(**SIZES),
+    "transformer": Transformer2017Config(**SIZES),
 }
 START = 0
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lmtool.config.tables import build
-from lmtool.heads.learner import BaseLearner
 from lmtool.heads.lm import LMHead, MaskedLMHead
-from lmtool.heads.sequence import Pooler, SequenceHead, summary, summary_index
-from lmtool.models.configs import BertConfig, GptConfig
+from lmtool.heads.sequence import summary
 from lmtool.types import Batch, Packed
 
 SIZES = {"vocab_size": 60, "num_layers": 2, "hidden_size": 16, "num_heads": 2, "feedforward_size": 32}
@@ -48,67 +45,3 @@ def test_head_loss_and_scores_agree_with_its_logits(head):
     each = torch.nn.functional.cross_entropy(head(hidden, table), labels, reduction="none")
     torch.testing.assert_close(head.loss_sum(hidden, table, labels), each.sum())
     torch.testing.assert_close(head.scores(hidden, table, labels)[0], each.detach())
-
-
-def test_learner_names_heads_and_draws_their_weights():
-    def learner(seed):
-        made = BaseLearner(build(BertConfig(**SIZES), seed), seed)
-        made.add_head("pooler", Pooler(16))
-        made.add_head("sst2", SequenceHead(16, 2, 0.1))
-        return made
-
-    first, again, other = learner(1), learner(1), learner(2)
-    assert {name for name in first.state_dict() if name.startswith("heads.")} == {
-        "heads.pooler.dense.weight",
-        "heads.pooler.dense.bias",
-        "heads.sst2.output.weight",
-        "heads.sst2.output.bias",
-    }
-    key = "heads.sst2.output.weight"
-    assert torch.equal(first.state_dict()[key], again.state_dict()[key])
-    assert not torch.equal(first.state_dict()[key], other.state_dict()[key])
-    assert first.state_dict()[key].abs().max() <= 0.04 and not first.state_dict()["heads.sst2.output.bias"].any()
-
-
-def test_parameter_groups_hold_each_learning_tensor_once():
-    learner = BaseLearner(build(GptConfig(**SIZES), 0), 0)
-    learner.backbone.embed.token.weight.requires_grad_(False)
-    decay, rest = learner.parameter_groups()
-    names = [name for group in (decay, rest) for name, _ in group.parameters]
-    assert sorted(names) == sorted(name for name, one in learner.named_parameters() if one.requires_grad)
-    assert "backbone.embed.token.weight" not in names and len(names) == len(set(names))
-    assert all(one.ndim == 2 for _, one in decay.parameters) and all(one.ndim == 1 for _, one in rest.parameters)
-    assert (decay.weight_decay_scale, rest.weight_decay_scale) == (1.0, 0.0)
-    assert learner.penalties() == {} and learner.on_step(1) is None
-
-
-def test_draws_only_in_training_and_by_example():
-    learner = BaseLearner(build(BertConfig(**SIZES), 0), 0)
-    assert learner.eval().draws(batch_of(), 1) is None
-    learner.train()
-    keys = learner.draws(batch_of(), 1).keys_T
-    assert torch.equal(keys[3:], learner.draws(batch_of((6,), (9,)), 1).keys_T)
-    assert not torch.equal(keys, learner.draws(batch_of(), 2).keys_T)
-
-
-@pytest.mark.parametrize("attention_dropout", [0.0, 0.2])
-def test_gradient_with_dropout_does_not_depend_on_micro_batches(attention_dropout):
-    learner = BaseLearner(build(BertConfig(**SIZES, attention_dropout=attention_dropout, dropout=0.2), 0), 0)
-    learner.add_head("sst2", SequenceHead(16, 2, 0.3))
-    learner.double().train()
-
-    def step(batch):
-        draws = learner.draws(batch, 7)
-        hidden = learner.backbone(batch.inputs, draws)
-        rows = draws.rows(summary_index(batch.inputs, "first"))
-        learner.heads["sst2"](summary(hidden, batch.inputs, "first"), rows).square().sum().backward()
-
-    step(batch_of((3, 6, 20), (4, 9, 2)))
-    whole = {name: one.grad.clone() for name, one in learner.named_parameters()}
-    learner.zero_grad()
-    tokens = torch.arange(29) + 1
-    for part, example in ((tokens[9:], 2), (tokens[:3], 4), (tokens[3:9], 9)):
-        packed = Packed(part, (len(part),))
-        step(Batch(packed, {}, torch.tensor([example]), torch.zeros(1, dtype=torch.int32)))
-    for name, one in learner.named_parameters():
-        torch.testing.assert_close(one.grad, whole[name], rtol=0, atol=1e-12)

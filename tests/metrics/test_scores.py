@@ -9,7 +9,7 @@ import pytest
 
 from lmtool.errors import UserError
 from lmtool.metrics import compute, confusion, paired_standard_error, ratio_standard_error
-from lmtool.metrics.scores import SCORES
+from lmtool.metrics.scores import METRICS
 
 random = np.random.default_rng(5)
 CLASSES = {
@@ -32,6 +32,18 @@ VALUES = {
     "exact": (np.arange(9.0), 2 * np.arange(9.0) + 1),
     "constant": (np.arange(9.0), np.full(9, 0.1)),
 }
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("side", ["gold", "predicted"])
+def test_what_is_no_number_scores_no_number(side: str, wrong: float) -> None:
+    values = {"gold": np.arange(6.0), "predicted": np.arange(6.0) + 0.1}
+    values[side][2] = wrong
+    for name, value in compute(list(METRICS), **values).items():
+        assert np.isnan(value), name
+    for name in ("pearson", "spearman", "mse"):
+        values[side][2] = np.nan
+        assert np.isnan(METRICS[name](values["gold"], values["predicted"])), name
 
 
 @pytest.mark.parametrize("name", CLASSES)
@@ -68,7 +80,7 @@ def test_value_scores_equal_scipy(name):
             "spearman": stats.spearmanr(gold, predicted).statistic,
         }
     for score, value in expected.items():
-        assert SCORES[score](gold, predicted) == pytest.approx(value, abs=1e-12, nan_ok=True)
+        assert METRICS[score](gold, predicted) == pytest.approx(value, abs=1e-12, nan_ok=True)
     assert compute(["mse"], gold, predicted)["mse"] == pytest.approx(
         mean_squared_error(gold.astype(float), predicted.astype(float)), abs=1e-12
     )

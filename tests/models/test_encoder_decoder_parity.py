@@ -19,7 +19,7 @@ from lmtool.config.tables import build
 from lmtool.errors import UserError
 from lmtool.heads.lm import lm_head
 from lmtool.models import bart, t5, transformer
-from lmtool.models.encoder_decoder_configs import BartConfig, T5Config, TransformerConfig
+from lmtool.models.encoder_decoder_configs import BartConfig, T5Config, Transformer2017Config
 from lmtool.types import Packed
 
 INPUTS, OUTPUTS = (5, 40, 1, 17, 16), (7, 1, 23, 40, 16)
@@ -82,7 +82,7 @@ def bart_pair() -> Pair:
 def transformer_pair() -> Pair:
     """Marian's architecture is the paper's, but for the order of the channels."""
     torch.manual_seed(GENERATOR_SEED)
-    config = TransformerConfig(**SIZES, **NO_DROPOUT, hidden_size=36, num_heads=3)
+    config = Transformer2017Config(**SIZES, **NO_DROPOUT, hidden_size=36, num_heads=3)
     published = PublishedMarianConfig(
         vocab_size=97,
         d_model=36,

@@ -11,7 +11,7 @@ from test_model_presets import CONF, read, written
 
 from lmtool.config.tables import build
 from lmtool.heads.lm import FamilyLMHead, lm_head
-from lmtool.models.encoder_decoder_configs import BartConfig, T5Config, TransformerConfig
+from lmtool.models.encoder_decoder_configs import BartConfig, T5Config, Transformer2017Config
 from lmtool.types import Packed
 
 PUBLISHED = {
@@ -26,7 +26,7 @@ PUBLISHED = {
     "transformer": 63_082_496,
     "transformer_big": 214_245_376,
 }
-FAMILIES = (T5Config, BartConfig, TransformerConfig)
+FAMILIES = (T5Config, BartConfig, Transformer2017Config)
 PRESETS = sorted(path.stem for path in CONF.glob("*.yaml") if path.stem.startswith(("t5", "bart", "transformer")))
 SMALL = {"vocab_size": 300, "num_layers": 2, "hidden_size": 96, "num_heads": 3, "feedforward_size": 160}
 
@@ -80,7 +80,7 @@ def test_t5_draws_as_published():
 
 
 def test_the_transformer_draws_tokens_as_large_as_its_positions():
-    model = build(TransformerConfig(**SMALL), 0)
+    model = build(Transformer2017Config(**SMALL), 0)
     assert std(model.embed.tokens(torch.arange(300))) == pytest.approx(1.0, rel=0.02)
     assert std(model.decoder.layers[0].ffn.fc_in.weight) == pytest.approx(math.sqrt(2 / (96 + 160)), rel=0.03)
 
@@ -97,5 +97,5 @@ def test_head_of_a_family():
     hidden, table = torch.randn(4, 96), torch.randn(300, 96)
     torch.testing.assert_close(tied(hidden, table), hidden @ table.T / math.sqrt(96))
     assert torch.equal(own(hidden, table), own.output(hidden))
-    plain = head(TransformerConfig(**SMALL))
+    plain = head(Transformer2017Config(**SMALL))
     assert torch.equal(plain(hidden, table), torch.nn.functional.linear(hidden, table))

@@ -220,7 +220,7 @@ def test_configuration_in_both_directions(name: str) -> None:
         (distilbert, "activation", "relu"),
         (albert, "num_hidden_groups", 2),
         (albert, "hidden_act", "swish"),
-        (electra, "tie_word_embeddings", False),
+        (electra, "tie_word_embeddings", 0.5),
     ],
 )
 def test_variants_are_refused(module, key: str, value: object) -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from lmtool.nn.attention import SelfAttention, attend, project, reference_attention
+from lmtool.nn.context import Context
 from lmtool.nn.dropout import TokenDraws
 from lmtool.nn.layout import Causal, Full, Layout, PrefixLM
 from lmtool.nn.positions import Alibi, Position, Shaw, T5Buckets
@@ -148,9 +149,9 @@ def test_packed_documents_do_not_see_each_other():
     attention = SelfAttention(24, 3, 0.0).double()
     x = torch.randn(20, 24, dtype=torch.float64)
     packed = Packed(torch.zeros(20, dtype=torch.int64), (8, 12))
-    together = attention(x, Layout.of(packed, Full()))
+    together = attention(x, Context.of(packed, Full()))
     for part, length in zip(x.split((8, 12)), (8, 12), strict=True):
-        alone = attention(part, Layout.of(Packed(torch.zeros(length, dtype=torch.int64), (length,)), Full()))
+        alone = attention(part, Context.of(Packed(torch.zeros(length, dtype=torch.int64), (length,)), Full()))
         torch.testing.assert_close(alone, together[:8] if length == 8 else together[8:], rtol=0, atol=1e-13)
 
 

@@ -9,11 +9,12 @@ import torch
 import torch.nn.functional as F
 
 from lmtool.nn.attention import SelfAttention
-from lmtool.nn.cross_attention import CrossAttention, EncoderState
+from lmtool.nn.context import Context, EncoderState
+from lmtool.nn.cross_attention import CrossAttention
 from lmtool.nn.decoder_blocks import PostNormCrossLayer, PreNormCrossLayer
 from lmtool.nn.dropout import TokenDraws, name_sites, token_keys
 from lmtool.nn.feedforward import FeedForward, GatedFeedForward
-from lmtool.nn.layout import Causal, Layout
+from lmtool.nn.layout import Causal
 from lmtool.types import Packed, Segments
 
 INPUTS, OUTPUTS = (3, 20, 1, 17), (5, 1, 18, 2)
@@ -28,8 +29,10 @@ def packed(lengths):
     return Packed(torch.arange(sum(lengths)), lengths)
 
 
-def state_of(hidden, keep=False):
-    return EncoderState(hidden, Segments(packed(INPUTS).starts, INPUTS), keep)
+def context_of(hidden, keep=False):
+    """Of a decoder's layer that reads these states of the inputs."""
+    encoded, outputs = EncoderState(hidden, Segments(packed(INPUTS).starts, INPUTS), keep), packed(OUTPUTS)
+    return Context.of(outputs, Causal(), encoded=encoded, cross_layout=encoded.layout(outputs))
 
 
 @pytest.mark.parametrize("scale", [None, 1.0])
@@ -37,8 +40,7 @@ def test_cross_attention_is_the_formula_for_each_document(scale):
     attention = CrossAttention(12, 3, 0.0, head_size=5, bias=False, scale=scale).double()
     assert attention.q_proj.weight.shape == (15, 12) and attention.out_proj.weight.shape == (12, 15)
     hidden, x = torch.randn(sum(INPUTS), 12).double(), torch.randn(sum(OUTPUTS), 12).double()
-    state = state_of(hidden)
-    out = attention(x, state, state.layout(packed(OUTPUTS))).split(OUTPUTS)
+    out = attention(x, context_of(hidden)).split(OUTPUTS)
     for number, (memory, queries) in enumerate(zip(hidden.split(INPUTS), x.split(OUTPUTS), strict=True)):
         q, k, v = (
             one.unflatten(-1, (3, 5)).transpose(0, 1)
@@ -53,14 +55,12 @@ def test_it_sees_its_own_input_only_and_all_of_it():
     attention = CrossAttention(8, 2, 0.0).double()
     hidden = torch.randn(sum(INPUTS), 8, dtype=torch.float64, requires_grad=True)
     x = torch.randn(sum(OUTPUTS), 8).double()
-    state = state_of(hidden)
-    out = attention(x, state, state.layout(packed(OUTPUTS)))
+    context = context_of(hidden)
+    out = attention(x, context)
     (gradient,) = torch.autograd.grad(out[7], hidden, torch.ones(8).double())  # in document 2, whose input is 1 token
     seen = gradient.abs().sum(1) > 0
     assert seen.nonzero().flatten().tolist() == [23]
-    (gradient,) = torch.autograd.grad(
-        attention(x, state, state.layout(packed(OUTPUTS)))[5], hidden, torch.ones(8).double()
-    )
+    (gradient,) = torch.autograd.grad(attention(x, context)[5], hidden, torch.ones(8).double())
     assert (gradient.abs().sum(1) > 0).nonzero().flatten().tolist() == list(range(3, 23))
 
 
@@ -71,9 +71,9 @@ def test_keys_and_values_are_kept_on_request():
     attention.k_proj.register_forward_hook(lambda *_: calls.append(1))
     for keep, wanted in ((False, 2), (True, 1)):
         calls.clear()
-        state = state_of(torch.randn(sum(INPUTS), 8), keep)
+        context = context_of(torch.randn(sum(INPUTS), 8), keep)
         for _ in range(2):
-            attention(torch.randn(sum(OUTPUTS), 8), state, state.layout(packed(OUTPUTS)))
+            attention(torch.randn(sum(OUTPUTS), 8), context)
         assert len(calls) == wanted
 
 
@@ -99,8 +99,7 @@ def test_decoder_layers_are_torchs(kind):
         theirs.linear1.load_state_dict(ours.ffn.fc_in.state_dict())
         theirs.linear2.load_state_dict(ours.ffn.fc_out.state_dict())
     hidden, x = torch.randn(sum(INPUTS), 12).double(), torch.randn(sum(OUTPUTS), 12).double()
-    state, outputs = state_of(hidden), packed(OUTPUTS)
-    out = ours(x, Layout.of(outputs, Causal()), state, state.layout(outputs)).split(OUTPUTS)
+    out = ours(x, context_of(hidden)).split(OUTPUTS)
     for number, (memory, one) in enumerate(zip(hidden.split(INPUTS), x.split(OUTPUTS), strict=True)):
         mask = torch.nn.Transformer.generate_square_subsequent_mask(len(one), dtype=torch.float64)
         wanted = theirs(one[None], memory[None], tgt_mask=mask)[0]

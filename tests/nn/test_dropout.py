@@ -8,9 +8,10 @@ from torch.utils.checkpoint import checkpoint
 
 from lmtool.nn.attention import SelfAttention
 from lmtool.nn.blocks import PreNormLayer
+from lmtool.nn.context import Context
 from lmtool.nn.dropout import DeviceDraws, Dropout, TokenDraws, mix, name_sites, token_keys
 from lmtool.nn.feedforward import FeedForward
-from lmtool.nn.layout import Causal, Full, Layout
+from lmtool.nn.layout import Causal, Full
 from lmtool.types import Packed
 
 
@@ -123,10 +124,10 @@ def test_attention_dropout_has_its_rate_and_follows_the_token(mask):
     attention = SelfAttention(24, 3, 0.25).double()
     name_sites(attention)
     x = torch.randn(40, 24, dtype=torch.float64)
-    together = attention(x, Layout.of(packed_of(11, 29), mask), draws_for((11, 29), (5, 6)))
-    alone = attention(x[11:], Layout.of(packed_of(29), mask), draws_for((29,), (6,)))
+    together = attention(x, Context.of(packed_of(11, 29), mask, draws=draws_for((11, 29), (5, 6))))
+    alone = attention(x[11:], Context.of(packed_of(29), mask, draws=draws_for((29,), (6,))))
     torch.testing.assert_close(together[11:], alone, rtol=0, atol=1e-13)
-    assert not torch.allclose(alone, attention(x[11:], Layout.of(packed_of(29), mask)))
+    assert not torch.allclose(alone, attention(x[11:], Context.of(packed_of(29), mask)))
     weights = torch.ones(2, 3, 40, 40)
     dropped = draws_for((40, 40), (0, 1)).drop_weights(weights, torch.arange(80).view(2, 40), 0.25)
     assert abs((dropped == 0).double().mean() - 0.25) < 4 * (0.25 * 0.75 / weights.numel()) ** 0.5
@@ -144,7 +145,7 @@ def test_micro_batches_give_the_same_gradient():
     layer = layer_of(0.2)
     lengths, examples = (5, 20, 1, 18), (9, 2, 4, 7)
     x = torch.randn(sum(lengths), 24, dtype=torch.float64)
-    layer(x, Layout.of(packed_of(*lengths), Causal()), draws_for(lengths, examples)).square().sum().backward()
+    layer(x, Context.of(packed_of(*lengths), Causal(), draws=draws_for(lengths, examples))).square().sum().backward()
     whole = [parameter.grad.clone() for parameter in layer.parameters()]
     layer.zero_grad()
     parts = dict(zip(range(4), x.split(lengths), strict=True))
@@ -152,7 +153,7 @@ def test_micro_batches_give_the_same_gradient():
         some = tuple(lengths[one] for one in members)
         part = torch.cat([parts[one] for one in members])
         draws = draws_for(some, tuple(examples[one] for one in members))
-        layer(part, Layout.of(packed_of(*some), Causal()), draws).square().sum().backward()
+        layer(part, Context.of(packed_of(*some), Causal(), draws=draws)).square().sum().backward()
     for parameter, wanted in zip(layer.parameters(), whole, strict=True):
         torch.testing.assert_close(parameter.grad, wanted, rtol=0, atol=1e-11)
 
@@ -167,18 +168,18 @@ SOURCES = {
 def test_a_recomputed_layer_drops_the_same(source):
     """With a second layer between its forward and its recomputation, and without restoring a generator."""
     first, second, draws = layer_of(0.3), layer_of(0.3), source(1)
-    layout = Layout.of(packed_of(11, 29), Causal())
+    own = [Context.of(packed_of(11, 29), Causal(), draws=draws.at(number)) for number in (0, 1)]
+    without = Context.of(packed_of(11, 29), Causal())
     gradients = []
     for recompute in (False, True):
         x = torch.randn(40, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).requires_grad_()
         if recompute:
-            out = checkpoint(first, x, layout, draws.at(0), use_reentrant=False, preserve_rng_state=False)
+            out = checkpoint(first, x, own[0], use_reentrant=False, preserve_rng_state=False)
         else:
-            out = first(x, layout, draws.at(0))
-        out = second(out, layout, draws.at(1))
-        own = torch.autograd.grad(out.square().sum(), [x, *first.parameters()])
-        gradients.append(own)
-        assert not torch.allclose(out, second(first(x, layout), layout))
+            out = first(x, own[0])
+        out = second(out, own[1])
+        gradients.append(torch.autograd.grad(out.square().sum(), [x, *first.parameters()]))
+        assert not torch.allclose(out, second(first(x, without), without))
     for plain, recomputed in zip(*gradients, strict=True):
         assert torch.equal(plain, recomputed)
 

@@ -9,6 +9,7 @@ from torch import nn
 from lmtool.errors import UserError
 from lmtool.nn.embeddings import Embeddings
 from lmtool.nn.positions import Learned, Position
+from lmtool.nn.stack import enter
 from lmtool.types import Packed
 
 
@@ -16,7 +17,7 @@ def test_sum_of_three_tables():
     embed = Embeddings(10, 6, Learned(8, 6), 0.0, segments=2, norm=nn.LayerNorm(6))
     segment = torch.tensor([0, 0, 1, 1, 1])
     packed = Packed(torch.tensor([1, 2, 3, 4, 5]), (2, 3), {"segment": segment})
-    out = embed.finish(embed.tokens(packed.tokens), packed)
+    out = embed.finish(embed.tokens(packed.tokens), packed, packed.positions)
     wanted = embed.token.weight[packed.tokens] + embed.position.weight[torch.tensor([0, 1, 0, 1, 2])]
     torch.testing.assert_close(out, embed.norm(wanted + embed.segment.weight[segment]))
 
@@ -26,14 +27,16 @@ def test_without_the_column_all_tokens_are_segment_zero():
     packed = Packed(torch.tensor([1, 2]), (2,), {"segment": torch.zeros(2, dtype=torch.int64)})
     bare = Packed(packed.tokens, packed.lengths)
     vectors = embed.tokens(packed.tokens)
-    torch.testing.assert_close(embed.finish(vectors, bare), embed.finish(vectors, packed))
+    torch.testing.assert_close(
+        embed.finish(vectors, bare, bare.positions), embed.finish(vectors, packed, packed.positions)
+    )
 
 
 def test_a_text_longer_than_the_table_names_the_key():
     embed = Embeddings(10, 6, Learned(8, 6), 0.0)
     packed = Packed(torch.zeros(12, dtype=torch.int64), (3, 9))
     with pytest.raises(UserError, match="model.max_positions=8, but a sequence has 9 tokens") as caught:
-        embed.finish(embed.tokens(packed.tokens), packed)
+        enter(embed, embed.tokens(packed.tokens), packed)
     assert "max_length=8" in caught.value.hint
 
 

@@ -242,7 +242,7 @@ DRAWS = {
 )
 def test_the_path_that_attend_takes(with_flash, monkeypatch, mask, dtype, dropout, draws, biased, taken):
     paths = []
-    for name, path in (("flash_attention", "flash"), ("jagged_attention", "jagged"), ("_tiled_attention", "tiles")):
+    for name, path in (("flash_attention", "flash"), ("jagged_attention", "jagged"), ("tiled_attention", "tiles")):
         real = getattr(attention, name)
         monkeypatch.setattr(attention, name, lambda *rest, real=real, path=path: (paths.append(path), real(*rest))[1])
     layout = layout_of(mask)

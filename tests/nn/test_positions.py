@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from lmtool.config.tables import build, entries, names
 from lmtool.models.configs import BertConfig, GptConfig
 from lmtool.nn.attention import SelfAttention, attend
 from lmtool.nn.configs import PositionsConfig, RotaryPositionsConfig, ShawPositionsConfig, T5PositionsConfig
+from lmtool.nn.context import Context
 from lmtool.nn.dropout import DeviceDraws, TokenDraws, name_sites, token_keys
 from lmtool.nn.layout import Causal, Full, Layout, Mask
 from lmtool.nn.positions import Alibi, Learned, Position, PositionSizes, Rotary, Shaw, Sinusoidal, T5Buckets
@@ -47,14 +49,13 @@ def packed_of(*lengths: int) -> Packed:
     return Packed(tokens, lengths)
 
 
-def shifted(packed: Packed, mask: Mask, by: int) -> Layout:
-    """The layout of a batch whose texts stand `by` places further on, with nothing before them."""
-    layout = Layout.of(packed, mask)
-    layout.__dict__["query_positions"] = layout.query_positions + by
-    for tile in layout.tiles:
+def shifted(packed: Packed, mask: Mask, position: Position, by: int) -> Context:
+    """A batch whose texts stand `by` places further on, with nothing before them."""
+    context = Context.of(packed, mask, position)
+    for tile in context.layout.tiles:
         for name in ("query_positions_RL", "key_positions_RK"):
             tile.__dict__[name] = getattr(tile, name) + by
-    return layout
+    return replace(context, positions_T=context.positions_T + by)
 
 
 def test_every_kind_is_tried() -> None:
@@ -70,9 +71,8 @@ def test_relative_kinds_do_not_see_a_shift(kind: str, mask: Mask) -> None:
     packed, x = packed_of(5, 21, 33), torch.randn(59, HEADS * SIZE, dtype=torch.float64)
     results = []
     for by in (0, 37):
-        layout = shifted(packed, mask, by)
-        read = position.embed(x, layout.query_positions % 64)
-        results.append(attention(read, layout, None, position))
+        context = shifted(packed, mask, position, by)
+        results.append(attention(position.embed(x, context.positions_T % 64), context))
     same = torch.allclose(*results, rtol=0, atol=1e-12)
     assert same == (kind in RELATIVE)
 
@@ -135,11 +135,13 @@ def test_attention_dropout_follows_the_token(kind: str) -> None:
     def out(x: Tensor, lengths: tuple[int, ...], examples: tuple[int, ...]) -> Tensor:
         packed, numbers = packed_of(*lengths), torch.tensor(examples)
         draws = TokenDraws(token_keys(0, 1, numbers, numbers * 0, packed))
-        return attention(x, Layout.of(packed, Causal()), draws, position)
+        return attention(x, Context.of(packed, Causal(), position, draws=draws))
 
     torch.testing.assert_close(out(x, (11, 29), (5, 6))[11:], out(x[11:], (29,), (6,)), rtol=0, atol=1e-12)
-    layout = Layout.of(packed_of(40), Causal())
-    native = [attention(x, layout, DeviceDraws(seed, torch.device("cpu")), position) for seed in (1, 1, 2)]
+    native = [
+        attention(x, Context.of(packed_of(40), Causal(), position, draws=DeviceDraws(seed, torch.device("cpu"))))
+        for seed in (1, 1, 2)
+    ]
     assert torch.equal(native[0], native[1]) and not torch.allclose(native[0], native[2])
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from lmtool.config.tables import build
+from lmtool.data.split import SplitData
 from lmtool.data.store import TokenStore
 from lmtool.models.configs import BertConfig, GptConfig
 from lmtool.models.encoder_decoder_configs import BartConfig, T5Config
@@ -50,6 +51,11 @@ def store(tokens, documents=None):
         np.concatenate(flat).astype(np.uint16), sentence_offsets[document_sentences], sentence_offsets,
         document_sentences, {}, Path(),
     )  # fmt: skip
+
+
+def split(store, documents="joined", name="train", rows=()):
+    """The store as the data of a split."""
+    return SplitData(name, store, documents, dict(rows))
 
 
 def backbone(family="bert", seed=0, **fields):

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 
 import numpy as np
 import pytest
 import torch
-from objective_fixtures import backbone, rows_of, sentences, store, tokenizer
+from objective_fixtures import backbone, rows_of, sentences, split, store, tokenizer
 
 from lmtool.config.tables import build
 from lmtool.data.loader import PackedLoader
+from lmtool.data.split import Rows
 from lmtool.errors import UserError
+from lmtool.learners.evaluation import TermScorer, evaluate
 from lmtool.objectives.configs import (
     ClmConfig,
     DenoisingConfig,
@@ -22,8 +23,8 @@ from lmtool.objectives.configs import (
     SpanConfig,
     SpanCorruptionConfig,
 )
-from lmtool.objectives.evaluation import evaluate
 from lmtool.objectives.sequence_to_sequence import SequenceToSequence
+from lmtool.training.precision import FP32_CPU
 
 OBJECTIVES = {
     "mlm": ("bert", MlmConfig(), "joined"),
@@ -62,7 +63,7 @@ def made(request, tokenizers):
     tokens = tokenizers[family]
     learner = build(config, backbone(family), tokens, 3)
     data = store(tokens)
-    return learner, learner.examples(data, 32, documents, "train"), data
+    return learner, learner.examples(split(data, documents), 32), data
 
 
 def gradients(learner):
@@ -139,8 +140,8 @@ def test_evaluation_adds_up_and_stands_beside_its_baseline(made):
     learner, examples, data = made
     learner.train()
     loader = PackedLoader(examples, seed=1, batch_tokens=100, shuffle=False)
-    found = evaluate(learner, loader.epoch_batches(0), baselines=learner.baselines(data, examples))
-    again = evaluate(learner, [rows_of(examples, len(examples.plan(0)))])
+    found = evaluate(learner, TermScorer(learner, learner.predictors(split(data), examples)), loader.epoch_batches(0))
+    again = evaluate(learner, TermScorer(learner), [rows_of(examples, len(examples.plan(0)))])
     assert learner.training
     assert found.loss == pytest.approx(again.loss, rel=1e-5)
     for name, term in found.terms.items():
@@ -157,7 +158,7 @@ def test_unigram_baseline_is_counted_and_never_bets_on_special_tokens(tokenizers
     tokens = tokenizers["bert"]
     learner = build(MlmConfig(), backbone(), tokens, 0)
     data = store(tokens)
-    losses = learner.baselines(data, learner.examples(data, 32, "joined", "train"))["mlm"].losses_C
+    losses = learner.predictors(split(data), learner.examples(split(data, "joined", "train"), 32))["mlm"].losses_C
     counts = np.bincount(data.tokens, minlength=tokens.vocab_size) + 1.0
     counts[list(tokens.special_ids)] = 0
     assert np.exp(-losses) == pytest.approx(counts / counts.sum())
@@ -169,10 +170,10 @@ def test_clm_predicts_every_token_once(tokenizers):
     data = store(tokens)
     end = tokens.role("eos")
     run_of_text = np.concatenate([np.r_[data.document(number), end] for number in range(len(data))])
-    examples = learner.examples(data, 16, "joined", "train")
+    examples = learner.examples(split(data, "joined", "train"), 16)
     batch = rows_of(examples, len(examples.plan(0)))
     assert np.array_equal(batch.targets["clm"].labels.numpy(), run_of_text[1:])
-    separate = learner.examples(data, 16, "separate", "train")
+    separate = learner.examples(split(data, "separate", "train"), 16)
     batch = rows_of(separate, len(separate.plan(0)))
     assert len(batch.targets["clm"].labels) == len(run_of_text) - len(data)
     assert (batch.targets["clm"].labels == end).sum() == len(data)
@@ -181,7 +182,7 @@ def test_clm_predicts_every_token_once(tokenizers):
 def test_pairs_are_laid_out_with_segments_and_change_with_the_epoch(tokenizers):
     tokens = tokenizers["bert"]
     learner = build(MlmConfig(pairs="nsp"), backbone(), tokens, 0)
-    examples = learner.examples(store(tokens), 32, "joined", "train")
+    examples = learner.examples(split(store(tokens), "joined", "train"), 32)
     batch = rows_of(examples, 12)
     assert max(batch.inputs.lengths) <= 32
     for start, length in zip(batch.inputs.starts, batch.inputs.lengths, strict=True):
@@ -192,7 +193,7 @@ def test_pairs_are_laid_out_with_segments_and_change_with_the_epoch(tokenizers):
         assert ids[int((segment == 0).sum()) - 1] == tokens.role("sep")
     assert not np.array_equal(examples.plan(0).rows[:12], examples.plan(1).rows[:12])
     static = build(MlmConfig(pairs="nsp", masking="static", duplicates=2), backbone(), tokens, 0)
-    static = static.examples(store(tokens), 32, "joined", "train")
+    static = static.examples(split(store(tokens)), 32)
     first, third = rows_of(static, 8, epoch=0), rows_of(static, 8, epoch=2)
     assert torch.equal(first.inputs.tokens, third.inputs.tokens)
     assert not torch.equal(first.inputs.tokens, rows_of(static, 8, epoch=1).inputs.tokens[: len(first.inputs.tokens)])
@@ -202,8 +203,8 @@ def test_samples_are_plain_data_of_the_text_and_the_guesses(tokenizers):
     tokens = tokenizers["bert"]
     learner = build(MlmConfig(), backbone(), tokens, 0).eval()
     data = store(tokens)
-    examples = learner.examples(data, 32, "separate", "validation")
-    samples = learner.samples(rows_of(examples, 5), tokens, 3)
+    examples = learner.examples(split(data, "separate", "validation"), 32)
+    samples = learner.samples(rows_of(examples, 5), 3)
     assert len(samples) == 3
     for sample, row in zip(samples, examples.plan(0).rows, strict=False):
         text = data.tokens[row["start"] : row["start"] + row["length"]]
@@ -216,7 +217,7 @@ def test_samples_are_plain_data_of_the_text_and_the_guesses(tokenizers):
 
 def test_a_tiny_model_learns(tokenizers):
     learner = build(MlmConfig(), backbone(), tokenizers["bert"], 0).train()
-    examples = learner.examples(store(tokenizers["bert"]), 32, "joined", "train")
+    examples = learner.examples(split(store(tokenizers["bert"]), "joined", "train"), 32)
     batch = rows_of(examples, 16)
     optimizer = torch.optim.AdamW(learner.parameters(), 3e-3)
     losses = []
@@ -234,11 +235,11 @@ def test_refusals(tokenizers):
     tokens = tokenizers["bert"]
     learner = build(MlmConfig(pairs="nsp"), backbone(), tokens, 0)
     with pytest.raises(UserError, match="two documents"):
-        learner.examples(store(tokens, sentences(1)), 32, "joined", "train").plan(0)
+        learner.examples(split(store(tokens, sentences(1))), 32).plan(0)
     with pytest.raises(UserError, match="max_length=5"):
-        learner.examples(store(tokens), 5, "joined", "train")
+        learner.examples(split(store(tokens), "joined", "train"), 5)
     with pytest.raises(UserError, match="no mask token"):
-        build(MlmConfig(), backbone(), tokenizers["gpt"], 0).examples(store(tokens), 32, "joined", "train")
+        build(MlmConfig(), backbone(), tokenizers["gpt"], 0).examples(split(store(tokens)), 32)
 
 
 @pytest.mark.parametrize("made", ["prefix_lm t5", "span_corruption", "denoising"], indirect=True)
@@ -275,13 +276,13 @@ def test_scores_of_outputs_are_those_of_the_text_in_them(made):
         if label not in learner.tokenizer.special_ids
     ]
     torch.testing.assert_close(scores.losses, each[text])
-    assert learner.samples(batch, learner.tokenizer, 2)[0].keys() == {"prompt", "text"}
+    assert learner.samples(batch, 2)[0].keys() == {"prompt", "text"}
 
 
 def test_a_prefix_is_seen_as_a_whole_and_nothing_behind_it(tokenizers):
     """Which hidden states depend on which tokens is the prefix mask, and targets begin where it ends."""
     learner = build(PrefixLmConfig(), backbone("gpt"), tokenizers["gpt"], 0).eval()
-    examples = learner.examples(store(tokenizers["gpt"]), 12, "joined", "train")
+    examples = learner.examples(split(store(tokenizers["gpt"]), "joined", "train"), 12)
     batch = rows_of(examples, 3)
     packed, at = batch.inputs, batch.targets["prefix_lm"].at
     for number, (start, length, prefix) in enumerate(zip(packed.starts, packed.lengths, packed.prefixes, strict=True)):
@@ -300,10 +301,10 @@ def test_a_prefix_is_seen_as_a_whole_and_nothing_behind_it(tokenizers):
 def test_span_corruption_needs_sentinels(tokenizers):
     learner = build(SpanCorruptionConfig(), backbone("t5"), tokenizers["gpt"], 0)
     with pytest.raises(UserError, match="2 sentinel tokens at max_length=32; the tokenizer has 0"):
-        learner.examples(store(tokenizers["gpt"]), 32, "joined", "train")
+        learner.examples(split(store(tokenizers["gpt"]), "joined", "train"), 32)
     learner = build(SpanCorruptionConfig(density=0.5, mean_length=1.0), backbone("t5"), tokenizers["t5"], 0)
     with pytest.raises(UserError, match="sentinel tokens at max_length=60; the tokenizer has 12"):
-        learner.examples(store(tokenizers["t5"]), 60, "joined", "train")
+        learner.examples(split(store(tokenizers["t5"]), "joined", "train"), 60)
 
 
 @pytest.mark.parametrize(("family", "config"), [("gpt", ClmConfig), ("bart", DenoisingConfig)])
@@ -311,7 +312,7 @@ def test_label_smoothing_is_of_training_alone(tokenizers, family, config):
     plain, smooth = (
         build(config(label_smoothing=share), backbone(family), tokenizers[family], 3).eval() for share in (0.0, 0.1)
     )
-    batch = rows_of(plain.examples(store(tokenizers[family]), 32, "joined", "train"), 4)
+    batch = rows_of(plain.examples(split(store(tokenizers[family])), 32), 4)
     (term,) = plain.weights
     with torch.no_grad():
         hidden = plain.backbone(batch.inputs, None, *([batch.outputs] if batch.outputs else []))
@@ -327,7 +328,7 @@ def test_a_vocabulary_without_an_end_goes_on_with_texts():
     tokens = tokenizer("bytebpe")
     tokens.roles = {}
     learner = build(ClmConfig(), backbone("gpt"), tokens, 0).eval()
-    (row,) = learner.complete(["the old cat"], nullcontext)
+    (row,) = learner.respond(Rows.of_texts(text=["the old cat"]), 32, 100, FP32_CPU)
     assert row["text"] == "the old cat" and row["continuation"]
     with pytest.raises(UserError, match="no eos token"):
-        next(learner.complete([""], nullcontext))
+        next(learner.respond(Rows.of_texts(text=[""]), 32, 100, FP32_CPU))

@@ -9,7 +9,8 @@ from contextlib import nullcontext
 import pytest
 import torch
 import torch.utils._pytree as pytree
-from objective_fixtures import backbone, rows_of, store, tokenizer
+import torch.utils.flop_counter  # jagged tensors of the meta device name it without importing it, in torch 2.11
+from objective_fixtures import backbone, rows_of, split, store, tokenizer
 from test_learners import OBJECTIVES
 from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -86,7 +87,7 @@ def test_a_step_does_not_wait(name, tokenizers, device):
     family, config, documents = OBJECTIVES[name]
     sizes = {"head_size": 16} if family == "t5" else {}
     learner = build(config, backbone(family, **sizes), tokenizers[family], 3)
-    batch = rows_of(learner.examples(store(tokenizers[family]), 32, documents, "train"), 8)
+    batch = rows_of(learner.examples(split(store(tokenizers[family]), documents), 32), 8)
     watch = watched_step(learner, batch, device)
     assert watch.waits == []
     # Prefixes are no window; what T5 adds to the scores of a text it does not add between two.
@@ -102,7 +103,7 @@ def test_a_step_does_not_wait(name, tokenizers, device):
 @pytest.mark.parametrize("family", ["bert", "gpt"])
 def test_a_step_on_labels_does_not_wait(family, tokenizers, device):
     config = ClassificationConfig(name="labels", path="nowhere", labels=("no", "yes"))
-    learner = build(config, backbone(family), tokenizers[family], 3)
+    learner = config.learner(backbone(family), tokenizers[family], 3)
     inputs = Packed(torch.arange(5, 25), (5, 12, 3))
     batch = Batch(inputs, {"labels": Target(torch.tensor([0, 1, 1]))}, torch.arange(3), torch.zeros(3))
     assert watched_step(learner, batch, device).waits == []
@@ -116,7 +117,7 @@ def test_layers_share_what_is_copied_to_the_device(family, objective, dropout, t
     copies = []
     for layers in (1, 4):
         learner = build(config, backbone(family, num_layers=layers, attention_dropout=dropout), tokenizers[family], 3)
-        batch = rows_of(learner.examples(store(tokenizers[family]), 32, documents, "train"), 8)
+        batch = rows_of(learner.examples(split(store(tokenizers[family]), documents), 32), 8)
         watch = watched_step(learner, batch, device)
         assert watch.waits == []
         assert watch.seen["aten::_flash_attention_forward" if dropout else "torch_attn::_varlen_attn"] >= layers

@@ -7,15 +7,15 @@ import json
 import numpy as np
 import pytest
 import torch
-from objective_fixtures import SIZES, backbone, rows_of, store, tokenizer
+from objective_fixtures import SIZES, backbone, rows_of, split, store, tokenizer
 from scipy import stats
 
 from lmtool.config.tables import build, names
+from lmtool.learners.baseline import BestConstant
+from lmtool.learners.evaluation import TermScorer, evaluate
 from lmtool.models.configs import BertConfig
 from lmtool.models.encoder_configs import ElectraConfig
-from lmtool.objectives.baseline import BestConstant
 from lmtool.objectives.configs import RtdConfig
-from lmtool.objectives.evaluation import evaluate
 from lmtool.objectives.generator import draw_from
 
 
@@ -26,7 +26,7 @@ def tokens():
 
 def made(tokens, model=None, **fields):
     learner = build(RtdConfig(**fields), backbone(**(model or {})), tokens, 3)
-    return learner, learner.examples(store(tokens), 32, "joined", "train")
+    return learner, learner.examples(split(store(tokens), "joined", "train"), 32)
 
 
 def gradients(learner, batch, step=1, terms=None):
@@ -183,7 +183,9 @@ def test_the_copy_gate_mixes_two_distributions(tokens):
 def test_the_base_rate_is_that_of_what_is_scored(tokens):
     learner, examples = made(tokens)
     batches = [rows_of(examples, 6), rows_of(examples, 12)]
-    found = evaluate(learner, batches[1:], baselines=learner.baselines(store(tokens), examples)).terms["rtd"]
+    found = evaluate(
+        learner, TermScorer(learner, learner.predictors(split(store(tokens)), examples)), batches[1:]
+    ).terms["rtd"]
     labels = learner.eval().score(batches[1])["rtd"].labels.double()
     share = labels.mean().item()
     assert found.baseline == pytest.approx(-share * np.log(share) - (1 - share) * np.log(1 - share))
@@ -194,7 +196,7 @@ def test_the_base_rate_is_that_of_what_is_scored(tokens):
 def test_samples_tell_what_the_model_suspects(tokens):
     learner, examples = made(tokens)
     batch = rows_of(examples, 4)
-    samples = learner.eval().samples(batch, tokens, 3)
+    samples = learner.eval().samples(batch, 3)
     assert len(samples) == 3 and all(sample["masked"] for sample in samples)
     for place in (place for sample in samples for place in sample["masked"]):
         assert 0 < place["replaced"] < 1 and place["sampled"] and len(place["guesses"]) == 5
@@ -206,5 +208,5 @@ def test_factorized_embeddings_are_shared_at_their_own_width(tokens):
     ours, theirs = learner.backbone.embed, learner.generator.embed
     assert ours.token.weight is theirs.token.weight and ours.token.weight.shape == (400, 12)
     assert ours.norm is theirs.norm and ours.position is theirs.position
-    examples = learner.examples(store(tokens), 32, "joined", "train")
+    examples = learner.examples(split(store(tokens), "joined", "train"), 32)
     assert gradients(learner, rows_of(examples, 4)) == {name for name, _ in learner.named_parameters()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from objective_fixtures import backbone, store, tokenizer
+from objective_fixtures import backbone, split, store, tokenizer
 
 from lmtool.config.tables import build
 from lmtool.objectives.configs import (
@@ -44,7 +44,7 @@ CASES = {
 def examples_of(family, kind, config, documents="joined"):
     tokens = tokenizer(kind)
     learner = build(config, backbone(family), tokens, 3)
-    return learner.examples(store(tokens), 32, documents, "train")
+    return learner.examples(split(store(tokens), documents), 32)
 
 
 @pytest.mark.parametrize("documents", ["joined", "separate"])
@@ -85,7 +85,7 @@ def test_the_generator_is_measured_against_its_own_probabilities(config, monkeyp
     learner = build(config, backbone("bert"), tokens, 3).eval()
     # Far from the uniform distribution of initial weights.
     torch.nn.init.normal_(learner.backbone.embed.token.weight, std=1.0, generator=torch.Generator().manual_seed(0))
-    examples = learner.examples(store(tokens), 32, "joined", "train")
+    examples = learner.examples(split(store(tokens), "joined", "train"), 32)
     tally = measure(examples, 12000, 32, tokens.role("pad"), learner)
     assert not tally.broken()
     kept, surprise = (
@@ -109,10 +109,10 @@ def test_what_no_example_holds_is_counted():
     """A last token alone has nothing to predict where it stands by itself."""
     tokens = tokenizer("t5")
     learner = build(SpanCorruptionConfig(), backbone("t5"), tokens, 3)
-    size = learner.examples(store(tokens), 32, "separate", "train").text_length
+    size = learner.examples(split(store(tokens), "separate", "train"), 32).text_length
     ids = [[[7] * (size + 1)], [[7] * size], [[7] * (2 * size + 1)], [[7]]]
     made = store(Encoded(), ids)
-    left = measure(learner.examples(made, 32, "separate", "train"), 100, 32).statistics["left out share of text"]
+    left = measure(learner.examples(split(made, "separate", "train"), 32), 100, 32).statistics["left out share of text"]
     assert (left.total, left.expected, left.count) == (3, 3, 4 * size + 3)
 
 

@@ -12,8 +12,8 @@ from typing import TextIO
 
 import pytest
 
+from lmtool.costs.plan import ModelShape, Work, plan
 from lmtool.reporting.console import Output
-from lmtool.reporting.plan import ModelShape, Work, plan
 from lmtool.reporting.progress import Progress
 from lmtool.reporting.scores import Score, score_of
 from lmtool.reporting.screens import end_screen, start_screen

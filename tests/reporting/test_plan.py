@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from lmtool.reporting.plan import ModelShape, Plan, Work, plan, plan_rows
+from lmtool.costs.plan import ModelShape, Work, plan
+from lmtool.reporting.plan import Plan, plan_rows
 
 SHAPE = ModelShape(12, 768, 3072, 30522)
 WORKS = (Work(1.0, 85e6, 12 * 768, 128), Work(0.15, 24e6))
@@ -54,6 +55,6 @@ def test_without_a_rate_the_time_is_unknown():
 
 
 def test_measured_rate_is_a_rate():
-    from lmtool.reporting.rate import measure_rate
+    from lmtool.costs.rate import measure_rate
 
     assert 1e7 < measure_rate(32, 64, "bf16", "cpu", seconds=0.02) < 1e15

@@ -47,6 +47,35 @@ def test_both_sides_run_once_on_the_same_rows(script, monkeypatch, capfd, words,
     assert run(script, monkeypatch, [*words, "1", "--epochs", "3"]) == 2
 
 
+def write_pairs(folder):
+    """Pairs by the columns of RTE."""
+    folder.mkdir()
+    for split, count in (("train", 64), ("dev", 40)):
+        rows = [("a b c d", f"e {row} f" if row % 2 else "a b c d", row % 2) for row in range(count)]
+        lines = ["sentence1\tsentence2\tlabel", *("\t".join(map(str, row)) for row in rows)]
+        (folder / f"{split}.tsv").write_text("\n".join(lines) + "\n")
+
+
+def test_pairs_are_the_same_input_on_both_sides(script, capsys, tmp_path):
+    """The Trainer gets everything that the tokenizer makes: the two segments, not the tokens alone."""
+    from transformers import AutoTokenizer
+
+    published, folder = script("published"), str(tmp_path / "published")
+    make("bert", tmp_path / "published")
+    write_pairs(tmp_path / "pairs")
+    config = published.decoded(["task=rte", f"task.path={tmp_path / 'pairs'}", f"checkpoint={folder}", "max_length=32"])
+    with pytest.raises(SystemExit):
+        published.require_same_tokens(folder, config)
+    assert "64 rows of train have other token_type_ids" in capsys.readouterr().err
+    settings = tmp_path / "published/tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"tokenizer_class": "BertTokenizer"}))
+    published.require_same_tokens(folder, config)
+    assert "train: 64 rows, the same" in capsys.readouterr().out
+    row = published.features(folder, config, published.labelled(config).train)[1]
+    assert row == {**AutoTokenizer.from_pretrained(folder)("a b c d", "e 1 f"), "labels": 1}
+    assert 1 in row["token_type_ids"]
+
+
 def test_both_sides_have_the_same_hyperparameters(script, words, tmp_path):
     """The same parameters decay, and the rates are the same but for the Trainer's one step more at zero."""
     from transformers import AutoModelForSequenceClassification, Trainer

@@ -8,6 +8,9 @@ from pathlib import Path
 import yaml
 
 from lmtool.config.tables import build, lookup
+from lmtool.data.loader import PackedLoader
+from lmtool.data.split import SplitData
+from lmtool.learners.evaluation import evaluate
 from lmtool.models.configs import BertConfig, GptConfig
 from lmtool.tokenizers.configs import ByteBpeConfig, WordPieceConfig
 
@@ -48,6 +51,23 @@ def tokenizer(kind="wordpiece"):
 
 def backbone(family="bert", **fields):
     return build((BertConfig if family == "bert" else GptConfig)(**{**SIZES, **fields}), 0)
+
+
+def split_data(learner, rows, name="train"):
+    """Rows as the data of a split of the learner's task."""
+    return SplitData(name, rows=dict.fromkeys([learner.config.name], rows))
+
+
+def examples_of(learner, rows, max_length=32, name="train"):
+    return learner.examples(split_data(learner, rows, name), max_length)
+
+
+def evaluation(learner, rows, name="dev", max_length=32, **sizes):
+    """All rows of a split, predicted and scored."""
+    data = split_data(learner, rows, name)
+    examples = learner.examples(data, max_length)
+    batches = PackedLoader(examples, 0, shuffle=False, **(sizes or {"batch_examples": 4})).epoch_batches()
+    return evaluate(learner, learner.scorer(data, examples, {}), batches)
 
 
 def table(path, header, rows, end="\n"):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from task_fixtures import SIZES, TEXTS, singles, table, task_config
+from task_fixtures import SIZES, TEXTS, examples_of, singles, table, task_config
 
 from lmtool.config.tables import build
-from lmtool.models.encoder_decoder_configs import BartConfig, T5Config, TransformerConfig
+from lmtool.models.encoder_decoder_configs import BartConfig, T5Config, Transformer2017Config
 from lmtool.tasks.loading import load_task
 from lmtool.tokenizers.configs import ByteBpeConfig
 from lmtool.types import Packed
@@ -16,7 +16,7 @@ from lmtool.types import Packed
 FAMILIES = {
     "t5": (T5Config(**SIZES), "gpt2"),
     "bart": (BartConfig(**SIZES, activation_dropout=0.2), "roberta"),
-    "transformer": (TransformerConfig(**{**SIZES, "attention_dropout": 0.1}), "roberta"),
+    "transformer": (Transformer2017Config(**{**SIZES, "attention_dropout": 0.1}), "roberta"),
 }
 
 
@@ -26,7 +26,7 @@ def learner_and_data(request, tmp_path):
     table(tmp_path / "train.tsv", ["text", "label"], singles(12, [1, 0]))
     data = load_task(task_config("classification", path=tmp_path), 0, tmp_path / "cache", True)
     tokenizer = build(ByteBpeConfig(minimum_count=1, special_tokens=special_tokens), TEXTS * 3, 290)
-    return build(data.config, build(config, 0), tokenizer, 0), data
+    return data.config.learner(build(config, 0), tokenizer, 0), data
 
 
 def batch_of(examples, numbers):
@@ -36,7 +36,7 @@ def batch_of(examples, numbers):
 def test_the_decoder_reads_the_text_behind_its_start(learner_and_data):
     learner, data = learner_and_data
     learner.eval()
-    examples = learner.examples(data.train, 32, "train")
+    examples = examples_of(learner, data.train)
     batch = batch_of(examples, range(4))
     start = learner.tokenizer.role(learner.backbone.config.start_role)
     inputs, outputs = (side.tokens.split(side.lengths) for side in (batch.inputs, batch.outputs))
@@ -55,7 +55,7 @@ def test_the_decoder_reads_the_text_behind_its_start(learner_and_data):
 def test_packing_changes_nothing_also_under_dropout(learner_and_data):
     learner, data = learner_and_data
     learner.train()
-    examples = learner.examples(data.train, 32, "train")
+    examples = examples_of(learner, data.train)
 
     def step(parts):
         learner.zero_grad()

@@ -14,10 +14,14 @@ import pytest
 from task_fixtures import CONF, glue, singles, table, task_config
 
 from lmtool.errors import UserError
-from lmtool.tasks import hub
 from lmtool.tasks.loading import load_task
+from lmtool.tasks.sources import hub
 
 GLUE = ["cola", "sst2", "mrpc", "qqp", "stsb", "mnli", "qnli", "rte", "wnli"]
+
+
+def texts_of(rows):
+    return tuple(rows.columns.values())
 
 
 def load(config, seed=0, **keywords):
@@ -39,7 +43,7 @@ def test_glue_folders_as_distributed(name, tmp_path):
     assert [*data.validation] == (["dev_matched", "dev_mismatched"] if name == "mnli" else ["dev"])
     assert all(len(rows) == 6 and rows.labels is not None for rows in data.validation.values())
     assert all(rows.labels is None for rows in data.test.values()) and data.test
-    assert len(data.train.texts) == len(config.text)
+    assert len(texts_of(data.train)) == len(config.text)
     assert data.facts["skipped_rows"] == (1 if name == "qqp" else 0)
     assert data.train.origin[0] == (str(tmp_path / name / "train.tsv"), 1 if name == "cola" else 2)
     if name == "stsb":
@@ -88,7 +92,7 @@ def test_custom_task_from_the_command_line(tmp_path):
     config = task_config("custom", path=tmp_path / "reviews.csv", text=["review"], label="stars")
     data = load(config)
     assert data.config.labels == ("9", "10", "11")  # by number, not by letter
-    assert data.train.texts[0][0].startswith('a, "')
+    assert texts_of(data.train)[0][0].startswith('a, "')
     assert len(data.train) == 27 and len(data.validation["dev"]) == 3
     assert "3 of 30 training rows held out" in data.facts["development"]
     regression = load(
@@ -102,7 +106,7 @@ def test_held_out_rows_are_seeded_and_share_no_text_with_train(tmp_path):
     config = task_config("classification", path=tmp_path)
     first, again, other = (load(config, seed) for seed in (0, 0, 1))
     held = first.validation["dev"]
-    assert len(held) == 30 and not set(held.texts[0]) & set(first.train.texts[0])
+    assert len(held) == 30 and not set(texts_of(held)[0]) & set(texts_of(first.train)[0])
     assert held.ids == again.validation["dev"].ids != other.validation["dev"].ids
 
 
@@ -119,14 +123,14 @@ def test_labels_are_names_before_they_are_numbers(tmp_path):
     rows = [
         (text, label)
         for part in (by_name.train, by_name.validation["dev"])
-        for text, label in zip(part.texts[0], part.labels, strict=True)
+        for text, label in zip(texts_of(part)[0], part.labels, strict=True)
     ]
     assert dict(rows) == {"a": 0, "b": 1, "c": 1}
     by_number = load(task_config("classification", path=tmp_path, labels=["no", "yes"]))
     rows = [
         (text, label)
         for part in (by_number.train, by_number.validation["dev"])
-        for text, label in zip(part.texts[0], part.labels, strict=True)
+        for text, label in zip(texts_of(part)[0], part.labels, strict=True)
     ]
     assert dict(rows) == {"a": 1, "b": 0, "c": 0}
 
@@ -155,6 +159,13 @@ def test_without_the_hub_the_error_says_what_to_type(monkeypatch):
         load(task_config("sst2"))
     assert "hub=nyu-mll/glue:sst2" in caught.value.message
     assert "lmtool finetune task=sst2 task.path=" in caught.value.hint and "checkpoint=" in caught.value.hint
+
+
+def test_without_the_library_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(UserError, match="the library datasets, which is not installed") as caught:
+        load(task_config("sst2"))
+    assert "pip install 'lmtool[hub]'" in caught.value.hint and "task.path=FOLDER" in caught.value.hint
 
 
 def test_an_unreachable_hub_is_not_waited_for(monkeypatch):
@@ -311,6 +322,5 @@ def test_take_keeps_rows_together(tmp_path):
     rows = load(task_config("mrpc", path=glue("mrpc", tmp_path))).train
     taken = rows.take(np.array([3, 1]))
     assert taken.ids == [rows.ids[3], rows.ids[1]] and taken.origin == [rows.origin[3], rows.origin[1]]
-    assert (
-        taken.texts[1] == [rows.texts[1][3], rows.texts[1][1]] and taken.labels.tolist() == rows.labels[[3, 1]].tolist()
-    )
+    assert texts_of(taken)[1] == [texts_of(rows)[1][3], texts_of(rows)[1][1]]
+    assert taken.labels.tolist() == rows.labels[[3, 1]].tolist()

@@ -6,12 +6,24 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from task_fixtures import CONF, TEXTS, backbone, glue, singles, table, task_config, tokenizer
+from task_fixtures import (
+    CONF,
+    TEXTS,
+    backbone,
+    evaluation,
+    examples_of,
+    glue,
+    singles,
+    split_data,
+    table,
+    task_config,
+    tokenizer,
+)  # fmt: skip
 
 from lmtool.config.tables import build
 from lmtool.data.loader import PackedLoader
+from lmtool.learners.evaluation import SplitEvaluations, evaluate
 from lmtool.tasks import loading
-from lmtool.tasks.evaluation import baseline, evaluate, predict, predictions, report
 from lmtool.tasks.loading import load_task
 from lmtool.tuning.configs import FullConfig, HeadConfig
 
@@ -56,9 +68,9 @@ def step(learner, batches):
 @pytest.mark.parametrize("name", TASKS)
 def test_every_task_steps_and_packing_changes_nothing(name, family, tokenizers, tmp_path, monkeypatch):
     data = data_of(name, tmp_path, monkeypatch)
-    learner = build(data.config, backbone(family), tokenizers[family], 0).train()
+    learner = data.config.learner(backbone(family), tokenizers[family], 0).train()
     assert set(learner.heads) == ({"pooler", data.config.name} if family == "bert" else {data.config.name})
-    examples = learner.examples(data.train, 32, "train")
+    examples = examples_of(learner, data.train, 32, "train")
     loss, gradients = step(learner, [batch_of(examples, range(6))])
     assert gradients.keys() == {one for one, _ in learner.named_parameters()}
     single_loss, single = step(learner, [batch_of(examples, [number]) for number in range(6)])
@@ -66,10 +78,9 @@ def test_every_task_steps_and_packing_changes_nothing(name, family, tokenizers, 
     for one, gradient in gradients.items():
         torch.testing.assert_close(single[one], gradient, rtol=1e-4, atol=1e-6)
     split = next(iter(data.validation.values()))
-    held = learner.examples(split, 32, "validation")
-    found = evaluate(learner, split, PackedLoader(held, 0, batch_examples=4).epoch_batches())
-    assert found.metrics.keys() == {"loss", *data.config.metrics}
-    assert baseline(data.config, data.train, split)["metric"] == data.config.metric
+    assert evaluation(learner, split).metrics().keys() == {"loss", *data.config.metrics}
+    train, held_out = split_data(learner, data.train), split_data(learner, split, "dev")
+    assert learner.baseline(train, held_out, [], {})["metric"] == data.config.metric
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -78,8 +89,8 @@ def test_the_loss_is_torchs(smoothing, weights, tokenizers, tmp_path):
     table(tmp_path / "train.tsv", ["text", "label"], singles(9, [1, 0, 0]))
     config = task_config("classification", path=tmp_path, loss__label_smoothing=smoothing, loss__class_weights=weights)
     data = load_task(config, 0, tmp_path, True)
-    learner = build(data.config, backbone(), tokenizers["bert"], 0).eval()
-    examples = learner.examples(data.train, 32, "train")
+    learner = data.config.learner(backbone(), tokenizers["bert"], 0).eval()
+    examples = examples_of(learner, data.train, 32, "train")
     batches = [batch_of(examples, [0, 1, 2]), batch_of(examples, [3, 4, 5, 6])]
     count = sum(learner.counts(one)[config.name] for one in batches)
     ours = sum(learner(one, 1).sums[config.name] for one in batches) / count
@@ -95,8 +106,8 @@ def test_the_loss_is_torchs(smoothing, weights, tokenizers, tmp_path):
 def test_the_head_reads_the_first_or_the_last_token(tokenizers, tmp_path):
     data = data_of("sst2", tmp_path)
     for family, place in (("bert", 0), ("gpt", -1)):
-        learner = build(data.config, backbone(family), tokenizers[family], 0).eval()
-        batch = batch_of(learner.examples(data.train, 32, "train"), range(4))
+        learner = data.config.learner(backbone(family), tokenizers[family], 0).eval()
+        batch = batch_of(examples_of(learner, data.train, 32, "train"), range(4))
         hidden = learner.backbone(batch.inputs)
         ends = np.cumsum(batch.inputs.lengths)
         picked = hidden[torch.tensor([batch.inputs.starts, (ends - 1).tolist()][place])]
@@ -111,8 +122,8 @@ def test_long_texts_are_cut_and_counted(tokenizers, tmp_path):
     table(tmp_path / "train.tsv", ["one", "two", "label"], rows)
     table(tmp_path / "dev.tsv", ["one", "two", "label"], rows)
     data = load_task(task_config("classification", path=tmp_path, text=["one", "two"]), 0, tmp_path, True)
-    learner = build(data.config, backbone(), tokenizers["bert"], 0)
-    examples = learner.examples(data.train, 16, "train")
+    learner = data.config.learner(backbone(), tokenizers["bert"], 0)
+    examples = examples_of(learner, data.train, 16, "train")
     batch = batch_of(examples, range(4))
     assert max(batch.inputs.lengths) == 16 and examples.facts()["truncated"] == 3
     assert examples.facts()["truncated_fraction"] == 0.75
@@ -123,62 +134,64 @@ def test_long_texts_are_cut_and_counted(tokenizers, tmp_path):
 
 def test_predictions_join_their_rows(tokenizers, tmp_path):
     data = data_of("mnli", tmp_path)
-    learner = build(data.config, backbone(), tokenizers["bert"], 0).train()
-    splits, lines = {}, []
+    learner = data.config.learner(backbone(), tokenizers["bert"], 0).train()
+    splits = {}
     for split, rows in data.validation.items():
-        examples = learner.examples(rows, 32, split)
-        splits[split] = evaluate(learner, rows, PackedLoader(examples, 0, batch_tokens=40).epoch_batches())
-        lines += predictions(data.config, rows, splits[split].predicted, split)
+        splits[split] = evaluation(learner, rows, split, batch_tokens=40)
     assert learner.training
-    joined = report(data.config, splits)
-    assert joined.metric == "accuracy" and joined.value == splits["dev_matched"].metrics["accuracy"]
-    assert {"loss", "accuracy", "dev_matched_accuracy", "dev_mismatched_accuracy"} <= joined.metrics.keys()
+    joined = SplitEvaluations(splits)
+    lines = list(joined.records())
+    assert learner.metric.name == "accuracy"
+    assert joined.metrics()["accuracy"] == splits["dev_matched"].metrics()["accuracy"]
+    assert {"loss", "accuracy", "dev_matched_accuracy", "dev_mismatched_accuracy"} <= joined.metrics().keys()
     rows = data.validation["dev_matched"]
     first = lines[2]
     assert list(first) == ["id", "split", "premise", "hypothesis", "gold", "prediction", "score"]
-    assert first["premise"] == rows.texts[0][2] and first["gold"] == "entailment" and first["id"] == "2"
-    single = learner.eval().predict(batch_of(learner.examples(rows, 32, "dev"), [2]))[0]
+    assert first["premise"] == rows.columns["premise"][2] and first["gold"] == "entailment" and first["id"] == "2"
+    single = learner.eval().outputs(batch_of(examples_of(learner, rows, 32, "dev"), [2]), 0)[0].softmax(-1)
     assert first["prediction"] == data.config.labels[int(single.argmax())]
     assert first["score"] == pytest.approx(float(single.max()), rel=1e-5)
-    counts = splits["dev_matched"].confusion
-    assert counts.sum() == 6 and np.trace(counts) / 6 == pytest.approx(splits["dev_matched"].metrics["accuracy"])
+    counts = np.array(splits["dev_matched"].details["confusion"])
+    assert counts.sum() == 6 and np.trace(counts) / 6 == pytest.approx(splits["dev_matched"].metrics()["accuracy"])
 
 
 def test_a_collapsed_model_is_named(tokenizers, tmp_path):
     data = data_of("cola", tmp_path)
-    learner = build(data.config, backbone(), tokenizers["bert"], 0)
+    learner = data.config.learner(backbone(), tokenizers["bert"], 0)
     with torch.no_grad():
         learner.heads["cola"].output.bias.copy_(torch.tensor([0.0, 50.0]))
     rows = data.validation["dev"]
-    batches = PackedLoader(learner.examples(rows, 32, "dev"), 0, batch_examples=8).epoch_batches()
-    found = report(data.config, {"dev": evaluate(learner, rows, batches)})
-    assert found.value == 0.0 and "every row was predicted acceptable" in found.warnings[0]
-    majority = baseline(data.config, data.train, rows)
+    joined = SplitEvaluations({"dev": evaluation(learner, rows)})
+    assert joined.metrics()["matthews"] == 0.0 and "dev: every row was predicted acceptable" in joined.warnings[0]
+    majority = learner.baseline(split_data(learner, data.train), split_data(learner, rows, "dev"), [], {})
     assert majority["name"] == "majority" and majority["metrics"]["accuracy"] == 0.5
 
 
 def test_unlabelled_rows_are_predicted(tokenizers, tmp_path):
     data = data_of("sst2", tmp_path)
-    learner = build(data.config, backbone("gpt"), tokenizers["gpt"], 0)
+    learner = data.config.learner(backbone("gpt"), tokenizers["gpt"], 0)
     rows = data.test["test"]
-    found, _ = predict(
-        learner, len(rows), PackedLoader(learner.examples(rows, 32, "test"), 0, batch_examples=1).epoch_batches()
-    )
-    lines = list(predictions(data.config, rows, found, "test"))
+    unlabelled = evaluation(learner, rows, "test", batch_examples=1)
+    lines = list(unlabelled.records())
+    assert not unlabelled.terms and not unlabelled.scores
     assert [line["sentence"] for line in lines] == ["uneasy mishmash", "a treat"] and "gold" not in lines[0]
-    with pytest.raises(RuntimeError, match="1 of 2 rows"):
-        predict(learner, 2, [batch_of(learner.examples(rows, 32, "test"), [0])])
+    data, examples = split_data(learner, rows, "test"), examples_of(learner, rows, 32, "test")
+    with pytest.raises(RuntimeError, match="1 parts of 2 rows were predicted, 1 of 2 once"):
+        evaluate(learner, learner.scorer(data, examples, {}), [batch_of(examples, [0])])
+    with pytest.raises(RuntimeError, match="2 parts of 2 rows were predicted, 1 of 2 once"):
+        evaluate(learner, learner.scorer(data, examples, {}), [batch_of(examples, [0]), batch_of(examples, [0])])
 
 
 @pytest.mark.parametrize("new", [None, {"heads.sst2"}, {"heads.sst2", "heads.pooler"}])
 def test_head_tuning_freezes_the_backbone_and_a_pretrained_pooler(new, tokenizers, tmp_path):
     data = data_of("sst2", tmp_path)
-    learner = build(data.config, backbone(), tokenizers["bert"], 0).train()
-    build(HeadConfig()).apply(learner, new)
+    learner = data.config.learner(backbone(), tokenizers["bert"], 0).train()
+    learner.tune(build(HeadConfig()), new)
     pooler = new is None or "heads.pooler" in new
     learns = {name.rsplit(".", 2)[0] for name, one in learner.named_parameters() if one.requires_grad}
     assert learns == ({"heads.sst2", "heads.pooler"} if pooler else {"heads.sst2"})
-    batch = batch_of(learner.examples(data.train, 32, "train"), range(6))
+    assert {name.rsplit(".", 2)[0] for name in learner.tuning.delta(learner)} == learns
+    batch = batch_of(examples_of(learner, data.train, 32, "train"), range(6))
     _, gradients = step(learner, [batch])
     assert {name.rsplit(".", 2)[0] for name in gradients} == learns
     assert {name for group in learner.parameter_groups() for name, _ in group.parameters} == set(gradients)
@@ -187,7 +200,7 @@ def test_head_tuning_freezes_the_backbone_and_a_pretrained_pooler(new, tokenizer
     learner.heads["pooler"].register_forward_hook(lambda _, given, __: seen.append(given[0]))
     learner(batch, 1), learner(batch, 2)
     assert torch.equal(*seen)
-    build(FullConfig()).apply(learner)
+    learner.tune(build(FullConfig()))
     assert all(one.requires_grad for one in learner.parameters())
     learner(batch, 1), learner(batch, 2)
     assert not torch.equal(*seen[2:])
@@ -201,9 +214,9 @@ def test_it_learns_what_can_be_learned(tokenizers, tmp_path):
     )
     table(tmp_path / "dev.tsv", ["text", "label"], [["a fine film", "good"], ["a dull mess", "bad"]])
     data = load_task(task_config("classification", path=tmp_path), 0, tmp_path, True)
-    learner = build(data.config, backbone("gpt"), tokenizers["gpt"], 0).train()
+    learner = data.config.learner(backbone("gpt"), tokenizers["gpt"], 0).train()
     optimizer = torch.optim.AdamW(learner.parameters(), 2e-3)
-    loader = PackedLoader(learner.examples(data.train, 32, "train"), 0, batch_examples=8)
+    loader = PackedLoader(examples_of(learner, data.train, 32, "train"), 0, batch_examples=8)
     steps = loader.steps(None)
     for number in range(1, 31):
         (batch,) = next(steps).batches
@@ -212,5 +225,4 @@ def test_it_learns_what_can_be_learned(tokenizers, tmp_path):
         optimizer.zero_grad()
     steps.close()
     rows = data.validation["dev"]
-    batches = PackedLoader(learner.examples(rows, 32, "dev"), 0, batch_examples=2).epoch_batches()
-    assert evaluate(learner, rows, batches).metrics["accuracy"] == 1.0
+    assert evaluation(learner, rows).metrics()["accuracy"] == 1.0

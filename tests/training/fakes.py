@@ -18,9 +18,9 @@ from torch.nn import functional
 
 from lmtool import streams
 from lmtool.config.tables import lookup
+from lmtool.runs.run_folder import RunFolder
 from lmtool.training.configs import AdamWConfig, LinearConfig
 from lmtool.training.progress import TrainingSettings
-from lmtool.training.run_folder import RunFolder
 from lmtool.types import Batch, Packed, ParameterGroup, Step, StepOutput, Target
 
 VOCABULARY, CLASSES, EXAMPLES = 64, 3, 40
@@ -61,9 +61,8 @@ class FakeLearner(nn.Module):
         sums: dict[str, Tensor] = {}
         logits_MV = self.decode(x_TH.index_select(0, word.at))
         sums["word"] = functional.cross_entropy(logits_MV.float(), word.labels, reduction="sum") * self.loss_factor
-        pooled_NH = torch.zeros(len(batch.inputs.lengths), x_TH.shape[1]).index_add(
-            0, batch.inputs.documents, x_TH.float()
-        )
+        zeros_NH = x_TH.new_zeros(len(batch.inputs.lengths), x_TH.shape[1], dtype=torch.float32)
+        pooled_NH = zeros_NH.index_add(0, batch.inputs.documents, x_TH.float())
         sums["kind"] = functional.cross_entropy(self.classify(pooled_NH).float(), kind.labels, reduction="sum")
         return StepOutput(sums, {"word": 1.0, "kind": self.kind_weight})
 
@@ -152,7 +151,7 @@ def evaluator(learner: FakeLearner) -> Any:
 
     def evaluate(step: int) -> dict[str, Any]:
         assert not learner.training
-        batch = batch_of(np.arange(EXAMPLES))
+        batch = batch_of(np.arange(EXAMPLES)).to(learner.embed.weight.device)
         with torch.no_grad():
             output, counts = learner(batch, step), learner.counts(batch)
         return {"loss": float(output.sums["word"]) / counts["word"], "kind": float(output.sums["kind"])}

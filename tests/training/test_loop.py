@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +15,15 @@ import torch
 from safetensors import safe_open
 
 from lmtool.config.checkpoint import find, read_state
-from lmtool.errors import Diverged, UserError
-from lmtool.training import checkpoints
+from lmtool.errors import Diverged, NotFinite, UserError
+from lmtool.runs import checkpoints
 from lmtool.training.adam import build_adamw
 from lmtool.training.configs import AdamWConfig, ConstantConfig
 from lmtool.training.loop import train
 from lmtool.training.optimizers import named_parameters
 from lmtool.training.precision import Precision
 from lmtool.training.progress import TrainingResult
-from lmtool.training.step import apply_gradients, gradients
+from lmtool.training.step import apply_gradients, gradients, total_counts
 from lmtool.types import StepOutput
 
 from .fakes import OPTIMIZER, SCHEDULE, FakeLearner, FakeLoader, batch_of, evaluator, open_run, settings, train_rows
@@ -59,6 +61,38 @@ def test_micro_batches_change_nothing(micro_batches: int) -> None:
     for name, gradient in whole.items():
         torch.testing.assert_close(cut[name], gradient, rtol=0, atol=1e-6)
     assert float(cut_outcome.loss) == pytest.approx(float(whole_outcome.loss), abs=1e-6)
+
+
+class Half:
+    """A group of two whose counts are known beforehand."""
+
+    size = 2
+
+    def __init__(self, rank: int, totals: dict[str, float]):
+        self.rank, self.totals = rank, totals
+
+    def sum(self, counts: Any) -> dict[str, float]:
+        return dict(self.totals)
+
+
+def test_gradients_of_two_processes_add_up_to_those_of_one() -> None:
+    """Each divides its sums by the counts of both."""
+    whole, whole_outcome = step_gradients(4)
+    data = next(iter(FakeLoader(batch_examples=8, micro_batches=4).steps(None)))
+    totals = total_counts(FakeLearner(dropout=0.0), data.batches)
+    added: dict[str, torch.Tensor] = {}
+    losses = []
+    for rank in range(2):
+        learner = FakeLearner(dropout=0.0)
+        own = replace(data, batches=data.batches[rank::2])
+        losses.append(gradients(learner, own, 1, 0, CPU, FP32, group=Half(rank, totals)).loss)
+        penalties = sum(float(penalty) for penalty in learner.penalties().values())
+        for name, one in learner.named_parameters():
+            if one.grad is not None:
+                added[name] = added.get(name, 0) + one.grad
+    # Penalties are of no batch: each process adds the whole of them.
+    assert float(sum(losses)) - penalties == pytest.approx(float(whole_outcome.loss), abs=1e-6)
+    assert added.keys() == whole.keys()
 
 
 def test_the_loss_is_sums_over_counts_weighted_plus_penalties() -> None:
@@ -235,14 +269,74 @@ def test_a_loss_or_gradient_that_is_not_finite_ends_the_run(tmp_path: Path, valu
     assert not list((tmp_path / "run/checkpoints").glob("step_00000007"))
 
 
-def test_an_exploded_loss_ends_the_run(tmp_path: Path) -> None:
-    class Exploding(FakeLearner):
-        def on_step(self, step: int) -> None:
-            self.loss_factor = 1e5 if step >= 12 else 1.0
+class HighLearner(FakeLearner):
+    """A loss that is 200 times as high in some steps. breaks: before this step."""
 
-    with pytest.raises(Diverged, match="exploded"):
-        go(tmp_path / "run", learner=Exploding())
-    assert (tmp_path / "run/diverged/step_00000014.json").exists()
+    def __init__(self, high: Collection[int], breaks: int | None = None):
+        super().__init__()
+        self.high, self.breaks = high, breaks
+
+    def on_step(self, step: int) -> None:
+        if step == self.breaks:
+            raise RuntimeError("torn")
+        self.loss_factor = 200.0 if step in self.high else 1.0
+
+
+@pytest.mark.parametrize("log_every", [1, 1000])
+@pytest.mark.parametrize("first", [2, 12])
+def test_an_exploded_loss_ends_the_run(tmp_path: Path, log_every: int, first: int) -> None:
+    """Whatever is logged, and however soon it comes."""
+    last = first + 2
+    with pytest.raises(Diverged, match=rf"exploded to \d+: 3 steps up to step {last} lose more than 30 times"):
+        go(tmp_path / "run", learner=HighLearner(range(first, 20)), log_every=log_every)
+    assert json.loads((tmp_path / f"run/diverged/step_{last:08d}.json").read_text())["step"] == last
+
+
+def test_an_explosion_is_counted_over_a_resume(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError):
+        go(tmp_path / "run", learner=HighLearner(range(11, 20), breaks=13), checkpoint_every=2)
+    with pytest.raises(Diverged, match="up to step 13 "):
+        go(tmp_path / "run", learner=HighLearner(range(11, 20)), checkpoint_every=2)
+
+
+@pytest.mark.parametrize(
+    ("high", "uninformed_loss"),
+    [([step for step in range(20) if step % 3], 0.0), (range(20), 0.0), (range(2, 20), 100.0)],
+    ids=["it comes back", "it starts high", "reading nothing loses much"],
+)
+def test_high_losses_that_are_no_explosion(tmp_path: Path, high: Collection[int], uninformed_loss: float) -> None:
+    result, _ = go(tmp_path / "run", learner=HighLearner(high), uninformed_loss=uninformed_loss)
+    assert (result.status, result.steps) == ("done", 20)
+
+
+def evaluated(path: Path, evaluate: Callable[[int], dict[str, float]]) -> TrainingResult:
+    """A run with these scores."""
+    with open_run(path) as run:
+        return train(FakeLearner(), FakeLoader(), evaluate, run, settings(), OPTIMIZER, SCHEDULE)
+
+
+def test_an_evaluation_that_is_not_finite_ends_the_run(tmp_path: Path) -> None:
+    held_out = next(iter(FakeLoader(seed=9).steps(None))).batches[0]
+
+    def evaluate(step: int) -> dict[str, float]:
+        if step == 10:
+            raise NotFinite("losses", held_out)
+        return {"loss": 1.0}
+
+    with pytest.raises(Diverged, match="the model's losses are not finite in the evaluation after step 10") as caught:
+        evaluated(tmp_path / "run", evaluate)
+    assert caught.value.exit_status == 4 and "optimizer.lr" in str(caught.value.hint)
+    with safe_open(tmp_path / "run/diverged/step_00000010.safetensors", "pt") as file:
+        assert torch.equal(file.get_tensor("0.inputs.tokens"), held_out.inputs.tokens)
+    assert find(str(tmp_path / "run")).name == "step_00000005"
+
+
+def test_an_exploded_evaluation_ends_the_run(tmp_path: Path) -> None:
+    with pytest.raises(Diverged, match="exploded to 500 in the evaluation after step 15"):
+        evaluated(tmp_path / "run", lambda step: {"loss": 500.0 if step == 15 else 1.0})
+    assert [row["loss"] for row in rows(tmp_path / "run") if row["split"] == "validation"] == [1.0, 1.0, 500.0]
+    assert find(str(tmp_path / "run")).name == "step_00000005"
+    assert evaluated(tmp_path / "score", lambda step: {"loss": 1.0, "other": 500.0}).status == "done"
 
 
 def test_fp16_scales_its_gradients_and_goes_on_bitwise(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from torch import nn
 
 from lmtool.config.tables import build
 from lmtool.errors import UserError
-from lmtool.training import checkpoints
+from lmtool.runs import checkpoints
 from lmtool.training.configs import (
     AdafactorConfig,
     AdamConfig,

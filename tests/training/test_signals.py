@@ -14,7 +14,8 @@ import torch
 
 from lmtool.config.checkpoint import find
 from lmtool.errors import Stopped
-from lmtool.training import checkpoints, keeper
+from lmtool.runs import checkpoints
+from lmtool.training import keeper
 from lmtool.training.loop import train
 from lmtool.training.signals import Signals
 

@@ -41,14 +41,14 @@ def method(name):
 )
 def test_what_learns(name, new, expected):
     made = learner()
-    method(name).apply(made, new)
+    method(name).edit(made, 0, new)
     assert learning(made) == expected
 
 
 def test_a_method_undoes_the_one_before():
     made = learner()
-    method("head").apply(made)
-    method("full").apply(made)
+    method("head").edit(made, 0)
+    method("full").edit(made, 0)
     assert learning(made) == {"backbone", "heads.pooler", "heads.sst2"}
 
 

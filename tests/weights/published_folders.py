@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -94,3 +95,51 @@ def sample(two_stacks: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor |
     ids = torch.arange(3 * 19).reshape(3, 19) * 37 % (ROWS - 40) + 10
     mask = (torch.arange(19)[None] < torch.tensor([19, 11, 1])[:, None]).long()
     return ids, mask, (torch.arange(3 * 7).reshape(3, 7) * 11 % 200 + 10 if two_stacks else None)
+
+
+def _names(count: int, names: list[str] | None) -> dict[str, Any]:
+    """The labels of a published classifier as its configuration takes them."""
+    if names is None:
+        return {"num_labels": count}
+    return {"id2label": dict(enumerate(names)), "label2id": {name: number for number, name in enumerate(names)}}
+
+
+CLASSIFIERS: dict[str, tuple[str, str]] = {
+    "bert": ("BertForSequenceClassification", "BertTokenizer"),
+    "roberta": ("RobertaForSequenceClassification", "RobertaTokenizer"),
+    "distilbert": ("DistilBertForSequenceClassification", "DistilBertTokenizer"),
+    "albert": ("AlbertForSequenceClassification", "PreTrainedTokenizerFast"),
+    "electra": ("ElectraForSequenceClassification", "ElectraTokenizer"),
+    "gpt": ("GPT2ForSequenceClassification", "GPT2Tokenizer"),
+    "gpt1": ("OpenAIGPTForSequenceClassification", "PreTrainedTokenizerFast"),
+    "bart": ("BartForSequenceClassification", "BartTokenizer"),
+    "t5": ("T5ForSequenceClassification", "PreTrainedTokenizerFast"),
+}
+"""The published classifier of each family, and the class that its tokenizer_config.json names."""
+
+
+def make_classifier(
+    family: str, folder: Path, count: int = 2, names: list[str] | None = None, **keys: Any
+) -> nn.Module:
+    """Write a classifier's folder as transformers does, and give the model in it, in evaluation mode."""
+    model, tokenizer = FAMILIES[family]
+    name, tokenizer_class = CLASSIFIERS[family]
+    torch.manual_seed(7)
+    config = model().config
+    longest = "n_positions" if hasattr(config, "n_positions") else "max_position_embeddings"
+    config.update({**_names(count, names), longest: 160, **keys})
+    made = getattr(transformers, name)(config).eval()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    written = build(tokenizer, TEXTS, ROWS)
+    made.config.pad_token_id = written.roles.get("pad", made.config.pad_token_id)
+    made.save_pretrained(folder)
+    written.save(folder)
+    path = folder / "tokenizer_config.json"
+    settings = json.loads(path.read_text()) | {"tokenizer_class": tokenizer_class}
+    if family in ("albert",):
+        settings["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
+    path.write_text(json.dumps(settings))
+    return made

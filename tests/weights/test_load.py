@@ -12,7 +12,7 @@ import transformers
 
 import lmtool
 from lmtool.errors import UserError
-from tests.weights.published_folders import FAMILIES, ROWS, TEXTS, logits_of, make, sample
+from tests.weights.published_folders import FAMILIES, ROWS, TEXTS, logits_of, make, make_classifier, sample
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -72,6 +72,50 @@ def test_a_classifier_gives_a_row_of_logits(tmp_path: Path) -> None:
         expected = theirs(input_ids=ids, attention_mask=mask).logits
         assert torch.allclose(loaded.model(ids, mask).logits, expected, atol=1e-6)
     assert loaded.tokenizer is None
+
+
+@pytest.mark.parametrize("family", ["bert", "albert", "electra"])
+def test_segments_are_those_of_transformers(family: str, tmp_path: Path) -> None:
+    theirs, (ids, mask, _) = make(family, tmp_path), sample(False)
+    segments = (torch.arange(19)[None] >= torch.tensor([7, 4, 19])[:, None]).long()
+    model = lmtool.load(str(tmp_path)).model
+    with torch.no_grad():
+        expected = theirs(input_ids=ids, attention_mask=mask, token_type_ids=segments)
+        given = model(input_ids=ids, attention_mask=mask, token_type_ids=segments)
+        first = model(ids, mask)
+    logits = expected.prediction_logits if hasattr(expected, "prediction_logits") else expected.logits
+    real = mask.bool()
+    assert torch.allclose(given.logits[real], logits[real], atol=1e-5 * float(logits.abs().max()))
+    assert not torch.allclose(first.logits[real], logits[real], atol=1e-3)
+    over_pairs = {"bert": "seq_relationship_logits", "albert": "sop_logits", "electra": ""}[family]
+    assert (given.pair_logits is not None) == bool(over_pairs)
+    if over_pairs:
+        assert torch.allclose(given.pair_logits, expected[over_pairs], atol=1e-5)
+    for wrong, told in ((segments[:, :4], "have the shape"), (segments * 2, "up to 2; the model has 2 segments")):
+        with pytest.raises(ValueError, match=told):
+            model(ids, mask, token_type_ids=wrong)
+
+
+def test_a_model_without_segments_takes_zeros_alone(tmp_path: Path) -> None:
+    make("distilbert", tmp_path)
+    model, (ids, mask, _) = lmtool.load(str(tmp_path)).model, sample(False)
+    assert torch.equal(model(ids, mask, token_type_ids=torch.zeros_like(ids)).logits, model(ids, mask).logits)
+    with pytest.raises(ValueError, match="the model has 1 segments"):
+        model(ids, mask, token_type_ids=torch.ones_like(ids))
+
+
+@pytest.mark.parametrize("family", ["gpt", "bart", "t5"])
+def test_a_classifier_over_a_decoder_is_called_as_in_transformers(family: str, tmp_path: Path) -> None:
+    theirs = make_classifier(family, tmp_path, 3)
+    loaded, (ids, mask, _) = lmtool.load(str(tmp_path)), sample(False)
+    if family != "gpt":
+        ids = ids.masked_scatter(
+            mask.sum(1)[:, None] - 1 == torch.arange(19), torch.full((3,), theirs.config.eos_token_id)
+        )
+    ids = ids.masked_fill(mask == 0, theirs.config.pad_token_id)
+    with torch.no_grad():
+        expected = theirs(input_ids=ids, attention_mask=mask).logits
+        assert torch.allclose(loaded.model(ids, mask).logits, expected, atol=1e-5)
 
 
 def test_a_bare_encoder_has_no_logits(tmp_path: Path) -> None:

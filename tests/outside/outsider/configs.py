@@ -7,9 +7,9 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from lmtool.config.tables import component
+from lmtool.learners.configs import ObjectiveConfig
 from lmtool.models.configs import ModelConfig
-from lmtool.objectives.configs import ObjectiveConfig
-from lmtool.tasks.configs import RegressionConfig
+from lmtool.tasks.configs import RegressionConfig, TaskConfig
 from lmtool.tuning.configs import TuningConfig
 
 
@@ -46,13 +46,37 @@ class EveryNthConfig(ObjectiveConfig):
     n: int = Field(4, ge=2, description="Tokens from one hidden token to the next.")
 
 
-@component("task", "graded", builder="outsider.task:GradedLearner")
+@component("task", "graded", builder="outsider.task:Graded")
 class GradedConfig(RegressionConfig):
     """One number for a text, by a loss that forgives outliers."""
 
     kind: Literal["graded"] = Field("graded", description="One number, by a forgiving loss.")
     name: str = Field("graded", description="The task's name: its head is heads.NAME.")
     forgiveness: float = Field(1.0, gt=0, description="Distance from which the loss is linear.")
+
+
+@component("task", "tagging", builder="outsider.tagging:Tagging")
+class TaggingConfig(TaskConfig):
+    """A tag for each word of a text: words and tags are separated by spaces."""
+
+    kind: Literal["tagging"] = Field("tagging", description="A tag for each word.")
+    name: str = Field("tagging", description="The task's name: its head is heads.NAME.")
+    text: tuple[str, ...] = Field(("words",), description="The column of the words.")
+    label: str = Field("tags", description="The column of the tags.")
+    labels: tuple[str, ...] | None = Field(None, description="The tags; null: those of the training rows, sorted.")
+    metrics: tuple[Literal["accuracy"], ...] = Field(("accuracy",), description="Share of the words that are right.")
+    metric: Literal["accuracy"] = Field("accuracy", description="The score that chooses the best checkpoint.")
+
+
+@component("objective", "two_models", builder="outsider.two_models:TwoModels")
+class TwoModelsConfig(ObjectiveConfig):
+    """Masked words by two models of one size, each of which learns from the other too (Zhang et al. 2018)."""
+
+    architectures: ClassVar[tuple[str, ...]] = ("encoder",)
+    roles: ClassVar[tuple[str, ...]] = ("mask", "sep")
+
+    name: Literal["two_models"] = Field("two_models", description="Two models that learn from each other.")
+    agreement: float = Field(0.5, ge=0, description="Weight of the distance between the two.")
 
 
 @component("tuning", "vectors", builder="outsider.tuning:VectorTuning")

@@ -11,10 +11,11 @@ from torch import nn
 from lmtool.data.assembly import Template, assemble
 from lmtool.data.formats import text_format
 from lmtool.data.plan import Plan
+from lmtool.data.split import SplitData
 from lmtool.data.store import TokenStore
-from lmtool.heads.learner import BaseLearner
 from lmtool.heads.lm import LMHead
-from lmtool.objectives.baseline import ConstantPredictor, token_counts
+from lmtool.learners.base import BaseLearner
+from lmtool.learners.baseline import ConstantPredictor, token_counts
 from lmtool.objectives.windows import Stream, windows
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Scores, StepOutput, Target
@@ -56,15 +57,16 @@ class EveryNth(BaseLearner):
     weights = {"nth": 1.0}
 
     def __init__(self, config: EveryNthConfig, backbone: nn.Module, tokenizer: Tokenizer, seed: int):
-        super().__init__(backbone, seed)
-        self.config, self.tokenizer = config, tokenizer
+        super().__init__(config, backbone, tokenizer, seed)
         self.add_head("lm", LMHead())
 
-    def examples(self, store: TokenStore, max_length: int, documents: str, split: str) -> Windows:
-        return Windows(self.config.n, self.tokenizer, store, max_length, split)
+    def examples(self, data: SplitData, max_length: int) -> Windows:
+        return Windows(self.config.n, self.tokenizer, data.text, max_length, data.split)
 
-    def baselines(self, store: TokenStore, examples: Windows) -> dict[str, ConstantPredictor]:
-        return {"nth": ConstantPredictor.of_counts("unigram", token_counts(store.tokens, self.tokenizer.vocab_size))}
+    def predictors(self, train: SplitData, examples: Windows) -> dict[str, ConstantPredictor]:
+        return {
+            "nth": ConstantPredictor.of_counts("unigram", token_counts(train.text.tokens, self.tokenizer.vocab_size))
+        }
 
     def counts(self, batch: Batch) -> dict[str, float]:
         return {"nth": float(len(batch.targets["nth"].labels))}
@@ -81,6 +83,3 @@ class EveryNth(BaseLearner):
         hidden_MH = self.backbone(batch.inputs)[target.at]
         each, best = self.heads["lm"].scores(hidden_MH, self.backbone.embed.token.weight, target.labels)
         return {"nth": Scores(each, target.labels, best, batch.inputs.documents[target.at])}
-
-    def samples(self, batch: Batch, tokenizer: Tokenizer, n: int) -> list[dict[str, Any]]:
-        return []

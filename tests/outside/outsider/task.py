@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from lmtool.tasks.sequence import RegressionLearner
+from lmtool.models.base import Backbone
+from lmtool.tasks.kinds.regression import Regression, RegressionLearner
+from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, StepOutput
 
 
@@ -14,4 +16,9 @@ class GradedLearner(RegressionLearner):
         values_N: Tensor = self.outputs(batch, step)[:, 0].float()
         delta = self.config.forgiveness
         total = F.huber_loss(values_N, self.labels(batch), reduction="sum", delta=delta)
-        return StepOutput({self.config.name: total}, self.weights)
+        return StepOutput({self.term: total}, self.weights)
+
+
+class Graded(Regression):
+    def learner(self, backbone: Backbone, tokenizer: Tokenizer, seed: int) -> GradedLearner:
+        return GradedLearner(self, backbone, tokenizer, seed)

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from torch import nn
+from lmtool.learners.base import BaseLearner
+from lmtool.tuning.base import TuningMethod
 
-from outsider.configs import VectorsConfig
 
-
-class VectorTuning:
-    def __init__(self, config: VectorsConfig):
-        self.config = config
-
-    def apply(self, learner: nn.Module, new: Collection[str] | None = None) -> None:
+class VectorTuning(TuningMethod):
+    def edit(self, learner: BaseLearner, seed: int, new: Collection[str] | None = None) -> None:
         for name, parameter in learner.named_parameters():
             parameter.requires_grad_(name.startswith("heads.") or parameter.ndim == 1)

@@ -1,0 +1,82 @@
+"""The labelled data of a command, and the head that its checkpoint has for their classes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lmtool.commands.configs import EvaluateConfig, FinetuneConfig
+from lmtool.commands.starting import starts_from
+from lmtool.commands.trained import Trained
+from lmtool.errors import UserError
+from lmtool.tasks.configs import TaskConfig
+from lmtool.tasks.labels import TakenHead, taken_head
+from lmtool.tasks.loading import TaskData, load_task
+from lmtool.weights.classifiers import CLASSIFIER
+from lmtool.weights.load import saved_config
+
+
+def data_to_learn(config: FinetuneConfig) -> tuple[FinetuneConfig, TaskData, TakenHead | None]:
+    """The configuration with its task as it is learned: with the labels as found, for a checkpoint must know their
+    names, and the form of its head. The data; and the head that is learned further, where the checkpoint that the run
+    starts from has one for these labels."""
+    data = load_task(config.task, config.seed, config.cache_dir, config.offline)
+    task, origin = data.config, starts_from(config)
+    saved = {} if origin is None else saved_config(origin, config.offline)
+    section, taken = saved.get("task"), None
+    # A published classifier's task has no name; a run's head is its task's.
+    if isinstance(section, dict) and section.get("name") in (CLASSIFIER, task.name):
+        taken = taken_head(section, task)
+    if taken is not None and task.head is None:
+        task = task.model_copy(update={"head": taken.form})
+    elif taken is not None and config.model.sequence_form(taken.form) != config.model.sequence_form(task.head):
+        taken = None
+    return config.model_copy(update={"task": task}), replace(data, config=task), taken
+
+
+def data_to_score(config: EvaluateConfig, trained: Trained, before: FinetuneConfig) -> tuple[TaskData, TakenHead]:
+    """The data, their task as it is scored, and the checkpoint's head under the labels of the data. UserError where the
+    two do not go together."""
+    task, checkpoint, known = config.task or before.task, config.checkpoint, before.task
+    if trained.foreign:
+        task = _own_labels(task, known, checkpoint)
+    elif task.name != known.name or len(task.text) != len(known.text):
+        reads = f"task={known.name}, which reads {', '.join(known.text)}"
+        raise UserError(
+            f"checkpoint={checkpoint} was trained for {reads}; not task={task.name} on {', '.join(task.text)}",
+            "leave task= out, and give other data with task.path=",
+        )
+    data = load_task(task, before.seed, config.cache_dir, config.offline)
+    taken = taken_head(trained.saved["task"], data.config, found=getattr(task, "labels", None) is None)
+    if taken is None:
+        raise UserError(
+            f"checkpoint={checkpoint} gives {_predicted(known)}; task={task.name} has {_predicted(data.config)}",
+            "name the task's classes as the checkpoint does, in the order of their numbers in the files: "
+            "task=custom task.kind=classification task.labels=[...]",
+        )
+    scored = data.config.model_copy(update={"head": taken.form})
+    if taken.labels is not None:
+        if "f1" in scored.metrics and len(taken.labels) != 2:
+            raise UserError(
+                f"task.metrics names f1, which is of two classes; checkpoint={checkpoint} gives {_predicted(known)}",
+                "take macro_f1, accuracy or matthews",
+            )
+        scored = scored.model_copy(update={"labels": taken.labels})
+    return replace(data, config=scored), taken
+
+
+def _own_labels(task: TaskConfig, known: TaskConfig, checkpoint: str) -> TaskConfig:
+    """The task whose data a published classifier is scored on. Its classes are those of the data: the checkpoint's say
+    nothing of the numbers in a file. UserError where no data are named."""
+    if all(getattr(task, where) is None for where in ("path", "hub", "embedded")):
+        raise UserError(
+            f"checkpoint={checkpoint} is a published classifier and names no data to score it on",
+            "give task=NAME task.path=FOLDER, or task=custom task.kind=classification task.path=FOLDER",
+        )
+    same = task.name == known.name and getattr(task, "labels", None) == getattr(known, "labels", None)
+    return task.model_copy(update={"labels": None}) if same and hasattr(task, "labels") else task
+
+
+def _predicted(task: TaskConfig) -> str:
+    """What a task predicts, for messages."""
+    labels = getattr(task, "labels", None)
+    return f"the classes {', '.join(labels)}" if labels else "a number"

@@ -1,0 +1,63 @@
+"""A run under way: its folder, opened and locked, and where it speaks."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from lmtool.commands.configs import RunConfig
+from lmtool.config import saved
+from lmtool.errors import UserError
+from lmtool.reporting.console import Output
+from lmtool.runs.run_folder import RunFolder, choose_folder
+from lmtool.training.precision import Precision, choose_device, choose_precision
+
+RUNS = Path("runs")
+
+
+@dataclass
+class OpenRun:
+    """One run under way: its folder, where it speaks, and in which number format it computes."""
+
+    verb: str
+    config: RunConfig
+    folder: RunFolder
+    output: Output
+    precision: Precision
+
+    @property
+    def checkpoint(self) -> Path | None:
+        """The run's own checkpoint that it resumes from, where it has one: intact, and the same for all that is read
+        from it. Damaged ones are reported when it is first asked for."""
+        return self.folder.resume_point(lambda text: self.output.line(f"warning: {text}", "yellow"))
+
+
+@contextmanager
+def open_run(verb: str, config: RunConfig, stem: str) -> Iterator[OpenRun]:
+    """Open the run's folder, locked; what is said goes to its log too.
+
+    stem: what a run without a name is called, before its counter.
+    """
+    precision = choose_precision(config.precision, choose_device(config.device))
+    others = RUNS.exists()
+    try:
+        folder = choose_folder(RUNS, config.name, config.run_dir, stem)
+        data = saved.save(config, verb)
+        with RunFolder(folder, data, saved.to_yaml(data)) as run:
+            if run.result() is None:
+                run.write_environment(sys.argv, {"device": str(precision.device)})
+            yield OpenRun(verb, config, run, Output(log=run.append_log), precision)
+    except UserError:
+        if not others:  # a mistake leaves no empty folder behind; one with runs in it stays
+            with suppress(OSError):
+                RUNS.rmdir()
+        raise
+
+
+def words(command: Sequence[str]) -> str:
+    """A command line as a user would type it."""
+    return " ".join(shlex.quote(word) for word in command)

@@ -1,0 +1,185 @@
+"""The screens that begin and end a run, and what it writes with them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from lmtool.commands.configs import PretrainConfig, RunConfig
+from lmtool.commands.opening import OpenRun
+from lmtool.config.checkpoint import read_state
+from lmtool.models.configs import ModelConfig
+from lmtool.nn.attention import attention_path
+from lmtool.reporting.plan import Plan
+from lmtool.reporting.progress import Progress
+from lmtool.reporting.report import write_report
+from lmtool.reporting.screens import end_screen, start_screen
+from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.training.precision import Precision
+from lmtool.training.progress import TrainingResult
+from lmtool.weights.loading import LoadReport
+
+# Facts for the report alone: the first screen stays one screen.
+_UNTOLD = frozenset(
+    {
+        "fingerprint", "split", "held_out", "padding_fraction", "steps_per_epoch", "store_tokens", "tokens", "files",
+        "document", "random_next_fraction", "predicted_fraction", "truncated", "train_rows_available",
+        "warnings",
+    }
+)  # fmt: skip
+
+
+def machine_facts(config: RunConfig, learner: nn.Module, precision: Precision) -> dict[str, str]:
+    """Where the run computes and how: for the screen and the report."""
+    prefixes = {False}
+    if isinstance(config, PretrainConfig) and config.model.architecture == "decoder":
+        prefixes = {part.prefixes for part in config.objective.parts()}
+    return {
+        "device": str(precision.device),
+        "precision": f"{precision.name} ({precision.why})",
+        "attention": attention_path(learner, precision.device, precision.dtype, prefixes),
+        "dropout": "keyed by example and position" if precision.device.type == "cpu" else "seeded by step",
+    }
+
+
+def begin(
+    opened: OpenRun,
+    learner: nn.Module,
+    *,
+    choices: Mapping[str, Any],
+    data: Mapping[str, Any],
+    model: Mapping[str, Any],
+    plan: Plan,
+    epochs: float,
+    baseline: Mapping[str, Any],
+) -> None:
+    """Write facts.json and show the screen that says what will happen."""
+    config = opened.config
+    machine = machine_facts(config, learner, opened.precision)
+    state = {} if opened.checkpoint is None else read_state(opened.checkpoint)
+    facts = {
+        "data": dict(data),
+        "model": {**model, "parameters": plan.parameters, **machine},
+        "baseline": dict(baseline),
+    }
+    opened.folder.write_json("facts.json", facts)
+    start_screen(
+        opened.output,
+        command=opened.verb,
+        run_dir=str(opened.folder.path),
+        choices=choices,
+        data=_told(data),
+        model=model,
+        plan=plan,
+        baseline=baseline,
+        machine=machine,
+        epochs=epochs,
+        resumed_step=state.get("step"),
+    )
+    for warning in warnings_of(data):
+        opened.output.line(f"warning: {warning}", "yellow")
+    threads, before = torch.get_num_threads(), state.get("threads")
+    if before not in (None, threads) and opened.precision.device.type == "cpu":
+        opened.output.line(
+            f"warning: {before} threads before, {threads} now: sums are added in another order, and the run differs "
+            f"from one that was never stopped by rounding; OMP_NUM_THREADS={before} keeps it the same",
+            "yellow",
+        )
+
+
+def settled(
+    opened: OpenRun, baseline: Mapping[str, Any], weights: Mapping[str, float], metrics: Mapping[str, float]
+) -> dict[str, Any]:
+    """The baseline as the evaluation found it, in facts.json too: of labels that the model makes (which tokens are
+    replaced) it is known only then."""
+    found = {term: metrics.get(f"{term}_baseline") for term in weights}
+    if any(value is None for value in found.values()):
+        return dict(baseline)
+    whole = {**baseline, "value": sum(weights[term] * (value or 0.0) for term, value in found.items())}
+    path = opened.folder.path / "facts.json"
+    opened.folder.write_json(path.name, {**json.loads(path.read_text(encoding="utf-8")), "baseline": whole})
+    return whole
+
+
+def _told(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts worth a place on the screen; counts of nothing are not."""
+    kept = {name: value for name, value in facts.items() if name not in _UNTOLD and (value or value is False)}
+    return {name: _told(value) if isinstance(value, Mapping) else value for name, value in kept.items()}
+
+
+def warnings_of(facts: Mapping[str, Any]) -> Iterator[str]:
+    """The warnings among facts, those of sections too."""
+    yield from facts.get("warnings", ())
+    for value in facts.values():
+        if isinstance(value, Mapping):
+            yield from warnings_of(value)
+
+
+def listener(opened: OpenRun, metric: str, baseline: Mapping[str, Any]) -> Progress:
+    """What shows the steps: a bar on a terminal, plain lines elsewhere."""
+    return Progress(opened.output, metric, opened.config.log_every, baseline)
+
+
+def model_facts(model: ModelConfig, tokenizer: Tokenizer, loaded: LoadReport | None) -> dict[str, Any]:
+    """Facts of the model for screen and report."""
+    return {
+        "family": model.name,
+        **model.facts(),
+        "vocabulary": tokenizer.vocab_size,
+        "weights": "random" if loaded is None else loaded.sentence(),
+    }
+
+
+def result_of(
+    opened: OpenRun, training: TrainingResult, what: Mapping[str, Any], metric: str, more: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The contents of result.json. what: {"model", "task" or "objective"}."""
+    numbers = asdict(replace(training, best=None, last=None))
+    kept = (
+        "status", "ended", "steps", "epochs", "tokens", "seconds", "tokens_per_second", "peak_memory_bytes",
+        "parameters", "trainable_parameters", "best_step",
+    )  # fmt: skip
+    return {
+        "status": training.status,
+        "command": opened.verb,
+        **what,
+        "metric": metric,
+        "value": training.best_value,
+        "metrics": training.metrics,
+        **{name: numbers[name] for name in kept},
+        "seed": opened.config.seed,
+        **more,
+    }
+
+
+def finish(
+    opened: OpenRun, result: dict[str, Any], baseline: Mapping[str, Any], next_commands: Sequence[str]
+) -> dict[str, Any]:
+    """Write result.json and the report, and show the screen that says what happened."""
+    opened.folder.write_result(result)
+    report = write_report(opened.folder.path)
+    end_screen(
+        opened.output,
+        result=result,
+        baseline=baseline,
+        run_dir=str(opened.folder.path),
+        report=str(report),
+        next_commands=next_commands,
+        examples=result.get("validation_examples"),
+    )
+    return result
+
+
+def told_again(opened: OpenRun, result: dict[str, Any]) -> dict[str, Any]:
+    """A finished run: write a missing report, tell its result, train nothing."""
+    folder, output = opened.folder.path, opened.output
+    if not (folder / "report.html").is_file():
+        write_report(folder)
+    output.line(f"{folder} is finished: {result['metric']} {result['value']:.4g}; another name= starts anew")
+    output.line(f" report   {folder / 'report.html'}")
+    return result

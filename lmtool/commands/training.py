@@ -1,0 +1,159 @@
+"""Train a learner, score it, and write what a run leaves behind: what pretrain and finetune share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from lmtool.commands import screens
+from lmtool.commands.configs import RunConfig
+from lmtool.commands.opening import OpenRun, words
+from lmtool.commands.planning import plan_of
+from lmtool.commands.provenance import Contents, extras
+from lmtool.data.loader import PackedLoader
+from lmtool.data.plan import Examples
+from lmtool.data.split import SplitData
+from lmtool.errors import UserError
+from lmtool.learners.base import BaseLearner
+from lmtool.learners.evaluation import SplitEvaluations, evaluate
+from lmtool.metrics import LOSS, Metric
+from lmtool.runs.checkpoints import read_weights
+from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.training.loop import train
+from lmtool.training.progress import TrainingResult, TrainingSettings
+from lmtool.weights.loading import LoadReport
+
+SAMPLES = 6
+EVALUATION_TOKENS = 8192  # in one forward without gradients
+
+
+def fit(
+    opened: OpenRun,
+    learner: BaseLearner,
+    data: Mapping[str, SplitData],
+    tokenizer: Tokenizer,
+    loaded: LoadReport | None,
+    choices: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    contents: Contents,
+    next_commands: Sequence[str],
+) -> dict[str, Any]:
+    """Train on data["train"], score on the other splits, of which the first gives the headline; show, write and return
+    result.json.
+
+    loaded: what was taken of a checkpoint. choices: what the run is called on the screens. facts: of the data.
+    contents: hashes of the data, which a resumed run must find again. next_commands: what a user may type next.
+    """
+    config, precision = opened.config, opened.precision
+    train_data = data["train"]
+    examples = learner.examples(train_data, config.max_length)
+    loader = PackedLoader(examples, config.seed, config.batch_examples, config.batch_tokens, config.micro_batch_tokens)
+    held_out = {
+        split: HeldOut(learner, rest, config.max_length, evaluation_tokens(config), config.seed)
+        for split, rest in data.items()
+        if split != "train"
+    }
+    predictors = learner.predictors(train_data, examples)
+    first = next(iter(held_out.values()))
+    baseline = learner.baseline(train_data, first.data, first.loader.epoch_batches(), predictors)
+    # Of a language model the baseline is that loss; finding it means reading all held-out text.
+    uninformed_loss = (
+        baseline["value"]
+        if learner.metric is LOSS
+        else max(learner.uninformed_loss(rest.loader.epoch_batches(), predictors) for rest in held_out.values())
+    )
+    plan, epochs = plan_of(config, learner, loader.facts(), precision)
+    screens.begin(
+        opened,
+        learner,
+        choices=choices,
+        data={**facts, "train": loader.facts(), **{split: rest.loader.facts() for split, rest in held_out.items()}},
+        model=screens.model_facts(config.model, tokenizer, loaded),
+        plan=plan,
+        epochs=epochs,
+        baseline=baseline,
+    )
+
+    def score() -> SplitEvaluations:
+        return SplitEvaluations(
+            {
+                split: evaluate(
+                    learner,
+                    learner.scorer(rest.data, rest.examples, predictors),
+                    rest.loader.epoch_batches(),
+                    precision,
+                )
+                for split, rest in held_out.items()
+            }
+        )
+
+    with screens.listener(opened, learner.metric.name, baseline) as listener:
+        training = train(
+            learner,
+            loader,
+            lambda step: score().metrics(),
+            opened.folder,
+            settings_of(config, learner.metric, plan.flops_per_token, uninformed_loss),
+            config.optimizer,
+            config.schedule,
+            [listener],
+            extras(tokenizer, contents),
+        )
+    best_weights(opened, training, learner)
+    baseline = screens.settled(opened, baseline, learner.weights, training.metrics)
+    more: dict[str, Any] = {"baseline": baseline["value"], "padding_fraction": loader.facts()["padding_fraction"]}
+    if "standard_error" in training.metrics:
+        more["standard_error"] = training.metrics["standard_error"]
+    if learner.predicts_rows:
+        final = score()
+        opened.folder.write_rows("predictions.jsonl", final.records())
+        for warning in final.warnings:
+            opened.output.line(f"warning: {warning}", "yellow")
+        more |= {"validation_examples": len(first.examples.plan(0)), "warnings": final.warnings}
+    else:
+        learner.eval()
+        batch = next(iter(first.loader.epoch_batches())).to(precision.device)
+        opened.folder.write_json("samples.json", learner.samples(batch, SAMPLES))
+    result = screens.result_of(opened, training, choices, learner.metric.name, more)
+    return screens.finish(opened, result, baseline, next_commands)
+
+
+class HeldOut:
+    """A split to score on: its data, and all of its examples in their order."""
+
+    def __init__(self, learner: BaseLearner, data: SplitData, max_length: int, batch_tokens: int, seed: int):
+        self.data = data
+        self.examples: Examples = learner.examples(data, max_length)
+        self.loader = PackedLoader(self.examples, seed, None, max(batch_tokens, max_length), shuffle=False)
+
+
+def evaluation_tokens(config: Any) -> int:
+    """Tokens in one forward without gradients."""
+    return config.micro_batch_tokens or config.batch_tokens or EVALUATION_TOKENS
+
+
+def settings_of(config: RunConfig, metric: Metric, flops_per_token: float, uninformed_loss: float) -> TrainingSettings:
+    """The run-wide numbers as the loop takes them."""
+    shared = set(TrainingSettings.__dataclass_fields__) & set(type(config).model_fields)
+    return TrainingSettings(
+        metric=metric.name,
+        greater_is_better=not metric.smaller_is_better,
+        flops_per_token=flops_per_token,
+        uninformed_loss=uninformed_loss,
+        **{name: getattr(config, name) for name in shared},
+    )
+
+
+def best_weights(opened: OpenRun, training: TrainingResult, learner: nn.Module) -> None:
+    """Put the best checkpoint's weights into the learner, for the last evaluation and the examples. UserError where it
+    was damaged since it was written."""
+    if training.best is None or training.best == training.last:
+        return
+    try:
+        weights = read_weights(training.best)
+    except UserError as error:
+        resume = words(["lmtool", "resume", str(opened.folder.path)])
+        raise UserError(error.message, f"{resume} sets it aside and ends with the best of the others") from error
+    learner.load_state_dict(weights)

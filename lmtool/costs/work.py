@@ -1,0 +1,99 @@
+"""What a learner costs, counted on its parts: the work of a token, and the sizes that memory depends on.
+
+The work is that of the architecture, as papers count it: every layer on every token. What a last layer spares where few
+of its tokens are read is not taken off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from lmtool.costs.plan import ModelShape, Work
+from lmtool.heads.lm import FamilyLMHead, LMHead
+from lmtool.models.base import Backbone, OneStack
+from lmtool.models.configs import ModelConfig
+from lmtool.models.encoder_decoder import EncoderDecoder
+from lmtool.nn.positions import Position
+from lmtool.nn.virtual import VirtualTokens
+
+_TABLES = (nn.Embedding, Position, VirtualTokens)
+
+
+def shape_of(model: ModelConfig) -> ModelShape:
+    """The sizes that what a forward keeps depends on."""
+    return ModelShape(model.num_layers, model.hidden_size, model.inner_size, model.vocab_size)
+
+
+def shapes_of(learner: Any) -> list[ModelShape]:
+    """Of every backbone in a learner."""
+    return [shape_of(one.config) for one in learner.modules() if isinstance(one, Backbone)]
+
+
+def works_of(
+    learner: Any, places: Mapping[str, float], predicted: float, length: float, outputs: float = 0.5
+) -> Iterator[Work]:
+    """The work of every part of a learner.
+
+    places: the share of the tokens that a part runs at, by its name; predicted: of a head with a vocabulary that is
+    not in it, where every other part runs once an example. length: mean tokens of an example, both sides. outputs: of
+    an encoder-decoder the share of its decoder.
+    """
+    learns = any(one.requires_grad for one in learner.backbone.parameters())
+    yield from _body(learner.backbone, length, outputs, 1.0, 3 if learns else 1)
+    parts = {f"heads.{name}": one for name, one in learner.heads.items()}
+    table = learner.backbone.embed.token.weight
+    own = getattr(learner, "objective", None)
+    if isinstance(own, nn.ModuleDict):
+        parts |= {f"objective.{name}": one for name, one in own.items()}
+    for name, part in parts.items():
+        if isinstance(part, Backbone):
+            yield from _body(part, length, outputs, places.get(name, 1.0), 3)
+        else:
+            share = places.get(name, predicted if isinstance(part, LMHead) else 1 / length)
+            yield Work(share, _matrices([part]) + _vocabulary(part, table))
+
+
+def _body(backbone: Backbone, length: float, outputs: float, share: float, passes: int) -> Iterator[Work]:
+    """A backbone's layers, each of its tokens once; shared layers as often as they are applied."""
+    if isinstance(backbone, EncoderDecoder):
+        embedding = _matrices([backbone.embed])
+        inputs, encoder, decoder = 1 - outputs, backbone.encoder.layers, backbone.decoder.layers
+        crossed: list[Any] = [layer.cross_attn for layer in decoder]
+        # Keys and values are made of the inputs.
+        keys = _matrices(one for cross in crossed for one in (cross.k_proj, cross.v_proj))
+        seen, read = inputs * length, outputs * length
+        yield Work(share * inputs, embedding + _matrices(encoder) + keys, _attention(encoder), seen, passes)
+        yield Work(share * outputs, embedding + _matrices(decoder) - keys, _attention(decoder), read / 2, passes)
+        yield Work(share * outputs, 0, sum(_width(cross) for cross in crossed), seen, passes)
+        return
+    # A family with a forward of its own is taken as a whole, each of its parts once.
+    layers = list(backbone.depth()) if isinstance(backbone, OneStack) else []
+    values = _matrices([backbone.embed, *layers] if layers else [backbone])
+    causal = backbone.config.architecture == "decoder"
+    yield Work(share, values, _attention(layers), length / 2 if causal else length, passes)
+
+
+def _matrices(modules: Iterable[nn.Module]) -> int:
+    """Values of the matrices in modules that a token's vector is multiplied with; tables are looked up."""
+    parts = (part for module in modules for part in module.modules() if not isinstance(part, _TABLES))
+    return sum(values.numel() for part in parts for values in part.parameters(recurse=False) if values.ndim > 1)
+
+
+def _attention(layers: Iterable[nn.Module]) -> int:
+    """The widths of all layers' attention added up."""
+    return sum(_width(layer.self_attn) for layer in layers if hasattr(layer, "self_attn"))
+
+
+def _width(attention: Any) -> int:
+    """Of all heads together."""
+    return attention.q_proj.weight.shape[0]
+
+
+def _vocabulary(head: nn.Module, table_VW: Tensor) -> int:
+    """Values of the table that a head reads tokens off, where it is not a map of its own."""
+    if not isinstance(head, LMHead) or (isinstance(head, FamilyLMHead) and head.output is not None):
+        return 0
+    return table_VW.numel()

@@ -1,0 +1,211 @@
+"""What every learner is: a backbone, its heads, and what the loop, the evaluator and the commands ask of both.
+
+An objective, a task, a mixture of them: each is a subclass. In a checkpoint its tensors are named `backbone.`,
+`heads.NAME.` and `objective.` (further networks of an objective).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from lmtool.config.base import Config
+from lmtool.data.plan import Examples
+from lmtool.data.split import Rows, SplitData
+from lmtool.errors import UserError
+from lmtool.learners.baseline import Predictor, mean_losses
+from lmtool.learners.evaluation import Scorer, TermScorer
+from lmtool.metrics import LOSS, Metric
+from lmtool.models.base import Backbone
+from lmtool.nn.dropout import DeviceDraws, Draws, TokenDraws, token_keys
+from lmtool.streams import key
+from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.training.precision import Precision
+from lmtool.types import Batch, ParameterGroup, Scores, StepOutput
+
+Warn = Callable[[str], None]
+
+
+def silent(text: str) -> None:
+    """Reports nothing."""
+
+
+class Tuning(Protocol):
+    """A tuning method as a learner knows it, see `lmtool.tuning.base`."""
+
+    def edit(self, learner: Any, seed: int, new: Collection[str] | None = None) -> None: ...
+
+    def parameter_groups(self, learner: Any) -> list[ParameterGroup]: ...
+
+    def penalties(self, learner: Any) -> dict[str, Tensor]: ...
+
+    def on_step(self, learner: Any, step: int) -> None: ...
+
+    def delta(self, learner: Any) -> set[str]: ...
+
+
+def decayed_groups(learner: nn.Module) -> list[ParameterGroup]:
+    """Every parameter that learns, once: matrices decay, vectors (norms and biases) do not."""
+    decay, rest = ParameterGroup("decay", []), ParameterGroup("no_decay", [], weight_decay_scale=0.0)
+    for name, parameter in learner.named_parameters():
+        if parameter.requires_grad:
+            (decay if parameter.ndim >= 2 else rest).parameters.append((name, parameter))
+    return [group for group in (decay, rest) if group.parameters]
+
+
+class BaseLearner(nn.Module, ABC):
+    """Holds `backbone` and `heads`; further networks that learn are submodules with names of their own.
+
+    seed: of the run; new heads and dropout derive from it. weights: by term, its coefficient in the loss. metric: the
+    score that chooses the best checkpoint. reads: the columns that `respond` reads. predicts_rows: whether its scorer
+    keeps a prediction of each row. makes_inputs: whether it makes a part of what it reads itself, so that examples
+    cannot be shown without its weights.
+    """
+
+    weights: dict[str, float]
+    metric: Metric = LOSS
+    reads: tuple[str, ...] = ("text",)
+    predicts_rows: bool = False
+    makes_inputs: bool = False
+
+    def __init__(self, config: Config, backbone: Backbone, tokenizer: Tokenizer | None, seed: int):
+        super().__init__()
+        self.config: Any = config
+        self.tokenizer: Any = tokenizer
+        self.seed = seed
+        self.backbone: Backbone = backbone
+        self.heads = nn.ModuleDict()
+        self.tuning: Tuning | None = None
+
+    def add_head(self, name: str, head: nn.Module) -> None:
+        """Enter a head under its name and give it the initial weights of the backbone's family. UserError where there
+        is one of that name: heads of tasks have the names that users give."""
+        if name in self.heads:
+            raise UserError(f"task.name={name} is the name of a head that the model has anyway", "give another name")
+        self.heads[name] = head.to(self.device)
+        self.backbone.initialize(head, self.seed, f"heads.{name}.")
+
+    @property
+    def device(self) -> torch.device:
+        """Where its parameters are."""
+        return next(self.backbone.parameters()).device
+
+    # What the loop asks.
+
+    @abstractmethod
+    def counts(self, batch: Batch) -> dict[str, float]:
+        """How much each term predicts in this batch, known without a forward."""
+
+    @abstractmethod
+    def forward(self, batch: Batch, step: int) -> StepOutput:
+        """The sums of the terms' losses over a batch."""
+
+    def penalties(self) -> dict[str, Tensor]:
+        """Terms added once a step, whatever the batch: those of the tuning method."""
+        return {} if self.tuning is None else self.tuning.penalties(self)
+
+    def on_step(self, step: int) -> None:
+        """Called before the forward of each optimizer step, with its number from 1."""
+        if self.tuning is not None:
+            self.tuning.on_step(self, step)
+
+    def parameter_groups(self) -> list[ParameterGroup]:
+        """What learns, each tensor once."""
+        return decayed_groups(self) if self.tuning is None else self.tuning.parameter_groups(self)
+
+    def tune(self, tuning: Tuning, new: Collection[str] | None = None) -> None:
+        """Edit the learner by a tuning method, which answers for what learns from then on. new: the parts that did
+        not come from a checkpoint; None: not known."""
+        tuning.edit(self, self.seed, new)
+        self.tuning = tuning
+
+    def draws(self, batch: Batch, step: int) -> Draws | None:
+        """The dropout of this batch in this step, for its inputs (and `for_outputs`); None in evaluation. Keyed by
+        token on a CPU; on CUDA from the device's generator, seeded by the step and the batch's first example. A model
+        that runs twice in a step takes draws `at` another place for its second forward."""
+        if not self.training:
+            return None
+        device = batch.inputs.tokens.device
+        if device.type == "cpu":
+            keys_T = token_keys(self.seed, step, batch.examples, batch.parts, batch.inputs)
+            if batch.outputs is None:
+                return TokenDraws(keys_T)
+            output_keys_T = token_keys(self.seed, step, batch.examples, batch.parts, batch.outputs, outputs=True)
+            return TokenDraws(keys_T, output_keys_T)
+        first = (int(batch.examples[0]), int(batch.parts[0])) if len(batch.examples) else ()
+        return DeviceDraws(key(self.seed, "dropout", step, *first), device)
+
+    # What it reads.
+
+    @abstractmethod
+    def examples(self, data: SplitData, max_length: int) -> Examples:
+        """What is made of a split. An example may have several parts: windows of a long text, choices."""
+
+    # How it is scored.
+
+    @abstractmethod
+    def score(self, batch: Batch) -> dict[str, Scores]:
+        """By term, each target's loss and best guess, in evaluation."""
+
+    def scorer(self, data: SplitData, examples: Any, predictors: Mapping[str, Predictor]) -> Scorer:
+        """Collects the scores of a split. examples: those it made of `data`. predictors: as `predictors` gives them."""
+        return TermScorer(self, predictors)
+
+    @abstractmethod
+    def predictors(self, train: SplitData, examples: Any) -> Mapping[str, Predictor]:
+        """By term, the best that reading nothing predicts, fitted on the training data.
+        examples: those it made of `train`."""
+
+    def baseline(
+        self, train: SplitData, held_out: SplitData, batches: Iterable[Batch], predictors: Mapping[str, Predictor]
+    ) -> dict[str, Any]:
+        """What reading nothing scores on a held-out split, as plain data: `name`, `metric`, `value`.
+
+        batches: those of the split. predictors: fitted on `train`.
+        """
+        return {
+            "name": " and ".join(dict.fromkeys(predictor.name for predictor in predictors.values())),
+            "metric": self.metric.name,
+            "value": self.uninformed_loss(batches, predictors),
+        }
+
+    def uninformed_loss(self, batches: Iterable[Batch], predictors: Mapping[str, Predictor]) -> float:
+        """What reading nothing loses on batches, the terms added up with their weights."""
+        return sum(self.weights[term] * loss for term, loss in mean_losses(predictors, batches).items())
+
+    # What it is used for.
+
+    def samples(self, batch: Batch, n: int) -> list[dict[str, Any]]:
+        """The first n examples of a held-out batch with what the model makes of them, as plain data."""
+        return []
+
+    def read_rows(self, columns: dict[str, list[Any]], origin: list[tuple[str, int]]) -> Rows:
+        """Unlabelled rows of a table, for `respond`. UserError where a column is missing or holds no text."""
+        missing = [name for name in self.reads if name not in columns]
+        if missing:
+            raise UserError(
+                f"{origin[0][0]}: no column {missing[0]} to read; there are {', '.join(columns)}",
+                f"name its text columns {', '.join(self.reads)}",
+            )
+        return Rows(list(range(len(origin))), {name: columns[name] for name in self.reads}, None, origin)
+
+    def respond(
+        self, rows: Rows, max_length: int, batch_tokens: int, precision: Precision, warn: Warn = silent
+    ) -> Iterator[dict[str, Any]]:
+        """What a trained model answers to rows of texts: masks filled, texts completed, labels. Plain data, one a row.
+
+        max_length: tokens of an example, at most; batch_tokens: of a forward. warn: reports what a user should know.
+        UserError where it answers nothing.
+        """
+        raise UserError(
+            f"what {self.config.name} teaches answers no texts",
+            "finetune the checkpoint on a task, and predict with that",
+        )
+
+    def line(self, record: dict[str, Any]) -> str:
+        """A record of `respond` as a line on the screen."""
+        return str(record)

@@ -1,0 +1,80 @@
+"""What a layer is given beside its states: where its tokens lie, what they may see, and what is asked of it.
+
+Shape letters: T tokens, S tokens of the encoder, M tokens that are read, H hidden width, A heads, D width of a head,
+L queries and K keys of a document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, Self
+
+from torch import Tensor, nn
+
+from lmtool.nn.dropout import Draws, draws_of
+from lmtool.nn.layout import Full, Layout, Mask
+from lmtool.nn.positions import Position
+from lmtool.types import Packed, Segments
+
+AttentionKind = Literal["self_attn", "cross_attn"]
+TakesWeights = Callable[[list[Tensor]], None]
+"""Takes the attention weights of a layer: one tensor (A, L, K) a document."""
+
+
+@dataclass
+class EncoderState:
+    """What a decoder reads of its encoder.
+
+    hidden_SH: the last hidden states of the inputs. segments: its documents. keep: keep each layer's keys and values
+    for the next call, as generation wants; without gradients only. kept: those keys and values, (S, A, D) each, by the
+    attention they belong to.
+    """
+
+    hidden_SH: Tensor
+    segments: Segments
+    keep: bool = False
+    kept: dict[nn.Module, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
+
+    def layout(self, outputs: Packed) -> Layout:
+        """How the tokens of the decoder stand to those of the encoder: each sees its whole input."""
+        return Layout(outputs.segments, self.segments, Full())
+
+
+@dataclass(frozen=True)
+class Context:
+    """One layer's place in one forward.
+
+    packed: the texts that the states belong to. layout: which of their tokens see which. positions_T: where they stand
+    in their documents. position: how attention uses that. draws: dropout's, None in evaluation. cache: what the layer
+    keeps of the tokens before these. encoded, cross_layout: what a decoder reads of its encoder, and how its tokens
+    stand to that. read_M: flat indices of the tokens whose result is wanted; None for all. watch: asks who takes the
+    layer's attention weights.
+    """
+
+    packed: Packed
+    layout: Layout
+    positions_T: Tensor
+    position: Position
+    draws: Draws | None = None
+    cache: Any = None
+    encoded: EncoderState | None = None
+    cross_layout: Layout | None = None
+    read_M: Tensor | None = None
+    watch: Callable[[AttentionKind], TakesWeights | None] | None = None
+
+    @classmethod
+    def of(cls, packed: Packed, mask: Mask, position: Position | None = None, **more: Any) -> Self:
+        """Of a layer by itself, on a packed batch. position: none where None."""
+        position = Position() if position is None else position
+        return cls(packed, Layout.of(packed, mask), packed.positions, position, **more)
+
+    @cached_property
+    def read_draws(self) -> Draws | None:
+        """The draws of the tokens whose result is wanted."""
+        return draws_of(self.draws, self.read_M)
+
+    def wanted(self, kind: AttentionKind) -> TakesWeights | None:
+        """Who takes the weights of an attention of this layer; None: they need not be computed."""
+        return None if self.watch is None else self.watch(kind)

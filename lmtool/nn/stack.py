@@ -1,0 +1,187 @@
+"""One run through a stack, for every family: `enter`, the layers one after the other, `leave`.
+
+A layer is called `layer(x_TH, context)`; each has a mask and positions of its own, so local and global layers, or two
+kinds of positions, stand in one stack. A tap sees what stands between the layers, and may replace it. Without one
+nothing is computed or kept for it.
+
+Shape letters: T tokens, M of them that are read, E width of the token vectors, H hidden width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, NamedTuple
+
+from torch import Tensor, nn
+
+from lmtool.nn.attention import only
+from lmtool.nn.cache import Cache
+from lmtool.nn.context import AttentionKind, Context, EncoderState, TakesWeights
+from lmtool.nn.dropout import Draws, Dropout, draws_at, draws_of
+from lmtool.nn.embeddings import StackInput
+from lmtool.nn.layout import Full, Layout, Mask, left_to_right
+from lmtool.nn.positions import Position
+from lmtool.types import Packed
+
+Side = Literal["inputs", "outputs"]
+
+
+class Place(NamedTuple):
+    """Where a tap stands: behind the embedding (layer 0) or behind the layer of this number, counted from 1, of the
+    stack that reads this side of a batch."""
+
+    layer: int
+    side: Side = "inputs"
+
+
+class Tap:
+    """Sees the states at every place of a forward, and may replace them. This one does neither.
+
+    With a tap the last layer works on all tokens, whichever are read of its result. A last layer's states are seen
+    before the final norm.
+    """
+
+    def __call__(self, place: Place, x_TH: Tensor) -> Tensor:
+        """What the model computes with further on: the states given, or others of their shape. The tokens are those of
+        the batch, without virtual ones."""
+        return x_TH
+
+    def weights(self, place: Place, kind: AttentionKind) -> TakesWeights | None:
+        """Who takes the weights of an attention in the layer before this place; None: they are not computed. They are
+        those before dropout, virtual tokens among queries and keys."""
+        return None
+
+
+@dataclass(frozen=True)
+class Entered:
+    """Texts behind the embedding, and what the layers want to know of them.
+
+    x_TH: their states. packed, positions_T, draws: of the tokens that entered, virtual ones included. position: what
+    the stack's attention knows of positions. cache: the tokens before these. batch_T: where the tokens of the batch
+    stand among those that entered; None where they are the same.
+    """
+
+    x_TH: Tensor
+    packed: Packed
+    positions_T: Tensor
+    position: Position
+    draws: Draws | None = None
+    cache: Cache | None = None
+    batch_T: Tensor | None = None
+
+    def read(self, read_M: Tensor | None) -> Tensor | None:
+        """Of tokens of the batch (None: all), where they stand among those that entered; None: all of these."""
+        if self.batch_T is None or read_M is None:
+            return read_M if self.batch_T is None else self.batch_T
+        return self.batch_T.index_select(0, read_M)
+
+    def layout(self, mask: Mask) -> Layout:
+        """Which tokens see which under a mask."""
+        return Layout.of(self.packed, mask) if self.cache is None else self.cache.layout(self.packed, mask)
+
+    def tapped(self, tap: Tap, place: Place, x_TH: Tensor) -> Tensor:
+        """The states behind a tap."""
+        if self.batch_T is None:
+            return tap(place, x_TH)
+        seen = x_TH.index_select(0, self.batch_T)
+        given = tap(place, seen)
+        return x_TH if given is seen else x_TH.index_copy(0, self.batch_T, given)
+
+
+def enter(
+    embed: StackInput, vectors_TE: Tensor, packed: Packed, draws: Draws | None = None, cache: Cache | None = None
+) -> Entered:
+    """Token vectors to what the first layer reads. cache: of the tokens before these; it makes room for these."""
+    batch_T = None
+    if embed.virtual is not None:
+        insertion = embed.virtual.insertion(packed, None if cache is None else cache.lengths)
+        vectors_TE = embed.virtual.among(vectors_TE, insertion)
+        packed, batch_T = insertion.packed, insertion.batch_T
+        draws = None if draws is None else draws.inserted(insertion.source_S, insertion.number_S)
+    if cache is None:
+        embed.position.check(max(packed.lengths, default=0), embed.virtual_count)
+    positions_T = packed.positions if cache is None else cache.extend(packed)
+    x_TH = embed.finish(vectors_TE, packed, positions_T, draws)
+    return Entered(x_TH, packed, positions_T, embed.position, draws, cache, batch_T)
+
+
+class Stack(nn.Module):
+    """Layers over an embedding, and what stands behind the last of them.
+
+    causal: whether a token sees only itself and what is before it. final_norm: None for none. dropout: behind it.
+    side: the side of a batch that it reads. embed: the embedding, where it is the stack's own.
+    """
+
+    def __init__(
+        self,
+        layers: Iterable[nn.Module],
+        causal: bool = False,
+        final_norm: nn.Module | None = None,
+        dropout: float = 0.0,
+        side: Side = "inputs",
+        embed: StackInput | None = None,
+    ):
+        super().__init__()
+        if embed is not None:
+            self.add_module("embed", embed)
+        self.layers = nn.ModuleList(layers)
+        self.causal = causal
+        self.final_norm = final_norm
+        self.dropout = Dropout(dropout)
+        self.side: Side = side
+
+    def depth(self) -> Iterator[nn.Module]:
+        """The layers in the order they are applied."""
+        yield from self.layers
+
+    def mask(self, number: int, packed: Packed) -> Mask:
+        """What the tokens see in the layer of this number, counted from 0."""
+        return left_to_right(packed) if self.causal else Full()
+
+    def position(self, number: int, entered: Entered) -> Position:
+        """How the layer of this number knows where its tokens stand."""
+        return entered.position
+
+    def leave(self, x_TH: Tensor, draws: Draws | None = None) -> Tensor:
+        """States of a layer to those of the stack: the final norm, and dropout. draws: those of the same tokens."""
+        return self.dropout(x_TH if self.final_norm is None else self.final_norm(x_TH), draws)
+
+    def run(
+        self,
+        entered: Entered,
+        read_M: Tensor | None = None,
+        encoded: EncoderState | None = None,
+        tap: Tap | None = None,
+    ) -> Tensor:
+        """Hidden states (T, H) of the stack, or (M, H) of the tokens that entered with the flat indices `read_M`.
+        encoded: what a decoder reads of its encoder."""
+        x_TH, layers = entered.x_TH, list(self.depth())
+        if tap is not None:
+            x_TH = entered.tapped(tap, Place(0, self.side), x_TH)
+        layouts: dict[Mask, Layout] = {}
+        cross_layout = None if encoded is None else encoded.layout(entered.packed)
+        for number, layer in enumerate(layers):
+            mask, place = self.mask(number, entered.packed), Place(number + 1, self.side)
+            if mask not in layouts:
+                layouts[mask] = entered.layout(mask)
+            context = Context(
+                entered.packed,
+                layouts[mask],
+                entered.positions_T,
+                self.position(number, entered),
+                # A layer that is applied again draws anew.
+                draws_at(entered.draws, number),
+                None if entered.cache is None else entered.cache.layers[number],
+                encoded,
+                cross_layout,
+                read_M if tap is None and number == len(layers) - 1 else None,
+                None if tap is None else partial(tap.weights, place),
+            )
+            x_TH = layer(x_TH, context)
+            if tap is not None:
+                x_TH = entered.tapped(tap, place, x_TH)
+        if tap is not None:
+            x_TH = only(x_TH, read_M)
+        return self.leave(x_TH, draws_of(entered.draws, read_M))

@@ -1,0 +1,171 @@
+"""Attention of documents of about equal length at a time: the path for every device, bias, mask and kind of dropout.
+
+A tile has a document a row (`Layout`). On a CPU scores are computed in fp32 also under bf16 autocast: bf16 attention
+takes 1.4 to 2.0 times as long there.
+
+Shape letters: T query tokens, S key tokens, A heads, D width of a head, R rows of a tile, L queries and K keys of a
+row, P places in all tiles.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lmtool.nn.dropout import Draws, TokenDraws
+from lmtool.nn.layout import Layout, Places, Tile
+from lmtool.nn.positions import Position
+
+
+def tiled_attention(
+    q_TAD: Tensor,
+    k_SAD: Tensor,
+    v_SAD: Tensor,
+    layout: Layout,
+    bias: Position | None,
+    scale: float | None,
+    rate: float,
+    draws: Draws | None,
+) -> Tensor:
+    """What `attend` gives, (T, A, D). rate: of the weights that the draws drop."""
+    device, dtype = q_TAD.device, q_TAD.dtype
+    with torch.autocast(device.type, enabled=False):
+        if device.type == "cpu" and dtype in (torch.bfloat16, torch.float16):
+            q_TAD, k_SAD, v_SAD = q_TAD.float(), k_SAD.float(), v_SAD.float()
+        query_shapes = [tile.query_RL.shape for tile in layout.tiles]
+        key_shapes = [tile.key_RK.shape for tile in layout.tiles]
+        queries = _rows(q_TAD, layout.query_places, query_shapes)
+        keys = _rows(k_SAD, layout.key_places, key_shapes)
+        values = _rows(v_SAD, layout.key_places, key_shapes)
+        outs = [
+            _tile_attention(q, k, v, tile, bias, scale, rate, draws).transpose(1, 2).flatten(0, 1)
+            for tile, q, k, v in zip(layout.tiles, queries, keys, values, strict=True)
+        ]
+        out_PAD = q_TAD.new_zeros(0, *q_TAD.shape[1:]) if not outs else torch.cat(outs) if len(outs) > 1 else outs[0]
+        if not layout.query_places.identity or len(out_PAD) != len(q_TAD):
+            out_PAD = _Scatter.apply(out_PAD, layout.query_places, q_TAD.shape[0])
+        return out_PAD.to(dtype)
+
+
+def attention_weights(
+    q_TAD: Tensor, k_SAD: Tensor, layout: Layout, bias: Position | None = None, scale: float | None = None
+) -> list[Tensor]:
+    """(A, L, K) of each document, fp32 or more: softmax(q k^T scale + bias), before any dropout. Computed beside the
+    attention itself, whose kernels do not give them."""
+    weights: dict[int, Tensor] = {}
+    scale = 1 / math.sqrt(q_TAD.shape[-1]) if scale is None else scale
+    dtype = torch.promote_types(q_TAD.dtype, torch.float32)
+    with torch.autocast(q_TAD.device.type, enabled=False):
+        queries = _rows(q_TAD.to(dtype), layout.query_places, [tile.query_RL.shape for tile in layout.tiles])
+        keys = _rows(k_SAD.to(dtype), layout.key_places, [tile.key_RK.shape for tile in layout.tiles])
+        for tile, numbers, q_RALD, k_RAKD in zip(layout.tiles, layout.classes, queries, keys, strict=True):
+            q_RALD = q_RALD * scale
+            weights_RALK = _weights(q_RALD, k_RAKD, tile, _added(q_RALD, k_RAKD, tile, bias))
+            for number, weights_ALK in zip(numbers, weights_RALK, strict=True):
+                weights[number] = weights_ALK[:, : layout.query.lengths[number], : layout.key.lengths[number]]
+    lengths = zip(layout.query.lengths, layout.key.lengths, strict=True)
+    return [
+        weights[number] if number in weights else q_TAD.new_zeros(q_TAD.shape[1], *both, dtype=dtype)
+        for number, both in enumerate(lengths)
+    ]
+
+
+def _rows(x_TAD: Tensor, places: Places, shapes: list[torch.Size]) -> list[Tensor]:
+    """The tokens as rows: one (R, A, L, D) a tile."""
+    if not places.identity:
+        x_PAD = _Gather.apply(x_TAD, places)
+    else:
+        # A cache buffer of one document may be longer.
+        x_PAD = x_TAD if len(x_TAD) == len(places.into_P) else x_TAD[: len(places.into_P)]
+    parts = x_PAD.split([shape.numel() for shape in shapes])
+    return [part.unflatten(0, shape).transpose(1, 2) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def _tile_attention(
+    q_RALD: Tensor,
+    k_RAKD: Tensor,
+    v_RAKD: Tensor,
+    tile: Tile,
+    bias: Position | None,
+    scale: float | None,
+    rate: float,
+    draws: Draws | None,
+) -> Tensor:
+    """One tile, (R, A, L, D): torch's fused kernel, but where the weights themselves are needed: for keyed dropout,
+    and for positions that weigh vectors of their own."""
+    keyed = draws if rate > 0.0 and isinstance(draws, TokenDraws) else None
+    weighs = bias is not None and bias.weighs
+    if bias is None and keyed is None:
+        allow = None if tile.causal else tile.allow
+        return F.scaled_dot_product_attention(q_RALD, k_RAKD, v_RAKD, allow, rate, tile.causal, scale=scale)
+    q_RALD = q_RALD * (1 / math.sqrt(q_RALD.shape[-1]) if scale is None else scale)
+    added = _added(q_RALD, k_RAKD, tile, bias)
+    if keyed is None and not weighs:
+        return F.scaled_dot_product_attention(q_RALD, k_RAKD, v_RAKD, added, rate, scale=1.0)
+    weights_RALK = _weights(q_RALD, k_RAKD, tile, added)
+    if keyed is not None:
+        weights_RALK = keyed.drop_weights(weights_RALK, tile.query_RL, rate)
+    elif rate:
+        weights_RALK = F.dropout(weights_RALK, rate)
+    out_RALD = weights_RALK @ v_RAKD
+    if bias is not None and weighs:
+        out_RALD = out_RALD + bias.value(weights_RALK, tile.query_positions_RL, tile.key_positions_RK)
+    return out_RALD
+
+
+def _added(q_RALD: Tensor, k_RAKD: Tensor, tile: Tile, bias: Position | None) -> Tensor | None:
+    """What a bias and the mask add to the scores; None without a bias. The queries are scaled."""
+    if bias is None:
+        return None
+    added = bias.score(q_RALD, k_RAKD, tile.query_positions_RL, tile.key_positions_RK)
+    return added if tile.barrier is None else added + tile.barrier.to(added.dtype)
+
+
+def _weights(q_RALD: Tensor, k_RAKD: Tensor, tile: Tile, added: Tensor | None) -> Tensor:
+    """(R, A, L, K) softmax of the scores. The queries are scaled."""
+    scores_RALK = q_RALD @ k_RAKD.transpose(-1, -2)
+    if added is not None:
+        scores_RALK = scores_RALK + added
+    elif tile.barrier is not None:
+        # In place: the product's backward does not read it.
+        scores_RALK = scores_RALK.add_(tile.barrier)
+    return scores_RALK.softmax(-1)
+
+
+class _Gather(torch.autograd.Function):
+    """x_T[into_P]. A token has at most one real place and padding gets no gradient, so the backward is a gather too,
+    not a scatter-add."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, places: Places) -> Tensor:
+        ctx.places, ctx.tokens = places, x.shape[0]
+        return x.index_select(0, places.into_P)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return _to_tokens(gradients[0], ctx.places, ctx.tokens), None
+
+
+class _Scatter(torch.autograd.Function):
+    """The places' values back at their tokens; tokens without a place get zero, padding no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, places: Places, tokens: int) -> Tensor:
+        ctx.places = places
+        return _to_tokens(y, places, tokens)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (gradient,) = gradients
+        return gradient.index_select(0, ctx.places.into_P).index_fill_(0, ctx.places.padding, 0.0), None, None
+
+
+def _to_tokens(y: Tensor, places: Places, tokens: int) -> Tensor:
+    if places.complete and tokens == len(places.tokens_M):
+        return y.index_select(0, places.real_M)
+    real = y.index_select(0, places.real_M)
+    return y.new_zeros((tokens, *y.shape[1:])).index_copy_(0, places.tokens_M, real)

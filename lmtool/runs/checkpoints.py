@@ -1,0 +1,150 @@
+"""A checkpoint on disk: written completely or not at all, verified on every load, no pickle.
+
+    step_00001000/  model.safetensors      the learner's tensors; tied ones once
+                    optimizer.safetensors  KIND.PARAMETER
+                    state.json             step, cursor, budgets, best score: see progress.py
+                    config.json            the resolved configuration
+                    ...                    what the command adds (tokenizer files, data.json)
+                    manifest.json          bytes and sha256 of each; written last: see manifest.py
+
+It is written to a temporary folder, every file is synced, then the manifest, then the folder is renamed.
+config/checkpoint.py finds checkpoints and verifies them.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from lmtool.config.checkpoint import CONFIG, MODEL, OPTIMIZER, STATE, refusal, verify
+from lmtool.errors import UserError
+from lmtool.manifest import Damaged, sync_path, write_bytes, write_manifest
+from lmtool.runs.files import to_json
+
+TEMPORARY, DELETED, BAD = ".tmp-", ".del-", "bad-"
+_TIED = "tied"
+
+
+# --- writing -------------------------------------------------------------------------------------------------------
+
+
+def write_checkpoint(
+    checkpoints: Path,
+    step: int,
+    weights: Mapping[str, Tensor],
+    optimizer: Mapping[str, Tensor],
+    state: Mapping[str, Any],
+    config: Mapping[str, Any],
+    write_extras: Callable[[Path], None] | None = None,
+) -> Path:
+    """Write `step_...` into the folder `checkpoints` and return it. OSError where the disk refuses; nothing is left
+    then. `write_extras` is called with the temporary folder and may put files into it."""
+    final = checkpoints / f"step_{step:08d}"
+    draft = checkpoints / f"{TEMPORARY}{final.name}-{os.getpid()}"
+    try:
+        draft.mkdir(parents=True)
+        save_tensors(weights, draft / MODEL)
+        save_tensors(optimizer, draft / OPTIMIZER)
+        write_bytes(draft / STATE, to_json(state).encode())
+        write_bytes(draft / CONFIG, to_json(config).encode())
+        if write_extras is not None:
+            write_extras(draft)
+        write_manifest(draft, {"step": step})
+        os.rename(draft, final)
+        sync_path(checkpoints)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    return final
+
+
+def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """One safetensors file. A tensor known under several names (tied weights) is stored under the first; the others
+    stand in the header."""
+    stored: dict[str, Tensor] = {}
+    tied: dict[str, str] = {}
+    first: dict[tuple[Any, ...], str] = {}
+    storages: set[int] = set()
+    for name, tensor in tensors.items():
+        same = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), str(tensor.device))
+        if tensor.numel() and same in first:
+            tied[name] = first[same]
+            continue
+        first[same] = name
+        storage = tensor.untyped_storage()
+        own = tensor.is_contiguous() and storage.nbytes() == tensor.nbytes and storage.data_ptr() not in storages
+        storages.add(storage.data_ptr())
+        stored[name] = tensor.detach() if own else tensor.detach().clone(memory_format=torch.contiguous_format)
+    metadata = {"format": "pt"} | ({_TIED: json.dumps(tied)} if tied else {})
+    try:
+        save_file(stored, path, metadata=metadata)
+    except SafetensorError as error:
+        raise _os_error(error, path) from error
+    os.chmod(path, 0o666 & ~_umask())  # the library's files are readable by their owner alone
+    sync_path(path)
+
+
+def _umask() -> int:
+    current = os.umask(0o022)
+    os.umask(current)
+    return current
+
+
+def _os_error(error: SafetensorError, path: Path) -> OSError:
+    """The library tells the system's errors in words: `... (os error 28)`."""
+    number = re.search(r"\(os error (\d+)\)", str(error))
+    code = int(number[1]) if number else errno.EIO
+    return OSError(code, os.strerror(code) if number else str(error), str(path))
+
+
+# --- reading -------------------------------------------------------------------------------------------------------
+
+
+def read_tensors(folder: Path, name: str) -> dict[str, Tensor]:
+    """The tensors of one verified file, on the CPU, tied ones under all their names. UserError where it is damaged."""
+    path = folder / name
+    try:
+        verify(folder, only=name)
+        with safe_open(path, framework="pt") as file:
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 it is no dict
+            tied = json.loads((file.metadata() or {}).get(_TIED, "{}"))
+    except Damaged as damage:
+        raise refusal(damage) from damage
+    except SafetensorError as error:
+        raise UserError(f"{path} is no safetensors file: {error}", "give another checkpoint=") from error
+    return tensors | {alias: tensors[first] for alias, first in tied.items()}
+
+
+def read_weights(folder: str | Path) -> dict[str, Tensor]:
+    """Every tensor of the learner by name: `backbone.`, `heads.NAME.`, `objective.`."""
+    return read_tensors(Path(folder), MODEL)
+
+
+def load_weights(learner: nn.Module, tensors: Mapping[str, Tensor], origin: str | Path) -> None:
+    """Put all weights into the learner. UserError, naming the first three, where names or shapes differ."""
+    own = learner.state_dict()
+    wrong = [f"{name} is missing" for name in own.keys() - tensors.keys()]
+    wrong += [f"{name} is unknown" for name in tensors.keys() - own.keys()]
+    wrong += [
+        f"{name} is {tuple(tensors[name].shape)} instead of {tuple(own[name].shape)}"
+        for name in own.keys() & tensors.keys()
+        if own[name].shape != tensors[name].shape
+    ]
+    if wrong:
+        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise UserError(
+            f"{origin} is of another model: {'; '.join(sorted(wrong)[:3])}{more}",
+            "go on with the configuration it was trained with, or give another name=",
+        )
+    learner.load_state_dict(dict(tensors))

@@ -1,0 +1,72 @@
+"""Writing so that a crash at any moment leaves the old content or the new, never half of it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from lmtool.manifest import sync_path, write_bytes
+from lmtool.secrets import masked_data, masker
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Replace a small file in one move."""
+    beside = path.with_name(f".tmp-{path.name}-{os.getpid()}")
+    try:
+        write_bytes(beside, text.encode())
+        os.replace(beside, path)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise
+    sync_path(path.parent)
+
+
+def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """JSON lines, masked, in one move: a file that was there stays until the last row is made. What is no regular
+    file (a pipe, /dev/stdout) is written to directly. OSError where the disk refuses; nothing is left then."""
+    path = Path(os.path.realpath(path))
+    direct = path.exists() and not path.is_file()
+    draft = path if direct else path.with_name(f".tmp-{path.name}-{os.getpid()}")
+    mask = masker()
+    try:
+        with draft.open("w", encoding="utf-8") as file:
+            file.writelines(to_json(masked_data(plain(dict(row)), mask), indent=None) + "\n" for row in rows)
+        if not direct:
+            os.replace(draft, path)
+    except BaseException:
+        if not direct:
+            draft.unlink(missing_ok=True)
+        raise
+
+
+def remove_folder(folder: Path) -> None:
+    """Take a folder away by name first, so that a crash in between leaves no half one under its own name."""
+    doomed = folder.with_name(f".del-{folder.name}-{os.getpid()}")
+    os.rename(folder, doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def plain(value: Any) -> Any:
+    """Data as JSON can say it: tuples as lists, paths as text, numpy and torch scalars as numbers, nan as null."""
+    if isinstance(value, dict):
+        return {str(key): plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(one) for one in value]
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, Path):
+        return str(value)
+    if hasattr(value, "tolist"):  # numpy and torch
+        return plain(value.tolist())
+    raise TypeError(f"{value!r} is no plain data")
+
+
+def to_json(value: Any, indent: int | None = 2) -> str:
+    return json.dumps(plain(value), indent=indent, ensure_ascii=False, allow_nan=False)

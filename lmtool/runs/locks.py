@@ -1,0 +1,152 @@
+"""LOCK: one process a run folder.
+
+Two guards together: an advisory lock on the open file, which the system gives up when the process dies, and the
+owner's host, boot and process written inside, for filesystems and hosts between which advisory locks do not reach.
+A lock left behind is taken over only where both say that its owner is dead.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import socket
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from lmtool.errors import UserError, cannot_write
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A process, told apart from a later one of the same number by its start."""
+
+    host: str
+    boot: str
+    pid: int
+    started: str
+
+    @classmethod
+    def me(cls) -> Owner:
+        return cls(socket.gethostname(), _boot(), os.getpid(), _started(os.getpid()))
+
+    def alive(self) -> bool:
+        """False only where it is certain: this host, and another boot or no such process."""
+        if self.host != socket.gethostname():
+            return True
+        return self.boot == _boot() and _started(self.pid) == self.started and _exists(self.pid)
+
+
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _started(pid: int) -> str:
+    """Field 22 of /proc/PID/stat: start in clock ticks since boot. "" where there is no /proc or no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+class Lock:
+    """The lock of one folder. `acquire` raises UserError, naming the owner, where another process holds it."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._handle: int | None = None
+
+    def acquire(self) -> None:
+        while True:
+            try:
+                handle, created = _open(self.path)
+            except OSError as error:
+                raise cannot_write(self.path, error) from error
+            try:
+                if self._take(handle, created):
+                    self._handle = handle
+                    return
+            except OSError as error:
+                self._forget()  # ours, and a full disk has room for its name alone
+                os.close(handle)
+                raise cannot_write(self.path, error) from error
+            except BaseException:
+                os.close(handle)
+                raise
+            os.close(handle)
+
+    def _take(self, handle: int, created: bool) -> bool:
+        """True: it is ours. False: the file was taken away meanwhile, try again."""
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise self._held(_read(handle)) from None
+        except OSError as error:
+            if error.errno not in (errno.ENOTSUP, errno.ENOSYS, errno.ENOLCK):
+                raise cannot_write(self.path, error) from error
+            if not created:  # no advisory locks here: only who makes the file has it, and nobody takes it over
+                raise self._held(_read(handle)) from None
+        try:
+            current = os.stat(self.path).st_ino == os.fstat(handle).st_ino
+        except FileNotFoundError:
+            current = False
+        if not current:
+            return False
+        owner = _read(handle)
+        if owner is not None and owner.alive():
+            raise self._held(owner)
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, json.dumps(asdict(Owner.me())).encode(), 0)
+        os.fsync(handle)
+        return True
+
+    def _held(self, owner: Owner | None) -> UserError:
+        who = f"process {owner.pid} on {owner.host}" if owner else "another process"
+        hint = "wait for it, or give another name="
+        if owner is not None and owner.host != socket.gethostname():
+            hint += f"; if it is gone: rm {self.path}"
+        return UserError(f"{self.path.parent} is in use by {who}", hint)
+
+    def release(self) -> None:
+        """Give it up. Safe to call twice."""
+        if self._handle is None:
+            return
+        self._forget()
+        os.close(self._handle)
+        self._handle = None
+
+    def _forget(self) -> None:
+        """Take the file away. A disk that became read-only keeps it: its owner is seen to be dead."""
+        with suppress(OSError):
+            self.path.unlink(missing_ok=True)
+
+
+def _open(path: Path) -> tuple[int, bool]:
+    """The open file, and whether it was made just now."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), True
+    except FileExistsError:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), False
+
+
+def _read(handle: int) -> Owner | None:
+    """Who wrote the lock; None where nobody did yet or the line is torn."""
+    try:
+        return Owner(**json.loads(os.pread(handle, 4096, 0)))
+    except (ValueError, TypeError):
+        return None

@@ -1,0 +1,321 @@
+"""The run folder: names, the lock, the configuration it was started with, rows, results.
+
+runs/NAME/  LOCK  config.yaml  environment.json  log.txt  metrics.jsonl  checkpoints/  result.json
+runs/latest  the name of the newest, a small text file
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+import yaml
+
+from lmtool.config import yaml_files
+from lmtool.config.checkpoint import read_config
+from lmtool.errors import UserError, cannot_write
+from lmtool.secrets import masked_data
+from lmtool.terminal import say, shown
+from lmtool.runs.files import plain, replace_text, to_json, write_rows
+from lmtool.runs.locks import Lock
+from lmtool.runs.resuming import resume_point
+
+# Where and how fast a run computes, and what it is called: these may differ when it goes on. Everything else is part
+# of what is learned; evaluate_every and patience too, since they decide when a run ends and which weights are best.
+FREE_KEYS = frozenset(
+    {
+        "name", "run_dir", "device", "devices", "precision", "micro_batch_tokens", "log_every", "checkpoint_every",
+        "cache_dir", "offline", "logger",
+    }
+)  # fmt: skip
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "pydantic", "hydra-core", "omegaconf", "datasets")
+
+
+def choose_folder(root: Path, name: str | None, run_dir: str | None, stem: str) -> Path:
+    """The folder of a run: `run_dir`, else root/NAME, else a new root/STEM-0001, -0002, ... made here: mkdir lets one
+    of several processes have it. UserError where a name is no plain name or the folder cannot be made."""
+    if run_dir is not None:
+        return Path(run_dir).expanduser()
+    if name is not None:
+        if not _NAME.fullmatch(name):
+            raise UserError(
+                f"name={name!r} is no name: letters, digits, '.', '_' and '-', up to 100, no '.' or '-' in front",
+                f"name={re.sub(r'[^A-Za-z0-9._-]+', '-', name).strip('.-')[:100] or 'my-run'}",
+            )
+        return root / name
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip(".-") or "run"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        used = [int(one.name[len(stem) + 1 :]) for one in root.glob(f"{stem}-*") if one.name[len(stem) + 1 :].isdigit()]
+        number = max(used, default=0) + 1
+        while True:
+            folder = root / f"{stem}-{number:04d}"
+            try:
+                folder.mkdir()
+                return folder
+            except FileExistsError:
+                number += 1
+    except OSError as error:
+        raise cannot_write(root, error) from error
+
+
+class RunFolder:
+    """A run's folder, locked. Use as a context: it gives up the lock at the end, and takes the folder away again
+    where the run ended in a mistake of the user's before anything was trained.
+
+    config: the resolved configuration as plain data; config_text: the same as YAML, with its comments. Both must be
+    masked; everything else is masked where it is written.
+
+    Raises UserError where another process has the folder, where it cannot be written, or where it holds a run of
+    another configuration (naming the keys that differ).
+    """
+
+    def __init__(self, path: Path, config: Mapping[str, Any], config_text: str):
+        self.path = path
+        self.config: dict[str, Any] = plain(dict(config))
+        self._pending = ""
+        self._chosen = False
+        self._resume_point: Path | None = None
+        try:
+            self._fresh = not path.exists() or not any(path.iterdir())
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise cannot_write(path, error) from error
+        self.lock = Lock(path / "LOCK")
+        try:
+            self.lock.acquire()
+            self._claim(config_text)
+        except BaseException:
+            self.lock.release()
+            with suppress(OSError):
+                path.rmdir()  # empty only where nothing could be written
+            raise
+
+    def _claim(self, config_text: str) -> None:
+        saved = self.path / "config.yaml"
+        if saved.exists():
+            self._compare(saved)
+            return
+        if plain(yaml.safe_load(config_text)) != self.config:
+            raise ValueError("config_text is not the same configuration as config")
+        try:
+            replace_text(saved, config_text)
+        except OSError as error:
+            raise cannot_write(saved, error) from error
+
+    def _compare(self, saved: Path) -> None:
+        before = plain(yaml_files.read(saved, "give another name="))
+        self._require_same(before, str(self.path), "repeat the command the run was started with")
+
+    def _require_same(self, before: Mapping[str, Any], origin: str, again: str) -> None:
+        """UserError, naming the keys, where a configuration that this run had before differs from its own."""
+        old, new = flatten(before), flatten(self.config)
+        differing = [
+            f"{key} {_shown(old, key)} -> {_shown(new, key)}"
+            for key in sorted(old.keys() | new.keys())
+            if key.split(".")[0] not in FREE_KEYS and old.get(key, _ABSENT) != new.get(key, _ABSENT)
+        ]
+        if differing:
+            raise UserError(
+                f"{origin} holds a run of another configuration: {'; '.join(differing)}",
+                f"give another name=, or {again}",
+            )
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        nothing = not (self.path / "metrics.jsonl").exists() and not (self.path / "checkpoints").exists()
+        if isinstance(error, UserError) and self._fresh and nothing:
+            shutil.rmtree(self.path, ignore_errors=True)
+        self.lock.release()
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def resume_point(self, report: Callable[[str], None] | None = None) -> Path | None:
+        """The checkpoint this run resumes from, as `resuming.resume_point` has it; chosen at the first call, for all
+        that is read from it. report: where damaged checkpoints are reported; log.txt by default. UserError where it is
+        of another configuration: config.yaml was changed, or is gone."""
+        if not self._chosen:
+            folder = resume_point(self.checkpoints, report or self.log)
+            if folder is not None:
+                again = f"bring {self.path / 'config.yaml'} back as it was"
+                self._require_same(read_config(folder), str(folder), again)
+            self._resume_point, self._chosen = folder, True
+        return self._resume_point
+
+    # --- what is told about the run -------------------------------------------------------------------------------
+
+    def announce(self) -> None:
+        """Make this the run that `latest`, beside it, names."""
+        try:
+            replace_text(self.path.parent / "latest", self.path.name + "\n")
+        except OSError as error:
+            raise cannot_write(self.path.parent / "latest", error) from error
+
+    def write_environment(self, arguments: Sequence[str], facts: Mapping[str, Any] | None = None) -> None:
+        """environment.json: versions, processor, threads, the masked command line and `facts` (device, precision).
+        Environment variables are never written."""
+        content: dict[str, Any] = {
+            "arguments": list(arguments),
+            "python": platform.python_version(),
+            "system": platform.platform(),
+        }
+        content["packages"] = {name: version for name in _PACKAGES if (version := _version(name))}
+        content |= {"processor": _processor(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
+        self.write_json("environment.json", content | dict(facts or {}))
+
+    def write_json(self, name: str, content: Any) -> None:
+        """A JSON file of the run, replaced in one move and masked."""
+        try:
+            replace_text(self.path / name, to_json(masked_data(plain(content))) + "\n")
+        except OSError as error:
+            raise cannot_write(self.path / name, error) from error
+
+    def write_rows(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        """A file of JSON lines, replaced in one move and masked; the rows are never held all at once."""
+        path = self.path / name
+        try:
+            write_rows(path, rows)
+        except OSError as error:
+            raise cannot_write(path, error) from error
+
+    def append_log(self, line: str) -> None:
+        """A line in log.txt, masked. OSError where the disk refuses; nothing is held back for later."""
+        with (self.path / "log.txt").open("ab", buffering=0) as file:
+            file.write(f"{shown(line)}\n".encode())
+
+    def log(self, text: str) -> None:
+        """A line in log.txt, with the time. A full disk costs the line, not the run."""
+        line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}"
+        try:
+            self.append_log(line)
+        except OSError as error:
+            say(f"log.txt: {error.strerror}: {line}", sys.stderr)
+
+    # --- rows -----------------------------------------------------------------------------------------------------
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """A row of metrics.jsonl. Where the disk refuses, it is kept and written with the next one; `sync` tells."""
+        self._pending += to_json(masked_data(plain(dict(row))), indent=None) + "\n"
+        try:
+            self._flush()
+        except OSError as error:
+            self.log(f"metrics.jsonl cannot be written: {error}")
+
+    def _flush(self, sync: bool = False) -> None:
+        if not self._pending and not sync:
+            return
+        content = self._pending.encode()
+        handle = os.open(self.path / "metrics.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        try:
+            end = os.fstat(handle).st_size
+            written = os.write(handle, content)
+            if written < len(content):  # the disk is full: no half row may stay
+                os.ftruncate(handle, end)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self._pending = ""
+            if sync:
+                os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def sync(self) -> None:
+        """Wait until all rows are on the disk: before a checkpoint that supposes them. OSError where they are not."""
+        self._flush(sync=True)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of metrics.jsonl; a last line torn by a kill is left out."""
+        try:
+            lines = (self.path / "metrics.jsonl").read_bytes().split(b"\n")
+        except FileNotFoundError:
+            return []
+        found = []
+        for line in lines[:-1]:  # what follows the last newline is torn, or empty
+            try:
+                found.append(json.loads(line))
+            except ValueError:
+                continue
+        return found
+
+    def drop_rows_after(self, step: int) -> None:
+        """Forget the rows of steps that will be taken again."""
+        path = self.path / "metrics.jsonl"
+        if not path.exists():
+            return
+        kept = "".join(to_json(row, indent=None) + "\n" for row in self.rows() if row["step"] <= step)
+        try:
+            replace_text(path, kept)
+        except OSError as error:
+            raise cannot_write(path, error) from error
+
+    # --- the end --------------------------------------------------------------------------------------------------
+
+    def write_result(self, result: Mapping[str, Any]) -> None:
+        """result.json. `status` "done" makes the run a finished one."""
+        self.write_json("result.json", dict(result))
+
+    def result(self) -> dict[str, Any] | None:
+        """result.json of a run that is done, else None."""
+        return finished(self.path)
+
+
+def finished(path: Path) -> dict[str, Any] | None:
+    """The result of a run folder that is done, else None."""
+    try:
+        result = json.loads((path / "result.json").read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
+    return result if isinstance(result, dict) and result.get("status") == "done" else None
+
+
+_ABSENT = object()
+
+
+def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
+    """`{"model": {"name": "bert"}}` as `{"model.name": "bert"}`. Lists are values."""
+    if not isinstance(config, dict) or not config:
+        return {prefix: config}
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        flat |= flatten(value, f"{prefix}.{key}" if prefix else str(key))
+    return flat
+
+
+def _shown(flat: Mapping[str, Any], key: str) -> str:
+    return to_json(flat[key], indent=None) if key in flat else "(absent)"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        return platform.processor()
+    return platform.processor()

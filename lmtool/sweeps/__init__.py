@@ -1,0 +1,1 @@
+"""One command many times: the jobs of a sweep, and the table that ends it."""

@@ -1,0 +1,1 @@
+"""Task kinds, one file each: from the columns of a table to scores."""

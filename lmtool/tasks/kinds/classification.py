@@ -1,0 +1,142 @@
+"""One of several classes for a text or a pair of texts (Devlin et al. 2019, section 4.1).
+
+Shape letters: N examples, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lmtool.data.plan import Examples
+from lmtool.data.split import Rows, SplitData
+from lmtool.errors import UserError
+from lmtool.heads.losses import loss_sum, losses
+from lmtool.learners.baseline import ConstantPredictor
+from lmtool.metrics import compute, confusion
+from lmtool.models.base import Backbone
+from lmtool.tasks.configs import ClassificationConfig
+from lmtool.tasks.kinds.base import Prediction
+from lmtool.tasks.kinds.labels import balanced_weights, class_names, class_numbers, label_counts
+from lmtool.tasks.kinds.sequence import SequenceKind, SequenceLearner
+from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.types import Batch, Scores, StepOutput
+
+
+class Classification(SequenceKind):
+    """Rows of texts with the number of a class each."""
+
+    config: ClassificationConfig
+
+    def with_labels(self, columns: Mapping[str, list[Any]], origin: Sequence[tuple[str, int]]) -> ClassificationConfig:
+        """The classes by name: those of the configuration, else the different values of the training column."""
+        if self.config.labels is not None:
+            return self.config
+        names = class_names(self.config, columns[self.config.label], origin)
+        return self.config.model_copy(update={"labels": names})
+
+    def decoded_labels(self, values: Sequence[Any], origin: Sequence[tuple[str, int]]) -> np.ndarray:
+        return class_numbers(self.config, self.config.labels or (), values, origin)
+
+    def fitted(self, train: Rows) -> ClassificationConfig:
+        """With a weight for each class, where the loss has weights. UserError where labels and scores do not fit."""
+        names = self.config.labels or ()
+        values = self.config.model_dump()
+        if self.config.loss.class_weights == "balanced":
+            values["loss"]["class_weights"] = balanced_weights(np.asarray(train.labels), len(names))
+        weights = values["loss"]["class_weights"]
+        if isinstance(weights, tuple) and len(weights) != len(names):
+            raise UserError(
+                f"task.loss.class_weights has {len(weights)} weights for the {len(names)} labels "
+                f"{', '.join(names[:8])}",
+                "give one weight a label, in their order, or class_weights=balanced",
+            )
+        if "f1" in self.config.metrics and len(names) != 2:
+            raise UserError(
+                f"task.metrics names f1, which is of two classes; the data have {len(names)}",
+                "take macro_f1, accuracy or matthews",
+            )
+        return type(self.config).model_validate(values)
+
+    def facts(self, train: Rows) -> tuple[dict[str, Any], list[str]]:
+        facts, warnings = super().facts(train)
+        counts = label_counts(np.asarray(train.labels), self.config.labels or ())
+        absent = [name for name, count in counts.items() if not count]
+        if absent:
+            warnings = [*warnings, f"no training row has the label {', '.join(absent)}"]
+        return {**facts, "labels": counts}, warnings
+
+    def learner(self, backbone: Backbone, tokenizer: Tokenizer, seed: int) -> ClassificationLearner:
+        return ClassificationLearner(self, backbone, tokenizer, seed)
+
+    def metrics(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, float]:
+        return compute(self.config.metrics, np.asarray(rows.labels), _values(predictions))
+
+    def constant(self, train: Rows) -> tuple[str, Prediction]:
+        """The majority class of the training rows."""
+        counts = np.bincount(np.asarray(train.labels))
+        return "majority", Prediction(int(counts.argmax()), float(counts.max() / counts.sum()))
+
+    def shown(self, value: Any) -> str:
+        """The class by its name."""
+        return (self.config.labels or ())[int(value)]
+
+    def details(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, Any]:
+        """The confusion matrix: counts, rows gold and columns predicted."""
+        counts = confusion(np.asarray(rows.labels), _values(predictions), len(self.config.labels or ()))
+        return {"confusion": counts.tolist()}
+
+
+def _values(predictions: Sequence[Prediction]) -> np.ndarray:
+    return np.array([prediction.value for prediction in predictions], dtype=np.int64)
+
+
+class ClassificationLearner(SequenceLearner):
+    """Cross entropy, smoothed and weighted by class as the task says.
+
+    With class weights the loss is the weighted sum of the losses over the sum of the weights of the labels, as in
+    torch; without, the mean over examples.
+    """
+
+    class_weights: Tensor | None
+
+    def __init__(self, kind: Classification, backbone: Backbone, tokenizer: Tokenizer, seed: int):
+        config = kind.config
+        if config.labels is None or config.loss.class_weights == "balanced":
+            raise ValueError("build a task from the config that load_task gives back: its labels are filled in")
+        super().__init__(kind, backbone, tokenizer, seed, len(config.labels))
+        weights = config.loss.class_weights
+        self.smoothing = config.loss.label_smoothing
+        self.register_buffer("class_weights", torch.tensor(weights) if weights != "none" else None, persistent=False)
+
+    def counts(self, batch: Batch) -> dict[str, float]:
+        labels = self.labels(batch)
+        if self.class_weights is None:
+            return {self.term: float(len(labels))}
+        return {self.term: float(self.class_weights.to(labels.device).double()[labels].sum())}
+
+    def forward(self, batch: Batch, step: int) -> StepOutput:
+        logits_NC = self.outputs(batch, step)
+        weights_C = None if self.class_weights is None else self.class_weights.to(logits_NC.device)
+        total = loss_sum(logits_NC, self.labels(batch), self.smoothing, weights_C)
+        return StepOutput({self.term: total}, self.weights)
+
+    def scores(self, outputs: Tensor, batch: Batch) -> Scores:
+        """Plain cross entropy, whatever smoothing and weights train with."""
+        labels_N = self.labels(batch)
+        documents = torch.arange(len(labels_N), device=labels_N.device)
+        return Scores(losses(outputs, labels_N), labels_N, outputs.argmax(-1), documents)
+
+    def parts(self, outputs: Tensor, batch: Batch) -> list[Prediction]:
+        """The best class of each text and its probability."""
+        probabilities, classes = outputs.float().softmax(-1).max(-1)
+        return list(map(Prediction, classes.tolist(), probabilities.tolist()))
+
+    def predictors(self, train: SplitData, examples: Examples) -> dict[str, ConstantPredictor]:
+        """The shares of the classes in the training rows."""
+        counts = np.bincount(np.asarray(self.rows(train).labels), minlength=len(self.kind.config.labels))
+        return {self.term: ConstantPredictor.of_counts("base rate", counts)}

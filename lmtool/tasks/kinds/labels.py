@@ -1,0 +1,137 @@
+"""Columns of a table as texts, class numbers and values, each refused with file:line where it is none."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from lmtool.errors import UserError
+from lmtool.tasks.configs import TaskConfig
+
+# Columns where a row's own number may stand; the first that a table has is taken.
+IDS = ("id", "idx", "index", "guid")
+_SHOWN = 8
+# More different values than this, and more than half as many as rows, are no classes.
+_MANY = 50
+
+
+def place(origin: tuple[str, int]) -> str:
+    """file:line, for messages."""
+    return f"{origin[0]}:{origin[1]}"
+
+
+def word_of(value: Any) -> str:
+    """A label as text, the same whether it came from JSON, from a table or from the hub."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "" if value is None else str(value).strip()
+
+
+def _listing(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_SHOWN])
+    return shown if len(names) <= _SHOWN else f"{shown}, ... ({len(names)} in all)"
+
+
+def is_unlabelled(values: Sequence[Any]) -> bool:
+    """Whether a column says nothing: empty, or the hub's -1 in every row."""
+    return all(word_of(value) in ("", "-1") for value in values)
+
+
+def class_names(config: TaskConfig, values: Sequence[Any], origin: Sequence[tuple[str, int]]) -> tuple[str, ...]:
+    """The classes of a training column: its different values, sorted, numbers by size."""
+    words = [word_of(value) for value in values]
+    if "" in words:
+        raise UserError(
+            f"{place(origin[words.index('')])}: no value in the column {config.label}", "fill it, or take the row out"
+        )
+    names = sorted(set(words))
+    if len(names) > max(_MANY, len(words) / 2):
+        raise UserError(
+            f"task.label={config.label} has {len(names)} different values in {len(words)} training rows: no classes",
+            "name another column with task.label=, or take task.kind=regression for a number",
+        )
+    if len(names) < 2:
+        raise UserError(
+            f"task.label={config.label} is {names[0]} in all {len(words)} training rows: there is nothing to learn",
+            "give data of two classes or more, or name another column with task.label=",
+        )
+    if all(name.lstrip("+-").isdecimal() for name in names):
+        names.sort(key=int)
+    return tuple(names)
+
+
+def class_numbers(
+    config: TaskConfig, labels: Sequence[str], values: Sequence[Any], origin: Sequence[tuple[str, int]]
+) -> np.ndarray:
+    """(N,) int64 classes of a column that holds the labels' names, or in every row their numbers from 0.
+
+    Raises UserError with file:line at the first value that is neither.
+    """
+    words = [word_of(value) for value in values]
+    number = {name: index for index, name in enumerate(labels)}
+    if not all(word in number for word in words):
+        counted = {str(index): index for index in range(len(labels))}
+        if all(word in counted for word in words):
+            number = counted
+    for word, where in zip(words, origin, strict=True):
+        if word not in number:
+            given = f"label {word!r} is unknown" if word else f"no value in the column {config.label}"
+            raise UserError(
+                f"{place(where)}: {given}; the labels of {config.name} are {_listing(labels)}",
+                "correct the row, or give the labels in order: task.labels=["
+                + ",".join(f'"{name}"' for name in labels[:2])
+                + ",...]",
+            )
+    return np.array([number[word] for word in words], dtype=np.int64)
+
+
+def numbers(config: TaskConfig, values: Sequence[Any], origin: Sequence[tuple[str, int]]) -> np.ndarray:
+    """(N,) float64 values of a column; UserError with file:line at the first that is no finite number."""
+    found = np.empty(len(values))
+    for index, (value, where) in enumerate(zip(values, origin, strict=True)):
+        word = word_of(value)
+        try:
+            found[index] = float(word)
+        except ValueError:
+            found[index] = np.nan
+        if not np.isfinite(found[index]):
+            raise UserError(
+                f"{place(where)}: {config.label}={word!r} is no number",
+                "correct the row, or take task.kind=classification for classes",
+            )
+    return found
+
+
+def row_ids(columns: Mapping[str, list], count: int) -> list[str | int]:
+    """The rows' own numbers where a column holds them and no two are alike, else their places from 0."""
+    for name in IDS:
+        if name in columns and len(set(map(str, columns[name]))) == count:
+            return list(columns[name])
+    return list(range(count))
+
+
+def text_of(config: TaskConfig, name: str, value: Any, where: tuple[str, int]) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return str(value)
+    given = "nothing" if value is None else type(value).__name__
+    raise UserError(
+        f"{place(where)}: the column {name} holds {given}, not a text",
+        "correct the row, or name another column with task.text=",
+    )
+
+
+def balanced_weights(labels: np.ndarray, classes: int) -> tuple[float, ...]:
+    """rows / (classes x rows of the class); 1 for a class without rows."""
+    counts = np.bincount(labels, minlength=classes)
+    return tuple(float(len(labels) / (classes * count)) if count else 1.0 for count in counts)
+
+
+def label_counts(labels: np.ndarray, names: Sequence[str]) -> dict[str, int]:
+    """Rows of each class by name, in the order of the classes."""
+    counts = Counter(labels.tolist())
+    return {name: counts.get(index, 0) for index, name in enumerate(names)}

@@ -1,0 +1,87 @@
+"""One number for a text or a pair of texts, by squared error (Devlin et al. 2019, section 4.1: STS-B).
+
+Shape letters: N examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lmtool.data.plan import Examples
+from lmtool.data.split import Rows, SplitData
+from lmtool.learners.baseline import ConstantValue
+from lmtool.metrics import compute
+from lmtool.models.base import Backbone
+from lmtool.tasks.configs import RegressionConfig
+from lmtool.tasks.kinds.base import Prediction
+from lmtool.tasks.kinds.labels import numbers
+from lmtool.tasks.kinds.sequence import SequenceKind, SequenceLearner
+from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.types import Batch, Scores, StepOutput
+
+
+class Regression(SequenceKind):
+    """Rows of texts with a value each."""
+
+    config: RegressionConfig
+
+    def decoded_labels(self, values: Sequence[Any], origin: Sequence[tuple[str, int]]) -> np.ndarray:
+        return numbers(self.config, values, origin)
+
+    def facts(self, train: Rows) -> tuple[dict[str, Any], list[str]]:
+        facts, warnings = super().facts(train)
+        labels = np.asarray(train.labels)
+        return {**facts, "label_range": [float(labels.min()), float(labels.max())]}, warnings
+
+    def learner(self, backbone: Backbone, tokenizer: Tokenizer, seed: int) -> RegressionLearner:
+        return RegressionLearner(self, backbone, tokenizer, seed)
+
+    def metrics(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, float]:
+        values = np.array([prediction.value for prediction in predictions], dtype=np.float64)
+        return compute(self.config.metrics, np.asarray(rows.labels), values)
+
+    def constant(self, train: Rows) -> tuple[str, Prediction]:
+        """The mean of the training rows."""
+        mean = float(np.asarray(train.labels).mean())
+        return "mean", Prediction(mean, mean)
+
+    def shown(self, value: Any) -> float:
+        return float(value)
+
+    def line(self, record: Mapping[str, Any]) -> str:
+        texts = " | ".join(str(record[name]) for name in self.config.text)
+        return f"{record['prediction']:.3f}  {texts}"
+
+
+class RegressionLearner(SequenceLearner):
+    """Mean squared error."""
+
+    def __init__(self, kind: Regression, backbone: Backbone, tokenizer: Tokenizer, seed: int):
+        super().__init__(kind, backbone, tokenizer, seed, 1)
+
+    def counts(self, batch: Batch) -> dict[str, float]:
+        return {self.term: float(len(self.labels(batch)))}
+
+    def forward(self, batch: Batch, step: int) -> StepOutput:
+        values_N = self.outputs(batch, step)[:, 0].float()
+        return StepOutput({self.term: F.mse_loss(values_N, self.labels(batch), reduction="sum")}, self.weights)
+
+    def scores(self, outputs: Tensor, batch: Batch) -> Scores:
+        labels_N, values_N = self.labels(batch), outputs[:, 0].float()
+        documents = torch.arange(len(labels_N), device=labels_N.device)
+        return Scores((values_N - labels_N).square(), labels_N, values_N, documents)
+
+    def parts(self, outputs: Tensor, batch: Batch) -> list[Prediction]:
+        """The value of each text."""
+        values = outputs[:, 0].float().tolist()
+        return list(map(Prediction, values, values))
+
+    def predictors(self, train: SplitData, examples: Examples) -> dict[str, ConstantValue]:
+        """The mean of the training rows."""
+        return {self.term: ConstantValue("mean", float(np.asarray(self.rows(train).labels).mean()))}

@@ -1,0 +1,102 @@
+"""A text or a pair of texts as one vector, and a head on it: over encoders (pooled first token), decoders (last token)
+and encoder-decoders (last token of the decoder, which reads the same text), as their papers have it, or as transformers
+has it (`TaskConfig.head`).
+
+Devlin et al. 2019, section 4.1; Radford et al. 2018, section 3.3; Lewis et al. 2020, section 3.1.
+
+Shape letters: T tokens, N examples, H hidden width, C classes.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lmtool.data.split import Rows, SplitData
+from lmtool.heads.sequence import Pooler, SequenceHead, summary, summary_index
+from lmtool.models.base import Backbone
+from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
+from lmtool.nn.dropout import Draws
+from lmtool.tasks.kinds.base import TaskKind, TaskLearner
+from lmtool.tasks.kinds.labels import is_unlabelled, row_ids, text_of
+from lmtool.tasks.kinds.texts import SequenceExamples
+from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.types import Batch, Packed
+
+
+class SequenceKind(TaskKind):
+    """The base of kinds whose rows are one text, or two, and one label."""
+
+    def rows(self, columns: dict[str, list[Any]], origin: list[tuple[str, int]], labelled: bool) -> Rows:
+        texts = {
+            name: [text_of(self.config, name, value, place) for value, place in zip(columns[name], origin, strict=True)]
+            for name in self.config.text
+        }
+        values, labels = columns.get(self.config.label), None
+        if labelled or (values is not None and not is_unlabelled(values)):
+            labels = self.decoded_labels(values or [], origin)
+        return Rows(row_ids(columns, len(origin)), texts, labels, origin)
+
+    @abstractmethod
+    def decoded_labels(self, values: Sequence[Any], origin: Sequence[tuple[str, int]]) -> np.ndarray:
+        """(N,) labels of a column. UserError with file:line at the first value that is none."""
+
+    def facts(self, train: Rows) -> tuple[dict[str, Any], list[str]]:
+        empty = sum(not text.strip() for texts in train.columns.values() for text in texts)
+        return {}, [f"{empty:,} empty texts in the training rows"] if empty else []
+
+
+class SequenceLearner(TaskLearner):
+    """The backbone, its pooler where it has one, and a head of the task's name. outputs: how many numbers it gives."""
+
+    def __init__(self, kind: SequenceKind, backbone: Backbone, tokenizer: Tokenizer, seed: int, outputs: int):
+        super().__init__(kind, backbone, tokenizer, seed)
+        self.form = backbone.config.sequence_form(self.config.head)
+        if self.form.pooled:
+            self.add_head("pooler", Pooler(backbone.hidden_size, backbone.pooler_activation))
+        dropout = backbone.config.dropout if self.config.dropout is None else self.config.dropout
+        self.add_head(self.term, SequenceHead(backbone.hidden_size, outputs, dropout, self.form.bias))
+
+    def examples(self, data: SplitData, max_length: int) -> SequenceExamples:
+        """Rows tokenised, cut and laid out for this backbone."""
+        model, start = self.backbone.config, None
+        if isinstance(model, EncoderDecoderConfig):
+            start = self.tokenizer.role(model.start_role)
+        rows, layout = self.rows(data), self.form.text_format
+        return SequenceExamples(rows, self.tokenizer, layout, max_length, self.term, data.split, start)
+
+    def outputs(self, batch: Batch, step: int) -> Tensor:
+        """(N, C) outputs of the head. A backbone of which nothing learns is a feature extractor: it runs without
+        gradient and without dropout, and only the head drops."""
+        draws = self.draws(batch, step)
+        learns = any(parameter.requires_grad for parameter in self.backbone.parameters())
+        with nullcontext() if learns else torch.no_grad():
+            summary_NH = self._summary(batch, draws if learns else None)
+        if self.form.pooled:
+            summary_NH = self.heads["pooler"](summary_NH)
+        if draws is not None:
+            draws = draws if batch.outputs is None else draws.for_outputs()
+            draws = draws.rows(self._place(batch))
+        return self.heads[self.term](summary_NH, draws)
+
+    def _summary(self, batch: Batch, draws: Draws | None) -> Tensor:
+        """(N, H): one token's hidden state, the only one that the last layer gives, or the mean over the text."""
+        sides = (batch.inputs, draws) if batch.outputs is None else (batch.inputs, draws, batch.outputs)
+        if self.form.place == "mean":
+            return summary(self.backbone(*sides), self._read(batch), "mean")
+        return self.backbone(*sides, read_M=self._place(batch))
+
+    def _place(self, batch: Batch) -> Tensor:
+        """(N,) flat index of the token that stands for the text."""
+        return summary_index(self._read(batch), "last" if self.form.place == "last" else "first")
+
+    @staticmethod
+    def _read(batch: Batch) -> Packed:
+        """The side whose hidden states are summed up."""
+        return batch.inputs if batch.outputs is None else batch.outputs

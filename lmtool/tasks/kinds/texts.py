@@ -1,0 +1,119 @@
+"""Rows as packed batches: tokenised once, cut to length, laid out in the backbone's format.
+
+Shape letters: E rows, N of them in a batch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from lmtool.data.assembly import Template, assemble, ragged_ranges
+from lmtool.data.formats import text_format, truncate_pair
+from lmtool.data.plan import Plan
+from lmtool.data.split import Rows
+from lmtool.errors import UserError
+from lmtool.models.encoder_decoder import shifted
+from lmtool.tasks.kinds.labels import place
+from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.types import Batch, Target
+
+# Texts handed to the tokenizer at a time: enough for its threads, few enough to hold.
+_TEXTS = 4096
+# The kept tokens of each text in the rows of a plan.
+_SIDES = ("first", "second")
+
+
+class _Texts:
+    """E texts as ids laid end to end, with their (E,) borders."""
+
+    def __init__(self, texts: list[str], tokenizer: Tokenizer):
+        pieces = [
+            ids
+            for start in range(0, len(texts), _TEXTS)
+            for ids in tokenizer.encode_batch(texts[start : start + _TEXTS])
+        ]
+        self.lengths = np.array([len(ids) for ids in pieces], dtype=np.int64)
+        self.starts = np.cumsum(self.lengths) - self.lengths
+        self.ids = np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.int32)
+
+    def read(self, rows_N: np.ndarray, lengths_N: np.ndarray) -> np.ndarray:
+        return self.ids[ragged_ranges(self.starts[rows_N], lengths_N)]
+
+
+class SequenceExamples:
+    """One text or a pair a row. A text too long is cut at its end; of a pair the longer one, until both fit.
+
+    start: for an encoder-decoder, whose decoder reads the same text behind this token (Lewis et al. 2020, 3.1).
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        tokenizer: Tokenizer,
+        format_name: str,
+        max_length: int,
+        term: str,
+        split: str,
+        start: int | None = None,
+    ):
+        if not len(rows):
+            raise UserError(f"the {split} split has no rows")
+        self.rows, self.term, self.split, self.start = rows, term, split, start
+        self.template = Template.of(text_format(format_name, tokenizer), len(rows.columns))
+        room = max_length - self.template.overhead
+        if room < len(rows.columns):
+            raise UserError(
+                f"max_length={max_length} leaves no room for text", f"max_length={self.template.overhead + 8} or more"
+            )
+        self._texts = [_Texts(texts, tokenizer) for texts in rows.columns.values()]
+        lengths = [text.lengths for text in self._texts]
+        kept = [np.minimum(lengths[0], room)]
+        if len(lengths) == 2:
+            kept = [np.asarray(side) for side in truncate_pair(lengths[0], lengths[1], room)]
+        packed = np.sum(kept, axis=0)
+        empty = np.flatnonzero(packed + self.template.overhead == 0)
+        if len(empty):
+            raise UserError(
+                f"{place(rows.origin[empty[0]])}: an empty text, around which this model has no special token",
+                "take the row out, or give it a text",
+            )
+        self.truncated = int(np.sum(packed < np.sum(lengths, axis=0)))
+        records = np.empty(len(rows), dtype=[("row", "i8"), *((name, "i4") for name in _SIDES[: len(kept)])])
+        records["row"] = np.arange(len(rows))
+        for name, lengths_E in zip(_SIDES, kept, strict=False):
+            records[name] = lengths_E
+        sides = 1 if start is None else 2
+        self._plan = Plan(records, sides * (packed + self.template.overhead))
+
+    def plan(self, epoch: int) -> Plan:
+        return self._plan
+
+    def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
+        texts = []
+        for text, name in zip(self._texts, _SIDES, strict=False):
+            texts.append((text.read(rows["row"], rows[name]), rows[name]))
+        targets = {}
+        if self.rows.labels is not None:
+            labels = torch.from_numpy(np.asarray(self.rows.labels)[rows["row"]])
+            targets[self.term] = Target(labels if labels.dtype == torch.int64 else labels.float())
+        numbers = torch.from_numpy(np.asarray(examples, dtype=np.int64))
+        inputs = assemble(self.template, texts).packed()
+        outputs = None if self.start is None else shifted(inputs, self.start)
+        parts = torch.zeros(len(numbers), dtype=torch.int32)
+        return Batch(inputs, targets, numbers, parts, outputs, torch.from_numpy(rows["row"].astype(np.int64)))
+
+    def facts(self) -> dict[str, Any]:
+        """Rows, tokens, and how many rows were cut to fit."""
+        lengths = self._plan.lengths
+        return {
+            "split": self.split,
+            "examples": len(lengths),
+            "tokens": int(lengths.sum()),
+            "mean_length": float(lengths.mean()),
+            "longest": int(lengths.max()),
+            "truncated": self.truncated,
+            "truncated_fraction": self.truncated / len(lengths),
+        }

@@ -1,0 +1,1 @@
+"""Where a task's rows come from: local files, the hub."""

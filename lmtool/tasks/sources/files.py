@@ -1,0 +1,123 @@
+"""A task's local files: which file is which split, and its columns."""
+
+from __future__ import annotations
+
+import csv
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lmtool.data.tables import SUFFIXES, read_table
+from lmtool.errors import UserError
+from lmtool.tasks.configs import TaskConfig
+from lmtool.tasks.kinds.labels import IDS
+
+_DEVELOPMENT = re.compile(r"^(validation|valid|val|devel|development|dev)(?=$|[_-])")
+
+
+@dataclass(frozen=True)
+class Table:
+    """A file's columns by name, the (file, line) of each row, and the names of all columns the file has."""
+
+    columns: dict[str, list[Any]]
+    origin: list[tuple[str, int]]
+    names: tuple[str, ...] = ()
+
+
+def canonical(split: str) -> str:
+    """The one name of a split: dev for validation, valid, val and devel, also before _matched and the like."""
+    return _DEVELOPMENT.sub("dev", split.lower())
+
+
+def read_folder(config: TaskConfig) -> tuple[dict[str, Table], dict[str, Any]]:
+    """The tables of `task.path` by canonical split, and facts: the files read, and lines skipped."""
+    path = Path(str(config.path)).expanduser()
+    if not path.exists():
+        raise UserError(
+            f"task.path={config.path} does not exist", "name a folder with train, dev and test files, or one file"
+        )
+    found = _splits(config, path) if path.is_dir() else {"train": path}
+    tables, skipped = {}, 0
+    for split, file in found.items():
+        tables[split], count = _read(config, file)
+        skipped += count
+    facts: dict[str, Any] = {"source": str(path), "files": {split: file.name for split, file in found.items()}}
+    return tables, {**facts, "skipped_rows": skipped}
+
+
+def _splits(config: TaskConfig, folder: Path) -> dict[str, Path]:
+    """Files by the split they are. A file named after its split goes before one that `task.files` maps to it.
+
+    UserError where a split is there and cannot be read: rows held out of train must not take its place silently.
+    """
+    development = {"dev", *map(canonical, config.validation)}
+    wanted = {"train", *development, *map(canonical, config.test)}
+    entries = sorted(folder.iterdir())
+    files = [entry for entry in entries if entry.suffix.lower() in SUFFIXES]
+    found: dict[str, Path] = {}
+    for file in files:
+        split = canonical(file.stem)
+        if split not in wanted or file.suffix.lower() == ".txt":
+            continue
+        if split in found:
+            raise UserError(
+                f"task.path={config.path}: {found[split].name} and {file.name} are both {split}",
+                "keep one of them in the folder",
+            )
+        found[split] = file
+    for file in files:
+        if file.stem in config.files:
+            found.setdefault(config.files[file.stem], file)
+    if "train" not in found:
+        there = ", ".join(entry.name for entry in entries[:12]) or "nothing"
+        raise UserError(
+            f"task.path={config.path} has no train file; there is {there}",
+            "name a folder with train.tsv, train.csv or train.jsonl (and dev, test), or one file to train on",
+        )
+    for split, file in found.items():
+        if not file.is_file():
+            kind = "a folder" if file.is_dir() else "a dangling link" if not file.exists() else "a special file"
+            raise UserError(
+                f"task.path={config.path}: {file.name} is no regular file, but {kind}",
+                f"put the {split} rows there, or take it out of the folder",
+            )
+    plain = config.validation == TaskConfig.model_fields["validation"].default
+    stems = {entry: entry.name.split(".")[0].lower() for entry in entries if entry not in found.values()}
+    unread = [
+        entry for entry, stem in stems.items()
+        if canonical(stem) in development or (not plain and _DEVELOPMENT.match(stem))
+    ]  # fmt: skip
+    if unread and not development & found.keys():
+        is_table = unread[0] in files and unread[0].suffix.lower() != ".txt"
+        why = f"task.validation={list(config.validation)}" if is_table else "a split is one file, .tsv, .csv or .jsonl"
+        mend = f"give task.validation=[{unread[0].stem}]" if is_table else "convert it"
+        raise UserError(
+            f"task.path={config.path}: {unread[0].name} is not read: {why}",
+            f"{mend}, or take it out of the folder: a tenth of the training rows is then held out",
+        )
+    return found
+
+
+def _read(config: TaskConfig, file: Path) -> tuple[Table, int]:
+    header = None if config.header is None or _has_header(config, file) else config.header
+    rows = read_table(file, header=header, skip_ragged=config.ragged_rows == "skip")
+    # MNLI's files are mostly parse trees that nobody reads: not kept.
+    kept = {*config.text, config.label, *config.aliases, *IDS}
+    columns = {name: values for name, values in rows.columns.items() if name in kept}
+    return Table(columns, rows.origin, tuple(rows.columns)), rows.skipped
+
+
+def _has_header(config: TaskConfig, file: Path) -> bool:
+    """Whether a file of a data set without header lines has one all the same, as GLUE's test files do: its first line
+    names the text columns."""
+    suffix = file.suffix.lower()
+    if suffix in (".jsonl", ".json"):
+        return True
+    with file.open("rb") as handle:
+        line = handle.readline(1 << 20).decode("utf-8-sig", errors="replace").rstrip("\r\n")
+    try:
+        cells = next(csv.reader([line]), []) if suffix == ".csv" else line.split("\t")
+    except csv.Error:  # the strict reader will say what is wrong with it
+        return False
+    return {config.aliases.get(cell, cell) for cell in cells}.issuperset(config.text)

@@ -1,0 +1,75 @@
+"""A task's data from the hub, through the `datasets` library."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+from lmtool.errors import UserError
+from lmtool.secrets import masked
+from lmtool.tasks.configs import TaskConfig
+from lmtool.tasks.sources.files import Table, canonical
+
+_PATIENCE_SECONDS = 5.0
+
+
+def read_hub(config: TaskConfig, cache_dir: str | Path, offline: bool) -> dict[str, Table]:
+    """Splits by canonical name. Classes come as their names, so that no order of labels is relied on.
+
+    Raises UserError where the data set cannot be had, with the commands that do without.
+    """
+    without = (
+        f"lmtool finetune task={config.name} task.path=FOLDER checkpoint=RUN   (task.path: a folder with train and "
+        "dev files, .tsv .csv or .jsonl; checkpoint: a run to start from, or none)"
+    )
+    try:
+        import datasets  # seconds to import, and needed for hub data only
+        import huggingface_hub.constants
+    except ModuleNotFoundError as problem:
+        raise UserError(
+            f"task={config.name}: hub={config.hub} is read by the library datasets, which is not installed",
+            f"pip install 'lmtool[hub]', or {without}",
+        ) from problem
+
+    name, _, subset = str(config.hub).partition(":")
+    # Without a network the library retries for half a minute; what it has in its cache it reads offline too.
+    unreachable = not offline and not _reachable(huggingface_hub.constants.ENDPOINT)
+    modes = (datasets.config, huggingface_hub.constants)
+    before = [mode.HF_HUB_OFFLINE for mode in modes]
+    for mode, was in zip(modes, before, strict=True):
+        mode.HF_HUB_OFFLINE = was or offline or unreachable
+    try:
+        splits = datasets.load_dataset(name, subset or None, cache_dir=str(Path(cache_dir).expanduser() / "hub"))
+    except (OSError, ValueError, RuntimeError) as problem:
+        # The library's own errors, those of its transport and of huggingface_hub are all of these three kinds.
+        reason = masked(" ".join(str(problem).split()))[:160]
+        reason = "no network" if unreachable else "offline=true, and not in the cache" if offline else reason
+        raise UserError(f"task={config.name}: hub={config.hub} cannot be read: {reason}", without) from problem
+    finally:
+        for mode, was in zip(modes, before, strict=True):
+            mode.HF_HUB_OFFLINE = was
+    return {canonical(split): _table(config, f"{config.hub} {split}", rows) for split, rows in splits.items()}
+
+
+def _reachable(endpoint: str) -> bool:
+    """Whether the hub answers a connection within seconds; taken for granted behind a proxy."""
+    if getproxies().get("https"):
+        return True
+    host = urlsplit(endpoint)
+    try:
+        socket.create_connection((host.hostname, host.port or 443), timeout=_PATIENCE_SECONDS).close()
+    except OSError:
+        return False
+    return True
+
+
+def _table(config: TaskConfig, origin: str, rows: Any) -> Table:
+    columns = {name: list(rows[name]) for name in rows.column_names}
+    for name, feature in rows.features.items():
+        names = getattr(feature, "names", None)
+        if names:
+            columns[name] = [names[value] if value is not None and value >= 0 else "" for value in columns[name]]
+    return Table(columns, [(origin, number) for number in range(len(rows))], tuple(columns))

@@ -1,0 +1,74 @@
+"""What the config.json of a published text classifier says of its task, and back. Imports no torch.
+
+transformers saves any head under its class: `...ForSequenceClassification` reads texts or pairs and gives one value
+(one label) or a class (two labels or more, their names in `id2label`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lmtool.errors import UserError
+from lmtool.models.published import unnamed
+
+CLASSIFIER = "classifier"
+"""The name of a task's head where no task is known: what a published classifier's is read as."""
+_CLASS = "ForSequenceClassification"
+# What the labels alone say: one, or several.
+_REGRESSION, _CLASSIFICATION = "regression", "single_label_classification"
+
+
+def is_classifier(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json is a text classifier's. Files of 2019 name no class; their tensors alone tell."""
+    classes = config.get("architectures")
+    return isinstance(classes, list) and any(str(name).endswith(_CLASS) for name in classes)
+
+
+def task_of(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The `task` section of a classifier's config.json, as the decoder takes it; None where no task of lmtool is like
+    it (see `refusal`)."""
+    if refusal(config) is not None:
+        return None
+    names = label_names(config)
+    section = {"name": CLASSIFIER, "head": "transformers"}
+    if len(names) == 1:
+        return {"kind": "regression", **section, "label": names[0]}
+    return {"kind": "classification", **section, "labels": names}
+
+
+def refusal(config: Mapping[str, Any]) -> str | None:
+    """Why a classifier is of no task that lmtool has, if it is not."""
+    count, given = len(label_names(config)), config.get("problem_type")
+    kind = _REGRESSION if count == 1 else _CLASSIFICATION
+    if count and given in (None, kind):
+        return None
+    known = f"{_REGRESSION} of one label, {_CLASSIFICATION} of several"
+    return f"its config.json says problem_type={given} with labels: {count}; lmtool has {known}"
+
+
+def label_names(config: Mapping[str, Any]) -> list[str]:
+    """The names of the classes in their order. Without `id2label` there are `num_labels` unnamed ones, or two.
+
+    UserError where the numbers are not 0, 1, ...
+    """
+    names = config.get("id2label")
+    if not names:
+        count = config.get("num_labels")
+        return [unnamed(number) for number in range(2 if count is None else count)]
+    numbers = {str(number) for number in names} if isinstance(names, Mapping) else set()
+    if not numbers or numbers != {str(number) for number in range(len(numbers))}:
+        raise UserError(f"config.json: id2label={names!r} does not number its labels 0, 1, ...", "copy it again")
+    by_number = {int(number): str(name) for number, name in names.items()}
+    return [by_number[number] for number in range(len(by_number))]
+
+
+def labels_of(task: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a config.json that say what a `task` section predicts: classes by number, or one value."""
+    names = task.get("labels") or [task.get("label") or unnamed(0)]
+    return {
+        "problem_type": _CLASSIFICATION if task.get("labels") else _REGRESSION,
+        "num_labels": len(names),
+        "id2label": {str(number): name for number, name in enumerate(names)},
+        "label2id": {name: number for number, name in enumerate(names)},
+    }

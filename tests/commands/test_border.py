@@ -1,0 +1,367 @@
+"""What transformers' own tools say of texts and pairs after `export`, and what `lmtool predict` says, to 1e-5.
+
+Checkpoints are of lmtool, and published classifiers that transformers made here with random weights.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForPreTraining, AutoModelForSequenceClassification, AutoTokenizer, pipeline
+
+import lmtool
+from lmtool import cli
+from tests.commands.conftest import BAD, GOOD, TINY, finetune, pretrain, sentence
+from tests.weights.published_folders import CLASSIFIERS, make_classifier
+
+# A family's pairs; texts may hold what looks like a special token.
+STRANGE = ["", "[SEP] no [MASK] </s>", "<s> is a tag <|endoftext|>", "Ångström — 中文 😀", "a\tb  c"]
+
+
+def run(*words: str, status: int = 0) -> None:
+    assert cli.main([*words]) == status
+
+
+def asked(strange: bool = True) -> list[tuple[str, str]]:
+    """50 pairs of texts."""
+    chance = random.Random(3)
+    pairs = [(sentence(chance, GOOD + BAD), sentence(chance, GOOD + BAD)) for _ in range(50)]
+    if strange:
+        pairs[: len(STRANGE)] = [
+            (f"{text} it", f"{other} so") for text, other in zip(STRANGE, reversed(STRANGE), strict=True)
+        ]
+    return pairs
+
+
+def write_pairs(path: Path, pairs: list[tuple[str, str]], *names: str) -> None:
+    lines = [json.dumps(dict(zip(names, pair, strict=False))) for pair in pairs]
+    path.write_text("\n".join(lines) + "\n")
+
+
+def write_task(folder: Path, label: Any) -> None:
+    """A pair a line, with a label by its number."""
+    folder.mkdir()
+    chance = random.Random(1)
+    for split, count in (("train", 64), ("dev", 24)):
+        rows = [{"one": sentence(chance, GOOD), "two": sentence(chance, BAD), "label": label(i)} for i in range(count)]
+        (folder / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+
+
+def predicted(checkpoint: str, pairs: list[tuple[str, str]], *names: str) -> list[dict[str, Any]]:
+    """What `lmtool predict` says of the pairs, or of their first texts."""
+    write_pairs(Path("asked.jsonl"), pairs, *names)
+    run("predict", f"checkpoint={checkpoint}", "input=asked.jsonl", "output=said.jsonl", "precision=fp32", "device=cpu")
+    return [json.loads(line) for line in Path("said.jsonl").read_text().splitlines()]
+
+
+def require_equal(folder: str, ours: list[dict[str, Any]], pairs: list[tuple[str, str]], paired: bool) -> None:
+    """AutoTokenizer with the saved class, and the pipeline, say the same."""
+    model, tokenizer = (
+        AutoModelForSequenceClassification.from_pretrained(folder).eval(),
+        AutoTokenizer.from_pretrained(folder),
+    )
+    columns = [list(column) for column in zip(*pairs, strict=True)][: 1 + paired]
+    with torch.no_grad():
+        logits = model(**tokenizer(*columns, padding=True, return_tensors="pt")).logits
+    scores = [row["score"] for row in ours]
+    if model.config.problem_type == "regression":
+        assert torch.allclose(logits[:, 0], torch.tensor(scores), atol=1e-5)
+    else:
+        best = logits.softmax(-1).max(-1)
+        assert torch.allclose(best.values, torch.tensor(scores), atol=1e-5)
+        assert [model.config.id2label[one] for one in best.indices.tolist()] == [row["prediction"] for row in ours]
+    texts = [{"text": one, "text_pair": two} if paired else one for one, two in pairs]
+    piped = pipeline("text-classification", model=folder)(texts)
+    assert [one["score"] for one in piped] == pytest.approx(scores, abs=1e-5)
+    if model.config.problem_type != "regression":
+        assert [one["label"] for one in piped] == [row["prediction"] for row in ours]
+    assert torch.tensor(scores).std() > 1e-3  # the weights tell texts apart
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [
+        *((family, "classification") for family in ("bert", "albert", "electra", "roberta", "distilbert")),
+        ("bert", "regression"),
+    ],
+)
+def test_a_pair_task_of_a_run(family: str, kind: str, place: Path) -> None:
+    write_task(
+        place / "pairs", lambda number: ["left", "right"][number % 2] if kind == "classification" else number / 7
+    )
+    run(
+        "finetune", f"model={family}_tiny", "checkpoint=none", "task=custom", f"task.kind={kind}", "task.path=pairs",
+        "task.text=[one,two]", *TINY, "model.initializer_std=0.3", "max_length=200", "max_steps=2", "name=run",
+        "cache_dir=cache",
+    )  # fmt: skip
+    run("export", "checkpoint=runs/run", "output=folder")
+    pairs = asked()
+    require_equal("folder", predicted("runs/run", pairs, "one", "two"), pairs, True)
+    settings = json.loads(Path("folder/tokenizer_config.json").read_text())
+    assert ("token_type_ids" in settings["model_input_names"]) == (family in ("bert", "albert", "electra"))
+    assert settings["model_max_length"] == 200
+    # The folder is used as it is, too.
+    assert predicted("folder", pairs, "text", "pair")[0]["score"] == pytest.approx(
+        predicted("runs/run", pairs, "one", "two")[0]["score"], abs=1e-6
+    )
+
+
+@pytest.mark.parametrize("objective", ["mlm_nsp", "mlm_sop"])
+def test_a_head_over_pairs_of_a_run(objective: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = {"mlm_nsp": "bert_tiny", "mlm_sop": "albert_tiny"}[objective]
+    pretrain("run", "max_steps=2", f"objective={objective}", "model.initializer_std=0.3", model=model)
+    run("export", "checkpoint=runs/run", "output=folder")
+    theirs = AutoModelForPreTraining.from_pretrained("folder").eval()
+    rows = AutoTokenizer.from_pretrained("folder")(
+        *map(list, zip(*asked(False), strict=True)), padding=True, return_tensors="pt"
+    )
+    with torch.no_grad():
+        given = theirs(**rows)
+        loaded = lmtool.load("runs/run").model(**rows)
+    logits = given.seq_relationship_logits if objective == "mlm_nsp" else given.sop_logits
+    assert torch.allclose(loaded.pair_logits, logits, atol=1e-5)
+    real = rows["attention_mask"].bool()
+    assert torch.allclose(loaded.logits[real], given.prediction_logits[real], atol=1e-4)
+    names = ["next", "random"] if objective == "mlm_nsp" else ["in order", "swapped"]
+    for checkpoint in ("runs/run", "folder"):
+        ours = predicted(checkpoint, asked(False), "text", "pair")
+        best = logits.softmax(-1).max(-1)
+        assert torch.allclose(best.values, torch.tensor([row["score"] for row in ours]), atol=1e-5)
+        assert [names[one] for one in best.indices.tolist()] == [row["prediction"] for row in ours]
+    tokenizer = AutoTokenizer.from_pretrained("folder")
+    texts = [text.replace(" saw ", f" {tokenizer.mask_token} ") for text, _ in asked(False)]
+    filled = pipeline("fill-mask", model="folder", top_k=400)(texts)
+    for ours, theirs in zip(predicted("runs/run", [(text, "") for text in texts], "text"), filled, strict=True):
+        # Rows of the table beyond the vocabulary stand for no piece.
+        scores = [guess["score"] for guess in theirs if guess["token"] < len(tokenizer)][:5]
+        assert [share for _, share in ours["masks"][0]["guesses"]] == pytest.approx(scores, abs=1e-5)
+    capsys.readouterr()
+    run("predict", "checkpoint=runs/run", "text=a", "pair=b", "device=cpu")
+    assert capsys.readouterr().out.split("  ")[1] == "a | b\n"
+
+
+PUBLISHED = [
+    ("bert", 1), ("bert", 2), ("bert", 3), ("roberta", 3), ("distilbert", 1), ("albert", 3), ("electra", 2), ("gpt", 1),
+    ("gpt", 3), ("gpt1", 2), ("bart", 1), ("bart", 3), ("t5", 2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "count"), PUBLISHED)
+def test_a_published_classifier(family: str, count: int, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Used straight from its folder, imported, and exported from both, with its labels."""
+    names = {1: ["score"], 2: ["POSITIVE", "NEGATIVE"], 3: None}[count]
+    make_classifier(family, place / "published", count, names)
+    run("import", "checkpoint=published", "output=ours")
+    run("export", "checkpoint=ours", "output=back")
+    run("export", "checkpoint=published", "output=again")
+    assert "inf" not in capsys.readouterr().out
+    pairs = asked()
+    if family in ("bart", "t5"):  # transformers reads a batch only where all texts have as many ends
+        pairs = [pair for pair in pairs if "</s>" not in "".join(pair)]
+    labels = names or [f"LABEL_{number}" for number in range(count)]
+    for paired in (False, True):
+        ours = predicted("published", pairs, *["text", "pair"][: 1 + paired])
+        assert count == 1 or {row["prediction"] for row in ours} <= set(labels)
+        assert predicted("ours", pairs, *["text", "pair"][: 1 + paired]) == ours
+        # As it was given, too; its pipeline squeezes a single value where the file does not say regression.
+        for folder in ("again" if paired else "back", *(["published"] if count > 1 else [])):
+            require_equal(folder, ours, pairs, paired)
+    config = json.loads(Path("back/config.json").read_text())
+    assert list(config["id2label"].values()) == labels
+    assert config["architectures"] == [CLASSIFIERS[family][0]]
+    assert (config["problem_type"] == "regression") == (count == 1)
+
+
+def scored(*words: str, status: int = 0) -> None:
+    run("evaluate", "device=cpu", "precision=fp32", "cache_dir=cache", *words, status=status)
+
+
+def write_three(folder: Path, names: list[Any]) -> None:
+    """Single texts of three classes, in columns text and label."""
+    folder.mkdir()
+    chance = random.Random(2)
+    for split, count in (("train", 30), ("dev", 60)):
+        rows = [{"text": sentence(chance, GOOD + BAD), "label": names[row % 3]} for row in range(count)]
+        (folder / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+
+
+def agreement(folder: str, data: str, numbers: dict[Any, int]) -> float:
+    """The accuracy of transformers' model, with the number of each label as its id2label has it."""
+    rows = [json.loads(line) for line in Path(data, "dev.jsonl").read_text().splitlines()]
+    model, tokenizer = (one.from_pretrained(folder) for one in (AutoModelForSequenceClassification, AutoTokenizer))
+    with torch.no_grad():
+        read = tokenizer([row["text"] for row in rows], padding=True, return_tensors="pt")
+        best = model.eval()(**read).logits.argmax(-1).tolist()
+    right = [one == numbers[row["label"]] for one, row in zip(best, rows, strict=True)]
+    return sum(right) / len(right)
+
+
+def test_classes_are_matched_by_name(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The task's order is not the checkpoint's; data hold names, numbers of the task's, or fewer classes."""
+    make_classifier("bert", place / "published", 3, ["CONTRADICTION", "NEUTRAL", "ENTAILMENT"])
+    names = ["entailment", "neutral", "contradiction"]
+    write_three(place / "named", names)
+    write_three(place / "numbered", [0, 1, 2])
+    task = ["task=custom", "task.kind=classification"]
+    labels = f"task.labels=[{','.join(names)}]"
+    by_name = agreement("published", "named", {"contradiction": 0, "neutral": 1, "entailment": 2})
+    by_number = agreement("published", "numbered", {0: 2, 1: 1, 2: 0})
+    assert by_name != agreement("published", "named", {"contradiction": 2, "neutral": 1, "entailment": 0})
+    for words, accuracy in (
+        ([*task, "task.path=named", labels], by_name),
+        ([*task, "task.path=named"], by_name),
+        (["task.path=named"], by_name),
+        ([*task, "task.path=numbered", labels], by_number),
+    ):
+        capsys.readouterr()
+        scored("checkpoint=published", *words)
+        told = capsys.readouterr().out
+        assert f"accuracy  {accuracy:.4f}" in told
+        assert "ENTAILMENT = entailment" in told and "by number" not in told
+    for words in (
+        ["task.path=numbered"],
+        [*task, "task.path=numbered"],
+        [*task, "task.path=named", "task.labels=[a,b,c]"],
+    ):
+        scored("checkpoint=published", *words, status=2)
+        error = capsys.readouterr().err
+        assert "gives the classes CONTRADICTION, NEUTRAL, ENTAILMENT; task=" in error or "label 'entailment'" in error
+    scored("checkpoint=published", status=2)
+    assert "names no data to score it on" in capsys.readouterr().err
+    scored("checkpoint=published", "task=regression", "task.path=numbered", status=2)
+    assert "task=regression has a number" in capsys.readouterr().err
+
+
+def test_unnamed_classes_are_matched_by_number(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_classifier("distilbert", place / "published", 3)
+    write_three(place / "named", ["b", "c", "a"])
+    scored("checkpoint=published", "task=custom", "task.kind=classification", "task.path=named", "output=said.jsonl")
+    told = capsys.readouterr().out
+    assert f"accuracy  {agreement('published', 'named', {'a': 0, 'b': 1, 'c': 2}):.4f}" in told
+    assert "LABEL_0 = a, LABEL_1 = b, LABEL_2 = c (by number: the checkpoint does not name its classes)" in told
+    assert {json.loads(line)["prediction"] for line in Path("said.jsonl").read_text().splitlines()} <= {"a", "b", "c"}
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt", "bart"])
+def test_a_published_classifier_learns_further(family: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With its head, in the task's order of classes; what comes out is exported again."""
+    make_classifier(family, place / "published", 2, ["POSITIVE", "NEGATIVE"])
+    finetune("further", "checkpoint=published", "max_steps=1", "optimizer.lr=1e-20", "max_length=100")
+    told = capsys.readouterr().out
+    assert "heads.sst2" in told.split("taken: ")[1].split(";")[0]
+    assert "POSITIVE = positive" in told
+    run("export", "checkpoint=runs/further", "output=folder")
+    pairs = asked()
+    if family == "bart":
+        pairs = [pair for pair in pairs if "</s>" not in pair[0]]
+    theirs, again = (pipeline("text-classification", model=one) for one in ("published", "folder"))
+    for one, other in zip(theirs([pair[0] for pair in pairs[5:]]), again([pair[0] for pair in pairs[5:]]), strict=True):
+        assert one["label"].lower() == other["label"] and one["score"] == pytest.approx(other["score"], abs=1e-5)
+    require_equal("folder", predicted("runs/further", pairs, "sentence"), pairs, False)
+    # Classes of other names are another task's: its head is new, as in the paper.
+    finetune("other", "checkpoint=published", "max_steps=1", "task.labels=[bad,good]")
+    assert "new: heads.sst2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("family", "differing"), [("gpt", "text_format and bias"), ("bart", "pooled"), ("t5", "pooled")]
+)
+def test_heads_as_in_the_paper_and_as_in_transformers(
+    family: str, differing: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        f"model={family}_tiny",
+        "checkpoint=none",
+        *TINY,
+        "max_steps=2",
+        "model.initializer_std=0.3",
+        "max_length=100",
+    ]
+    finetune("paper", *words)
+    run("export", "checkpoint=runs/paper", "output=paper", status=2)
+    told = capsys.readouterr().err
+    assert (
+        f"heads.sst2 has no place in transformers' classifier of model={family}, which has another {differing}" in told
+    )
+    assert "task.head=transformers" in told and not Path("paper").exists()
+    finetune("run", *words, "task.head=transformers", "model.feedforward_size=128")
+    run("export", "checkpoint=runs/run", "output=folder")
+    pairs = [pair for pair in asked() if "</s>" not in pair[0]]
+    require_equal("folder", predicted("runs/run", pairs, "sentence"), pairs, False)
+    run("inspect", "finetune", "task=sst2", "task.path=rows", "checkpoint=folder", "n=1", "tokens=500")
+    finetune("none", "model=transformer_tiny", "checkpoint=none", *TINY, "task.head=transformers", status=2)
+    assert "transformers has no text classifier of model=transformer" in capsys.readouterr().err
+
+
+def test_what_is_no_single_label_classifier_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_classifier("bert", place / "several", 3, problem_type="multi_label_classification")
+    for verb in ("predict", "export", "import"):
+        words = ["text=a"] if verb == "predict" else ["output=out"]
+        run(verb, "checkpoint=several", *words, status=2)
+        told = capsys.readouterr().err
+        assert "its config.json says problem_type=multi_label_classification with labels: 3" in told
+    assert not Path("out").exists()
+    finetune("run", "checkpoint=several", "max_steps=1")
+    # A choice is scored by a head of the same names; a file of 2019 names no class.
+    path = place / "several/config.json"
+    config = json.loads(path.read_text()) | {"problem_type": None, "architectures": ["BertForMultipleChoice"]}
+    path.write_text(json.dumps(config))
+    run("predict", "checkpoint=several", "text=a", status=2)
+    assert "no head that predicts words" in capsys.readouterr().err
+    path.write_text(json.dumps({**config, "architectures": None}))
+    run("predict", "checkpoint=several", "text=a", "device=cpu")
+    assert "LABEL_" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("family", "file", "keys", "told"),
+    [
+        ("gpt", "config.json", {"pad_token_id": 40}, "pad_token_id=40, which is no special token"),
+        ("gpt", "tokenizer_config.json", {"add_bos_token": True}, "add_bos_token=true"),
+        ("bart", "config.json", {"decoder_start_token_id": 0}, "decoder_start_token_id=0; model=bart has 2"),
+        ("bert", "tokenizer_config.json", {"model_input_names": ["input_ids"]}, "both texts of a pair in one segment"),
+        ("bert", "config.json", {"id2label": {"1": "a", "2": "b"}}, "does not number its labels"),
+        ("bert", "config.json", {"id2label": {"0": "a", "1": "a"}}, "two different names"),
+        ("bert", "config.json", {"id2label": {"0": "a", "1": "b", "2": "c"}}, "is (2, 36), the model has (3, 36)"),
+    ],
+)  # fmt: skip
+def test_a_classifier_that_is_read_otherwise_is_refused(
+    family: str, file: str, keys: dict[str, Any], told: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_classifier(family, place / "published")
+    path = place / "published" / file
+    path.write_text(json.dumps(json.loads(path.read_text()) | keys))
+    run("predict", "checkpoint=published", "text=a", "device=cpu", status=2)
+    error = capsys.readouterr().err
+    assert told in error and "hint: " in error
+
+
+def test_texts_and_tasks_that_do_not_fit(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    finetune("run", "model=bert_tiny", "checkpoint=none", *TINY, "max_steps=1")
+    run("predict", "checkpoint=runs/run", "text=a", "pair=b", "device=cpu", status=2)
+    assert "task=sst2 reads one text, sentence; pair is a second one" in capsys.readouterr().err
+    run("predict", "checkpoint=runs/run", f"text={'a ' * 99}", "device=cpu")
+    assert "warning: 1 of 1 texts are cut to 32 tokens" in capsys.readouterr().out
+    make_classifier("gpt", place / "gpt")
+    write_pairs(Path("asked.jsonl"), [("a", ""), ("", "")], "text")
+    run("predict", "checkpoint=gpt", "input=asked.jsonl", "device=cpu", status=2)
+    assert "asked.jsonl:2: an empty text" in capsys.readouterr().err
+    pretrain("words", "objective=mlm", "max_steps=1")
+    run("predict", "checkpoint=runs/words", "text=a", "pair=b", "device=cpu", status=2)
+    assert "has no head over pairs of texts (next_sentence or sentence_order)" in capsys.readouterr().err
+
+
+def test_a_gpt_without_a_padding_token_is_read_in_batches(place: Path) -> None:
+    make_classifier("gpt", place / "published", 3)
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        path = place / "published" / name
+        path.write_text(
+            json.dumps({key: one for key, one in json.loads(path.read_text()).items() if key != "pad_token"})
+        )
+    run("export", "checkpoint=published", "output=folder")
+    require_equal("folder", predicted("published", asked(), "text"), asked(), False)

@@ -1,0 +1,86 @@
+"""Runs that diverge, and checkpoints that give no numbers: exit status 4, never a score that looks good."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from lmtool import cli
+from lmtool.config.checkpoint import find
+from lmtool.manifest import MANIFEST, write_manifest
+from lmtool.runs.checkpoints import MODEL, save_tensors
+from tests.commands.conftest import pretrain
+
+CLASSES = ("task=sst2",)
+VALUES = ("task=custom", "task.kind=regression", "task.text=[sentence]", "task.label=label")
+
+
+def finetune(name: str, task: tuple[str, ...], *more: str, status: int = 0) -> Path:
+    """Run `lmtool finetune` on the rows, in small batches, and return the run folder."""
+    words = ["finetune", *task, "task.path=rows", "cache_dir=cache", "batch_examples=4", "max_length=32"]
+    machine = ["device=cpu", "precision=fp32", f"name={name}", "checkpoint=runs/words"]
+    assert cli.main([*words, *machine, *more]) == status
+    return Path("runs") / name
+
+
+def poison(run: str, part: str) -> None:
+    """Put what is no number into a part of a run's last checkpoint, which is whole otherwise."""
+    folder = find(f"runs/{run}")
+    tensors = load_file(folder / MODEL)
+    name = next(name for name in sorted(tensors) if name.startswith(part))
+    tensors[name].view(-1)[0] = float("nan")
+    save_tensors(tensors, folder / MODEL)
+    facts = json.loads((folder / MANIFEST).read_text())
+    (folder / MANIFEST).unlink()
+    write_manifest(folder, {"step": facts["step"]})
+
+
+@pytest.mark.parametrize("more", [("log_every=1",), ("log_every=1000", "evaluate_every=1000"), ("tuning=head",)])
+@pytest.mark.parametrize("task", [CLASSES, VALUES], ids=["classes", "values"])
+def test_an_absurd_rate_ends_as_divergence(
+    place: Path, capsys: pytest.CaptureFixture[str], task: tuple[str, ...], more: tuple[str, ...]
+) -> None:
+    pretrain("words", "max_steps=2")
+    run = finetune("labels", task, "max_steps=40", "optimizer.lr=50", *more, status=4)
+    error, hint = capsys.readouterr().err.strip().splitlines()[-2:]
+    assert error.startswith("error: the loss exploded to ") and "runs/labels/diverged/step_" in error
+    assert hint.startswith("hint: a lower optimizer.lr")
+    assert list((run / "diverged").iterdir()) and not (run / "result.json").exists()
+
+
+@pytest.mark.parametrize("lr", ["1e-3", "1e-1"])
+def test_noisy_finetuning_is_no_divergence(place: Path, lr: str) -> None:
+    pretrain("words", "max_steps=2")
+    for name, task in (("classes", CLASSES), ("values", VALUES)):
+        finetune(name, task, "max_steps=60", f"optimizer.lr={lr}")
+
+
+@pytest.mark.parametrize("task", [CLASSES, VALUES], ids=["classes", "values"])
+def test_a_task_that_gives_no_numbers(place: Path, capsys: pytest.CaptureFixture[str], task: tuple[str, ...]) -> None:
+    pretrain("words", "max_steps=2")
+    finetune("labels", task, "max_steps=2")
+    poison("labels", "heads.")
+    for words in (["evaluate", "checkpoint=runs/labels"], ["predict", "checkpoint=runs/labels", "text=A cat."]):
+        capsys.readouterr()
+        assert cli.main(words) == 4
+        told = capsys.readouterr()
+        assert told.err.startswith("error: the model's predictions are not finite\nhint: ") and not told.out
+
+
+@pytest.mark.parametrize(
+    ("model", "objective", "text"),
+    [("bert_tiny", "mlm", "A [MASK]."), ("gpt_tiny", "clm", "A cat"), ("t5_tiny", "span_corruption", "A cat")],
+)
+def test_a_language_model_that_gives_no_numbers(
+    place: Path, capsys: pytest.CaptureFixture[str], model: str, objective: str, text: str
+) -> None:
+    pretrain("words", f"objective={objective}", "max_steps=2", model=model)
+    poison("words", "backbone.")
+    capsys.readouterr()
+    for words, what in ((["evaluate"], "losses"), (["predict", f"text={text}"], "predictions")):
+        assert cli.main([words[0], "checkpoint=runs/words", *words[1:]]) == 4
+        told = capsys.readouterr()
+        assert told.err.startswith(f"error: the model's {what} are not finite\nhint: ") and "loss" not in told.out

@@ -1,0 +1,122 @@
+"""Disks that refuse: whatever is being written, the user reads one line that says so and one that helps."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmtool import cli
+from lmtool.reporting import report
+from lmtool.runs import locks
+from tests.commands.conftest import TINY, finetune, pretrain
+
+
+@contextmanager
+def no_file_larger_than(size: int) -> Iterator[None]:
+    """The system refuses what would make a file larger, wherever and by whomever it is written."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def require_one_line(told: str) -> None:
+    assert "Traceback" not in told and told.startswith("error: cannot write "), told
+    assert [line.partition(": ")[0] for line in told.splitlines()] == ["error", "hint"], told
+
+
+def test_whatever_the_disk_refuses_is_one_line(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pretrain("whole", "max_steps=2")  # fills the caches
+    sizes = {one.name: one.stat().st_size for one in Path("runs/whole").rglob("*") if one.is_file()}
+    limits = [0, 300, 700, sizes["facts.json"] - 1, 20_000, sizes["model.safetensors"] - 1]
+    for number, limit in enumerate(limits):
+        capsys.readouterr()
+        with no_file_larger_than(limit):
+            pretrain(f"cut{number}", "max_steps=2", status=2)
+        require_one_line(capsys.readouterr().err)
+        # What was written before training began is taken away again.
+        assert Path(f"runs/cut{number}").exists() == (Path(f"runs/cut{number}/metrics.jsonl").exists()), limit
+
+
+def test_the_report_of_a_finished_run_is_written_later(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("model=bert_tiny", "checkpoint=none", *TINY, "max_steps=2")
+    folder = finetune("whole", *words)
+    size = (folder / "report.html").stat().st_size
+    assert size > (folder / "checkpoints/step_00000002/state.json").stat().st_size
+    (folder / "report.html").unlink()
+    with no_file_larger_than(1000):
+        capsys.readouterr()
+        assert cli.main(["report", str(folder)]) == 2
+        require_one_line(capsys.readouterr().err)
+        finetune("whole", *words, status=2)
+        require_one_line(capsys.readouterr().err)
+    finetune("whole", *words)
+    assert (folder / "report.html").stat().st_size == size
+
+
+def test_a_log_on_a_full_disk_costs_the_log_alone(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, more, status in (("trained", (), 0), ("refused", ("data.path=nowhere.txt",), 2)):
+        folder = Path("runs") / name
+        folder.mkdir(parents=True)
+        (folder / "log.txt").symlink_to("/dev/full")
+        capsys.readouterr()
+        assert pretrain(name, "max_steps=2", *more, status=status) == folder
+        told = capsys.readouterr()
+        assert "Traceback" not in told.err
+        assert (told.out.count("warning: the log file cannot be written any more") == 1) == (status == 0)
+        assert ("error: data.path=nowhere.txt: no such file" in told.err) == (status == 2)
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_a_report_on_a_read_only_disk(
+    many: bool, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [f"runs/{name}" for name in ("a", "b")][: 1 + many]
+    for run in runs:
+        Path(run).mkdir(parents=True)
+        Path(run, "config.yaml").write_text("seed: 0\n")
+
+    def refuse(path: Path, *arguments: Any, **keywords: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    for name in ("write_bytes", "mkdir"):
+        monkeypatch.setattr(report.Path, name, refuse)
+    capsys.readouterr()
+    assert cli.main(["report", *runs]) == 2
+    told = capsys.readouterr().err
+    require_one_line(told)
+    assert "read-only file system" in told and "hint: make room there, or copy it to a disk that can be written" in told
+
+
+def test_a_lock_that_cannot_be_given_up_hides_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk became read-only on the way."""
+    lock = locks.Lock(tmp_path / "LOCK")
+    lock.acquire()
+
+    def refuse(path: Path, *arguments: Any, **keywords: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    lock.release()
+    assert (tmp_path / "LOCK").exists()
+
+
+def test_a_full_disk_elsewhere_is_the_users_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/some/where")
+
+    monkeypatch.setattr(cli, "run", run)
+    assert cli.main(["pretrain", "model=bert_tiny"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("error: /some/where: no space left on device\nhint: free some space")

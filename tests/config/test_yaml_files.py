@@ -1,0 +1,94 @@
+"""YAML from outside is read with limits, wherever a user may name a file."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lmtool import cli
+from lmtool.config import yaml_files
+from lmtool.errors import UserError
+
+# A few hundred bytes that stand for 43 million values.
+BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"{name}: &{name} [{','.join([f'*{before}'] * 9)}]\n" for before, name in zip("abcdefg", "bcdefgh", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "says", "line"),
+    [
+        (BOMB, "more than 20000 keys and values", 5),
+        (f"top: &top {{<<: *top}}\n{BOMB}", "alias \\*top names nothing that ends before it", 1),
+        ("a: *b\n", "names nothing", 1),
+        ("[" * 100_000 + "]" * 100_000, "nested more than 50 deep", 1),
+        ("".join(f"{' ' * depth}k:\n" for depth in range(1000)), "nested more than 50 deep", 51),
+        ("a: [" + "1, " * 100_000 + "]", "more than 20000 keys", 1),
+        ("#" * 1_000_001, "more than 1000000 bytes", 1),
+    ],
+)
+def test_what_is_too_much_is_refused_at_once(text: str, says: str, line: int, tmp_path: Path) -> None:
+    begun = time.process_time()
+    with pytest.raises(yaml_files.TooMuch, match=says):
+        yaml_files.load(text)
+    assert time.process_time() - begun < 1
+    path = tmp_path / "c.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=f"c.yaml:{line}: .*{says}"):
+        yaml_files.read(path)
+
+
+def test_aliases_that_stand_for_little_are_read() -> None:
+    text = "a: &a {x: 1}\nb: {<<: *a, y: [*a, *a]}\n"
+    assert yaml_files.load(text) == yaml.safe_load(text)
+    assert len(yaml_files.load("a: [" + "x, " * 15_000 + "]")["a"]) == 15_000
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["pretrain", "--config", "bomb.yaml"],
+        ["pretrain", "--config-dir", "mine", "model=bomb"],
+        ["pretrain", "-m", "seed=0,1", "--config-dir", "mine", "model=bomb"],
+        ["plan", "pretrain", "--config-dir", "mine", "experiment=bomb"],
+        ["resume", "runs/bomb"],
+    ],
+)
+def test_an_alias_bomb_is_refused_within_a_second(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    places = ["bomb.yaml", "mine/model/bomb.yaml", "mine/experiment/bomb.yaml", "runs/bomb/config.yaml"]
+    for place in map(Path, places):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(BOMB)
+    for imports in (["pretrain", "--cfg", "job", "seed=no"], ["resume", "nowhere"]):
+        cli.main(imports)
+    capsys.readouterr()
+    begun = time.process_time()
+    assert cli.main(words) == 2
+    assert time.process_time() - begun < 1
+    told = capsys.readouterr().err
+    assert ":5: more than 20000 keys and values" in told and "bomb" in told and "hint: " in told
+
+
+def test_a_folder_of_yaml_whose_name_is_odd(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = Path("it's (one), a=b")
+    (folder / "model").mkdir(parents=True)
+    (folder / "model" / "mine.yaml").write_text("defaults: [bert_tiny, _self_]\nnum_layers: 3\n")
+    assert cli.main(["pretrain", "--config-dir", str(folder), "model=mine", "--cfg", "job"]) == 0
+    assert "num_layers: 3" in capsys.readouterr().out
+
+
+def test_json_nested_deep_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "c.json"
+    for depth in (100, 600, 100_000):
+        path.write_text('{"a":' * depth + "1" + "}" * depth)
+        assert cli.main(["pretrain", "--config", str(path)]) == 2
+        assert "nested" in capsys.readouterr().err

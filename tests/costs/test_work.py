@@ -1,0 +1,151 @@
+"""What a learner costs: counted on its parts, held against what torch counts and what optimizers keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from lmtool.config.tables import build
+from lmtool.costs.work import shapes_of, works_of
+from lmtool.learners.configs import MixtureConfig
+from lmtool.models.base import Backbone
+from lmtool.models.configs import BertConfig, GptConfig, ModelConfig
+from lmtool.models.encoder_configs import AlbertConfig, ElectraConfig
+from lmtool.models.encoder_decoder_configs import BartConfig, T5Config
+from lmtool.nn.attention import only
+from lmtool.objectives.configs import (
+    ClmConfig,
+    DenoisingConfig,
+    MlmConfig,
+    ObjectiveConfig,
+    PrefixLmConfig,
+    RtdConfig,
+    SpanConfig,
+    SpanCorruptionConfig,
+)
+from lmtool.tasks.configs import ClassificationConfig
+from lmtool.training.configs import (
+    AdafactorConfig,
+    AdamConfig,
+    AdamWConfig,
+    LambConfig,
+    MuonConfig,
+    OptimizerConfig,
+)
+from lmtool.tuning.configs import HeadConfig
+from tests.objectives.objective_fixtures import SIZES, split, store, tokenizer
+
+SMALL = {**SIZES, "hidden_size": 64, "num_heads": 4, "feedforward_size": 160, "num_layers": 3}
+# Family, fields beside the sizes, tokenizer, objective.
+CASES: dict[str, tuple[type[ModelConfig], dict[str, Any], str, ObjectiveConfig]] = {
+    "bert": (BertConfig, {}, "wordpiece", MlmConfig(pairs="nsp")),
+    "span": (BertConfig, {}, "wordpiece", SpanConfig()),
+    "albert": (AlbertConfig, {"embedding_size": 24}, "wordpiece", MlmConfig(pairs="sop")),
+    "electra": (ElectraConfig, {"embedding_size": 24}, "wordpiece", RtdConfig()),
+    "electra_15": (
+        ElectraConfig, {}, "wordpiece", RtdConfig(variant="electra_15", generator_size=0.5, generator_layers=0.67)
+    ),
+    "replace_mlm": (BertConfig, {}, "wordpiece", RtdConfig(variant="replace_mlm")),
+    "all_tokens_mlm": (ElectraConfig, {"embedding_size": 24}, "wordpiece", RtdConfig(variant="all_tokens_mlm")),
+    "gpt": (GptConfig, {}, "bytebpe", ClmConfig()),
+    "gpt prefix": (GptConfig, {}, "bytebpe", PrefixLmConfig()),
+    "t5": (T5Config, {"head_size": 8}, "t5", SpanCorruptionConfig()),
+    "t5 v1.1": (
+        T5Config, {"head_size": 24, "tied": False, "feedforward": "gated_gelu", "decoder_layers": 1}, "t5",
+        SpanCorruptionConfig(),
+    ),
+    "bart": (BartConfig, {}, "roberta", DenoisingConfig()),
+    "bart prefix": (BartConfig, {}, "roberta", PrefixLmConfig()),
+    "mixture": (BertConfig, {}, "wordpiece", MixtureConfig(members=("mlm", "span", "rtd"), weights=(2, 1, 1))),
+}  # fmt: skip
+
+
+def learner_of(case: str) -> tuple[Any, Any]:
+    family, fields, kind, config = CASES[case]
+    tokens = tokenizer(kind)
+    return build(config, build(family(**{**SMALL, **fields}), 0), tokens, 3), tokens
+
+
+def whole(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """A backbone's forward that leaves tokens out at its end only."""
+    return lambda *sides, read_M=None: only(forward(*sides), read_M)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_flops_are_those_that_torch_counts(case: str) -> None:
+    """Attention in its plain form, which is counted; that form computes both halves of a causal one. Last layers
+    work on all tokens, as those that are counted do."""
+    learner, tokens = learner_of(case)
+    for backbone in [one for one in learner.modules() if isinstance(one, Backbone)]:
+        backbone.forward = whole(backbone.forward)
+    config = CASES[case][3]
+    examples = learner.examples(split(store(tokens)), 24)
+    plan = examples.plan(0)
+    numbers = np.arange(len(plan))
+    batch = examples.batch(plan.rows, numbers, 0)
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        sum(learner(batch, 1).sums.values()).backward()
+    predicted = examples.facts()["predicted_fraction"]
+    works = works_of(learner, config.places, predicted, batch.tokens / len(plan), config.predicted_fraction)
+    assert sum(one.flops for one in works) * batch.tokens == pytest.approx(counter.get_total_flops(), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("family", "objective", "length", "gigaflops"),
+    [
+        (BertConfig(), MlmConfig(), 128, 0.545),
+        (BertConfig(), MlmConfig(), 512, 0.588),
+        (BertConfig(num_layers=24, hidden_size=1024, num_heads=16, feedforward_size=4096), MlmConfig(), 512, 1.99),
+        (GptConfig(), ClmConfig(), 1024, 0.798),
+    ],
+)
+def test_flops_of_published_sizes(
+    family: ModelConfig, objective: ObjectiveConfig, length: int, gigaflops: float
+) -> None:
+    """6 L (4 d^2 + 2 d f) + 12 L d S, half of it where causal, + 6 (V d + d^2) p, in billions a token."""
+    with torch.device("meta"):
+        learner = build(objective, build(family, 0), None, 0)
+    works = works_of(learner, objective.places, objective.predicted_fraction, length)
+    assert sum(one.flops for one in works) / 1e9 == pytest.approx(gigaflops, rel=3e-3)
+
+
+def test_a_frozen_body_only_runs_forward() -> None:
+    with torch.device("meta"):
+        learner = ClassificationConfig(name="x", labels=("a", "b")).learner(build(BertConfig(**SMALL), 0), None, 0)
+    whole = next(works_of(learner, {}, 0.0, 24)).flops
+    learner.tune(build(HeadConfig()))
+    assert next(works_of(learner, {}, 0.0, 24)).flops * 3 == whole
+
+
+def test_both_networks_of_replaced_token_detection_count() -> None:
+    learner, _ = learner_of("electra_15")
+    assert [one.hidden_size for one in shapes_of(learner)] == [64, 32]
+
+
+OPTIMIZERS: tuple[OptimizerConfig, ...] = (
+    AdamWConfig(), AdamWConfig(scale_parameter=True), AdamConfig(), AdafactorConfig(), AdafactorConfig(beta1=0.9),
+    LambConfig(), MuonConfig(),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ["bert", "electra", "t5"])
+@pytest.mark.parametrize("config", OPTIMIZERS, ids=lambda one: one.name)
+def test_optimizers_keep_what_they_say(config: OptimizerConfig, case: str) -> None:
+    learner, _ = learner_of(case)
+    for parameter in learner.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer = build(config, learner.parameter_groups())
+    optimizer.step()
+    kept = sum(
+        value.numel()
+        for state in optimizer.state.values()
+        for kind, value in state.items()
+        if isinstance(value, torch.Tensor) and kind != "step"
+    )
+    assert kept == sum(config.state_size(name, tuple(one.shape)) for name, one in learner.named_parameters())

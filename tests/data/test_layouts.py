@@ -1,0 +1,67 @@
+"""What a tokenizer's file puts around texts, and the formats of models."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from lmtool.config.tables import build
+from lmtool.data.configs import FORMATS
+from lmtool.data.layouts import differing_layout, with_format
+from lmtool.tokenizers.configs import BpeConfig, ByteBpeConfig, SentencePieceConfig, WordPieceConfig
+from lmtool.tokenizers.tokenizer import Tokenizer
+from tests.data.data_fixtures import documents
+
+KINDS = {
+    "bert": (WordPieceConfig(), 200),
+    "roberta": (ByteBpeConfig(special_tokens="roberta"), 400),
+    "gpt2": (ByteBpeConfig(), 400),
+    "gpt1": (BpeConfig(), 200),
+    "t5": (SentencePieceConfig(sentinels=3), 60),
+    "albert": (SentencePieceConfig(special_tokens="albert"), 60),
+}
+OWN = {
+    "bert": {"bert"}, "roberta": {"roberta", "bart"}, "gpt2": {"plain"}, "gpt1": {"plain"}, "t5": {"t5", "gpt"},
+    "albert": {"bert"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_is_made_to_lay_out_texts_as_the_format_does(kind, tmp_path):
+    config, size = KINDS[kind]
+    tokenizer = build(config, documents(50), size)
+    fitting = [name for name, facts in FORMATS.items() if set(facts.roles) <= set(tokenizer.roles)]
+    for name in fitting:
+        problem = differing_layout(tokenizer, name)
+        assert (problem is None) == (name in OWN[kind]), (name, problem)
+        made = with_format(tokenizer, name)
+        assert (made is tokenizer) == (problem is None)
+        made.save(tmp_path / name)
+        again = Tokenizer.load(tmp_path / name)
+        assert differing_layout(again, name) is None
+        assert again.encode("the cat ran").tolist() == tokenizer.encode("the cat ran").tolist()
+
+
+def test_what_differs_is_told():
+    tokenizer = build(WordPieceConfig(), documents(50), 200)
+    assert differing_layout(tokenizer, "plain") == "'[CLS] a [SEP]', and not 'a'"
+    one_segment = tokenizer.with_layout(["c:0", "$A:0", "s:0"], ["c:0", "$A:0", "s:0", "$B:0", "s:0"], {
+        "c": tokenizer.role("cls"), "s": tokenizer.role("sep"),
+    })  # fmt: skip
+    assert "in the segments [0, 0, 0, 0, 0], and not [0, 0, 0, 1, 1]" in differing_layout(one_segment, "bert")
+
+
+def test_copies_keep_the_special_tokens_without_a_role(tmp_path):
+    build(ByteBpeConfig(), documents(50), 400).save(tmp_path)
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        values = json.loads((tmp_path / name).read_text())
+        values.pop("pad_token")
+        extra = {"additional_special_tokens": ["cat"]} if name == "tokenizer_config.json" else {}
+        (tmp_path / name).write_text(json.dumps(values | extra))
+    tokenizer = Tokenizer.load(tmp_path)
+    padded = tokenizer.with_padding()
+    assert padded.roles["pad"] == tokenizer.role("eos") and padded.with_padding() is padded
+    number = tokenizer.encode("cat").tolist()[0]
+    assert number in tokenizer.special_ids
+    assert number in padded.special_ids and number in with_format(tokenizer, "gpt").special_ids

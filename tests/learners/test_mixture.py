@@ -1,0 +1,123 @@
+"""A mixture of objectives: shares, shared parameters, terms apart."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from lmtool.config.tables import build
+from lmtool.data.loader import PackedLoader
+from lmtool.learners.baseline import mean_losses
+from lmtool.learners.configs import MixtureConfig
+from lmtool.learners.evaluation import evaluate
+from lmtool.objectives.configs import DenoisingConfig, MlmConfig
+from lmtool.objectives.statistics import measure
+from tests.objectives.objective_fixtures import backbone, rows_of, split, store, tokenizer
+
+CASES = {
+    "encoder": ("bert", "wordpiece", ("mlm", {"name": "span", "pairs": "sop"}), (0.75, 0.25)),
+    "with a generator": ("bert", "wordpiece", ("rtd", "mlm"), None),
+    "decoder": ("gpt", "bytebpe", ("clm", "prefix_lm"), (2, 1)),
+    "encoder-decoder": ("t5", "t5", ("span_corruption", "prefix_lm", "denoising"), None),
+}
+
+
+def made(case):
+    family, kind, members, weights = CASES[case]
+    tokens = tokenizer(kind)
+    config = MixtureConfig(members=members, weights=weights)
+    learner = build(config, backbone(family), tokens, 3)
+    data = store(tokens)
+    return learner, learner.examples(split(data, "joined", "train"), 32), data
+
+
+def gradients(learner, batches):
+    learner.zero_grad()
+    counts = {name: sum(learner.counts(one).get(name, 0) for one in batches) for name in learner.weights}
+    losses = dict.fromkeys(counts, 0.0)
+    for batch in batches:
+        output = learner(batch, 1)
+        sum(output.weights[name] * one / counts[name] for name, one in output.sums.items()).backward()
+        for name, one in output.sums.items():
+            losses[name] += one.item() / counts[name]
+    return losses, {name: one.grad.clone() for name, one in learner.named_parameters() if one.grad is not None}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_parts_of_a_batch_add_up(case):
+    learner, examples, _ = made(case)
+    learner.train()
+    plan = examples.plan(0)
+    numbers = np.linspace(0, len(plan) - 1, 12).astype(int)
+    whole = examples.batch(plan.rows[numbers], numbers, 0)
+    assert len(whole.members) == len(learner.config.members)
+    losses, grads = gradients(learner, [whole])
+    assert set(losses) == set(learner.weights) == set(whole.targets)
+    assert set(grads) == {name for name, _ in learner.named_parameters()}
+    parts, part_gradients = gradients(
+        learner, [examples.batch(plan.rows[some], some, 0) for some in np.array_split(numbers, 5)]
+    )
+    assert parts == pytest.approx(losses, rel=1e-5)
+    for name, gradient in grads.items():
+        torch.testing.assert_close(part_gradients[name], gradient, rtol=1e-4, atol=1e-6)
+    assert whole.tokens == plan.lengths[numbers].sum() or case == "encoder-decoder"
+    assert whole.to(torch.device("cpu")).tokens == whole.tokens
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_evaluation_keeps_the_terms_apart(case):
+    learner, examples, data = made(case)
+    loader = PackedLoader(examples, seed=1, batch_tokens=300, shuffle=False)
+    predictors = learner.predictors(split(data), examples)
+    found = evaluate(learner, learner.scorer(split(data), examples, predictors), loader.epoch_batches(0))
+    assert set(found.terms) == set(learner.weights)
+    assert np.isfinite(list(found.metrics().values())).all()
+    assert np.isfinite(list(mean_losses(predictors, loader.epoch_batches(0)).values())).all()
+    assert sum(len(one.sums_E) > 0 for one in found.terms.values()) == len(learner.weights)
+    assert len(learner.samples(rows_of(examples, 4), 2)) == 2
+    assert loader.facts()["examples"] == len(examples.plan(0))
+    assert not measure(examples, 3000, 32).broken()
+
+
+def test_names_weights_and_heads():
+    learner, examples, _ = made("encoder")
+    assert learner.weights == {"mlm": 0.75, "span_mlm": 0.25, "span_sbo": 0.25, "span_sop": 0.25}
+    assert set(learner.heads) == {"masked_lm", "span_boundary", "pooler", "sentence_order"}
+    assert {name.split(".")[0] for name in learner.state_dict()} == {"backbone", "heads"}
+    rows = examples.plan(0).rows
+    counts = np.bincount(rows["member"])
+    assert counts[0] == pytest.approx(3 * counts[1], abs=3)
+    sizes = [len(one.plan(0)) for one in examples.members.values()]
+    assert any(count >= size - 1 for count, size in zip(counts, sizes, strict=True)), "as long as nothing repeats"
+    for member in range(2):
+        taken = rows["row"][rows["member"] == member]
+        assert len(set(taken)) == len(taken) and taken.max() < sizes[member]
+    assert not np.array_equal(rows, examples.plan(1).rows[: len(rows)])
+    assert np.array_equal(rows, made("encoder")[1].plan(0).rows)
+    learner.eval()
+    assert not any(member.training for member in learner.members.values())
+    assert {name.split(".")[0] for name in made("with a generator")[0].state_dict()} == {
+        "backbone",
+        "heads",
+        "objective",
+    }
+
+
+def test_mistakes():
+    for fields, told in (
+        ({"members": ("mlm", "mlm")}, "each objective once"),
+        ({"members": ("mlm", "nothing")}, "nothing is not one of clm, "),
+        ({"members": ({"name": "mlm", "probability": 2},)}, "probability"),
+        ({"members": ("mlm", "span"), "weights": (1.0,)}, "a number above 0 for each of the 2"),
+    ):
+        with pytest.raises(ValidationError, match=told):
+            MixtureConfig(**fields)
+    assert [one.name for one in MixtureConfig(members=({"name": "mlm", "pairs": "nsp"}, "rtd")).parts()] == [
+        "mlm",
+        "rtd",
+    ]
+    assert MixtureConfig(members=("denoising", "mlm"), weights=(3, 1)).predicted_fraction == pytest.approx(
+        0.75 * DenoisingConfig().predicted_fraction + 0.25 * MlmConfig().predicted_fraction
+    )

@@ -1,0 +1,181 @@
+"""Taps on every family: the states they see are transformers' hidden states, the weights its attentions; what they
+replace is what the model computes with; and they compose with reading some tokens."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lmtool.config.tables import build, entries
+from lmtool.nn import attention
+from lmtool.nn.context import Context
+from lmtool.nn.dropout import TokenDraws, token_keys
+from lmtool.nn.layout import Causal, Full
+from lmtool.nn.stack import Place, Tap
+from lmtool.types import Packed
+from lmtool.weights.load import load
+from tests.models.test_read import FAMILIES as OWN
+from tests.models.test_read import LENGTHS, READ, SIZES, packed
+from tests.weights.published_folders import FAMILIES, make, sample
+
+
+class Seen(Tap):
+    """Keeps all that a tap can see."""
+
+    def __init__(self):
+        self.states, self.attentions = {}, {}
+
+    def __call__(self, place, x_TH):
+        self.states[place] = x_TH
+        return x_TH
+
+    def weights(self, place, kind):
+        return lambda weights: self.attentions.update({(place, kind): weights})
+
+
+class Changed(Tap):
+    """Replaces the states at one place."""
+
+    def __init__(self, place, change):
+        self.place, self.change = place, change
+
+    def __call__(self, place, x_TH):
+        return self.change(x_TH) if place == self.place else x_TH
+
+
+def of_family(family, **fields):
+    """A tiny model of a family in double precision, and what it reads beside its inputs."""
+    config = next(one.config for one in entries("model") if one.name == family)(**SIZES | fields)
+    outputs = {"outputs": packed(2)} if config.architecture == "encoder_decoder" else {}
+    return build(config, 0).double(), outputs
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def published(request, tmp_path_factory):
+    """A published model and ours with its weights, on the same rows: the real tokens of each side, its output, our
+    hidden states, and what a tap has seen."""
+    folder = tmp_path_factory.mktemp(request.param)
+    theirs = make(request.param, folder)
+    theirs.set_attn_implementation("eager")
+    backbone, tap = load(folder).model.parts.backbone, Seen()
+    ids, mask, decoder_ids = sample(backbone.config.architecture == "encoder_decoder")
+    given = {"inputs": (ids, mask.bool())}
+    if decoder_ids is not None:
+        given["outputs"] = decoder_ids, torch.ones_like(decoder_ids, dtype=torch.bool)
+    sides = {name: Packed(ids[real], tuple(real.sum(1).tolist())) for name, (ids, real) in given.items()}
+    more = {} if decoder_ids is None else {"decoder_input_ids": decoder_ids}
+    with torch.no_grad():
+        output = theirs(
+            input_ids=ids, attention_mask=mask, output_hidden_states=True, output_attentions=True, **more
+        )  # fmt: skip
+        hidden_TH = backbone(sides["inputs"], tap=tap, **{name: sides[name] for name in sides if name == "outputs"})
+    return backbone, {name: real for name, (_, real) in given.items()}, output, hidden_TH, tap
+
+
+def named(side, sides, name):
+    """The name of what a side gives in an output of transformers."""
+    return name if len(sides) == 1 else f"{'encoder' if side == 'inputs' else 'decoder'}_{name}"
+
+
+def test_states_are_those_of_transformers(published):
+    backbone, sides, output, hidden_TH, tap = published
+    for side, real in sides.items():
+        expected = [states[real] for states in output[named(side, sides, "hidden_states")]]
+        states = [tap.states[Place(layer, side)] for layer in range(len(expected))]
+        # The last ones are given behind the final norm there.
+        if side == list(sides)[-1]:
+            states[-1] = hidden_TH
+        else:
+            states[-1] = backbone.encoder.leave(states[-1])
+        for x_TH, wanted_TH in zip(states, expected, strict=True):
+            if backbone.config.name == "transformer":  # Marian has the sines of positions first, then the cosines.
+                x_TH = torch.cat([x_TH[:, ::2], x_TH[:, 1::2]], 1)
+            torch.testing.assert_close(x_TH, wanted_TH, rtol=0, atol=1e-5)
+
+
+def test_weights_are_those_of_transformers(published):
+    _, sides, output, _, tap = published
+    kinds = [(side, side, "self_attn", named(side, sides, "attentions")) for side in sides]
+    if len(sides) == 2:
+        kinds.append(("outputs", "inputs", "cross_attn", "cross_attentions"))
+    for side, read, kind, name in kinds:
+        for layer, expected in enumerate(output[name], 1):
+            for row, weights_ALK in enumerate(tap.attentions[Place(layer, side), kind]):
+                wanted_ALK = expected[row][:, sides[side][row]][..., sides[read][row]]
+                torch.testing.assert_close(weights_ALK, wanted_ALK, rtol=0, atol=1e-5)
+    assert len(tap.attentions) == sum(len(output[name]) for *_, name in kinds)
+
+
+@pytest.mark.parametrize("family", OWN)
+def test_a_tap_that_only_sees_changes_nothing(family):
+    backbone, outputs = of_family(family)
+    tap = Seen()
+    with torch.no_grad():
+        plain, tapped = backbone(packed(1), **outputs), backbone(packed(1), **outputs, tap=tap)
+    assert torch.equal(plain, tapped)
+    layers = {Place(layer, side) for side in ("inputs", *outputs) for layer in range(SIZES["num_layers"] + 1)}
+    assert set(tap.states) == layers
+
+
+@pytest.mark.parametrize("family", OWN)
+@pytest.mark.parametrize("layer", [0, 1, 2])
+def test_what_a_tap_replaces_is_computed_with(family, layer):
+    """The layers behind it, called by hand on what it gave."""
+    backbone, outputs = of_family(family)
+    side = "outputs" if outputs else "inputs"
+    seen, changed = Seen(), Changed(Place(layer, side), lambda x_TH: x_TH.flip(0) + 1.0)
+    with torch.no_grad():
+        plain, got = backbone(packed(1), **outputs, tap=seen), backbone(packed(1), **outputs, tap=changed)
+        x_TH = seen.states[changed.place].flip(0) + 1.0
+        stack, texts, more = backbone, packed(1), {}
+        if outputs:
+            stack, texts, encoded = backbone.decoder, packed(2), backbone.encode(packed(1))
+            more = {"encoded": encoded, "cross_layout": encoded.layout(texts)}
+        context = Context.of(texts, Causal() if stack.causal else Full(), stack.embed.position, **more)
+        for number in range(layer, SIZES["num_layers"]):
+            x_TH = list(stack.depth())[number](x_TH, context)
+        torch.testing.assert_close(got, stack.leave(x_TH), rtol=0, atol=1e-12)
+    assert not torch.allclose(got, plain)
+
+
+@pytest.mark.parametrize("family", OWN)
+def test_a_tap_sees_every_token_whichever_are_read(family):
+    backbone, outputs = of_family(family)
+    examples = torch.arange(len(LENGTHS))
+    keys = [token_keys(0, 1, examples, examples * 0, packed(1), outputs=side) for side in (False, True)]
+    results = []
+    for tap, read_M in ((None, None), (Seen(), READ), (Changed(Place(1), lambda x_TH: 2 * x_TH), READ)):
+        hidden = backbone(packed(1), TokenDraws(*keys), **outputs, read_M=read_M, tap=tap)
+        results.append(hidden if read_M is not None else hidden[READ])
+        backbone.zero_grad()
+        results[-1].square().sum().backward()
+        results.append({name: one.grad for name, one in backbone.named_parameters()})
+        if isinstance(tap, Seen):
+            assert all(len(x_TH) == sum(LENGTHS) for x_TH in tap.states.values())
+    plain, gradients, read, own, other, _ = results
+    torch.testing.assert_close(read, plain, rtol=1e-10, atol=1e-12)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(own[name], gradient, rtol=1e-9, atol=1e-12)
+    assert not torch.allclose(other, plain)
+
+
+def test_nothing_is_computed_for_a_tap_that_is_not_there(monkeypatch):
+    backbone, _ = of_family("bert")
+    calls = []
+    real = attention.attention_weights
+    monkeypatch.setattr(attention, "attention_weights", lambda *given: calls.append(1) or real(*given))
+    rows = []
+    backbone.layers[-1].ffn.register_forward_hook(lambda module, inputs, output: rows.append(len(output)))
+    for tap in (None, Tap(), Seen()):
+        backbone(packed(1), read_M=READ, tap=tap)
+    assert len(calls) == SIZES["num_layers"] and rows == [len(READ), sum(LENGTHS), sum(LENGTHS)]
+
+
+def test_weights_carry_gradients():
+    backbone, _ = of_family("gpt")
+    tap = Seen()
+    backbone(packed(1), tap=tap)
+    (weights, *_) = tap.attentions[Place(2), "self_attn"]
+    weights.square().sum().backward()
+    assert backbone.layers[0].self_attn.q_proj.weight.grad.abs().sum() > 0
+    torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))

@@ -1,0 +1,161 @@
+"""Virtual tokens on every family: a model with them is the model that reads tokens in their places."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from lmtool.errors import UserError
+from lmtool.generation.sampling import generate
+from lmtool.heads.lm import lm_head
+from lmtool.nn.dropout import DeviceDraws, TokenDraws, token_keys
+from lmtool.nn.stack import Place
+from lmtool.nn.virtual import VirtualTokens
+from lmtool.types import Packed
+from tests.models.test_read import FAMILIES, LENGTHS, READ, SIZES, packed
+from tests.models.test_taps import Changed, Seen, of_family
+
+WRITTEN = (7, 31, 2)
+"""The tokens that the virtual ones of these tests stand for."""
+
+
+def spelled(texts: Packed, after: int) -> tuple[Packed, torch.Tensor]:
+    """The same texts with those tokens written out, and where their own tokens stand then."""
+    tokens, own, lengths = [], [], []
+    for text in texts.tokens.split(texts.lengths):
+        start = sum(lengths)
+        tokens += [text[:after], torch.tensor(WRITTEN), text[after:]]
+        lengths.append(len(text) + len(WRITTEN))
+        own += [start + place for place in range(lengths[-1]) if not after <= place < after + len(WRITTEN)]
+    joined = torch.cat(tokens)
+    columns = {"segment": torch.zeros_like(joined)} if texts.columns else {}
+    return Packed(joined, tuple(lengths), columns), torch.tensor(own)
+
+
+def add_virtual(backbone, embed, after):
+    """Virtual tokens with the vectors of the written ones. The token table is the backbone's."""
+    vectors = backbone.embed.tokens(torch.tensor(WRITTEN)).detach()
+    embed.virtual = VirtualTokens(len(WRITTEN), vectors.shape[1], after).double()
+    with torch.no_grad():
+        embed.virtual.weight.copy_(vectors)
+
+
+@pytest.mark.parametrize("after", [0, 1])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_they_are_read_as_tokens_are(family, after):
+    backbone, outputs = of_family(family)
+    texts, own = spelled(packed(1), after)
+    wanted = backbone(texts, **outputs)
+    add_virtual(backbone, backbone.embed, after)
+    got = backbone(packed(1), **outputs)
+    torch.testing.assert_close(got, wanted if outputs else wanted[own], rtol=0, atol=1e-12)
+    read = backbone(packed(1), **outputs, read_M=READ)
+    torch.testing.assert_close(read, got[READ], rtol=0, atol=1e-12)
+    read.square().sum().backward()
+    assert backbone.embed.virtual.weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("family", ["t5", "bart", "transformer"])
+def test_a_decoder_has_its_own(family):
+    backbone, _ = of_family(family)
+    texts, own = spelled(packed(2), 1)
+    wanted = backbone(packed(1), outputs=texts)[own]
+    add_virtual(backbone, backbone.decoder.embed, 1)
+    torch.testing.assert_close(backbone(packed(1), outputs=packed(2)), wanted, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("family", ["bert", "albert", "gpt", "t5"])
+def test_packed_is_alone_with_dropout(family):
+    backbone, outputs = of_family(family)
+    add_virtual(backbone, backbone.embed, 0)
+    if outputs:
+        add_virtual(backbone, backbone.decoder.embed, 0)
+
+    def hidden(documents):
+        texts = [part(packed(seed), documents) for seed in (1, 2)]
+        numbers = torch.tensor(documents)
+        keys = [token_keys(0, 1, numbers, numbers * 0, text, outputs=side) for side, text in enumerate(texts)]
+        return backbone(texts[0], TokenDraws(*keys), **({"outputs": texts[1]} if outputs else {}))
+
+    together = hidden([0, 1, 2, 3]).split(LENGTHS)
+    for document in range(len(LENGTHS)):
+        torch.testing.assert_close(hidden([document]), together[document], rtol=0, atol=1e-12)
+    assert not torch.allclose(torch.cat(together), backbone(packed(1), **outputs))
+
+
+def part(texts: Packed, documents: list[int]) -> Packed:
+    """Some documents of a batch."""
+    tokens = [texts.tokens.split(texts.lengths)[document] for document in documents]
+    return Packed(torch.cat(tokens), tuple(map(len, tokens)), {"segment": torch.zeros_like(torch.cat(tokens))})
+
+
+def test_each_virtual_token_drops_by_itself():
+    numbers = torch.tensor([5])
+    draws = TokenDraws(token_keys(0, 1, numbers, numbers * 0, Packed(torch.zeros(4).long(), (4,))))
+    insertion = VirtualTokens(3, 8).insertion(Packed(torch.zeros(4).long(), (4,)))
+    spread = draws.inserted(insertion.source_S, insertion.number_S)
+    assert len(set(spread.keys_T.tolist())) == 7 and torch.equal(spread.keys_T[3:], draws.keys_T)
+    device = DeviceDraws(0, torch.device("cpu"))
+    assert device.inserted(insertion.source_S, insertion.number_S) is device
+
+
+def test_a_prefix_that_all_of_a_text_sees_grows_by_them():
+    backbone, _ = of_family("gpt")
+    texts = replace(packed(1), prefixes=(2, 1, 7, 0))
+    spelled_out, own = spelled(texts, 0)
+    prefixes = tuple(prefix + len(WRITTEN) for prefix in texts.prefixes)
+    wanted = backbone(replace(spelled_out, prefixes=prefixes))[own]
+    add_virtual(backbone, backbone.embed, 0)
+    torch.testing.assert_close(backbone(texts), wanted, rtol=0, atol=1e-12)
+
+
+def test_a_tap_sees_the_tokens_of_the_batch():
+    backbone, _ = of_family("bert")
+    add_virtual(backbone, backbone.embed, 1)
+    tap = Seen()
+    with torch.no_grad():
+        plain = backbone(packed(1), tap=tap)
+        torch.testing.assert_close(plain, backbone(packed(1)), rtol=0, atol=1e-12)
+        changed = backbone(packed(1), tap=Changed(Place(1), lambda x_TH: x_TH + 1.0))
+    assert {len(x_TH) for x_TH in tap.states.values()} == {sum(LENGTHS)}
+    assert not torch.allclose(plain, changed)
+    weights = tap.attentions[Place(1), "self_attn"]
+    assert [one.shape[1:] for one in weights] == [(length + 3, length + 3) for length in LENGTHS]
+
+
+def test_they_count_towards_the_longest_text():
+    backbone, _ = of_family("bert")
+    add_virtual(backbone, backbone.embed, 0)
+    assert backbone.longest_text == SIZES["max_positions"] - len(WRITTEN)
+    longest = torch.zeros(backbone.longest_text, dtype=torch.int64)
+    backbone(Packed(longest, (len(longest),)))
+    with pytest.raises(UserError, match="33 tokens, 3 of them virtual") as caught:
+        backbone(Packed(torch.zeros(30, dtype=torch.int64), (30,)))
+    assert "max_length=29" in caught.value.hint
+
+
+def test_a_text_shorter_than_what_stands_before_them_is_refused():
+    with pytest.raises(ValueError, match="behind 2 tokens"):
+        VirtualTokens(3, 8, after=2).insertion(Packed(torch.zeros(4).long(), (3, 1)))
+
+
+@pytest.mark.parametrize("new", [6, 40])
+def test_text_is_continued_behind_them(new):
+    """Beyond the longest text the older half is forgotten, virtual tokens never."""
+    backbone, _ = of_family("gpt")
+    add_virtual(backbone, backbone.embed, 0)
+    head = lm_head(backbone)
+    got = generate(backbone, head, [3, 4, 5], new, temperature=0.0)
+    ids, window = [3, 4, 5], backbone.longest_text
+    start = 0
+    with torch.no_grad():
+        for chosen in got:
+            if len(ids) - start > window:
+                start = len(ids) - max(window // 2, 1)
+            text = torch.tensor(ids[start:])
+            hidden = backbone(Packed(text, (len(text),)))
+            assert int(head(hidden[-1:], backbone.embed.token.weight).argmax()) == chosen
+            ids.append(chosen)
+    assert len(got) == new

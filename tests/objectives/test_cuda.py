@@ -1,0 +1,74 @@
+"""Every objective on a CUDA device: the losses of a CPU, and steps that do not wait. Run by `make gpu`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from objective_fixtures import backbone, rows_of, split, store, tokenizer
+from test_learners import OBJECTIVES
+
+from lmtool.config.tables import build
+from lmtool.training.configs import AdamWConfig
+from lmtool.training.health import Health
+from lmtool.training.precision import Precision
+from lmtool.training.step import apply_gradients, gradients
+from lmtool.types import Step
+
+pytestmark = pytest.mark.gpu
+DEVICE = torch.device("cuda", 0)
+
+
+@pytest.fixture(scope="module")
+def tokenizers():
+    return {"bert": tokenizer(), "gpt": tokenizer("bytebpe"), "t5": tokenizer("t5"), "bart": tokenizer("roberta")}
+
+
+def learner_and_batch(name, tokenizers, **sizes):
+    family, config, documents = OBJECTIVES[name]
+    sizes |= {"head_size": 16} if family == "t5" else {}
+    learner = build(config, backbone(family, **sizes), tokenizers[family], 3)
+    return learner, rows_of(learner.examples(split(store(tokenizers[family]), documents), 32), 8)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_losses_and_gradients_are_those_of_a_cpu(name, precision, tokenizers):
+    """Without dropout, whose draws differ; in bf16 by the variable-length kernels."""
+    losses, norms = [], []
+    for device, kind in ((torch.device("cpu"), "fp32"), (DEVICE, precision)):
+        learner, batch = learner_and_batch(name, tokenizers)
+        learner.to(device).eval()
+        with Precision(kind, device, "").autocast():
+            output = learner(batch.to(device), 1)
+        sum(output.sums.values()).backward()
+        losses.append([float(value.detach()) for value in output.sums.values()])
+        norms.append(
+            float(torch.nn.utils.get_total_norm([one.grad for one in learner.parameters() if one.grad is not None]))
+        )
+    near = {"rel": 1e-4} if precision == "fp32" else {"rel": 3e-2}
+    assert losses[1] == pytest.approx(losses[0], **near)
+    assert norms[1] == pytest.approx(norms[0], rel=1e-3 if precision == "fp32" else 0.1)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_a_step_does_not_wait_for_the_device(name, dropout, tokenizers):
+    learner, batch = learner_and_batch(name, tokenizers, attention_dropout=dropout)
+    learner.to(DEVICE).train()
+    optimizer = build(AdamWConfig(), learner.parameter_groups())
+    health, precision = Health(DEVICE), Precision("bf16", DEVICE, "")
+
+    def step(number):
+        outcome = gradients(learner, Step([batch], {}, 0.0), number, 0, DEVICE, precision)
+        norm = apply_gradients(optimizer, None, list(learner.parameters()), 1.0)
+        health.watch(number, None, outcome.loss, norm, scaled=False)
+        return outcome.loss
+
+    first = step(1)  # kernels are loaded, pinned memory is taken
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for number in (2, 3, 4):
+            last = step(number)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert bool(torch.isfinite(last)) and float(last) != float(first)

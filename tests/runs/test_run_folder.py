@@ -1,0 +1,313 @@
+"""The run folder: names, the lock, configurations, rows, results, secrets."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lmtool.errors import UserError
+from lmtool.runs import locks
+from lmtool.runs.locks import Lock, Owner
+from lmtool.training.loop import train
+from lmtool.runs.run_folder import RunFolder, choose_folder, finished
+
+from tests.training.fakes import OPTIMIZER, SCHEDULE, FakeLearner, FakeLoader, evaluator, open_run, settings
+
+
+def test_names_are_stable_or_counted(tmp_path: Path) -> None:
+    assert choose_folder(tmp_path, "mine", None, "x") == tmp_path / "mine"
+    assert choose_folder(tmp_path, None, str(tmp_path / "there"), "x") == tmp_path / "there"
+    assert not (tmp_path / "mine").exists()
+    assert choose_folder(tmp_path, None, None, "sst2-bert").name == "sst2-bert-0001"
+    (tmp_path / "sst2-bert-0041").mkdir()
+    assert choose_folder(tmp_path, None, None, "sst2-bert").name == "sst2-bert-0042"
+    assert choose_folder(tmp_path, None, None, "a/../b c").name == "a-..-b-c-0001"
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", ".hidden", "-rf", "a b", "", "x" * 101, "a\nb", "ä", "..", "a\0b"])
+def test_hostile_names_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UserError, match="is no name") as caught:
+        choose_folder(tmp_path, name, None, "x")
+    assert caught.value.hint is not None and caught.value.hint.startswith("name=")
+
+
+def forked(number: int, work: Any) -> list[int]:
+    """Exit statuses of `number` children that do the same at about the same time."""
+    start = time.time() + 0.15
+    children = []
+    for index in range(number):
+        child = os.fork()
+        if child == 0:
+            status = 99
+            try:
+                time.sleep(max(0.0, start - time.time()))
+                status = work(index)
+            finally:
+                os._exit(status)
+        children.append(child)
+    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+
+
+def test_processes_that_count_at_once_get_folders_of_their_own(tmp_path: Path) -> None:
+    def work(index: int) -> int:
+        (choose_folder(tmp_path, None, None, "run") / f"mine-{index}").touch()
+        return 0
+
+    assert forked(20, work) == [0] * 20
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"run-{one:04d}" for one in range(1, 21)]
+    assert all(len(list(path.iterdir())) == 1 for path in tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("stale", [False, True])
+def test_of_fifty_processes_one_gets_the_lock(tmp_path: Path, stale: bool) -> None:
+    if stale:
+        dead = Owner(Owner.me().host, Owner.me().boot, 2**22 - 7, "1")
+        (tmp_path / "LOCK").write_text(json.dumps(asdict(dead)))
+
+    def work(index: int) -> int:
+        try:
+            Lock(tmp_path / "LOCK").acquire()
+        except UserError:
+            (tmp_path / f"lost-{index}").touch()
+            return 2
+        end = time.monotonic() + 20  # it lives until all others have tried
+        while len(list(tmp_path.glob("lost-*"))) < 49 and time.monotonic() < end:
+            time.sleep(0.02)
+        return 0
+
+    statuses = forked(50, work)
+    assert statuses.count(0) == 1 and statuses.count(2) == 49
+
+
+def test_a_lock_is_refused_while_its_owner_lives_and_taken_when_it_is_dead(tmp_path: Path) -> None:
+    first = Lock(tmp_path / "LOCK")
+    first.acquire()
+    with pytest.raises(UserError, match=f"in use by process {os.getpid()} on "):
+        Lock(tmp_path / "LOCK").acquire()
+    first.release()
+    first.release()
+    assert not (tmp_path / "LOCK").exists()
+
+    def work(index: int) -> int:
+        Lock(tmp_path / "LOCK").acquire()
+        return 0  # dies without giving it up
+
+    assert forked(1, work) == [0] and (tmp_path / "LOCK").exists()
+    again = Lock(tmp_path / "LOCK")
+    again.acquire()
+    again.release()
+
+
+@pytest.mark.parametrize(
+    "change, taken",
+    [
+        ({}, False),  # this very process: alive
+        ({"started": "1"}, True),  # its number was given to another process since
+        ({"boot": "another"}, True),
+        ({"host": "elsewhere"}, False),  # nobody here can tell
+        ({"host": "elsewhere", "boot": "another", "pid": 1}, False),
+    ],
+)
+def test_a_lock_left_behind_is_taken_only_where_its_owner_is_surely_dead(
+    tmp_path: Path, change: dict[str, Any], taken: bool
+) -> None:
+    (tmp_path / "LOCK").write_text(json.dumps({**asdict(Owner.me()), **change}))
+    lock = Lock(tmp_path / "LOCK")
+    if taken:
+        lock.acquire()
+        lock.release()
+    else:
+        with pytest.raises(UserError, match="in use by process") as caught:
+            lock.acquire()
+        assert ("rm " in str(caught.value.hint)) == ("host" in change)
+
+
+def test_without_advisory_locks_only_the_maker_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(*arguments: Any) -> None:
+        raise OSError(errno.ENOTSUP, "not supported")
+
+    monkeypatch.setattr(locks.fcntl, "flock", flock)
+    lock = Lock(tmp_path / "LOCK")
+    lock.acquire()
+    with pytest.raises(UserError, match="in use"):
+        Lock(tmp_path / "LOCK").acquire()
+    lock.release()
+    Lock(tmp_path / "LOCK").acquire()
+
+
+CONFIG = {
+    "seed": 1,
+    "device": "cpu",
+    "max_steps": 10,
+    "model": {"name": "bert", "sizes": [1, 2]},
+    "optimizer": {"lr": 1e-05},
+}
+
+
+def change(**changes: Any) -> dict[str, Any]:
+    return json.loads(json.dumps({**CONFIG, **changes}))
+
+
+def test_another_configuration_under_the_same_name_is_refused(tmp_path: Path) -> None:
+    with open_run(tmp_path / "run", CONFIG):
+        pass
+    with open_run(tmp_path / "run", CONFIG):
+        pass
+    other = change(max_steps=20, optimizer={"lr": 0.001}, model={"name": "bert", "sizes": [1, 3]}, device="cuda")
+    with pytest.raises(UserError) as caught:
+        open_run(tmp_path / "run", other)
+    assert caught.value.message.endswith(
+        "another configuration: max_steps 10 -> 20; model.sizes [1, 2] -> [1, 3]; optimizer.lr 1e-05 -> 0.001"
+    )
+    assert not (tmp_path / "run/LOCK").exists()
+    with pytest.raises(UserError, match=r"task\.kind \(absent\) -> \"x\""):
+        open_run(tmp_path / "run", change(task={"kind": "x"}))
+
+
+def test_where_and_how_fast_may_differ(tmp_path: Path) -> None:
+    with open_run(tmp_path / "run", CONFIG):
+        pass
+    with open_run(tmp_path / "run", change(device="cuda:1", log_every=3, cache_dir="/elsewhere", offline=True)):
+        pass
+    assert yaml.safe_load((tmp_path / "run/config.yaml").read_text()) == CONFIG
+
+
+def test_the_text_and_the_data_of_a_configuration_are_the_same(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="not the same"):
+        RunFolder(tmp_path / "run", CONFIG, "seed: 2\n")
+    assert not (tmp_path / "run/LOCK").exists()
+    with RunFolder(tmp_path / "run", {"lr": 1e-5}, "# the rate\nlr: 1.0e-05  # low\n") as run:
+        assert (run.path / "config.yaml").read_text().startswith("# the rate")
+
+
+def test_a_users_mistake_before_training_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(UserError), open_run(tmp_path / "run") as run:
+        run.write_environment(["lmtool"])
+        raise UserError("no rows")
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(RuntimeError), open_run(tmp_path / "run"):
+        raise RuntimeError("ours")
+    assert (tmp_path / "run/config.yaml").exists()
+    with pytest.raises(UserError), open_run(tmp_path / "run"):
+        raise UserError("no rows")
+    assert (tmp_path / "run/config.yaml").exists()  # it was there before
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot write .*: not a directory") as caught:
+        open_run(tmp_path / "file" / "run")
+    assert "\n" not in caught.value.message and caught.value.hint
+
+
+def test_a_read_only_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def mkdir(*arguments: Any, **keywords: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    with pytest.raises(UserError, match="read-only file system") as caught:
+        open_run(tmp_path / "run")
+    assert caught.value.hint == "give run_dir= on a disk that can be written"
+    with pytest.raises(UserError, match="read-only file system"):
+        choose_folder(tmp_path / "runs", None, None, "x")
+
+
+def test_rows_survive_a_torn_line_and_those_of_lost_steps_go(tmp_path: Path) -> None:
+    with open_run(tmp_path / "run") as run:
+        for step in range(1, 6):
+            run.append({"step": step, "loss": 1 / 3, "none": float("nan")})
+        with (run.path / "metrics.jsonl").open("a") as file:
+            file.write('{"step": 6, "lo')
+        assert [row["step"] for row in run.rows()] == [1, 2, 3, 4, 5]
+        run.drop_rows_after(3)
+        run.append({"step": 4})
+        assert [row["step"] for row in run.rows()] == [1, 2, 3, 4]
+        assert run.rows()[0] == {"step": 1, "loss": 1 / 3, "none": None}
+        assert (run.path / "metrics.jsonl").read_text().endswith('{"step": 4}\n')
+
+
+def test_rows_wait_for_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, full = os.write, [False]
+
+    def write(handle: int, content: bytes) -> int:
+        return real(handle, content[: len(content) // 2] if full[0] else content)
+
+    monkeypatch.setattr(os, "write", write)
+    with open_run(tmp_path / "run") as run:
+        run.append({"step": 1})
+        full[0] = True
+        run.append({"step": 2})
+        assert (run.path / "metrics.jsonl").read_text() == '{"step": 1}\n'
+        with pytest.raises(OSError):
+            run.sync()
+        full[0] = False
+        run.append({"step": 3})
+        run.sync()
+        assert [row["step"] for row in run.rows()] == [1, 2, 3]
+        assert "cannot be written" in (run.path / "log.txt").read_text()
+
+
+def test_a_result_makes_a_run_finished(tmp_path: Path) -> None:
+    with open_run(tmp_path / "run") as run:
+        assert run.result() is None
+        run.write_result({"status": "diverged"})
+        assert run.result() is None
+        run.write_result({"status": "done", "value": 0.5, "path": Path("x")})
+        assert run.result() == finished(run.path) == {"status": "done", "value": 0.5, "path": "x"}
+    assert finished(tmp_path / "nowhere") is None
+
+
+SECRETS = ["hf_" + "aB3" * 11, "deadbeef" * 5, 'quo"te\\secret-ä', "wandb-key-12345"]
+
+
+def test_secrets_are_never_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, secret in enumerate(SECRETS):
+        monkeypatch.setenv(f"PLANTED_{number}_TOKEN", secret)
+
+    learner = FakeLearner()
+    with open_run(tmp_path / "run") as run:
+        run.write_environment(["lmtool", *(f"x.token={secret}" for secret in SECRETS)], {"note": SECRETS[2]})
+        run.log(f"asked {SECRETS[0]} and {SECRETS[2]}")
+        run.write_json("facts.json", {SECRETS[1]: [SECRETS[3]]})
+        train(learner, FakeLoader(), evaluator(learner), run, settings(max_steps=4), OPTIMIZER, SCHEDULE)
+        run.write_result({"status": "done", "note": SECRETS[2]})
+    written = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    assert len(written) > 8
+    for path in written:
+        content = path.read_bytes()
+        for secret in SECRETS:
+            assert secret.encode() not in content, path
+            assert json.dumps(secret)[1:-1].encode() not in content, path
+    environment = json.loads((tmp_path / "run/environment.json").read_text())
+    assert environment["arguments"][1] == "x.token=***" and "PLANTED" not in json.dumps(environment)
+    assert {"python", "system", "packages", "processor", "cores", "threads"} <= environment.keys()
+    assert "torch" in environment["packages"]
+
+
+def test_configurations_need_no_torch() -> None:
+    code = "import sys, lmtool.training.configs; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("group", ["optimizer", "schedule"])
+def test_every_yaml_is_its_class(group: str) -> None:
+    from lmtool.config.tables import lookup
+
+    folder = Path(__file__).parents[2] / "conf" / group
+    names = [path.stem for path in folder.glob("*.yaml") if path.stem != "auto"]
+    assert names
+    for name in names:
+        entry = lookup(group, name)
+        assert entry is not None
+        values = yaml.safe_load((folder / f"{name}.yaml").read_text())
+        assert values == json.loads(entry.config().model_dump_json()), name

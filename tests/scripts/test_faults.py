@@ -1,0 +1,122 @@
+"""The trials of scripts/faults.py: a small draw of each kind holds, a defect is seen, a stopped script resumes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "faults.py"
+
+
+def run(output: Path, *words: str, code: str = "") -> subprocess.CompletedProcess[str]:
+    """The script with its own rows and stage; or some code in its place."""
+    start = ["-c", code] if code else [str(SCRIPT)]
+    command = [sys.executable, *start, "--output", str(output), *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=output.parent, check=False)
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """A small draw of each kind, and the folder it leaves."""
+    output = tmp_path_factory.mktemp("faults") / "out"
+    return output, run(output, "--quick")
+
+
+def test_a_small_draw_of_each_kind_holds(quick: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    output, done = quick
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
+    rows = [json.loads(line) for line in (output / "rows.jsonl").read_text().splitlines()]
+    kinds = {row["kind"] for row in rows}
+    assert len(kinds) == 10 and all(f"\n{kind} " in done.stdout for kind in kinds)
+    assert "the right name comes first in " in done.stdout
+    assert not [row for row in rows if row["outcome"].isupper()]
+
+
+BLIND = f"""
+import runpy, sys
+sys.path.insert(0, {str(SCRIPT.parents[1])!r})
+from lmtool.data import tables
+def padded(path, records, header, skip_ragged, before=tables._from_records):
+    width = 0
+    def even():
+        nonlocal width
+        for number, cells in records:
+            width = width or len(cells)
+            yield number, (cells + [""] * width)[:width]
+    return before(path, even(), header, skip_ragged)
+tables._from_records = padded
+sys.argv[0] = {str(SCRIPT)!r}
+runpy.run_path({str(SCRIPT)!r}, run_name="__main__")
+"""
+
+
+def test_a_defect_is_seen(quick: tuple[Path, subprocess.CompletedProcess[str]], script: Any) -> None:
+    """A reader that fills up ragged lines without a word, as some do: a trial that plants one fails."""
+    tables, chance_of = script("trials.tables"), script("trials.outcomes").chance_of
+
+    def is_ragged(seed: int) -> bool:
+        form, role = tables.FORMATS[seed % 3], tables.ROLES[seed // 3 % 4]
+        name, table = tables.plant(chance_of("tables", seed), form, role)
+        return name in ("a column too many", "a cell too many") and bool(table.line)
+
+    seed = next(seed for seed in range(1000) if is_ragged(seed))
+    done = run(quick[0], "--only", "tables", "--seed", str(seed), code=BLIND)
+    assert done.returncode == 3 and "SILENT: " in done.stdout and "read without a word" in done.stdout, done.stderr
+    done = run(quick[0], "--only", "tables", "--seed", str(seed))
+    assert done.returncode == 0 and "refused: " in done.stdout, done.stdout
+
+
+def test_a_stopped_script_resumes(quick: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    output, before = quick
+    rows = (output / "rows.jsonl").read_text().splitlines()
+    kept = [row for row in rows if '"typos"' not in row]
+    (output / "rows.jsonl").write_text("".join(f"{row}\n" for row in kept))
+    done = run(output, "--quick")
+    again = (output / "rows.jsonl").read_text().splitlines()
+    assert again[: len(kept)] == kept and len(again) == len(rows)
+    assert done.stdout == before.stdout  # the same table
+
+
+ANSWERS: list[tuple[int | None, str, str, str]] = [
+    (None, "", "", "HANG"),
+    (-6, "", "", "TRACEBACK"),
+    (1, "", "ValueError: no\n", "TRACEBACK"),
+    (0, "Traceback (most recent call last)\n", "", "TRACEBACK"),
+    (2, "", "thread 'main' panicked at src/lib.rs\n", "TRACEBACK"),
+    (2, "", "error: no \x1b[31m\nhint: x\n", "ESCAPE"),
+    (0, "name \x9b31m\n", "", "ESCAPE"),
+    (2, "", "no\n", "UNCLEAR"),
+    (2, "", "error: no\n", "UNCLEAR"),
+]
+
+
+@pytest.mark.parametrize(("status", "out", "err", "outcome"), ANSWERS)
+def test_answers_that_nothing_excuses(status: int | None, out: str, err: str, outcome: str, script: Any) -> None:
+    commands = script("trials.commands")
+    with pytest.raises(script("trials.outcomes").Failed) as failed:
+        commands.sound(commands.Answer(("pretrain",), status, out, err))
+    assert failed.value.verdict.outcome.value == outcome
+    good = commands.Answer(("pretrain",), 2, "", "error: no\nhint: yes\n")
+    assert commands.sound(good) is good
+
+
+def test_the_table_and_the_list_of_failures(script: Callable[[str], ModuleType]) -> None:
+    faults = script("faults")
+    rows = [
+        {"kind": "kills", "seed": 0, "outcome": "recovered", "detail": "fine"},
+        {"kind": "kills", "seed": 1, "outcome": "SILENT", "detail": "other weights"},
+        {"kind": "typos", "seed": 0, "outcome": "refused", "detail": "fine"},
+    ]
+    assert faults.table(rows, {"kills": 3, "typos": 1}).splitlines() == [
+        "kind   trials  recovered    refused     SILENT",
+        "kills       2          1                     1  (1 not run)",
+        "typos       1                     1           ",
+    ]
+    assert faults.failures(rows) == "SILENT  other weights\n    scripts/faults.py --only kills --seed 1"

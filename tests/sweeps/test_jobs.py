@@ -1,0 +1,174 @@
+"""Sweeps run on Hydra's own launcher, with commands that only write a result."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmtool import cli
+from lmtool.errors import Diverged, Stopped, UserError
+from lmtool.sweeps import jobs as sweep
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
+    """The configurations the fake command was called with, in an empty working folder."""
+    monkeypatch.chdir(tmp_path)
+    found: list[Any] = []
+
+    def run(verb: str, config: Any, overrides: list[str]) -> dict[str, Any]:
+        found.append((verb, config, overrides))
+        if config.seed == 2:
+            raise Diverged("the loss is nan at step 3", "lower optimizer.lr")
+        if config.seed == 3:
+            raise ValueError("a fault of ours")
+        if config.seed == 4:
+            raise Stopped("stopped at step 1", 130)
+        result = {"metric": "accuracy", "value": 0.5 + config.seed / 10, "status": "done"}
+        folder = Path(config.run_dir)
+        (folder / "result.json").write_text(json.dumps(result))
+        return result
+
+    monkeypatch.setattr(cli, "run", run)
+    return found
+
+
+def test_a_sweep_seeds_each_job_and_goes_on_after_a_failed_one(
+    seen: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed = ["finetune", "model=bert_tiny", "task=sst2,cola", "seed=0,2,1", "-m"]
+    assert cli.main(typed) == 4
+    assert [(config.task.name, config.seed) for _, config, _ in seen] == [
+        ("sst2", 0), ("sst2", 2), ("sst2", 1), ("cola", 0), ("cola", 2), ("cola", 1)
+    ]  # fmt: skip
+    folder = Path("runs/finetune-sweep-0001")
+    assert [config.run_dir for _, config, _ in seen] == [str(folder / str(job)) for job in range(6)]
+    assert all(config.name is None for _, config, _ in seen)
+    assert seen[1][2] == ["model=bert_tiny", "task=sst2", "seed=2"]
+    record = json.loads((folder / "1" / "job.json").read_text())
+    assert record["exit_status"] == 4 and record["error"] == "the loss is nan at step 3"
+    # Hydra leaves nothing of its own in a job's folder.
+    assert {one.name for one in (folder / "0").iterdir()} == {"job.json", "result.json"}
+    shown = capsys.readouterr()
+    rows = [line.rpartition("/")[2] for line in shown.out.splitlines() if f" {folder}/" in line]
+    assert rows == ["2", "5", "0", "3", "1", "4"], shown.out
+    assert "the loss is nan at step 3" in shown.out and "hint: lower optimizer.lr" in shown.err
+    assert cli.main(typed[:3] + ["seed=1", "-m"]) == 0 and Path("runs/finetune-sweep-0002").is_dir()
+
+
+def test_a_fault_in_one_job_is_the_worst_status(seen: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["pretrain", "-m", "model=bert_tiny", "seed=3,2,1"]) == 1
+    assert len(seen) == 3
+    assert "ValueError: a fault of ours" in capsys.readouterr().err
+
+
+def test_an_interrupt_ends_the_sweep(seen: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["pretrain", "-m", "model=bert_tiny", "seed=1,4,0"]) == 130
+    assert [config.seed for _, config, _ in seen] == [1, 4]
+    assert "stopped at step 1" in capsys.readouterr().out
+
+
+def test_a_mistake_in_any_job_stops_before_the_first(seen: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["pretrain", "-m", "model=bert_tiny,gpt_tiny", "objective=mlm", "max_length=64,1024"]) == 2
+    assert seen == [] and not Path("runs").exists()
+    told = capsys.readouterr().err
+    assert told.count("objective=mlm trains an encoder") == 1 and told.count("max_length=1024 is more") == 1
+
+
+def test_a_named_sweep_has_its_folder_and_is_gone_on_with(seen: list[Any]) -> None:
+    for _ in range(2):
+        assert cli.main(["pretrain", "-m", "model=bert_tiny", "seed=0,1", "name=mine"]) == 0
+    assert [config.run_dir for _, config, _ in seen] == ["runs/mine/0", "runs/mine/1"] * 2
+    assert not list(Path("runs").glob("pretrain-sweep-*"))
+
+
+def test_configurations_of_all_jobs(seen: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["pretrain", "-m", "model=bert_tiny", "seed=0,1", "--cfg", "job"]) == 0
+    shown = capsys.readouterr().out
+    assert "seed: 0" in shown and "seed: 1" in shown and seen == [] and not Path("runs").exists()
+
+
+def test_secrets_typed_for_a_sweep_are_masked(seen: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_SECRET", "plantedsecret")
+    assert cli.main(["pretrain", "-m", "model=bert_tiny", "seed=0,1", "cache_dir=/tmp/plantedsecret"]) == 0
+    for file in Path("runs").rglob("*"):
+        assert file.is_dir() or "plantedsecret" not in file.read_text(), file
+
+
+def test_the_metric_goes_back_to_the_sweeper(seen: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    from hydra._internal.callbacks import Callbacks
+
+    returned: list[float] = []
+    monkeypatch.setattr(
+        Callbacks, "on_job_end", lambda self, config, job_return: returned.append(job_return.return_value)
+    )
+    assert cli.main(["pretrain", "-m", "model=bert_tiny", "seed=0,2,1"]) == 4
+    assert returned[0] == 0.5 and math.isnan(returned[1]) and returned[2] == 0.6
+
+
+def test_a_folder_that_cannot_be_written(seen: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    Path("runs").write_text("a file")
+    assert cli.main(["pretrain", "-m", "model=bert_tiny", "seed=0,1"]) == 2
+    assert "error: runs" in capsys.readouterr().err
+
+
+def test_user_errors_of_a_job_carry_their_status(seen: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*_: Any) -> None:
+        raise UserError("no such file", "give data.path=")
+
+    monkeypatch.setattr(cli, "run", run)
+    assert cli.main(["pretrain", "-m", "model=bert_tiny", "seed=0,1"]) == 2
+
+
+def test_a_launcher_that_is_not_installed_leaves_nothing(seen: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["pretrain", "-m", "seed=0,1", "hydra/launcher=nowhere"]) == 2
+    assert "hydra/launcher=nowhere is not one of" in capsys.readouterr().err
+    assert not list(Path().glob("runs/*"))
+
+
+@pytest.mark.parametrize(
+    ("section", "says"),
+    [
+        ("launcher: {_target_: os.system}", "hydra.launcher._target_=os.system: a name in a configuration is never"),
+        ("sweeper: {_target_: os.system}", "hydra.sweeper._target_=os.system: a name in a configuration is never"),
+        (
+            "callbacks: {mine: {_target_: pathlib.Path.touch, self: pwned}}",
+            "hydra.callbacks.mine._target_=pathlib.Path.touch: a name in a configuration is never",
+        ),
+        (
+            "launcher: {_target_: hydra._internal.core_plugins.basic_sweeper.BasicSweeper, n: 1}",
+            "the configuration does not compose",
+        ),
+    ],
+)
+def test_yaml_names_nothing_that_is_imported(
+    section: str, says: str, seen: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path("mine/experiment")
+    folder.mkdir(parents=True)
+    (folder / "odd.yaml").write_text(f"# @package _global_\nhydra: {{{section}}}\n")
+    typed = ["pretrain", "-m", "model=bert_tiny", "seed=0,1", "--config-dir", "mine", "experiment=odd"]
+    assert cli.main(typed) == 2
+    told = capsys.readouterr().err
+    assert says in told and "hint: " in told and "Traceback" not in told
+    assert seen == [] and [one.name for one in Path().iterdir()] == ["mine"]
+
+
+def test_other_launchers_can_send_a_job_to_another_process() -> None:
+    from functools import partial
+
+    job = partial(sweep._job, partial(cli.run_job, "pretrain", ("outsider",)))
+    again = pickle.loads(pickle.dumps(job))
+    assert again.args[0].args == ("pretrain", ("outsider",)) and again.args[0].func is cli.run_job
+
+
+def test_what_the_plain_sweeper_cannot_do(seen: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["pretrain", "-m", "optimizer.lr=interval(1e-5,1e-2)"]) == 2
+    assert "error: optimizer.lr=interval(1e-5,1e-2): the plain sweeper" in capsys.readouterr().err
+    assert cli.main(["pretrain", "-m", "seed=range(5,7)", "model=bert_tiny"]) == 0
+    assert [config.seed for _, config, _ in seen] == [5, 6]

@@ -1,0 +1,161 @@
+"""A task among objectives: its own learner under another protocol, in a mixture with text and other tasks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from task_fixtures import evaluation, singles, table
+
+from lmtool.config.tables import Choice
+from lmtool.data.loader import PackedLoader
+from lmtool.data.split import Rows, SplitData
+from lmtool.errors import UserError
+from lmtool.learners.baseline import mean_losses
+from lmtool.learners.configs import MixtureConfig
+from lmtool.learners.evaluation import evaluate
+from lmtool.objectives import configs as configs
+from lmtool.tasks.configs import tasks_of
+from lmtool.tasks.members import read_tasks, rows_of
+from lmtool.training.precision import FP32_CPU
+from tests.objectives.objective_fixtures import backbone, store, tokenizer
+from tests.objectives.objective_fixtures import rows_of as first_rows
+
+FAMILIES = {"bert": "wordpiece", "gpt": "bytebpe", "t5": "t5"}
+TEXT = {"bert": {"name": "mlm", "pairs": "nsp"}, "gpt": "clm", "t5": "span_corruption"}
+
+
+@pytest.fixture(scope="module")
+def tokenizers():
+    return {family: tokenizer(kind) for family, kind in FAMILIES.items()}
+
+
+@pytest.fixture
+def sections(tmp_path):
+    """Two tasks as members: classes with balanced weights, and values."""
+    table(tmp_path / "mood.tsv", ["text", "label"], singles(31, ["good", "bad", "bad"]))
+    table(tmp_path / "score.tsv", ["text", "label"], singles(20, [0.5, 2.5, 4.0]))
+    mood = {
+        "kind": "classification", "name": "mood", "path": str(tmp_path / "mood.tsv"),
+        "metrics": ["accuracy", "macro_f1"], "loss": {"class_weights": "balanced"},
+    }  # fmt: skip
+    score = {"kind": "regression", "name": "score", "path": str(tmp_path / "score.tsv")}
+    return {"name": "task", "task": mood}, {"name": "task", "task": score}
+
+
+def made(section, family, tokens):
+    """A resolved objective, its learner, and the data of both splits."""
+    objective, read = read_tasks(Choice("objective").validate(section), 3, "unread", True)
+    learner = objective.learner(backbone(family), tokens, 3)
+    text = store(tokens)
+    data = {split: SplitData(split, text, rows=rows_of(read, split)) for split in ("train", "validation")}
+    return objective, learner, data
+
+
+def gradients(learner, batches):
+    learner.zero_grad()
+    counts = {name: sum(learner.counts(one).get(name, 0) for one in batches) for name in learner.weights}
+    losses = dict.fromkeys(counts, 0.0)
+    for batch in batches:
+        output = learner(batch, 1)
+        sum(output.weights[name] * one / counts[name] for name, one in output.sums.items()).backward()
+        for name, one in output.sums.items():
+            losses[name] += one.item() / counts[name]
+    return losses, {name: one.grad.clone() for name, one in learner.named_parameters() if one.grad is not None}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_it_is_the_learner_of_the_task(sections, family, tokenizers):
+    """Same names, losses, gradients and scores, with dropout and without."""
+    objective, learner, stores = made(sections[0], family, tokenizers[family])
+    assert objective.task.labels == ("bad", "good") and objective.task.loss.class_weights[1] > 1
+    own = objective.task.learner(backbone(family), tokenizers[family], 3)
+    assert learner.state_dict().keys() == own.state_dict().keys()
+    for training in (True, False):
+        batch = first_rows(learner.examples(stores["train"], 32), 9)
+        mine = gradients(learner.train(training), [batch])
+        theirs = gradients(own.train(training), [first_rows(own.examples(stores["train"], 32), 9)])
+        assert mine[0] == theirs[0] and mine[1].keys() == theirs[1].keys() == dict(own.named_parameters()).keys()
+        assert all(torch.equal(one, theirs[1][name]) for name, one in mine[1].items())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_members_of_a_mixture(sections, family, tokenizers):
+    section = {"name": "mixture", "members": [TEXT[family], *sections], "weights": [0.5, 0.3, 0.2]}
+    objective, learner, stores = made(section, family, tokenizers[family])
+    assert [one.title for one in objective.parts()][1:] == ["mood", "score"] and objective.weights == (0.5, 0.3, 0.2)
+    assert tasks_of(objective)[0].labels == ("bad", "good")
+    assert learner.weights["mood"] == 0.3 and {"mood", "score"} <= set(learner.heads)
+    assert {name.split(".")[0] for name in learner.state_dict()} == {"backbone", "heads"}
+    learner.train()
+    examples = learner.examples(stores["train"], 32)
+    numbers = np.linspace(0, len(examples.plan(0)) - 1, 14).astype(int)
+    losses, grads = gradients(learner, [examples.batch(examples.plan(0).rows[numbers], numbers, 0)])
+    assert set(losses) == set(learner.weights) and set(grads) == dict(learner.named_parameters()).keys()
+    parts = [examples.batch(examples.plan(0).rows[some], some, 0) for some in np.array_split(numbers, 5)]
+    again, part_gradients = gradients(learner, parts)
+    assert again == pytest.approx(losses, rel=1e-5)
+    for name, gradient in grads.items():
+        torch.testing.assert_close(part_gradients[name], gradient, rtol=1e-4, atol=1e-6)
+
+    held_out = learner.examples(stores["validation"], 32)
+    assert len(held_out.plan(0)) == sum(len(one.plan(0)) for one in held_out.members.values()), (
+        "all, whatever its share"
+    )
+    batches = list(PackedLoader(held_out, 0, None, 300, shuffle=False).epoch_batches())
+    predictors = learner.predictors(stores["train"], examples)
+    joined = evaluate(learner, learner.scorer(stores["validation"], held_out, predictors), batches)
+    found, before = joined.metrics(), mean_losses(predictors, batches)
+    alone = evaluation(learner.members["mood"], stores["validation"].rows["mood"]).metrics()
+    assert {name: found[f"mood_{name}"] for name in alone} == pytest.approx(alone, rel=1e-6)
+    rows = stores["validation"].rows
+    assert (found["mood_count"], found["score_count"]) == (len(rows["mood"]), len(rows["score"]))
+    assert {"mood_macro_f1", "score_pearson", "score_mse"} <= set(found) and "score_accuracy" not in found
+    assert found["score_mse"] == pytest.approx(found["score_loss"], rel=1e-5)
+    mean = stores["train"].rows["score"].labels.mean()
+    assert before["score"] == pytest.approx(np.mean((rows["score"].labels - mean) ** 2)) == found["score_baseline"]
+    learner.eval()
+    samples = [one for batch in batches for one in learner.samples(batch, 3)]
+    golds = {one["gold"] for one in samples if "gold" in one}
+    assert golds & {"good", "bad"} and golds & {0.5, 2.5, 4.0}
+
+
+def test_texts_are_labelled(sections, tokenizers):
+    _, learner, _ = made(sections[0], "bert", tokenizers["bert"])
+    found = list(learner.respond(Rows.of_texts(text=["a fine film", "a mess"]), 32, 100, FP32_CPU))
+    assert [one["text"] for one in found] == ["a fine film", "a mess"]
+    assert all(one["prediction"] in ("good", "bad") and 0.5 <= one["score"] <= 1 for one in found)
+    assert learner.reads == ("text",) and learner.line(found[0]).endswith("  a fine film")
+
+
+def test_names_are_a_heads_alone(sections, tokenizers):
+    def named(name, *members):
+        task = {"name": "task", "task": sections[0]["task"] | {"name": name}}
+        made({"name": "mixture", "members": [*members, task]}, "bert", tokenizers["bert"])
+
+    with pytest.raises(UserError, match="the task masked_lm has the name of another member's head"):
+        named("masked_lm", "mlm")
+    with pytest.raises(UserError, match="task.name=pooler is the name of a head"):
+        named("pooler")
+    for members, told in (
+        ([*sections, sections[0]], r"\[mood, score, mood\]: each objective once, tasks by their names"),
+        ([{"name": "task", "task": {"kind": "regresion"}}], "members: task: kind=regresion is not known"),
+        ([{"name": "task", "task": sections[0]["task"] | {"pat": "x"}}], "members: task.pat: unknown key"),
+        (["task"], "members: task: missing required value"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            MixtureConfig(members=tuple(members))
+
+
+def test_the_data_are_told_apart_by_a_hash(sections, tmp_path):
+    def hashed():
+        (data,) = read_tasks(Choice("objective").validate(sections[0]), 3, "unread", True)[1].values()
+        return data.facts["fingerprint"]
+
+    before = hashed()
+    assert before == hashed()
+    file = tmp_path / "mood.tsv"
+    file.write_text(file.read_text().replace("good", "fair"))
+    assert before == hashed(), "the name of a class changes no number"
+    file.write_text(file.read_text().replace("story", "tale"))
+    assert before != hashed()

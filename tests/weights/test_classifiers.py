@@ -1,0 +1,50 @@
+"""The task in a config.json, and back."""
+
+from __future__ import annotations
+
+import pytest
+
+from lmtool.errors import UserError
+from lmtool.weights.classifiers import is_classifier, label_names, labels_of, refusal, task_of
+
+
+@pytest.mark.parametrize(
+    ("config", "names"),
+    [
+        ({}, ["LABEL_0", "LABEL_1"]),
+        ({"num_labels": 1}, ["LABEL_0"]),
+        ({"num_labels": 3}, ["LABEL_0", "LABEL_1", "LABEL_2"]),
+        ({"id2label": {"1": "b", "0": "a"}, "label2id": {"wrong": 7}}, ["a", "b"]),
+        ({"id2label": {"0": "score"}}, ["score"]),
+        ({"id2label": {str(number): f"c{number}" for number in range(12)}}, [f"c{number}" for number in range(12)]),
+    ],
+)
+def test_labels_go_there_and_back(config, names):
+    assert label_names(config) == names
+    task = task_of(config)
+    assert task["kind"] == ("regression" if len(names) == 1 else "classification")
+    written = labels_of(task)
+    assert label_names(written) == names and refusal(written) is None
+    assert written["label2id"] == {name: number for number, name in enumerate(names)}
+    assert written["num_labels"] == len(names)
+
+
+@pytest.mark.parametrize("names", [{"1": "a", "2": "b"}, {"a": "b"}, ["a", "b"], {"0": "a", "2": "b"}])
+def test_labels_without_numbers_are_refused(names):
+    with pytest.raises(UserError, match="does not number its labels"):
+        label_names({"id2label": names})
+
+
+@pytest.mark.parametrize(
+    ("kind", "count"),
+    [("multi_label_classification", 3), ("regression", 2), ("single_label_classification", 1), (None, 0)],
+)
+def test_other_problems_are_no_task(kind, count):
+    config = {"problem_type": kind, "num_labels": count}
+    assert task_of(config) is None and f"labels: {count}" in refusal(config)
+
+
+def test_the_class_says_what_it_is():
+    assert is_classifier({"architectures": ["BertForSequenceClassification"]})
+    for classes in (None, [], ["BertForMaskedLM"], ["BertForMultipleChoice"], ["BertForTokenClassification"]):
+        assert not is_classifier({"architectures": classes})
