@@ -48,7 +48,6 @@ VERBS: dict[str, Verb] = {
     "show": Verb("explain a key or print a choice", "lmtool show optimizer.lr"),
 }
 SWEEPABLE = ("pretrain", "finetune")
-INSPECT_KEYS = ("n", "tokens", "output")
 
 FLAGS = """flags, anywhere after the command:
   -m, --multirun       run every combination of the values that commas separate: -m task=sst2,cola seed=1,2
@@ -153,8 +152,9 @@ def _status(returned: Any) -> int:
 
 def _of_a_run(command: str, arguments: Arguments) -> int:
     """plan and inspect: what another command would do. inspect has keys of its own beside the run's."""
-    own = [word for word in arguments.rest if word.partition("=")[0] in INSPECT_KEYS and command == "inspect"]
-    arguments.rest = [word for word in arguments.rest if word not in own]
+    from lmtool.commands.looking import KEYS, Looking
+
+    own = [word for word in arguments.rest if word.partition("=")[0] in KEYS and command == "inspect"]
     named = [word for word in arguments.rest if "=" not in word]
     if len(named) > 1 or (named and named[0] not in SWEEPABLE):
         close = nearest(named[0], SWEEPABLE)
@@ -163,8 +163,8 @@ def _of_a_run(command: str, arguments: Arguments) -> int:
         raise UserError(what, f"lmtool {command} {close or 'pretrain'}")
     typed_task = any(word.startswith(("task=", "task.")) for word in arguments.rest)
     verb = named[0] if named else ("finetune" if typed_task else "pretrain")
-    arguments.rest = [word for word in arguments.rest if word not in named]
-    config = configuration(verb, arguments, running=False)
+    arguments.rest = [word for word in arguments.rest if word not in (*own, *named)]
+    looking, config = Looking.of(own), configuration(verb, arguments, running=False)
     if arguments.cfg:
         return _print(config, verb)
     if command == "plan":
@@ -173,7 +173,7 @@ def _of_a_run(command: str, arguments: Arguments) -> int:
         return _status(plan.run(config, verb))
     from lmtool.commands import inspect
 
-    return _status(inspect.run(config, verb, inspect.Looking.of(own)))
+    return _status(inspect.run(config, verb, looking))
 
 
 def _configured(verb: str, arguments: Arguments) -> int:
@@ -302,7 +302,7 @@ def run_job(verb: str, plugin_names: tuple[str, ...], data: dict[str, Any], over
 
 def parse(words: Sequence[str]) -> Arguments:
     """Sort flags, which may stand anywhere, from the rest. Raises UserError for an unknown flag."""
-    found, left, flags = Arguments(), list(words), set[str]()
+    found, left = Arguments(), list(words)
     while left:
         word = left.pop(0)
         flag, equals, value = word.partition("=")
@@ -319,9 +319,6 @@ def parse(words: Sequence[str]) -> Arguments:
                 if not left:
                     raise UserError(f"{flag}: its value is missing", "lmtool --help prints the flags")
                 value = left.pop(0)
-            if flag in ("--config", "--cfg") and flag in flags:
-                raise UserError(f"{flag} is given twice", "give it once")
-            flags.add(flag)
             _take(found, flag, value)
         else:
             known = ("--multirun", "--debug", "--help", "--config", "--config-dir", "--plugin", "--cfg")
@@ -334,6 +331,8 @@ def parse(words: Sequence[str]) -> Arguments:
 
 
 def _take(found: Arguments, flag: str, value: str) -> None:
+    if flag == "--config" and found.config is not None:
+        raise UserError("--config is given twice", "give it once")
     if flag == "--config":
         found.config = Path(value)
     elif flag == "--config-dir":

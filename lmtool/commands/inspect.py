@@ -6,7 +6,6 @@ replaced-token detection: at its initial weights, or those of checkpoint=); any 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -18,6 +17,7 @@ from lmtool.commands.describing import described
 from lmtool.commands.evaluate import write_output
 from lmtool.commands.finetune import own_tokenizer
 from lmtool.commands.labelled import data_to_learn
+from lmtool.commands.looking import Looking
 from lmtool.commands.screens import warnings_of
 from lmtool.commands.starting import require_fit, start_weights, starting_tokenizer, with_tasks
 from lmtool.config.tables import build
@@ -26,7 +26,7 @@ from lmtool.data.plan import Examples
 from lmtool.data.split import SplitData
 from lmtool.data.store import open_store
 from lmtool.data.vocabulary import trained_tokenizer
-from lmtool.errors import CheckFailed, UserError
+from lmtool.errors import CheckFailed
 from lmtool.objectives.statistics import measure
 from lmtool.objectives.tally import FAMILY, Tally
 from lmtool.reporting.console import Output
@@ -43,32 +43,6 @@ _SHOWN = 2000
 _BORDER = " ‖ "
 # What is predicted, and special tokens.
 _HIGHLIGHTS = {r"\S+→\S+": "bold yellow", r"(?<!\S)(\[[A-Z]+\]|</?[a-z_0-9|]+>)(?!\S)": "cyan"}
-
-
-@dataclass(frozen=True)
-class Looking:
-    """n: examples to print. tokens: how many are measured. output: file for the examples as JSON lines, or None."""
-
-    n: int = 3
-    tokens: int = 200_000
-    output: str | None = None
-
-    @classmethod
-    def of(cls, words: Sequence[str]) -> Looking:
-        """From KEY=VALUE words. UserError where a value is no number."""
-        values: dict[str, Any] = {}
-        for word in dict.fromkeys(words):
-            key, _, value = word.partition("=")
-            if key in values:
-                raise UserError(f"{word}: {key} is given twice", "keep one of them")
-            if key == "output":
-                values[key] = value
-                continue
-            number = value.replace("_", "").replace(",", "")
-            if not number.isdigit() or (key == "tokens" and int(number) < 1):
-                raise UserError(f"{word}: {key} is a whole number", f"give {key}={getattr(cls, key)}")
-            values[key] = int(number)
-        return cls(**values)
 
 
 def run(config: PretrainConfig | FinetuneConfig, verb: str, looking: Looking) -> int:

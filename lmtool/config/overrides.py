@@ -81,7 +81,8 @@ def read(
         if len(key.encode("utf-8", "replace")) > LONGEST_KEY:
             what = f"{key[:40]}...: a key of {len(key):,} characters; no key has more than {LONGEST_KEY}"
             typed.problems.append(Problem(key, what, "`lmtool show KEY` explains a key"))
-        elif "=" not in text and sign != "~":
+            continue
+        if "=" not in text and sign != "~":
             named = f"{text}=VALUE" if _KEY.fullmatch(text) else f"KEY={text}, such as checkpoint={text}"
             hint = "flags begin with two dashes: `lmtool --help`" if text.startswith("-") else f"write {named}"
             typed.problems.append(Problem(key, f"{text} is no override", hint))

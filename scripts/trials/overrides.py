@@ -111,21 +111,19 @@ def _value(place: Path, command: str, key: str, value: str) -> Verdict:
 
 def _as_typed(command: str, key: str, value: str, data: dict[str, Any]) -> None:
     """Raises Failed where the configuration holds another value than the one that was typed."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    from lmtool.cli import _verbatim
+    from lmtool.commands.configs import COMMANDS
+    from lmtool.config.overrides import Offers, as_values
     from lmtool.runs.run_folder import flatten
 
     if "${" in value or value == "???":
         return
     held: Any = data
+    wanted: Any = value
+    if key not in COMMANDS[command].verbatim:
+        wanted = as_values([f"{key}={value}"], Offers({}, {}))[0]
     for part in key.split("."):
         held = held.get(part) if isinstance(held, dict) else None
-    if key in _verbatim(command):
-        wanted: Any = value
-    else:
-        wanted = OverridesParser.create().parse_override(f"{key}={value}").value()
-        wanted = getattr(wanted, "text", wanted)
+        wanted = wanted.get(part) if isinstance(wanted, dict) else wanted
     same = held == wanted or (isinstance(wanted, str) and wanted in ("auto", "none"))
     same = same or (
         isinstance(held, dict) and isinstance(wanted, dict) and flatten(wanted).items() <= flatten(held).items()

@@ -377,6 +377,6 @@ def test_a_real_full_file_is_an_os_error(tmp_path: Path) -> None:
 def test_a_disk_too_small_is_refused_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(keeper.shutil, "disk_usage", lambda path: usage(10**9, 10**9, 10**5))
-    with pytest.raises(UserError, match=r"has 0\.00 GB free; the checkpoints of this run need"):
+    with pytest.raises(UserError, match=r"has 0\.1 MB free; the checkpoints of this run need 1\.\d MB"):
         go(tmp_path / "run")
     assert not (tmp_path / "run").exists()
