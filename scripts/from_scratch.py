@@ -18,7 +18,7 @@ from pathlib import Path
 from rows import Rows, listed, mean_and_error, stop
 
 from lmtool import cli
-from lmtool.config.saved import checkpoint_folder
+from lmtool.config.checkpoint import checkpoint_folder
 from lmtool.reporting.console import Output
 from lmtool.reporting.table import print_table
 

@@ -121,7 +121,7 @@ def write_rows(words: list[str], folder: Path) -> None:
     for split, rows in (("train", data.train), ("dev", next(iter(data.validation.values())))):
         assert rows.labels is not None
         columns = {
-            **dict(zip(task.text, rows.texts, strict=True)),
+            **dict(zip(task.text, rows.columns.values(), strict=True)),
             task.label: [task.labels[one] for one in rows.labels],
         }
         lines = [json.dumps(dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
@@ -134,7 +134,8 @@ def tokenized(checkpoint: str, config: FinetuneConfig, rows: Any) -> dict[str, l
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    return dict(tokenizer(*rows.texts, truncation=True, max_length=config.max_length, split_special_tokens=True))
+    texts = rows.columns.values()
+    return dict(tokenizer(*texts, truncation=True, max_length=config.max_length, split_special_tokens=True))
 
 
 def require_same_tokens(checkpoint: str, config: FinetuneConfig) -> None:
