@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -128,6 +129,37 @@ def test_two_models_that_both_learn_and_a_task_of_tags_in_windows(tmp_path: Path
     assert predictions and all(len(row["words"]) == len(row["gold"]) == len(row["prediction"]) for row in predictions)
     assert (tmp_path / "again.jsonl").read_text().splitlines() == [json.dumps(row) for row in predictions]
     assert "'D'" in answers[3][1] and "'O'" in answers[3][1]
+
+
+def test_a_model_that_is_no_transformer_pretrains_resumes_and_is_finetuned(tmp_path: Path) -> None:
+    words = ("the", "cat", "sat", "on", "a", "mat", "and", "some", "dogs", "ran", "to", "their", "old", "house")
+    lines = [" ".join(words[(line + 3 * place) % 14] for place in range(20)) for line in range(200)]
+    (tmp_path / "text.txt").write_text("\n\n".join(lines))
+    rows = [f"{line}\t{'odd' if number % 2 else 'even'}" for number, line in enumerate(lines)]
+    (tmp_path / "rows.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n")
+    common = "--plugin outsider cache_dir=cache device=cpu precision=fp32 max_length=24"
+    pretrain = f"pretrain {common} model=lstm data=text data.path=text.txt batch_tokens=256 checkpoint_every=10"
+    finetune = f"finetune {common} task=classification task.path=rows.tsv checkpoint=runs/alone max_steps=10"
+    (alone,) = lmtool(tmp_path, f"{pretrain} max_steps=40 name=alone")
+    assert alone[0] == 0, alone[2]
+    # Killed behind its next-to-last checkpoint, and started again.
+    cut = tmp_path / "runs" / "cut"
+    shutil.copytree(tmp_path / "runs" / "alone", cut)
+    shutil.rmtree(cut / "checkpoints" / "step_00000040")
+    (cut / "result.json").unlink()
+    answers = lmtool(
+        tmp_path,
+        f"{pretrain} max_steps=40 name=cut",
+        f"{finetune} batch_examples=8 name=classes",
+        "predict --plugin outsider checkpoint=runs/alone device=cpu precision=fp32 'text=the on'",
+        f"plan pretrain {common} model=lstm data=text data.path=text.txt batch_tokens=256 max_steps=40",
+    )
+    assert [answer[0] for answer in answers] == [0] * 4, [answer[2] for answer in answers]
+    weights = Path("checkpoints") / "step_00000040" / "model.safetensors"
+    assert (cut / weights).read_bytes() == (tmp_path / "runs" / "alone" / weights).read_bytes()
+    result = json.loads((tmp_path / "runs" / "alone" / "result.json").read_text())
+    assert result["value"] < result["baseline"], "the next word is a function of the one before"
+    assert answers[2][1].startswith("the on") and len(answers[2][1].split()) > 3
 
 
 def test_an_installed_package_is_found_by_its_entry_point(tmp_path: Path) -> None:

@@ -89,19 +89,20 @@ def mean_losses(predictors: Mapping[str, Predictor], batches: Iterable[Batch]) -
     UserError where there is nothing that a term predicts.
     """
     known = {term: one for term, one in predictors.items() if not isinstance(one, BestConstant)}
-    sums, counts, targets = (dict.fromkeys(known, zero) for zero in (0.0, 0, 0))
+    sums, counts = dict.fromkeys(known, 0.0), dict.fromkeys(known, 0)
+    targets: dict[str, int] = {}  # of the terms whose labels are there before a step makes them
     for batch in batches:
         for term, predictor in known.items():
             labels = batch.targets[term].labels if term in batch.targets else None
             if labels is not None:
-                targets[term] += len(labels)
+                targets[term] = targets.get(term, 0) + len(labels)
                 losses = predictor.losses(labels.numpy())
                 # What the predictor holds for impossible is not scored: sentinels, the ends of outputs.
                 losses = losses[np.isfinite(losses)]
                 sums[term] += float(losses.sum())
                 counts[term] += len(losses)
-    for term in known:
-        if not targets[term]:
+    for term, count in targets.items():
+        if not count:
             raise nothing_predicted(term)
     return {
         term: one.expected_loss if isinstance(one, BestConstant) else sums[term] / max(counts[term], 1)

@@ -23,16 +23,32 @@ class AveragerConfig(ModelConfig):
     default_schedule: ClassVar[dict[str, Any]] = {"name": "constant"}
     finetune_optimizer: ClassVar[dict[str, Any]] = {"name": "adamw", "lr": 0.02}
     summary: ClassVar[Literal["pooled_first", "first", "last", "mean"]] = "mean"
-    position_kinds: ClassVar[tuple[str, ...] | None] = ("learned",)
 
     name: Literal["averager"] = Field("averager", description="The averager.")
     vocab_size: int = Field(512, ge=8, description="Rows of the token embedding.")
     num_layers: int = Field(1, ge=1, description="Layers.")
     hidden_size: int = Field(16, ge=4, description="Width of the hidden states.")
-    num_heads: int = Field(1, ge=1, description="None are used.")
-    feedforward_size: int = Field(16, ge=4, description="Width inside a layer.")
     max_positions: int = Field(128, ge=8, description="Longest sequence in tokens.")
     pull: float = Field(0.5, gt=0, description="Weight of the document's mean.")
+
+
+@component("model", "lstm", builder="outsider.lstm:build")
+class LstmConfig(ModelConfig):
+    """A recurrent language model (Hochreiter and Schmidhuber 1997): no attention, no positions, no heads."""
+
+    architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder"]] = "decoder"
+    default_tokenizer: ClassVar[dict[str, Any]] = {"name": "bytebpe"}
+    default_objective: ClassVar[dict[str, Any]] = {"name": "clm"}
+    default_optimizer: ClassVar[dict[str, Any]] = {"name": "adamw", "lr": 0.01}
+    default_schedule: ClassVar[dict[str, Any]] = {"name": "constant"}
+    text_format: ClassVar[str] = "gpt"
+    summary: ClassVar[Literal["pooled_first", "first", "last", "mean"]] = "last"
+
+    name: Literal["lstm"] = Field("lstm", description="The recurrent model.")
+    vocab_size: int = Field(512, ge=8, description="Rows of the token embedding.")
+    num_layers: int = Field(2, ge=1, description="Layers.")
+    hidden_size: int = Field(24, ge=4, description="Width of the hidden states.")
+    max_positions: int = Field(128, ge=8, description="Longest sequence in tokens.")
 
 
 @component("objective", "every_nth", builder="outsider.objective:EveryNth")

@@ -34,7 +34,7 @@ class Averager(Encoder):
             config,
             Embeddings(config.vocab_size, width, Learned(config.max_positions, width), config.dropout),
             [AveragingLayer(width, config.pull) for _ in range(config.num_layers)],
-            nn.LayerNorm(width, config.norm_epsilon),
+            nn.LayerNorm(width),
         )
 
     def initial_draw(self) -> Draw:
