@@ -127,4 +127,4 @@ def _cache(stage: Path, place: Path, chance: random.Random) -> Verdict:
         return _same(stage, place, "pre", shape)
 
 
-KIND = Kind("changes", "data changed before a run resumes, and broken caches", trials=120, draw=4, trial=_trial)
+KIND = Kind("changes", "data changed before a run resumes, and broken caches", trials=100, draw=2, trial=_trial)

@@ -221,4 +221,4 @@ def _cache(stage: Path, place: Path, disk: Disk, scene: str, chance: random.Rand
     return Verdict(Outcome.REFUSED if answer.status else Outcome.DONE, f"{warm=}, {scene}: {answer.errors[:120]}")
 
 
-KIND = Kind("disks", "full and read-only disks", trials=90, draw=4, trial=_trial)
+KIND = Kind("disks", "full and read-only disks", trials=72, draw=2, trial=_trial)

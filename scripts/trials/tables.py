@@ -237,4 +237,4 @@ def _compare(place: Path, role: str, table: Table) -> None:
         raise Failed(Outcome.SILENT, f"gold values {gold[:8]}")
 
 
-KIND = Kind("tables", "tables with one fault, or that only look wrong", trials=300, draw=8, trial=_trial)
+KIND = Kind("tables", "tables with one fault, or that only look wrong", trials=240, draw=4, trial=_trial)
