@@ -50,10 +50,11 @@ def write_rows(folder: Path) -> None:
         (folder / f"{split}.tsv").write_text("\n".join(lines) + "\n")
 
 
-def but_for(words: Sequence[str], more: Sequence[str]) -> list[str]:
-    """The words and more, which stand in the place of those with the same key."""
-    keys = {word.partition("=")[0] for word in more if "=" in word}
-    return [*(word for word in words if word.partition("=")[0] not in keys), *more]
+def but_for(words: Sequence[str], more: Sequence[str] = ()) -> list[str]:
+    """The words and more, of each key the last one."""
+    everything = [*words, *more]
+    last = {word.partition("=")[0]: number for number, word in enumerate(everything) if "=" in word}
+    return [word for number, word in enumerate(everything) if last.get(word.partition("=")[0], number) == number]
 
 
 def pretrain(name: str, *more: str, model: str = "bert_tiny", status: int = 0) -> Path:

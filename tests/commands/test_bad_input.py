@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lmtool import cli
-from tests.commands.conftest import TINY, finetune
+from tests.commands.conftest import TINY, but_for, finetune
 from tests.weights.published_folders import make
 
 MODELS = {
@@ -24,15 +24,15 @@ def tried(content: bytes, objective: str, *more: str) -> int:
     """`lmtool pretrain` on a file of this content."""
     Path("bad.txt").write_bytes(content)
     words = ["pretrain", f"model={MODELS[objective]}", f"objective={objective}", *TINY, "data=text"]
-    more = ("data.path=bad.txt", "cache_dir=cache", "batch_tokens=256", "max_steps=1", "name=bad", *more)
-    return cli.main([*words, *more])
+    words += ["data.path=bad.txt", "cache_dir=cache", "batch_tokens=256", "max_steps=1", "name=bad"]
+    return cli.main(but_for(words, more))
 
 
 def inspected(content: bytes, objective: str, *more: str) -> int:
     """`lmtool inspect` of the same."""
     Path("bad.txt").write_bytes(content)
     words = ["inspect", "pretrain", f"model={MODELS[objective]}", f"objective={objective}", *TINY, "data=text"]
-    return cli.main([*words, "data.path=bad.txt", "cache_dir=cache", "n=1", "tokens=2000", *more])
+    return cli.main(but_for([*words, "data.path=bad.txt", "cache_dir=cache", "n=1", "tokens=2000"], more))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from transformers import AutoModelForPreTraining, AutoModelForSequenceClassifica
 
 import lmtool
 from lmtool import cli
-from tests.commands.conftest import BAD, GOOD, TINY, finetune, pretrain, sentence
+from tests.commands.conftest import BAD, GOOD, TINY, but_for, finetune, pretrain, sentence
 from tests.weights.published_folders import CLASSIFIERS, make_classifier
 
 # A family's pairs; texts may hold what looks like a special token.
@@ -24,7 +24,7 @@ STRANGE = ["", "[SEP] no [MASK] </s>", "<s> is a tag <|endoftext|>", "Ångström
 
 
 def run(*words: str, status: int = 0) -> None:
-    assert cli.main([*words]) == status
+    assert cli.main(but_for(words)) == status
 
 
 def asked(strange: bool = True) -> list[tuple[str, str]]:

@@ -33,7 +33,7 @@ from lmtool.tokenizers.configs import TokenizerConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import choose_precision
 from lmtool.training.step import apply_gradients, gradients
-from tests.commands.conftest import write_rows, write_text
+from tests.commands.conftest import but_for, write_rows, write_text
 
 CPU = torch.device("cpu")
 OBJECTIVES = [one for one in groups.options("objective") if one != "auto"]
@@ -64,7 +64,7 @@ def decode(model: tuple[str, ...], objective: tuple[str, ...], more: tuple[str, 
         elif word.startswith("objective="):
             objective = (word,)
         elif word.startswith("objective."):
-            objective = (*objective, word)
+            objective = tuple(but_for(objective, (word,)))
         else:
             assert word == "tokenizer=auto", word
     sections = {name: section(name) for name in ("tokenizer", "data", "optimizer", "schedule")}

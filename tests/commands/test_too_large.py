@@ -9,7 +9,7 @@ import pytest
 
 from lmtool import cli
 from lmtool.commands import planning
-from tests.commands.conftest import TINY
+from tests.commands.conftest import TINY, but_for
 
 TEXT = ["data=text", "data.path=text.txt", "cache_dir=cache", "max_steps=1", "device=cpu"]
 ROWS = ["task=sst2", "task.path=rows", "checkpoint=none", "cache_dir=cache", "max_epochs=null", "max_steps=1"]
@@ -43,7 +43,7 @@ def test_it_is_refused_with_what_fits(
     assert not Path("runs").exists() and not Path("cache").exists()
     # What the hint says does fit.
     overrides = shlex.split(told.removeprefix("hint: give ").partition(",")[0])
-    config = cli.configuration("pretrain", cli.parse([*TEXT, *words, *overrides]), running=True)
+    config = cli.configuration("pretrain", cli.parse(but_for([*TEXT, *words], overrides)), running=True)
     planning.require_memory(config, planning_precision())
 
 
@@ -65,5 +65,5 @@ def test_frozen_weights_need_less(place: Path, machine: None, capsys: pytest.Cap
 def test_a_plan_says_so_and_ends_well(place: Path, machine: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", "pretrain", "model=bert", "model.num_layers=30"]) == 0
     assert "model=bert is too large for cpu" in capsys.readouterr().out
-    assert cli.main(["plan", "pretrain", *TINY, "model.hidden_size=1000000", "model.num_heads=1"]) == 0
+    assert cli.main(but_for(["plan", "pretrain", *TINY, "model.hidden_size=1000000", "model.num_heads=1"])) == 0
     assert "give model.hidden_size=768" in capsys.readouterr().out
