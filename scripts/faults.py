@@ -240,7 +240,7 @@ def main() -> int:
             print(f"{row['kind']} {row['seed']}: {row['outcome']}", flush=True)
         if time.monotonic() - shown > 60:
             shown = time.monotonic()
-            print(f"{count} of {len(trials)} trials after {shown - begun:.0f} seconds", flush=True)
+            print(f"{count} of {len(trials)} trials after {shown - begun:.0f} seconds", file=sys.stderr, flush=True)
     return report(rows.all, known, planned)
 
 
