@@ -13,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 
 ROOT = Path(__file__).resolve().parents[1]
 OUTSIDE = ROOT / "tests" / "outside"
@@ -160,6 +162,48 @@ def test_a_model_that_is_no_transformer_pretrains_resumes_and_is_finetuned(tmp_p
     result = json.loads((tmp_path / "runs" / "alone" / "result.json").read_text())
     assert result["value"] < result["baseline"], "the next word is a function of the one before"
     assert answers[2][1].startswith("the on") and len(answers[2][1].split()) > 3
+
+
+def test_a_tuning_method_that_adds_modules_and_virtual_tokens(tmp_path: Path) -> None:
+    words = ("the", "cat", "sat", "on", "a", "mat", "and", "some", "dogs", "ran", "to", "their", "old", "house")
+    lines = [" ".join(row) for row in np.random.default_rng(0).choice(words, (160, 12)).tolist()]
+    (tmp_path / "text.txt").write_text("\n\n".join(f"{line}. {line}." for line in lines))
+    rows = [f"{line}\t{'cat' if 'cat' in line else 'none'}" for line in lines]
+    (tmp_path / "rows.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n")
+    common = "--plugin outsider cache_dir=cache device=cpu precision=fp32 max_length=24"
+    tune = f"finetune {common} task=classification task.path=rows.tsv checkpoint=runs/base tuning=prompted max_steps=20"
+    tune += " batch_examples=8 checkpoint_every=10"
+    base, tuned = lmtool(
+        tmp_path,
+        f"pretrain {common} model=bert_tiny objective=mlm data=text data.path=text.txt batch_tokens=256 max_steps=4 "
+        "name=base",
+        f"{tune} name=tuned",
+    )
+    assert base[0] == 0 and tuned[0] == 0, (base[2], tuned[2])
+    run, cut = tmp_path / "runs" / "tuned", tmp_path / "runs" / "cut"
+    shutil.copytree(run, cut)
+    shutil.rmtree(cut / "checkpoints" / "step_00000020")
+    (cut / "result.json").unlink()
+    answers = lmtool(
+        tmp_path,
+        f"{tune} name=cut",
+        "evaluate --plugin outsider checkpoint=runs/tuned device=cpu precision=fp32 output=again.jsonl",
+        "predict --plugin outsider checkpoint=runs/tuned device=cpu 'text=the cat ran'",
+        f"plan {tune}",
+    )
+    assert [answer[0] for answer in answers] == [0] * 4, [answer[2] for answer in answers]
+    weights = Path("checkpoints") / "step_00000020" / "model.safetensors"
+    assert (cut / weights).read_bytes() == (run / weights).read_bytes(), "resumed bit for bit"
+    assert (tmp_path / "again.jsonl").read_text() == (run / "predictions.jsonl").read_text()
+    tensors = load_file(run / weights)
+    before = load_file(tmp_path / "runs" / "base" / "checkpoints" / "step_00000004" / "model.safetensors")
+    added = {name for name in tensors if "virtual" in name or "adapter" in name}
+    assert "backbone.embed.virtual.weight" in added and len(added) == 1 + 2 * 4
+    kept = {name for name in tensors if name.startswith("backbone.")} - added
+    assert all(torch.equal(tensors[name], before[name]) for name in kept), "what is frozen stays as it was"
+    result = json.loads((run / "result.json").read_text())
+    learned = sum(tensors[name].numel() for name in tensors if name in added or name.startswith("heads."))
+    assert result["trainable_parameters"] == learned
 
 
 def test_an_installed_package_is_found_by_its_entry_point(tmp_path: Path) -> None:

@@ -95,6 +95,17 @@ class TwoModelsConfig(ObjectiveConfig):
     agreement: float = Field(0.5, ge=0, description="Weight of the distance between the two.")
 
 
+@component("tuning", "prompted", builder="outsider.prompted:PromptedTuning")
+class PromptedConfig(TuningConfig):
+    """Virtual tokens before each text and a small map behind each layer learn, and the heads."""
+
+    name: Literal["prompted"] = Field("prompted", description="Virtual tokens, adapters and heads learn.")
+    tokens: int = Field(4, ge=1, description="Virtual tokens.")
+    width: int = Field(8, ge=1, description="Width of the maps.")
+    scale: float = Field(3.0, gt=0, description="Learning rate of the virtual tokens, as a multiple.")
+    decay: float = Field(0.01, ge=0, description="Weight of their squares in the loss.")
+
+
 @component("tuning", "vectors", builder="outsider.tuning:VectorTuning")
 class VectorsConfig(TuningConfig):
     """Only vectors (biases and norms) and the heads learn."""

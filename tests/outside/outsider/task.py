@@ -1,17 +1,40 @@
-"""A regression that forgives outliers (Huber 1964)."""
+"""A regression that forgives outliers (Huber 1964) and reads every layer's hidden states, as ELMo's users do (Peters et
+al. 2018)."""
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lmtool.heads.sequence import summary
 from lmtool.models.base import Backbone
+from lmtool.nn.dropout import Draws
+from lmtool.nn.stack import Place, Tap
 from lmtool.tasks.kinds.regression import Regression, RegressionLearner
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, StepOutput
 
 
+class Layers(Tap):
+    """Keeps what stands behind the embedding and behind each layer."""
+
+    def __init__(self) -> None:
+        self.states: list[Tensor] = []
+
+    def __call__(self, place: Place, x_TH: Tensor) -> Tensor:
+        self.states.append(x_TH)
+        return x_TH
+
+
 class GradedLearner(RegressionLearner):
+    def _summary(self, batch: Batch, draws: Draws | None) -> Tensor:
+        """(N, H): the mean over the layers and over the text."""
+        layers = Layers()
+        self.backbone(batch.inputs, draws, tap=layers)
+        assert len(layers.states) == 1 + self.backbone.config.num_layers
+        return summary(torch.stack(layers.states).mean(0), batch.inputs, "mean")
+
     def forward(self, batch: Batch, step: int) -> StepOutput:
         values_N: Tensor = self.outputs(batch, step)[:, 0].float()
         delta = self.config.forgiveness
