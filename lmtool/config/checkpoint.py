@@ -212,8 +212,12 @@ def _object(folder: Path, name: str) -> dict[str, Any]:
 
 
 def read_state(folder: str | Path) -> dict[str, Any]:
-    """state.json: step, epoch, tokens, seconds, total_steps, best_step, best_value, metrics, ..."""
-    return read_json(Path(folder), STATE)
+    """state.json: step, epoch, tokens, seconds, total_steps, best_step, best_value, metrics, ... UserError where its
+    step is no whole number."""
+    state = read_json(Path(folder), STATE)
+    if type(state.get("step")) is not int:
+        raise UserError(f"{Path(folder) / STATE}: step={state.get('step')!r} is no whole number", _COPY)
+    return state
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:

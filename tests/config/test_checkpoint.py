@@ -217,3 +217,13 @@ def test_a_manifest_that_lists_no_model_or_is_no_manifest(tmp_path: Path) -> Non
         (folder / MANIFEST).write_text(content)
         with pytest.raises(Damaged, match="not as it was written"):
             Manifest.read(folder)
+
+
+@pytest.mark.parametrize("step", [1.5, "5", None, True])
+def test_a_step_that_is_no_whole_number_is_refused(tmp_path: Path, step: Any) -> None:
+    folder = checkpoint(tmp_path / "runs" / "a", 5)
+    (folder / "state.json").write_text(json.dumps({"step": step}))
+    (folder / MANIFEST).unlink()
+    write_manifest(folder, {"step": 5})
+    with pytest.raises(UserError, match="state.json: step=.* is no whole number"):
+        read_state(folder)
