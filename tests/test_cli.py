@@ -316,6 +316,14 @@ def test_model_and_tokenizer_of_a_checkpoint(tmp_path: Path, capsys: pytest.Capt
     assert config.task is None and config.data.name == "pydocs" and config.data.max_bytes == 20000
 
 
+def test_a_checkpoint_with_a_name_too_long(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["evaluate", "checkpoint=" + "x" * 5000, "task=sst2"]) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith("error: checkpoint=xxx")
+    assert "file name too long" in printed
+    assert len(printed) < 300
+
+
 @pytest.mark.parametrize(
     ("raised", "status", "says"),
     [

@@ -44,6 +44,9 @@ def decoded(
             checkpoint_config = read_checkpoint(checkpoint) if published is None else published.saved_config()
         except UserError as error:
             problems.append(Problem("checkpoint", error.message, error.hint))
+        except OSError as error:  # a name too long for the file system, a folder that may not be entered
+            what = f"checkpoint={checkpoint[:100]}: {(error.strerror or str(error)).lower()}"
+            problems.append(Problem("checkpoint", what, "give a folder that may be read"))
     needed = [one for one in (checkpoint_config or {}).get("plugins") or () if one not in plugins.typed()]
     if needed:
         checkpoint_config = None
