@@ -1,4 +1,4 @@
-"""`lmtool resume RUN`: go on with a run that was stopped, with the configuration it was started with."""
+"""`lmtool resume RUN`: resume a run that was stopped, with the configuration it was started with."""
 
 from __future__ import annotations
 

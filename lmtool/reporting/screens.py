@@ -70,7 +70,7 @@ def start_screen(
 
     choices: what was chosen ({"model": "bert_tiny", "data": "pydocs"}). data: facts, with nested sections a split.
     model: facts beside the parameters (layers, width, where the weights come from). machine: device, precision, the
-    attention's path, the kind of dropout. resumed_step: the step a started run goes on from.
+    attention's path, the kind of dropout. resumed_step: the step a started run resumes from.
     """
     chosen = " ".join(f"{plain(key)}={plain(value, 80)}" for key, value in choices.items())
     output.line(f"lmtool {__version__} · {command} · {chosen}", "bold")

@@ -48,7 +48,7 @@ def train(
     write_extras: Callable[[Path], None] | None = None,
     group: Group = ALONE,
 ) -> TrainingResult:
-    """Train until a budget is spent, going on from the run's newest whole checkpoint where it has one.
+    """Train until a budget is spent, resuming from the run's newest whole checkpoint where it has one.
 
     evaluate: step -> scores by name, `settings.metric` among them; called with the learner in evaluation mode.
     write_extras: puts further files (the tokenizer) into the folder of each checkpoint. The learner is left with the

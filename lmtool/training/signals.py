@@ -30,7 +30,7 @@ class Signals:
     """
 
     def __init__(self, go_on: str) -> None:
-        """go_on: what to type to go on with the run."""
+        """go_on: what to type to resume the run."""
         self.go_on = go_on
         self.received: signal.Signals | None = None
         self._count = 0

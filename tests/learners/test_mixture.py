@@ -14,7 +14,7 @@ from lmtool.learners.configs import MixtureConfig
 from lmtool.learners.evaluation import evaluate
 from lmtool.objectives.configs import DenoisingConfig, MlmConfig
 from lmtool.objectives.statistics import measure
-from tests.objectives.objective_fixtures import backbone, rows_of, split, store, tokenizer
+from tests.objectives.objective_fixtures import backbone, gradients, rows_of, split, store, tokenizer
 
 CASES = {
     "encoder": ("bert", "wordpiece", ("mlm", {"name": "span", "pairs": "sop"}), (0.75, 0.25)),
@@ -31,18 +31,6 @@ def made(case):
     learner = build(config, backbone(family), tokens, 3)
     data = store(tokens)
     return learner, learner.examples(split(data, "joined", "train"), 32), data
-
-
-def gradients(learner, batches):
-    learner.zero_grad()
-    counts = {name: sum(learner.counts(one).get(name, 0) for one in batches) for name in learner.weights}
-    losses = dict.fromkeys(counts, 0.0)
-    for batch in batches:
-        output = learner(batch, 1)
-        sum(output.weights[name] * one / counts[name] for name, one in output.sums.items()).backward()
-        for name, one in output.sums.items():
-            losses[name] += one.item() / counts[name]
-    return losses, {name: one.grad.clone() for name, one in learner.named_parameters() if one.grad is not None}
 
 
 @pytest.mark.parametrize("case", CASES)

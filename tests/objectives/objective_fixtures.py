@@ -68,3 +68,18 @@ def rows_of(examples, count, epoch=0):
     """The first `count` examples of an epoch as one batch."""
     numbers = np.arange(count)
     return examples.batch(examples.plan(epoch).rows[:count], numbers, epoch)
+
+
+def gradients(learner, batches):
+    """Losses by term and gradients by parameter of one step whose batches are computed one after the other."""
+    learner.zero_grad()
+    counts = {name: sum(learner.counts(batch).get(name, 0) for batch in batches) for name in learner.weights}
+    losses = dict.fromkeys(counts, 0.0)
+    for batch in batches:
+        output = learner(batch, 1)
+        sum(output.weights[name] * total / counts[name] for name, total in output.sums.items()).backward()
+        for name, total in output.sums.items():
+            losses[name] += total.item() / counts[name]
+    return losses, {
+        name: parameter.grad.clone() for name, parameter in learner.named_parameters() if parameter.grad is not None
+    }

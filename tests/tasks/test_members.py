@@ -18,7 +18,7 @@ from lmtool.objectives import configs as configs
 from lmtool.tasks.configs import tasks_of
 from lmtool.tasks.members import read_tasks, rows_of
 from lmtool.training.precision import FP32_CPU
-from tests.objectives.objective_fixtures import backbone, store, tokenizer
+from tests.objectives.objective_fixtures import backbone, gradients, store, tokenizer
 from tests.objectives.objective_fixtures import rows_of as first_rows
 
 FAMILIES = {"bert": "wordpiece", "gpt": "bytebpe", "t5": "t5"}
@@ -50,18 +50,6 @@ def made(section, family, tokens):
     text = store(tokens)
     data = {split: SplitData(split, text, rows=rows_of(read, split)) for split in ("train", "validation")}
     return objective, learner, data
-
-
-def gradients(learner, batches):
-    learner.zero_grad()
-    counts = {name: sum(learner.counts(one).get(name, 0) for one in batches) for name in learner.weights}
-    losses = dict.fromkeys(counts, 0.0)
-    for batch in batches:
-        output = learner(batch, 1)
-        sum(output.weights[name] * one / counts[name] for name, one in output.sums.items()).backward()
-        for name, one in output.sums.items():
-            losses[name] += one.item() / counts[name]
-    return losses, {name: one.grad.clone() for name, one in learner.named_parameters() if one.grad is not None}
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -1,7 +1,7 @@
 """Kill a training again and again, at random moments, and let it go on.
 
 The victims are forked from this process after its imports, which costs a hundredth of a fresh interpreter. A job is a
-function `job(folder)` that trains in the run folder `folder` until it is done, going on from what is there. Forking
+function `job(folder)` that trains in the run folder `folder` until it is done, resuming from what is there. Forking
 wants a process without threads: start the harness as a program of its own, with one thread.
 
     OMP_NUM_THREADS=1 python tests/training/kill_harness.py PACKAGE.MODULE:JOB --kills 100 --root FOLDER
