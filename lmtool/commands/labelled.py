@@ -26,10 +26,10 @@ def data_to_learn(config: FinetuneConfig) -> tuple[FinetuneConfig, TaskData, Tak
     # A published classifier's task has no name; a run's head is its task's.
     if isinstance(section, dict) and section.get("name") in (CLASSIFIER, task.name):
         taken = taken_head(section, task)
-    if taken is not None and task.head is None:
-        task = task.model_copy(update={"head": taken.form})
-    elif taken is not None and config.model.sequence_form(taken.form) != config.model.sequence_form(task.head):
+    if taken is not None and not task.takes_head(taken.form, config.model):
         taken = None
+    elif taken is not None:
+        task = task.with_head(taken.form)
     return config.model_copy(update={"task": task}), replace(data, config=task), taken
 
 
@@ -53,7 +53,7 @@ def data_to_score(config: EvaluateConfig, trained: Trained, before: FinetuneConf
             "name the task's classes as the checkpoint does, in the order of their numbers in the files: "
             "task=custom task.kind=classification task.labels=[...]",
         )
-    scored = data.config.model_copy(update={"head": taken.form})
+    scored = data.config.with_head(taken.form)
     if taken.labels is not None:
         if "f1" in scored.metrics and len(taken.labels) != 2:
             raise UserError(

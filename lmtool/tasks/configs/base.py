@@ -1,0 +1,89 @@
+"""What every task kind's configuration says: where its rows come from, what is read, predicted and scored. Imports no
+torch."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from lmtool.config.base import Config
+from lmtool.config.tables import build
+
+
+class TaskConfig(Config):
+    """The base of every task kind: where labelled rows come from, and which columns are read."""
+
+    architectures: ClassVar[tuple[str, ...]] = ("encoder", "decoder", "encoder_decoder")
+
+    kind: str = Field(description="Which kind of task.")
+    name: str = Field(description="The task's name: its head is heads.NAME.", pattern=r"^[a-z][a-z0-9_]*$")
+    text: tuple[str, ...] = Field(("text",), min_length=1, description="The columns that are read, in order.")
+    label: str = Field("label", description="The column that is predicted.")
+    path: str | None = Field(
+        None,
+        description="Local data: a folder with train, dev and test files (.tsv, .csv, .jsonl), or one such file "
+        "to train on.",
+    )
+    hub: str | None = Field(
+        None,
+        description="Data set read from the hub where no path is given: org/name or org/name:subset.",
+    )
+    embedded: Literal["pydocs"] | None = Field(
+        None,
+        description="Data that every machine has, read where no path is given: pydocs.",
+    )
+    header: tuple[str, ...] | None = Field(None, description="Column names of files that have no header line.")
+    aliases: dict[str, str] = Field({}, description="Column names in files, and the names they have here.")
+    files: dict[str, str] = Field(
+        {},
+        description="Names of files without their suffix, and the split they are: train, dev or test.",
+    )
+    ragged_rows: Literal["refuse", "skip"] = Field(
+        "refuse",
+        description="What to do with a line of too few or too many columns: refuse the file, or skip and count "
+        "the line.",
+    )
+    validation: tuple[str, ...] = Field(
+        ("dev",),
+        min_length=1,
+        description="The development splits; dev and validation mean the same. Without one, a seeded tenth of train is "
+        "held out.",
+    )
+    test: tuple[str, ...] = Field(("test",), description="The test splits, labelled or not: never trained on.")
+    metrics: tuple[str, ...] = Field(min_length=1, description="Scores that are reported.")
+    metric: str = Field(description="The score that chooses the best checkpoint.")
+    train_examples: int | None = Field(None, ge=1, description="Train on this many rows, a seeded draw. Null: all.")
+    dropout: float | None = Field(
+        None,
+        ge=0,
+        lt=1,
+        description="Dropout before the head's output layer. Null: the model's.",
+    )
+
+    def learner(self, *arguments: Any) -> Any:
+        """The learner of this task: `arguments` are backbone, tokenizer and seed."""
+        return build(self).learner(*arguments)
+
+    def text_format(self, model: Any) -> str:
+        """The name of the format in which a model of this configuration reads the rows, see `lmtool.data.formats`."""
+        return model.text_format
+
+    def takes_head(self, form: str | None, model: Any) -> bool:
+        """Whether a checkpoint's head of this form, the `head` of its task, can be the head of this task."""
+        return True
+
+    def with_head(self, form: str | None) -> TaskConfig:
+        """The task with the form of a checkpoint's head."""
+        return self
+
+    @model_validator(mode="after")
+    def _columns_differ(self) -> TaskConfig:
+        if len({*self.text, self.label}) != len(self.text) + 1:
+            raise ValueError(f"text={list(self.text)} and label={self.label} name a column twice")
+        if self.header is not None and len(set(self.header)) != len(self.header):
+            raise ValueError(f"header={list(self.header)} names a column twice")
+        unknown = sorted(set(self.files.values()) - {"train", "dev", "test"})
+        if unknown:
+            raise ValueError(f"files names the split {unknown[0]}: one of train, dev, test")
+        return self
