@@ -45,24 +45,24 @@ def find(key: str, given: str | tuple[str, ...], suffix: str = ".txt") -> list[P
     A path is a file, a folder (its files that end in `suffix`, sub-folders included, hidden ones not, by name) or a
     glob pattern. UserError naming `key` where there is none.
     """
-    found: dict[str, Path] = {}
-    for one in (given,) if isinstance(given, str) else given:
-        path = Path(one).expanduser()
+    by_path: dict[str, Path] = {}
+    for name in (given,) if isinstance(given, str) else given:
+        path = Path(name).expanduser()
         if path.is_dir():
             files = _in_folder(key, path, suffix)
         elif path.exists():
             files = [path]
-        elif any(character in one for character in "*?["):
+        elif any(character in name for character in "*?["):
             files = [Path(match) for match in sorted(glob.glob(str(path), recursive=True)) if not Path(match).is_dir()]
             if not files:
-                raise UserError(f"{key}={one} matches no file", f"look at what is there: ls {_existing_part(path)}")
+                raise UserError(f"{key}={name} matches no file", f"look at what is there: ls {_existing_part(path)}")
         else:
-            raise no_such_file(key, one)
+            raise no_such_file(key, name)
         for file in files:
             if not file.is_file():
                 raise UserError(f"{key}: {file} is no regular file", "give a file, a folder or a glob pattern")
-            found.setdefault(os.path.realpath(file), file)
-    return list(found.values())
+            by_path.setdefault(os.path.realpath(file), file)
+    return list(by_path.values())
 
 
 def regular_file(key: str, given: str) -> Path:
@@ -105,7 +105,7 @@ def _existing_part(path: Path) -> Path:
 def _in_folder(key: str, folder: Path, suffix: str) -> list[Path]:
     files, others = [], Counter[str]()
     for place, folders, names in os.walk(folder):
-        folders[:] = sorted(one for one in folders if not one.startswith("."))
+        folders[:] = sorted(folder_name for folder_name in folders if not folder_name.startswith("."))
         for name in sorted(names):
             if name.startswith("."):
                 continue

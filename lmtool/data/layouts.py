@@ -35,8 +35,8 @@ def with_format(tokenizer: Tokenizer, format_name: str) -> Tokenizer:
     if differing_layout(tokenizer, format_name) is None:
         return tokenizer
     templates = [Template.of(text_format(format_name, tokenizer), len(texts)) for texts in _TEXTS]
-    special = {f"t{number}": int(number) for one in templates for piece in one.pieces for number in piece}
-    single, pair = (list(_written(one)) for one in templates)
+    special = {f"t{number}": int(number) for template in templates for piece in template.pieces for number in piece}
+    single, pair = (list(_written(template)) for template in templates)
     return tokenizer.with_layout(single, pair, special)
 
 

@@ -129,8 +129,8 @@ class PackedLoader:
             yield self._examples.batch(plan.rows[taken], taken, epoch)
 
     def _epoch(self, epoch: int) -> _Epoch:
-        made = self._epochs.get(epoch)
-        if made is None:
+        cached = self._epochs.get(epoch)
+        if cached is None:
             plan = self._examples.plan(epoch)
             if len(plan) == 0:
                 raise UserError("there are no examples to read", "give more text or rows, or a smaller max_length=")
@@ -141,7 +141,7 @@ class PackedLoader:
                     order[start : start + _BLOCK] = shuffled(order[start : start + _BLOCK])
             borders = batch_borders(plan.lengths[order], self._batch_examples, self._batch_tokens)
             # Of the others only the first epoch (facts, steps in an epoch) is asked for again.
-            kept = {number: one for number, one in self._epochs.items() if number in (0, epoch - 1)}
-            made = _Epoch(plan, order, borders)
-            self._epochs = {**kept, epoch: made}
-        return made
+            kept = {number: entry for number, entry in self._epochs.items() if number in (0, epoch - 1)}
+            cached = _Epoch(plan, order, borders)
+            self._epochs = {**kept, epoch: cached}
+        return cached

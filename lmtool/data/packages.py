@@ -46,8 +46,8 @@ def installed() -> list[str]:
 
 def versions() -> list[str]:
     """Names of the folders that state which distributions are installed, and in which version."""
-    found = {entry for folder in _folders() for entry in _list(folder) if entry.endswith((".dist-info", ".egg-info"))}
-    return [sys.version, *sorted(found)]
+    entries = {entry for folder in _folders() for entry in _list(folder) if entry.endswith((".dist-info", ".egg-info"))}
+    return [sys.version, *sorted(entries)]
 
 
 def modules(package: str) -> list[Module]:
@@ -72,7 +72,7 @@ def read(wanted: Iterable[Module]) -> Iterator[Docs]:
         try:
             for portion in itertools.chain(portions, [None] * (workers + 1)):
                 if portion is not None:
-                    running.append((portion, pool.submit(_extract, [one.path for one in portion])))
+                    running.append((portion, pool.submit(_extract, [module.path for module in portion])))
                 if running and (portion is None or len(running) > workers):
                     done, result = running.pop(0)
                     for module, texts in zip(done, result.result(), strict=True):
@@ -86,7 +86,7 @@ def _portions(wanted: Iterable[Module]) -> Iterator[list[Module]]:
     portion: list[Module] = []
     for module in wanted:
         portion.append(module)
-        if sum(one.size for one in portion) >= _PORTION or len(portion) == 200:
+        if sum(module.size for module in portion) >= _PORTION or len(portion) == 200:
             yield portion
             portion = []
     if portion:
@@ -98,7 +98,7 @@ def _extract(paths: Sequence[str]) -> list[list[tuple[int, str]]]:
     command = [sys.executable, "-I", "-S", "-X", "utf8", docstrings.__file__]
     done = subprocess.run(command, input=json.dumps(list(paths)), capture_output=True, encoding="utf-8", check=False)
     if done.returncode == 0:
-        return [[(line, text) for line, text in one] for one in json.loads(done.stdout)]
+        return [[(line, text) for line, text in texts] for texts in json.loads(done.stdout)]
     if len(paths) == 1:
         return [[]]
     return [_extract([path])[0] for path in paths]
@@ -115,13 +115,13 @@ def _list(folder: str) -> list[str]:
 
 def _places() -> dict[str, str]:
     """Where each installed package or module is."""
-    found: dict[str, str] = {}
+    places: dict[str, str] = {}
     for folder in _folders():
         for entry in _list(folder):
             path, name = os.path.join(folder, entry), entry.removesuffix(".py")
             if name.isidentifier() and name not in _SKIPPED | {_OWN} and (entry != name or os.path.isdir(path)):
-                found.setdefault(name, path)
-    return found
+                places.setdefault(name, path)
+    return places
 
 
 def _standard_module(package: str) -> list[Module]:

@@ -130,13 +130,13 @@ def _clean(text: str) -> str:
     return text.replace("\0", "").encode("utf-8", "ignore").decode()
 
 
-def _key(*what: Any) -> str:
+def _key(*parts: Any) -> str:
     """A key of what is collected, from which packages, by which code."""
     code = [
         hashlib.sha256(Path(file).read_bytes()).hexdigest()
         for file in (__file__, packages.__file__, docstrings.__file__)
     ]
-    return _hash([code, packages.versions(), packages.installed(), *what])
+    return _hash([code, packages.versions(), packages.installed(), *parts])
 
 
 def _load(path: Path, key: str, progress: Progress | None = None) -> list[Any] | None:
@@ -157,13 +157,13 @@ def _save(path: Path, key: str, content: list[Any], cache_dir: str | Path | None
     with writing(cache_dir or path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         with locked(path.with_suffix(".lock")):
-            made = path.with_suffix(f".{os.getpid()}")
+            written = path.with_suffix(f".{os.getpid()}")
             try:
                 text = json.dumps({"key": key, "sha256": _hash(content), "content": content})
-                made.write_text(text, encoding="utf-8")
-                os.replace(made, path)
+                written.write_text(text, encoding="utf-8")
+                os.replace(written, path)
             finally:
-                made.unlink(missing_ok=True)
+                written.unlink(missing_ok=True)
 
 
 def _hash(content: Iterable[Any]) -> str:
@@ -209,14 +209,14 @@ def pydocs_rows(
     names = [name for name in _CLASSES if len(packages.modules(name)) >= _MODULES[0]][:_NUMBER_OF_CLASSES]
     key = _key("rows", names)
     cached = None if cache_dir is None else Path(cache_dir).expanduser() / "pydocs" / f"{key[:32]}.json"
-    found = None if cached is None else _load(cached, key)
-    if found is None:
-        found = _labelled(names)
+    labelled = None if cached is None else _load(cached, key)
+    if labelled is None:
+        labelled = _labelled(names)
         if cached is not None:
-            _save(cached, key, found, cache_dir)
+            _save(cached, key, labelled, cache_dir)
     drawn = []
     for name in names:
-        rows = _draw([row for row in found if row[0] == name], seed, per_class_train, per_class_validation)
+        rows = _draw([row for row in labelled if row[0] == name], seed, per_class_train, per_class_validation)
         if rows is not None:
             drawn.append(rows)
     if len(drawn) < 2:
@@ -229,15 +229,15 @@ def pydocs_rows(
 
 def _labelled(names: list[str]) -> list[list[Any]]:
     """[package, path, line, text] of every docstring that can be a row."""
-    modules = {name: [one for one in packages.modules(name) if one.name != name] for name in names}
+    modules = {name: [module for module in packages.modules(name) if module.name != name] for name in names}
     chosen: list[packages.Module] = []
     for of_package in modules.values():
-        chosen += sorted(of_package, key=lambda one: hashlib.sha256(one.name.encode()).digest())[: _MODULES[1]]
-    found = [(docs.module, line, _prose(_clean(text))) for docs in packages.read(chosen) for line, text in docs.texts]
-    words = _telling(modules, ((module.package, text) for module, _, text in found))
+        chosen += sorted(of_package, key=lambda module: hashlib.sha256(module.name.encode()).digest())[: _MODULES[1]]
+    prose = [(docs.module, line, _prose(_clean(text))) for docs in packages.read(chosen) for line, text in docs.texts]
+    words = _telling(modules, ((module.package, text) for module, _, text in prose))
     rows: dict[str, list[Any]] = {}
     twice: set[str] = set()
-    for module, line, text in found:
+    for module, line, text in prose:
         if len(text) < _TEXT[0]:
             continue
         # Cut twice: masking is the dear part, and shortens.
@@ -262,7 +262,9 @@ def _cut(text: str) -> str:
 def _telling(modules: dict[str, list[packages.Module]], texts: Iterable[tuple[str, str]]) -> set[str]:
     """Names of direct submodules that tell a package. A name that three of them use as a word ("this", "context")
     tells nothing."""
-    names = {parts[1].strip("_").lower() for own in modules.values() for one in own if (parts := one.name.split("."))}
+    names = {
+        parts[1].strip("_").lower() for own in modules.values() for module in own if (parts := module.name.split("."))
+    }
     users: dict[str, set[str]] = {name: set() for name in names if len(name) > 1}
     for package, text in texts:
         for word in _PLAIN_WORD.findall(text.lower()):

@@ -104,7 +104,7 @@ def split_place(read: Callable[[int, int], str], length: int, fraction: float) -
     for reach in (near, len(text)):
         for border in _BORDERS:
             places = [match.start() for match in border.finditer(text, max(wanted - reach, 0), wanted + reach)]
-            for place in sorted(places, key=lambda one: abs(one - wanted)):
+            for place in sorted(places, key=lambda place: abs(place - wanted)):
                 if text[:place].strip() and text[place:].strip():
                     return start + place
     raise UserError(

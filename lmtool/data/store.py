@@ -201,8 +201,8 @@ class _Content:
     def _tokenize(self, portion: list[tuple[str, bool]]) -> None:
         """The ids of some text, and the borders of its sentences and documents."""
         sentences = [self._sentences_of.split(text, ends) for text, ends in portion]
-        ids = self._tokenizer.encode_batch([one for part in sentences for one in part])
-        lengths = np.array([len(one) for one in ids], dtype=np.int64)
+        ids = self._tokenizer.encode_batch([sentence for part in sentences for sentence in part])
+        lengths = np.array([len(sentence) for sentence in ids], dtype=np.int64)
         part_of = np.repeat(np.arange(len(portion)), [len(part) for part in sentences])
         kept = lengths > 0
         tokens_before, sentences_before = self._counts["tokens"], self._counts["sentence_offsets"] - 1

@@ -64,8 +64,8 @@ def read_table(path: str | Path, header: Sequence[str] | None = None, skip_ragge
         records = _split_commas(path) if suffix == ".csv" else _split_tabs(path)
         rows = _from_records(path, records, header, skip_ragged)
     if not rows:
-        what = f"no row of {len(rows.columns)} columns" if rows.skipped else "no rows"
-        raise UserError(f"{path}: {what}", "give a file with rows below its header")
+        problem = f"no row of {len(rows.columns)} columns" if rows.skipped else "no rows"
+        raise UserError(f"{path}: {problem}", "give a file with rows below its header")
     return rows
 
 
@@ -152,10 +152,11 @@ def _from_objects(path: Path) -> Rows:
             rows = Rows({name: [] for name in row})
         if rows.columns.keys() != row.keys():
             name = min(rows.columns.keys() ^ row.keys())
-            what = "has no" if name in rows.columns else "has a further"
+            problem = "has no" if name in rows.columns else "has a further"
             first = rows.origin[0][1]
             raise UserError(
-                f"{path}:{number}: the object {what} key {name}, other than line {first}", "give all rows the same keys"
+                f"{path}:{number}: the object {problem} key {name}, other than line {first}",
+                "give all rows the same keys",
             )
         for name, values in rows.columns.items():
             values.append(row[name])
@@ -174,12 +175,12 @@ def _from_objects(path: Path) -> Rows:
 
 def _object(path: Path, number: int, line: str) -> dict[str, Any]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        made = dict(pairs)
-        if len(made) != len(pairs):
+        columns = dict(pairs)
+        if len(columns) != len(pairs):
             names = [name for name, _ in pairs]
             twice = next(name for name in names if names.count(name) > 1)
             raise UserError(f"{path}:{number}: the key {twice} is given twice", "rename or drop one of them")
-        return made
+        return columns
 
     def no_number(name: str) -> Any:
         raise UserError(f"{path}:{number}: {name} is no number in JSON", "write a finite number")

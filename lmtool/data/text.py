@@ -48,7 +48,7 @@ class TextSource:
         check_encoding("data.encoding", config.encoding)
         files = find("data.path", config.path)
         own = [] if config.validation is None else find("data.validation", config.validation)
-        shared = {one.resolve() for one in files} & {one.resolve() for one in own}
+        shared = {file.resolve() for file in files} & {file.resolve() for file in own}
         if shared:
             raise UserError(
                 f"data.validation: {sorted(shared)[0]} is training text too", "give other files, or leave it out"
@@ -64,7 +64,7 @@ class TextSource:
         elif not own:
             self._cut = split_place(partial(self._stretch, scan), scan.sizes[0], config.validation_fraction)
         rule = f"text 1 {config.document} {None if own else config.validation_fraction}"
-        digests = [one.digest.hexdigest() for one in self._scans.values()]
+        digests = [scan.digest.hexdigest() for scan in self._scans.values()]
         self.fingerprint = hashlib.sha256(" ".join([rule, *digests]).encode()).hexdigest()
 
     def parts(self, split: str) -> Iterator[tuple[str, bool]]:
@@ -103,8 +103,8 @@ class TextSource:
         scans = self._scans.values()
         facts: dict[str, Any] = {
             "source": "text",
-            "files": sum(len(one.files) for one in scans),
-            "bytes": sum(one.bytes for one in scans),
+            "files": sum(len(scan.files) for scan in scans),
+            "bytes": sum(scan.bytes for scan in scans),
             "documents": self.count("train"),
             "validation_documents": self.count("validation"),
             "document": self._config.document,
@@ -112,9 +112,9 @@ class TextSource:
             "fingerprint": self.fingerprint,
         }
         counted = {
-            "empty_files": sum(one.empty_files for one in scans),
-            "long_lines": sum(one.long_lines for one in scans),
-            "lines_with_control_characters": sum(one.control_lines for one in scans),
+            "empty_files": sum(scan.empty_files for scan in scans),
+            "long_lines": sum(scan.long_lines for scan in scans),
+            "lines_with_control_characters": sum(scan.control_lines for scan in scans),
         }
         return facts | {name: count for name, count in counted.items() if count}
 
@@ -140,8 +140,8 @@ class TextSource:
                 self._progress("reading", scan.bytes, total)
         if not scan.sizes:
             which = f"{files[0]} is" if len(files) == 1 else f"all {len(files)} files are"
-            what = f"{which} {'white space alone' if scan.bytes else 'empty'}"
-            raise UserError(f"{key}: {what}: there is no text", f"give files with text: {key}=PATH")
+            problem = f"{which} {'white space alone' if scan.bytes else 'empty'}"
+            raise UserError(f"{key}: {problem}: there is no text", f"give files with text: {key}=PATH")
         return scan
 
     def _read(self, scan: _Scan) -> Iterator[tuple[str, bool]]:
@@ -152,11 +152,11 @@ class TextSource:
 
     def _stretch(self, scan: _Scan, start: int, end: int) -> str:
         """The characters of the only document from one place to another."""
-        found, at = [], 0
+        pieces, at = [], 0
         for text, _ in self._read(scan):
-            found.append(text[max(start - at, 0) : max(end - at, 0)])
+            pieces.append(text[max(start - at, 0) : max(end - at, 0)])
             at += len(text)
-        return "".join(found)
+        return "".join(pieces)
 
     def _parts_of(self, path: Path, scan: _Scan | None) -> Iterator[tuple[str, bool]]:
         pieces: Pieces = ((text, ends) for _, text, ends in read_pieces(path, self._config.encoding, "data.encoding"))

@@ -107,10 +107,10 @@ class _LinearLossSum(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.gradients is None:
             raise RuntimeError("the gradient of linear_loss_sum can be taken once only")
-        (scale,), made = gradients, ctx.gradients
+        (scale,), kept = gradients, ctx.gradients
         # Scaled in place: a second tensor of the vocabulary's size costs as much as the product.
         ctx.gradients = None
-        return (*(None if one is None else one.mul_(scale) for one in made), None, None, None)
+        return (*(None if gradient is None else gradient.mul_(scale) for gradient in kept), None, None, None)
 
 
 def _to_gradient(

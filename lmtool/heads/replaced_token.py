@@ -62,7 +62,7 @@ def copy_losses(
 
     pieces = [
         checkpoint(part, *chunk, use_reentrant=False)
-        for chunk in zip(*(one.split(_ROWS) for one in (gate_M, hidden_MH, read_M, labels_M)), strict=True)
+        for chunk in zip(*(tensor.split(_ROWS) for tensor in (gate_M, hidden_MH, read_M, labels_M)), strict=True)
     ]
     return torch.cat(pieces) if pieces else hidden_MH.new_zeros(0, dtype=torch.float32)
 
@@ -71,7 +71,7 @@ def copy_losses(
 def copy_best(head: MaskedLMHead, gate_M: Tensor, hidden_MH: Tensor, table_VW: Tensor, read_M: Tensor) -> Tensor:
     """(M,) the most probable tokens of a head with a copy gate."""
     best = [read_M.new_zeros(0)]
-    for gate, hidden, read in zip(*(one.split(_ROWS) for one in (gate_M, hidden_MH, read_M)), strict=True):
+    for gate, hidden, read in zip(*(tensor.split(_ROWS) for tensor in (gate_M, hidden_MH, read_M)), strict=True):
         copy = torch.sigmoid(gate.float())[:, None]
         shares = head(hidden, table_VW).float().softmax(-1) * (1 - copy)
         best.append(shares.scatter_add_(1, read[:, None], copy).argmax(-1))

@@ -88,7 +88,7 @@ def mean_losses(predictors: Mapping[str, Predictor], batches: Iterable[Batch]) -
 
     UserError where there is nothing that a term predicts.
     """
-    known = {term: one for term, one in predictors.items() if not isinstance(one, BestConstant)}
+    known = {term: predictor for term, predictor in predictors.items() if not isinstance(predictor, BestConstant)}
     sums, counts = dict.fromkeys(known, 0.0), dict.fromkeys(known, 0)
     targets: dict[str, int] = {}  # of the terms whose labels are there before a step makes them
     for batch in batches:
@@ -105,8 +105,8 @@ def mean_losses(predictors: Mapping[str, Predictor], batches: Iterable[Batch]) -
         if not count:
             raise nothing_predicted(term)
     return {
-        term: one.expected_loss if isinstance(one, BestConstant) else sums[term] / max(counts[term], 1)
-        for term, one in predictors.items()
+        term: predictor.expected_loss if isinstance(predictor, BestConstant) else sums[term] / max(counts[term], 1)
+        for term, predictor in predictors.items()
     }
 
 

@@ -73,24 +73,24 @@ class MixtureConfig(ObjectiveConfig):
     def parts(self) -> tuple[ObjectiveConfig, ...]:
         """The members."""
         choice = Choice("objective")
-        made = (choice.validate({"name": one} if isinstance(one, str) else one) for one in self.members)
-        return tuple(one for one in made if isinstance(one, ObjectiveConfig))
+        members = (choice.validate({"name": member} if isinstance(member, str) else member) for member in self.members)
+        return tuple(member for member in members if isinstance(member, ObjectiveConfig))
 
     def with_parts(self, parts: tuple[ObjectiveConfig, ...]) -> MixtureConfig:
-        return self.model_copy(update={"members": tuple(one.model_dump(mode="json") for one in parts)})
+        return self.model_copy(update={"members": tuple(part.model_dump(mode="json") for part in parts)})
 
     def shares(self) -> tuple[float, ...]:
         """The weights, adding up to 1."""
         weights = (1.0,) * len(self.members) if self.weights is None else self.weights
-        return tuple(one / sum(weights) for one in weights)
+        return tuple(weight / sum(weights) for weight in weights)
 
     @property
     def predicted_fraction(self) -> float:
-        return sum(share * one.predicted_fraction for share, one in zip(self.shares(), self.parts(), strict=True))
+        return sum(share * part.predicted_fraction for share, part in zip(self.shares(), self.parts(), strict=True))
 
     @property
     def places(self) -> dict[str, float]:
-        members = [(share, one.places) for share, one in zip(self.shares(), self.parts(), strict=True)]
+        members = [(share, part.places) for share, part in zip(self.shares(), self.parts(), strict=True)]
         names = {name for _, places in members for name in places}
         return {name: sum(share * places.get(name, 0.0) for share, places in members) for name in sorted(names)}
 
@@ -100,16 +100,16 @@ class MixtureConfig(ObjectiveConfig):
             members = self.parts()
         except ValidationError as error:
             problem = error.errors(include_url=False, include_input=False)[0]
-            told = {"extra_forbidden": "unknown key", "missing": "missing required value"}
-            where, what = ".".join(map(str, problem["loc"])), told.get(problem["type"], problem["msg"])
-            what += " is not known" if problem["type"] == "choice_unknown" else ""
-            raise ValueError(f"members: {where}: {what}") from error
+            messages = {"extra_forbidden": "unknown key", "missing": "missing required value"}
+            where, message = ".".join(map(str, problem["loc"])), messages.get(problem["type"], problem["msg"])
+            message += " is not known" if problem["type"] == "choice_unknown" else ""
+            raise ValueError(f"members: {where}: {message}") from error
         except PydanticCustomError as error:
             given = (error.context or {}).get("given")
-            what = "a section has no name, which is" if given is None else f"{given} is not"
-            raise ValueError(f"members: {what} one of {', '.join(names('objective'))}") from error
-        titles = [one.title for one in members]
-        if len(set(titles)) < len(titles) or any(isinstance(one, MixtureConfig) for one in members):
+            subject = "a section has no name, which is" if given is None else f"{given} is not"
+            raise ValueError(f"members: {subject} one of {', '.join(names('objective'))}") from error
+        titles = [member.title for member in members]
+        if len(set(titles)) < len(titles) or any(isinstance(member, MixtureConfig) for member in members):
             written = ", ".join(titles)
             raise ValueError(f"members=[{written}]: each objective once, tasks by their names, and no mixture")
         if self.weights is not None and (len(self.weights) != len(titles) or min(self.weights) <= 0):

@@ -47,7 +47,7 @@ class MixedBatch(Batch):
     @property
     def tokens(self) -> int:
         """Real tokens of all members, both sides."""
-        return sum(one.tokens for _, one in self.members)
+        return sum(batch.tokens for _, batch in self.members)
 
 
 def term_of(member: str, term: str) -> str:
@@ -65,40 +65,40 @@ class MixedExamples:
 
     def plan(self, epoch: int) -> Plan:
         if epoch not in self._plans:
-            plans = [one.plan(epoch) for one in self.members.values()]
+            plans = [member.plan(epoch) for member in self.members.values()]
             size = min(len(plan) / share for plan, share in zip(plans, self.shares, strict=True))
             rows, lengths = [], []
             for number, (plan, share) in enumerate(zip(plans, self.shares, strict=True)):
                 count = len(plan) if self.whole else min(max(1, round(size * share)), len(plan))
                 order = streams.Permutation(len(plan), self.seed, "order", epoch * len(plans) + number)
                 taken = order(np.arange(count))
-                made = np.empty(count, dtype=MIXED)
-                made["member"], made["row"] = number, taken
-                rows.append(made)
+                records = np.empty(count, dtype=MIXED)
+                records["member"], records["row"] = number, taken
+                rows.append(records)
                 lengths.append(plan.lengths[taken])
             kept = dict([*self._plans.items()][-1:])
             self._plans = kept | {epoch: Plan(np.concatenate(rows), np.concatenate(lengths))}
         return self._plans[epoch]
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> MixedBatch:
-        made = []
+        parts = []
         for number, (name, member) in enumerate(self.members.items()):
             taken = rows["row"][rows["member"] == number]
             if len(taken):
                 # Numbers of their own, so that no two members share a draw.
                 own = taken * len(self.members) + number
-                made.append((name, member.batch(member.plan(epoch).rows[taken], own, epoch)))
-        batches = [one for _, one in made]
+                parts.append((name, member.batch(member.plan(epoch).rows[taken], own, epoch)))
+        batches = [batch for _, batch in parts]
         inputs = Packed(
-            torch.cat([one.inputs.tokens for one in batches]), sum((one.inputs.lengths for one in batches), ())
+            torch.cat([batch.inputs.tokens for batch in batches]), sum((batch.inputs.lengths for batch in batches), ())
         )
-        targets = {term_of(name, term): target for name, one in made for term, target in one.targets.items()}
-        examples_N, parts_N = (torch.cat([getattr(one, key) for one in batches]) for key in ("examples", "parts"))
-        return MixedBatch(inputs, targets, examples_N, parts_N, members=tuple(made))
+        targets = {term_of(name, term): target for name, batch in parts for term, target in batch.targets.items()}
+        examples_N, parts_N = (torch.cat([getattr(batch, key) for batch in batches]) for key in ("examples", "parts"))
+        return MixedBatch(inputs, targets, examples_N, parts_N, members=tuple(parts))
 
     def facts(self) -> dict[str, Any]:
         """Size of the first epoch, and of each member's own."""
-        plan, own = self.plan(0), {name: one.facts() for name, one in self.members.items()}
+        plan, own = self.plan(0), {name: member.facts() for name, member in self.members.items()}
         parts = zip(self.shares, own.values(), strict=True)
         return {
             "examples": len(plan),

@@ -30,11 +30,11 @@ def hidden_at(backbone: Backbone, batch: Batch, places: dict[str, Tensor], draws
     """By term, the hidden states at its places: flat indices (...) give (..., H). One forward, whose last layer works
     on the places alone, on each once. places: those of `batch.host`, since a device would have to be asked how many
     there are."""
-    read_M, at = torch.cat([one.flatten() for one in places.values()]).unique(return_inverse=True)
+    read_M, at = torch.cat([indices.flatten() for indices in places.values()]).unique(return_inverse=True)
     device = batch.inputs.tokens.device
     hidden_MH = backbone(batch.inputs, draws, read_M=send(read_M, device))
-    parts = send(at, device).split([one.numel() for one in places.values()])
+    parts = send(at, device).split([indices.numel() for indices in places.values()])
     return {
-        term: hidden_MH.index_select(0, part).view(*one.shape, hidden_MH.shape[-1])
-        for (term, one), part in zip(places.items(), parts, strict=True)
+        term: hidden_MH.index_select(0, part).view(*indices.shape, hidden_MH.shape[-1])
+        for (term, indices), part in zip(places.items(), parts, strict=True)
     }

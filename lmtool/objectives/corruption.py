@@ -94,11 +94,11 @@ def restore(corrupted: Corrupted, sentinels: np.ndarray) -> np.ndarray:
 
 
 def _with_marks(tokens: np.ndarray, at_S: np.ndarray, marks_S: np.ndarray) -> np.ndarray:
-    made = np.empty(len(tokens) + len(at_S), dtype=np.int64)
-    is_mark = np.zeros(len(made), dtype=bool)
+    marked = np.empty(len(tokens) + len(at_S), dtype=np.int64)
+    is_mark = np.zeros(len(marked), dtype=bool)
     is_mark[at_S] = True
-    made[is_mark], made[~is_mark] = marks_S, tokens
-    return made
+    marked[is_mark], marked[~is_mark] = marks_S, tokens
+    return marked
 
 
 def _cut(

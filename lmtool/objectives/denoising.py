@@ -54,20 +54,20 @@ class NoisyWindows:
     def stages(self, texts: Texts, starts: np.ndarray) -> dict[str, Texts]:
         """The texts after each noise of the configuration, by its field, in their order. starts: (N,) where the windows
         begin in the store."""
-        config, made = self.config, {"": texts}
+        config, stages = self.config, {"": texts}
         if config.sentence_permutation:
             sentences = self.sentences(texts, starts)
-            made["sentence_permutation"] = texts = permute_sentences(texts, sentences, config.sentence_permutation)
+            stages["sentence_permutation"] = texts = permute_sentences(texts, sentences, config.sentence_permutation)
         if config.text_infilling:
-            made["text_infilling"] = texts = self.infilled(texts).texts
+            stages["text_infilling"] = texts = self.infilled(texts).texts
         if config.token_masking:
             texts = mask_each(texts, self.vocabulary, config.token_masking, config.random)
-            made["token_masking"] = texts
+            stages["token_masking"] = texts
         if config.token_deletion:
-            made["token_deletion"] = texts = delete(texts, config.token_deletion)
+            stages["token_deletion"] = texts = delete(texts, config.token_deletion)
         if config.document_rotation:
-            made["document_rotation"] = rotate(texts, config.document_rotation)
-        return made
+            stages["document_rotation"] = rotate(texts, config.document_rotation)
+        return stages
 
     def sentences(self, texts: Texts, starts: np.ndarray) -> np.ndarray:
         """(T,) the sentence of the store that each token is of."""

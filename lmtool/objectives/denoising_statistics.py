@@ -49,12 +49,14 @@ def _permuted(tally: Tally, examples: NoisyWindows, before: Texts, after: Texts,
     tally.none("tokens lost by the permutation", (before.tokens[order[0]] != after.tokens[order[1]]).sum())
     sentences = examples.sentences(before, rows["start"])
     kept, chances = [], []
-    for tokens, made, numbers in zip(_each(before), _each(after), np.split(sentences, before.starts[1:]), strict=True):
-        parts = [one.tobytes() for one in np.split(tokens, np.flatnonzero(np.diff(numbers)) + 1)]
+    sentences_of = np.split(sentences, before.starts[1:])
+    for tokens, noised, numbers in zip(_each(before), _each(after), sentences_of, strict=True):
+        parts = [sentence.tobytes() for sentence in np.split(tokens, np.flatnonzero(np.diff(numbers)) + 1)]
         # Which sentence comes first is seen where none of the others begins as the first one does.
-        if len(parts) > 1 and not any(one.startswith(parts[0]) or parts[0].startswith(one) for one in parts[1:]):
+        first, rest = parts[0], parts[1:]
+        if rest and not any(sentence.startswith(first) or first.startswith(sentence) for sentence in rest):
             moved = np.ceil(len(parts) * examples.config.sentence_permutation - 1e-9)
-            kept.append(made.tobytes().startswith(parts[0]))
+            kept.append(noised.tobytes().startswith(first))
             chances.append(1 - max(moved - 1, 0) / len(parts))
     if kept:
         tally.share("first sentences that stay first", sum(kept), len(kept), np.array(chances))
@@ -62,8 +64,8 @@ def _permuted(tally: Tally, examples: NoisyWindows, before: Texts, after: Texts,
 
 def _infilled(tally: Tally, examples: NoisyWindows, before: Texts, after: Texts) -> None:
     config, vocabulary = examples.config, examples.vocabulary
-    found = examples.infilled(before)
-    shares, drawn, mean = poisson_shares(config.poisson_mean), found.drawn, config.poisson_mean
+    infilled = examples.infilled(before)
+    shares, drawn, mean = poisson_shares(config.poisson_mean), infilled.drawn, config.poisson_mean
     # Lengths are drawn until they are enough, so their number depends on them: each is held against the definition
     # given those before it, of which the bound knows nothing but the variance.
     tally.mean("words of a span as drawn", drawn.sum(), len(drawn), len(drawn) * mean, len(drawn) * mean, 1.0)
@@ -72,8 +74,8 @@ def _infilled(tally: Tally, examples: NoisyWindows, before: Texts, after: Texts)
     opens = vocabulary.starts_word[before.tokens] | (before.positions == 0)
     words = np.bincount(before.owners[opens], minlength=len(before.lengths))
     wanted = np.ceil(words * config.text_infilling - 1e-9)
-    tally.exact("masked share of words", found.masked.sum(), wanted.sum(), words.sum())
-    tally.none("texts off their number of masked words", (found.masked != wanted).sum())
+    tally.exact("masked share of words", infilled.masked.sum(), wanted.sum(), words.sum())
+    tally.none("texts off their number of masked words", (infilled.masked != wanted).sum())
     if config.random:
         plain = infill(before, vocabulary, config.text_infilling, config.poisson_mean, 0.0, examples.room)
         _randomised(tally, examples, "spans", after, plain.texts.tokens == vocabulary.mask)
@@ -94,19 +96,19 @@ def _masked(tally: Tally, examples: NoisyWindows, before: Texts, after: Texts) -
         tally.none("masked tokens that show another", (after.tokens[new] != mask).sum())
 
 
-def _randomised(tally: Tally, examples: NoisyWindows, what: str, after: Texts, masks_T: np.ndarray) -> None:
+def _randomised(tally: Tally, examples: NoisyWindows, unit: str, after: Texts, masks_T: np.ndarray) -> None:
     shown = after.tokens[masks_T] != examples.vocabulary.mask
-    tally.share(f"masked {what} that show a random token", shown.sum(), masks_T.sum(), examples.config.random)
+    tally.share(f"masked {unit} that show a random token", shown.sum(), masks_T.sum(), examples.config.random)
 
 
 def _rotated(tally: Tally, share: float, before: Texts, after: Texts) -> None:
     """A text looks as it was by chance too: of its n beginnings, those a whole number of periods away."""
     strange, kept, periods = 0, 0, []
-    for one, other in zip(_each(before), _each(after), strict=True):
+    for original, other in zip(_each(before), _each(after), strict=True):
         # As text of a character a token: repeated twice it holds every rotation of itself.
-        text, made = ("".join(map(chr, tokens.tolist())) for tokens in (one, other))
-        strange += len(made) != len(text) or made not in text * 2
-        kept += made == text
+        text, shown = ("".join(map(chr, tokens.tolist())) for tokens in (original, other))
+        strange += len(shown) != len(text) or shown not in text * 2
+        kept += shown == text
         periods.append((text * 2).find(text, 1))
     tally.none("texts that are no rotation of what they were", strange)
     tally.share("texts that begin as they did", kept, len(periods), 1 - share * (1 - 1 / np.array(periods)))

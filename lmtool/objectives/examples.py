@@ -97,7 +97,7 @@ def masked_targets(
         borders = masked.spans[masked.span_of] + np.array([-1, 1])
         within = masked.at - borders[:, 0] - 1
         kept = masked.bordered[masked.span_of] & (within < config.boundary_targets)
-        labels, at, span = (torch.from_numpy(one[kept]) for one in (masked.labels, masked.at, borders))
+        labels, at, span = (torch.from_numpy(values[kept]) for values in (masked.labels, masked.at, borders))
         targets["sbo"] = Target(labels, at=at, span=span)
     return targets
 
@@ -165,9 +165,9 @@ class MaskedPairs:
                 "sop" if self.config.pairs == "sop" else "nsp", self.config.pair_of == "sentences",
             )  # fmt: skip
             lengths = rows["a_length"].astype(np.int64) + rows["b_length"] + self.template.overhead
-            made = some(Plan(rows, lengths), self.split)
+            plan = some(Plan(rows, lengths), self.split)
             # The epoch before and the one ahead: a prefetching loader looks over the border.
-            self._plans = dict([*self._plans.items()][-1:]) | {drawn: made}
+            self._plans = dict([*self._plans.items()][-1:]) | {drawn: plan}
         return self._plans[drawn]
 
     def assemble(self, rows: np.ndarray) -> Assembled:

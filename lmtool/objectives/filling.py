@@ -34,7 +34,7 @@ def masked_samples(
     at, labels = at[wanted], labels[wanted]
     # Rows of the table beyond the vocabulary stand for no piece.
     probability_MV = logits_at(batch.inputs, at).float().softmax(-1)[:, : tokenizer.vocab_size]
-    shares, guesses = (one.cpu() for one in probability_MV.topk(min(GUESSES, tokenizer.vocab_size)))
+    shares, guesses = (tensor.cpu() for tensor in probability_MV.topk(min(GUESSES, tokenizer.vocab_size)))
     tokens, shown = batch.inputs.tokens.cpu().clone(), batch.inputs.tokens.cpu()[at.cpu()]
     tokens[at.cpu()] = labels.cpu()
     samples = []

@@ -119,8 +119,8 @@ def draw_from(logits_MV: Tensor, uniform_M: Tensor) -> Tensor:
     """(M,) the class of each row that the draw falls into."""
     cumulative_MV = logits_MV.float().softmax(-1).cumsum(-1)
     reached = uniform_M.to(cumulative_MV)[:, None] * cumulative_MV[:, -1:]
-    found = torch.searchsorted(cumulative_MV, reached, right=True)[:, 0]
-    return found.clamp_(max=logits_MV.shape[1] - 1)
+    drawn = torch.searchsorted(cumulative_MV, reached, right=True)[:, 0]
+    return drawn.clamp_(max=logits_MV.shape[1] - 1)
 
 
 @dataclass(frozen=True)
@@ -148,13 +148,13 @@ class Sampled:
         narrow intervals."""
         columns, bound = [torch.zeros(0, 4, dtype=torch.float64, device=hidden_MG.device)], 0.0
         for hidden, sampled, labels in zip(
-            *(one.split(_ROWS) for one in (hidden_MG, sampled_M, labels_M)), strict=True
+            *(tensor.split(_ROWS) for tensor in (hidden_MG, sampled_M, labels_M)), strict=True
         ):
             surprise_MV = -head(hidden, table_VW)[:, :vocabulary].double().log_softmax(-1)
             share_MV = (-surprise_MV).exp()
             entropy = (share_MV * surprise_MV).sum(-1)
             variance = (share_MV * (surprise_MV - entropy[:, None]) ** 2).sum(-1)
-            own, original = (surprise_MV.gather(1, one[:, None])[:, 0] for one in (sampled, labels))
+            own, original = (surprise_MV.gather(1, ids[:, None])[:, 0] for ids in (sampled, labels))
             columns.append(torch.stack([1 - (-original).exp(), own, entropy, variance], dim=1))
             bound = max(bound, float((surprise_MV - entropy[:, None]).abs().max()))
         other, own, entropy, variance = torch.cat(columns).unbind(1)

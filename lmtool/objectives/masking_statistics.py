@@ -28,7 +28,7 @@ def masked(
     shown, labels, at = batch.inputs.tokens.numpy(), done.labels, done.at
     documents = np.repeat(np.arange(len(whole.lengths)), whole.lengths)
     text = ~vocabulary.special[whole.tokens]
-    eligible, selected = (np.bincount(documents[one], minlength=len(rows)) for one in (np.flatnonzero(text), at))
+    eligible, selected = (np.bincount(documents[places], minlength=len(rows)) for places in (np.flatnonzero(text), at))
     tally.none("special tokens predicted", (~text[at]).sum())
     tally.none("labels that are not the text", (labels != whole.tokens[at]).sum())
     changed = np.flatnonzero(shown != whole.tokens)
@@ -126,7 +126,7 @@ def _cut(tally: Tally, examples: MaskedPairs, rows: np.ndarray) -> None:
     """Pairs too long for an example lose tokens at the ends of their segments: a segment that does not begin and end
     with a sentence has lost some. Where order is learned a lone sentence is cut in two, and its halves meet."""
     starts, lengths = (
-        np.stack([rows[f"{side}_{what}"].astype(np.int64) for side in "ab"]) for what in ("start", "length")
+        np.stack([rows[f"{side}_{field}"].astype(np.int64) for side in "ab"]) for field in ("start", "length")
     )
     ends, offsets = starts + lengths, examples.store.sentence_offsets
     opens, closes = np.isin(starts, offsets), np.isin(ends, offsets)
@@ -143,12 +143,14 @@ def replaced(tally: Tally, learner: ReplacedTokenDetection, batch: Batch, step: 
     tally.remarks["replaced share of tokens"] = "masked share x the generator's probability of another token there"
     tally.remarks["surprise of a sample, nats"] = "entropy of the generator's probabilities"
     batch = batch.to(next(learner.parameters()).device)
-    found = learner.sampled(batch, step)
-    other = (found.filled.tokens != learner.original(batch)).cpu().numpy()
+    sampled = learner.sampled(batch, step)
+    other = (sampled.filled.tokens != learner.original(batch)).cpu().numpy()
     at = places_of(batch, "mlm").cpu().numpy()
-    chances = found.other_M.cpu().numpy()
+    chances = sampled.other_M.cpu().numpy()
     tally.mean("replaced share of tokens", other.sum(), len(other), chances.sum(), (chances * (1 - chances)).sum(), 1.0)
     tally.note("samples that are the original token", (~other[at]).sum(), len(at))
     tally.none("tokens replaced that were not masked", other.sum() - other[at].sum())
-    surprise, entropy, variance = (float(one.sum()) for one in (found.surprise_M, found.entropy_M, found.variance_M))
-    tally.mean("surprise of a sample, nats", surprise, len(at), entropy, variance, found.bound)
+    surprise, entropy, variance = (
+        float(values.sum()) for values in (sampled.surprise_M, sampled.entropy_M, sampled.variance_M)
+    )
+    tally.mean("surprise of a sample, nats", surprise, len(at), entropy, variance, sampled.bound)

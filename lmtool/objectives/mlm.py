@@ -62,11 +62,11 @@ class MaskedLanguageModel(BaseLearner):
         """Constant predictors counted on the training store and examples: unigrams without special tokens, which are
         never predicted, and the share of each class of pairs."""
         counts = token_counts(train.text.tokens, self.tokenizer.vocab_size)
-        found = {"mlm": ConstantPredictor.of_counts("unigram", counts, self.tokenizer.special_ids)}
+        predictors = {"mlm": ConstantPredictor.of_counts("unigram", counts, self.tokenizer.special_ids)}
         if self.config.pairs != "none":
             classes = np.bincount(examples.plan(0).rows["label"], minlength=2)
-            found[self.config.pairs] = ConstantPredictor.of_counts("base rate", classes)
-        return found
+            predictors[self.config.pairs] = ConstantPredictor.of_counts("base rate", classes)
+        return predictors
 
     def counts(self, batch: Batch) -> dict[str, float]:
         return {name: float(len(labels_of(batch, name))) for name in self.weights}
@@ -77,18 +77,18 @@ class MaskedLanguageModel(BaseLearner):
 
     def places(self, batch: Batch) -> dict[str, Tensor]:
         """By term, the flat indices of the tokens whose hidden states it reads."""
-        found = {"mlm": places_of(batch, "mlm")}
+        places = {"mlm": places_of(batch, "mlm")}
         if self.config.pairs != "none":
-            found[self.config.pairs] = summary_index(batch.inputs, "first")
-        return found
+            places[self.config.pairs] = summary_index(batch.inputs, "first")
+        return places
 
     def sums(self, hidden: dict[str, Tensor], batch: Batch) -> dict[str, Tensor]:
         """By term, the sum of its losses. hidden: by term, the states at its places."""
-        found = {"mlm": self._masked_lm.loss_sum(hidden["mlm"], self._table_VW, labels_of(batch, "mlm"))}
+        sums = {"mlm": self._masked_lm.loss_sum(hidden["mlm"], self._table_VW, labels_of(batch, "mlm"))}
         if self.config.pairs != "none":
             logits_NC = self._pair_logits(hidden)
-            found[self.config.pairs] = loss_sum(logits_NC, labels_of(batch, self.config.pairs))
-        return found
+            sums[self.config.pairs] = loss_sum(logits_NC, labels_of(batch, self.config.pairs))
+        return sums
 
     @torch.no_grad()
     def score(self, batch: Batch) -> dict[str, Scores]:
@@ -99,12 +99,12 @@ class MaskedLanguageModel(BaseLearner):
         """By term, its scores. hidden: by term, the states at its places."""
         at, labels = places_of(batch, "mlm"), labels_of(batch, "mlm")
         each, best = self._masked_lm.scores(hidden["mlm"], self._table_VW, labels)
-        found = {"mlm": Scores(each, labels, best, batch.inputs.documents[at])}
+        scores = {"mlm": Scores(each, labels, best, batch.inputs.documents[at])}
         if self.config.pairs != "none":
             logits_NC, labels = self._pair_logits(hidden), labels_of(batch, self.config.pairs)
             documents = torch.arange(len(labels), device=labels.device)
-            found[self.config.pairs] = Scores(losses(logits_NC, labels), labels, logits_NC.argmax(-1), documents)
-        return found
+            scores[self.config.pairs] = Scores(losses(logits_NC, labels), labels, logits_NC.argmax(-1), documents)
+        return scores
 
     @property
     def _masked_lm(self) -> MaskedLMHead:

@@ -131,10 +131,10 @@ def infill(texts: Texts, vocabulary: Vocabulary, share: float, mean: float, rand
     marks_T = np.zeros(len(texts.tokens), dtype=bool)
     marks_T[first[opens_W]] = True
     tokens = np.where(marks_T, vocabulary.mask, texts.tokens)[kept_T | marks_T]
-    made = texts.of(tokens, np.bincount(owners[kept_T | marks_T], minlength=len(words_N)))
+    noised = texts.of(tokens, np.bincount(owners[kept_T | marks_T], minlength=len(words_N)))
     limits_N = np.minimum(longest, texts.lengths + np.ceil(texts.lengths * share).astype(np.int64))
-    made = _insert(made, vocabulary.mask, np.minimum(inserts_N, np.maximum(limits_N - made.lengths, 0)))
-    return Infilled(_randomised(made, vocabulary, random), drawn, masked_N)
+    noised = _insert(noised, vocabulary.mask, np.minimum(inserts_N, np.maximum(limits_N - noised.lengths, 0)))
+    return Infilled(_randomised(noised, vocabulary, random), drawn, masked_N)
 
 
 def poisson_shares(mean: float) -> np.ndarray:

@@ -157,7 +157,7 @@ class _Builder:
         pairs["label"], pairs["choice"] = label, 1
         swapped = label & (self.kind == "sop")
         a_length, b_length = a[1] - a[0], b[1] - b[0]
-        kept_a, kept_b = (np.asarray(one) for one in truncate_pair(a_length, b_length, self.limit))
+        kept_a, kept_b = (np.asarray(kept) for kept in truncate_pair(a_length, b_length, self.limit))
         a_start = a[0] + self._cut(active, number, _CUT_A, a_length - kept_a)
         b_start = b[0] + self._cut(active, number, _CUT_B, b_length - kept_b)
         pairs["a_start"], pairs["b_start"] = np.where(swapped, (b_start, a_start), (a_start, b_start))

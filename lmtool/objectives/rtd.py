@@ -164,13 +164,13 @@ class ReplacedTokenDetection(BaseLearner):
         filled = self._filled(batch, hidden_MG, 0)
         at = self._places(batch)
         hidden_MH = self.backbone(filled, read_M=at)
-        each, labels, found = self._losses(hidden_MH, at, batch, filled)
+        each, labels, output = self._losses(hidden_MH, at, batch, filled)
         if self.detects:
-            found = (found > 0).long()
+            output = (output > 0).long()
         elif self.config.variant == "all_tokens_mlm":
             head = cast(MaskedLMHead, self.heads["masked_lm"])
-            found = copy_best(head, found, hidden_MH, self._table, filled.tokens[at])
-        scores[self.term] = Scores(each, labels, found, batch.inputs.documents[at])
+            output = copy_best(head, output, hidden_MH, self._table, filled.tokens[at])
+        scores[self.term] = Scores(each, labels, output, batch.inputs.documents[at])
         return scores
 
     @property

@@ -42,28 +42,28 @@ class SpanLanguageModel(MaskedLanguageModel):
 
     def predictors(self, train: SplitData, examples: MaskedWindows | MaskedPairs) -> dict[str, ConstantPredictor]:
         """Those of masked language modelling; the boundary predicts the same tokens as the masks."""
-        found = super().predictors(train, examples)
-        return found | {"sbo": found["mlm"]} if self.config.boundary else found
+        predictors = super().predictors(train, examples)
+        return predictors | {"sbo": predictors["mlm"]} if self.config.boundary else predictors
 
     def places(self, batch: Batch) -> dict[str, Tensor]:
         """Those of masked language modelling; the boundary reads the (M, 2) borders of the span of each target."""
-        found = super().places(batch)
-        return found | {"sbo": self._borders(batch)} if self.config.boundary else found
+        places = super().places(batch)
+        return places | {"sbo": self._borders(batch)} if self.config.boundary else places
 
     def sums(self, hidden: dict[str, Tensor], batch: Batch) -> dict[str, Tensor]:
-        found = super().sums(hidden, batch)
+        sums = super().sums(hidden, batch)
         if self.config.boundary:
             features = self._features(hidden, batch)
-            found["sbo"] = self._boundary.loss_sum(features, self._table_VW, labels_of(batch, "sbo"))
-        return found
+            sums["sbo"] = self._boundary.loss_sum(features, self._table_VW, labels_of(batch, "sbo"))
+        return sums
 
     def scores(self, hidden: dict[str, Tensor], batch: Batch) -> dict[str, Scores]:
-        found = super().scores(hidden, batch)
+        scores = super().scores(hidden, batch)
         if self.config.boundary:
             at, labels = places_of(batch, "sbo"), labels_of(batch, "sbo")
             each, best = self._boundary.scores(self._features(hidden, batch), self._table_VW, labels)
-            found["sbo"] = Scores(each, labels, best, batch.inputs.documents[at])
-        return found
+            scores["sbo"] = Scores(each, labels, best, batch.inputs.documents[at])
+        return scores
 
     @property
     def _boundary(self) -> SpanBoundaryHead:

@@ -58,9 +58,9 @@ class CorruptedSpans:
         return corrupt_spans(self.config, self.sentinels, tokens, rows["length"], examples, self.seed, epoch)
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
-        made = self.corrupted(rows, examples, epoch)
-        inputs = assemble(self.sides.template, [(made.inputs, made.input_lengths)])
-        outputs = assemble(self.sides.template, [(made.targets, made.target_lengths)])
+        corrupted = self.corrupted(rows, examples, epoch)
+        inputs = assemble(self.sides.template, [(corrupted.inputs, corrupted.input_lengths)])
+        outputs = assemble(self.sides.template, [(corrupted.targets, corrupted.target_lengths)])
         return self.sides.batch(inputs.packed(), outputs, self.config.name, examples)
 
     def facts(self) -> dict[str, Any]:

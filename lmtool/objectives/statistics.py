@@ -60,16 +60,16 @@ def measure(examples: Examples, tokens: int, max_length: int, pad: int | None = 
         _members(tally, examples, tokens, max_length, pad, learner)
     else:
         _text(tally, examples, max_length)
-    own = next((one for kind, one in _MEASURES if isinstance(examples, kind)), None)
+    own = next((checks for kind, checks in _MEASURES if isinstance(examples, kind)), None)
     for rows, numbers, epoch, batch in batches_of(examples, tokens):
         sides = [batch.inputs, *([batch.outputs] if batch.outputs is not None else [])]
-        longest = max(max(one.lengths) for one in sides)
+        longest = max(max(side.lengths) for side in sides)
         tally.note("tokens an example", batch.tokens, len(numbers))
         tally.none("padding fraction", _padding(batch, pad), batch.tokens)
         tally.none("sequences longer than max_length", longest > max_length)
         planned = examples.plan(epoch).lengths[numbers]
-        made = np.sum([one.lengths for one in sides], axis=0)
-        tally.none("examples longer than planned", (made > planned).sum())
+        lengths = np.sum([side.lengths for side in sides], axis=0)
+        tally.none("examples longer than planned", (lengths > planned).sum())
         if own is not None:
             own(tally, examples, rows, numbers, epoch, batch)
         if isinstance(learner, ReplacedTokenDetection) and has_weights(learner):
@@ -79,7 +79,7 @@ def measure(examples: Examples, tokens: int, max_length: int, pad: int | None = 
 
 def has_weights(learner: nn.Module) -> bool:
     """Whether its parameters are more than shapes."""
-    return not any(one.is_meta for one in learner.parameters())
+    return not any(parameter.is_meta for parameter in learner.parameters())
 
 
 def _members(
@@ -90,8 +90,8 @@ def _members(
     learners = dict(learner.members.items()) if isinstance(learner, Mixture) else {}
     for (name, member), count, share in zip(examples.members.items(), drawn, examples.shares, strict=True):
         own = measure(member, max(tokens // len(drawn), 1), max_length, pad, learners.get(name))
-        for one in own.statistics.values():
-            tally.statistics[f"{name}: {one.name}"] = replace(one, name=f"{name}: {one.name}")
+        for statistic in own.statistics.values():
+            tally.statistics[f"{name}: {statistic.name}"] = replace(statistic, name=f"{name}: {statistic.name}")
         tally.remarks |= own.remarks
         tally.note(f"share of {name}", count, drawn.sum())
         # Each share is rounded to whole examples, by half of one at most, and so is their sum.
@@ -100,13 +100,13 @@ def _members(
 
 def _padding(batch: Batch, pad: int | None) -> int:
     """Places of the batch that hold no token: behind its sequences, or padding; outputs may begin with its id."""
-    found = 0
+    places = 0
     for side, first in ((batch.inputs, 0), (batch.outputs, 1)):
         if side is not None:
             ids = side.tokens.numpy()
             within = side.positions.numpy()[: sum(side.lengths)] >= first
-            found += len(ids) - len(within) + int((ids[: len(within)][within] == pad).sum())
-    return found
+            places += len(ids) - len(within) + int((ids[: len(within)][within] == pad).sum())
+    return places
 
 
 def _text(tally: Tally, examples: Any, max_length: int) -> None:
@@ -176,10 +176,10 @@ def _within(template: Template, packed: Packed, ids: Tensor) -> np.ndarray:
     return ids.numpy()[(positions >= before) & (positions < lengths - behind)]
 
 
-def _restores(made: Corrupted, sentinels: np.ndarray, text: np.ndarray) -> bool:
+def _restores(corrupted: Corrupted, sentinels: np.ndarray, text: np.ndarray) -> bool:
     """Whether both sides give back the text; sides whose spans do not match give nothing."""
     try:
-        return np.array_equal(restore(made, sentinels), text)
+        return np.array_equal(restore(corrupted, sentinels), text)
     except ValueError:
         return False
 
@@ -188,35 +188,37 @@ def _corrupted(
     tally: Tally, examples: CorruptedSpans, rows: np.ndarray, numbers: np.ndarray, epoch: int, batch: Batch
 ) -> None:
     lengths = rows["length"].astype(np.int64)
-    made = examples.corrupted(rows, numbers, epoch)
+    corrupted = examples.corrupted(rows, numbers, epoch)
     # Both sides as they are fed, without what the format puts around them.
     template, outputs = examples.sides.template, cast(Packed, batch.outputs)
-    made = replace(
-        made,
+    corrupted = replace(
+        corrupted,
         inputs=_within(template, batch.inputs, batch.inputs.tokens),
         targets=_within(template, outputs, labels_of(batch, examples.config.name)),
     )
     noise, spans = noise_counts(lengths, examples.config)
-    tally.exact("corrupted share of text", made.noise.sum(), noise.sum(), lengths.sum())
+    tally.exact("corrupted share of text", corrupted.noise.sum(), noise.sum(), lengths.sum())
     tally.note("tokens of a span", noise.sum(), spans.sum())
     documents = np.repeat(np.arange(len(rows)), lengths)
-    tally.none("examples off their number of corrupted tokens", (np.bincount(documents, made.noise) != noise).sum())
+    tally.none(
+        "examples off their number of corrupted tokens", (np.bincount(documents, corrupted.noise) != noise).sum()
+    )
     text = examples.stream.read(rows["start"], lengths)
     for name, side, sizes in (
-        ("inputs", made.inputs, made.input_lengths),
-        ("targets", made.targets, made.target_lengths),
+        ("inputs", corrupted.inputs, corrupted.input_lengths),
+        ("targets", corrupted.targets, corrupted.target_lengths),
     ):
         marks = np.isin(side, examples.sentinels)
         counts = np.bincount(np.repeat(np.arange(len(rows)), sizes), marks, len(rows)).astype(np.int64)
         tally.none(f"examples off their number of sentinels in the {name}", (counts != spans).sum())
         number = ragged_ranges(np.zeros_like(counts), counts) % len(examples.sentinels)
         tally.none(f"sentinels out of order in the {name}", (side[marks] != examples.sentinels[number]).sum())
-    tally.none("batches whose sides do not give back the text", not _restores(made, examples.sentinels, text))
+    tally.none("batches whose sides do not give back the text", not _restores(corrupted, examples.sentinels, text))
     # Of all ways to cut n tokens into k pieces, (k-1)/(n-1) begin with a piece of one token.
     starts = np.cumsum(lengths) - lengths
     several = spans > 1
     chances = ((spans - 1) / np.maximum(lengths - noise - 1, 1))[several]
-    tally.share("first spans behind one token", made.noise[starts + 1][several].sum(), several.sum(), chances)
+    tally.share("first spans behind one token", corrupted.noise[starts + 1][several].sum(), several.sum(), chances)
 
 
 _MEASURES: tuple[tuple[Any, Callable[..., None]], ...] = (

@@ -76,31 +76,35 @@ class Tally:
 
     def mean(self, name: str, total: float, count: float, expected: float, variance: float, bound: float) -> None:
         """A sum of draws with its expectation and variance; bound: how far one draw can be from its mean."""
-        one = self._of(name)
-        one.total, one.count = one.total + float(total), one.count + float(count)
-        one.expected, one.variance = (one.expected or 0.0) + expected, one.variance + variance
-        one.bound = max(one.bound, bound)
+        statistic = self._of(name)
+        statistic.total += float(total)
+        statistic.count += float(count)
+        statistic.expected = (statistic.expected or 0.0) + expected
+        statistic.variance += variance
+        statistic.bound = max(statistic.bound, bound)
 
     def exact(self, name: str, total: float, expected: float, of: float = 0.0) -> None:
         """A number that must be what is expected; of: what it is a share of."""
-        one = self._of(name)
-        one.exact, one.expected = True, (one.expected or 0.0) + float(expected)
-        one.total, one.count = one.total + float(total), one.count + float(of)
+        statistic = self._of(name)
+        statistic.exact, statistic.expected = True, (statistic.expected or 0.0) + float(expected)
+        statistic.total += float(total)
+        statistic.count += float(of)
 
-    def none(self, name: str, found: float, of: float = 0.0) -> None:
+    def none(self, name: str, times: float, of: float = 0.0) -> None:
         """Something that must never be."""
-        self.exact(name, found, 0.0, of)
+        self.exact(name, times, 0.0, of)
 
     def note(self, name: str, total: float, count: float) -> None:
         """A mean that is told and has no definition."""
-        one = self._of(name)
-        one.total, one.count = one.total + float(total), one.count + float(count)
+        statistic = self._of(name)
+        statistic.total += float(total)
+        statistic.count += float(count)
 
     @property
     def tested(self) -> int:
         """How many intervals hold together."""
-        return sum(one.expected is not None and not one.exact for one in self.statistics.values())
+        return sum(statistic.expected is not None and not statistic.exact for statistic in self.statistics.values())
 
     def broken(self) -> list[Statistic]:
         """Those that do not hold."""
-        return [one for one in self.statistics.values() if not one.holds(self.tested)]
+        return [statistic for statistic in self.statistics.values() if not statistic.holds(self.tested)]

@@ -56,7 +56,7 @@ def windows(stream: Stream, size: int, joined: bool, overlap: int = 0) -> np.nda
     counts = np.maximum(-(-(lengths - overlap) // stride), 0)
     owner = np.repeat(np.arange(len(counts)), counts)
     offset = (np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)) * stride
-    made = np.empty(len(owner), dtype=WINDOW)
-    made["start"] = borders[owner] + offset
-    made["length"] = np.minimum(size, lengths[owner] - offset)
-    return made
+    rows = np.empty(len(owner), dtype=WINDOW)
+    rows["start"] = borders[owner] + offset
+    rows["length"] = np.minimum(size, lengths[owner] - offset)
+    return rows

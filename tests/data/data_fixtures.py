@@ -80,7 +80,7 @@ class DrawnExamples:
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
         drawn = streams.bits(self._seed, "sample", epoch, examples, int(rows["length"].max())) % np.uint64(1000)
-        tokens = np.concatenate([one[:length] for one, length in zip(drawn, rows["length"], strict=True)])
+        tokens = np.concatenate([ids[:length] for ids, length in zip(drawn, rows["length"], strict=True)])
         count = len(examples)
         return Batch(
             Packed(torch.from_numpy(tokens.astype(np.int64)), tuple(rows["length"].tolist())),

@@ -35,9 +35,9 @@ def test_a_file_is_made_to_lay_out_texts_as_the_format_does(kind, tmp_path):
     for name in fitting:
         problem = differing_layout(tokenizer, name)
         assert (problem is None) == (name in OWN[kind]), (name, problem)
-        made = with_format(tokenizer, name)
-        assert (made is tokenizer) == (problem is None)
-        made.save(tmp_path / name)
+        formatted = with_format(tokenizer, name)
+        assert (formatted is tokenizer) == (problem is None)
+        formatted.save(tmp_path / name)
         again = Tokenizer.load(tmp_path / name)
         assert differing_layout(again, name) is None
         assert again.encode("the cat ran").tolist() == tokenizer.encode("the cat ran").tolist()

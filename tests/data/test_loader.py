@@ -22,8 +22,8 @@ def taken(loader: PackedLoader, count: int, cursor: dict[str, int] | None = None
 
 
 def contents(step: types.Step) -> tuple[list[int], list[int]]:
-    examples = [one for batch in step.batches for one in batch.examples.tolist()]
-    return examples, [one for batch in step.batches for one in batch.inputs.tokens.tolist()]
+    examples = [number for batch in step.batches for number in batch.examples.tolist()]
+    return examples, [token for batch in step.batches for token in batch.inputs.tokens.tolist()]
 
 
 SIZES = [{"batch_examples": 7}, {"batch_tokens": 50}]
@@ -37,7 +37,7 @@ def test_every_example_once_an_epoch(size):
     steps = iter(loader.steps(None))
     for epoch in range(3):
         read = [contents(next(steps))[0] for _ in range(loader.steps_in_epoch(epoch))]
-        flat = [one for step in read for one in step]
+        flat = [number for step in read for number in step]
         assert sorted(flat) == list(range(100))
         orders.append(flat)
     assert orders[0] != orders[1] != orders[2] and orders[0] != list(range(100))
@@ -50,8 +50,8 @@ def test_every_example_once_an_epoch(size):
 def test_micro_batches_change_nothing(size, micro):
     whole = taken(PackedLoader(DrawnExamples(60), 1, **size), 40)
     split = taken(PackedLoader(DrawnExamples(60), 1, **size, micro_batch_tokens=micro), 40)
-    assert [contents(one) for one in whole] == [contents(one) for one in split]
-    assert [one.cursor for one in whole] == [one.cursor for one in split]
+    assert [contents(step) for step in whole] == [contents(step) for step in split]
+    assert [step.cursor for step in whole] == [step.cursor for step in split]
     for step in split:
         for batch in step.batches:
             assert sum(batch.inputs.lengths) <= micro or len(batch.inputs.lengths) == 1
@@ -75,8 +75,10 @@ def test_resuming_seeks(size):
     steps = taken(PackedLoader(DrawnExamples(50), 9, **size), 30)
     for number in (0, 4, 7, 8, 15, 28):
         resumed = taken(PackedLoader(DrawnExamples(50), 9, **size), 29 - number, steps[number].cursor)
-        assert [contents(one) for one in resumed] == [contents(one) for one in steps[number + 1 :]]
-        assert [(one.cursor, one.epoch) for one in resumed] == [(one.cursor, one.epoch) for one in steps[number + 1 :]]
+        assert [contents(step) for step in resumed] == [contents(step) for step in steps[number + 1 :]]
+        assert [(step.cursor, step.epoch) for step in resumed] == [
+            (step.cursor, step.epoch) for step in steps[number + 1 :]
+        ]
 
 
 def test_cursor_and_epoch_at_the_border():
@@ -100,12 +102,12 @@ def test_budgets_hold():
     tokens = [sum(batch.tokens for batch in step.batches) for step in taken(loader, loader.steps_in_epoch(0))]
     assert max(tokens) <= 64 and np.mean(tokens[:-1]) > 45
     small = PackedLoader(DrawnExamples(20, longest=30), 2, batch_tokens=3)
-    assert all(len(one.batches[0].inputs.lengths) >= 1 for one in taken(small, 20))
+    assert all(len(step.batches[0].inputs.lengths) >= 1 for step in taken(small, 20))
 
 
 def test_without_shuffling_the_plan_is_the_order():
     loader = PackedLoader(DrawnExamples(20), 2, batch_examples=6, shuffle=False)
-    assert [contents(one)[0] for one in taken(loader, 4)] == [
+    assert [contents(step)[0] for step in taken(loader, 4)] == [
         list(range(6)), list(range(6, 12)), list(range(12, 18)), [18, 19],
     ]  # fmt: skip
 
@@ -114,7 +116,7 @@ def test_without_shuffling_the_plan_is_the_order():
 def test_evaluation_pass(size):
     loader = PackedLoader(DrawnExamples(45), 2, **size, micro_batch_tokens=30)
     batches = list(loader.epoch_batches())
-    assert sorted(one for batch in batches for one in batch.examples.tolist()) == list(range(45))
+    assert sorted(number for batch in batches for number in batch.examples.tolist()) == list(range(45))
     lengths = [length for batch in batches for length in batch.inputs.lengths]
     assert lengths == sorted(lengths, reverse=True)
     assert all(batch.tokens <= 30 for batch in batches)
@@ -199,13 +201,13 @@ def test_prefetch_dies_when_dropped():
 
 
 def test_prefetch_works_ahead():
-    made = []
-    things = prefetch((made.append(number) or number for number in range(10)), ahead=2)
+    drawn = []
+    things = prefetch((drawn.append(number) or number for number in range(10)), ahead=2)
     assert next(things) == 0
     deadline = time.time() + 5
-    while len(made) < 4 and time.time() < deadline:
+    while len(drawn) < 4 and time.time() < deadline:
         time.sleep(0.01)
-    assert len(made) == 4  # the one taken, two that wait, one in hand
+    assert len(drawn) == 4  # the one taken, two that wait, one in hand
     things.close()
 
 

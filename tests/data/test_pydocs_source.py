@@ -87,15 +87,15 @@ def test_docstrings_in_the_order_of_the_source(tmp_path):
 
 def test_standard_library_first_then_packages_by_name(installed):
     source = PydocsSource(PydocsConfig())
-    found = [*texts(source, "train"), *texts(source, "validation")]
-    numbers = [int(number) for text in found for number in re.findall(r"number (\d+)", text)]
+    collected = [*texts(source, "train"), *texts(source, "validation")]
+    numbers = [int(number) for text in collected for number in re.findall(r"number (\d+)", text)]
     assert sorted(numbers) == [1, 3, 4, 6, 7]  # no tests, no lmtool, nothing broken
     train = [int(number) for text in texts(source, "train") for number in re.findall(r"number (\d+)", text)]
     assert train == [number for number in (1, 6, 3, 4, 7) if number in train]
     assert packages.installed() == ["Alpha", "beta", "binary", "broken", "gamma"]
-    assert "Short." not in " ".join(found)
+    assert "Short." not in " ".join(collected)
     facts = source.facts()
-    assert facts["documents"] + facts["validation_documents"] == len(found) and facts["fingerprint"]
+    assert facts["documents"] + facts["validation_documents"] == len(collected) and facts["fingerprint"]
 
 
 def test_repeated_docstrings_are_left_out(installed):
@@ -126,7 +126,7 @@ def test_second_run_reads_the_cache(tmp_path, monkeypatch):
     for damaged in (whole[:1000], "", "[]", whole.replace(" the ", " teh ", 1)):
         cached.write_text(damaged)
         messages = []
-        again = PydocsSource(SMALL, tmp_path, lambda what, *_, messages=messages: messages.append(what))
+        again = PydocsSource(SMALL, tmp_path, lambda stage, *_, messages=messages: messages.append(stage))
         assert again.fingerprint == first.fingerprint
         assert messages[0] == f"warning: {cached} is not as it was written; building it again"
         assert cached.read_text() == whole
@@ -164,22 +164,22 @@ def cache(tmp_path_factory):
 
 
 def test_rows_are_balanced_and_disjoint(cache):
-    found = pydocs_rows(cache, seed=0, per_class_train=10, per_class_validation=15)
+    splits = pydocs_rows(cache, seed=0, per_class_train=10, per_class_validation=15)
     sizes = {"train": 10, "dev": 15}
     counts = {}
-    for split, (columns, origin) in found.items():
+    for split, (columns, origin) in splits.items():
         assert set(columns) == {"text", "label"} and len(columns["text"]) == len(columns["label"]) == len(origin)
         counts[split] = Counter(columns["label"])
         assert set(counts[split].values()) == {sizes[split]}
     assert counts["train"].keys() == counts["dev"].keys() and len(counts["train"]) == 8
-    files = {split: {file for file, _ in origin} for split, (_, origin) in found.items()}
+    files = {split: {file for file, _ in origin} for split, (_, origin) in splits.items()}
     assert not files["train"] & files["dev"]
-    texts = found["train"][0]["text"] + found["dev"][0]["text"]
+    texts = splits["train"][0]["text"] + splits["dev"][0]["text"]
     assert len(set(texts)) == len(texts)
     assert all(60 <= len(text) <= 400 and "\n" not in text for text in texts)
     for text in texts:
         assert not any(name in text.lower() for name in counts["train"]), text
-    path, line = found["train"][1][0]
+    path, line = splits["train"][1][0]
     with open(path, encoding="utf-8") as file:
         assert any(mark in file.read().split("\n")[line - 1] for mark in ('"', "'"))
 

@@ -130,7 +130,7 @@ def test_csv_round_trip(tmp_path):
         written = io.StringIO()
         csv.writer(written, lineterminator=drawn.choice(["\n", "\r\n"])).writerows([["a", "b", "c"], *records])
         rows = table(tmp_path, "a.csv", written.getvalue())
-        assert [list(one) for one in zip(*rows.columns.values(), strict=True)] == records
+        assert [list(row) for row in zip(*rows.columns.values(), strict=True)] == records
 
 
 def content_of(kind: str, drawn: random.Random) -> list[str]:

@@ -29,8 +29,8 @@ def write(path, content) -> str:
     return str(path)
 
 
-def everything(one: Source) -> list[str]:
-    return [*texts(one, "train"), *texts(one, "validation")]
+def everything(given: Source) -> list[str]:
+    return [*texts(given, "train"), *texts(given, "validation")]
 
 
 def refused(path, match: str, **keys) -> UserError:
@@ -97,23 +97,23 @@ def test_unreadable_file(tmp_path):
 
 def test_held_out_share_is_seeded_and_whole(tmp_path):
     write(tmp_path / "a.txt", BOOK)
-    one = source(tmp_path / "a.txt", validation_fraction=0.1)
-    train, validation = list(texts(one, "train")), list(texts(one, "validation"))
-    assert (len(train), len(validation)) == (one.count("train"), one.count("validation")) == (108, 12)
+    opened = source(tmp_path / "a.txt", validation_fraction=0.1)
+    train, validation = list(texts(opened, "train")), list(texts(opened, "validation"))
+    assert (len(train), len(validation)) == (opened.count("train"), opened.count("validation")) == (108, 12)
     blocks = BOOK.strip().split("\n\n")
     assert sorted(train + validation) == sorted(blocks)
     assert [text for text in blocks if text in set(train)] == train  # order kept
     again = source(tmp_path / "a.txt", validation_fraction=0.1)
-    assert list(texts(again, "validation")) == validation and again.fingerprint == one.fingerprint
-    assert isinstance(one, Source)
+    assert list(texts(again, "validation")) == validation and again.fingerprint == opened.fingerprint
+    assert isinstance(opened, Source)
 
 
 def test_few_documents_still_give_both_splits(tmp_path):
     for count in (2, 3, 10, 49):
         path = tmp_path / f"{count}.txt"
         write(path, "\n\n".join(documents(count)))
-        one = source(path)
-        assert one.count("validation") == 1 and one.count("train") == count - 1
+        opened = source(path)
+        assert opened.count("validation") == 1 and opened.count("train") == count - 1
     sizes = np.array([10_000, 200, 9_000, 5_000])
     assert held_out(sizes, 0.02).tolist() == [False, True, False, False]
     assert not held_out(np.array([5, 5]), 0.99).all()
@@ -121,11 +121,11 @@ def test_few_documents_still_give_both_splits(tmp_path):
 
 def test_single_document_is_split_at_a_border(tmp_path):
     write(tmp_path / "a.txt", BOOK)
-    one = source(tmp_path / "a.txt", document="file")
-    (train,), (validation,) = texts(one, "train"), texts(one, "validation")
+    opened = source(tmp_path / "a.txt", document="file")
+    (train,), (validation,) = texts(opened, "train"), texts(opened, "validation")
     assert train + "\n\n" + validation == BOOK.strip()
     assert 0.005 < len(validation) / len(BOOK) < 0.08
-    assert one.count("train") == one.count("validation") == 1
+    assert opened.count("train") == opened.count("validation") == 1
     for text, fraction, first in (
         ("One is. Two is here. Three.", 0.2, "One is. Two is here."),
         ("aaa bbb", 0.02, "aaa"),
@@ -163,8 +163,8 @@ def test_held_out_documents_are_drawn_in_blocks(monkeypatch):
 def test_validation_of_its_own(tmp_path):
     write(tmp_path / "train.txt", BOOK)
     write(tmp_path / "dev.txt", "other text\n\nmore")
-    one = source(tmp_path / "train.txt", validation=str(tmp_path / "dev.txt"))
-    assert list(texts(one, "validation")) == ["other text", "more"] and one.count("train") == 120
+    opened = source(tmp_path / "train.txt", validation=str(tmp_path / "dev.txt"))
+    assert list(texts(opened, "validation")) == ["other text", "more"] and opened.count("train") == 120
     refused(tmp_path / "train.txt", "data.validation=.*: no such", validation=str(tmp_path / "no.txt"))
     refused(tmp_path, "training text too", validation=str(tmp_path / "dev.txt"))
 
@@ -180,8 +180,8 @@ def test_byte_order_mark_and_line_ends_change_nothing(tmp_path):
         "open": BOOK.rstrip().encode(),
     }.items():
         write(tmp_path / f"{name}.txt", content)
-        one = source(tmp_path / f"{name}.txt")
-        assert everything(one) == everything(plain) and one.fingerprint == plain.fingerprint, name
+        opened = source(tmp_path / f"{name}.txt")
+        assert everything(opened) == everything(plain) and opened.fingerprint == plain.fingerprint, name
 
 
 def test_other_encodings(tmp_path):
@@ -189,8 +189,8 @@ def test_other_encodings(tmp_path):
     write(tmp_path / "utf8.txt", text)
     for encoding in ("latin-1", "utf-16", "utf-32", "cp1252"):
         write(tmp_path / "a.txt", text.encode(encoding))
-        one = source(tmp_path / "a.txt", encoding=encoding)
-        assert one.fingerprint == source(tmp_path / "utf8.txt").fingerprint, encoding
+        opened = source(tmp_path / "a.txt", encoding=encoding)
+        assert opened.fingerprint == source(tmp_path / "utf8.txt").fingerprint, encoding
     refused(tmp_path / "utf8.txt", "data.encoding=utf-9 is no text encoding", encoding="utf-9")
     refused(tmp_path / "utf8.txt", "no text encoding", encoding="rot13")
     write(tmp_path / "wide.txt", text.encode("utf-16"))
@@ -226,9 +226,9 @@ def test_binary_files_are_recognised(tmp_path, head, kind):
 
 
 def test_empty_files(tmp_path):
-    for content, what in (("", "empty"), ("\n\n  \n", "white space alone"), ("\ufeff", "white space alone")):
+    for content, problem in (("", "empty"), ("\n\n  \n", "white space alone"), ("\ufeff", "white space alone")):
         write(tmp_path / "a.txt", content)
-        refused(tmp_path / "a.txt", f"a.txt is {what}: there is no text")
+        refused(tmp_path / "a.txt", f"a.txt is {problem}: there is no text")
     write(tmp_path / "b.txt", BOOK)
     assert source(tmp_path).facts()["empty_files"] == 1
     write(tmp_path / "b.txt", "")
@@ -244,10 +244,10 @@ def test_long_lines_and_control_characters_are_counted(tmp_path):
 
 def test_a_file_that_changes_is_refused(tmp_path):
     write(tmp_path / "a.txt", BOOK)
-    one = source(tmp_path / "a.txt")
+    opened = source(tmp_path / "a.txt")
     write(tmp_path / "a.txt", BOOK + "more")
     with pytest.raises(UserError, match="changed while it was being read"):
-        list(texts(one, "train"))
+        list(texts(opened, "train"))
 
 
 def test_fingerprint_follows_content_and_rule(tmp_path):
@@ -325,7 +325,7 @@ def test_documents_in_parts_are_the_same_documents(tmp_path, monkeypatch, docume
 def test_mutated_files_give_user_errors_or_text(tmp_path):
     drawn = random.Random(7)
     whole = ("Füße sind naß.\r\n\n" + BOOK)[:3000].encode()
-    planted = found = 0
+    planted = reported = 0
     for _ in range(120):
         content = bytearray(whole)
         for _ in range(drawn.randrange(1, 4)):
@@ -349,8 +349,8 @@ def test_mutated_files_give_user_errors_or_text(tmp_path):
         except UserError as error:
             if bad:
                 planted += 1
-                found += f"a.txt:{bad[0]}:" in error.message or "not text" in error.message
-    assert planted > 40 and found == planted
+                reported += f"a.txt:{bad[0]}:" in error.message or "not text" in error.message
+    assert planted > 40 and reported == planted
 
 
 def readable(line: bytes) -> bool:

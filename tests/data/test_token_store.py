@@ -178,10 +178,10 @@ def test_key_follows_split_tokenizer_and_text(tmp_path, tokenizers):
 
 
 def test_progress_is_told(tmp_path, tokenizers):
-    told = []
+    stages = []
     source = ListSource(documents(10), [])
-    open_store(source, "train", tokenizers["wordpiece"], tmp_path, lambda *one: told.append(one))
-    assert told[-1] == ("tokenizing train", 10, 10)
+    open_store(source, "train", tokenizers["wordpiece"], tmp_path, lambda *stage: stages.append(stage))
+    assert stages[-1] == ("tokenizing train", 10, 10)
 
 
 FILES = ("tokens.bin", "document_offsets.bin", "sentence_offsets.bin", "document_sentences.bin", "manifest.json")
@@ -220,12 +220,12 @@ def test_a_damaged_store_is_rebuilt_and_reported(tmp_path, tokenizers, name, dam
     expected, path = np.array(intact.tokens), intact.folder / name
     DAMAGES[damage](path)
     messages = []
-    store = open_store(source, "train", tokenizers["wordpiece"], tmp_path, lambda what, *_: messages.append(what))
+    store = open_store(source, "train", tokenizers["wordpiece"], tmp_path, lambda stage, *_: messages.append(stage))
     assert source.reads == 2 and np.array_equal(store.tokens, expected)
     assert messages[0].startswith(f"warning: {path} is ") and messages[0].endswith("; building it again")
     assert sorted(path.suffix for path in store.folder.parent.iterdir()) == ["", ".lock"]
     messages.clear()
-    open_store(source, "train", tokenizers["wordpiece"], tmp_path, lambda what, *_: messages.append(what))
+    open_store(source, "train", tokenizers["wordpiece"], tmp_path, lambda stage, *_: messages.append(stage))
     assert not messages and source.reads == 2
 
 
@@ -259,7 +259,7 @@ def test_a_damaged_vocabulary_is_trained_again_and_reported(tmp_path):
     messages = []
 
     def trained():
-        return trained_tokenizer(config, source, 200, tmp_path, lambda what, *_: messages.append(what)).fingerprint
+        return trained_tokenizer(config, source, 200, tmp_path, lambda stage, *_: messages.append(stage)).fingerprint
 
     expected = trained()
     (folder,) = (path for path in (tmp_path / "tokenizers").iterdir() if path.is_dir())

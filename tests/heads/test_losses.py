@@ -18,7 +18,7 @@ def chunks(request, monkeypatch):
 def inputs(targets=20, dtype=torch.float64):
     generator = torch.Generator().manual_seed(0)
     shapes = ((targets, 6), (31, 6), (31,))
-    hidden, table, bias = (torch.randn(*one, dtype=dtype, generator=generator).requires_grad_() for one in shapes)
+    hidden, table, bias = (torch.randn(*shape, dtype=dtype, generator=generator).requires_grad_() for shape in shapes)
     return hidden, table, bias, torch.randint(31, (targets,), generator=generator)
 
 

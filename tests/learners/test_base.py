@@ -30,10 +30,10 @@ def batch_of(lengths=(3, 6), examples=(4, 9)) -> Batch:
 
 def test_learner_names_heads_and_draws_their_weights():
     def learner(seed):
-        made = Plain(None, build(BertConfig(**SIZES), seed), None, seed)
-        made.add_head("pooler", Pooler(16))
-        made.add_head("sst2", SequenceHead(16, 2, 0.1))
-        return made
+        plain = Plain(None, build(BertConfig(**SIZES), seed), None, seed)
+        plain.add_head("pooler", Pooler(16))
+        plain.add_head("sst2", SequenceHead(16, 2, 0.1))
+        return plain
 
     first, again, other = learner(1), learner(1), learner(2)
     assert {name for name in first.state_dict() if name.startswith("heads.")} == {
@@ -53,9 +53,11 @@ def test_parameter_groups_hold_each_learning_tensor_once():
     learner.backbone.embed.token.weight.requires_grad_(False)
     decay, rest = learner.parameter_groups()
     names = [name for group in (decay, rest) for name, _ in group.parameters]
-    assert sorted(names) == sorted(name for name, one in learner.named_parameters() if one.requires_grad)
+    assert sorted(names) == sorted(name for name, parameter in learner.named_parameters() if parameter.requires_grad)
     assert "backbone.embed.token.weight" not in names and len(names) == len(set(names))
-    assert all(one.ndim == 2 for _, one in decay.parameters) and all(one.ndim == 1 for _, one in rest.parameters)
+    assert {tensor.ndim for _, tensor in decay.parameters} == {2} and {
+        tensor.ndim for _, tensor in rest.parameters
+    } == {1}
     assert (decay.weight_decay_scale, rest.weight_decay_scale) == (1.0, 0.0)
     assert learner.penalties() == {} and learner.on_step(1) is None
 
@@ -82,11 +84,11 @@ def test_gradient_with_dropout_does_not_depend_on_micro_batches(attention_dropou
         learner.heads["sst2"](summary(hidden, batch.inputs, "first"), rows).square().sum().backward()
 
     step(batch_of((3, 6, 20), (4, 9, 2)))
-    whole = {name: one.grad.clone() for name, one in learner.named_parameters()}
+    whole = {name: parameter.grad.clone() for name, parameter in learner.named_parameters()}
     learner.zero_grad()
     tokens = torch.arange(29) + 1
     for part, example in ((tokens[9:], 2), (tokens[:3], 4), (tokens[3:9], 9)):
         packed = Packed(part, (len(part),))
         step(Batch(packed, {}, torch.tensor([example]), torch.zeros(1, dtype=torch.int32)))
-    for name, one in learner.named_parameters():
-        torch.testing.assert_close(one.grad, whole[name], rtol=0, atol=1e-12)
+    for name, parameter in learner.named_parameters():
+        torch.testing.assert_close(parameter.grad, whole[name], rtol=0, atol=1e-12)

@@ -24,7 +24,7 @@ CASES = {
 }
 
 
-def made(case):
+def built(case):
     family, kind, members, weights = CASES[case]
     tokens = tokenizer(kind)
     config = MixtureConfig(members=members, weights=weights)
@@ -35,7 +35,7 @@ def made(case):
 
 @pytest.mark.parametrize("case", CASES)
 def test_parts_of_a_batch_add_up(case):
-    learner, examples, _ = made(case)
+    learner, examples, _ = built(case)
     learner.train()
     plan = examples.plan(0)
     numbers = np.linspace(0, len(plan) - 1, 12).astype(int)
@@ -56,37 +56,37 @@ def test_parts_of_a_batch_add_up(case):
 
 @pytest.mark.parametrize("case", CASES)
 def test_evaluation_keeps_the_terms_apart(case):
-    learner, examples, data = made(case)
+    learner, examples, data = built(case)
     loader = PackedLoader(examples, seed=1, batch_tokens=300, shuffle=False)
     predictors = learner.predictors(split(data), examples)
-    found = evaluate(learner, learner.scorer(split(data), examples, predictors), loader.epoch_batches(0))
-    assert set(found.terms) == set(learner.weights)
-    assert np.isfinite(list(found.metrics().values())).all()
+    evaluation = evaluate(learner, learner.scorer(split(data), examples, predictors), loader.epoch_batches(0))
+    assert set(evaluation.terms) == set(learner.weights)
+    assert np.isfinite(list(evaluation.metrics().values())).all()
     assert np.isfinite(list(mean_losses(predictors, loader.epoch_batches(0)).values())).all()
-    assert sum(len(one.sums_E) > 0 for one in found.terms.values()) == len(learner.weights)
+    assert sum(len(term.sums_E) > 0 for term in evaluation.terms.values()) == len(learner.weights)
     assert len(learner.samples(rows_of(examples, 4), 2)) == 2
     assert loader.facts()["examples"] == len(examples.plan(0))
     assert not measure(examples, 3000, 32).broken()
 
 
 def test_names_weights_and_heads():
-    learner, examples, _ = made("encoder")
+    learner, examples, _ = built("encoder")
     assert learner.weights == {"mlm": 0.75, "span_mlm": 0.25, "span_sbo": 0.25, "span_sop": 0.25}
     assert set(learner.heads) == {"masked_lm", "span_boundary", "pooler", "sentence_order"}
     assert {name.split(".")[0] for name in learner.state_dict()} == {"backbone", "heads"}
     rows = examples.plan(0).rows
     counts = np.bincount(rows["member"])
     assert counts[0] == pytest.approx(3 * counts[1], abs=3)
-    sizes = [len(one.plan(0)) for one in examples.members.values()]
+    sizes = [len(member.plan(0)) for member in examples.members.values()]
     assert any(count >= size - 1 for count, size in zip(counts, sizes, strict=True)), "as long as nothing repeats"
     for member in range(2):
         taken = rows["row"][rows["member"] == member]
         assert len(set(taken)) == len(taken) and taken.max() < sizes[member]
     assert not np.array_equal(rows, examples.plan(1).rows[: len(rows)])
-    assert np.array_equal(rows, made("encoder")[1].plan(0).rows)
+    assert np.array_equal(rows, built("encoder")[1].plan(0).rows)
     learner.eval()
     assert not any(member.training for member in learner.members.values())
-    assert {name.split(".")[0] for name in made("with a generator")[0].state_dict()} == {
+    assert {name.split(".")[0] for name in built("with a generator")[0].state_dict()} == {
         "backbone",
         "heads",
         "objective",
@@ -94,15 +94,15 @@ def test_names_weights_and_heads():
 
 
 def test_mistakes():
-    for fields, told in (
+    for fields, message in (
         ({"members": ("mlm", "mlm")}, "each objective once"),
         ({"members": ("mlm", "nothing")}, "nothing is not one of clm, "),
         ({"members": ({"name": "mlm", "probability": 2},)}, "probability"),
         ({"members": ("mlm", "span"), "weights": (1.0,)}, "a number above 0 for each of the 2"),
     ):
-        with pytest.raises(ValidationError, match=told):
+        with pytest.raises(ValidationError, match=message):
             MixtureConfig(**fields)
-    assert [one.name for one in MixtureConfig(members=({"name": "mlm", "pairs": "nsp"}, "rtd")).parts()] == [
+    assert [part.name for part in MixtureConfig(members=({"name": "mlm", "pairs": "nsp"}, "rtd")).parts()] == [
         "mlm",
         "rtd",
     ]

@@ -44,7 +44,7 @@ def store(tokens, documents=None):
     """A token store in memory, of sentences by document."""
     documents = sentences() if documents is None else documents
     ids = [[tokens.encode(text) for text in document] for document in documents]
-    flat = [one for document in ids for one in document]
+    flat = [ids for document in ids for ids in document]
     sentence_offsets = np.cumsum([0, *map(len, flat)])
     document_sentences = np.cumsum([0, *map(len, documents)])
     return TokenStore(

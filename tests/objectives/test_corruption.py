@@ -55,28 +55,28 @@ def test_neither_side_is_longer_than_asked_for_and_one_token_more_would_be():
 
 def test_both_sides_together_are_the_text_and_sentinels_descend():
     tokens, lengths = corpus()
-    made = corrupted(tokens, lengths)
+    whole = corrupted(tokens, lengths)
     noise, spans = noise_counts(lengths, CONFIG)
-    assert np.array_equal(made.input_lengths, lengths - noise + spans)
-    assert np.array_equal(made.target_lengths, noise + spans)
-    sides = (tokens, lengths), (made.inputs, made.input_lengths), (made.targets, made.target_lengths)
-    for text, inputs, targets, count in zip(*(parts(*one) for one in sides), spans, strict=True):
+    assert np.array_equal(whole.input_lengths, lengths - noise + spans)
+    assert np.array_equal(whole.target_lengths, noise + spans)
+    sides = (tokens, lengths), (whole.inputs, whole.input_lengths), (whole.targets, whole.target_lengths)
+    for text, inputs, targets, count in zip(*(parts(*side) for side in sides), spans, strict=True):
         for side in (inputs, targets):
             assert side[np.isin(side, SENTINELS)].tolist() == SENTINELS[:count].tolist()
         assert not np.isin(inputs[0], SENTINELS), "a text begins with what is left"
         assert targets[0] == SENTINELS[0] and np.isin(inputs[-1], SENTINELS)
-        one = corrupted(text, np.array([len(text)]))
-        assert np.array_equal(restore(one, SENTINELS), text)
+        single = corrupted(text, np.array([len(text)]))
+        assert np.array_equal(restore(single, SENTINELS), text)
     alone = corrupted(tokens[-lengths[-1] :], lengths[-1:], examples=np.array([len(lengths) - 1]))
-    assert np.array_equal(alone.inputs, made.inputs[-made.input_lengths[-1] :])
-    assert not np.array_equal(corrupted(tokens, lengths, epoch=1).noise, made.noise)
+    assert np.array_equal(alone.inputs, whole.inputs[-whole.input_lengths[-1] :])
+    assert not np.array_equal(corrupted(tokens, lengths, epoch=1).noise, whole.noise)
 
 
 def test_every_cut_is_equally_likely():
     """Of 12 tokens 4 are noise in 2 spans: 3 ways to cut the noise times 7 to cut the rest."""
     config, lengths = SpanCorruptionConfig(density=1 / 3, mean_length=2.0), np.full(6300, 12)
-    made = corrupted(np.arange(lengths.sum()) % 30000, lengths, config=config)
-    patterns, counts = np.unique(made.noise.reshape(-1, 12), axis=0, return_counts=True)
+    drawn = corrupted(np.arange(lengths.sum()) % 30000, lengths, config=config)
+    patterns, counts = np.unique(drawn.noise.reshape(-1, 12), axis=0, return_counts=True)
     assert len(patterns) == 21 and (patterns.sum(1) == 4).all() and not patterns[:, 0].any() and patterns[:, -1].all()
     assert stats.chisquare(counts).pvalue > 1e-3
 

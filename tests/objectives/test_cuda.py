@@ -44,7 +44,7 @@ def test_losses_and_gradients_are_those_of_a_cpu(name, precision, tokenizers):
         sum(output.sums.values()).backward()
         losses.append([float(value.detach()) for value in output.sums.values()])
         norms.append(
-            float(torch.nn.utils.get_total_norm([one.grad for one in learner.parameters() if one.grad is not None]))
+            float(torch.nn.utils.get_total_norm([grad for p in learner.parameters() if (grad := p.grad) is not None]))
         )
     near = {"rel": 1e-4} if precision == "fp32" else {"rel": 3e-2}
     assert losses[1] == pytest.approx(losses[0], **near)

@@ -58,7 +58,7 @@ def tokenizers():
 
 
 @pytest.fixture
-def made(request, tokenizers):
+def built(request, tokenizers):
     family, config, documents = OBJECTIVES[request.param]
     tokens = tokenizers[family]
     learner = build(config, backbone(family), tokens, 3)
@@ -67,7 +67,9 @@ def made(request, tokenizers):
 
 
 def gradients(learner):
-    return {name: one.grad.clone() for name, one in learner.named_parameters() if one.grad is not None}
+    return {
+        name: parameter.grad.clone() for name, parameter in learner.named_parameters() if parameter.grad is not None
+    }
 
 
 def run(learner, batches):
@@ -77,17 +79,17 @@ def run(learner, batches):
     losses = dict.fromkeys(counts, 0.0)
     for batch in batches:
         output = learner(batch, 1)
-        total = sum(output.weights[name] * one / counts[name] for name, one in output.sums.items())
+        total = sum(output.weights[name] * loss_sum / counts[name] for name, loss_sum in output.sums.items())
         total.backward()
-        losses = {name: losses[name] + one.item() / counts[name] for name, one in output.sums.items()}
+        losses = {name: losses[name] + loss_sum.item() / counts[name] for name, loss_sum in output.sums.items()}
     return losses, gradients(learner)
 
 
-@pytest.mark.parametrize("made", OBJECTIVES, indirect=True)
+@pytest.mark.parametrize("built", OBJECTIVES, indirect=True)
 @pytest.mark.parametrize("training", [True, False])
-def test_packed_equals_single(made, training):
+def test_packed_equals_single(built, training):
     """One batch of eight and eight of one: the same losses and gradients, with dropout too."""
-    learner, examples, _ = made
+    learner, examples, _ = built
     learner.train(training)
     rows = examples.plan(0).rows
     whole, whole_gradients = run(learner, [rows_of(examples, 8)])
@@ -99,9 +101,9 @@ def test_packed_equals_single(made, training):
         torch.testing.assert_close(part_gradients[name], gradient, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("made", OBJECTIVES, indirect=True)
-def test_every_parameter_learns_and_the_first_loss_is_that_of_a_guess(made):
-    learner, examples, _ = made
+@pytest.mark.parametrize("built", OBJECTIVES, indirect=True)
+def test_every_parameter_learns_and_the_first_loss_is_that_of_a_guess(built):
+    learner, examples, _ = built
     learner.train()
     losses, grads = run(learner, [rows_of(examples, 8)])
     assert set(grads) == {name for name, _ in learner.named_parameters()}
@@ -115,43 +117,45 @@ def test_every_parameter_learns_and_the_first_loss_is_that_of_a_guess(made):
         assert loss == pytest.approx(guess, abs=1.5 if learner.backbone.config.name == "t5" else 0.4)
 
 
-@pytest.mark.parametrize("made", OBJECTIVES, indirect=True)
-def test_scores_are_the_loss_and_join_to_examples(made):
-    learner, examples, _ = made
+@pytest.mark.parametrize("built", OBJECTIVES, indirect=True)
+def test_scores_are_the_loss_and_join_to_examples(built):
+    learner, examples, _ = built
     learner.eval()
     batch = rows_of(examples, 6)
     output, scores = learner(batch, 0), learner.score(batch)  # evaluation samples as in step 0
     assert set(scores) == set(output.sums) == set(learner.weights)
-    for name, one in scores.items():
-        assert set(one.documents.tolist()) == set(range(6))
-        assert len(one.losses) == len(one.predictions) == len(one.labels)
+    for name, term in scores.items():
+        assert set(term.documents.tolist()) == set(range(6))
+        assert len(term.losses) == len(term.predictions) == len(term.labels)
         if isinstance(learner, SequenceToSequence):
             # Text alone is scored; that its losses are the model's is tested by themselves.
             text = ~np.isin(batch.targets[name].labels.numpy(), list(learner.tokenizer.special_ids))
-            assert len(one.losses) == text.sum() < learner.counts(batch)[name]
-            assert one.losses.sum() < output.sums[name]
+            assert len(term.losses) == text.sum() < learner.counts(batch)[name]
+            assert term.losses.sum() < output.sums[name]
             continue
-        assert one.losses.sum().item() == pytest.approx(output.sums[name].item(), rel=1e-5)
-        assert len(one.losses) == learner.counts(batch)[name]
+        assert term.losses.sum().item() == pytest.approx(output.sums[name].item(), rel=1e-5)
+        assert len(term.losses) == learner.counts(batch)[name]
 
 
-@pytest.mark.parametrize("made", ["nsp", "sop", "span", "prefix_lm gpt", "denoising", "clm"], indirect=True)
-def test_evaluation_adds_up_and_stands_beside_its_baseline(made):
-    learner, examples, data = made
+@pytest.mark.parametrize("built", ["nsp", "sop", "span", "prefix_lm gpt", "denoising", "clm"], indirect=True)
+def test_evaluation_adds_up_and_stands_beside_its_baseline(built):
+    learner, examples, data = built
     learner.train()
     loader = PackedLoader(examples, seed=1, batch_tokens=100, shuffle=False)
-    found = evaluate(learner, TermScorer(learner, learner.predictors(split(data), examples)), loader.epoch_batches(0))
+    evaluation = evaluate(
+        learner, TermScorer(learner, learner.predictors(split(data), examples)), loader.epoch_batches(0)
+    )
     again = evaluate(learner, TermScorer(learner), [rows_of(examples, len(examples.plan(0)))])
     assert learner.training
-    assert found.loss == pytest.approx(again.loss, rel=1e-5)
-    for name, term in found.terms.items():
+    assert evaluation.loss == pytest.approx(again.loss, rel=1e-5)
+    for name, term in evaluation.terms.items():
         assert term.count == again.terms[name].count
         assert len(term.sums_E) == len(examples.plan(0))
         assert term.standard_error > 0
         # A new model guesses evenly; counted shares do better.
         assert term.baseline < term.loss + 0.05
-    metrics = found.metrics()
-    assert metrics["loss"] == found.loss and all(np.isfinite(list(metrics.values())))
+    metrics = evaluation.metrics()
+    assert metrics["loss"] == evaluation.loss and all(np.isfinite(list(metrics.values())))
 
 
 def test_unigram_baseline_is_counted_and_never_bets_on_special_tokens(tokenizers):
@@ -242,9 +246,9 @@ def test_refusals(tokenizers):
         build(MlmConfig(), backbone(), tokenizers["gpt"], 0).examples(split(store(tokens)), 32)
 
 
-@pytest.mark.parametrize("made", ["prefix_lm t5", "span_corruption", "denoising"], indirect=True)
-def test_outputs_are_shifted_and_planned_lengths_hold(made):
-    learner, examples, _ = made
+@pytest.mark.parametrize("built", ["prefix_lm t5", "span_corruption", "denoising"], indirect=True)
+def test_outputs_are_shifted_and_planned_lengths_hold(built):
+    learner, examples, _ = built
     plan = examples.plan(0)
     batch = rows_of(examples, len(plan))
     both = np.array(batch.inputs.lengths) + np.array(batch.outputs.lengths)
@@ -260,9 +264,9 @@ def test_outputs_are_shifted_and_planned_lengths_hold(made):
         assert torch.equal(read[1:], predicted[:-1])
 
 
-@pytest.mark.parametrize("made", ["span_corruption", "denoising"], indirect=True)
-def test_scores_of_outputs_are_those_of_the_text_in_them(made):
-    learner, examples, _ = made
+@pytest.mark.parametrize("built", ["span_corruption", "denoising"], indirect=True)
+def test_scores_of_outputs_are_those_of_the_text_in_them(built):
+    learner, examples, _ = built
     learner.eval()
     batch = rows_of(examples, 4)
     scores = learner.score(batch)[learner.term]

@@ -28,7 +28,7 @@ def words_of(text):
 
 def test_poisson_lengths():
     whole = texts(4000)
-    found = infill(whole, VOCABULARY, 0.3, 3.0, 0.0, 200)
+    infilled = infill(whole, VOCABULARY, 0.3, 3.0, 0.0, 200)
     shares = poisson_shares(3.0)
     assert shares[:11] == pytest.approx(stats.poisson.pmf(np.arange(11), 3.0)) and shares.sum() == pytest.approx(1)
     # The draw that ends a text is longer than others: all but the last of each are not as drawn either, so the
@@ -40,15 +40,15 @@ def test_poisson_lengths():
         assert holds(counts[length], len(drawn), stats.poisson.pmf(length, 3.0), intervals=12)
     assert shares[0] == pytest.approx(0.0498, abs=5e-5)
     assert abs(drawn.mean() - 3) < 3.3 * np.sqrt(3 / len(drawn))
-    assert (found.texts.tokens == MASK).any()
+    assert (infilled.texts.tokens == MASK).any()
 
 
 def test_infilling_masks_its_words_and_nothing_else():
     whole = texts()
-    found = infill(whole, VOCABULARY, 0.3, 3.0, 0.0, 200)
+    infilled = infill(whole, VOCABULARY, 0.3, 3.0, 0.0, 200)
     counts = [len(words_of(text)) for text in apart(whole)]
-    assert found.masked.tolist() == np.ceil(0.3 * np.array(counts) - 1e-9).astype(int).tolist()
-    for text, noisy, masked, count in zip(apart(whole), apart(found.texts), found.masked, counts, strict=True):
+    assert infilled.masked.tolist() == np.ceil(0.3 * np.array(counts) - 1e-9).astype(int).tolist()
+    for text, noisy, masked, count in zip(apart(whole), apart(infilled.texts), infilled.masked, counts, strict=True):
         kept = noisy[noisy != MASK]
         rest = iter(text.tolist())
         assert all(token in rest for token in kept.tolist()), "what is left stands in its order"
@@ -66,10 +66,10 @@ def test_infilling_places_are_equally_likely():
     tokens = np.tile(np.array([6, 7, 9, 10, 12]), 5000)
     whole = Texts(tokens, np.full(5000, 5), np.arange(5000), 2, 0)
     plain = VOCABULARY.__class__(MASK, SPECIAL, np.ones(ENTRIES, dtype=bool))
-    found = infill(whole, plain, 0.2, 3.0, 0.0, 5)
+    infilled = infill(whole, plain, 0.2, 3.0, 0.0, 5)
     # Without room to grow no mask is put in between: each text has its one mask in one of five places.
-    assert (found.texts.lengths == 5).all()
-    places = (found.texts.tokens.reshape(-1, 5) == MASK).argmax(1)
+    assert (infilled.texts.lengths == 5).all()
+    places = (infilled.texts.tokens.reshape(-1, 5) == MASK).argmax(1)
     assert stats.chisquare(np.bincount(places, minlength=5)).pvalue > 1e-3
 
 
@@ -88,7 +88,7 @@ def test_a_share_of_the_masks_is_random():
 def test_sentences_change_places_as_wholes():
     draws = np.random.default_rng(1)
     sizes = [draws.integers(1, 6, draws.integers(1, 8)) for _ in range(300)]
-    lengths = np.array([one.sum() for one in sizes])
+    lengths = np.array([counts.sum() for counts in sizes])
     tokens = np.arange(lengths.sum())
     sentences = np.repeat(np.arange(sum(map(len, sizes))), np.concatenate(sizes))
     whole = Texts(tokens, lengths, np.arange(300), 3, 0)
@@ -144,8 +144,8 @@ def test_noise_belongs_to_the_example():
     starts = together.starts
     for example in (0, 13, 39):
         part = slice(whole.starts[example], whole.starts[example] + whole.lengths[example])
-        one = Texts(whole.tokens[part], whole.lengths[[example]], np.array([example]), 7, 0)
-        alone = noisy(one)
+        text = Texts(whole.tokens[part], whole.lengths[[example]], np.array([example]), 7, 0)
+        alone = noisy(text)
         assert np.array_equal(
             alone.tokens, together.tokens[starts[example] : starts[example] + together.lengths[example]]
         )

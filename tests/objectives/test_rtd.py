@@ -24,7 +24,7 @@ def tokens():
     return tokenizer()
 
 
-def made(tokens, model=None, **fields):
+def built(tokens, model=None, **fields):
     learner = build(RtdConfig(**fields), backbone(**(model or {})), tokens, 3)
     return learner, learner.examples(split(store(tokens), "joined", "train"), 32)
 
@@ -34,7 +34,11 @@ def gradients(learner, batch, step=1, terms=None):
     learner.on_step(step)
     sums = learner(batch, step).sums
     sum(value for name, value in sums.items() if terms is None or name in terms).backward()
-    return {name for name, one in learner.named_parameters() if one.grad is not None and one.grad.abs().sum() > 0}
+    return {
+        name
+        for name, parameter in learner.named_parameters()
+        if parameter.grad is not None and parameter.grad.abs().sum() > 0
+    }
 
 
 def test_samples_follow_the_probabilities():
@@ -50,13 +54,13 @@ def test_samples_follow_the_probabilities():
 
 
 def test_samples_are_a_function_of_step_and_example_and_stay_in_the_vocabulary(tokens):
-    learner, examples = made(tokens)
+    learner, examples = built(tokens)
     learner.eval()
     batch = rows_of(examples, 8)
 
-    def filled(step, one=batch):
-        at = one.targets["mlm"].at
-        return learner._filled(one, learner.generator(one.inputs)[at], step).tokens
+    def filled(step, given=batch):
+        at = given.targets["mlm"].at
+        return learner._filled(given, learner.generator(given.inputs)[at], step).tokens
 
     with torch.no_grad():
         assert torch.equal(filled(1), filled(1)) and not torch.equal(filled(1), filled(2))
@@ -69,7 +73,7 @@ def test_samples_are_a_function_of_step_and_example_and_stay_in_the_vocabulary(t
 
 
 def test_the_embedding_that_both_share_drops_anew_for_each(tokens):
-    learner, examples = made(tokens, {"dropout": 0.3}, generator_size=0.5)
+    learner, examples = built(tokens, {"dropout": 0.3}, generator_size=0.5)
     masks = []
     learner.backbone.embed.dropout.register_forward_hook(lambda module, inputs, out: masks.append(out == 0))
     learner.train()(rows_of(examples, 8), 1)
@@ -79,7 +83,7 @@ def test_the_embedding_that_both_share_drops_anew_for_each(tokens):
 
 
 def test_a_correct_sample_counts_as_original(tokens, monkeypatch):
-    learner, examples = made(tokens)
+    learner, examples = built(tokens)
     batch = rows_of(examples, 8)
     at, labels = batch.targets["mlm"].at, batch.targets["mlm"].labels
     right = torch.arange(len(at)) % 2 == 0
@@ -89,12 +93,12 @@ def test_a_correct_sample_counts_as_original(tokens, monkeypatch):
     scored = learner.eval().score(batch)["rtd"]
     assert len(scored.labels) == len(batch.inputs.tokens)
     assert scored.labels.nonzero().flatten().tolist() == at[~right].tolist()
-    learner, _ = made(tokens, variant="electra_15")
+    learner, _ = built(tokens, variant="electra_15")
     assert torch.equal(learner.eval().score(batch)["rtd"].labels, (~right).long())
 
 
 def test_no_gradient_passes_through_the_samples(tokens):
-    learner, examples = made(tokens)
+    learner, examples = built(tokens)
     batch = rows_of(examples, 8)
     generators = gradients(learner, batch, terms={"mlm"})
     models = gradients(learner, batch, terms={"rtd"})
@@ -107,7 +111,7 @@ def test_no_gradient_passes_through_the_samples(tokens):
 
 @pytest.mark.parametrize("size", [0.25, 1.0])
 def test_embeddings_are_shared_and_written_under_both_names(tokens, size):
-    learner, _ = made(tokens, generator_size=size)
+    learner, _ = built(tokens, generator_size=size)
     ours, theirs = learner.backbone.embed, learner.generator.embed
     assert ours.token.weight is theirs.token.weight and ours.position is theirs.position
     state = learner.state_dict()
@@ -135,13 +139,13 @@ def test_generator_sizes_are_the_published_ones():
 def test_every_kind_of_positions(tokens, kind):
     model = json.loads(BertConfig(**{"vocab_size": 400}).model_dump_json())
     chosen = BertConfig.model_validate_json(json.dumps({**model, "positions": {"name": kind}})).positions
-    learner, examples = made(tokens, {"positions": chosen})
+    learner, examples = built(tokens, {"positions": chosen})
     batch = rows_of(examples, 4)
     assert gradients(learner.eval(), batch) == {name for name, _ in learner.named_parameters()}
 
 
 def test_two_stages(tokens):
-    learner, examples = made(tokens, training="two_stage", generator_size=1.0, generator_steps=3)
+    learner, examples = built(tokens, training="two_stage", generator_size=1.0, generator_steps=3)
     learner.train()
     batch = rows_of(examples, 8)
     assert learner.generator.embed.token.weight is not learner.backbone.embed.token.weight
@@ -149,11 +153,11 @@ def test_two_stages(tokens):
     assert all(name.startswith("objective.") for name in gradients(learner, batch, step=3))
     before = learner.backbone.layers[0].ffn.fc_in.weight.clone()
     assert not any(name.startswith("objective.") for name in gradients(learner, batch, step=4))
-    for name, one in learner.generator.named_parameters():
-        assert torch.equal(one, dict(learner.backbone.named_parameters())[name])
+    for name, parameter in learner.generator.named_parameters():
+        assert torch.equal(parameter, dict(learner.backbone.named_parameters())[name])
     assert not torch.equal(before, learner.backbone.layers[0].ffn.fc_in.weight)
     # A narrower generator gives what it has in the model's shapes, and leaves the rest.
-    learner, _ = made(tokens, training="two_stage", generator_layers=0.5, generator_size=1.0, generator_steps=3)
+    learner, _ = built(tokens, training="two_stage", generator_layers=0.5, generator_size=1.0, generator_steps=3)
     last = learner.backbone.layers[1].ffn.fc_in.weight.clone()
     learner.on_step(4)
     assert torch.equal(last, learner.backbone.layers[1].ffn.fc_in.weight)
@@ -161,7 +165,7 @@ def test_two_stages(tokens):
 
 
 def test_the_copy_gate_mixes_two_distributions(tokens):
-    learner, examples = made(tokens, variant="all_tokens_mlm")
+    learner, examples = built(tokens, variant="all_tokens_mlm")
     learner.eval()
     batch = rows_of(examples, 3)
     scored = learner.score(batch)["all_tokens_mlm"]
@@ -181,20 +185,20 @@ def test_the_copy_gate_mixes_two_distributions(tokens):
 
 
 def test_the_base_rate_is_that_of_what_is_scored(tokens):
-    learner, examples = made(tokens)
+    learner, examples = built(tokens)
     batches = [rows_of(examples, 6), rows_of(examples, 12)]
-    found = evaluate(
+    evaluation = evaluate(
         learner, TermScorer(learner, learner.predictors(split(store(tokens)), examples)), batches[1:]
     ).terms["rtd"]
     labels = learner.eval().score(batches[1])["rtd"].labels.double()
     share = labels.mean().item()
-    assert found.baseline == pytest.approx(-share * np.log(share) - (1 - share) * np.log(1 - share))
+    assert evaluation.baseline == pytest.approx(-share * np.log(share) - (1 - share) * np.log(1 - share))
     assert BestConstant("base rate", (0.85, 0.15)).expected_loss == pytest.approx(0.4227, abs=1e-4)
     assert BestConstant.least_loss(np.array([7, 0])) == 0
 
 
 def test_samples_tell_what_the_model_suspects(tokens):
-    learner, examples = made(tokens)
+    learner, examples = built(tokens)
     batch = rows_of(examples, 4)
     samples = learner.eval().samples(batch, 3)
     assert len(samples) == 3 and all(sample["masked"] for sample in samples)

@@ -52,11 +52,11 @@ def examples_of(family, kind, config, documents="joined"):
 def test_every_objective_is_as_defined(case, documents):
     tally = measure(examples_of(*CASES[case], documents), 12000, 32)
     assert not tally.broken()
-    assert sum(one.expected is not None for one in tally.statistics.values()) >= 4
+    assert sum(statistic.expected is not None for statistic in tally.statistics.values()) >= 4
     assert all(
-        one.count > (20 if "first" in one.name else 100)
-        for one in tally.statistics.values()
-        if one.expected is not None and not one.exact
+        statistic.count > (20 if "first" in statistic.name else 100)
+        for statistic in tally.statistics.values()
+        if statistic.expected is not None and not statistic.exact
     )
 
 
@@ -72,11 +72,11 @@ def test_every_objective_is_as_defined(case, documents):
 )
 def test_what_is_off_is_found(claimed, done, broken, monkeypatch):
     examples = examples_of("bert", "wordpiece", done)
-    made = [*batches_of(examples, 20000)]
-    monkeypatch.setattr("lmtool.objectives.statistics.batches_of", lambda *_: made)
+    batches = [*batches_of(examples, 20000)]
+    monkeypatch.setattr("lmtool.objectives.statistics.batches_of", lambda *_: batches)
     monkeypatch.setattr("lmtool.objectives.masking_statistics.corrupt", lambda _, *rest: corrupt(done, *rest))
     examples.config = claimed
-    assert broken in {one.name for one in measure(examples, 20000, 32).broken()}
+    assert broken in {statistic.name for statistic in measure(examples, 20000, 32).broken()}
 
 
 @pytest.mark.parametrize("config", [RtdConfig(), RtdConfig(variant="replace_mlm", generator_size=1.0)])
@@ -97,7 +97,9 @@ def test_the_generator_is_measured_against_its_own_probabilities(config, monkeyp
         return head(hidden, table)[:, :vocabulary].argmax(-1)
 
     monkeypatch.setattr("lmtool.objectives.rtd.sample_tokens", best)
-    assert "surprise of a sample, nats" in {one.name for one in measure(examples, 12000, 32, 0, learner).broken()}
+    assert "surprise of a sample, nats" in {
+        statistic.name for statistic in measure(examples, 12000, 32, 0, learner).broken()
+    }
 
 
 def test_static_masks_are_measured_once():
@@ -111,8 +113,8 @@ def test_what_no_example_holds_is_counted():
     learner = build(SpanCorruptionConfig(), backbone("t5"), tokens, 3)
     size = learner.examples(split(store(tokens), "separate", "train"), 32).text_length
     ids = [[[7] * (size + 1)], [[7] * size], [[7] * (2 * size + 1)], [[7]]]
-    made = store(Encoded(), ids)
-    left = measure(learner.examples(split(made, "separate", "train"), 32), 100, 32).statistics["left out share of text"]
+    data = store(Encoded(), ids)
+    left = measure(learner.examples(split(data, "separate", "train"), 32), 100, 32).statistics["left out share of text"]
     assert (left.total, left.expected, left.count) == (3, 3, 4 * size + 3)
 
 
@@ -140,10 +142,11 @@ def test_intervals_hold_as_often_as_they_say_and_are_not_far_too_wide():
 def test_chances_of_their_own_add_up():
     tally = Tally()
     tally.share("a", 3, 10, np.linspace(0.1, 0.4, 10))
-    one = tally.statistics["a"]
-    assert one.expected == pytest.approx(2.5) and one.defined == pytest.approx(0.25) and one.measured == 0.3
+    statistic = tally.statistics["a"]
+    assert (statistic.expected, statistic.defined) == (pytest.approx(2.5), pytest.approx(0.25))
+    assert statistic.measured == 0.3
     tally.none("b", 0)
     tally.note("c", 5, 10)
     assert tally.tested == 1 and not tally.broken()
     tally.none("b", 2)
-    assert [one.name for one in tally.broken()] == ["b"]
+    assert [statistic.name for statistic in tally.broken()] == ["b"]

@@ -11,36 +11,36 @@ TOKENS = np.arange(100, 130, dtype=np.uint16)
 OFFSETS = np.array([0, 7, 7, 8, 20, 30])  # the second document is empty
 
 
-def texts(stream, made):
-    ids, lengths = stream.read(made["start"], made["length"]), made["length"]
+def texts(stream, rows):
+    ids, lengths = stream.read(rows["start"], rows["length"]), rows["length"]
     return [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])]
 
 
 def test_separate_windows_stay_in_their_document_and_lose_nothing():
     stream = Stream(TOKENS, OFFSETS, None)
-    made = texts(stream, windows(stream, 5, joined=False))
-    assert [len(one) for one in made] == [5, 2, 1, 5, 5, 2, 5, 5]
-    assert sum(made, []) == TOKENS.tolist()
+    pieces = texts(stream, windows(stream, 5, joined=False))
+    assert [len(piece) for piece in pieces] == [5, 2, 1, 5, 5, 2, 5, 5]
+    assert sum(pieces, []) == TOKENS.tolist()
 
 
 def test_joined_windows_run_through_with_separators():
     stream = Stream(TOKENS, OFFSETS, 3)
-    made = texts(stream, windows(stream, 8, joined=True))
-    assert [len(one) for one in made] == [8, 8, 8, 8, 2]
+    pieces = texts(stream, windows(stream, 8, joined=True))
+    assert [len(piece) for piece in pieces] == [8, 8, 8, 8, 2]
     run = [*range(100, 107), 3, 107, 3, *range(108, 120), 3, *range(120, 130), 3]
-    assert sum(made, []) == run
+    assert sum(pieces, []) == run
 
 
 @pytest.mark.parametrize("joined", [True, False])
 def test_overlapping_windows_predict_every_token_once(joined):
     stream = Stream(TOKENS, OFFSETS, 3)
-    predicted = [one[1:] for one in texts(stream, windows(stream, 6, joined, overlap=1))]
+    predicted = [window[1:] for window in texts(stream, windows(stream, 6, joined, overlap=1))]
     assert all(predicted)
     if joined:
         assert sum(predicted, []) == texts(stream, windows(stream, 99, True))[0][1:]
     else:
         whole = texts(stream, windows(stream, 99, False))
-        assert sum(predicted, []) == sum((one[1:] for one in whole), [])
+        assert sum(predicted, []) == sum((window[1:] for window in whole), [])
 
 
 def test_random_windows_read_the_stream():
