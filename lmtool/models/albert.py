@@ -132,7 +132,7 @@ def published_config(config: AlbertConfig) -> dict[str, Any]:
     """Our configuration as the config.json of a Hugging Face ALBERT. UserError where it has no place in one."""
     require_learned(config, "ALBERT")
     ours = {key: getattr(config, field) for key, field in _FIELDS.items()}
-    activation = next(theirs for theirs, one in _ACTIVATIONS.items() if one == config.activation)
+    activation = next(theirs for theirs, ours in _ACTIVATIONS.items() if ours == config.activation)
     more = {"hidden_act": activation, "num_hidden_groups": 1, "inner_group_num": 1}
     return {"model_type": "albert", **ours, **more, "position_embedding_type": "absolute"}
 

@@ -90,7 +90,7 @@ def post_norm_pairs() -> list[tuple[str, str]]:
     for stack, parts in sublayers.items():
         ours, theirs = f"backbone.{stack}.layers.*.", f"model.{stack}.layers.*."
         for name, norm, published in parts:
-            pairs += [(f"{ours}{name}.{one}", f"{theirs}{published}.{other}") for one, other in attention]
+            pairs += [(f"{ours}{name}.{projection}", f"{theirs}{published}.{other}") for projection, other in attention]
             pairs.append((ours + norm, f"{theirs}{published}_layer_norm"))
         pairs += [(ours + "ffn.fc_in", theirs + "fc1"), (ours + "ffn.fc_out", theirs + "fc2")]
         pairs.append((ours + ("norm2" if stack == "encoder" else "norm3"), theirs + "final_layer_norm"))
@@ -119,7 +119,7 @@ def to_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Our checkpoint's tensors under the names of a Hugging Face BartForConditionalGeneration, or of its classifier.
     Tied copies are not written."""
     published = {KEYS.to_published(name) or name: tensor for name, tensor in tensors.items()}
-    return {name: one[None] if name == "final_logits_bias" else one for name, one in published.items()}
+    return {name: tensor[None] if name == "final_logits_bias" else tensor for name, tensor in published.items()}
 
 
 def from_published(tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:

@@ -114,11 +114,11 @@ def to_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         module, _, kind = name.rpartition(".")
         owner, _, projection = module.rpartition(".")
         if projection == "q_proj":
-            joined[f"{owner}.qkv.{kind}"] = torch.cat([tensors[f"{owner}.{one}.{kind}"] for one in _PROJECTIONS])
+            joined[f"{owner}.qkv.{kind}"] = torch.cat([tensors[f"{owner}.{part}.{kind}"] for part in _PROJECTIONS])
         elif projection not in _PROJECTIONS:
             joined[name] = tensor
     published = {KEYS.to_published(name) or name: tensor for name, tensor in joined.items()}
-    return {name: one.T.contiguous() if name.endswith(_TRANSPOSED) else one for name, one in published.items()}
+    return {name: tensor.T.contiguous() if name.endswith(_TRANSPOSED) else tensor for name, tensor in published.items()}
 
 
 def from_published(tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:

@@ -80,8 +80,8 @@ _TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "m
 def to_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Our checkpoint's tensors under the names of a Hugging Face OpenAIGPTLMHeadModel, or of its classifier. The tied
     head is not written."""
-    published = {KEYS.to_published(name) or name: one for name, one in join_projections(tensors).items()}
-    return {name: one.T.contiguous() if name.endswith(_TRANSPOSED) else one for name, one in published.items()}
+    published = {KEYS.to_published(name) or name: tensor for name, tensor in join_projections(tensors).items()}
+    return {name: tensor.T.contiguous() if name.endswith(_TRANSPOSED) else tensor for name, tensor in published.items()}
 
 
 def from_published(tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:

@@ -129,7 +129,7 @@ def join_projections(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         module, _, kind = name.rpartition(".")
         owner, _, projection = module.rpartition(".")
         if projection == "q_proj":
-            joined[f"{owner}.qkv.{kind}"] = torch.cat([tensors[f"{owner}.{one}.{kind}"] for one in _PROJECTIONS])
+            joined[f"{owner}.qkv.{kind}"] = torch.cat([tensors[f"{owner}.{part}.{kind}"] for part in _PROJECTIONS])
         elif projection not in _PROJECTIONS:
             joined[name] = tensor
     return joined

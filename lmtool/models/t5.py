@@ -131,7 +131,7 @@ def _pairs() -> tuple[tuple[str, str], ...]:
         for number, (ours, norm, theirs) in enumerate(sublayers):
             layer, published = f"backbone.{stack}.layers.*.", f"{stack}.block.*.layer.{number}."
             parts = (("fc_in", "wi"), ("fc_gate", "wi_0"), ("fc_out", "wo")) if ours == "ffn" else projections
-            pairs += [(f"{layer}{ours}.{one}", f"{published}{theirs}.{other}") for one, other in parts]
+            pairs += [(f"{layer}{ours}.{part}", f"{published}{theirs}.{other}") for part, other in parts]
             pairs.append((layer + norm, published + "layer_norm"))
         pairs.append((f"backbone.{stack}.final_norm", f"{stack}.final_layer_norm"))
         places = "embed" if stack == "encoder" else "decoder.embed"
@@ -151,10 +151,10 @@ def to_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     copies are not written; a head of its own (1.1) is."""
     published = {KEYS.to_published(name) or name: tensor for name, tensor in tensors.items()}
     gated = any(".wi_0." in name for name in published)
-    published = {name.replace(".wi.", ".wi_1.") if gated else name: one for name, one in published.items()}
+    published = {name.replace(".wi.", ".wi_1.") if gated else name: tensor for name, tensor in published.items()}
     if f"{_HEAD}.out_proj.weight" in published:
         inside = ("shared.", "encoder.", "decoder.")
-        return {_INSIDE + name if name.startswith(inside) else name: one for name, one in published.items()}
+        return {_INSIDE + name if name.startswith(inside) else name: tensor for name, tensor in published.items()}
     return published
 
 

@@ -94,7 +94,7 @@ def to_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     Marian lays the sines of its positions before the cosines, the paper in turn: the channels of the hidden states are
     put in its order, which changes no output.
     """
-    published = {KEYS.to_published(name) or name: _reordered(name, one, True) for name, one in tensors.items()}
+    published = {KEYS.to_published(name) or name: _reordered(name, tensor, True) for name, tensor in tensors.items()}
     published["final_logits_bias"] = torch.zeros(1, len(published["model.shared.weight"]))
     return published
 

@@ -43,7 +43,7 @@ class Recording(TokenDraws):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_call_has_a_place_of_its_own(family):
-    config = next(one.config for one in entries("model") if one.name == family)(**SIZES)
+    config = next(entry.config for entry in entries("model") if entry.name == family)(**SIZES)
     backbone = build(config, 0)
     inputs, outputs = packed(1), packed(2) if config.architecture == "encoder_decoder" else None
 

@@ -173,9 +173,9 @@ def test_packed_is_each_text_alone(name):
     inputs, outputs = texts(INPUTS, 1)[0], texts(OUTPUTS, 2)[0]
     together = backbone(inputs, None, outputs)
     for number, (length, start) in enumerate(zip(outputs.lengths, outputs.starts, strict=True)):
-        at, one = inputs.starts[number], inputs.lengths[number]
+        at, size = inputs.starts[number], inputs.lengths[number]
         read = Packed(outputs.tokens[start : start + length], (length,))
-        alone = backbone(Packed(inputs.tokens[at : at + one], (one,)), None, read)
+        alone = backbone(Packed(inputs.tokens[at : at + size], (size,)), None, read)
         torch.testing.assert_close(together[start : start + length], alone, rtol=0, atol=1e-12)
 
 
@@ -239,8 +239,8 @@ def test_config_map_in_both_directions(name):
         "n_positions",
     }
     neutral |= {"forced_eos_token_id"}
-    assert {key: one for key, one in loaded_by_them.items() if key not in neutral} == {
-        key: one for key, one in theirs.items() if key not in neutral
+    assert {key: value for key, value in loaded_by_them.items() if key not in neutral} == {
+        key: value for key, value in theirs.items() if key not in neutral
     }
     for data in (published, json.loads(json.dumps(loaded_by_them))):
         section = {**section_of(pair), **family.from_published_config(data)}
@@ -282,4 +282,6 @@ def test_config_of_the_first_t5_is_read():
 def test_marian_defaults_are_no_transformer():
     published = transformer.published_config(transformer_pair().ours.backbone.config)
     with pytest.raises(UserError, match="activation_function='gelu'"):
-        transformer.from_published_config({key: one for key, one in published.items() if key != "activation_function"})
+        transformer.from_published_config(
+            {key: value for key, value in published.items() if key != "activation_function"}
+        )

@@ -42,7 +42,7 @@ def test_preset_builds_on_the_meta_device(name):
     with torch.device("meta"):
         model = build(config, 0)
         head = lm_head(model)
-    parameters = sum(one.numel() for part in (model, head) for one in part.parameters())
+    parameters = sum(parameter.numel() for part in (model, head) for parameter in part.parameters())
     if name in PUBLISHED:
         assert parameters == PUBLISHED[name]
     else:
@@ -76,7 +76,7 @@ def test_t5_draws_as_published():
         assert std(parts[f"{layer}{attention}.out_proj.weight"]) == pytest.approx(inner**-0.5, rel=0.03)
         assert std(parts[f"{layer}ffn.fc_out.weight"]) == pytest.approx(160**-0.5, rel=0.03)
     assert std(parts["decoder.embed.position.weight"]) == pytest.approx(width**-0.5, rel=0.3)
-    assert all(torch.equal(one, torch.ones(width)) for name, one in parts.items() if "norm" in name)
+    assert all(torch.equal(tensor, torch.ones(width)) for name, tensor in parts.items() if "norm" in name)
 
 
 def test_the_transformer_draws_tokens_as_large_as_its_positions():

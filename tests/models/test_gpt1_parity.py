@@ -65,7 +65,7 @@ def test_key_map_in_both_directions():
     assert published.keys() == theirs.keys() - {"lm_head.weight"}
     assert all(torch.equal(tensor, theirs[key]) for key, tensor in published.items())
     back = pair.from_published(published)
-    assert back.keys() == ours.keys() and all(torch.equal(back[key], one) for key, one in ours.items())
+    assert back.keys() == ours.keys() and all(torch.equal(back[key], tensor) for key, tensor in ours.items())
     bare = OpenAIGPTModel(pair.theirs.config).state_dict()
     assert pair.from_published(bare).keys() == ours.keys()
     assert gpt1.from_published({"h.0.attn.bias": torch.zeros(2), "strange": torch.zeros(2)}).keys() == {"strange"}
@@ -91,7 +91,7 @@ def test_config_map_in_both_directions():
     config = pair.ours.backbone.config
     published = gpt1.published_config(config)
     theirs = pair.theirs.config.to_dict()
-    assert {key: one for key, one in published.items() if theirs[key] != one} == {"initializer_range": 0.02}
+    assert {key: value for key, value in published.items() if theirs[key] != value} == {"initializer_range": 0.02}
     section = gpt1.from_published_config(OpenAIGPTConfig(**published).to_dict())
     assert Gpt1Config.model_validate({**config.model_dump(), **section}) == config
     with pytest.raises(UserError, match="feedforward_size=100"):

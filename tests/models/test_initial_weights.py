@@ -23,7 +23,11 @@ CUT = math.sqrt(1 - 4 * math.exp(-2) / math.sqrt(2 * math.pi) / math.erf(math.sq
 
 
 def matrices(model):
-    return {name: one.detach() for name, one in model.named_parameters() if one.ndim == 2 and one.numel() > 10_000}
+    return {
+        name: parameter.detach()
+        for name, parameter in model.named_parameters()
+        if parameter.ndim == 2 and parameter.numel() > 10_000
+    }
 
 
 def test_bert_draws_from_a_truncated_normal():
@@ -47,9 +51,9 @@ def test_gpt_draws_from_a_normal_and_scales_what_writes_the_residual():
     [BertConfig, GptConfig, RobertaConfig, SpanbertConfig, DistilbertConfig, AlbertConfig, ElectraConfig],
 )
 def test_vectors_are_zero_and_one(config):
-    for name, one in build(config(**SIZES), 1).named_parameters():
-        if one.ndim == 1:
-            assert torch.equal(one, torch.full_like(one, 0.0 if name.endswith("bias") else 1.0)), name
+    for name, parameter in build(config(**SIZES), 1).named_parameters():
+        if parameter.ndim == 1:
+            assert torch.equal(parameter, torch.full_like(parameter, 0.0 if name.endswith("bias") else 1.0)), name
 
 
 def test_weights_follow_the_seed_and_their_name():

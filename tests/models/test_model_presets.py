@@ -53,7 +53,9 @@ def written(name: str) -> dict[str, Any]:
     values = yaml.safe_load((CONF / f"{name}.yaml").read_text())
     for item in values.pop("defaults", []):
         if isinstance(item, dict):
-            inside = {group: yaml.safe_load((CONF / group / f"{one}.yaml").read_text()) for group, one in item.items()}
+            inside = {
+                group: yaml.safe_load((CONF / group / f"{preset}.yaml").read_text()) for group, preset in item.items()
+            }
             values = inside | values
         elif item != "_self_":
             values = written(item) | values
@@ -81,7 +83,7 @@ def test_preset_builds_on_the_meta_device(name):
         model = build(config, 0)
         heads = [Pooler(config.hidden_size)] if config.name in POOLED else []
     assert all(parameter.is_meta for parameter in model.parameters())
-    parameters = sum(one.numel() for part in (model, *heads) for one in part.parameters())
+    parameters = sum(parameter.numel() for part in (model, *heads) for parameter in part.parameters())
     if name in PUBLISHED:
         assert parameters == PUBLISHED[name]
     else:

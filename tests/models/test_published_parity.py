@@ -113,7 +113,7 @@ def texts() -> tuple[Packed, Tensor, Tensor, Tensor]:
 
 def assert_gradients_equal(pair: Pair) -> None:
     """Their gradients, renamed, are ours, relative to each tensor's largest; a key's bias has none but rounding."""
-    theirs = pair.from_published({name: one.grad for name, one in pair.theirs.named_parameters()})
+    theirs = pair.from_published({name: parameter.grad for name, parameter in pair.theirs.named_parameters()})
     ours = {name: parameter.grad for name, parameter in pair.ours.named_parameters()}
     assert theirs.keys() == ours.keys()
     for name, gradient in theirs.items():

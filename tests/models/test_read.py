@@ -15,7 +15,7 @@ SIZES = {
     "dropout": 0.2, "attention_dropout": 0.2,
 }  # fmt: skip
 MODULES = {module.__name__ for module in (configs, encoder_configs, encoder_decoder_configs)}
-FAMILIES = sorted(one.name for one in entries("model") if one.config.__module__ in MODULES)
+FAMILIES = sorted(entry.name for entry in entries("model") if entry.config.__module__ in MODULES)
 LENGTHS = (5, 1, 12, 7)
 READ = torch.tensor([0, 3, 5, 6, 16, 18, 24])
 
@@ -27,21 +27,21 @@ def packed(seed: int) -> Packed:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_some_tokens_alone(family):
-    config = next(one.config for one in entries("model") if one.name == family)(**SIZES)
+    config = next(entry.config for entry in entries("model") if entry.name == family)(**SIZES)
     backbone = build(config, 0).double()
     inputs, outputs = packed(1), packed(2) if config.architecture == "encoder_decoder" else None
     examples = torch.arange(len(LENGTHS))
-    found = []
+    runs = []
     for read in (None, READ):
-        keys = [token_keys(0, 1, examples, examples * 0, one) for one in (inputs, outputs) if one is not None]
+        keys = [token_keys(0, 1, examples, examples * 0, side) for side in (inputs, outputs) if side is not None]
         draws = TokenDraws(keys[0], keys[-1])
         sides = (inputs, draws) if outputs is None else (inputs, draws, outputs)
         hidden = backbone(*sides, read_M=read)
         chosen = hidden if read is not None else hidden[READ]
         backbone.zero_grad()
         chosen.square().sum().backward()
-        found.append((chosen.detach(), {name: one.grad for name, one in backbone.named_parameters()}))
-    (whole, gradients), (some, own) = found
+        runs.append((chosen.detach(), {name: parameter.grad for name, parameter in backbone.named_parameters()}))
+    (whole, gradients), (some, own) = runs
     torch.testing.assert_close(some, whole, rtol=1e-10, atol=1e-12)
     assert whole.abs().max() > 0.1
     for name, gradient in gradients.items():

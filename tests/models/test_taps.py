@@ -45,7 +45,7 @@ class Changed(Tap):
 
 def of_family(family, **fields):
     """A tiny model of a family in double precision, and what it reads beside its inputs."""
-    config = next(one.config for one in entries("model") if one.name == family)(**SIZES | fields)
+    config = next(entry.config for entry in entries("model") if entry.name == family)(**SIZES | fields)
     outputs = {"outputs": packed(2)} if config.architecture == "encoder_decoder" else {}
     return build(config, 0).double(), outputs
 
@@ -149,7 +149,7 @@ def test_a_tap_sees_every_token_whichever_are_read(family):
         results.append(hidden if read_M is not None else hidden[READ])
         backbone.zero_grad()
         results[-1].square().sum().backward()
-        results.append({name: one.grad for name, one in backbone.named_parameters()})
+        results.append({name: parameter.grad for name, parameter in backbone.named_parameters()})
         if isinstance(tap, Seen):
             assert all(len(x_TH) == sum(LENGTHS) for x_TH in tap.states.values())
     plain, gradients, read, own, other, _ = results

@@ -56,18 +56,20 @@ def moving(pair: Pair, name: str):
     """Pooler and sentence head stay out of BERT's masked LM."""
     out = ("heads.pooler", "heads.next_sentence", "bert.pooler", "cls.seq_relationship")
     kept = [
-        [(key, one) for key, one in model.named_parameters() if not key.startswith(out)]
+        [(key, parameter) for key, parameter in model.named_parameters() if not key.startswith(out)]
         for model in (pair.ours, pair.theirs)
     ]
     # BERT's epsilon. A key's bias has no gradient in theory (a softmax does not see it), so with 1e-8 Adam would turn
     # the rounding of either side into whole steps.
-    return [torch.optim.AdamW([one for _, one in some], lr=1e-4, eps=1e-6, weight_decay=0.01) for some in kept]
+    return [
+        torch.optim.AdamW([parameter for _, parameter in some], lr=1e-4, eps=1e-6, weight_decay=0.01) for some in kept
+    ]
 
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_twenty_steps_give_the_same_weights(name):
     pair = loaded(PAIRS[name]())
-    before = {key: one.clone() for key, one in pair.ours.state_dict().items()}
+    before = {key: tensor.clone() for key, tensor in pair.ours.state_dict().items()}
     ours, theirs = moving(pair, name)
     for packed, at, labels in batches(STEPS):
         if name == "gpt":
@@ -92,7 +94,9 @@ def test_one_micro_batch_of_eight_equals_eight_of_one(name):
     if name == "gpt":
         at, labels = next_tokens(packed)
     our_loss(pair, name, packed, at, labels, len(at)).backward()
-    whole = {key: one.grad.clone() for key, one in pair.ours.named_parameters() if one.grad is not None}
+    whole = {
+        key: parameter.grad.clone() for key, parameter in pair.ours.named_parameters() if parameter.grad is not None
+    }
     pair.ours.zero_grad()
     for start, length in zip(packed.starts, packed.lengths, strict=True):
         inside = (at >= start) & (at < start + length)

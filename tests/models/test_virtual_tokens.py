@@ -122,7 +122,7 @@ def test_a_tap_sees_the_tokens_of_the_batch():
     assert {len(x_TH) for x_TH in tap.states.values()} == {sum(LENGTHS)}
     assert not torch.allclose(plain, changed)
     weights = tap.attentions[Place(1), "self_attn"]
-    assert [one.shape[1:] for one in weights] == [(length + 3, length + 3) for length in LENGTHS]
+    assert [tensor.shape[1:] for tensor in weights] == [(length + 3, length + 3) for length in LENGTHS]
 
 
 def test_they_count_towards_the_longest_text():
