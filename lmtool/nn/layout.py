@@ -239,9 +239,12 @@ class Layout:
 
     def _places(self, segments: Segments, rows: tuple[_Rows, ...]) -> Places:
         empty = torch.zeros(0, dtype=torch.int64)
-        into_P = torch.cat([empty, *(one.index_RL.flatten() for one in rows)])
+        into_P = torch.cat([empty, *(tile.index_RL.flatten() for tile in rows)])
         real_P = torch.cat(
-            [empty.bool(), *((torch.arange(one.index_RL.shape[1]) < one.lengths_R[:, None]).flatten() for one in rows)]
+            [
+                empty.bool(),
+                *((torch.arange(tile.index_RL.shape[1]) < tile.lengths_R[:, None]).flatten() for tile in rows),
+            ]
         )
         real_M = real_P.nonzero().flatten()
         tokens_M, order_M = into_P[real_M].sort()

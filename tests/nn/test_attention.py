@@ -119,10 +119,10 @@ def test_padded_rows_are_segments_too():
 def test_half_precision_is_computed_in_single():
     segments = Segments.packed(LENGTHS)
     layout = Layout(segments, segments, Full())
-    inputs = [one.detach().bfloat16() for one in tensors(*[sum(LENGTHS)] * 3)]
+    inputs = [tensor.detach().bfloat16() for tensor in tensors(*[sum(LENGTHS)] * 3)]
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out = attend(*inputs, layout)
-    wanted = reference_attention(*(one.double() for one in inputs), layout)
+    wanted = reference_attention(*(tensor.double() for tensor in inputs), layout)
     assert out.dtype == torch.bfloat16
     torch.testing.assert_close(out, wanted.bfloat16(), rtol=2**-8, atol=1e-6)
 

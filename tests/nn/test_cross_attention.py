@@ -43,8 +43,8 @@ def test_cross_attention_is_the_formula_for_each_document(scale):
     out = attention(x, context_of(hidden)).split(OUTPUTS)
     for number, (memory, queries) in enumerate(zip(hidden.split(INPUTS), x.split(OUTPUTS), strict=True)):
         q, k, v = (
-            one.unflatten(-1, (3, 5)).transpose(0, 1)
-            for one in (attention.q_proj(queries), attention.k_proj(memory), attention.v_proj(memory))
+            projected.unflatten(-1, (3, 5)).transpose(0, 1)
+            for projected in (attention.q_proj(queries), attention.k_proj(memory), attention.v_proj(memory))
         )
         weights = (q @ k.transpose(1, 2) * (1 / math.sqrt(5) if scale is None else scale)).softmax(-1)
         wanted = attention.out_proj((weights @ v).transpose(0, 1).flatten(1))
@@ -100,9 +100,9 @@ def test_decoder_layers_are_torchs(kind):
         theirs.linear2.load_state_dict(ours.ffn.fc_out.state_dict())
     hidden, x = torch.randn(sum(INPUTS), 12).double(), torch.randn(sum(OUTPUTS), 12).double()
     out = ours(x, context_of(hidden)).split(OUTPUTS)
-    for number, (memory, one) in enumerate(zip(hidden.split(INPUTS), x.split(OUTPUTS), strict=True)):
-        mask = torch.nn.Transformer.generate_square_subsequent_mask(len(one), dtype=torch.float64)
-        wanted = theirs(one[None], memory[None], tgt_mask=mask)[0]
+    for number, (memory, document) in enumerate(zip(hidden.split(INPUTS), x.split(OUTPUTS), strict=True)):
+        mask = torch.nn.Transformer.generate_square_subsequent_mask(len(document), dtype=torch.float64)
+        wanted = theirs(document[None], memory[None], tgt_mask=mask)[0]
         torch.testing.assert_close(out[number], wanted, rtol=0, atol=1e-12)
 
 
@@ -134,8 +134,8 @@ def test_outputs_have_draws_of_their_own():
     output_keys = token_keys(3, 1, examples, parts, sides[1], outputs=True)
     assert len({*keys.tolist(), *output_keys.tolist()}) == sum(INPUTS) + sum(OUTPUTS)
     # The same whatever the other documents of the batch.
-    one = token_keys(3, 1, examples[2:3], parts[2:3], packed(OUTPUTS[2:3]), outputs=True)
-    assert torch.equal(one, output_keys[6:24])
+    alone = token_keys(3, 1, examples[2:3], parts[2:3], packed(OUTPUTS[2:3]), outputs=True)
+    assert torch.equal(alone, output_keys[6:24])
     draws, x = TokenDraws(keys, output_keys), torch.ones(sum(INPUTS), 64)
     assert sum(INPUTS) > sum(OUTPUTS)
     # At the same place of the model, and whichever side is asked first.

@@ -62,14 +62,14 @@ def test_choices_are_independent():
         "seed": (site0, kept(draws_for((500, 500), (0, 1), seed=1).at(0), 1000, 256)),
         "part": (site0, kept(draws_for((500, 500), (0, 1), parts=(1, 1)).at(0), 1000, 256)),
     }
-    for name, (one, other) in others.items():
-        agree = (one == other).double().mean()
-        assert abs(agree - 0.5) < 4.5 * 0.5 / one.numel() ** 0.5, name
+    for name, (kept_here, other) in others.items():
+        agree = (kept_here == other).double().mean()
+        assert abs(agree - 0.5) < 4.5 * 0.5 / kept_here.numel() ** 0.5, name
 
 
 def test_values_are_frozen():
     first = kept(draws_for((3,), (7,), seed=5).at(2), 3, 16)
-    assert ["".join("01"[int(one)] for one in row) for row in first] == [
+    assert ["".join("01"[int(bit)] for bit in row) for row in first] == [
         "1000111001101000",
         "1001101000101110",
         "0101100011100111",
@@ -108,9 +108,9 @@ def test_every_type_has_the_same_choice_and_its_nearest_scale(dtype):
 def test_a_byte_is_kept_for_an_activation():
     x = torch.randn(6, 12, requires_grad=True)
     saved = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda one: saved.append(one) or one, lambda one: one):
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor):
         draws_for((6,), (0,)).drop(x, 0.3)
-    assert sum(one.untyped_storage().nbytes() for one in saved) == x.numel()
+    assert sum(tensor.untyped_storage().nbytes() for tensor in saved) == x.numel()
 
 
 def test_the_hash_does_not_depend_on_what_else_is_hashed():
@@ -150,9 +150,9 @@ def test_micro_batches_give_the_same_gradient():
     layer.zero_grad()
     parts = dict(zip(range(4), x.split(lengths), strict=True))
     for members in ((3, 1), (2,), (0,)):
-        some = tuple(lengths[one] for one in members)
-        part = torch.cat([parts[one] for one in members])
-        draws = draws_for(some, tuple(examples[one] for one in members))
+        some = tuple(lengths[member] for member in members)
+        part = torch.cat([parts[member] for member in members])
+        draws = draws_for(some, tuple(examples[member] for member in members))
         layer(part, Context.of(packed_of(*some), Causal(), draws=draws)).square().sum().backward()
     for parameter, wanted in zip(layer.parameters(), whole, strict=True):
         torch.testing.assert_close(parameter.grad, wanted, rtol=0, atol=1e-11)
@@ -190,11 +190,11 @@ def test_the_order_of_calls_changes_nothing(source):
     parts = torch.nn.ModuleDict({name: Dropout(0.5) for name in places})
     name_sites(parts)
     there, back = source(1), source(1)
-    one = {name: parts[name](x, there) for name in places}
+    dropped = {name: parts[name](x, there) for name in places}
     other = {name: parts[name](x, back) for name in reversed(places)}
-    assert all(torch.equal(one[name], other[name]) for name in places)
-    assert len({tuple(one[name].flatten().tolist()) for name in places}) == 3
-    assert not torch.equal(one["norm"], parts["norm"](x, source(2)))
+    assert all(torch.equal(dropped[name], other[name]) for name in places)
+    assert len({tuple(dropped[name].flatten().tolist()) for name in places}) == 3
+    assert not torch.equal(dropped["norm"], parts["norm"](x, source(2)))
 
 
 def test_a_dropout_without_a_name_is_refused():

@@ -38,10 +38,10 @@ RELATIVE = ("shaw", "t5", "rotary", "interleaved", "alibi", "none")
 
 def position_of(kind: str, causal: bool = False) -> Position:
     torch.manual_seed(1)
-    made = build(KINDS[kind], PositionSizes(64, HEADS * SIZE, HEADS, SIZE, causal)).double()
-    for parameter in made.parameters():
+    position = build(KINDS[kind], PositionSizes(64, HEADS * SIZE, HEADS, SIZE, causal)).double()
+    for parameter in position.parameters():
         torch.nn.init.normal_(parameter)
-    return made
+    return position
 
 
 def packed_of(*lengths: int) -> Packed:
@@ -156,8 +156,8 @@ def test_sinusoids_are_the_formula(width: int) -> None:
     places = [0, 1, 2, 511, 5_000_000]
     wanted = torch.tensor([sinusoid(place, width) for place in places], dtype=torch.float64)
     for kind, tolerance in ((torch.float64, 1e-8), (torch.float32, 2e-7)):
-        made = Sinusoidal().embed(torch.zeros(len(places), width, dtype=kind), torch.tensor(places))
-        torch.testing.assert_close(made, wanted.to(kind), rtol=0, atol=tolerance)
+        table = Sinusoidal().embed(torch.zeros(len(places), width, dtype=kind), torch.tensor(places))
+        torch.testing.assert_close(table, wanted.to(kind), rtol=0, atol=tolerance)
 
 
 def test_a_step_turns_every_sinusoid_alike() -> None:
@@ -173,11 +173,11 @@ def test_a_step_turns_every_sinusoid_alike() -> None:
 def test_buckets_are_the_published_ones(causal: bool, buckets: int, furthest: int) -> None:
     distances = torch.arange(-512, 513)
     wanted = T5Attention._relative_position_bucket(distances, not causal, buckets, furthest)
-    made = T5Buckets(buckets, furthest, HEADS, causal)
-    assert torch.equal(made.bucket(distances), wanted)
+    position = T5Buckets(buckets, furthest, HEADS, causal)
+    assert torch.equal(position.bucket(distances), wanted)
     q, places = torch.zeros(1, HEADS, 20, SIZE), torch.arange(20)[None]
-    score = made.score(q, q, places, places)
-    assert torch.equal(score[0, 2, 3, 11], made.weight[made.bucket(torch.tensor(8)), 2])
+    score = position.score(q, q, places, places)
+    assert torch.equal(score[0, 2, 3, 11], position.weight[position.bucket(torch.tensor(8)), 2])
 
 
 def test_slopes_and_penalty() -> None:
@@ -198,9 +198,9 @@ def test_halves_and_pairs_turn_as_published() -> None:
     wanted = turn_halves(q.transpose(0, 1)[None], k.transpose(0, 1)[None], halves.cos(), halves.sin())
     for mine, theirs in zip(Rotary(SIZE).rotate(q, k, places, places), wanted, strict=True):
         torch.testing.assert_close(mine, theirs[0].transpose(0, 1), rtol=0, atol=1e-5)
-    made = Rotary(SIZE, layout="interleaved").rotate(q, k, places, places)
-    for mine, one in zip(made, (q, k), strict=True):
-        theirs = turn_pairs(one[None], angles.sin()[None], angles.cos()[None])[0]
+    turned = Rotary(SIZE, layout="interleaved").rotate(q, k, places, places)
+    for mine, given in zip(turned, (q, k), strict=True):
+        theirs = turn_pairs(given[None], angles.sin()[None], angles.cos()[None])[0]
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-5)
 
 
@@ -215,7 +215,7 @@ def test_shaw_is_the_formula(scale: float | None) -> None:
     shaw, length = position_of("shaw"), 9
     q, k, v = torch.randn(3, length, HEADS, SIZE, dtype=torch.float64).unbind()
     layout = Layout.of(packed_of(length), Full())
-    made = attend(q, k, v, layout, shaw, scale)
+    attended = attend(q, k, v, layout, shaw, scale)
 
     def row(table: Tensor, query: int, key: int) -> Tensor:
         return table[max(-3, min(3, key - query)) + 3]
@@ -226,7 +226,7 @@ def test_shaw_is_the_formula(scale: float | None) -> None:
             scores = [q[query, head] @ (k[key, head] + row(shaw.keys, query, key)) * factor for key in range(length)]
             weights = torch.stack(scores).softmax(0)
             values = [weights[key] * (v[key, head] + row(shaw.values, query, key)) for key in range(length)]
-            torch.testing.assert_close(made[query, head], torch.stack(values).sum(0), rtol=0, atol=1e-12)
+            torch.testing.assert_close(attended[query, head], torch.stack(values).sum(0), rtol=0, atol=1e-12)
 
 
 def test_shaw_has_a_row_a_distance_and_no_more() -> None:

@@ -54,7 +54,7 @@ def layer_of():
     return PreNormLayer(SelfAttention(WIDTH, HEADS, 0.0), FeedForward(WIDTH, 32, "gelu"), *norms, 0.0)
 
 
-def made():
+def embeddings_and_stack():
     torch.manual_seed(0)
     embed = Embeddings(50, WIDTH, Position(), 0.0).double()
     return embed, LocalAndGlobal([layer_of() for _ in range(4)]).double()
@@ -92,7 +92,7 @@ def by_hand(embed, stack, tokens):
 
 @torch.no_grad()
 def test_local_and_global_layers_with_two_bases():
-    embed, stack = made()
+    embed, stack = embeddings_and_stack()
     tokens = torch.arange(sum(LENGTHS)) * 7 % 50
     packed = Packed(tokens, LENGTHS)
     out = stack.run(enter(embed, embed.tokens(tokens), packed)).split(LENGTHS)
@@ -102,7 +102,7 @@ def test_local_and_global_layers_with_two_bases():
 
 @torch.no_grad()
 def test_they_read_on_from_a_cache():
-    embed, stack = made()
+    embed, stack = embeddings_and_stack()
     tokens = torch.arange(sum(LENGTHS)) * 7 % 50
     whole = stack.run(enter(embed, embed.tokens(tokens), Packed(tokens, LENGTHS))).split(LENGTHS)
     cache, texts = Cache(4, len(LENGTHS), 32), tokens.split(LENGTHS)
