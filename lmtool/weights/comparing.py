@@ -67,7 +67,7 @@ class Comparison:
         changed = [f"{name} {value:.2g}" for name, value in worst if value > 0]
         rows = [
             ("tensors", f"{len(self.tensors)} · largest difference {max(self.tensors.values(), default=0.0):.3g}"),
-            *(("changed", one) for one in changed),
+            *(("changed", change) for change in changed),
             ("missing keys", _these(self.missing)),
             ("unused keys", _these(self.unused)),
             ("tied weights", _these(self.tied)),
@@ -94,12 +94,12 @@ def _these(names: list[str]) -> str:
 
 def compare_tensors(original: Mapping[str, Tensor], copy: Mapping[str, Tensor], unused: list[str]) -> Comparison:
     """Original and copy under the same names."""
-    found = {
+    differences = {
         name: difference(tensor, copy[name])
         for name, tensor in original.items()
         if name in copy and copy[name].shape == tensor.shape
     }
-    return Comparison(found, [name for name in original if name not in found], unused)
+    return Comparison(differences, [name for name in original if name not in differences], unused)
 
 
 @torch.no_grad()
@@ -160,10 +160,10 @@ class _Layers(Tap):
         return x_TH
 
 
-def difference(one: Tensor, other: Tensor) -> float:
+def difference(tensor: Tensor, other: Tensor) -> float:
     """The largest difference of two tensors; infinite where their shapes differ."""
-    if one.shape != other.shape:
+    if tensor.shape != other.shape:
         return float("inf")
-    if not one.numel():
+    if not tensor.numel():
         return 0.0
-    return float((one.double() - other.double()).abs().max())
+    return float((tensor.double() - other.double()).abs().max())

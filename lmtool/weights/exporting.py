@@ -50,21 +50,21 @@ def export_of(
         _require_published_head(model, task)
         own = f"heads.{task['name']}."
         renamed = {
-            f"heads.{CLASSIFIER}.{name[len(own) :]}" if name.startswith(own) else name: one
-            for name, one in tensors.items()
+            f"heads.{CLASSIFIER}.{name[len(own) :]}" if name.startswith(own) else name: tensor
+            for name, tensor in tensors.items()
         }
     heads = {part_of(name).removeprefix("heads.") for name in renamed if name.startswith("heads.")}
     # A classifier's head without a task stands for nothing that could be named.
     usable = heads if task is not None else heads - {CLASSIFIER}
     needed, architecture = next((needed, name) for needed, name in family.ARCHITECTURES if set(needed) <= usable)
-    wanted = {"backbone", *(f"heads.{one}" for one in needed or ("pooler",))}
+    wanted = {"backbone", *(f"heads.{head}" for head in needed or ("pooler",))}
     if CLASSIFIER not in needed:
         wanted.add("heads.lm")
-    kept = {name: one for name, one in renamed.items() if part_of(name) in wanted}
+    kept = {name: tensor for name, tensor in renamed.items() if part_of(name) in wanted}
     published = family.to_published(kept)
     # A name of ours that is still there has no place.
-    kept = {name: one for name, one in kept.items() if name not in published}
-    published = {name: one for name, one in published.items() if not name.startswith(("heads.", "backbone."))}
+    kept = {name: tensor for name, tensor in kept.items() if name not in published}
+    published = {name: tensor for name, tensor in published.items() if not name.startswith(("heads.", "backbone."))}
     tied: Tied | None = getattr(family, "TIED", None)
     apart = tied is not None and tied.output in published
     if tied is not None and apart:
@@ -92,7 +92,7 @@ def _require_published_head(model: ModelConfig, task: Mapping[str, Any]) -> None
         )
     theirs = model.sequence_form("transformers")
     if form != theirs:
-        differing = [one.name for one in fields(form) if getattr(form, one.name) != getattr(theirs, one.name)]
+        differing = [field.name for field in fields(form) if getattr(form, field.name) != getattr(theirs, field.name)]
         raise UserError(
             f"heads.{name} has no place in transformers' classifier of model={model.name}, which has another "
             f"{' and '.join(differing)}",
@@ -102,10 +102,10 @@ def _require_published_head(model: ModelConfig, task: Mapping[str, Any]) -> None
 
 def special_ids(model: ModelConfig, tokenizer: Tokenizer) -> dict[str, int]:
     """The ids of special tokens as a config.json names them."""
-    found = {f"{role}_token_id": tokenizer.roles[role] for role in ("pad", "bos", "eos") if role in tokenizer.roles}
+    ids = {f"{role}_token_id": tokenizer.roles[role] for role in ("pad", "bos", "eos") if role in tokenizer.roles}
     if isinstance(model, EncoderDecoderConfig):
-        found["decoder_start_token_id"] = tokenizer.role(model.start_role)
-    return found
+        ids["decoder_start_token_id"] = tokenizer.role(model.start_role)
+    return ids
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,9 @@ class PublishedFolder:
             **config,
             "tokenizer": {**config["tokenizer"], "parse_special_tokens": not settings.get("split_special_tokens")},
             # A tokenizer without a limit of its own has one of 10^30.
-            "max_length": min(int(one) for one in lengths if isinstance(one, int | float) and 1 <= one <= 10**9),
+            "max_length": min(
+                int(length) for length in lengths if isinstance(length, int | float) and 1 <= length <= 10**9
+            ),
         }
 
     def _task(self) -> dict[str, Any] | None:

@@ -61,19 +61,19 @@ class Address:
         cached = huggingface_hub.try_to_load_from_cache(self.repository, name, revision=revision)
         if isinstance(cached, str):
             return Path(cached)
-        what = f"{self.typed}: {name} of {self.repository}@{revision}"
+        file = f"{self.typed}: {name} of {self.repository}@{revision}"
         again = "type the command once with a network and without offline=true, or give a local folder"
         if offline or constants.HF_HUB_OFFLINE:
-            raise Absent(f"{what}: offline=true, and not in the hub's cache", again)
+            raise Absent(f"{file}: offline=true, and not in the hub's cache", again)
         if not self._reachable:
             # Without a network the library retries for half a minute.
-            raise Absent(f"{what}: no network, and not in the hub's cache", again)
+            raise Absent(f"{file}: no network, and not in the hub's cache", again)
         try:
             return Path(huggingface_hub.hf_hub_download(self.repository, name, revision=revision))
         except errors.LocalEntryNotFoundError as problem:
-            raise Absent(f"{what}: {_short(problem)}", again) from problem
+            raise Absent(f"{file}: {_short(problem)}", again) from problem
         except errors.EntryNotFoundError as problem:
-            raise Absent(f"{what}: no such file there", again) from problem
+            raise Absent(f"{file}: no such file there", again) from problem
         except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as problem:
             raise UserError(
                 f"{self.typed}: {name}: {_short(problem)}",

@@ -142,7 +142,7 @@ def saved_config(checkpoint: str, offline: bool = False) -> dict[str, Any]:
     if published is not None:
         return published.saved_config()
     saved = read_config(find(checkpoint))
-    missing = [one for one in saved.get("plugins") or () if one not in plugins.typed()]
+    missing = [plugin for plugin in saved.get("plugins") or () if plugin not in plugins.typed()]
     if missing:
         hint = f"lmtool.config.plugins.load({missing!r}) first, if you trust it"
         raise UserError(f"checkpoint={checkpoint} was made with the plugin {missing[0]}, which is not loaded", hint)

@@ -32,10 +32,10 @@ class LoadReport:
         def these(parts: dict[str, int]) -> str:
             return ", ".join(f"{name} ({count:,})" for name, count in parts.items()) or "nothing"
 
-        told = f"taken: {these(self.taken)}; dropped: {these(self.dropped)}; new: {these(self.new)}"
+        sentence = f"taken: {these(self.taken)}; dropped: {these(self.dropped)}; new: {these(self.new)}"
         if self.ignored:
-            told += f"; {len(self.ignored)} keys of its config.json not read: {', '.join(self.ignored[:8])}"
-        return told
+            sentence += f"; {len(self.ignored)} keys of its config.json not read: {', '.join(self.ignored[:8])}"
+        return sentence
 
 
 def part_of(name: str) -> str:
@@ -54,14 +54,14 @@ def by_part(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
 
 def differences(wanted: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> list[str]:
     """What keeps `given` from being `wanted`: names missing, names too many, shapes that differ."""
-    found = [f"{name} is missing" for name in wanted if name not in given]
-    found += [f"{name} is not in the model" for name in given if name not in wanted]
-    found += [
+    problems = [f"{name} is missing" for name in wanted if name not in given]
+    problems += [f"{name} is not in the model" for name in given if name not in wanted]
+    problems += [
         f"{name} is {tuple(given[name].shape)}, the model has {tuple(tensor.shape)}"
         for name, tensor in wanted.items()
         if name in given and given[name].shape != tensor.shape
     ]
-    return found
+    return problems
 
 
 def load_into(learner: nn.Module, tensors: Mapping[str, Tensor], origin: str, whole: bool = False) -> LoadReport:
@@ -93,6 +93,6 @@ def load_into(learner: nn.Module, tensors: Mapping[str, Tensor], origin: str, wh
     kept = {part_of(name) for name in taken}
 
     def sizes(parts: Mapping[str, Mapping[str, Tensor]], names: set[str]) -> dict[str, int]:
-        return {part: sum(one.numel() for one in parts[part].values()) for part in parts if part in names}
+        return {part: sum(tensor.numel() for tensor in parts[part].values()) for part in parts if part in names}
 
     return LoadReport(sizes(wanted, kept), sizes(given, set(given) - kept), new)

@@ -20,6 +20,6 @@ def read_pickled(path: Path) -> dict[str, Tensor]:
         raise UserError(
             f"{path}: no file of tensors alone: {words}", "give a folder with model.safetensors, or copy it again"
         ) from problem
-    if not isinstance(content, dict) or not all(isinstance(one, Tensor) for one in content.values()):
+    if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
         raise UserError(f"{path}: it holds more than tensors by name", "give a folder with model.safetensors")
     return {str(name): tensor for name, tensor in content.items()}

@@ -74,7 +74,10 @@ def read_file(path: Path) -> dict[str, Tensor]:
 
 def wide(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Half precision as fp32, which training keeps its weights in; others as they are."""
-    return {name: one.float() if one.dtype in (torch.float16, torch.bfloat16) else one for name, one in tensors.items()}
+    return {
+        name: tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+        for name, tensor in tensors.items()
+    }
 
 
 def _index(path: Path) -> dict[str, str]:

@@ -72,14 +72,14 @@ def make(family: str, folder: Path) -> nn.Module:
     """Write the family's folder, and give the model in it, in evaluation mode."""
     model, tokenizer = FAMILIES[family]
     torch.manual_seed(5)
-    made = model().eval()
+    published = model().eval()
     with torch.no_grad():
-        for name, buffer in made.named_buffers():
+        for name, buffer in published.named_buffers():
             if name == "final_logits_bias" and family == "bart":
                 buffer.normal_()
-    made.save_pretrained(folder)
+    published.save_pretrained(folder)
     build(tokenizer, TEXTS, ROWS).save(folder)
-    return made
+    return published
 
 
 def logits_of(model: nn.Module, ids: torch.Tensor, mask: torch.Tensor, decoder: torch.Tensor | None) -> torch.Tensor:
@@ -128,18 +128,18 @@ def make_classifier(
     config = model().config
     longest = "n_positions" if hasattr(config, "n_positions") else "max_position_embeddings"
     config.update({**_names(count, names), longest: 160, **keys})
-    made = getattr(transformers, name)(config).eval()
+    published = getattr(transformers, name)(config).eval()
     with torch.no_grad():
-        for parameter in made.parameters():
+        for parameter in published.parameters():
             if parameter.ndim == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
     written = build(tokenizer, TEXTS, ROWS)
-    made.config.pad_token_id = written.roles.get("pad", made.config.pad_token_id)
-    made.save_pretrained(folder)
+    published.config.pad_token_id = written.roles.get("pad", published.config.pad_token_id)
+    published.save_pretrained(folder)
     written.save(folder)
     path = folder / "tokenizer_config.json"
     settings = json.loads(path.read_text()) | {"tokenizer_class": tokenizer_class}
     if family in ("albert",):
         settings["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
     path.write_text(json.dumps(settings))
-    return made
+    return published

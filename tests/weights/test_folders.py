@@ -38,8 +38,8 @@ def change(folder: Path, **keys: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | keys))
 
 
-def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+def equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_shards_and_bin_hold_the_same(folder: Path) -> None:
@@ -65,9 +65,9 @@ def test_shards_and_bin_hold_the_same(folder: Path) -> None:
 
 def test_half_precision_becomes_fp32(folder: Path) -> None:
     whole = load_file(folder / "model.safetensors")
-    save_file({name: one.bfloat16() for name, one in whole.items()}, folder / "model.safetensors")
+    save_file({name: tensor.bfloat16() for name, tensor in whole.items()}, folder / "model.safetensors")
     tensors = read(str(folder)).tensors
-    assert {one.dtype for one in tensors.values()} == {torch.float32}
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.float32}
 
 
 class Payload:
@@ -105,7 +105,7 @@ def test_unknown_keys_are_listed_and_never_run(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "told"),
+    ("keys", "message"),
     [
         ({"model_type": "mamba"}, "model_type='mamba' in its config.json; lmtool reads albert, bart, bert"),
         ({"model_type": None}, "model_type=None"),
@@ -114,9 +114,9 @@ def test_unknown_keys_are_listed_and_never_run(folder: Path) -> None:
         ({"is_decoder": True}, "is_decoder=True"),
     ],
 )
-def test_other_families_and_variants_are_refused(folder: Path, keys: dict[str, Any], told: str) -> None:
+def test_other_families_and_variants_are_refused(folder: Path, keys: dict[str, Any], message: str) -> None:
     change(folder, **keys)
-    with pytest.raises(UserError, match=told) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         read(str(folder))
     assert caught.value.message.count("checkpoint=") == 1
 
@@ -129,9 +129,9 @@ def test_weights_of_other_sizes_than_the_configuration_says(folder: Path) -> Non
 
 
 def test_broken_configurations_are_named(folder: Path) -> None:
-    for content, told in (("{", r"config\.json:1: not JSON"), ("[]", "no JSON object")):
+    for content, message in (("{", r"config\.json:1: not JSON"), ("[]", "no JSON object")):
         (folder / "config.json").write_text(content)
-        with pytest.raises(UserError, match=told):
+        with pytest.raises(UserError, match=message):
             published_folder(str(folder))
     assert published_folder(str(folder.parent)) is None
 
@@ -170,8 +170,8 @@ def test_the_hub_cache_is_read_without_a_socket(
     commit = cache(original, tmp_path)
     expected = read(str(original)).tensors
     for address in ("hf://some/bert", "hf://some/bert@main", f"hf://some/bert@{commit}"):
-        found = published_folder(address, offline=True)
-        assert found is not None and found.revision == commit
+        folder = published_folder(address, offline=True)
+        assert folder is not None and folder.revision == commit
         assert equal(read(address, offline=True).tensors, expected)
     assert not no_network
     with pytest.raises(UserError, match=r"config\.json of some/other@main: offline=true, and not in the hub's cache"):
@@ -190,9 +190,9 @@ def test_a_tokenizer_on_the_hub_is_read_without_a_socket(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     commit = cache(original, tmp_path, "model.safetensors", "config.json")
     for address in ("hf://some/bert", f"hf://some/bert@{commit}"):
-        found = tokenizer_folder(address, offline=True)
-        assert found.name == commit
-        assert Tokenizer.load(found).fingerprint == Tokenizer.load(original).fingerprint
+        folder = tokenizer_folder(address, offline=True)
+        assert folder.name == commit
+        assert Tokenizer.load(folder).fingerprint == Tokenizer.load(original).fingerprint
     with pytest.raises(UserError) as caught:
         tokenizer_folder("hf://some/other@v2", offline=True)
     assert caught.value.message == (

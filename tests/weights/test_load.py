@@ -91,8 +91,8 @@ def test_segments_are_those_of_transformers(family: str, tmp_path: Path) -> None
     assert (given.pair_logits is not None) == bool(over_pairs)
     if over_pairs:
         assert torch.allclose(given.pair_logits, expected[over_pairs], atol=1e-5)
-    for wrong, told in ((segments[:, :4], "have the shape"), (segments * 2, "up to 2; the model has 2 segments")):
-        with pytest.raises(ValueError, match=told):
+    for wrong, message in ((segments[:, :4], "have the shape"), (segments * 2, "up to 2; the model has 2 segments")):
+        with pytest.raises(ValueError, match=message):
             model(ids, mask, token_type_ids=wrong)
 
 
@@ -137,12 +137,12 @@ def test_what_is_not_whole_is_refused(tmp_path: Path) -> None:
 
     make("bert", tmp_path)
     whole = load_file(tmp_path / "model.safetensors")
-    for gone, told in (
+    for gone, message in (
         ("bert.encoder.layer.1.output.dense.weight", "backbone.layers.1.ffn.fc_out.weight is missing"),
         ("cls.predictions.transform.dense.bias", "heads.masked_lm is not whole"),
     ):
-        save_file({name: one for name, one in whole.items() if name != gone}, tmp_path / "model.safetensors")
-        with pytest.raises(UserError, match=told):
+        save_file({name: tensor for name, tensor in whole.items() if name != gone}, tmp_path / "model.safetensors")
+        with pytest.raises(UserError, match=message):
             lmtool.load(str(tmp_path))
 
 

@@ -31,7 +31,7 @@ def folder() -> Path:
 def test_hidden_states_and_tokens_are_those_of_transformers(folder: Path) -> None:
     loaded = lmtool.load(str(folder), offline=True)
     theirs, tokenizer = AutoModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
-    assert sum(one.numel() for one in loaded.model.parts.parameters()) == 22_713_216
+    assert sum(parameter.numel() for parameter in loaded.model.parts.parameters()) == 22_713_216
     assert loaded.report.taken.keys() == {"backbone", "heads.pooler"} and not loaded.report.dropped
     for split in (True, False):
         ours = Tokenizer.load(folder, parse_special_tokens=not split)
@@ -51,10 +51,10 @@ def test_hidden_states_and_tokens_are_those_of_transformers(folder: Path) -> Non
 def test_import_and_export_lose_nothing(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["import", f"checkpoint={folder}", f"output={tmp_path / 'ours'}"]) == 0
     assert cli.main(["export", f"checkpoint={tmp_path / 'ours'}", f"output={tmp_path / 'back'}"]) == 0
-    told = capsys.readouterr().out
-    assert told.count("missing keys  none") == 2 and told.count("0 of 24 adversarial strings") == 2
-    one, other = (AutoModel.from_pretrained(path).state_dict() for path in (folder, tmp_path / "back"))
-    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    screen = capsys.readouterr().out
+    assert screen.count("missing keys  none") == 2 and screen.count("0 of 24 adversarial strings") == 2
+    original, copy = (AutoModel.from_pretrained(path).state_dict() for path in (folder, tmp_path / "back"))
+    assert original.keys() == copy.keys() and all(torch.equal(original[name], copy[name]) for name in original)
     rows = AutoTokenizer.from_pretrained(folder)(["What a lovely film.", "Hm"], padding=True, return_tensors="pt")
     real = rows["attention_mask"].bool()
     hidden = []

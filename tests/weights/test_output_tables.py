@@ -135,7 +135,7 @@ def changes(family: str) -> dict[str, tuple[Callable[[Tensors], object], dict[st
         apart(tensors)
         equal(tensors)
 
-    found: dict[str, tuple[Callable[[Tensors], object], dict[str, Any]]] = {
+    cases: dict[str, tuple[Callable[[Tensors], object], dict[str, Any]]] = {
         "tied": (lambda tensors: None, {}),
         "differ": (differ, {}),
         "equal": (equal, {}),
@@ -145,15 +145,15 @@ def changes(family: str) -> dict[str, tuple[Callable[[Tensors], object], dict[st
         "apart and equal": (apart_and_equal, {"tie_word_embeddings": False}),
     }
     if bias is not None:
-        found["bias differs"] = (lambda tensors: tensors.update({bias[1]: noise(tensors[bias[0]], 1)}), {})
-        found["bias instead"] = (lambda tensors: tensors.update({bias[1]: tensors.pop(bias[0])}), {})
+        cases["bias differs"] = (lambda tensors: tensors.update({bias[1]: noise(tensors[bias[0]], 1)}), {})
+        cases["bias instead"] = (lambda tensors: tensors.update({bias[1]: tensors.pop(bias[0])}), {})
     if family == "t5":
         for key in ("tie_word_embeddings", "scale_decoder_outputs"):
-            found[f"{key}, no table"] = (lambda tensors: None, {key: False})
-            found[f"{key}, a table"] = (differ, {key: False})
-            found[f"{key}, the same table"] = (equal, {key: False})
-        found["both"] = (differ, {"tie_word_embeddings": False, "scale_decoder_outputs": True})
-    return found
+            cases[f"{key}, no table"] = (lambda tensors: None, {key: False})
+            cases[f"{key}, a table"] = (differ, {key: False})
+            cases[f"{key}, the same table"] = (equal, {key: False})
+        cases["both"] = (differ, {"tie_word_embeddings": False, "scale_decoder_outputs": True})
+    return cases
 
 
 OWN = ("differ", "apart", "tie_word_embeddings, a table", "scale_decoder_outputs, a table", "both")
@@ -179,11 +179,11 @@ def test_there_and_back(
         folder, work = changed(original[0], tmp_path / name, cases[name][0], **cases[name][1]), tmp_path / f"{name} 2"
         assert cli.main(["import", f"checkpoint='{folder}'", f"output='{work / 'ours'}'"]) == 0
         assert cli.main(["export", f"checkpoint='{work / 'ours'}'", f"output='{work / 'back'}'"]) == 0
-        told = capsys.readouterr().out
-        assert told.count("missing keys  none") == 2 and told.count("unused keys   none") == 2
+        screen = capsys.readouterr().out
+        assert screen.count("missing keys  none") == 2 and screen.count("unused keys   none") == 2
         theirs = [original[1].from_pretrained(path).eval() for path in (folder, work / "back")]
         rows = sample(lmtool.load(str(work / "ours")).config.architecture == "encoder_decoder")
-        expected, given = (logits_of(one, *rows) for one in theirs)
+        expected, given = (logits_of(published, *rows) for published in theirs)
         assert torch.equal(given, expected), name
         compare(work / "back", original[1])
 
@@ -227,6 +227,6 @@ def test_training_goes_on_with_the_table(
     assert cli.main([*words, "model=auto", f"objective={model}", "max_steps=2"]) == 0
     table = lmtool.load("runs/one").model.parts.heads
     start = load_file("own/model.safetensors")[output]
-    weight = next(one.output.weight for one in table.values() if isinstance(one, LMHead))
+    weight = next(module.output.weight for module in table.values() if isinstance(module, LMHead))
     assert 0 < (weight - start).abs().max() < 0.1
     assert cli.main(["evaluate", "checkpoint=runs/one", f"cache_dir={tmp_path / 'cache'}"]) == 0
