@@ -27,7 +27,9 @@ def train(config: BpeConfig, texts: Iterable[str], vocab_size: int) -> Tokenizer
     learned = word_end(models.BPE(end_of_word_suffix=SUFFIX))
     portions = training_text(texts)
     special = list(dict.fromkeys(config.specials.values()))
-    characters, last = alphabet(portions, learned.normalizer, vocab_size, len(special), lambda one: one + SUFFIX)
+    characters, last = alphabet(
+        portions, learned.normalizer, vocab_size, len(special), lambda character: character + SUFFIX
+    )
     # The library numbers the pieces with a suffix in the order of a hash table; as special tokens they have fixed
     # numbers, and so has all that follows.
     trainer = trainers.BpeTrainer(

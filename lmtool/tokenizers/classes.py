@@ -214,13 +214,13 @@ def class_of(folder: Path, settings: Settings) -> TokenizerClass | str | None:
     if not name and not model_type:
         return None
     plain = str(name).removesuffix("Fast")
-    for one in CLASSES:
-        if plain in one.names or (not name and model_type in one.model_types):
-            return one
+    for published in CLASSES:
+        if plain in published.names or (not name and model_type in published.model_types):
+            return published
     if name in PLAIN:
         return str(name)
     given = f"tokenizer_class={name!r}" if name else f"model_type={model_type!r} without a tokenizer_class"
-    known = ", ".join([*(name for one in CLASSES for name in one.names), PLAIN[0]])
+    known = ", ".join([*(name for published in CLASSES for name in published.names), PLAIN[0]])
     raise UserError(
         f"{path}: {given}; lmtool builds the tokenizers of {known}",
         f'to take tokenizer.json as it is, write "tokenizer_class": "{PLAIN[0]}" into the {SETTINGS} of a copy',

@@ -88,8 +88,8 @@ class ByteBpeConfig(TokenizerConfig):
     @property
     def specials(self) -> dict[str, str]:
         """GPT-2's one token pads too."""
-        found = SPECIALS[self.special_tokens]
-        return {"pad": found["eos"], **found}
+        tokens = SPECIALS[self.special_tokens]
+        return {"pad": tokens["eos"], **tokens}
 
 
 @component("tokenizer", "bpe", builder="lmtool.tokenizers.bpe:train")

@@ -33,10 +33,10 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def broken(path: Path, what: str, line: int | None = None) -> UserError:
+def broken(path: Path, problem: str, line: int | None = None) -> UserError:
     """The error of a file that is not a tokenizer's."""
     at = f"{path}:{line}" if line else str(path)
     return UserError(
-        f"{at}: not a readable tokenizer: {' '.join(what.split())[:200]}",
+        f"{at}: not a readable tokenizer: {' '.join(problem.split())[:200]}",
         "copy the file again, or train a tokenizer with `lmtool tokenizer`",
     )

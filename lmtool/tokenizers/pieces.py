@@ -32,9 +32,9 @@ def read_model(content: bytes) -> PieceModel:
     normalizer: dict[int, int | bytes] = {}
     for number, value in _fields(content):
         if number == 1:
-            one = dict(_fields(_bytes(value)))
-            score = struct.unpack("<f", _bytes(one[2]))[0] if 2 in one else 0.0
-            pieces.append((_bytes(one.get(1, b"")).decode("utf-8"), score, _number(one.get(3, 1))))
+            piece = dict(_fields(_bytes(value)))
+            score = struct.unpack("<f", _bytes(piece[2]))[0] if 2 in piece else 0.0
+            pieces.append((_bytes(piece.get(1, b"")).decode("utf-8"), score, _number(piece.get(3, 1))))
         elif number == 2:
             trainer = dict(_fields(_bytes(value)))
         elif number == 3:

@@ -128,10 +128,10 @@ def _pop_names(values: dict[str, Any]) -> dict[str, Any]:
 def _mapped(path: Path, before: dict[str, Any]) -> dict[str, Any]:
     """The contents of special_tokens_map.json, every token of which is special."""
     values = read_json(path) if path.is_file() else {}
-    values = {key: _token(path, one, True) if _value(one, "content") else one for key, one in values.items()}
+    values = {key: _token(path, token, True) if _value(token, "content") else token for key, token in values.items()}
     for key in (_OLD_LIST, _NEW_LIST):
         if isinstance(values.get(key), list):
-            values[key] = [one if _is_token(one) else _token(path, one, True) for one in values[key]]
+            values[key] = [token if _is_token(token) else _token(path, token, True) for token in values[key]]
     if isinstance(values.get(_NEW_LIST), list):
         values[_NEW_LIST] = [*_tokens(path, before.get(_NEW_LIST)), *values[_NEW_LIST]]
     return values
@@ -162,7 +162,7 @@ def _tokens(path: Path, values: Any) -> list[Token]:
     values = values or []
     if not isinstance(values, list):
         raise broken(path, f"{values!r} is no list of tokens")
-    return [one if _is_token(one) else _token(path, one) for one in values]
+    return [token if _is_token(token) else _token(path, token) for token in values]
 
 
 def _token(path: Path, value: Any, special: bool | None = None) -> Any:

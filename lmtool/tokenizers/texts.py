@@ -80,10 +80,10 @@ def alphabet(
     for portion in portions:
         for text in portion:
             counts.update(normalizer.normalize_str(text))
-    characters = [one for one in counts if not one.isspace()]
+    characters = [character for character in counts if not character.isspace()]
     if not characters:  # text of control characters alone
         raise UserError("tokenizer: the text to train on holds no characters", "give text with data.path=")
-    characters.sort(key=lambda one: (-counts[one], one))
+    characters.sort(key=lambda character: (-counts[character], character))
     # Both forms of the alphabet take at most half of the vocabulary, so that there is room for pieces.
     kept = sorted(characters[: min(ALPHABET, max(vocab_size // 4, 1))])
     second = [form for form in map(marked, kept) if form is not None]

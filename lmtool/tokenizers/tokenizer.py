@@ -104,7 +104,7 @@ class Tokenizer:
         """sha256 of what it does: its rules, its vocabulary and its roles."""
         content = self._backend.to_str()
         # The library reads a score that it wrote with an error in the last digit.
-        content = _SCORE.sub(lambda found: f"{float(found[0]):.9f}", content) if '"Unigram"' in content else content
+        content = _SCORE.sub(lambda match: f"{float(match[0]):.9f}", content) if '"Unigram"' in content else content
         content += json.dumps(self.roles, sort_keys=True)
         content += "parse_special_tokens" if self.parse_special_tokens else ""
         content += json.dumps(self._unflagged) if self._unflagged else ""
@@ -113,10 +113,10 @@ class Tokenizer:
     @cached_property
     def sentinels(self) -> tuple[int, ...]:
         """The ids of <extra_id_0>, <extra_id_1>, ... (T5), as far as the vocabulary has them."""
-        found: list[int] = []
-        while (number := self._backend.token_to_id(f"<extra_id_{len(found)}>")) is not None:
-            found.append(number)
-        return tuple(found)
+        sentinels: list[int] = []
+        while (number := self._backend.token_to_id(f"<extra_id_{len(sentinels)}>")) is not None:
+            sentinels.append(number)
+        return tuple(sentinels)
 
     def role(self, name: str) -> int:
         """The id of a special token by its role. UserError where the vocabulary has none."""
@@ -136,7 +136,7 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """The ids of each text, int32; in parallel threads of the library."""
         encoded = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [np.array(one.ids, dtype=np.int32) for one in encoded]
+        return [np.array(encoding.ids, dtype=np.int32) for encoding in encoded]
 
     def encode_aligned(self, text: str) -> tuple[np.ndarray, np.ndarray]:
         """The ids of a text, (T,) int32, and the characters each stands for, (T, 2) int64: text[start:end]. White space
@@ -183,7 +183,7 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """Text of ids; WordPiece loses white space, accents and case on the way."""
-        return self._backend.decode([int(one) for one in ids], skip_special_tokens=skip_special)
+        return self._backend.decode([int(number) for number in ids], skip_special_tokens=skip_special)
 
     def continuation(self, before: Sequence[int], ids: Sequence[int]) -> str:
         """What ids add to the text of those before them, the space between two words too."""
@@ -192,7 +192,7 @@ class Tokenizer:
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """The entry of the vocabulary behind each id, as it is written there."""
-        return [self._words[int(one)] or "" for one in ids]
+        return [self._words[int(number)] or "" for number in ids]
 
     def save(self, folder: str | Path) -> None:
         """Write tokenizer.json, tokenizer_config.json and special_tokens_map.json, as transformers reads them."""

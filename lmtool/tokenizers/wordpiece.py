@@ -32,7 +32,11 @@ def train(config: WordPieceConfig, texts: Iterable[str], vocab_size: int) -> Tok
     splitter = pre_tokenizers.BertPreTokenizer()
     portions = training_text(texts)
     characters, continuing = alphabet(
-        portions, normalizer, vocab_size, len(SPECIAL), lambda one: None if _stands_alone(one) else PREFIX + one
+        portions,
+        normalizer,
+        vocab_size,
+        len(SPECIAL),
+        lambda character: None if _stands_alone(character) else PREFIX + character,
     )
 
     # The library numbers the "##c" pieces in the order of a hash table, another one in each process, and its ties

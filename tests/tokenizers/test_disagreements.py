@@ -165,7 +165,7 @@ def test_the_same_file_wins_as_in_transformers(
         else:
             change_settings(folder, **SETTINGS[name])
         wrong[name] = differences(folder, strings)
-    assert not any(wrong.values()), {name: told for name, told in wrong.items() if told}
+    assert not any(wrong.values()), {name: difference for name, difference in wrong.items() if difference}
 
 
 def test_the_grid_is_not_all_refused(layouts: dict[str, Path], tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_added_special_tokens_of_an_old_roberta_are_no_text(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "problem"),
     [
         ({"do_lower_case": "no"}, "do_lower_case='no' is not true or false"),
         ({"strip_accents": 1}, "strip_accents=1 is not true or false"),
@@ -224,12 +224,12 @@ def test_added_special_tokens_of_an_old_roberta_are_no_text(tmp_path: Path) -> N
         ({"added_tokens_decoder": {"9999": {"content": "y"}}}, "y cannot have the id 9999"),
     ],
 )
-def test_settings_that_cannot_be_followed_are_named(tmp_path: Path, settings: dict[str, Any], told: str) -> None:
+def test_settings_that_cannot_be_followed_are_named(tmp_path: Path, settings: dict[str, Any], problem: str) -> None:
     FAMILIES["bert"][0](tmp_path)
     change_settings(tmp_path, **settings)
     with pytest.raises(UserError) as caught:
         Tokenizer.load(tmp_path)
-    assert told in caught.value.message and str(tmp_path) in caught.value.message and caught.value.hint
+    assert problem in caught.value.message and str(tmp_path) in caught.value.message and caught.value.hint
 
 
 def test_pieces_of_another_kind_than_the_class_reads(tmp_path: Path) -> None:

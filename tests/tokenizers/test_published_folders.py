@@ -77,9 +77,9 @@ def real_strings() -> Iterator[str]:
 
 
 def texts_to_compare() -> list[str]:
-    found = list(real_strings()) if SHARED.is_dir() else []
-    found = found[:: max(len(found) // STRINGS, 1)]
-    return [*ADVERSARIAL, *TEXTS[:4], *found]
+    strings = list(real_strings()) if SHARED.is_dir() else []
+    strings = strings[:: max(len(strings) // STRINGS, 1)]
+    return [*ADVERSARIAL, *TEXTS[:4], *strings]
 
 
 def wordpiece_folder(folder: Path, lowercase: bool = True) -> None:
@@ -203,10 +203,10 @@ def test_sentinels_descend(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["t5", "albert"])
 def test_sentencepiece_trains_the_same_each_time(kind: backends.Pieces) -> None:
     config = SentencePieceConfig(special_tokens=kind, sentinels=10)
-    one, other = build(config, TEXTS, 400), build(config, iter(TEXTS), 400)
-    assert one.fingerprint == other.fingerprint and one.vocab_size <= 400
-    assert one.decode(one.encode("The quick brown fox")) == "The quick brown fox"
-    assert one.starts_word[one.encode("unbelievably lazy")].sum() == 2
+    tokenizer, again = build(config, TEXTS, 400), build(config, iter(TEXTS), 400)
+    assert tokenizer.fingerprint == again.fingerprint and tokenizer.vocab_size <= 400
+    assert tokenizer.decode(tokenizer.encode("The quick brown fox")) == "The quick brown fox"
+    assert tokenizer.starts_word[tokenizer.encode("unbelievably lazy")].sum() == 2
 
 
 def test_sentencepiece_itself_agrees(tmp_path: Path, texts: list[str]) -> None:

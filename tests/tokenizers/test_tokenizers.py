@@ -110,8 +110,8 @@ def test_special_looking_text_stays_text(wordpiece, bytebpe, bpe):
 
 def test_batch_equals_one_by_one(wordpiece, bytebpe, bpe):
     for tokenizer in (wordpiece, bytebpe, bpe):
-        for one, text in zip(tokenizer.encode_batch(STRINGS), STRINGS, strict=True):
-            assert one.dtype == np.int32 and np.array_equal(one, tokenizer.encode(text))
+        for ids, text in zip(tokenizer.encode_batch(STRINGS), STRINGS, strict=True):
+            assert ids.dtype == np.int32 and np.array_equal(ids, tokenizer.encode(text))
 
 
 def test_word_starts(wordpiece, bytebpe):
@@ -130,7 +130,7 @@ def test_word_starts(wordpiece, bytebpe):
         WordPieceConfig(), BpeConfig(), ByteBpeConfig(), ByteBpeConfig(special_tokens="roberta"),
         SentencePieceConfig(), SentencePieceConfig(special_tokens="albert"),
     ],
-    ids=lambda one: f"{one.name} {getattr(one, 'special_tokens', '')}",
+    ids=lambda config: f"{config.name} {getattr(config, 'special_tokens', '')}",
 )  # fmt: skip
 def test_configurations_know_their_special_tokens(config):
     tokenizer = build(config, TEXTS, 420)
@@ -216,8 +216,8 @@ def test_small_vocabularies_stay_within_their_size():
 
 
 def test_a_folder_without_a_tokenizer_is_named_by_its_key(tmp_path):
-    for path, told in ((tmp_path, "no tokenizer in it"), (tmp_path / "x", "no such folder")):
-        with pytest.raises(UserError, match=f"tokenizer.path={path}: {told}"):
+    for path, problem in ((tmp_path, "no tokenizer in it"), (tmp_path / "x", "no such folder")):
+        with pytest.raises(UserError, match=f"tokenizer.path={path}: {problem}"):
             build(FolderConfig(path=str(path)), (), 400)
 
 
