@@ -159,8 +159,8 @@ def _of_a_run(command: str, arguments: Arguments) -> int:
     if len(named) > 1 or (named and named[0] not in SWEEPABLE):
         close = nearest(named[0], SWEEPABLE)
         does = "plans" if command == "plan" else "looks into"
-        what = f"{command} {' '.join(named)}: {does} pretrain or finetune"
-        raise UserError(what, f"lmtool {command} {close or 'pretrain'}")
+        message = f"{command} {' '.join(named)}: {does} pretrain or finetune"
+        raise UserError(message, f"lmtool {command} {close or 'pretrain'}")
     typed_task = any(word.startswith(("task=", "task.")) for word in arguments.rest)
     verb = named[0] if named else ("finetune" if typed_task else "pretrain")
     arguments.rest = [word for word in arguments.rest if word not in (*own, *named)]
@@ -302,24 +302,24 @@ def run_job(verb: str, plugin_names: tuple[str, ...], data: dict[str, Any], over
 
 def parse(words: Sequence[str]) -> Arguments:
     """Sort flags, which may stand anywhere, from the rest. Raises UserError for an unknown flag."""
-    found, left = Arguments(), list(words)
+    arguments, left = Arguments(), list(words)
     while left:
         word = left.pop(0)
         flag, equals, value = word.partition("=")
         if not word.startswith("-") or word == "-":
-            found.rest.append(word)
+            arguments.rest.append(word)
         elif flag in ("-m", "--multirun"):
-            found.multirun = True
+            arguments.multirun = True
         elif flag == "--debug":
-            found.debug = True
+            arguments.debug = True
         elif flag in ("-h", "--help"):
-            found.help = True
+            arguments.help = True
         elif flag in ("--config", "--config-dir", "--plugin", "--cfg"):
             if not equals:
                 if not left:
                     raise UserError(f"{flag}: its value is missing", "lmtool --help prints the flags")
                 value = left.pop(0)
-            _take(found, flag, value)
+            _take(arguments, flag, value)
         else:
             known = ("--multirun", "--debug", "--help", "--config", "--config-dir", "--plugin", "--cfg")
             close = nearest(flag, known)
@@ -327,20 +327,20 @@ def parse(words: Sequence[str]) -> Arguments:
                 f"unknown flag {flag}; there are -m, {', '.join(known)}",
                 f"did you mean {close}?" if close else "lmtool --help prints the flags",
             )
-    return found
+    return arguments
 
 
-def _take(found: Arguments, flag: str, value: str) -> None:
-    if flag == "--config" and found.config is not None:
+def _take(arguments: Arguments, flag: str, value: str) -> None:
+    if flag == "--config" and arguments.config is not None:
         raise UserError("--config is given twice", "give it once")
     if flag == "--config":
-        found.config = Path(value)
+        arguments.config = Path(value)
     elif flag == "--config-dir":
-        found.config_dirs.append(Path(value))
+        arguments.config_dirs.append(Path(value))
     elif flag == "--plugin":
-        found.plugins.append(value)
+        arguments.plugins.append(value)
     elif value == "job":
-        found.cfg = True
+        arguments.cfg = True
     else:
         raise UserError(f"--cfg {value}: it prints the job's configuration", "--cfg job")
 
@@ -385,7 +385,7 @@ def help_of(verb: str, rest: Sequence[str] = ()) -> str:
 
 def tell(error: LmtoolError) -> None:
     """Print a user's error; of a configuration, all of them."""
-    both = [(one.message, one.hint) for one in error.problems] if isinstance(error, ConfigError) else []
+    both = [(problem.message, problem.hint) for problem in error.problems] if isinstance(error, ConfigError) else []
     for message, hint in both or [(error.message, error.hint)]:
         say_error(message, hint)
 

@@ -127,7 +127,7 @@ def memory(rows: Sequence[dict[str, Any]], variant: str) -> tuple[int, int]:
 def ratios(work: Work, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """A row for each rival: lmtool's speed over its speed, taken within each round that both finished, and lmtool's
     memory over its memory."""
-    found = []
+    table = []
     ours = rates(rows, work.own.name, work.unit)
     for rival in work.rivals:
         theirs = rates(rows, rival.name, work.unit)
@@ -138,14 +138,14 @@ def ratios(work: Work, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         row = {"kind": "ratio", "work": work.name, "against": rival.name, "quantity": f"{work.unit}_per_second"}
         row |= {**spread(pairs), "rounds": len(pairs), "aim": rival.aim}
         row |= {"memory": held[0] / held_by_rival[0], "memory_above_imports": held[1] / held_by_rival[1]}
-        found.append(row)
-    return found
+        table.append(row)
+    return table
 
 
 def same_examples(work: Work, rows: Sequence[dict[str, Any]]) -> bool:
     """Whether lmtool and the first rival, which keeps the stored order, read as many tokens in each of their turns."""
     ours, theirs = (
-        {row["round"]: row["tokens"] for row in turns(rows, one.name)} for one in (work.own, work.rivals[0])
+        {row["round"]: row["tokens"] for row in turns(rows, column.name)} for column in (work.own, work.rivals[0])
     )
     return all(ours[number] == theirs[number] for number in ours if number in theirs)
 
@@ -165,12 +165,12 @@ def compose(work: Work, rows: Sequence[dict[str, Any]]) -> str:
         span = f"({speed['smallest']:.0f}-{speed['largest']:.0f})"
         numbers = f"{speed['median']:8.0f}  {span:>15}  {padding:7.0%}  {whole:7.0f}  {above:13.0f}"
         lines.append(f"  {variant.label:{width}}  {numbers}")
-    found = ratios(work, rows)
-    if not found:
+    rounds = ratios(work, rows)
+    if not rounds:
         return "\n".join(lines)
     lines.append(f"  {'lmtool over ...':{width}}  {'speed':>8}  {'(min-max)':>15}      aim   memory  above imports")
     labels = {variant.name: variant.label for variant in work.rivals}
-    for row in found:
+    for row in rounds:
         aim = "" if row["aim"] is None else f"{row['aim']:g}x"
         span = f"({row['smallest']:.2f}-{row['largest']:.2f})"
         lines.append(
@@ -178,7 +178,7 @@ def compose(work: Work, rows: Sequence[dict[str, Any]]) -> str:
             f"  {row['memory']:6.2f}x  {row['memory_above_imports']:12.2f}x"
         )
     same = "yes" if same_examples(work, rows) else "no"
-    lines.append(f"  {found[0]['rounds']} rounds; memory: aim at most {MEMORY_AIM}x")
+    lines.append(f"  {rounds[0]['rounds']} rounds; memory: aim at most {MEMORY_AIM}x")
     lines.append(f"  each turn of lmtool and of the first Trainer had the same examples: {same}")
     return "\n".join(lines)
 

@@ -66,9 +66,13 @@ def needs(wheel: Path, extras: Sequence[str], target: dict[str, str]) -> list[Re
     with zipfile.ZipFile(wheel) as archive:
         name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         metadata = Parser().parsestr(archive.read(name).decode("utf-8"))
-    found = map(Requirement, metadata.get_all("Requires-Dist", []))
+    requirements = map(Requirement, metadata.get_all("Requires-Dist", []))
     chosen = [{**target, "extra": extra} for extra in ("", *extras)]
-    return [one for one in found if one.marker is None or any(one.marker.evaluate(case) for case in chosen)]
+    return [
+        requirement
+        for requirement in requirements
+        if requirement.marker is None or any(requirement.marker.evaluate(case) for case in chosen)
+    ]
 
 
 def pinned(constraints: str) -> dict[str, str]:

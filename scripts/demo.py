@@ -63,7 +63,7 @@ def main() -> None:
         f"tokenizer.path={start}", f"hydra.sweep.dir={sweeps['from scratch']}",
     )  # fmt: skip
 
-    scores = {name: [one["value"] for one in results(folder)] for name, folder in sweeps.items()}
+    scores = {name: [result["value"] for result in results(folder)] for name, folder in sweeps.items()}
     majority = results(sweeps["pretrained"])[0]["baseline"]
     rows = [
         [name, f"{statistics.mean(values):.3f} ± {statistics.stdev(values) / len(values) ** 0.5:.3f}", len(values)]
@@ -80,7 +80,7 @@ def main() -> None:
 
 def verdict(pretrained: list[float], scratch: list[float]) -> str:
     """Whether pretraining showed, in a sentence; the seeds' differences are the error."""
-    gains = [one - other for one, other in zip(pretrained, scratch, strict=True)]
+    gains = [after - other for after, other in zip(pretrained, scratch, strict=True)]
     mean, error = statistics.mean(gains), statistics.stdev(gains) / len(gains) ** 0.5
     clear = (
         "pretraining helps" if mean > 2 * error else "pretraining hurts" if mean < -2 * error else "no clear difference"

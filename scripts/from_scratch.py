@@ -55,7 +55,7 @@ def main() -> None:
 def finetuned(rows: Rows, options: argparse.Namespace, start: str, rate: float | None, seed: int) -> float:
     """The score of one run, which is made where its row is missing. rate: None for the task's own."""
     if not rows.has(start, rate, seed):
-        folder = options.output / "-".join(str(one) for one in (start, rate, seed) if one is not None)
+        folder = options.output / "-".join(str(word) for word in (start, rate, seed) if word is not None)
         task = [f"task={options.task}", f"task.path={options.path}", f"task.train_examples={options.examples}"]
         chosen = [] if rate is None else [f"optimizer.lr={rate:g}"]
         words = [*task, *words_of(start, options.checkpoint), *chosen, f"seed={seed}", f"run_dir={folder}"]
@@ -80,12 +80,12 @@ def words_of(start: str, checkpoint: str) -> list[str]:
 def show(rows: Rows, options: argparse.Namespace, rates: dict[str, float | None]) -> None:
     """The table: mean and standard error over seeds, the paired gain, the majority class."""
     runs = {start: [finetuned(rows, options, start, rates[start], seed) for seed in options.seeds] for start in STARTS}
-    gains = [one - other for one, other in zip(*runs.values(), strict=True)]
+    gains = [after - other for after, other in zip(*runs.values(), strict=True)]
     table = []
-    for name, found in {**runs, "gain": gains}.items():
-        mean, error = mean_and_error(found)
+    for name, scores in {**runs, "gain": gains}.items():
+        mean, error = mean_and_error(scores)
         rate = "" if rates.get(name) is None else f"{rates[name]:g}"
-        table.append([name, rate, f"{mean:.4f}", f"{error:.4f}", len(found)])
+        table.append([name, rate, f"{mean:.4f}", f"{error:.4f}", len(scores)])
     first = rows.all[0]
     table.append(["majority or mean", "", f"{first['baseline']:.4f}", "", ""])
     heading = f"{options.task}, {options.examples} training rows, {first['validation_examples']} scored"

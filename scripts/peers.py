@@ -381,7 +381,7 @@ def run_lmtool(variant: str, folder: Path, settings: dict[str, Any], gate: Gate)
     budget = {"max_steps": never, "evaluate_every": never, "checkpoint_every": never}
     wanted = TrainingSettings(settings["seed"], "loss", False, settings["device"], settings["precision"], **budget)
     optimizer = AdamWConfig(**{name: settings[name] for name in ("weight_decay", "clip_norm")}, lr=settings["lr"])
-    parameters = sum(one.numel() for one in learner.parameters())
+    parameters = sum(parameter.numel() for parameter in learner.parameters())
     facts = {"imports_bytes": imports_bytes, "parameters": parameters, "flops_per_token": flops(learner, loader)}
     gate.say({"ready": variant, **facts, "attention": attention_path(learner, precision.device, precision.dtype)})
     with tempfile.TemporaryDirectory() as runs, RunFolder(Path(runs) / "bench", {}, "{}") as run:

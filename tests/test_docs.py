@@ -58,7 +58,7 @@ def test_an_objective() -> None:
     examples = learner.examples(SplitData("train", store(tokens)), 32)
     plan = examples.plan(0)
     output = learner(examples.batch(plan.rows[:4], np.arange(4), 0), 1)
-    assert output.weights == {"clm": 1.0, "calm": 0.5} and all(torch.isfinite(one) for one in output.sums.values())
+    assert output.weights == {"clm": 1.0, "calm": 0.5} and all(torch.isfinite(total) for total in output.sums.values())
 
 
 def test_what_the_page_points_to_is_there() -> None:

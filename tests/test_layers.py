@@ -84,7 +84,7 @@ def only_types(tree: ast.Module) -> set[ast.AST]:
     hidden: set[ast.AST] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            hidden.update(inner for one in node.body for inner in ast.walk(one))
+            hidden.update(inner for child in node.body for inner in ast.walk(child))
     return hidden
 
 
@@ -96,15 +96,15 @@ def imports(path: Path, top: bool = False) -> Iterator[tuple[str, int]]:
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
                 body = node.body if isinstance(node.body, list) else [node.body]
-                hidden.update(inner for one in body for inner in ast.walk(one))
+                hidden.update(inner for child in body for inner in ast.walk(child))
     for node in ast.walk(tree):
         if node in hidden:
             continue
         if isinstance(node, ast.Import):
-            yield from ((one.name, node.lineno) for one in node.names)
+            yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: relative import"
-            yield from ((f"{node.module}.{one.name}", node.lineno) for one in node.names)
+            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
 
 
 def inside(name: str) -> Path | None:
@@ -133,7 +133,7 @@ def builders() -> Iterator[tuple[Path, str, int]]:
 
 
 def test_every_room_has_its_rule() -> None:
-    assert {room_of(one) for one in SOURCES} - {"__init__"} <= set(MAY_IMPORT)
+    assert {room_of(source) for source in SOURCES} - {"__init__"} <= set(MAY_IMPORT)
 
 
 def test_a_room_imports_only_what_lies_below_it() -> None:
@@ -179,7 +179,9 @@ def test_no_circles_also_inside_functions() -> None:
     for path in SOURCES:
         targets = {inside(name) for name, _ in imports(path)}
         # The package's own file is above all its modules by construction.
-        edges[path] = {one for one in targets if one is not None and one != path and one.parent != one}
+        edges[path] = {
+            target for target in targets if target is not None and target != path and target.parent != target
+        }
     done: set[Path] = set()
     for start in SOURCES:
         _walk(start, edges, [], done)
@@ -188,7 +190,7 @@ def test_no_circles_also_inside_functions() -> None:
 def _walk(path: Path, edges: dict[Path, set[Path]], trail: list[Path], done: set[Path]) -> None:
     if path in trail:
         circle = [*trail[trail.index(path) :], path]
-        pytest.fail("a circle: " + " -> ".join(module_of(one) for one in circle))
+        pytest.fail("a circle: " + " -> ".join(module_of(module) for module in circle))
     if path in done:
         return
     for other in edges[path]:
@@ -230,8 +232,8 @@ def test_only_cli_sweeps_and_config_import_hydra() -> None:
 
 def light() -> list[Path]:
     """Files that composing, decoding, list and show run: no torch, no numpy, in them or in what they import."""
-    named = [one for one in SOURCES if room_of(one) in ("config", "errors", "cli", "__main__")]
-    named += [one for one in SOURCES if "configs" in (one.stem, one.parent.name)]
+    named = [source for source in SOURCES if room_of(source) in ("config", "errors", "cli", "__main__")]
+    named += [source for source in SOURCES if "configs" in (source.stem, source.parent.name)]
     named += [PACKAGE / "commands" / f"{name}.py" for name in ("decoding", "rules", "list", "show", "__init__")]
     return named
 
@@ -251,7 +253,9 @@ def test_configuration_imports_nothing_heavy_not_even_indirectly() -> None:
             if target is not None:
                 left.append((target, origin))
                 # Importing a.b runs a/__init__.py first.
-                left += [(one / "__init__.py", origin) for one in target.parents if (one / "__init__.py") in SOURCES]
+                left += [
+                    (folder / "__init__.py", origin) for folder in target.parents if (folder / "__init__.py") in SOURCES
+                ]
     assert not wrong, "\n".join(wrong)
 
 
@@ -320,7 +324,7 @@ def test_no_target_in_any_yaml_or_source() -> None:
     from lmtool.config.groups import conf_dir
 
     files = [*conf_dir().rglob("*.yaml"), *SOURCES]
-    naming = [one for one in files if "_target_" in one.read_text(encoding="utf-8")]
+    naming = [file for file in files if "_target_" in file.read_text(encoding="utf-8")]
     assert naming == [PACKAGE / "config" / "compose.py"]  # where those of others are refused
 
 
@@ -342,7 +346,7 @@ def test_no_bare_except_and_no_swallowed_exception() -> None:
             if isinstance(node, ast.ExceptHandler):
                 bare = node.type is None
                 silent = ast.unparse(node.type or ast.Constant("")) == "Exception" and all(
-                    isinstance(one, ast.Pass) for one in node.body
+                    isinstance(statement, ast.Pass) for statement in node.body
                 )
                 if bare or silent:
                     wrong.append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
@@ -350,5 +354,5 @@ def test_no_bare_except_and_no_swallowed_exception() -> None:
 
 
 def test_files_are_one_noun_long() -> None:
-    long = {str(one.relative_to(PACKAGE)): len(one.read_text().splitlines()) for one in SOURCES}
+    long = {str(source.relative_to(PACKAGE)): len(source.read_text().splitlines()) for source in SOURCES}
     assert not {name: lines for name, lines in long.items() if lines > 400}

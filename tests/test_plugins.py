@@ -34,14 +34,14 @@ print(json.dumps(answers))
 
 def lmtool(cwd: Path, *lines: str, path: Path | None = OUTSIDE) -> list[tuple[int, str, str, bool]]:
     """Exit status, output and errors of command lines in one process, and whether torch is imported by then."""
-    where = os.pathsep.join(str(one) for one in (ROOT, path) if one is not None)
+    where = os.pathsep.join(str(entry) for entry in (ROOT, path) if entry is not None)
     environ = os.environ | {"PYTHONPATH": where, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-c", RUN_ALL, json.dumps(lines)],
         cwd=cwd, env=environ, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    return [tuple(one) for one in json.loads(done.stdout.splitlines()[-1])]
+    return [tuple(entry) for entry in json.loads(done.stdout.splitlines()[-1])]
 
 
 def test_components_are_listed_shown_composed_and_checked(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_components_are_listed_shown_composed_and_checked(tmp_path: Path) -> Non
         "pretrain model=averager --cfg job",
     )
     listed, shown, key, job, wide, mistakes, misfit, task, typo, without = answers
-    assert not any(one[3] for one in answers), "no torch is needed for any of this"
+    assert not any(answer[3] for answer in answers), "no torch is needed for any of this"
     assert "averager Each token sees the mean of its document: no attention at all." in " ".join(listed[1].split())
     assert "pull: 0.5" in shown[1] and "Distance from which the loss is linear." in key[1]
     assert job[0] == 0 and "pull: 0.25" in job[1] and "n: 5" in job[1] and "name: constant" in job[1]
@@ -72,8 +72,8 @@ def test_components_are_listed_shown_composed_and_checked(tmp_path: Path) -> Non
     assert typo[0] == 2 and "did you mean model=averager?" in typo[2]
     # The last line typed no plugin; in this process the component is known all the same, so ask a fresh one.
     assert without[0] == 0
-    ((status, _, told, _),) = lmtool(tmp_path, "pretrain model=averager --cfg job")
-    assert status == 2 and "model=averager is not one of" in told
+    ((status, _, error, _),) = lmtool(tmp_path, "pretrain model=averager --cfg job")
+    assert status == 2 and "model=averager is not one of" in error
     assert list(tmp_path.iterdir()) == []
 
 
@@ -101,8 +101,8 @@ def test_a_model_an_objective_a_task_and_a_tuning_run_to_the_end(tmp_path: Path)
     assert (second["task"], second["metric"]) == ("graded", "pearson")
     assert second["trainable_parameters"] < second["parameters"]
     # The saved run names its plugin and does not import it.
-    ((status, _, told, _),) = lmtool(tmp_path, "evaluate checkpoint=runs/second")
-    assert status == 2 and "--plugin outsider" in told and "Traceback" not in told
+    ((status, _, error, _),) = lmtool(tmp_path, "evaluate checkpoint=runs/second")
+    assert status == 2 and "--plugin outsider" in error and "Traceback" not in error
 
 
 def test_two_models_that_both_learn_and_a_task_of_tags_in_windows(tmp_path: Path) -> None:
@@ -215,8 +215,8 @@ def test_an_installed_package_is_found_by_its_entry_point(tmp_path: Path) -> Non
     listed, job = lmtool(tmp_path, "list model", "pretrain model=averager --cfg job", path=site)
     assert "averager" in listed[1] and job[0] == 0
     (site / "outsider-1.0.dist-info" / "entry_points.txt").write_text("[lmtool.plugins]\nmine = gone\n")
-    ((status, _, told, _),) = lmtool(tmp_path, "pretrain model=bert_tiny --cfg job", path=site)
-    assert status == 2 and "installed plugin mine" in told
+    ((status, _, error, _),) = lmtool(tmp_path, "pretrain model=bert_tiny --cfg job", path=site)
+    assert status == 2 and "installed plugin mine" in error
 
 
 @pytest.mark.parametrize(
@@ -232,5 +232,5 @@ def test_an_installed_package_is_found_by_its_entry_point(tmp_path: Path) -> Non
 )
 def test_plugins_that_cannot_be_used(tmp_path: Path, content: str, says: str) -> None:
     (tmp_path / "mine.py").write_text(content)
-    ((status, _, told, _),) = lmtool(tmp_path, "pretrain --plugin mine model=bert_tiny")
-    assert status == 2 and says in told
+    ((status, _, error, _),) = lmtool(tmp_path, "pretrain --plugin mine model=bert_tiny")
+    assert status == 2 and says in error

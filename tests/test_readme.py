@@ -52,7 +52,7 @@ def test_every_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         *(f"text number {number} is here,{'good' if number % 2 else 'bad'}" for number in range(40)),
     ]
     Path("reviews.csv").write_text("\n".join(rows) + "\n")
-    Path("my_plugin.py").write_text(next(one for one in blocks("python") if "TuningConfig" in one))
+    Path("my_plugin.py").write_text(next(block for block in blocks("python") if "TuningConfig" in block))
 
     ran = 0
     for words in commands():
@@ -72,7 +72,7 @@ def test_every_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert ran >= 15
     ids = torch.arange(24).reshape(2, 12) + 5
     given = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    exec(next(one for one in blocks("python") if "lmtool.load" in one), given)
+    exec(next(block for block in blocks("python") if "lmtool.load" in block), given)
     assert given["logits"].shape[0] == 2
     plugin = ["finetune", "--plugin", "my_plugin", "tuning=biases", "task=sst2", "task.path=glue/sst2"]
     assert cli.main([*plugin, "checkpoint=runs/first", "max_steps=2", "cache_dir=cache"]) == 0

@@ -70,7 +70,7 @@ def test_short_values_stand_in_ordinary_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "hidden"),
     [
         ("https://bob:hunter2@host/x", "https://***@host/x"),
         ("data.path=s3://bob:hun@ter2@host/x?a=1", "data.path=s3://***@host/x?a=1"),
@@ -81,8 +81,8 @@ def test_short_values_stand_in_ordinary_text() -> None:
         ("'postgres://bob:hunter2@db:5432/x'", "'postgres://***@db:5432/x'"),
     ],
 )
-def test_credentials_in_addresses(text: str, told: str) -> None:
-    assert masked(text, {}) == told
+def test_credentials_in_addresses(text: str, hidden: str) -> None:
+    assert masked(text, {}) == hidden
 
 
 @pytest.mark.parametrize(
@@ -118,8 +118,8 @@ def test_the_password_in_a_variable_with_an_address_is_secret_everywhere() -> No
 def test_data_is_masked_text_by_text() -> None:
     data = {"steps": 100000, "a hidden key": ["hidden", None, {"x": 1.5}]}
     environ = {"MAX_TOKENS": "100000", "A_KEY": "hidden"}
-    told = masked_data(data, lambda text: masked(text, environ))
-    assert told == {"steps": 100000, "a *** key": ["***", None, {"x": 1.5}]}
+    hidden = masked_data(data, lambda text: masked(text, environ))
+    assert hidden == {"steps": 100000, "a *** key": ["***", None, {"x": 1.5}]}
 
 
 def test_nothing_printed_commands_a_terminal() -> None:

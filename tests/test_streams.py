@@ -30,7 +30,7 @@ def test_permutation_known_answers():
 def test_keys_are_the_vectorised_key():
     examples = np.array([0, 1, 17, 10**12])
     vector = streams.keys(5, "corrupt", 4, examples)
-    assert vector.tolist() == [streams.key(5, "corrupt", 4, one) for one in examples.tolist()]
+    assert vector.tolist() == [streams.key(5, "corrupt", 4, example) for example in examples.tolist()]
 
 
 def test_draws_depend_on_nothing_but_their_names():

@@ -28,12 +28,14 @@ def decoded(
     running: the command runs here and now (not a plan of it).
     """
     problems = list(earlier)
-    unknown = [one for one in data.get("plugins") or () if one not in plugins.typed()]
+    unknown = [plugin for plugin in data.get("plugins") or () if plugin not in plugins.typed()]
     problems += [
         Problem(
-            "plugins", f"plugins: {one} is not loaded; no name in a configuration is imported", f"type --plugin {one}"
+            "plugins",
+            f"plugins: {plugin} is not loaded; no name in a configuration is imported",
+            f"type --plugin {plugin}",
         )
-        for one in unknown
+        for plugin in unknown
     ]
     data = {**data, "plugins": list(plugins.typed())}
     checkpoint_config = None
@@ -45,11 +47,11 @@ def decoded(
         except UserError as error:
             problems.append(Problem("checkpoint", error.message, error.hint))
         except OSError as error:  # a name too long for the file system, a folder that may not be entered
-            what = f"checkpoint={checkpoint[:100]}: {(error.strerror or str(error)).lower()}"
-            problems.append(Problem("checkpoint", what, "give a folder that may be read"))
-    needed = [one for one in (checkpoint_config or {}).get("plugins") or () if one not in plugins.typed()]
+            message = f"checkpoint={checkpoint[:100]}: {(error.strerror or str(error)).lower()}"
+            problems.append(Problem("checkpoint", message, "give a folder that may be read"))
+    needed = [plugin for plugin in (checkpoint_config or {}).get("plugins") or () if plugin not in plugins.typed()]
     if needed:
         checkpoint_config = None
-        what = f"checkpoint={checkpoint} was made with the plugin {needed[0]}, which is not loaded"
-        problems.append(Problem("checkpoint", what, " ".join(f"--plugin {one}" for one in needed)))
+        message = f"checkpoint={checkpoint} was made with the plugin {needed[0]}, which is not loaded"
+        problems.append(Problem("checkpoint", message, " ".join(f"--plugin {plugin}" for plugin in needed)))
     return decode(COMMANDS[verb], data, checkpoint_config=checkpoint_config, earlier=problems, running=running)

@@ -27,8 +27,8 @@ def described(
     if isinstance(examples, MixedExamples):
         learners = dict(learner.members.items()) if isinstance(learner, Mixture) else {}
         for name, member in examples.members.items():
-            for one in described(member, tokenizer, n, labels, learners.get(name)):
-                yield {"member": name, **one}
+            for row in described(member, tokenizer, n, labels, learners.get(name)):
+                yield {"member": name, **row}
         return
     rows, numbers, epoch, _ = next(batches_of(examples, 1))
     rows, numbers = rows[:n], numbers[:n]
@@ -38,19 +38,21 @@ def described(
     if isinstance(learner, ReplacedTokenDetection) and has_weights(learner):
         filled = learner.sampled(batch.to(next(learner.parameters()).device), epoch).filled.to(torch.device("cpu"))
     for number in range(len(numbers)):
-        targets = {term: _target(batch, term, one, number, tokenizer, labels) for term, one in batch.targets.items()}
-        told: dict[str, Any] = {"example": int(numbers[number]), "epoch": epoch}
+        targets = {
+            term: _target(batch, term, target, number, tokenizer, labels) for term, target in batch.targets.items()
+        }
+        entry: dict[str, Any] = {"example": int(numbers[number]), "epoch": epoch}
         if texts:
-            told["text"] = "\n".join(texts[number])
+            entry["text"] = "\n".join(texts[number])
             # Where in the text another document, or the second text of a pair, begins.
-            told["boundaries"] = (np.cumsum([len(one) + 1 for one in texts[number]])[:-1]).tolist()
-        told["input"] = _side(batch.inputs, number, tokenizer)
+            entry["boundaries"] = (np.cumsum([len(text) + 1 for text in texts[number]])[:-1]).tolist()
+        entry["input"] = _side(batch.inputs, number, tokenizer)
         if filled is not None:
-            told["filled"] = _side(filled, number, tokenizer)
+            entry["filled"] = _side(filled, number, tokenizer)
             targets |= {"rtd": _replaced(learner, batch, filled, number)} if "rtd" in targets else {}
         if batch.outputs is not None:
-            told["output"] = _side(batch.outputs, number, tokenizer)
-        yield {**told, "targets": targets}
+            entry["output"] = _side(batch.outputs, number, tokenizer)
+        yield {**entry, "targets": targets}
 
 
 def _texts(examples: Any, rows: np.ndarray, tokenizer: Tokenizer) -> list[list[str]]:
@@ -77,9 +79,9 @@ def _documents(stream: Any, start: int, length: int, tokenizer: Tokenizer) -> li
 def _side(packed: Packed, number: int, tokenizer: Tokenizer) -> dict[str, Any]:
     part = slice(packed.starts[number], packed.starts[number] + packed.lengths[number])
     ids = packed.tokens[part].tolist()
-    made: dict[str, Any] = {"pieces": tokenizer.pieces(ids), "ids": ids}
-    made |= {name: column[part].tolist() for name, column in packed.columns.items()}
-    return made | ({"prefix": packed.prefixes[number]} if packed.prefixes else {})
+    side: dict[str, Any] = {"pieces": tokenizer.pieces(ids), "ids": ids}
+    side |= {name: column[part].tolist() for name, column in packed.columns.items()}
+    return side | ({"prefix": packed.prefixes[number]} if packed.prefixes else {})
 
 
 def _target(batch: Batch, term: str, target: Target, number: int, tokenizer: Tokenizer, labels: tuple[str, ...]) -> Any:

@@ -95,19 +95,19 @@ def tell(heading: str, comparison: Comparison, left_out: tuple[str, ...] = ()) -
 def model_card(checkpoint: str, weights: Weights, saved: Mapping[str, Any], export: Export) -> str:
     """README.md of the folder: what the model is, and where its weights are from."""
     learned = saved.get("objective") or saved.get("task") or {}
-    what = learned.get("name")
+    learned_name = learned.get("name")
     task = saved.get("task") or {}
     path = weights.folder / "model.safetensors"
     step = weights.folder.name.startswith("step_")
     title = weights.folder.parent.parent.name if step else weights.folder.name
     facts = {
         "architecture": f"{export.architecture} ({saved['model']['name']})",
-        "parameters": f"{sum(one.numel() for one in export.tensors.values()):,}",
+        "parameters": f"{sum(tensor.numel() for tensor in export.tensors.values()):,}",
         "made by": words(["lmtool", "export", f"checkpoint={checkpoint}"]) + f" (lmtool {lmtool.__version__})",
         "checkpoint": weights.folder.name,
         "sha256 of its weights": sha256(path) if path.is_file() else None,
         "trained by": f"lmtool {saved['command']}" if saved.get("command") else None,
-        "learned": what,
+        "learned": learned_name,
         "data": (saved.get("data") or {}).get("name") or task.get("hub") or task.get("path"),
         "seed": saved.get("seed"),
         "started from": saved.get("checkpoint") or (saved.get("source") or {}).get("checkpoint") or "random weights",

@@ -27,7 +27,7 @@ def wrong_architecture(learned: Any, model: ModelConfig) -> str | None:
     takes = getattr(getattr(learned, "task", learned), "architectures", ())
     if model.architecture in takes:
         return None
-    kinds = " or ".join(_article(one) for one in takes) or "no known architecture"
+    kinds = " or ".join(_article(architecture) for architecture in takes) or "no known architecture"
     return f"{learned.name} trains {kinds}; model={model.name} is {_article(model.architecture)}"
 
 
@@ -44,13 +44,13 @@ def lacks_around(model: ModelConfig, roles: Roles, text_format: str | None = Non
     model's."""
     layout, start = FORMATS.get(text_format or model.text_format), getattr(model, "start_role", None)
     needed = [*(layout.roles if layout is not None else ()), *([start] if start else [])]
-    missing = [one for one in needed if roles is not None and one not in roles]
+    missing = [role for role in needed if roles is not None and role not in roles]
     return f"has no {missing[0]} token, which model={model.name} puts around its texts" if missing else None
 
 
 def lacks_tokens(objective: ObjectiveConfig, roles: Roles) -> str | None:
     """Why an objective cannot be built on a vocabulary, if it cannot."""
-    groups = [(one,) if isinstance(one, str) else one for one in objective.roles]
+    groups = [(role,) if isinstance(role, str) else role for role in objective.roles]
     missing = [group for group in groups if roles is not None and not set(group) & set(roles)]
     return f"has no {' or '.join(missing[0])} token, which objective={objective.name} needs" if missing else None
 
@@ -58,8 +58,8 @@ def lacks_tokens(objective: ObjectiveConfig, roles: Roles) -> str | None:
 def fits(objective: ObjectiveConfig, model: ModelConfig, roles: Roles) -> bool:
     """Whether the three go together."""
     problems = [lacks_around(model, roles)]
-    for one in objective.parts():
-        problems += [wrong_architecture(one, model), lacks_segments(one, model), lacks_tokens(one, roles)]
+    for part in objective.parts():
+        problems += [wrong_architecture(part, model), lacks_segments(part, model), lacks_tokens(part, roles)]
     return not any(problems)
 
 
@@ -85,7 +85,9 @@ def task_fits_model(task: Any, model: ModelConfig) -> Iterator[Problem]:
     """A task names the architectures it can stand on."""
     problem = wrong_architecture(task, model)
     if problem is not None:
-        models = [f"model={one.name}" for one in _defaults("model") if one.architecture in task.architectures]
+        models = [
+            f"model={default.name}" for default in _defaults("model") if default.architecture in task.architectures
+        ]
         yield Problem("task", f"task={problem}", _hint(models[:1]))
 
 
@@ -102,7 +104,7 @@ def tokenizer_fits_objective(
     objective: ObjectiveConfig, model: ModelConfig, tokenizer: TokenizerConfig
 ) -> Iterator[Problem]:
     """The vocabulary has the special tokens that the objective puts into texts."""
-    if lacks_around(model, tokenizer.roles) or any(wrong_architecture(one, model) for one in objective.parts()):
+    if lacks_around(model, tokenizer.roles) or any(wrong_architecture(part, model) for part in objective.parts()):
         return  # told already
     for part in objective.parts():
         problem = lacks_tokens(part, tokenizer.roles)
@@ -143,8 +145,12 @@ def _suggested_roles(model: ModelConfig) -> Roles:
 def _fitting(model: ModelConfig, roles: Roles) -> list[str]:
     """Names of the objectives, mixtures aside, that go with a model: the published one first."""
     published = model.suggested_objective().get("name")
-    found = [one for one in _defaults("objective") if not isinstance(one, MixtureConfig) and fits(one, model, roles)]
-    return [one.name for one in sorted(found, key=lambda one: one.name != published)]
+    fitting = [
+        default
+        for default in _defaults("objective")
+        if not isinstance(default, MixtureConfig) and fits(default, model, roles)
+    ]
+    return [default.name for default in sorted(fitting, key=lambda default: default.name != published)]
 
 
 def _other_objective(objective: ObjectiveConfig, model: ModelConfig, roles: Roles) -> list[str]:
@@ -152,14 +158,14 @@ def _other_objective(objective: ObjectiveConfig, model: ModelConfig, roles: Role
     the place of those that do not."""
     fitting = _fitting(model, _suggested_roles(model) if roles is None else roles)
     if not isinstance(objective, MixtureConfig):
-        return [f"objective={one}" for one in fitting[:1]]
+        return [f"objective={name}" for name in fitting[:1]]
     kept = [
         _written(given)
-        for given, one in zip(objective.members, objective.parts(), strict=True)
-        if fits(one, model, roles)
+        for given, part in zip(objective.members, objective.parts(), strict=True)
+        if fits(part, model, roles)
     ]
-    names = {one.name for one in objective.parts() if fits(one, model, roles)}
-    members = [*kept, *(one for one in fitting if one not in names)][: len(objective.members)]
+    names = {part.name for part in objective.parts() if fits(part, model, roles)}
+    members = [*kept, *(name for name in fitting if name not in names)][: len(objective.members)]
     weights = " objective.weights=null" if objective.weights and len(members) < len(objective.weights) else ""
     return [f"'objective.members=[{','.join(members)}]'{weights}"] if members else []
 
@@ -167,13 +173,13 @@ def _other_objective(objective: ObjectiveConfig, model: ModelConfig, roles: Role
 def _other_model(objective: ObjectiveConfig, roles: Roles) -> list[str]:
     """The nearest model that an objective goes with, as an override: one that was published with it, with one value
     changed at most, else the first."""
-    found: list[tuple[bool, bool, str]] = []
+    candidates: list[tuple[bool, bool, str]] = []
     for model in _defaults("model"):
         if fits(objective, model, _suggested_roles(model)):
             more = "" if roles is None or fits(objective, model, roles) else " tokenizer=auto"
             own = model.suggested_objective()
-            found.append((own.get("name") != objective.name, len(own) > 2, f"model={model.name}{more}"))
-    return [override for *_, override in sorted(found, key=lambda one: one[:2])[:1]]
+            candidates.append((own.get("name") != objective.name, len(own) > 2, f"model={model.name}{more}"))
+    return [override for *_, override in sorted(candidates, key=lambda candidate: candidate[:2])[:1]]
 
 
 def _written(member: Any) -> str:

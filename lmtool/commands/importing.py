@@ -43,9 +43,9 @@ def run(config: ImportConfig, overrides: list[str]) -> None:
     # Compared under their names: what the folder has, and what ours is on the way back.
     back = family.to_published(again.model.parts.state_dict())
     mapped = family.to_published(family.from_published(theirs, published.config))
-    known = {name: one for name, one in mapped.items() if not name.startswith(("heads.", "backbone."))}
+    known = {name: tensor for name, tensor in mapped.items() if not name.startswith(("heads.", "backbone."))}
     unused = sorted(name for name in known if name not in back)
-    comparison = compare_tensors({name: one for name, one in known.items() if name in back}, back, unused)
+    comparison = compare_tensors({name: tensor for name, tensor in known.items() if name in back}, back, unused)
     compare_outputs(comparison, loaded.model.parts, again.model.parts)
     if loaded.tokenizer is not None and again.tokenizer is not None:
         compare_tokenizers(comparison, loaded.tokenizer, again.tokenizer)

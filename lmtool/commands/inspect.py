@@ -50,21 +50,21 @@ def run(config: PretrainConfig | FinetuneConfig, verb: str, looking: Looking) ->
     output = Output()
     seen = _pretraining(config, output) if isinstance(config, PretrainConfig) else _task(config, output)
     shown = list(described(seen.examples, seen.tokenizer, looking.n, seen.labels, seen.learner))
-    for one in shown:
-        _print(output, one)
+    for row in shown:
+        _print(output, row)
     if looking.output is not None:
         write_output(looking.output, shown)
     tally = measure(seen.examples, looking.tokens, config.max_length, _pad(seen.tokenizer), seen.learner)
     if (config.batch_examples is None) != (config.batch_tokens is None):
         facts = PackedLoader(seen.examples, config.seed, config.batch_examples, config.batch_tokens).facts()
         tally.note("padding fraction of rectangular batches, avoided", facts["padding_avoided"], 1)
-    what = config.objective.name if isinstance(config, PretrainConfig) else config.task.name
-    _table(output, tally, f"{what} · {verb} · model={config.model.name}")
+    learned = config.objective.name if isinstance(config, PretrainConfig) else config.task.name
+    _table(output, tally, f"{learned} · {verb} · model={config.model.name}")
     for warning in warnings_of(seen.examples.facts()):
         output.line(f"warning: {warning}", "yellow")
     broken = tally.broken()
     if broken:
-        names = "; ".join(one.name for one in broken)
+        names = "; ".join(statistic.name for statistic in broken)
         raise CheckFailed(
             f"{len(broken)} of {len(tally.statistics)} statistics are not as defined: {names}",
             "give another seed=; what fails again is a fault of lmtool: please report it with the table above",
@@ -115,9 +115,9 @@ def _task(config: FinetuneConfig, output: Output) -> Seen:
 
 def _pad(tokenizer: Tokenizer) -> int | None:
     """The id that stands for padding and nothing else."""
-    found = tokenizer.roles.get("pad")
-    shared_with = [name for name, number in tokenizer.roles.items() if number == found and name != "pad"]
-    return None if shared_with else found
+    pad = tokenizer.roles.get("pad")
+    shared_with = [name for name, number in tokenizer.roles.items() if number == pad and name != "pad"]
+    return None if shared_with else pad
 
 
 def _print(output: Output, example: dict[str, Any]) -> None:
@@ -166,16 +166,18 @@ def _pieces(side: dict[str, Any], predicted: dict[int, str]) -> str:
 def _table(output: Output, tally: Tally, heading: str) -> None:
     tested = tally.tested
     rows = []
-    for one in tally.statistics.values():
+    for statistic in tally.statistics.values():
         interval = defined = ""
-        if one.expected is not None:
-            defined = f"{one.defined:.4g}"
-            if not one.exact:
-                half = one.half_width(tested)
-                interval = f"{one.measured - half:.4f} .. {one.measured + half:.4f}"
-        verdict = "" if one.expected is None else "holds" if one.holds(tested) else "DOES NOT HOLD"
-        value = f"{one.measured:.4f}" if one.count else f"{one.measured:.0f}"
-        rows.append([one.name, value, defined, interval, f"{one.count:,.0f}" if one.count else "", verdict])
+        if statistic.expected is not None:
+            defined = f"{statistic.defined:.4g}"
+            if not statistic.exact:
+                half = statistic.half_width(tested)
+                interval = f"{statistic.measured - half:.4f} .. {statistic.measured + half:.4f}"
+        verdict = "" if statistic.expected is None else "holds" if statistic.holds(tested) else "DOES NOT HOLD"
+        value = f"{statistic.measured:.4f}" if statistic.count else f"{statistic.measured:.0f}"
+        rows.append(
+            [statistic.name, value, defined, interval, f"{statistic.count:,.0f}" if statistic.count else "", verdict]
+        )
     print_table(output, ["statistic", "measured", "definition", "interval", "of", ""], rows, heading)
     for name, definition in tally.remarks.items():
         output.line(f"definition of {name}: {definition}")

@@ -17,17 +17,17 @@ assert configs.COMMANDS  # importing it has entered every component into the tab
 def main(arguments: Sequence[str], config_dirs: Sequence[Path] = ()) -> int:
     """Print the groups, or the options of the named ones. Raises UserError for an unknown group."""
     added = plugins.nodes(config_dirs)
-    found = sorted({*groups.all_groups(config_dirs), *(group for group, _ in added)})
+    known = sorted({*groups.all_groups(config_dirs), *(group for group, _ in added)})
     for asked in arguments:
-        if asked not in found:
-            close = nearest(asked, found)
+        if asked not in known:
+            close = nearest(asked, known)
             raise UserError(
-                f"there is no group {asked}; there are {', '.join(found)}",
+                f"there is no group {asked}; there are {', '.join(known)}",
                 f"did you mean lmtool list {close}?" if close else "lmtool list",
             )
     if not arguments:
-        for group in found:
-            _line(group, ", ".join(_options(group, config_dirs)), max(map(len, found)))
+        for group in known:
+            _line(group, ", ".join(_options(group, config_dirs)), max(map(len, known)))
         say("\n`lmtool list GROUP` prints a line each; `lmtool show GROUP=NAME` prints its YAML.")
     for asked in arguments:
         options = _options(asked, config_dirs)

@@ -34,7 +34,7 @@ TrainingConfig = PretrainConfig | FinetuneConfig
 def parameters_by_part(learner: nn.Module) -> dict[str, int]:
     """Parameters of a learner by part ("backbone", "heads.pooler", ...), tied ones once."""
     return {
-        part: sum(one.numel() for one in tensors.values())
+        part: sum(tensor.numel() for tensor in tensors.values())
         for part, tensors in by_part(dict(learner.named_parameters())).items()
     }
 
@@ -55,8 +55,8 @@ def too_large(config: TrainingConfig, precision: Precision) -> UserError | None:
         available = available_bytes(device)
         needed = _needed_bytes(config, trained)
         if available is not None and needed > available:
-            what = "weights, gradients and optimizer" if trained else "weights"
-            sizes = f"{what} need {size(needed)}, {size(available)} are available"
+            parts = "weights, gradients and optimizer" if trained else "weights"
+            sizes = f"{parts} need {size(needed)}, {size(available)} are available"
             hint = _smaller(config, partial(_fits, trained=trained, available=available))
             return UserError(f"model={config.model.name} is too large for {device}: {sizes}", hint)
     return None
@@ -70,11 +70,13 @@ def _needed_bytes(config: TrainingConfig, trained: bool) -> int:
     """Bytes of a run's weights; trained: with their gradients and the optimizer's state. Nothing is allocated."""
     with torch.device("meta"):
         learner, _ = assemble(config, None)
-    weights = VALUE_BYTES * sum(one.numel() for one in learner.parameters())
-    weights += sum(one.nbytes for one in learner.buffers())
+    weights = VALUE_BYTES * sum(parameter.numel() for parameter in learner.parameters())
+    weights += sum(buffer.nbytes for buffer in learner.buffers())
     if not trained:
         return weights
-    learned = {name: tuple(one.shape) for name, one in learner.named_parameters() if one.requires_grad}
+    learned = {
+        name: tuple(parameter.shape) for name, parameter in learner.named_parameters() if parameter.requires_grad
+    }
     moments = sum(config.optimizer.state_size(name, shape) for name, shape in learned.items())
     return weights + VALUE_BYTES * (sum(prod(shape) for shape in learned.values()) + moments)
 
@@ -117,7 +119,9 @@ def plan_of(
     of a second."""
     steps_per_epoch, tokens = facts["steps_per_epoch"], facts["tokens_per_epoch"]
     model = config.model
-    trained = {name: tuple(one.shape) for name, one in learner.named_parameters() if one.requires_grad}
+    trained = {
+        name: tuple(parameter.shape) for name, parameter in learner.named_parameters() if parameter.requires_grad
+    }
     rate = measure_rate(model.hidden_size, model.inner_size, precision.name, str(precision.device))
     predicted = facts.get("predicted_fraction", 0.0)
     places = config.objective.places if isinstance(config, PretrainConfig) else {}
@@ -133,7 +137,7 @@ def plan_of(
             predicted_fraction=predicted,
             parameters=parameters_by_part(learner),
             trainable_parameters=sum(prod(shape) for shape in trained.values()),
-            optimizer_values=sum(config.optimizer.state_size(*one) for one in trained.items()),
+            optimizer_values=sum(config.optimizer.state_size(*parameter) for parameter in trained.items()),
             micro_batch_tokens=config.micro_batch_tokens,
             half=precision.name != "fp32",
             body_trains=any(name.startswith("backbone.") for name in trained),
@@ -141,16 +145,16 @@ def plan_of(
             flops_per_second=rate,
         )
 
-    one = of(1)
+    single = of(1)
     limits = [config.max_steps or float("inf")]
     if config.max_epochs is not None:
         limits.append(config.max_epochs * steps_per_epoch)
     if config.max_tokens is not None:
-        limits.append(config.max_tokens / one.tokens_per_step)
+        limits.append(config.max_tokens / single.tokens_per_step)
     if config.max_flops is not None:
-        limits.append(config.max_flops / one.flops_per_step)
-    if config.max_minutes is not None and one.seconds:
-        limits.append(60 * config.max_minutes / one.seconds)
+        limits.append(config.max_flops / single.flops_per_step)
+    if config.max_minutes is not None and single.seconds:
+        limits.append(60 * config.max_minutes / single.seconds)
     steps = max(1, round(min(*limits, MOST_STEPS)))
     warmup = config.schedule.warmup_steps or 0
     notes = []

@@ -90,9 +90,9 @@ def _difference(
     theirs = [copied.logits] if isinstance(original, TaskLearner) else [copied.hidden[real], copied.pair_logits]
     pairs = zip(_predicted(original, batch), theirs, strict=True)
     differences = [
-        difference(one, other) / max(1.0, float(one.abs().max()))
-        for one, other in pairs
-        if one is not None and other is not None
+        difference(mine, other) / max(1.0, float(mine.abs().max()))
+        for mine, other in pairs
+        if mine is not None and other is not None
     ]
     return float(torch.tensor(differences).max())  # no number where one is none
 

@@ -107,7 +107,7 @@ def positions_fit_model(model: Any) -> Iterator[Problem]:
 @rule(RunConfig, "max_steps", "max_epochs", "max_tokens", "max_minutes", "max_flops")
 def some_budget(*budgets: float | None) -> Iterator[Problem]:
     """A run ends some time."""
-    if all(one is None for one in budgets):
+    if all(budget is None for budget in budgets):
         names = "max_steps, max_epochs, max_tokens, max_minutes or max_flops"
         yield Problem("max_steps", f"no budget given: one of {names}", "give max_steps=10000, for example")
 
@@ -164,7 +164,7 @@ def output_is_a_file(output: str | None) -> Iterator[Problem]:
 def _file_on_the_way(folder: str) -> Path | None:
     """The file that stands where a folder, or one above it, belongs."""
     path = Path(folder).expanduser()
-    there = next((one for one in (path, *path.parents) if one.exists()), None)
+    there = next((ancestor for ancestor in (path, *path.parents) if ancestor.exists()), None)
     return None if there is None or there.is_dir() else there
 
 
@@ -179,24 +179,24 @@ def one_place(name: str | None, run_dir: str | None) -> Iterator[Problem]:
 def task_has_data(task: Any) -> Iterator[Problem]:
     """Labelled data come from somewhere."""
     if _without_data(task):
-        what = f"missing required value: task.path; task {task.name} names no data of its own"
-        yield Problem("task.path", what, "give task.path=FOLDER, or a file to train on")
+        message = f"missing required value: task.path; task {task.name} names no data of its own"
+        yield Problem("task.path", message, "give task.path=FOLDER, or a file to train on")
 
 
 @rule(PretrainConfig, "objective")
 def tasks_have_data(objective: Any) -> Iterator[Problem]:
     """So do those of tasks among the objectives."""
     for task in filter(_without_data, tasks_of(objective)):
-        what = f"the task {task.name} among the objectives names no data of its own"
-        yield Problem("objective", what, "give its section a path: a folder, or a file to train on")
+        message = f"the task {task.name} among the objectives names no data of its own"
+        yield Problem("objective", message, "give its section a path: a folder, or a file to train on")
 
 
 @rule(FinetuneConfig, "task", "model")
 def head_has_a_class(task: Any, model: Any) -> Iterator[Problem]:
     """A task read as transformers reads it is on a family of which transformers has a classifier."""
     if task.head == "transformers" and model.transformers_form is None:
-        what = f"task.head=transformers: transformers has no text classifier of model={model.name}"
-        yield Problem("task.head", what, "give task.head=paper")
+        message = f"task.head=transformers: transformers has no text classifier of model={model.name}"
+        yield Problem("task.head", message, "give task.head=paper")
 
 
 def _without_data(task: TaskConfig) -> bool:
@@ -208,7 +208,7 @@ def device_is_there(device: str) -> Iterator[Problem]:
     """A CUDA device was asked for, and the machine has a driver for one. What the driver counts is known later."""
     if not device.startswith("cuda") or not sys.platform.startswith("linux"):
         return
-    if not any(os.path.exists(one) for one in ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/kfd")):
+    if not any(os.path.exists(node) for node in ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/kfd")):
         yield Problem("device", f"device={device}: this machine has no such device", "give device=cpu or device=auto")
 
 
@@ -216,8 +216,8 @@ def device_is_there(device: str) -> Iterator[Problem]:
 def something_to_read(text: str | None, pair: str | None, source: str | None) -> Iterator[Problem]:
     """Predict reads one text or one file."""
     if (text is None) == (source is None):
-        what = "neither text nor input given" if text is None else "text and input given"
-        yield Problem("text", f"{what}: one of them is read", 'give text="..." or input=FILE (- reads standard input)')
+        given = "neither text nor input given" if text is None else "text and input given"
+        yield Problem("text", f"{given}: one of them is read", 'give text="..." or input=FILE (- reads standard input)')
     if pair is not None and text is None:
         yield Problem("pair", "pair is the second text, and text, the first, is not given", 'give text="..." too')
 
@@ -226,9 +226,9 @@ def something_to_read(text: str | None, pair: str | None, source: str | None) ->
 def tokenizer_is_trained(tokenizer: Any) -> Iterator[Problem]:
     """This command trains one; a tokenizer that exists needs no training."""
     if not getattr(tokenizer, "reads_text", True):
-        kinds = [one.name for one in entries("tokenizer") if getattr(one.config, "reads_text", True)]
-        what = f"tokenizer={tokenizer.name} exists already; this command trains one"
-        yield Problem("tokenizer", what, f"give tokenizer={' or '.join(kinds)}")
+        kinds = [entry.name for entry in entries("tokenizer") if getattr(entry.config, "reads_text", True)]
+        message = f"tokenizer={tokenizer.name} exists already; this command trains one"
+        yield Problem("tokenizer", message, f"give tokenizer={' or '.join(kinds)}")
 
 
 @rule(TokenizerCommandConfig, "tokenizer")

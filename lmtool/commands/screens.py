@@ -96,10 +96,10 @@ def settled(
 ) -> dict[str, Any]:
     """The baseline as the evaluation found it, in facts.json too: of labels that the model makes (which tokens are
     replaced) it is known only then."""
-    found = {term: metrics.get(f"{term}_baseline") for term in weights}
-    if any(value is None for value in found.values()):
+    baselines = {term: metrics.get(f"{term}_baseline") for term in weights}
+    if any(value is None for value in baselines.values()):
         return dict(baseline)
-    whole = {**baseline, "value": sum(weights[term] * (value or 0.0) for term, value in found.items())}
+    whole = {**baseline, "value": sum(weights[term] * (value or 0.0) for term, value in baselines.items())}
     path = opened.folder.path / "facts.json"
     opened.folder.write_json(path.name, {**json.loads(path.read_text(encoding="utf-8")), "baseline": whole})
     return whole
@@ -135,7 +135,7 @@ def model_facts(model: ModelConfig, tokenizer: Tokenizer, loaded: LoadReport | N
 
 
 def result_of(
-    opened: OpenRun, training: TrainingResult, what: Mapping[str, Any], metric: str, more: Mapping[str, Any]
+    opened: OpenRun, training: TrainingResult, subjects: Mapping[str, Any], metric: str, more: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The contents of result.json. what: {"model", "task" or "objective"}."""
     numbers = asdict(replace(training, best=None, last=None))
@@ -146,7 +146,7 @@ def result_of(
     return {
         "status": training.status,
         "command": opened.verb,
-        **what,
+        **subjects,
         "metric": metric,
         "value": training.best_value,
         "metrics": training.metrics,

@@ -68,22 +68,22 @@ def _places(config: type[Config], prefix: str, owner: str, file: Path | None, in
 
 
 def _show_key(asked: str, places: list[Place]) -> None:
-    found = [one for one in places if one.key == asked]
-    below = sorted({one.key for one in places if one.key.startswith(asked + ".")})
-    if not found and not below:
-        near = nearest_keys(asked, sorted({one.key for one in places}))
-        hint = f"did you mean {' or '.join(f'lmtool show {one}' for one in near)}?" if near else "lmtool list"
+    matching = [place for place in places if place.key == asked]
+    below = sorted({place.key for place in places if place.key.startswith(asked + ".")})
+    if not matching and not below:
+        near = nearest_keys(asked, sorted({place.key for place in places}))
+        hint = f"did you mean {' or '.join(f'lmtool show {key}' for key in near)}?" if near else "lmtool list"
         if not near and asked.split(".")[0] in tables.groups():
             hint = f"lmtool show {asked.split('.')[0]}"
         raise UserError(f"unknown key {asked}", hint)
-    for field, same in _alike(found):
-        say(f"{asked} ({', '.join(one.owner for one in same)})")
+    for field, same in _alike(matching):
+        say(f"{asked} ({', '.join(place.owner for place in same)})")
         say(f"  {field.description}")
         say(f"  takes:   {words.allowed(field)}")
         for default, where in _defaults(same):
             say(f"  default: {default}{f'  ({where})' if where else ''}")
     for key in below:
-        meanings = Counter(one.field.description for one in places if one.key == key)
+        meanings = Counter(place.field.description for place in places if place.key == key)
         # The name of a component, which each describes for itself, is chosen with GROUP=NAME.
         if len(meanings) == 1 or not key.endswith(".name"):
             say(f"  {key:<34} {meanings.most_common(1)[0][0]}")
@@ -92,19 +92,19 @@ def _show_key(asked: str, places: list[Place]) -> None:
 def _alike(places: list[Place]) -> list[tuple[FieldInfo, list[Place]]]:
     """Places whose description and type are the same, together."""
     groups_: dict[tuple[str, str], list[Place]] = {}
-    for one in places:
-        groups_.setdefault((one.field.description or "", words.allowed(one.field)), []).append(one)
+    for place in places:
+        groups_.setdefault((place.field.description or "", words.allowed(place.field)), []).append(place)
     return [(same[0].field, same) for same in groups_.values()]
 
 
 def _defaults(same: list[Place]) -> list[tuple[str, str]]:
     """The defaults with the file and line that set them; equal ones once where no file does."""
-    found: dict[tuple[str, str], None] = {}
-    for one in same:
-        line = groups.line_of(one.file, one.inside) if one.file is not None else None
-        where = f"{_short(one.file)}:{line}" if one.file is not None and line is not None else ""
-        found[(_value(one, line), where)] = None
-    return list(found)
+    defaults: dict[tuple[str, str], None] = {}
+    for place in same:
+        line = groups.line_of(place.file, place.inside) if place.file is not None else None
+        where = f"{_short(place.file)}:{line}" if place.file is not None and line is not None else ""
+        defaults[(_value(place, line), where)] = None
+    return list(defaults)
 
 
 def _value(place: Place, line: int | None) -> str:

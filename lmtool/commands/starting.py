@@ -66,7 +66,7 @@ def require_fit(config: RunConfig, tokenizer: Tokenizer) -> None:
     roles = {*tokenizer.roles, *(["sentinel"] if tokenizer.sentinels else [])}
     parts = config.objective.parts() if isinstance(config, PretrainConfig) else ()
     layout = config.task.text_format(model) if isinstance(config, FinetuneConfig) else None
-    for problem in (lacks_around(model, roles, layout), *(lacks_tokens(one, roles) for one in parts)):
+    for problem in (lacks_around(model, roles, layout), *(lacks_tokens(part, roles) for part in parts)):
         if problem is not None:
             have = ", ".join(sorted(roles)) or "none"
             raise UserError(

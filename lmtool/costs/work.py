@@ -29,7 +29,7 @@ def shape_of(model: ModelConfig) -> ModelShape:
 
 def shapes_of(learner: Any) -> list[ModelShape]:
     """Of every backbone in a learner."""
-    return [shape_of(one.config) for one in learner.modules() if isinstance(one, Backbone)]
+    return [shape_of(module.config) for module in learner.modules() if isinstance(module, Backbone)]
 
 
 def works_of(
@@ -41,13 +41,13 @@ def works_of(
     not in it, where every other part runs once an example. length: mean tokens of an example, both sides. outputs: of
     an encoder-decoder the share of its decoder.
     """
-    learns = any(one.requires_grad for one in learner.backbone.parameters())
+    learns = any(parameter.requires_grad for parameter in learner.backbone.parameters())
     yield from _body(learner.backbone, length, outputs, 1.0, 3 if learns else 1)
-    parts = {f"heads.{name}": one for name, one in learner.heads.items()}
+    parts = {f"heads.{name}": head for name, head in learner.heads.items()}
     table = learner.backbone.embed.token.weight
     own = getattr(learner, "objective", None)
     if isinstance(own, nn.ModuleDict):
-        parts |= {f"objective.{name}": one for name, one in own.items()}
+        parts |= {f"objective.{name}": module for name, module in own.items()}
     for name, part in parts.items():
         if isinstance(part, Backbone):
             yield from _body(part, length, outputs, places.get(name, 1.0), 3)
@@ -63,7 +63,7 @@ def _body(backbone: Backbone, length: float, outputs: float, share: float, passe
         inputs, encoder, decoder = 1 - outputs, backbone.encoder.layers, backbone.decoder.layers
         crossed: list[Any] = [layer.cross_attn for layer in decoder]
         # Keys and values are made of the inputs.
-        keys = _matrices(one for cross in crossed for one in (cross.k_proj, cross.v_proj))
+        keys = _matrices(attention for cross in crossed for attention in (cross.k_proj, cross.v_proj))
         seen, read = inputs * length, outputs * length
         yield Work(share * inputs, embedding + _matrices(encoder) + keys, _attention(encoder), seen, passes)
         yield Work(share * outputs, embedding + _matrices(decoder) - keys, _attention(decoder), read / 2, passes)

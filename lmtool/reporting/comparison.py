@@ -24,7 +24,7 @@ def flat(values: Any, prefix: str = "") -> dict[str, Any]:
     if not isinstance(values, Mapping):
         return {prefix: values}
     return {
-        key: one for name, value in values.items() for key, one in flat(value, f"{prefix}.{name}".strip(".")).items()
+        key: leaf for name, value in values.items() for key, leaf in flat(value, f"{prefix}.{name}".strip(".")).items()
     }
 
 
@@ -38,10 +38,12 @@ def _configuration(run: RunFiles) -> dict[str, Any]:
 
 def differing_keys(configurations: Sequence[Mapping[str, Any]]) -> list[str]:
     """Dotted keys whose values are not the same in all configurations, in the order of the first."""
-    keys = dict.fromkeys(key for one in configurations for key in one)
+    keys = dict.fromkeys(key for configuration in configurations for key in configuration)
     absent = object()
     return [
-        key for key in keys if key not in _NAMES and len({repr(one.get(key, absent)) for one in configurations}) > 1
+        key
+        for key in keys
+        if key not in _NAMES and len({repr(configuration.get(key, absent)) for configuration in configurations}) > 1
     ]
 
 
@@ -63,7 +65,9 @@ def write_comparison(run_dirs: Sequence[str | Path], output: str | Path) -> Path
         html.section("Scores", _scores(runs, metrics)),
         html.section("What differs", _differences(runs, configurations, keys)),
         html.section("Curves", *(html.figure(plots.svg(figure)) for figure in figures if figure is not None)),
-        html.section("Left out", *(html.paragraph(f"{run.name}: {one}") for run in runs for one in run.problems[:5])),
+        html.section(
+            "Left out", *(html.paragraph(f"{run.name}: {problem}") for run in runs for problem in run.problems[:5])
+        ),
     ]
     path = Path(output)
     with writing(path.parent):
@@ -102,7 +106,7 @@ def _rounded(value: Any) -> int | None:
 def _differences(runs: Sequence[RunFiles], configurations: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> str:
     if not keys:
         return html.paragraph("The configurations are equal.")
-    rows = [[key, *(_value(one.get(key)) for one in configurations)] for key in keys[:100]]
+    rows = [[key, *(_value(configuration.get(key)) for configuration in configurations)] for key in keys[:100]]
     return html.table(["key", *(run.name for run in runs)], rows)
 
 

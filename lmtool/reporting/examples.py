@@ -109,8 +109,8 @@ def summarise(rows: Iterable[dict[str, Any]]) -> PredictionSummary:
                 surprising.offer(score, row)
     summary.surprising = surprising.rows()
     summary.right = right.rows()
-    told = [id(row) for row in summary.surprising]
-    summary.wrong = [row for row in wrong.rows() if id(row) not in told]
+    shown = [id(row) for row in summary.surprising]
+    summary.wrong = [row for row in wrong.rows() if id(row) not in shown]
     return summary
 
 
@@ -216,20 +216,20 @@ def _small(text: str) -> str:
 def samples_html(samples: Sequence[Any]) -> str:
     """The samples of samples.json: masked texts, generated and labelled ones; entries of another form are passed
     over."""
-    masked = [one for one in samples if _is_masked(one)][:SAMPLES]
-    told = [one for one in samples if isinstance(one, dict) and "text" in one]
-    generated = [one for one in told if "prediction" not in one][:SAMPLES]
-    predicted = [one for one in told if one.keys() >= {"gold", "prediction"}][:SAMPLES]
+    masked = [sample for sample in samples if _is_masked(sample)][:SAMPLES]
+    texts = [sample for sample in samples if isinstance(sample, dict) and "text" in sample]
+    generated = [sample for sample in texts if "prediction" not in sample][:SAMPLES]
+    predicted = [sample for sample in texts if sample.keys() >= {"gold", "prediction"}][:SAMPLES]
     parts = []
     if masked:
         parts.append("<h3>Hidden words, and what the model put there</h3>")
         parts.append(_small(_MASKED_LEGEND))
-        parts += [masked_html(one) for one in masked]
+        parts += [masked_html(sample) for sample in masked]
     if generated:
         parts.append("<h3>Written by the model</h3>")
         parts.append(_small("The prompt is bold."))
-        parts += [generated_html(one) for one in generated]
+        parts += [generated_html(sample) for sample in generated]
     if predicted:
         parts.append("<h3>Labelled by the model</h3>")
-        parts += [prediction_html(one) for one in predicted]
+        parts += [prediction_html(sample) for sample in predicted]
     return "".join(parts)

@@ -134,7 +134,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
     def right(index: int) -> str:
         cells = [row[index] for row in rows if row[index] not in (None, "")]
-        numeric = bool(cells) and all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in cells)
+        numeric = bool(cells) and all(isinstance(cell, (int, float)) and not isinstance(cell, bool) for cell in cells)
         return ' class="number"' if numeric else ""
 
     kinds = [right(index) for index in range(len(header))]

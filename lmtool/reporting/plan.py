@@ -48,25 +48,25 @@ class Plan:
         return self.flops / self.flops_per_second if self.flops_per_second else None
 
 
-def plan_rows(one: Plan) -> list[tuple[str, str]]:
+def plan_rows(plan: Plan) -> list[tuple[str, str]]:
     """The plan as (what, how much) rows, for a table or a screen."""
     # Exact, so that they can be held against the published counts.
-    parts = " · ".join(f"{part} {number:,}" for part, number in one.parameters.items())
-    memory = sum(one.memory_bytes.values())
-    memory_parts = " · ".join(f"{part} {size(number)}" for part, number in one.memory_bytes.items())
+    parts = " · ".join(f"{part} {number:,}" for part, number in plan.parameters.items())
+    memory = sum(plan.memory_bytes.values())
+    memory_parts = " · ".join(f"{part} {size(number)}" for part, number in plan.memory_bytes.items())
     rows = [
-        ("parameters", f"{one.total_parameters:,} ({one.trainable_parameters:,} learn): {parts}"),
-        ("steps", f"{count(one.steps)} of {count(round(one.tokens_per_step))} tokens"),
-        ("tokens", count(round(one.tokens))),
+        ("parameters", f"{plan.total_parameters:,} ({plan.trainable_parameters:,} learn): {parts}"),
+        ("steps", f"{count(plan.steps)} of {count(round(plan.tokens_per_step))} tokens"),
+        ("tokens", count(round(plan.tokens))),
         (
             "FLOPs",
-            f"{flops(one.flops_per_token)} a token, {flops(one.flops_per_step)} a step, {flops(one.flops)} in all",
+            f"{flops(plan.flops_per_token)} a token, {flops(plan.flops_per_step)} a step, {flops(plan.flops)} in all",
         ),
         ("memory", f"about {size(memory)}: {memory_parts}"),
-        ("disk", f"{size(one.disk_bytes)}: {one.checkpoints} × {size(one.checkpoint_bytes)} a checkpoint"),
+        ("disk", f"{size(plan.disk_bytes)}: {plan.checkpoints} × {size(plan.checkpoint_bytes)} a checkpoint"),
     ]
-    if one.seconds is not None and one.flops_per_second is not None:
-        rows.append(("time", f"about {duration(one.seconds)} at {flops(one.flops_per_second)}/s"))
+    if plan.seconds is not None and plan.flops_per_second is not None:
+        rows.append(("time", f"about {duration(plan.seconds)} at {flops(plan.flops_per_second)}/s"))
     else:
         rows.append(("time", "unknown: no rate was measured"))
-    return rows + [("note", note) for note in one.notes]
+    return rows + [("note", note) for note in plan.notes]

@@ -199,7 +199,7 @@ def confusion_figure(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> 
         figure = _figure(edge + 0.6, edge)
         axes = figure.add_subplot()
         axes.patch.set_alpha(0)
-        shares = [[one / max(sum(row), 1) for one in row] for row in counts]
+        shares = [[value / max(sum(row), 1) for value in row] for row in counts]
         for i in range(size):
             for j in range(size):
                 colour = VALIDATION if i == j else BASELINE

@@ -96,12 +96,12 @@ class Progress:
         if first:
             self._first_step, self._first_time = step, self._now()
         text = self._step_text(row, step)
-        told = first or step % self.log_every == 0 or step == self._steps
+        shown = first or step % self.log_every == 0 or step == self._steps
         if self._bar is None:
-            if told:
+            if shown:
                 self.output.line(text)
             return
-        if told:
+        if shown:
             self.output.log(text)
         if first or self._now() - self._last_drawn >= 0.1 or step == self._steps:
             self._last_drawn = self._now()
@@ -143,8 +143,8 @@ class Progress:
             self._choose_scores(row)
         assert self._scores is not None
         if self._bar is None:
-            told = " · ".join(f"{title(key)} {number(row[key])}" for key in self._scores if key in row)
-            self.output.line(f"step {int(row['step'])} · validation · {told}{' · ★ best' if best else ''}")
+            scores = " · ".join(f"{title(key)} {number(row[key])}" for key in self._scores if key in row)
+            self.output.line(f"step {int(row['step'])} · validation · {scores}{' · ★ best' if best else ''}")
             return
         train = number(self._last_row["loss"]) if "loss" in self._last_row else ""
         cells = [f"{int(row['step']):>8}", f"{train:>12}"]

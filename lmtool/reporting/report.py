@@ -111,7 +111,7 @@ def _headline(run: RunFiles, predictions: PredictionSummary) -> str:
     about.append(f"seed {result['seed']}" if result.get("seed") is not None else None)
     status = result.get("status")
     about.append(f"ended by {title(str(result['ended']))}" if result.get("ended") else None)
-    words = " · ".join(plain(one, 80) for one in about if one)
+    words = " · ".join(plain(fact, 80) for fact in about if fact)
     lines = [f"<h1>{html.escape(run.name)}</h1>", html.paragraph(words)]
     if status is None:
         lines.append(html.paragraph("This run has no result yet: it is under way, or it was stopped.", "unclear"))
@@ -150,7 +150,7 @@ def _strip(run: RunFiles) -> str:
         ("steps", count),
         ("tokens", count),
         ("seconds", duration),
-        ("tokens_per_second", lambda one: count(round(one))),
+        ("tokens_per_second", lambda rate: count(round(rate))),
         ("padding_fraction", percent),
         ("peak_memory_bytes", size),
         ("parameters", count),
@@ -190,7 +190,7 @@ def _environment_text(environment: Mapping[str, Any]) -> str:
                 lines.append(f"{indent}{key}:")
                 tell(value, indent + "  ")
             elif isinstance(value, (list, tuple)):
-                lines.append(f"{indent}{key}: {' '.join(str(one) for one in value)}")
+                lines.append(f"{indent}{key}: {' '.join(str(item) for item in value)}")
             else:
                 lines.append(f"{indent}{key}: {value}")
 
@@ -208,9 +208,9 @@ def repeat_commands(run: RunFiles) -> list[str]:
     argv = run.environment.get("argv")
     if isinstance(argv, list) and argv:
         lines.append("# the command it came from")
-        lines.append(" ".join(["lmtool", *(shlex.quote(str(one)) for one in argv[1:])]))
+        lines.append(" ".join(["lmtool", *(shlex.quote(str(word)) for word in argv[1:])]))
     following = run.facts.get("next")
     if isinstance(following, list) and following:
         lines.append("# what can come next")
-        lines += [str(one) for one in following[:5]]
+        lines += [str(line) for line in following[:5]]
     return lines

@@ -22,8 +22,8 @@ def cell(value: Any) -> str:
 
 
 def _numeric(column: Sequence[Any]) -> bool:
-    known = [one for one in column if one not in (None, "")]
-    return bool(known) and all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in known)
+    known = [value for value in column if value not in (None, "")]
+    return bool(known) and all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in known)
 
 
 def table_lines(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
@@ -34,8 +34,8 @@ def table_lines(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[st
 
     def line(cells: Sequence[str]) -> str:
         placed = (
-            one.rjust(width) if to_right else one.ljust(width)
-            for one, width, to_right in zip(cells, widths, right, strict=True)
+            cell.rjust(width) if to_right else cell.ljust(width)
+            for cell, width, to_right in zip(cells, widths, right, strict=True)
         )
         return "  ".join(placed).rstrip()
 

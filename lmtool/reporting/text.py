@@ -130,9 +130,9 @@ def fact(key: str, value: Any) -> str:
         text = number(value)
         return text.rstrip("0").rstrip(".") if isinstance(value, float) and "." in text and text[-1] == "0" else text
     if isinstance(value, dict):
-        return ", ".join(f"{plain(name, 60)} {fact(str(name), one)}" for name, one in value.items())
+        return ", ".join(f"{plain(name, 60)} {fact(str(name), item)}" for name, item in value.items())
     if isinstance(value, (list, tuple)):
-        return ", ".join(fact(key, one) for one in value)
+        return ", ".join(fact(key, item) for item in value)
     return plain(value, 500)
 
 

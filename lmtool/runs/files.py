@@ -54,9 +54,9 @@ def remove_folder(folder: Path) -> None:
 def plain(value: Any) -> Any:
     """Data as JSON can say it: tuples as lists, paths as text, numpy and torch scalars as numbers, nan as null."""
     if isinstance(value, dict):
-        return {str(key): plain(one) for key, one in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [plain(one) for one in value]
+        return [plain(item) for item in value]
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     if value is None or isinstance(value, bool | int | str):

@@ -60,7 +60,7 @@ def choose_folder(root: Path, name: str | None, run_dir: str | None, stem: str) 
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip(".-") or "run"
     try:
         root.mkdir(parents=True, exist_ok=True)
-        used = [int(one.name[len(stem) + 1 :]) for one in root.glob(f"{stem}-*") if one.name[len(stem) + 1 :].isdigit()]
+        used = [int(path.name[len(stem) + 1 :]) for path in root.glob(f"{stem}-*") if path.name[len(stem) + 1 :].isdigit()]
         number = max(used, default=0) + 1
         while True:
             folder = root / f"{stem}-{number:04d}"
@@ -248,13 +248,13 @@ class RunFolder:
             lines = (self.path / "metrics.jsonl").read_bytes().split(b"\n")
         except FileNotFoundError:
             return []
-        found = []
+        rows = []
         for line in lines[:-1]:  # what follows the last newline is torn, or empty
             try:
-                found.append(json.loads(line))
+                rows.append(json.loads(line))
             except ValueError:
                 continue
-        return found
+        return rows
 
     def drop_rows_after(self, step: int) -> None:
         """Forget the rows of steps that will be taken again."""

@@ -82,7 +82,7 @@ def run(request: Request, *, print_config: bool = False, root: Path = Path("runs
         here = chosen.get("hydra/launcher", "basic") == "basic" and not print_config
         configs = list(_decoded_jobs(request, typed, here))
         if print_config:
-            say("---\n".join(to_yaml(save(one, request.verb)) for one in configs).removesuffix("\n"))
+            say("---\n".join(to_yaml(save(config, request.verb)) for config in configs).removesuffix("\n"))
             return errors.DONE
     folder = Path(chosen["hydra.sweep.dir"]) if "hydra.sweep.dir" in chosen else _folder(request, typed, root)
     interrupted = errors.DONE
@@ -112,14 +112,14 @@ def _severity(status: int) -> int:
 
 def _decoded_jobs(request: Request, typed: overrides.Typed, running: bool) -> Iterator[Any]:
     """The configuration of each job. Raises ConfigError with the mistakes of all jobs, each told once."""
-    problems: dict[str, Problem] = {one.message: one for one in typed.problems}
+    problems: dict[str, Problem] = {problem.message: problem for problem in typed.problems}
     configs = []
     for job in jobs_of(typed):
         try:
             data = compose.compose(request.primary, job, request.config_dirs)
             configs.append(request.decode(data, typed.problems, running))
         except ConfigError as error:
-            problems |= {one.message: one for one in error.problems if one.message not in problems}
+            problems |= {problem.message: problem for problem in error.problems if problem.message not in problems}
     if problems:
         raise ConfigError(list(problems.values()))
     yield from configs
@@ -130,14 +130,14 @@ def jobs_of(typed: overrides.Typed) -> Iterator[overrides.Typed]:
     parser = OverridesParser.create()
     choices, varied = [], []
     for text in typed.all:
-        one = parser.parse_override(text)
-        if text in typed.hydra or not one.is_sweep_override():
+        override = parser.parse_override(text)
+        if text in typed.hydra or not override.is_sweep_override():
             varied.append([text])
-        elif one.is_discrete_sweep():
-            varied.append([f"{one.get_key_element()}={value}" for value in one.sweep_string_iterator()])
+        elif override.is_discrete_sweep():
+            varied.append([f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()])
         else:
-            what = f"{text.lstrip('+')}: the plain sweeper takes lists of values"
-            raise UserError(what, "separate the values by commas, or take a range: range(1,4)")
+            message = f"{text.lstrip('+')}: the plain sweeper takes lists of values"
+            raise UserError(message, "separate the values by commas, or take a range: range(1,4)")
         choices.append(text in typed.choices)
     for combination in itertools.product(*varied):
         chosen = [text for text, is_choice in zip(combination, choices, strict=True) if is_choice]
@@ -167,7 +167,7 @@ def _folder(request: Request, typed: overrides.Typed, root: Path) -> Path:
 
 def _launch(request: Request, typed: overrides.Typed, folder: Path, chosen: dict[str, str]) -> None:
     settings = [*_QUIET, f"hydra.sweep.dir='{folder}'", "hydra.sweep.subdir=${hydra.job.num}"]
-    settings = [one for one in settings if one.partition("=")[0] not in chosen]
+    settings = [setting for setting in settings if setting.partition("=")[0] not in chosen]
     words = [*typed.all, *settings, *compose.search_path(request.config_dirs)]
     with compose.plainly(), compose.hydra_at() as hydra:
         compose.require_known_targets(hydra, request.primary, words)
@@ -241,8 +241,8 @@ def read_jobs(folder: Path) -> list[dict[str, Any]]:
         row = json.loads(path.read_text(encoding="utf-8"))
         result = path.parent / "result.json"
         if result.is_file():
-            found = json.loads(result.read_text(encoding="utf-8"))
-            row = {key: found[key] for key in ("metric", "value", "seconds") if key in found} | {
+            saved = json.loads(result.read_text(encoding="utf-8"))
+            row = {key: saved[key] for key in ("metric", "value", "seconds") if key in saved} | {
                 key: value for key, value in row.items() if value is not None
             }
         rows.append(row | {"folder": str(path.parent)})

@@ -117,7 +117,7 @@ class Budget:
             if math.isfinite(self.seconds):
                 left = (self.seconds - progress.seconds) * steps / (progress.seconds - self._mark.seconds)
                 totals["max_minutes"] = progress.step + left
-        name = min(totals, key=lambda one: totals[one])
+        name = min(totals, key=lambda budget: totals[budget])
         progress.total_steps, progress.horizon = max(1, math.ceil(totals[name] - 1e-9)), name
 
     def _advance(self, progress: Progress) -> bool:

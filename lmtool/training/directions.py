@@ -28,15 +28,15 @@ class AdamDirections(Optimizer, ABC):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
-            parameters = [one for one in group["params"] if one.grad is not None]
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
             if parameters:
                 self.move(group, parameters, self._directions(group, parameters))
 
     def _directions(self, group: dict[str, Any], parameters: list[Tensor]) -> list[Tensor]:
-        states = [self._state(one) for one in parameters]
-        gradients = [one.grad for one in parameters if one.grad is not None]
-        means, squares = [one["exp_avg"] for one in states], [one["exp_avg_sq"] for one in states]
-        counts = [int(one["step"].add_(1)) for one in states]  # on the host: nothing waits for the device
+        states = [self._state(parameter) for parameter in parameters]
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        means, squares = [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states]
+        counts = [int(state["step"].add_(1)) for state in states]  # on the host: nothing waits for the device
         mean_beta, square_beta = group["betas"]
         torch._foreach_lerp_(means, gradients, 1 - mean_beta)
         torch._foreach_mul_(squares, square_beta)
@@ -61,5 +61,6 @@ def root_mean_squares(parameters: list[Tensor]) -> list[Tensor]:
     """Of each parameter's values, at least `SMALLEST_SCALE`; scalars on its device."""
     norms = torch._foreach_norm(parameters)
     return [
-        (norm / math.sqrt(one.numel())).clamp(min=SMALLEST_SCALE) for norm, one in zip(norms, parameters, strict=True)
+        (norm / math.sqrt(parameter.numel())).clamp(min=SMALLEST_SCALE)
+        for norm, parameter in zip(norms, parameters, strict=True)
     ]

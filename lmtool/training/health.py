@@ -57,9 +57,11 @@ class Health:
         """Diverged, with the offending batch saved in `folder`, if a step since the last check was not finite, or the
         loss exploded. What a checkpoint must know of it goes into the progress."""
         verdict = (self._first_bad, self._first_exploded, self._exploded_steps, self._reference)
-        first_bad, first_exploded, exploded_steps, reference = torch.stack([one.double() for one in verdict]).tolist()
+        first_bad, first_exploded, exploded_steps, reference = torch.stack(
+            [value.double() for value in verdict]
+        ).tolist()
         self._progress.exploded_steps, self._progress.reference_loss = int(exploded_steps), reference
-        first = int(min((one for one in (first_bad, first_exploded) if one), default=0))
+        first = int(min((number for number in (first_bad, first_exploded) if number), default=0))
         if first == 0:
             self._cursors.clear()
             return
@@ -73,8 +75,8 @@ class Health:
             message = f"the loss exploded{height}: {EXPLODED_STEPS} steps up to step {first} lose {_times(reference)}"
             raise _diverged(folder, first, offending, message, facts)
         known = "loss" if not torch.isfinite(loss) else "gradient"
-        what = known if first == step else "loss or gradient"
-        raise _diverged(folder, first, offending, f"the {what} of step {first} is not finite", facts)
+        culprit = known if first == step else "loss or gradient"
+        raise _diverged(folder, first, offending, f"the {culprit} of step {first} is not finite", facts)
 
     def check_evaluation(self, folder: Path, data: Step, loss: float | None) -> None:
         """Diverged if an evaluation after this step gives an exploded loss. None: it gives no loss."""
@@ -112,7 +114,7 @@ def save_batch(folder: Path, step: int, data: Step, facts: Mapping[str, Any]) ->
     tensors: dict[str, Tensor] = {}
     lengths: list[dict[str, Any]] = []
     for number, batch in enumerate(data.batches):
-        tensors |= {f"{number}.{name}": one for name, one in _tensors(batch).items()}
+        tensors |= {f"{number}.{name}": tensor for name, tensor in _tensors(batch).items()}
         outputs = None if batch.outputs is None else list(batch.outputs.lengths)
         lengths.append({"inputs": list(batch.inputs.lengths), "outputs": outputs})
     path = place / f"step_{step:08d}.safetensors"
@@ -122,14 +124,14 @@ def save_batch(folder: Path, step: int, data: Step, facts: Mapping[str, Any]) ->
 
 
 def _tensors(batch: Batch) -> dict[str, Tensor]:
-    found = {"examples": batch.examples, "parts": batch.parts}
-    found |= {} if batch.groups is None else {"groups": batch.groups}
+    tensors = {"examples": batch.examples, "parts": batch.parts}
+    tensors |= {} if batch.groups is None else {"groups": batch.groups}
     sides: dict[str, Packed | None] = {"inputs": batch.inputs, "outputs": batch.outputs}
     for side, packed in sides.items():
         if packed is not None:
-            found[f"{side}.tokens"] = packed.tokens
-            found |= {f"{side}.columns.{name}": column for name, column in packed.columns.items()}
+            tensors[f"{side}.tokens"] = packed.tokens
+            tensors |= {f"{side}.columns.{name}": column for name, column in packed.columns.items()}
     for name, target in batch.targets.items():
         parts = {"labels": target.labels, "at": target.at, "span": target.span}
-        found |= {f"targets.{name}.{part}": one for part, one in parts.items() if one is not None}
-    return found
+        tensors |= {f"targets.{name}.{part}": tensor for part, tensor in parts.items() if tensor is not None}
+    return tensors

@@ -76,10 +76,12 @@ class Keeper:
     def require_space(self) -> None:
         """UserError where the disk cannot hold the checkpoints of this run: weights, and two moments of what learns,
         KEEP times, the best one, and one being written."""
-        weights = sum(one.nbytes for one in self.learner.state_dict().values())
-        moments = 2 * sum(one.nbytes for one in self.named.values())
+        weights = sum(tensor.nbytes for tensor in self.learner.state_dict().values())
+        moments = 2 * sum(parameter.nbytes for parameter in self.named.values())
         needed = (weights + moments) * (KEEP + 2) + (1 << 20)
-        held = sum(file.stat().st_size for one in saved_steps(self.folder) for file in one.iterdir() if file.is_file())
+        held = sum(
+            file.stat().st_size for step in saved_steps(self.folder) for file in step.iterdir() if file.is_file()
+        )
         free = shutil.disk_usage(self.run.path).free
         if free + held < needed:
             raise UserError(

@@ -54,5 +54,7 @@ class Together(Optimizer):
 
 
 def _part(group: ParameterGroup, hidden: bool) -> ParameterGroup:
-    chosen = [(name, one) for name, one in group.parameters if is_hidden_matrix(name, one.ndim) == hidden]
+    chosen = [
+        (name, parameter) for name, parameter in group.parameters if is_hidden_matrix(name, parameter.ndim) == hidden
+    ]
     return replace(group, parameters=chosen)

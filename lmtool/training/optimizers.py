@@ -91,4 +91,4 @@ def gradient_norm(parameters: Sequence[nn.Parameter], clip_norm: float | None) -
     """Norm of all gradients together, on the device, before they are shortened to `clip_norm` at most."""
     if clip_norm is not None:
         return nn.utils.clip_grad_norm_(parameters, clip_norm)
-    return nn.utils.get_total_norm([one.grad for one in parameters if one.grad is not None])
+    return nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])

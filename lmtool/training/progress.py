@@ -81,7 +81,7 @@ class Progress:
     @classmethod
     def from_plain(cls, state: Mapping[str, Any]) -> Progress:
         """From state.json; what an older version did not write keeps its default."""
-        known = {one.name for one in fields(cls)}
+        known = {field.name for field in fields(cls)}
         return cls(**{name: value for name, value in state.items() if name in known})
 
 

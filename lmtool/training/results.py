@@ -35,8 +35,8 @@ def training_result(
         best=of_step(run.checkpoints, progress.best_step),
         last=of_step(run.checkpoints, progress.step),
         peak_memory_bytes=peak_memory(precision.device),
-        parameters=sum(one.numel() for one in learner.parameters()),
-        trainable_parameters=sum(one.numel() for one in named.values()),
+        parameters=sum(parameter.numel() for parameter in learner.parameters()),
+        trainable_parameters=sum(parameter.numel() for parameter in named.values()),
         precision=precision.name,
         device=str(precision.device),
     )

@@ -27,8 +27,8 @@ def _socket(path: Path) -> None:
     before = Path.cwd()
     os.chdir(path.parent)  # the name of a socket has at most about a hundred letters
     try:
-        with socket.socket(socket.AF_UNIX) as made:
-            made.bind(path.name)
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(path.name)
     finally:
         os.chdir(before)
 

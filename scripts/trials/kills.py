@@ -39,18 +39,18 @@ def _trial(stage: Path, place: Path, seed: int) -> Verdict:
     moments = [seconds * chance.uniform(0, 0.5 if cold else 0.9) for _ in range(chance.randint(1, 3))]
     shown = " and ".join(f"{moment:.2f}" for moment in moments)
     fault = f"{name} killed after {shown} s{', caches empty' if cold else ''}"
-    count, run, told = Count(), place / "run", place / "told"
-    os.dup2(os.open(told, os.O_WRONLY | os.O_CREAT, 0o600), 2)
+    count, run, errors = Count(), place / "run", place / "told"
+    os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT, 0o600), 2)
     try:
         run_killed(job, run, iter(moments), count, 120)
     except RuntimeError as error:
-        raise Failed(Outcome.DEAD_END, f"{fault}: {error}: {told.read_text()[-300:]}") from error
+        raise Failed(Outcome.DEAD_END, f"{fault}: {error}: {errors.read_text()[-300:]}") from error
     if count.unreadable:
         raise Failed(Outcome.SILENT, f"{fault}: {count.unreadable} checkpoints do not verify")
     if outcome(run) != outcome(before / "alone"):
         raise Failed(Outcome.SILENT, f"{fault}: rows or weights differ from an uninterrupted run")
-    missing = [one.name for one in (before / "alone").iterdir() if not (run / one.name).exists()]
-    left = [one.name for one in (run / "checkpoints").iterdir() if one.name.startswith((".tmp-", ".del-"))]
+    missing = [path.name for path in (before / "alone").iterdir() if not (run / path.name).exists()]
+    left = [path.name for path in (run / "checkpoints").iterdir() if path.name.startswith((".tmp-", ".del-"))]
     if missing or left:
         raise Failed(Outcome.LEFTOVER, f"{fault}: missing {missing}, left {left}")
     return Verdict(Outcome.RECOVERED, f"{fault}, {count.kills} of {len(moments)} while it lived")

@@ -145,9 +145,9 @@ def _search(place: Path, answer: Answer, secret: str, known: dict[Path, int]) ->
         if seen := next((form for form in wanted if form in text), None):
             line = next(line for line in text.splitlines() if seen.splitlines()[0] in line)
             raise Failed(Outcome.SECRET, f"{stream}: {line[:200]}")
-    found = sorted(_files(place, wanted, known))
-    if found:
-        raise Failed(Outcome.SECRET, f"{len(found)} files: {', '.join(found[:6])}")
+    files = sorted(_files(place, wanted, known))
+    if files:
+        raise Failed(Outcome.SECRET, f"{len(files)} files: {', '.join(files[:6])}")
 
 
 def _files(place: Path, wanted: set[str], known: dict[Path, int]) -> Iterator[str]:

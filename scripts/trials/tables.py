@@ -143,7 +143,7 @@ def plant(chance: random.Random, form: str, role: str) -> tuple[str, Table]:
     content = b"\n".join(lines)
     if chance.random() < 0.3:  # what stands around a fault does not move its line
         name, content = f"{name}, with CRLF", content.replace(b"\r", b"\n" if "return" in name else b"")
-        lines = [one for one in content.split(b"\n")]
+        lines = content.split(b"\n")
         content = b"\r\n".join(lines)
     if chance.random() < 0.2:
         name, content = f"{name}, with a mark", b"\xef\xbb\xbf" + content

@@ -92,8 +92,8 @@ def _draw(chance: random.Random) -> tuple[list[str], str, str]:
     at = len(parts) - 1 if chance.random() < 0.75 else chance.randrange(len(parts))
     if len(parts[at]) < _SHORTEST:
         at = len(parts) - 1
-    wrong = ".".join([*parts[:at], _misspelt(parts[at], {one.split(".")[at] for one in keys if one.count(".") >= at},
-                                             chance), *parts[at + 1 :]])  # fmt: skip
+    siblings = {other.split(".")[at] for other in keys if other.count(".") >= at}
+    wrong = ".".join([*parts[:at], _misspelt(parts[at], siblings, chance), *parts[at + 1 :]])
     value = yaml.safe_dump(keys[key], default_flow_style=True, width=10_000).strip().removesuffix("...").strip()
     return [*_BASE[command], f"{wrong}={value}"], wrong, key
 
@@ -114,8 +114,8 @@ def _trial(stage: Path, place: Path, seed: int) -> Verdict:
         offers = re.findall(r"^hint: .*?did you mean (?:lmtool )?(\S+?)[?,]?(?=\s|$)", answer.err, re.MULTILINE)
         first = offers[0] if offers else "nothing"
         name = first if "=" in right else first.partition("=")[0]
-        found = _RIGHT if name == right and wrong in answer.err.splitlines()[0] else f"first {first}"
-    return Verdict(Outcome.REFUSED, f"{wrong} for {right}: {found}")
+        verdict = _RIGHT if name == right and wrong in answer.err.splitlines()[0] else f"first {first}"
+    return Verdict(Outcome.REFUSED, f"{wrong} for {right}: {verdict}")
 
 
 def _summary(rows: list[dict[str, Any]]) -> tuple[str, bool]:

@@ -21,9 +21,9 @@ TINY = [
 
 
 def sentence(chance: random.Random, adjectives: list[str]) -> str:
-    one, other = chance.sample(NOUNS, 2)
+    subject, other = chance.sample(NOUNS, 2)
     first, second = chance.choice(adjectives), chance.choice(adjectives)
-    return f"The {first} {one} saw the {second} {other} near the {chance.choice(NOUNS)}."
+    return f"The {first} {subject} saw the {second} {other} near the {chance.choice(NOUNS)}."
 
 
 @pytest.fixture

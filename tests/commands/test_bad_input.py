@@ -36,7 +36,7 @@ def inspected(content: bytes, objective: str, *more: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (b"", "bad.txt is empty: there is no text"),
         (b"\n \n\t\r\n\n" * 50, "bad.txt is white space alone: there is no text"),
@@ -48,11 +48,11 @@ def inspected(content: bytes, objective: str, *more: str) -> int:
 )
 @pytest.mark.parametrize("objective", ["mlm_nsp", "clm"])
 def test_text_that_cannot_be_read(
-    content: bytes, told: str, objective: str, place: Path, capsys: pytest.CaptureFixture[str]
+    content: bytes, message: str, objective: str, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert tried(content, objective) == 2
     error = capsys.readouterr().err
-    assert f"error: {told}" in error.replace("data.path: ", "").replace("the text is ", "") and "hint: " in error
+    assert f"error: {message}" in error.replace("data.path: ", "").replace("the text is ", "") and "hint: " in error
     assert not Path("runs").exists()
 
 
@@ -72,7 +72,9 @@ def test_one_enormous_line_is_counted_and_whole(
 ) -> None:
     line = (f"{SENTENCE} " * 25_000).encode()
     assert len(line) > 1_000_000 and inspected(line, objective) == 0
-    (row,) = (one for one in capsys.readouterr().out.splitlines() if one.startswith("left out share of text"))
+    (row,) = (
+        printed for printed in capsys.readouterr().out.splitlines() if printed.startswith("left out share of text")
+    )
     assert row.endswith("holds")
 
 
@@ -89,8 +91,8 @@ def test_texts_too_short_to_mask(
     """Texts of one or two tokens: masked as far as there is something to mask, left out and counted elsewhere."""
     content = "\n\n".join(["A.", "No", "I", "It is."] * 40).encode()
     assert inspected(content, objective, f"data.documents={documents}") == 0
-    told = capsys.readouterr().out
-    assert "DOES NOT HOLD" not in told and "left out share of text" in told
+    out = capsys.readouterr().out
+    assert "DOES NOT HOLD" not in out and "left out share of text" in out
 
 
 def test_documents_of_one_sentence(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,13 +119,13 @@ def test_tokenizers_that_lack_what_an_objective_needs(place: Path, capsys: pytes
     make("gpt", place / "gpt")
     make("bert", place / "bert")
     text = Path("text.txt").read_bytes()
-    for objective, folder, told in (
+    for objective, folder, message in (
         ("rtd", "gpt", "has no cls token, which model=electra puts around its texts"),
         ("clm", "bert", "has no eos token, which model=gpt puts around its texts"),
         ("span_corruption", "gpt", "has no sentinel token, which objective=span_corruption needs"),
     ):
         assert tried(text, objective, "tokenizer=folder", f"tokenizer.path={folder}") == 2
-        assert told in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
 
 def test_checkpoints_of_others(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,15 +160,15 @@ def test_a_line_of_input_is_a_row_whatever_stands_in_it(
         Path("lines.txt").write_bytes(("\ufeff" + end.join(lines) + end).encode())
         assert cli.main([*words, "input=lines.txt"]) == 0
         assert [json.loads(row)["sentence"] for row in Path("out.jsonl").read_text().split("\n") if row] == lines
-        for wrong, told in ((b"\xff", "byte 0xff is not utf-8"), (b"\0", "a NUL byte")):
+        for wrong, message in ((b"\xff", "byte 0xff is not utf-8"), (b"\0", "a NUL byte")):
             content = end.join(["one", "two", "th"]).encode() + wrong + end.encode()
             Path("lines.txt").write_bytes(content)
             capsys.readouterr()
             assert cli.main([*words, "input=lines.txt"]) == 2
-            assert f"error: lines.txt:3:3: {told}" in capsys.readouterr().err
+            assert f"error: lines.txt:3:3: {message}" in capsys.readouterr().err
             monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(content))))  # type: ignore[arg-type]
             assert cli.main([*words, "input=-"]) == 2
-            assert f"error: -:3:3: {told}" in capsys.readouterr().err
+            assert f"error: -:3:3: {message}" in capsys.readouterr().err
     os.mkfifo("pipe.txt")
     os.mkfifo("pipe.tsv")
     for name in ("pipe.txt", "pipe.tsv"):

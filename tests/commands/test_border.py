@@ -74,12 +74,14 @@ def require_equal(folder: str, ours: list[dict[str, Any]], pairs: list[tuple[str
     else:
         best = logits.softmax(-1).max(-1)
         assert torch.allclose(best.values, torch.tensor(scores), atol=1e-5)
-        assert [model.config.id2label[one] for one in best.indices.tolist()] == [row["prediction"] for row in ours]
-    texts = [{"text": one, "text_pair": two} if paired else one for one, two in pairs]
+        assert [model.config.id2label[number] for number in best.indices.tolist()] == [
+            row["prediction"] for row in ours
+        ]
+    texts = [{"text": first, "text_pair": two} if paired else first for first, two in pairs]
     piped = pipeline("text-classification", model=folder)(texts)
-    assert [one["score"] for one in piped] == pytest.approx(scores, abs=1e-5)
+    assert [answer["score"] for answer in piped] == pytest.approx(scores, abs=1e-5)
     if model.config.problem_type != "regression":
-        assert [one["label"] for one in piped] == [row["prediction"] for row in ours]
+        assert [answer["label"] for answer in piped] == [row["prediction"] for row in ours]
     assert torch.tensor(scores).std() > 1e-3  # the weights tell texts apart
 
 
@@ -132,7 +134,7 @@ def test_a_head_over_pairs_of_a_run(objective: str, place: Path, capsys: pytest.
         ours = predicted(checkpoint, asked(False), "text", "pair")
         best = logits.softmax(-1).max(-1)
         assert torch.allclose(best.values, torch.tensor([row["score"] for row in ours]), atol=1e-5)
-        assert [names[one] for one in best.indices.tolist()] == [row["prediction"] for row in ours]
+        assert [names[number] for number in best.indices.tolist()] == [row["prediction"] for row in ours]
     tokenizer = AutoTokenizer.from_pretrained("folder")
     texts = [text.replace(" saw ", f" {tokenizer.mask_token} ") for text, _ in asked(False)]
     filled = pipeline("fill-mask", model="folder", top_k=400)(texts)
@@ -193,11 +195,13 @@ def write_three(folder: Path, names: list[Any]) -> None:
 def agreement(folder: str, data: str, numbers: dict[Any, int]) -> float:
     """The accuracy of transformers' model, with the number of each label as its id2label has it."""
     rows = [json.loads(line) for line in Path(data, "dev.jsonl").read_text().splitlines()]
-    model, tokenizer = (one.from_pretrained(folder) for one in (AutoModelForSequenceClassification, AutoTokenizer))
+    model, tokenizer = (
+        loader.from_pretrained(folder) for loader in (AutoModelForSequenceClassification, AutoTokenizer)
+    )
     with torch.no_grad():
         read = tokenizer([row["text"] for row in rows], padding=True, return_tensors="pt")
         best = model.eval()(**read).logits.argmax(-1).tolist()
-    right = [one == numbers[row["label"]] for one, row in zip(best, rows, strict=True)]
+    right = [number == numbers[row["label"]] for number, row in zip(best, rows, strict=True)]
     return sum(right) / len(right)
 
 
@@ -220,9 +224,9 @@ def test_classes_are_matched_by_name(place: Path, capsys: pytest.CaptureFixture[
     ):
         capsys.readouterr()
         scored("checkpoint=published", *words)
-        told = capsys.readouterr().out
-        assert f"accuracy  {accuracy:.4f}" in told
-        assert "ENTAILMENT = entailment" in told and "by number" not in told
+        out = capsys.readouterr().out
+        assert f"accuracy  {accuracy:.4f}" in out
+        assert "ENTAILMENT = entailment" in out and "by number" not in out
     for words in (
         ["task.path=numbered"],
         [*task, "task.path=numbered"],
@@ -241,9 +245,9 @@ def test_unnamed_classes_are_matched_by_number(place: Path, capsys: pytest.Captu
     make_classifier("distilbert", place / "published", 3)
     write_three(place / "named", ["b", "c", "a"])
     scored("checkpoint=published", "task=custom", "task.kind=classification", "task.path=named", "output=said.jsonl")
-    told = capsys.readouterr().out
-    assert f"accuracy  {agreement('published', 'named', {'a': 0, 'b': 1, 'c': 2}):.4f}" in told
-    assert "LABEL_0 = a, LABEL_1 = b, LABEL_2 = c (by number: the checkpoint does not name its classes)" in told
+    out = capsys.readouterr().out
+    assert f"accuracy  {agreement('published', 'named', {'a': 0, 'b': 1, 'c': 2}):.4f}" in out
+    assert "LABEL_0 = a, LABEL_1 = b, LABEL_2 = c (by number: the checkpoint does not name its classes)" in out
     assert {json.loads(line)["prediction"] for line in Path("said.jsonl").read_text().splitlines()} <= {"a", "b", "c"}
 
 
@@ -252,16 +256,18 @@ def test_a_published_classifier_learns_further(family: str, place: Path, capsys:
     """With its head, in the task's order of classes; what comes out is exported again."""
     make_classifier(family, place / "published", 2, ["POSITIVE", "NEGATIVE"])
     finetune("further", "checkpoint=published", "max_steps=1", "optimizer.lr=1e-20", "max_length=100")
-    told = capsys.readouterr().out
-    assert "heads.sst2" in told.split("taken: ")[1].split(";")[0]
-    assert "POSITIVE = positive" in told
+    out = capsys.readouterr().out
+    assert "heads.sst2" in out.split("taken: ")[1].split(";")[0]
+    assert "POSITIVE = positive" in out
     run("export", "checkpoint=runs/further", "output=folder")
     pairs = asked()
     if family == "bart":
         pairs = [pair for pair in pairs if "</s>" not in pair[0]]
-    theirs, again = (pipeline("text-classification", model=one) for one in ("published", "folder"))
-    for one, other in zip(theirs([pair[0] for pair in pairs[5:]]), again([pair[0] for pair in pairs[5:]]), strict=True):
-        assert one["label"].lower() == other["label"] and one["score"] == pytest.approx(other["score"], abs=1e-5)
+    theirs, again = (pipeline("text-classification", model=name) for name in ("published", "folder"))
+    for answer, other in zip(
+        theirs([pair[0] for pair in pairs[5:]]), again([pair[0] for pair in pairs[5:]]), strict=True
+    ):
+        assert answer["label"].lower() == other["label"] and answer["score"] == pytest.approx(other["score"], abs=1e-5)
     require_equal("folder", predicted("runs/further", pairs, "sentence"), pairs, False)
     # Classes of other names are another task's: its head is new, as in the paper.
     finetune("other", "checkpoint=published", "max_steps=1", "task.labels=[bad,good]")
@@ -284,11 +290,11 @@ def test_heads_as_in_the_paper_and_as_in_transformers(
     ]
     finetune("paper", *words)
     run("export", "checkpoint=runs/paper", "output=paper", status=2)
-    told = capsys.readouterr().err
+    error = capsys.readouterr().err
     assert (
-        f"heads.sst2 has no place in transformers' classifier of model={family}, which has another {differing}" in told
+        f"heads.sst2 has no place in transformers' classifier of model={family}, which has another {differing}" in error
     )
-    assert "task.head=transformers" in told and not Path("paper").exists()
+    assert "task.head=transformers" in error and not Path("paper").exists()
     finetune("run", *words, "task.head=transformers", "model.feedforward_size=128")
     run("export", "checkpoint=runs/run", "output=folder")
     pairs = [pair for pair in asked() if "</s>" not in pair[0]]
@@ -303,8 +309,8 @@ def test_what_is_no_single_label_classifier_is_refused(place: Path, capsys: pyte
     for verb in ("predict", "export", "import"):
         words = ["text=a"] if verb == "predict" else ["output=out"]
         run(verb, "checkpoint=several", *words, status=2)
-        told = capsys.readouterr().err
-        assert "its config.json says problem_type=multi_label_classification with labels: 3" in told
+        error = capsys.readouterr().err
+        assert "its config.json says problem_type=multi_label_classification with labels: 3" in error
     assert not Path("out").exists()
     finetune("run", "checkpoint=several", "max_steps=1")
     # A choice is scored by a head of the same names; a file of 2019 names no class.
@@ -319,7 +325,7 @@ def test_what_is_no_single_label_classifier_is_refused(place: Path, capsys: pyte
 
 
 @pytest.mark.parametrize(
-    ("family", "file", "keys", "told"),
+    ("family", "file", "keys", "message"),
     [
         ("gpt", "config.json", {"pad_token_id": 40}, "pad_token_id=40, which is no special token"),
         ("gpt", "tokenizer_config.json", {"add_bos_token": True}, "add_bos_token=true"),
@@ -331,14 +337,14 @@ def test_what_is_no_single_label_classifier_is_refused(place: Path, capsys: pyte
     ],
 )  # fmt: skip
 def test_a_classifier_that_is_read_otherwise_is_refused(
-    family: str, file: str, keys: dict[str, Any], told: str, place: Path, capsys: pytest.CaptureFixture[str]
+    family: str, file: str, keys: dict[str, Any], message: str, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_classifier(family, place / "published")
     path = place / "published" / file
     path.write_text(json.dumps(json.loads(path.read_text()) | keys))
     run("predict", "checkpoint=published", "text=a", "device=cpu", status=2)
     error = capsys.readouterr().err
-    assert told in error and "hint: " in error
+    assert message in error and "hint: " in error
 
 
 def test_texts_and_tasks_that_do_not_fit(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -361,7 +367,7 @@ def test_a_gpt_without_a_padding_token_is_read_in_batches(place: Path) -> None:
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         path = place / "published" / name
         path.write_text(
-            json.dumps({key: one for key, one in json.loads(path.read_text()).items() if key != "pad_token"})
+            json.dumps({key: value for key, value in json.loads(path.read_text()).items() if key != "pad_token"})
         )
     run("export", "checkpoint=published", "output=folder")
     require_equal("folder", predicted("published", asked(), "text"), asked(), False)

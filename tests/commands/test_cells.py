@@ -36,7 +36,7 @@ from lmtool.training.step import apply_gradients, gradients
 from tests.commands.conftest import but_for, write_rows, write_text
 
 CPU = torch.device("cpu")
-OBJECTIVES = [one for one in groups.options("objective") if one != "auto"]
+OBJECTIVES = [name for name in groups.options("objective") if name != "auto"]
 # A tiny model of each family; where a family has two versions, of both.
 FAMILIES = {entry.name: (f"model={entry.name}_tiny",) for entry in tables.entries("model")}
 MODELS = FAMILIES | {"t5 1.1": ("model=t5_tiny", "model.feedforward=gated_gelu", "model.tied=false")}
@@ -110,13 +110,15 @@ def learns(config: PretrainConfig, place: Path) -> None:
     named = dict(learner.named_parameters())
     precision = choose_precision("fp32", CPU)
     for step in (1, 2):
-        before = {name: one.detach().clone() for name, one in named.items()}
+        before = {name: parameter.detach().clone() for name, parameter in named.items()}
         outcome = gradients(learner, next(steps), step, 0, CPU, precision)
         assert math.isfinite(float(outcome.loss)) and set(outcome.terms) == set(learner.weights)
-        untouched = {name for name, one in named.items() if one.grad is None or not one.grad.abs().sum() > 0}
+        untouched = {
+            name for name, parameter in named.items() if parameter.grad is None or not parameter.grad.abs().sum() > 0
+        }
         assert not untouched
         apply_gradients(optimizer, None, list(named.values()), config.optimizer.clip_norm)
-        assert not {name for name, one in named.items() if torch.equal(one, before[name])}
+        assert not {name for name, parameter in named.items() if torch.equal(parameter, before[name])}
     batches = list(PackedLoader(examples["validation"], 0, None, 512, shuffle=False).epoch_batches())[:1]
     predictors = learner.predictors(data["train"], examples["train"])
     scored = evaluate(learner, TermScorer(learner, predictors), batches)
@@ -131,8 +133,8 @@ def refused(error: ConfigError, model: tuple[str, ...], objective: tuple[str, ..
     problem = error.problems[0]
     assert problem.key.split(".")[0] in ("objective", "tokenizer") and "model=" in f"{problem.message} {problem.hint}"
     assert problem.hint is not None and problem.hint.startswith("give ")
-    for one in problem.hint.removeprefix("give ").split(" or "):
-        decode(model, objective, tuple(shlex.split(one)))
+    for hint in problem.hint.removeprefix("give ").split(" or "):
+        decode(model, objective, tuple(shlex.split(hint)))
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
@@ -195,18 +197,18 @@ def make_examples(config: PretrainConfig, tokenizer: Tokenizer, store: TokenStor
 @pytest.mark.parametrize("name", FORMATS)
 def test_formats_need_what_is_said_of_them(place: Path, name: str) -> None:
     tokenizer, _ = stores(place, Choice("tokenizer").validate({"name": "sentencepiece", "special_tokens": "albert"}))
-    made = text_format(name, tokenizer)
-    _, columns = made.pair(np.array([9]), np.array([10, 11]))
+    layout = text_format(name, tokenizer)
+    _, columns = layout.pair(np.array([9]), np.array([10, 11]))
     assert ("segment" in columns) == FORMATS[name].segments
     for role in FORMATS[name].roles:
         less = copy.copy(tokenizer)
-        less.roles = {one: number for one, number in tokenizer.roles.items() if one != role}
+        less.roles = {key: number for key, number in tokenizer.roles.items() if key != role}
         with pytest.raises(UserError, match=f"has no {role} token"):
             text_format(name, less)
 
 
 @pytest.mark.parametrize(
-    ("model", "members", "told"),
+    ("model", "members", "message"),
     [
         ("roberta_tiny", "[rtd,{name: mlm, pairs: nsp}]", "give 'objective.members=[rtd,mlm]'"),
         ("gpt_tiny", "[mlm,{name: clm, label_smoothing: 0.1}]", """[{name: "clm",label_smoothing: 0.1},prefix_lm]"""),
@@ -214,13 +216,13 @@ def test_formats_need_what_is_said_of_them(place: Path, name: str) -> None:
         ("distilbert_tiny", "[span,mlm,rtd,clm]", "'objective.members=[span,mlm,rtd]' objective.weights=null"),
     ],
 )
-def test_members_of_a_mixture(model: str, members: str, told: str) -> None:
+def test_members_of_a_mixture(model: str, members: str, message: str) -> None:
     """The hint keeps those that fit, as they were typed."""
     weights = ",".join("1.0" for _ in members.split("{")[0].split(","))
     words = ("objective=mixture", f"objective.members={members}", f"objective.weights=[{weights}]")
     with pytest.raises(ConfigError) as caught:
         decode((f"model={model}",), words)
-    assert caught.value.problems[0].key == "objective.members" and told in (caught.value.hint or "")
+    assert caught.value.problems[0].key == "objective.members" and message in (caught.value.hint or "")
     refused(caught.value, (f"model={model}",), words)
 
 
@@ -239,10 +241,10 @@ def test_a_tokenizer_that_came_as_files_is_refused_before_text_is_read_with_it(
     tokenizer.save(place / "vocabulary")
     words = ["pretrain", "tokenizer=folder", f"tokenizer.path={place / 'vocabulary'}", "data=text"]
     words += [f"data.path={place / 'text.txt'}", f"cache_dir={place / 'cache'}", f"run_dir={place / 'run'}"]
-    for more, told in (
+    for more, message in (
         (["model=gpt_tiny"], "has no eos token, which model=gpt puts around its texts"),
         (["model=t5_tiny"], "has no eos token, which model=t5 puts"),
         (["model=bart_tiny"], "has no eos token, which model=bart puts"),
     ):
         assert cli.main([*words, *more]) == USER_ERROR
-        assert told in capsys.readouterr().err and not (place / "cache" / "stores").exists()
+        assert message in capsys.readouterr().err and not (place / "cache" / "stores").exists()

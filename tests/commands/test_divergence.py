@@ -66,8 +66,8 @@ def test_a_task_that_gives_no_numbers(place: Path, capsys: pytest.CaptureFixture
     for words in (["evaluate", "checkpoint=runs/labels"], ["predict", "checkpoint=runs/labels", "text=A cat."]):
         capsys.readouterr()
         assert cli.main(words) == 4
-        told = capsys.readouterr()
-        assert told.err.startswith("error: the model's predictions are not finite\nhint: ") and not told.out
+        captured = capsys.readouterr()
+        assert captured.err.startswith("error: the model's predictions are not finite\nhint: ") and not captured.out
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,10 @@ def test_a_language_model_that_gives_no_numbers(
     pretrain("words", f"objective={objective}", "max_steps=2", model=model)
     poison("words", "backbone.")
     capsys.readouterr()
-    for words, what in ((["evaluate"], "losses"), (["predict", f"text={text}"], "predictions")):
+    for words, outcome in ((["evaluate"], "losses"), (["predict", f"text={text}"], "predictions")):
         assert cli.main([words[0], "checkpoint=runs/words", *words[1:]]) == 4
-        told = capsys.readouterr()
-        assert told.err.startswith(f"error: the model's {what} are not finite\nhint: ") and "loss" not in told.out
+        captured = capsys.readouterr()
+        assert (
+            captured.err.startswith(f"error: the model's {outcome} are not finite\nhint: ")
+            and "loss" not in captured.out
+        )

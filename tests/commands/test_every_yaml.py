@@ -26,7 +26,7 @@ def steps(folder: Path) -> int:
 @pytest.mark.parametrize("objective", names("objective"))
 def test_objectives(place: Path, objective: str) -> None:
     partners = {"clm": "gpt_tiny", "prefix_lm": "gpt_tiny", "span_corruption": "t5_tiny", "denoising": "bart_tiny"}
-    model = next((one for start, one in partners.items() if objective.startswith(start)), "bert_tiny")
+    model = next((partner for start, partner in partners.items() if objective.startswith(start)), "bert_tiny")
     more = ["objective.task={kind: classification, path: rows, text: [sentence]}"] if objective == "task" else []
     assert steps(pretrain("run", f"objective={objective}", *more, "max_steps=2", model=model)) == 2
 
@@ -52,7 +52,7 @@ def test_positions(place: Path, positions: str, model: str) -> None:
     assert steps(pretrain("run", f"model/positions={positions}", "max_steps=2", model=model)) == 2
 
 
-@pytest.mark.parametrize("choice", [f"{group}={one}" for group in ("optimizer", "schedule") for one in names(group)])
+@pytest.mark.parametrize("choice", [f"{group}={name}" for group in ("optimizer", "schedule") for name in names(group)])
 def test_optimizers_and_schedules(place: Path, choice: str) -> None:
     assert steps(pretrain("run", choice, "schedule.warmup_fraction=0.5")) == 6
 

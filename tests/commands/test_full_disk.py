@@ -29,14 +29,14 @@ def no_file_larger_than(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def require_one_line(told: str) -> None:
-    assert "Traceback" not in told and told.startswith("error: cannot write "), told
-    assert [line.partition(": ")[0] for line in told.splitlines()] == ["error", "hint"], told
+def require_one_line(error: str) -> None:
+    assert "Traceback" not in error and error.startswith("error: cannot write "), error
+    assert [line.partition(": ")[0] for line in error.splitlines()] == ["error", "hint"], error
 
 
 def test_whatever_the_disk_refuses_is_one_line(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pretrain("whole", "max_steps=2")  # fills the caches
-    sizes = {one.name: one.stat().st_size for one in Path("runs/whole").rglob("*") if one.is_file()}
+    sizes = {file.name: file.stat().st_size for file in Path("runs/whole").rglob("*") if file.is_file()}
     limits = [0, 300, 700, sizes["facts.json"] - 1, 20_000, sizes["model.safetensors"] - 1]
     for number, limit in enumerate(limits):
         capsys.readouterr()
@@ -70,10 +70,10 @@ def test_a_log_on_a_full_disk_costs_the_log_alone(place: Path, capsys: pytest.Ca
         (folder / "log.txt").symlink_to("/dev/full")
         capsys.readouterr()
         assert pretrain(name, "max_steps=2", *more, status=status) == folder
-        told = capsys.readouterr()
-        assert "Traceback" not in told.err
-        assert (told.out.count("warning: the log file cannot be written any more") == 1) == (status == 0)
-        assert ("error: data.path=nowhere.txt: no such file" in told.err) == (status == 2)
+        captured = capsys.readouterr()
+        assert "Traceback" not in captured.err
+        assert (captured.out.count("warning: the log file cannot be written any more") == 1) == (status == 0)
+        assert ("error: data.path=nowhere.txt: no such file" in captured.err) == (status == 2)
 
 
 @pytest.mark.parametrize("many", [False, True])
@@ -92,9 +92,11 @@ def test_a_report_on_a_read_only_disk(
         monkeypatch.setattr(report.Path, name, refuse)
     capsys.readouterr()
     assert cli.main(["report", *runs]) == 2
-    told = capsys.readouterr().err
-    require_one_line(told)
-    assert "read-only file system" in told and "hint: make room there, or copy it to a disk that can be written" in told
+    error = capsys.readouterr().err
+    require_one_line(error)
+    assert (
+        "read-only file system" in error and "hint: make room there, or copy it to a disk that can be written" in error
+    )
 
 
 def test_a_lock_that_cannot_be_given_up_hides_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,5 +120,5 @@ def test_a_full_disk_elsewhere_is_the_users_too(
 
     monkeypatch.setattr(cli, "run", run)
     assert cli.main(["pretrain", "model=bert_tiny"]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("error: /some/where: no space left on device\nhint: free some space")
+    error = capsys.readouterr().err
+    assert error.startswith("error: /some/where: no space left on device\nhint: free some space")

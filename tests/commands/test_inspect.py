@@ -52,17 +52,17 @@ def test_pretraining(place: Path, capsys: pytest.CaptureFixture[str], objective:
     examples = [json.loads(line) for line in Path("seen.jsonl").read_text().splitlines()]
     assert len(examples) == 2
     if objective == "mlm_nsp":
-        assert all(len(one["boundaries"]) == 1 for one in examples), "where one text ends can be seen"
-    for one in examples:
-        assert set(one["targets"]) == terms and one["text"]
-        sides = [one["input"], *([one["output"]] if "output" in one else [])]
+        assert all(len(example["boundaries"]) == 1 for example in examples), "where one text ends can be seen"
+    for example in examples:
+        assert set(example["targets"]) == terms and example["text"]
+        sides = [example["input"], *([example["output"]] if "output" in example else [])]
         assert all(len(side["pieces"]) == len(side["ids"]) <= 32 for side in sides)
         side = sides[-1]
-        for places in one["targets"].values():
+        for places in example["targets"].values():
             if isinstance(places, list):
                 assert all(0 <= place["position"] < len(side["ids"]) and place["label"] for place in places)
     if objective == "span":
-        borders = [place["borders"] for one in examples for place in one["targets"]["sbo"]]
+        borders = [place["borders"] for example in examples for place in example["targets"]["sbo"]]
         assert borders and all(first < last for first, last in borders)
     assert not Path("runs").exists()
 
@@ -70,8 +70,8 @@ def test_pretraining(place: Path, capsys: pytest.CaptureFixture[str], objective:
 def test_finetuning(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["task=sst2", "task.path=rows", "model=bert_tiny", "checkpoint=none", "cache_dir=cache"]
     assert inspect(*words, "n=1", "output=seen.jsonl") == 0
-    (one,) = map(json.loads, Path("seen.jsonl").read_text().splitlines())
-    assert one["text"].startswith("The ") and one["targets"]["sst2"] in ("negative", "positive", "0", "1")
+    (example,) = map(json.loads, Path("seen.jsonl").read_text().splitlines())
+    assert example["text"].startswith("The ") and example["targets"]["sst2"] in ("negative", "positive", "0", "1")
     assert "truncated fraction" in capsys.readouterr().out
 
 
@@ -182,12 +182,14 @@ def padded(whole: Assembled) -> Packed:
 def test_a_deviation_exits_3(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
-    where, broken, words, found = BROKEN[case]
+    where, broken, words, name = BROKEN[case]
     model = [] if any(word.startswith("model=") for word in words) else ["model=bert_tiny"]
     monkeypatch.setattr(where, broken)
     assert inspect("pretrain", *model, *words, *DATA, "n=0") == 3
-    told = capsys.readouterr()
-    assert "DOES NOT HOLD" in told.out and "statistics are not as defined: " in told.err and found in told.err
+    captured = capsys.readouterr()
+    assert (
+        "DOES NOT HOLD" in captured.out and "statistics are not as defined: " in captured.err and name in captured.err
+    )
 
 
 def test_the_generator_of_a_run_fills_the_masks(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -196,10 +198,10 @@ def test_the_generator_of_a_run_fills_the_masks(place: Path, capsys: pytest.Capt
     printed = capsys.readouterr().out
     assert "weights of the generator: taken: backbone" in printed and "new: nothing" in printed
     assert "definition of replaced share of tokens: masked share x" in printed
-    for one in map(json.loads, Path("seen.jsonl").read_text().splitlines()):
-        original = {place["position"]: place["label"] for place in one["targets"]["mlm"]}
-        replaced = {place["position"] for place in one["targets"]["rtd"]}
-        shown, filled = one["input"]["pieces"], one["filled"]["pieces"]
+    for example in map(json.loads, Path("seen.jsonl").read_text().splitlines()):
+        original = {place["position"]: place["label"] for place in example["targets"]["mlm"]}
+        replaced = {place["position"] for place in example["targets"]["rtd"]}
+        shown, filled = example["input"]["pieces"], example["filled"]["pieces"]
         assert replaced == {at for at, piece in original.items() if filled[at] != piece}
         assert all(filled[at] == piece for at, piece in enumerate(shown) if at not in original)
 
@@ -208,7 +210,7 @@ def test_borders_of_documents_and_pairs_are_shown(place: Path, capsys: pytest.Ca
     assert inspect("pretrain", "model=bart_tiny", *DATA, "n=4", "output=seen.jsonl") == 0
     assert " ‖ " in capsys.readouterr().out
     examples = [json.loads(line) for line in Path("seen.jsonl").read_text().splitlines()]
-    borders = [one["text"][at - 1] for one in examples for at in one["boundaries"]]
+    borders = [example["text"][at - 1] for example in examples for at in example["boundaries"]]
     assert borders and set(borders) == {"\n"}
     assert inspect("pretrain", "model=bert_tiny", "objective=mlm_nsp", *DATA, "n=2", "output=seen.jsonl") == 0
     assert all(len(json.loads(line)["boundaries"]) == 1 for line in Path("seen.jsonl").read_text().splitlines())
@@ -220,7 +222,7 @@ def test_members_of_a_mixture_are_shown_apart(place: Path, capsys: pytest.Captur
     printed = capsys.readouterr().out
     assert "rtd: replaced share of tokens" in printed and "share of mlm" in printed
     examples = [json.loads(line) for line in Path("seen.jsonl").read_text().splitlines()]
-    assert [one["member"] for one in examples] == ["mlm", "rtd"] and "filled" in examples[1]
+    assert [example["member"] for example in examples] == ["mlm", "rtd"] and "filled" in examples[1]
 
 
 def test_experiments_can_be_looked_into(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

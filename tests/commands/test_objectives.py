@@ -16,8 +16,8 @@ def test_the_base_rate_is_told_as_it_was_found(place: Path) -> None:
     folder = pretrain("run", "objective=rtd", "max_steps=3")
     result, facts = (json.loads((folder / name).read_text()) for name in ("result.json", "facts.json"))
     metrics = result["metrics"]
-    found = metrics["mlm_baseline"] + 50 * metrics["rtd_baseline"]
-    assert result["baseline"] == pytest.approx(found) == facts["baseline"]["value"]
+    baseline = metrics["mlm_baseline"] + 50 * metrics["rtd_baseline"]
+    assert result["baseline"] == pytest.approx(baseline) == facts["baseline"]["value"]
     assert facts["baseline"]["name"] == "unigram and base rate" and facts["data"]
 
 
@@ -39,9 +39,9 @@ def test_the_second_stage_begins_after_the_first(place: Path) -> None:
 def test_members_must_fit_the_model(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["pretrain", "model=gpt_tiny", *TINY, "objective=mixture", "objective.members=[mlm,clm]"]
     assert cli.main(words) == 2
-    told = capsys.readouterr().err
-    assert "objective.members: objective=mlm trains an encoder; model=gpt is a decoder" in told
-    assert "objective.members=[clm,prefix_lm]" in told
+    error = capsys.readouterr().err
+    assert "objective.members: objective=mlm trains an encoder; model=gpt is a decoder" in error
+    assert "objective.members=[clm,prefix_lm]" in error
 
 
 MOOD = "{name: task, task: {kind: classification, name: mood, path: rows, text: [sentence], metrics: [accuracy, f1]}}"
@@ -60,17 +60,15 @@ def test_a_task_beside_text(place: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert result["metrics"]["mood_baseline"] == pytest.approx(math.log(2))
     assert result["parameters"] - pretrain_parameters("text", "objective=mlm") == 32 * 32 + 32 + 2 * 32 + 2
     assert "labels:\n      - '0'\n      - '1'\n" in (folder / "config.yaml").read_text()
-    told = capsys.readouterr().out
-    assert "heads.mood 66" in told and "mood examples 96" in told
+    out = capsys.readouterr().out
+    assert "heads.mood 66" in out and "mood examples 96" in out
     assert pretrain("first", *words, "max_steps=4", "evaluate_every=2") == folder
     assert "is finished" in capsys.readouterr().out
 
     finetune("second", "checkpoint=runs/first", "task.name=mood", 'task.labels=["0","1"]', "max_steps=2")
-    assert (
-        "taken: backbone" in (told := capsys.readouterr().out) and "heads.mood (66); dropped: heads.masked_lm" in told
-    )
+    assert "taken: backbone" in (out := capsys.readouterr().out) and "heads.mood (66); dropped: heads.masked_lm" in out
     finetune("third", "checkpoint=runs/first", "max_steps=2")
-    assert "heads.pooler (1,056); dropped" in (told := capsys.readouterr().out) and "new: heads.sst2 (66)" in told
+    assert "heads.pooler (1,056); dropped" in (out := capsys.readouterr().out) and "new: heads.sst2 (66)" in out
     assert cli.main(["evaluate", "checkpoint=runs/first", "cache_dir=cache", "device=cpu"]) == 0
     assert "mood_f1" in capsys.readouterr().out
     assert cli.main(["plan", "pretrain", "model=bert_tiny", *TINY, *words]) == 0
@@ -82,7 +80,7 @@ def pretrain_parameters(name: str, *more: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("section", "told"),
+    ("section", "message"),
     [
         ("kind: classification, name: mood", "the task mood among the objectives names no data of its own"),
         ("kind: classification, name: mood, path: nowhere", "task.path=nowhere does not exist"),
@@ -97,9 +95,9 @@ def pretrain_parameters(name: str, *more: str) -> int:
     ],
 )
 def test_mistakes_in_a_task_are_told_before_anything_is_made(
-    place: Path, section: str, told: str, capsys: pytest.CaptureFixture[str]
+    place: Path, section: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pretrain("run", "objective=mixture", f"objective.members=[mlm,{{name: task, task: {{{section}}}}}]", status=2)
     error, hint = capsys.readouterr().err.splitlines()
-    assert told in error and hint.startswith("hint: ")
+    assert message in error and hint.startswith("hint: ")
     assert not Path("runs").exists() and not Path("cache").exists()

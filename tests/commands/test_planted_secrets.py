@@ -35,19 +35,19 @@ def planted(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         write_rows(folder / "rows")
         with (folder / "rows" / "dev.tsv").open("a") as file:
             file.writelines(f"The cat {secret} saw the dog.\t1\n" for secret in SECRETS.values())
-    inputs = {one for one in place.rglob("*") if one.is_file()}
+    inputs = {path for path in place.rglob("*") if path.is_file()}
     yield place
-    told = capsys.readouterr()
-    written = [one for one in place.rglob("*") if one.is_file() and one not in inputs]
+    captured = capsys.readouterr()
+    written = [path for path in place.rglob("*") if path.is_file() and path not in inputs]
     assert written
-    for name, content in [("out", told.out.encode()), ("err", told.err.encode())] + [
-        (str(one), one.read_bytes()) for one in written
+    for name, content in [("out", captured.out.encode()), ("err", captured.err.encode())] + [
+        (str(path), path.read_bytes()) for path in written
     ]:
         for secret in [QUOTED, PASSWORD, SECRETS["SERVICE_AUTH"], SECRETS["SERVICE_BEARER"]]:
             for spelled in (secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1],
                             repr(secret)[1:-1], quote(secret), secret.replace("'", "''")):  # fmt: skip
                 assert spelled.encode() not in content, name
-    assert "\x1b" not in told.out + told.err and "\r" not in told.out + told.err
+    assert "\x1b" not in captured.out + captured.err and "\r" not in captured.out + captured.err
 
 
 WORDS = [*TINY, "log_every=1", "max_steps=2", "cache_dir=cache"]
@@ -79,8 +79,8 @@ def test_no_secret_is_written_or_shown(planted: Path) -> None:
     assert cli.main(["export", f"checkpoint={typed(str(Path(ADDRESS) / 'b'))}", "output=exported"]) == 0
     Path("exported").rename(Path(QUOTED) / "exported")
     assert cli.main(["import", f"checkpoint={typed(QUOTED + '/exported')}", "output=imported"]) == 0
-    for one in (Path(QUOTED) / "exported/README.md", "imported/config.json", "predicted.jsonl", "evaluated.jsonl"):
-        assert Path(one).is_file()
+    for path in (Path(QUOTED) / "exported/README.md", "imported/config.json", "predicted.jsonl", "evaluated.jsonl"):
+        assert Path(path).is_file()
 
 
 def test_no_secret_of_a_sweep_is_written_or_shown(planted: Path) -> None:
@@ -111,7 +111,10 @@ def test_no_text_from_outside_commands_the_terminal(planted: Path) -> None:
     (planted / "written").write_text("")
     folder = Path(f"rows{CONTROL}")
     folder.mkdir()
-    lines = [f"sentence\tla{CONTROL.strip()}bel", *(f"The cat saw it.\t{CONTROL.strip()}{one % 2}" for one in range(9))]
+    lines = [
+        f"sentence\tla{CONTROL.strip()}bel",
+        *(f"The cat saw it.\t{CONTROL.strip()}{number % 2}" for number in range(9)),
+    ]
     (folder / "train.tsv").write_text("\n".join(lines) + "\n")
     (folder / "dev.jsonl").write_text(json.dumps({"sentence": "a", f"x{CONTROL}": 1}) + "\n")
     for words in (

@@ -19,7 +19,7 @@ def rows(folder: Path) -> list[dict]:
 @pytest.mark.parametrize(("model", "objective"), [("bert_tiny", "mlm_nsp"), ("bert_tiny", "mlm"), ("gpt_tiny", "clm")])
 def test_pretraining_keeps_the_contract_of_the_run_folder(place: Path, model: str, objective: str) -> None:
     folder = pretrain("first", f"objective={objective}", model=model)
-    written = {one.name for one in folder.iterdir()}
+    written = {path.name for path in folder.iterdir()}
     assert written >= {
         "config.yaml", "metrics.jsonl", "result.json", "checkpoints", "report.html", "log.txt", "environment.json",
         "facts.json", "samples.json", "plots",
@@ -34,7 +34,7 @@ def test_pretraining_keeps_the_contract_of_the_run_folder(place: Path, model: st
     assert [row["step"] for row in train] == [1, 2, 3, 4, 5, 6]
     assert set(train[0]) >= {"loss", "learning_rate", "tokens", "tokens_per_second", "grad_norm"}
     last = folder / "checkpoints" / (folder / "checkpoints" / "last").read_text().strip()
-    assert {one.name for one in last.iterdir()} >= {
+    assert {path.name for path in last.iterdir()} >= {
         "model.safetensors", "optimizer.safetensors", "state.json", "config.json", "manifest.json", "tokenizer.json",
     }  # fmt: skip
     assert Path("runs/latest").read_text().strip() == "first"
@@ -65,8 +65,8 @@ def test_a_saved_configuration_repeats_the_run(place: Path) -> None:
 
 def test_micro_batches_learn_the_same(place: Path) -> None:
     whole, parts = pretrain("whole"), pretrain("parts", "micro_batch_tokens=64")
-    for one, other in zip(rows(whole), rows(parts), strict=True):
-        assert one["loss"] == pytest.approx(other["loss"], abs=1e-4)
+    for row, other in zip(rows(whole), rows(parts), strict=True):
+        assert row["loss"] == pytest.approx(other["loss"], abs=1e-4)
 
 
 def test_finetuning_from_a_pretrained_run(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,9 +29,9 @@ def test_there_and_back(family: str, place: Path, capsys: pytest.CaptureFixture[
     run("import", "checkpoint=published", "output=ours")
     verify(place / "ours")
     run("export", "checkpoint=ours", "output=back")
-    told = capsys.readouterr().out
-    assert told.count("missing keys  none") == 2 and told.count("unused keys   none") == 2
-    assert "0 of 24 adversarial strings" in told
+    out = capsys.readouterr().out
+    assert out.count("missing keys  none") == 2 and out.count("unused keys   none") == 2
+    assert "0 of 24 adversarial strings" in out
     again = type(theirs).from_pretrained(place / "back").eval()
     ids, mask, decoder = sample(lmtool.load("ours").config.architecture == "encoder_decoder")
     # The head of pairs of BERT and ALBERT, whose logits are not compared, is carried too.
@@ -65,8 +65,8 @@ def test_runs_are_exported(place: Path) -> None:
 def test_published_folders_are_trained_on(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make("bert", place / "published")
     finetune("run", "checkpoint=published", "max_steps=2", "offline=true")
-    told = capsys.readouterr().out
-    assert "taken: backbone" in told and "dropped: heads.masked_lm" in told and "new: heads.sst2" in told
+    out = capsys.readouterr().out
+    assert "taken: backbone" in out and "dropped: heads.masked_lm" in out and "new: heads.sst2" in out
     finetune("other", "checkpoint=published", "model=gpt_tiny", "max_steps=2", status=2)
     assert "model.name=gpt, but the checkpoint has model.name=bert" in capsys.readouterr().err
     folder = pretrain_on("published", place)
@@ -122,16 +122,16 @@ def test_a_tokenizer_of_the_hub(
     assert lmtool.load(str(folder)).tokenizer.fingerprint == theirs.fingerprint
     capsys.readouterr()
     pretrain("other", *wanted, "objective=mlm", "max_steps=1", status=2)
-    told = capsys.readouterr()
-    assert "tokenizer.path=hf://some/bert: tokenizer.json of some/bert@main: offline=true" in told.err
-    assert "give a local folder" in told.err and "reading" not in told.out and not Path("runs/other").exists()
+    captured = capsys.readouterr()
+    assert "tokenizer.path=hf://some/bert: tokenizer.json of some/bert@main: offline=true" in captured.err
+    assert "give a local folder" in captured.err and "reading" not in captured.out and not Path("runs/other").exists()
     pretrain("other", "tokenizer=folder", "tokenizer.path=no", "objective=mlm", "max_steps=1", status=2)
     assert "tokenizer.path=no: no such folder" in capsys.readouterr().err
 
 
 def test_mistakes_are_told(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make("bert", place / "published")
-    for words, told in (
+    for words, message in (
         (("export", "checkpoint=nowhere", "output=x"), "checkpoint=nowhere: no such folder"),
         (
             ("export", "checkpoint=hf://no/where", "output=x", "offline=true"),
@@ -140,7 +140,7 @@ def test_mistakes_are_told(place: Path, capsys: pytest.CaptureFixture[str]) -> N
         (("import", "checkpoint=runs", "output=x"), "checkpoint=runs"),
     ):
         run(*words, status=2)
-        assert told in capsys.readouterr().err
+        assert message in capsys.readouterr().err
     (place / "published/config.json").write_text('{"model_type": "bert", "hidden_act": "swish"}')
     finetune("run", "checkpoint=published", "max_steps=2", status=2)
     assert "hidden_act='swish'; model=bert has gelu" in capsys.readouterr().err

@@ -82,7 +82,7 @@ def test_flops_are_those_that_torch_counts(case: str) -> None:
     """Attention in its plain form, which is counted; that form computes both halves of a causal one. Last layers
     work on all tokens, as those that are counted do."""
     learner, tokens = learner_of(case)
-    for backbone in [one for one in learner.modules() if isinstance(one, Backbone)]:
+    for backbone in [module for module in learner.modules() if isinstance(module, Backbone)]:
         backbone.forward = whole(backbone.forward)
     config = CASES[case][3]
     examples = learner.examples(split(store(tokens)), 24)
@@ -93,7 +93,7 @@ def test_flops_are_those_that_torch_counts(case: str) -> None:
         sum(learner(batch, 1).sums.values()).backward()
     predicted = examples.facts()["predicted_fraction"]
     works = works_of(learner, config.places, predicted, batch.tokens / len(plan), config.predicted_fraction)
-    assert sum(one.flops for one in works) * batch.tokens == pytest.approx(counter.get_total_flops(), rel=0.05)
+    assert sum(work.flops for work in works) * batch.tokens == pytest.approx(counter.get_total_flops(), rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_flops_of_published_sizes(
     with torch.device("meta"):
         learner = build(objective, build(family, 0), None, 0)
     works = works_of(learner, objective.places, objective.predicted_fraction, length)
-    assert sum(one.flops for one in works) / 1e9 == pytest.approx(gigaflops, rel=3e-3)
+    assert sum(work.flops for work in works) / 1e9 == pytest.approx(gigaflops, rel=3e-3)
 
 
 def test_a_frozen_body_only_runs_forward() -> None:
@@ -125,7 +125,7 @@ def test_a_frozen_body_only_runs_forward() -> None:
 
 def test_both_networks_of_replaced_token_detection_count() -> None:
     learner, _ = learner_of("electra_15")
-    assert [one.hidden_size for one in shapes_of(learner)] == [64, 32]
+    assert [shape.hidden_size for shape in shapes_of(learner)] == [64, 32]
 
 
 OPTIMIZERS: tuple[OptimizerConfig, ...] = (
@@ -135,7 +135,7 @@ OPTIMIZERS: tuple[OptimizerConfig, ...] = (
 
 
 @pytest.mark.parametrize("case", ["bert", "electra", "t5"])
-@pytest.mark.parametrize("config", OPTIMIZERS, ids=lambda one: one.name)
+@pytest.mark.parametrize("config", OPTIMIZERS, ids=lambda config: config.name)
 def test_optimizers_keep_what_they_say(config: OptimizerConfig, case: str) -> None:
     learner, _ = learner_of(case)
     for parameter in learner.parameters():
@@ -148,4 +148,6 @@ def test_optimizers_keep_what_they_say(config: OptimizerConfig, case: str) -> No
         for kind, value in state.items()
         if isinstance(value, torch.Tensor) and kind != "step"
     )
-    assert kept == sum(config.state_size(name, tuple(one.shape)) for name, one in learner.named_parameters())
+    assert kept == sum(
+        config.state_size(name, tuple(parameter.shape)) for name, parameter in learner.named_parameters()
+    )

@@ -11,7 +11,7 @@ SHAPE = ModelShape(12, 768, 3072, 30522)
 WORKS = (Work(1.0, 85e6, 12 * 768, 128), Work(0.15, 24e6))
 
 
-def made(**fields: Any) -> Plan:
+def plan_with(**fields: Any) -> Plan:
     sizes = {
         "shapes": [SHAPE], "works": WORKS, "steps": 1000, "tokens_per_step": 4096, "predicted_fraction": 0.15,
         "parameters": {"backbone": 108_000_000, "heads": 2_000_000}, "trainable_parameters": 110_000_000,
@@ -26,23 +26,23 @@ def test_work_is_two_operations_a_value_and_four_a_seen_token():
 
 
 def test_plan_adds_up():
-    one = made(flops_per_second=1e12)
-    assert one.flops_per_token == pytest.approx(3 * (2 * 85e6 + 4 * 12 * 768 * 128 + 0.15 * 2 * 24e6))
-    assert one.tokens == 4_096_000 and one.total_parameters == 110_000_000
-    assert one.flops == pytest.approx(4_096_000 * one.flops_per_token)
-    assert one.seconds == pytest.approx(one.flops / 1e12)
-    assert one.memory_bytes["weights and gradients"] == 8 * 110_000_000
-    assert one.memory_bytes["optimizer"] == 8 * 110_000_000
-    assert one.disk_bytes == 12 * 110_000_000
-    assert dict(plan_rows(one))["time"].startswith("about 37 min")
+    plan = plan_with(flops_per_second=1e12)
+    assert plan.flops_per_token == pytest.approx(3 * (2 * 85e6 + 4 * 12 * 768 * 128 + 0.15 * 2 * 24e6))
+    assert plan.tokens == 4_096_000 and plan.total_parameters == 110_000_000
+    assert plan.flops == pytest.approx(4_096_000 * plan.flops_per_token)
+    assert plan.seconds == pytest.approx(plan.flops / 1e12)
+    assert plan.memory_bytes["weights and gradients"] == 8 * 110_000_000
+    assert plan.memory_bytes["optimizer"] == 8 * 110_000_000
+    assert plan.disk_bytes == 12 * 110_000_000
+    assert dict(plan_rows(plan))["time"].startswith("about 37 min")
 
 
 def test_micro_batches_halves_and_frozen_parts_take_less_memory():
-    whole = made().memory_bytes["activations"]
-    assert made(micro_batch_tokens=1024).memory_bytes["activations"] == pytest.approx(whole / 4)
-    assert made(half=True).memory_bytes["activations"] < whole
-    assert made(shapes=[SHAPE, SHAPE]).memory_bytes["activations"] == 2 * whole
-    frozen = made(body_trains=False, trainable_parameters=1000, optimizer_values=2000)
+    whole = plan_with().memory_bytes["activations"]
+    assert plan_with(micro_batch_tokens=1024).memory_bytes["activations"] == pytest.approx(whole / 4)
+    assert plan_with(half=True).memory_bytes["activations"] < whole
+    assert plan_with(shapes=[SHAPE, SHAPE]).memory_bytes["activations"] == 2 * whole
+    frozen = plan_with(body_trains=False, trainable_parameters=1000, optimizer_values=2000)
     assert frozen.memory_bytes == {
         "weights and gradients": 4 * 110_001_000, "optimizer": 8000, "activations": 0
     }  # fmt: skip
@@ -50,8 +50,8 @@ def test_micro_batches_halves_and_frozen_parts_take_less_memory():
 
 
 def test_without_a_rate_the_time_is_unknown():
-    one = made()
-    assert one.seconds is None and dict(plan_rows(one))["time"] == "unknown: no rate was measured"
+    plan = plan_with()
+    assert plan.seconds is None and dict(plan_rows(plan))["time"] == "unknown: no rate was measured"
 
 
 def test_measured_rate_is_a_rate():

@@ -75,7 +75,7 @@ def test_tied_weights_are_stored_once_and_come_back(trained: Path, tmp_path: Pat
     assert torch.equal(learner.decode.weight, weights["embed.weight"])
     assert weights.keys() == learner.state_dict().keys()
     stored = (folder / "model.safetensors").stat().st_size
-    assert stored < sum(one.nbytes for one in learner.state_dict().values())
+    assert stored < sum(tensor.nbytes for tensor in learner.state_dict().values())
 
 
 def test_tensors_that_overlap_without_being_equal_come_back(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_tensors_that_overlap_without_being_equal_come_back(tmp_path: Path) -> N
         (tmp_path / name).write_text("{}")
     checkpoints.write_manifest(tmp_path, {"step": 0})
     back = checkpoints.read_weights(tmp_path)
-    assert all(torch.equal(back[name], one) for name, one in tensors.items())
+    assert all(torch.equal(back[name], tensor) for name, tensor in tensors.items())
 
 
 def damage(path: Path, kind: str, chance: random.Random) -> None:
@@ -140,8 +140,8 @@ def test_a_damaged_newest_checkpoint_is_set_aside(tmp_path: Path, name: str, kin
     assert name in (tmp_path / "run/log.txt").read_text()
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), again.parameters(), strict=True))
     both = [
-        [json.loads(line) for line in (tmp_path / one / "metrics.jsonl").read_text().splitlines()]
-        for one in ("whole", "run")
+        [json.loads(line) for line in (tmp_path / run / "metrics.jsonl").read_text().splitlines()]
+        for run in ("whole", "run")
     ]
     assert train_rows(both[0]) == train_rows(both[1])
 
@@ -260,10 +260,10 @@ def test_a_checkpoint_of_another_model_is_refused(run: Path) -> None:
 
 
 def test_optimizer_state_goes_by_name_not_by_order() -> None:
-    one, other = FakeLearner(), FakeLearner()
-    groups = one.parameter_groups()
+    learner, other = FakeLearner(), FakeLearner()
+    groups = learner.parameter_groups()
     optimizer = build_adamw(AdamWConfig(), groups)
-    for parameter in one.parameters():
+    for parameter in learner.parameters():
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
     saved = state_tensors(optimizer, named_parameters(groups))

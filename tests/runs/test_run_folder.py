@@ -64,7 +64,7 @@ def test_processes_that_count_at_once_get_folders_of_their_own(tmp_path: Path) -
         return 0
 
     assert forked(20, work) == [0] * 20
-    assert sorted(path.name for path in tmp_path.iterdir()) == [f"run-{one:04d}" for one in range(1, 21)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"run-{number:04d}" for number in range(1, 21)]
     assert all(len(list(path.iterdir())) == 1 for path in tmp_path.iterdir())
 
 

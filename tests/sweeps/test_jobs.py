@@ -19,10 +19,10 @@ from lmtool.sweeps import jobs as sweep
 def seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
     """The configurations the fake command was called with, in an empty working folder."""
     monkeypatch.chdir(tmp_path)
-    found: list[Any] = []
+    calls: list[Any] = []
 
     def run(verb: str, config: Any, overrides: list[str]) -> dict[str, Any]:
-        found.append((verb, config, overrides))
+        calls.append((verb, config, overrides))
         if config.seed == 2:
             raise Diverged("the loss is nan at step 3", "lower optimizer.lr")
         if config.seed == 3:
@@ -35,7 +35,7 @@ def seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
         return result
 
     monkeypatch.setattr(cli, "run", run)
-    return found
+    return calls
 
 
 def test_a_sweep_seeds_each_job_and_goes_on_after_a_failed_one(
@@ -53,7 +53,7 @@ def test_a_sweep_seeds_each_job_and_goes_on_after_a_failed_one(
     record = json.loads((folder / "1" / "job.json").read_text())
     assert record["exit_status"] == 4 and record["error"] == "the loss is nan at step 3"
     # Hydra leaves nothing of its own in a job's folder.
-    assert {one.name for one in (folder / "0").iterdir()} == {"job.json", "result.json"}
+    assert {path.name for path in (folder / "0").iterdir()} == {"job.json", "result.json"}
     shown = capsys.readouterr()
     rows = [line.rpartition("/")[2] for line in shown.out.splitlines() if f" {folder}/" in line]
     assert rows == ["2", "5", "0", "3", "1", "4"], shown.out
@@ -76,8 +76,8 @@ def test_an_interrupt_ends_the_sweep(seen: list[Any], capsys: pytest.CaptureFixt
 def test_a_mistake_in_any_job_stops_before_the_first(seen: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["pretrain", "-m", "model=bert_tiny,gpt_tiny", "objective=mlm", "max_length=64,1024"]) == 2
     assert seen == [] and not Path("runs").exists()
-    told = capsys.readouterr().err
-    assert told.count("objective=mlm trains an encoder") == 1 and told.count("max_length=1024 is more") == 1
+    error = capsys.readouterr().err
+    assert error.count("objective=mlm trains an encoder") == 1 and error.count("max_length=1024 is more") == 1
 
 
 def test_a_named_sweep_has_its_folder_and_is_gone_on_with(seen: list[Any]) -> None:
@@ -154,9 +154,9 @@ def test_yaml_names_nothing_that_is_imported(
     (folder / "odd.yaml").write_text(f"# @package _global_\nhydra: {{{section}}}\n")
     typed = ["pretrain", "-m", "model=bert_tiny", "seed=0,1", "--config-dir", "mine", "experiment=odd"]
     assert cli.main(typed) == 2
-    told = capsys.readouterr().err
-    assert says in told and "hint: " in told and "Traceback" not in told
-    assert seen == [] and [one.name for one in Path().iterdir()] == ["mine"]
+    error = capsys.readouterr().err
+    assert says in error and "hint: " in error and "Traceback" not in error
+    assert seen == [] and [path.name for path in Path().iterdir()] == ["mine"]
 
 
 def test_other_launchers_can_send_a_job_to_another_process() -> None:

@@ -72,8 +72,12 @@ class FakeLearner(nn.Module):
     def parameter_groups(self) -> list[ParameterGroup]:
         named = list(self.named_parameters())
         return [
-            ParameterGroup("decay", [(name, one) for name, one in named if one.ndim >= 2]),
-            ParameterGroup("no_decay", [(name, one) for name, one in named if one.ndim < 2], weight_decay_scale=0.0),
+            ParameterGroup("decay", [(name, parameter) for name, parameter in named if parameter.ndim >= 2]),
+            ParameterGroup(
+                "no_decay",
+                [(name, parameter) for name, parameter in named if parameter.ndim < 2],
+                weight_decay_scale=0.0,
+            ),
         ]
 
     def on_step(self, step: int) -> None:

@@ -79,7 +79,7 @@ def outcome(folder: Path) -> tuple[list[dict[str, object]], dict[str, bytes]]:
     rows = [{key: value for key, value in row.items() if key not in clocks} for row in rows]
     last = folder / "checkpoints" / (folder / "checkpoints" / "last").read_text().strip()
     files = [load_file(path) for path in sorted(last.glob("*.safetensors"))]
-    return rows, {name: one.tobytes() for tensors in files for name, one in tensors.items()}
+    return rows, {name: tensor.tobytes() for tensors in files for name, tensor in tensors.items()}
 
 
 def kill_many(job: Job, root: Path, kills: int, seed: int = 0, seconds: float = 600.0) -> Count:

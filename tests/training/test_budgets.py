@@ -75,7 +75,7 @@ def test_epochs_beyond_another_budget_are_not_planned() -> None:
 
 def test_many_epochs_are_counted_one_by_one_and_very_many_in_proportion() -> None:
     loader = EndlessLoader()
-    assert steps_of_epochs(loader, COUNTED_EPOCHS) == sum((3, 5, 4)[one % 3] for one in range(COUNTED_EPOCHS))
+    assert steps_of_epochs(loader, COUNTED_EPOCHS) == sum((3, 5, 4)[epoch % 3] for epoch in range(COUNTED_EPOCHS))
     loader.planned.clear()
     assert steps_of_epochs(loader, 1e9) == pytest.approx(4e9, rel=1e-3)
     assert len(loader.planned) <= COUNTED_EPOCHS

@@ -90,7 +90,7 @@ def test_peak_memory_is_that_of_the_device(tmp_path: Path) -> None:
     torch.cuda.reset_peak_memory_stats()
     result, learner = go(tmp_path, 5)
     # Weights, gradients and two moments, in fp32.
-    assert result.peak_memory_bytes >= 16 * sum(one.numel() for one in learner.parameters())
+    assert result.peak_memory_bytes >= 16 * sum(parameter.numel() for parameter in learner.parameters())
     assert result.peak_memory_bytes == torch.cuda.max_memory_allocated()
 
 

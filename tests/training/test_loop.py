@@ -50,7 +50,9 @@ def step_gradients(micro_batches: int, **changes: Any) -> tuple[dict[str, torch.
     learner = FakeLearner(dropout=0.0, **changes)
     data = next(iter(FakeLoader(batch_examples=8, micro_batches=micro_batches).steps(None)))
     outcome = gradients(learner, data, 1, 0, CPU, FP32)
-    return {name: one.grad for name, one in learner.named_parameters() if one.grad is not None}, outcome
+    return {
+        name: parameter.grad for name, parameter in learner.named_parameters() if parameter.grad is not None
+    }, outcome
 
 
 @pytest.mark.parametrize("micro_batches", [2, 3, 8])
@@ -87,9 +89,9 @@ def test_gradients_of_two_processes_add_up_to_those_of_one() -> None:
         own = replace(data, batches=data.batches[rank::2])
         losses.append(gradients(learner, own, 1, 0, CPU, FP32, group=Half(rank, totals)).loss)
         penalties = sum(float(penalty) for penalty in learner.penalties().values())
-        for name, one in learner.named_parameters():
-            if one.grad is not None:
-                added[name] = added.get(name, 0) + one.grad
+        for name, parameter in learner.named_parameters():
+            if parameter.grad is not None:
+                added[name] = added.get(name, 0) + parameter.grad
     # Penalties are of no batch: each process adds the whole of them.
     assert float(sum(losses)) - penalties == pytest.approx(float(whole_outcome.loss), abs=1e-6)
     assert added.keys() == whole.keys()
@@ -112,7 +114,7 @@ def test_a_term_that_predicts_nothing_counts_nothing() -> None:
     even = type(data)([batch_of(np.array([0, 2, 4]))], data.cursor, data.epoch)
     outcome = gradients(learner, even, 1, 0, CPU, FP32)
     assert math.isfinite(float(outcome.loss)) and set(outcome.terms) == {"kind", "small"}
-    assert all(torch.isfinite(one.grad).all() for one in learner.parameters() if one.grad is not None)
+    assert all(torch.isfinite(parameter.grad).all() for parameter in learner.parameters() if parameter.grad is not None)
 
 
 def test_clipping_shortens_and_reports_the_norm_before() -> None:
@@ -125,7 +127,11 @@ def test_clipping_shortens_and_reports_the_norm_before() -> None:
         seen: list[float] = []
         optimizer.register_step_pre_hook(
             lambda *_, seen=seen, named=named: seen.append(
-                float(torch.stack([one.grad.norm() for one in named.values() if one.grad is not None]).norm())
+                float(
+                    torch.stack(
+                        [parameter.grad.norm() for parameter in named.values() if parameter.grad is not None]
+                    ).norm()
+                )
             )
         )
         norms[clip] = float(apply_gradients(optimizer, None, list(named.values()), clip)), seen[0]
@@ -137,34 +143,34 @@ def test_clipping_shortens_and_reports_the_norm_before() -> None:
 def test_one_step_is_torch_adamw(tmp_path: Path) -> None:
     _, learner = go(tmp_path / "run", max_steps=1)
     plain = FakeLearner()
-    decay = [one for one in plain.parameters() if one.ndim >= 2]
-    rest = [one for one in plain.parameters() if one.ndim < 2]
+    decay = [parameter for parameter in plain.parameters() if parameter.ndim >= 2]
+    rest = [parameter for parameter in plain.parameters() if parameter.ndim < 2]
     adamw = torch.optim.AdamW([{"params": decay, "weight_decay": 0.01}, {"params": rest, "weight_decay": 0.0}], lr=1e-2)
     gradients(plain, next(iter(FakeLoader().steps(None))), 1, 3, CPU, FP32)
     torch.nn.utils.clip_grad_norm_([*decay, *rest], 1.0)
     adamw.step()
-    for (name, one), other in zip(learner.named_parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-6, msg=name)
+    for (name, parameter), other in zip(learner.named_parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(parameter, other, rtol=0, atol=1e-6, msg=name)
 
 
 def test_rows_say_what_the_contract_says(tmp_path: Path) -> None:
     result, _ = go(tmp_path / "run", max_steps=7, log_every=3, evaluate_every=5)
-    found = rows(tmp_path / "run")
-    train_steps = [row["step"] for row in found if row["split"] == "train"]
-    assert train_steps == [1, 3, 6, 7] and [row["step"] for row in found if row["split"] == "validation"] == [5, 7]
+    logged = rows(tmp_path / "run")
+    train_steps = [row["step"] for row in logged if row["split"] == "train"]
+    assert train_steps == [1, 3, 6, 7] and [row["step"] for row in logged if row["split"] == "validation"] == [5, 7]
     keys = {"loss", "loss_word", "loss_kind", "loss_small", "learning_rate", "grad_norm", "tokens", "tokens_per_second"}
-    assert keys <= found[0].keys()
-    first = found[0]
+    assert keys <= logged[0].keys()
+    first = logged[0]
     assert first["loss"] == pytest.approx(first["loss_word"] + 0.5 * first["loss_kind"] + first["loss_small"], rel=1e-5)
     assert (result.status, result.ended, result.steps) == ("done", "max_steps", 7)
-    assert result.tokens == found[-1]["tokens"] and (tmp_path / "latest").read_text() == "run\n"
+    assert result.tokens == logged[-1]["tokens"] and (tmp_path / "latest").read_text() == "run\n"
     assert result.best is not None and result.best.name == f"step_{result.best_step:08d}"
 
 
 def test_it_learns(tmp_path: Path) -> None:
     result, _ = go(tmp_path / "run", max_steps=100, evaluate_every=20)
-    found = [row["loss"] for row in rows(tmp_path / "run") if row["split"] == "validation"]
-    assert found[-1] < 0.8 * found[0] and result.best_value == min(found)
+    losses = [row["loss"] for row in rows(tmp_path / "run") if row["split"] == "validation"]
+    assert losses[-1] < 0.8 * losses[0] and result.best_value == min(losses)
 
 
 @pytest.mark.parametrize("stop", [1, 6, 10, 13])
@@ -186,19 +192,19 @@ def test_a_run_that_goes_on_is_bitwise_the_uninterrupted_one(tmp_path: Path, sto
     loader = FakeLoader()
     _, again = go(tmp_path / "run", loader=loader, checkpoint_every=3)
     assert (loader.asked[0] is None) == (stop < 3)
-    for (name, one), other in zip(whole.state_dict().items(), again.state_dict().values(), strict=True):
-        assert torch.equal(one, other), name
+    for (name, tensor), other in zip(whole.state_dict().items(), again.state_dict().values(), strict=True):
+        assert torch.equal(tensor, other), name
     assert train_rows(rows(tmp_path / "run")) == train_rows(rows(tmp_path / "whole"))
 
 
 def test_dropout_is_of_the_step_not_of_the_past(tmp_path: Path) -> None:
-    _, one = go(tmp_path / "one", max_steps=3)
+    _, first = go(tmp_path / "one", max_steps=3)
     torch.manual_seed(99)
     torch.rand(1000)
     _, other = go(tmp_path / "other", max_steps=3)
-    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), other.parameters(), strict=True))
     _, seeded = go(tmp_path / "seeded", max_steps=3, seed=4)
-    assert not torch.equal(one.dense.weight, seeded.dense.weight)
+    assert not torch.equal(first.dense.weight, seeded.dense.weight)
 
 
 def test_a_finished_run_takes_no_step(tmp_path: Path) -> None:
@@ -264,7 +270,7 @@ def test_a_loss_or_gradient_that_is_not_finite_ends_the_run(tmp_path: Path, valu
         assert int(file.get_tensor("0.inputs.tokens")[0]) == 63
         assert {"0.examples", "1.targets.word.at", "1.targets.kind.labels"} <= set(file.keys())
     weights = checkpoints.read_weights(find(tmp_path / "run"))
-    assert all(torch.isfinite(one).all() for one in weights.values())
+    assert all(torch.isfinite(tensor).all() for tensor in weights.values())
     assert read_state(tmp_path / "run/checkpoints/step_00000006")["step"] == 6
     assert not list((tmp_path / "run/checkpoints").glob("step_00000007"))
 
@@ -364,15 +370,15 @@ def test_bf16_runs_close_to_fp32(tmp_path: Path) -> None:
 def test_frozen_parameters_stay(tmp_path: Path) -> None:
     class Frozen(FakeLearner):
         def parameter_groups(self) -> Any:
-            return [type(one)(one.name, [p for p in one.parameters if p[0].startswith("classify")]) for one in
+            return [type(group)(group.name, [p for p in group.parameters if p[0].startswith("classify")]) for group in
                     super().parameter_groups()]  # fmt: skip
 
     result, learner = go(tmp_path / "run", learner=Frozen(), max_steps=4)
     fresh = FakeLearner()
     assert torch.equal(learner.dense.weight, fresh.dense.weight)
     assert not torch.equal(learner.classify.weight, fresh.classify.weight)
-    assert result.trainable_parameters == sum(one.numel() for one in learner.classify.parameters())
-    assert result.parameters == sum(one.numel() for one in learner.parameters())
+    assert result.trainable_parameters == sum(parameter.numel() for parameter in learner.classify.parameters())
+    assert result.parameters == sum(parameter.numel() for parameter in learner.parameters())
 
 
 def test_a_budget_is_needed(tmp_path: Path) -> None:

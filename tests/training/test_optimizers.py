@@ -53,9 +53,9 @@ EVERY = {
 
 def parameters() -> dict[str, nn.Parameter]:
     generator = torch.Generator().manual_seed(1)
-    made = {name: nn.Parameter(0.3 * torch.randn(shape, generator=generator)) for name, shape in SHAPES.items()}
-    made["gate"].data.zero_()
-    return made
+    named = {name: nn.Parameter(0.3 * torch.randn(shape, generator=generator)) for name, shape in SHAPES.items()}
+    named["gate"].data.zero_()
+    return named
 
 
 def gradients(steps: int) -> list[dict[str, torch.Tensor]]:
@@ -67,8 +67,8 @@ def gradients(steps: int) -> list[dict[str, torch.Tensor]]:
 
 
 def groups_of(named: dict[str, nn.Parameter], **scales: float) -> list[ParameterGroup]:
-    decay = [(name, one) for name, one in named.items() if one.ndim > 1]
-    rest = [(name, one) for name, one in named.items() if one.ndim < 2]
+    decay = [(name, parameter) for name, parameter in named.items() if parameter.ndim > 1]
+    rest = [(name, parameter) for name, parameter in named.items() if parameter.ndim < 2]
     return [ParameterGroup("decay", decay, **scales), ParameterGroup("rest", rest, weight_decay_scale=0.0)]
 
 
@@ -78,8 +78,8 @@ def moved(config: OptimizerConfig, rate: Callable[[int], float] = lambda step: 0
     optimizer = build(config, groups_of(named))
     for step, given in enumerate(gradients(steps), start=1):
         set_learning_rate(optimizer, rate(step))
-        for name, one in named.items():
-            one.grad = given[name].clone()
+        for name, parameter in named.items():
+            parameter.grad = given[name].clone()
         optimizer.step()
     return named
 
@@ -88,30 +88,30 @@ def reference(step_of: Callable[[str, torch.Tensor, torch.Tensor, int], None], s
     """The parameters after some steps of a plain loop: step_of(name, parameter, gradient, step) moves one in place."""
     named = parameters()
     for step, given in enumerate(gradients(steps), start=1):
-        for name, one in named.items():
+        for name, parameter in named.items():
             with torch.no_grad():
-                step_of(name, one, given[name], step)
+                step_of(name, parameter, given[name], step)
     return named
 
 
-def assert_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
+def assert_equal(actual: dict[str, Any], expected: dict[str, Any]) -> None:
     start = parameters()
-    for name, one in expected.items():
-        assert not torch.equal(one, start[name])
-        torch.testing.assert_close(found[name], one, rtol=1e-6, atol=1e-6)
+    for name, tensor in expected.items():
+        assert not torch.equal(tensor, start[name])
+        torch.testing.assert_close(actual[name], tensor, rtol=1e-6, atol=1e-6)
 
 
 def transformers_adafactor(decay: float, rate: Callable[[int], float] | None = None, **options: Any) -> dict[str, Any]:
     named = parameters()
     groups = groups_of(named)
     optimizer = transformers.Adafactor(
-        [{"params": [one for _, one in group.parameters], "weight_decay": decay * group.weight_decay_scale}
+        [{"params": [parameter for _, parameter in group.parameters], "weight_decay": decay * group.weight_decay_scale}
          for group in groups],
         lr=None if rate is None else 1.0, relative_step=rate is None, **options,
     )  # fmt: skip
     for step, given in enumerate(gradients(12), start=1):
-        for name, one in named.items():
-            one.grad = given[name].clone()
+        for name, parameter in named.items():
+            parameter.grad = given[name].clone()
         if rate is not None:
             for group in optimizer.param_groups:
                 group["lr"] = rate(step)
@@ -139,8 +139,8 @@ def test_the_papers_step_sizes_are_a_schedule(warmup_init: bool) -> None:
     for step in (1, 77, 9_999, 10_000, 10_001, 524_288):
         first = 1e-6 * step if warmup_init else 1e-2
         assert config.lr * schedule(step, math.inf) == pytest.approx(min(first, 1 / math.sqrt(step)))
-    found = moved(config, lambda step: config.lr * schedule(step, math.inf))
-    assert_equal(found, transformers_adafactor(0.0, warmup_init=warmup_init))
+    actual = moved(config, lambda step: config.lr * schedule(step, math.inf))
+    assert_equal(actual, transformers_adafactor(0.0, warmup_init=warmup_init))
 
 
 def test_adafactor_keeps_sums_of_rows_and_columns_only() -> None:
@@ -148,7 +148,7 @@ def test_adafactor_keeps_sums_of_rows_and_columns_only() -> None:
     optimizer = build(AdafactorConfig(), [ParameterGroup("all", [("matrix", matrix)])])
     matrix.grad = torch.randn(30, 20)
     optimizer.step()
-    assert sum(one.numel() for one in state_tensors(optimizer, {"matrix": matrix}).values()) == 30 + 20 + 1
+    assert sum(state.numel() for state in state_tensors(optimizer, {"matrix": matrix}).values()) == 30 + 20 + 1
 
 
 def adam_direction(means: dict[str, Any], name: str, gradient: Any, step: int, betas: Any, epsilon: float) -> Any:
@@ -202,28 +202,28 @@ def test_adam_has_its_penalty_in_the_gradient() -> None:
             gradient = gradient + 0.1 * parameter
         parameter -= 0.01 * adam_direction(means, name, gradient, step, (0.9, 0.98), 1e-9)
 
-    found = moved(AdamConfig(l2=0.1, betas=(0.9, 0.98), epsilon=1e-9))
-    assert_equal(found, reference(step_of))
+    actual = moved(AdamConfig(l2=0.1, betas=(0.9, 0.98), epsilon=1e-9))
+    assert_equal(actual, reference(step_of))
     plain = moved(AdamWConfig(weight_decay=0.1, betas=(0.9, 0.98), epsilon=1e-9))
-    assert not torch.allclose(found["embed.weight"], plain["embed.weight"], atol=1e-4)
+    assert not torch.allclose(actual["embed.weight"], plain["embed.weight"], atol=1e-4)
 
 
 def test_muon_moves_the_matrices_of_the_layers_and_adamw_the_rest() -> None:
-    hidden = [name for name, one in parameters().items() if is_hidden_matrix(name, one.ndim)]
+    hidden = [name for name, parameter in parameters().items() if is_hidden_matrix(name, parameter.ndim)]
     assert hidden == ["layers.0.ffn.fc_in.weight"]
     table = nn.Parameter(torch.zeros(5, 4))
     assert not is_hidden_matrix("backbone.layers.0.self_attn.position.keys", table.ndim)
     config = MuonConfig(weight_decay=0.1)
-    found, beside = moved(config), moved(AdamWConfig(betas=(0.9, 0.95), weight_decay=0.1))
+    actual, beside = moved(config), moved(AdamWConfig(betas=(0.9, 0.95), weight_decay=0.1))
     for name in set(SHAPES) - set(hidden):
-        assert torch.equal(found[name], beside[name])
+        assert torch.equal(actual[name], beside[name])
 
     own = parameters()[hidden[0]]
     torchs = torch.optim.Muon([own], lr=0.01, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw")
     for given in gradients(12):
         own.grad = given[hidden[0]].clone()
         torchs.step()
-    assert torch.equal(found[hidden[0]], own)
+    assert torch.equal(actual[hidden[0]], own)
 
 
 def test_muon_without_a_matrix_of_a_layer_is_refused() -> None:
@@ -243,8 +243,8 @@ def test_groups_scale_rate_and_decay(name: str) -> None:
         optimizer = build(config, groups_of(named, learning_rate_scale=scale))
         for given in gradients(3):
             set_learning_rate(optimizer, rate)
-            for key, one in named.items():
-                one.grad = given[key].clone()
+            for key, parameter in named.items():
+                parameter.grad = given[key].clone()
             optimizer.step()
         halves.append(named)
     for key in ("embed.weight", "layers.0.ffn.fc_in.weight", "layers.0.stack"):
@@ -254,11 +254,11 @@ def test_groups_scale_rate_and_decay(name: str) -> None:
     named, start = parameters(), parameters()
     optimizer = build(decays, groups_of(named))
     set_learning_rate(optimizer, 0.1)
-    for one in named.values():
-        one.grad = torch.zeros_like(one)
+    for parameter in named.values():
+        parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
-    for key, one in named.items():
-        assert torch.equal(one, start[key]) == (one.ndim < 2), key
+    for key, parameter in named.items():
+        assert torch.equal(parameter, start[key]) == (parameter.ndim < 2), key
 
 
 class Layered(FakeLearner):
@@ -274,7 +274,7 @@ def go(folder: Path, config: OptimizerConfig, max_steps: int) -> Layered:
     groups = [
         ParameterGroup(
             group.name,
-            [(name.replace("dense.", "layers.0."), one) for name, one in group.parameters],
+            [(name.replace("dense.", "layers.0."), parameter) for name, parameter in group.parameters],
             weight_decay_scale=group.weight_decay_scale,
         )
         for group in learner.parameter_groups()
@@ -295,14 +295,14 @@ def test_a_run_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:
     go(tmp_path / "cut", EVERY[name], 8)
     shutil.rmtree(tmp_path / "cut" / "checkpoints" / "step_00000008")
     on = go(tmp_path / "cut", EVERY[name], 8)
-    for key, one in whole.state_dict().items():
-        assert torch.equal(on.state_dict()[key], one), key
+    for key, tensor in whole.state_dict().items():
+        assert torch.equal(on.state_dict()[key], tensor), key
     states = [
         checkpoints.read_tensors(tmp_path / run / "checkpoints" / "step_00000008", checkpoints.OPTIMIZER)
         for run in ("whole", "cut")
     ]
     assert states[0].keys() == states[1].keys() and states[0]
-    assert all(torch.equal(states[1][key], one) for key, one in states[0].items())
+    assert all(torch.equal(states[1][key], tensor) for key, tensor in states[0].items())
     assert not torch.equal(whole.dense.weight, Layered().dense.weight)
 
 
@@ -311,40 +311,40 @@ def test_a_run_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:
 def test_a_state_from_the_disk_moves_a_device_on(name: str) -> None:
     """Saved tensors are on the host; the step after them is the one that would have followed."""
 
-    def made() -> tuple[dict[str, nn.Parameter], Any]:
-        named = {key: nn.Parameter(one.detach().cuda()) for key, one in parameters().items()}
+    def on_device() -> tuple[dict[str, nn.Parameter], Any]:
+        named = {key: nn.Parameter(parameter.detach().cuda()) for key, parameter in parameters().items()}
         return named, build(EVERY[name], groups_of(named))
 
     def step(named: dict[str, nn.Parameter], optimizer: Any, given: dict[str, torch.Tensor]) -> None:
-        for key, one in named.items():
-            one.grad = given[key].cuda()
+        for key, parameter in named.items():
+            parameter.grad = given[key].cuda()
         optimizer.step()
 
-    (named, optimizer), (on, fresh), given = made(), made(), gradients(3)
-    for one in given[:2]:
-        step(named, optimizer, one)
+    (named, optimizer), (on, fresh), given = on_device(), on_device(), gradients(3)
+    for gradient in given[:2]:
+        step(named, optimizer, gradient)
     with torch.no_grad():
-        for key, one in on.items():
-            one.copy_(named[key])
-    load_state_tensors(fresh, on, {key: one.cpu() for key, one in state_tensors(optimizer, named).items()})
+        for key, tensor in on.items():
+            tensor.copy_(named[key])
+    load_state_tensors(fresh, on, {key: tensor.cpu() for key, tensor in state_tensors(optimizer, named).items()})
     step(named, optimizer, given[2])
     step(on, fresh, given[2])
-    assert all(torch.equal(on[key], one) for key, one in named.items())
+    assert all(torch.equal(on[key], tensor) for key, tensor in named.items())
 
 
 @pytest.mark.parametrize("name", list(EVERY))
 def test_a_state_comes_back_by_name(name: str) -> None:
     named = parameters()
     optimizer = build(EVERY[name], groups_of(named))
-    for one in named.values():
-        one.grad = torch.ones_like(one)
+    for parameter in named.values():
+        parameter.grad = torch.ones_like(parameter)
     optimizer.step()
-    saved = {key: one.clone() for key, one in state_tensors(optimizer, named).items()}
+    saved = {key: state.clone() for key, state in state_tensors(optimizer, named).items()}
     assert {key.partition(".")[2] for key in saved} == set(SHAPES)
     fresh = build(EVERY[name], list(reversed(groups_of(named))))
     load_state_tensors(fresh, named_parameters(groups_of(named)), saved)
     back = state_tensors(fresh, named)
-    assert back.keys() == saved.keys() and all(torch.equal(back[key], one) for key, one in saved.items())
+    assert back.keys() == saved.keys() and all(torch.equal(back[key], state) for key, state in saved.items())
     largest = max(saved, key=lambda key: saved[key].numel())
     with pytest.raises(UserError, match="another model"):
         load_state_tensors(fresh, named, saved | {largest: torch.zeros(11, 13)})

@@ -25,10 +25,10 @@ def factors(config: Any, total: float, steps: range) -> list[float]:
 
 
 def test_linear_up_and_down() -> None:
-    found = factors(LinearConfig(warmup_steps=4), 12, range(1, 13))
-    assert found[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
-    assert found[5:] == pytest.approx([1 - done / 8 for done in range(1, 8)])
-    assert min(found) > 0
+    actual = factors(LinearConfig(warmup_steps=4), 12, range(1, 13))
+    assert actual[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert actual[5:] == pytest.approx([1 - done / 8 for done in range(1, 8)])
+    assert min(actual) > 0
 
 
 @pytest.mark.parametrize("total, warmup", [(100, 10), (37, 5), (10, 0)])
@@ -97,7 +97,7 @@ def test_every_factor_is_between_zero_and_one(name: str) -> None:
     config = {"linear": LinearConfig, "cosine": CosineConfig, "constant": ConstantConfig,
               "inverse_sqrt": InverseSqrtConfig, "polynomial": PolynomialConfig}[name]()  # fmt: skip
     for total in (1, 2, 3, 10, 101):
-        assert all(0 < one <= 1 for one in factors(config, total, range(1, total + 1)))
+        assert all(0 < factor <= 1 for factor in factors(config, total, range(1, total + 1)))
 
 
 @pytest.mark.parametrize("change", [{"lr": 0.0}, {"betas": (0.9, 1.0)}, {"clip_norm": 0.0}, {"weight_decay": -1.0}])
