@@ -1,7 +1,7 @@
 """The command line: a thin dispatcher.
 
-`lmtool --help` imports the standard library only. A configuration is composed, decoded and told right before torch is
-imported; the command's module is imported last.
+`lmtool --help` imports the standard library only. A configuration is composed and decoded, and its errors are reported,
+before torch is imported; the command's module is imported last.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ VERBS: dict[str, Verb] = {
     "import": Verb("take published weights", "lmtool import checkpoint=hf://org/name output=imported", "import"),
     "plan": Verb("sizes, steps and time, before spending them", "lmtool plan pretrain model=bert"),
     "inspect": Verb("what the model is fed, and its statistics", "lmtool inspect pretrain model=bert_tiny n=3"),
-    "resume": Verb("go on with a stopped run", "lmtool resume runs/NAME"),
+    "resume": Verb("resume a stopped run", "lmtool resume runs/NAME"),
     "report": Verb("write the report of runs again", "lmtool report runs/NAME"),
     "list": Verb("what there is to choose from", "lmtool list model"),
     "show": Verb("explain a key or print a choice", "lmtool show optimizer.lr"),

@@ -61,9 +61,9 @@ def masked_data(value: Any, mask: Callable[[str], str] | None = None) -> Any:
     """Plain data with every text in it masked, keys too; numbers stay."""
     mask = masker() if mask is None else mask
     if isinstance(value, dict):
-        return {mask(key) if isinstance(key, str) else key: masked_data(one, mask) for key, one in value.items()}
+        return {mask(key) if isinstance(key, str) else key: masked_data(item, mask) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [masked_data(one, mask) for one in value]
+        return [masked_data(item, mask) for item in value]
     return mask(value) if isinstance(value, str) else value
 
 
@@ -74,7 +74,7 @@ def _values(environ: Mapping[str, str]) -> Iterator[str]:
         if ":/" in value:
             secrets += [address["password"] for address in _PASSWORD.finditer(value)]
         for secret in secrets:
-            yield from (one for one in (secret, unquote(secret)) if len(one) >= SHORTEST)
+            yield from (spelling for spelling in (secret, unquote(secret)) if len(spelling) >= SHORTEST)
 
 
 @lru_cache(maxsize=1024)
@@ -86,7 +86,7 @@ def _is_secret(name: str) -> bool:
 def _spelled(secrets: tuple[str, ...]) -> tuple[str, ...]:
     """Every spelling of the secrets, longer ones first: one may be part of another."""
     spellings = {spelling for secret in secrets for spelling in _spellings(secret)}
-    return tuple(sorted(spellings, key=lambda one: (-len(one), one)))
+    return tuple(sorted(spellings, key=lambda spelling: (-len(spelling), spelling)))
 
 
 def _spellings(secret: str) -> Iterator[str]:

@@ -227,7 +227,7 @@ class Learner(Protocol):
 class Step:
     """The data of one optimizer step: its micro-batches on the host, and the cursor of the step after it.
 
-    cursor: plain data that `Loader.steps` takes to go on exactly there. epoch: whole and broken epochs read after
+    cursor: plain data that `Loader.steps` takes to resume exactly there. epoch: whole and broken epochs read after
     this step.
     """
 

@@ -47,8 +47,7 @@ def prepare() -> None:
 
 def kinds() -> dict[str, Any]:
     """The kinds of faults by name, each a module of scripts/trials."""
-    found = [importlib.import_module(f"trials.{name}").KIND for name in KINDS]
-    return {kind.name: kind for kind in found}
+    return {name: importlib.import_module(f"trials.{name}").KIND for name in KINDS}
 
 
 def source() -> str:
@@ -232,7 +231,7 @@ def main() -> int:
         return 3 if row["outcome"].isupper() else 0
     every = [(name, seed) for name in known for seed in range(planned[name])]
     # All kinds advance together, so that a script that was stopped has seen something of each.
-    trials = sorted((one for one in every if not rows.has(*one)), key=lambda one: one[1] / planned[one[0]])
+    trials = sorted((trial for trial in every if not rows.has(*trial)), key=lambda trial: trial[1] / planned[trial[0]])
     begun = shown = time.monotonic()
     for count, row in enumerate(run_all(trials, known, stage, False, arguments.workers), 1):
         rows.add(row)

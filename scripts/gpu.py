@@ -173,7 +173,7 @@ def run_case(
                 for worker in workers.values():
                     rows.append({"kind": "counted", **worker.run(COUNTED_STEPS, count=True)})
                 break
-            except Failed as failure:  # the other side goes on without this one
+            except Failed as failure:  # the other side runs without this one
                 name = str(failure).split()[0]
                 failed[name] = str(failure)
                 del workers[name]

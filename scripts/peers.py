@@ -5,7 +5,7 @@ steps at a time.
     python scripts/peers.py VARIANT FOLDER SETTINGS     train; SETTINGS is JSON
 
 A worker loads everything, writes one JSON line `{"ready": ...}` and waits. For each line `{"steps": n}` on its input
-it lets its training loop go on for n steps and answers with their seconds, tokens and its peak memory, so start-up
+it lets its training loop run n more steps and answers with their seconds, tokens and its peak memory, so start-up
 is in no figure and the sides can take turns; `{"steps": n, "count": true}` also counts how often the host waited for
 the device. Both sides run their real loop: the transformers Trainer held at `on_step_end`, lmtool's loop held by its
 loader.

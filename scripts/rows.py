@@ -1,4 +1,4 @@
-"""What the scripts that compare runs share: the rows of finished runs, kept so that a script goes on where it stopped,
+"""What the scripts that compare runs share: the rows of finished runs, kept so that a script resumes where it stopped,
 and means with standard errors."""
 
 from __future__ import annotations

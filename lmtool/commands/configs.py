@@ -55,7 +55,7 @@ class RunConfig(CommandConfig):
 
     name: str | None = Field(
         None,
-        description="Stable name of the run: runs/NAME. The same command goes on with it. Null: made from what was "
+        description="Stable name of the run: runs/NAME. The same command resumes it. Null: made from what was "
         "chosen, and a counter.",
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
     )

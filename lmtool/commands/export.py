@@ -67,7 +67,7 @@ def run(config: ExportConfig, overrides: list[str]) -> None:
 
 
 def layout_of(model: ModelConfig, task: Mapping[str, Any] | None, tokenizer: Tokenizer) -> str | None:
-    """The format in which the exported model reads a text; None where it goes on with one, which stands as it is, and
+    """The format in which the exported model reads a text; None where it continues one, which stands as it is, and
     where the vocabulary lacks what the format puts around texts."""
     if task is None and model.architecture == "decoder":
         return None

@@ -85,7 +85,7 @@ def _difference(
     if not torch.equal(read.get("token_type_ids", none)[real], ours):
         return float("inf")
     if isinstance(original, Assembled) and again.config.architecture == "encoder_decoder":
-        return 0.0  # what its decoder goes on with is no matter of how texts are read
+        return 0.0  # what its decoder continues has nothing to do with how texts are read
     copied = again.model(**read)
     theirs = [copied.logits] if isinstance(original, TaskLearner) else [copied.hidden[real], copied.pair_logits]
     pairs = zip(_predicted(original, batch), theirs, strict=True)

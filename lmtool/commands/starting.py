@@ -19,7 +19,7 @@ from lmtool.weights.reading import Weights, read
 
 
 def saved_tokenizer(opened: OpenRun) -> Tokenizer | None:
-    """The tokenizer this run must go on with: of its own checkpoint, else of the one it starts from; else None."""
+    """The tokenizer this run must use: of its own checkpoint, else of the one it starts from; else None."""
     if opened.checkpoint is not None:
         return Tokenizer.load(opened.checkpoint, opened.config.tokenizer.parse_special_tokens)
     return starting_tokenizer(opened.config)

@@ -42,13 +42,13 @@ def resolve(
     """The data with every `auto` section replaced, the problems, and the sections left unresolved.
 
     data: plain nested data, not changed. checkpoint: the saved configuration of the checkpoint, if there is one.
-    unreadable: there should be one, and its mistake is told already.
+    unreadable: there should be one, and its error is reported already.
     """
     resolved, problems, left = dict(data), [], set()
     table: dict[str, Auto] = getattr(command, "auto", {})
 
-    def named_by_another(one: tuple[str, Choice]) -> bool:
-        how = table.get(one[0])
+    def named_by_another(named_choice: tuple[str, Choice]) -> bool:
+        how = table.get(named_choice[0])
         return how is not None and any(isinstance(source, str) and "." in source for source in how.sources)
 
     # A section that another one names is resolved after it, wherever the fields stand in the class.
@@ -65,21 +65,21 @@ def resolve(
             continue
         source, blocked = _source(how, section, resolved, checkpoint, command, unreadable)
         if source is not None:
-            typed = {key: one for key, one in (value or {}).items() if key != choice.key}
+            typed = {key: inside for key, inside in (value or {}).items() if key != choice.key}
             resolved[section] = merge(source, typed)
             if how.agrees and checkpoint is not None:
                 problems += _disagreements(section, resolved[section], checkpoint.get(section), choice)
         elif value is not None or blocked:
             left.add(section)
             if not blocked:
-                what = "nothing chosen names one to take it from"
+                reason = "nothing chosen names one to take it from"
                 if how.sources == ("checkpoint",):
-                    what = f"the checkpoint has no {section}"
+                    reason = f"the checkpoint has no {section}"
                     if data.get("checkpoint") == "none":
-                        what = f"checkpoint=none has no {section}"
+                        reason = f"checkpoint=none has no {section}"
                     elif checkpoint is None:
-                        what = "no checkpoint is given to take it from"
-                problems.append(Problem(section, f"{section}={AUTO}: {what}", how.hint or None, absent=True))
+                        reason = "no checkpoint is given to take it from"
+                problems.append(Problem(section, f"{section}={AUTO}: {reason}", how.hint or None, absent=True))
     return resolved, problems, left
 
 

@@ -74,13 +74,13 @@ def what_is_offered(primary: str, config_dirs: Sequence[Path] = ()) -> Offers:
 
 def _stored(repo: dict[str, Any], above: str = "") -> dict[str, tuple[str, ...]]:
     """The nodes in Hydra's store by group, Hydra's own left out."""
-    found: dict[str, tuple[str, ...]] = {}
-    for name, one in repo.items():
+    options: dict[str, tuple[str, ...]] = {}
+    for name, nodes in repo.items():
         group = f"{above}/{name}" if above else name
-        if isinstance(one, dict) and group not in ("hydra", "_dummy_empty_config_"):
-            here = tuple(key.removesuffix(".yaml") for key, node in one.items() if not isinstance(node, dict))
-            found |= ({group: here} if here else {}) | _stored(one, group)
-    return found
+        if isinstance(nodes, dict) and group not in ("hydra", "_dummy_empty_config_"):
+            here = tuple(key.removesuffix(".yaml") for key, node in nodes.items() if not isinstance(node, dict))
+            options |= ({group: here} if here else {}) | _stored(nodes, group)
+    return options
 
 
 @contextmanager
@@ -106,15 +106,15 @@ def plainly() -> Iterator[None]:
     except (HydraException, OmegaConfBaseException) as error:
         cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else None
         lines = [line.strip() for line in str(cause or error).splitlines() if line.strip()]
-        what = " ".join(lines[:2]) if lines else type(error).__name__
-        if alien := re.search(r"In '(\S+)/(\S+)': Could not override '(\S+)'", what):
+        said = " ".join(lines[:2]) if lines else type(error).__name__
+        if alien := re.search(r"In '(\S+)/(\S+)': Could not override '(\S+)'", said):
             group, name, section = alien.groups()
             raise UserError(
                 f"{group}={name} sets {section}, which this command does not have",
                 f"`lmtool show {group}={name}` says which command it is for",
             ) from error
         raise UserError(
-            f"the configuration does not compose: {what}", "see `lmtool list` and the YAML you named"
+            f"the configuration does not compose: {said}", "see `lmtool list` and the YAML you named"
         ) from error
 
 
@@ -168,7 +168,7 @@ def search_path(config_dirs: Sequence[Path]) -> list[str]:
     if not config_dirs:
         return []
     scheme = LimitedFiles.scheme()
-    listed = ",".join(f"'{scheme}://" + str(one.resolve()).replace("'", "\\'") + "'" for one in config_dirs)
+    listed = ",".join(f"'{scheme}://" + str(folder.resolve()).replace("'", "\\'") + "'" for folder in config_dirs)
     return [f"hydra.searchpath=[{listed}]"]
 
 

@@ -38,34 +38,41 @@ def decode(
 
     data: plain nested data, as YAML or JSON holds them; `???` marks a value that must be given.
     checkpoint_config: the saved configuration of the checkpoint the run starts from, for `auto` and for agreement.
-    earlier: problems found before (in what was typed, in the checkpoint), told together with the others.
+    earlier: problems found before (in what was typed, in the checkpoint), reported together with the others.
     running: the run happens here and now, so rules about this machine hold too.
     Raises ConfigError with all problems: unknown keys, wrong types, bad choices, missing values, broken rules.
     """
-    found = list(earlier)
-    clean = _plain(data, "", found)
+    problems = list(earlier)
+    clean = _plain(data, "", problems)
     missing: list[str] = []
     clean = _without_missing(clean, "", missing)
     # A checkpoint that is there, but cannot be read or has its key misspelt, is spoken of already.
     misspelt = {
         meant for key in clean.keys() - command.model_fields for meant in nearest_keys(key, [*command.model_fields])
     }
-    unreadable = "checkpoint" in {*(one.key for one in earlier), *misspelt}
+    unreadable = "checkpoint" in {*(problem.key for problem in earlier), *misspelt}
     clean, unresolved, left = resolve(command, clean, checkpoint_config, unreadable)
-    found += unresolved
-    found += wording.missing(command, missing, clean)
+    problems += unresolved
+    problems += wording.missing(command, missing, clean)
     for section in left:
         clean.pop(section, None)
-    silent = {*left, *(key for key in missing), *(one.key for one in found)}
+    silent = {*left, *(key for key in missing), *(problem.key for problem in problems)}
     config, errors = _validate(command, clean)
-    found += [one for one in wording.from_pydantic(command, clean, errors) if not _covered(one.key, silent)]
-    sound = _sound(command, clean, config, {one.key.split(".")[0].split("[")[0] for one in found} | left)
-    found += [one for one in broken(command, sound, running) if one.key not in {known.key for known in found}]
+    problems += [
+        problem for problem in wording.from_pydantic(command, clean, errors) if not _covered(problem.key, silent)
+    ]
+    sound = _sound(command, clean, config, {problem.key.split(".")[0].split("[")[0] for problem in problems} | left)
+    problems += [
+        problem for problem in broken(command, sound, running) if problem.key not in {known.key for known in problems}
+    ]
     # What is there under a misspelt key, or could not be read, is not missing; what is comes last.
-    there = {key for one in found if not one.absent for key in (one.key, *one.meant)}
-    found = sorted((one for one in found if not (one.absent and one.key in there)), key=lambda one: one.absent)
-    if found:
-        raise ConfigError(found)
+    there = {key for problem in problems if not problem.absent for key in (problem.key, *problem.meant)}
+    problems = sorted(
+        (problem for problem in problems if not (problem.absent and problem.key in there)),
+        key=lambda problem: problem.absent,
+    )
+    if problems:
+        raise ConfigError(problems)
     assert config is not None, (errors, silent)
     return config
 
@@ -80,7 +87,7 @@ def _validate(command: type[Command], data: dict[str, Any]) -> tuple[Command | N
 
 def _covered(key: str, keys: set[str]) -> bool:
     """Whether a key, or a section it lies in, is spoken of already."""
-    return any(key == one or key.startswith((f"{one}.", f"{one}[")) for one in keys)
+    return any(key == other or key.startswith((f"{other}.", f"{other}[")) for other in keys)
 
 
 def _sound(command: type[Config], data: dict[str, Any], config: Config | None, bad: set[str]) -> dict[str, Any]:
@@ -97,10 +104,10 @@ def _sound(command: type[Config], data: dict[str, Any], config: Config | None, b
     return sound
 
 
-def _plain(value: Any, key: str, found: list[Problem], depth: int = 0) -> Any:
+def _plain(value: Any, key: str, problems: list[Problem], depth: int = 0) -> Any:
     """A copy in JSON's kinds; anything else (a date, bytes) is a problem, and text that cannot be written in UTF-8."""
     if depth > MAX_DEPTH:
-        found.append(
+        problems.append(
             Problem(
                 key.split(".")[0].split("[")[0],
                 f"{key[:60]}...: nested more than {MAX_DEPTH} deep",
@@ -110,32 +117,34 @@ def _plain(value: Any, key: str, found: list[Problem], depth: int = 0) -> Any:
         return None
     if isinstance(value, dict):
         return {
-            _text(str(name), "a key", found): _plain(one, f"{key}.{name}" if key else str(name), found, depth + 1)
-            for name, one in value.items()
+            _text(str(name), "a key", problems): _plain(
+                item, f"{key}.{name}" if key else str(name), problems, depth + 1
+            )
+            for name, item in value.items()
         }
     if isinstance(value, list | tuple):
-        return [_plain(one, f"{key}[{index}]", found, depth + 1) for index, one in enumerate(value)]
+        return [_plain(item, f"{key}[{index}]", problems, depth + 1) for index, item in enumerate(value)]
     if isinstance(value, str):
-        return _text(value, key, found)
+        return _text(value, key, problems)
     if isinstance(value, int) and abs(value) >= 2**63:
-        found.append(Problem(key, f"{key}: a number of more than 64 bits", "no key takes so large a number"))
+        problems.append(Problem(key, f"{key}: a number of more than 64 bits", "no key takes so large a number"))
         return 0
     if value is None or isinstance(value, bool | int | float):
         return value
     kind = type(value).__name__
-    found.append(
+    problems.append(
         Problem(key, f"{key}: YAML read {value} as a {kind}, which nothing takes", f'quote it: {key}: "{value}"')
     )
     return str(value)
 
 
-def _text(text: str, key: str, found: list[Problem]) -> str:
+def _text(text: str, key: str, problems: list[Problem]) -> str:
     """A text that files and libraries take: without halves of characters (the bytes of a command line that are no
     UTF-8 become such) and without NUL."""
     clean = text.encode("utf-8", "replace").decode().replace("\0", "?")
     if clean != text:
         hint = "type it in UTF-8; rename a file whose name is not"
-        found.append(
+        problems.append(
             Problem(key, f"{key}: {text} is no text: it has a character that UTF-8 cannot write, or NUL", hint)
         )
     return clean
@@ -145,15 +154,17 @@ def _without_missing(value: Any, key: str, missing: list[str]) -> Any:
     """A copy without the `???`, whose keys are noted."""
     if isinstance(value, dict):
         kept = {}
-        for name, one in value.items():
+        for name, item in value.items():
             path = f"{key}.{name}" if key else name
-            if one == MISSING:
+            if item == MISSING:
                 missing.append(path)
             else:
-                kept[name] = _without_missing(one, path, missing)
+                kept[name] = _without_missing(item, path, missing)
         return kept
     if isinstance(value, list):
         if MISSING in value:
             missing.append(key)
-        return [_without_missing(one, f"{key}[{index}]", missing) for index, one in enumerate(value) if one != MISSING]
+        return [
+            _without_missing(item, f"{key}[{index}]", missing) for index, item in enumerate(value) if item != MISSING
+        ]
     return value

@@ -24,7 +24,7 @@ def folders(config_dirs: Sequence[Path] = ()) -> list[Path]:
     for folder in config_dirs:
         if not folder.is_dir():
             kind = "a file, not a folder" if folder.exists() else "no such folder"
-            beside = [one.name for one in folder.parent.glob("*/")] if folder.parent.is_dir() else []
+            beside = [sibling.name for sibling in folder.parent.glob("*/")] if folder.parent.is_dir() else []
             close = nearest(folder.name, beside)
             laid_out = "give a folder laid out like conf/: experiment/mine.yaml in it is experiment=mine"
             hint = f"did you mean --config-dir {folder.parent / close}?" if close else laid_out
@@ -34,16 +34,16 @@ def folders(config_dirs: Sequence[Path] = ()) -> list[Path]:
 
 def all_groups(config_dirs: Sequence[Path] = ()) -> list[str]:
     """Every group, as `model` or `model/positions`, sorted."""
-    found = set()
+    names = set()
     for folder in folders(config_dirs):
-        found |= {str(one.parent.relative_to(folder)) for one in folder.rglob("*.yaml")}
-    return sorted(found - {"."})
+        names |= {str(path.parent.relative_to(folder)) for path in folder.rglob("*.yaml")}
+    return sorted(names - {"."})
 
 
 def options(group: str, config_dirs: Sequence[Path] = ()) -> tuple[str, ...]:
     """The YAML names of a group, sorted."""
-    found = {one.stem for folder in folders(config_dirs) for one in (folder / group).glob("*.yaml")}
-    return tuple(sorted(found))
+    names = {path.stem for folder in folders(config_dirs) for path in (folder / group).glob("*.yaml")}
+    return tuple(sorted(names))
 
 
 def yaml_file(group: str, option: str, config_dirs: Sequence[Path] = ()) -> Path | None:
@@ -56,15 +56,15 @@ def yaml_file(group: str, option: str, config_dirs: Sequence[Path] = ()) -> Path
 
 def purpose(path: Path) -> str:
     """The sentence that the first comment of a YAML file begins with: what it is for."""
-    told = ""
+    purpose = ""
     for line in path.read_text(encoding="utf-8").splitlines():
         if line.startswith("# @package"):
             continue
         text = line.lstrip("# ").rstrip()
-        if not line.startswith("#") or text.startswith("lmtool ") or told.endswith("."):
+        if not line.startswith("#") or text.startswith("lmtool ") or purpose.endswith("."):
             break
-        told = f"{told} {text}".strip()
-    return told
+        purpose = f"{purpose} {text}".strip()
+    return purpose
 
 
 def line_of(path: Path, key: str) -> int | None:

@@ -41,7 +41,7 @@ def nearest(word: str, known: Iterable[object]) -> str | None:
     if len(word) > LONGEST:
         return None
     lower = word.lower()
-    ranked = sorted((distance(lower, str(one).lower()), str(one)) for one in known)
+    ranked = sorted((distance(lower, str(word).lower()), str(word)) for word in known)
     if ranked and ranked[0][0] <= _far(word) and not _strangers(lower, ranked[0][1].lower()):
         return ranked[0][1]
     inside = [name for _, name in ranked if len(word) > 2 and (name.startswith(word) or word.startswith(name + "_"))]
@@ -58,15 +58,15 @@ def nearest_keys(key: str, known: Sequence[str]) -> list[str]:
         return []
     parent, _, last = key.rpartition(".")
     scored = []
-    for one in known:
-        above, _, name = one.rpartition(".")
+    for candidate in known:
+        above, _, name = candidate.rpartition(".")
         edits = distance(last.lower(), name.lower())
         elsewhere = 0.0 if above == parent else min(1.0, distance(parent, above) / 2)
         # In its own section a word may be far from the right one; in another only a slip.
         if edits <= (_far(last) if above == parent else min(1, _far(last))) or edits == 0:
-            scored.append((edits + elsewhere, one))
+            scored.append((edits + elsewhere, candidate))
     scored.sort()
-    return [one for score, one in scored if score == scored[0][0]][:3] or _sharing(last.lower(), known)
+    return [candidate for score, candidate in scored if score == scored[0][0]][:3] or _sharing(last.lower(), known)
 
 
 def _sharing(word: str, known: Sequence[str]) -> list[str]:

@@ -79,8 +79,8 @@ def read(
     for text in overrides:
         sign, key = _key(text)
         if len(key.encode("utf-8", "replace")) > LONGEST_KEY:
-            what = f"{key[:40]}...: a key of {len(key):,} characters; no key has more than {LONGEST_KEY}"
-            typed.problems.append(Problem(key, what, "`lmtool show KEY` explains a key"))
+            message = f"{key[:40]}...: a key of {len(key):,} characters; no key has more than {LONGEST_KEY}"
+            typed.problems.append(Problem(key, message, "`lmtool show KEY` explains a key"))
             continue
         if "=" not in text and sign != "~":
             named = f"{text}=VALUE" if _KEY.fullmatch(text) else f"KEY={text}, such as checkpoint={text}"
@@ -93,8 +93,8 @@ def read(
             typed.problems.append(Problem(key, f"{both}: a key is given once", "keep one of them"))
         elif key in verbatim:
             typed.verbatim[key] = value
-        elif (one := _parsed(parser, text, key, typed)) is not None:
-            _sort(one, sign, key, offers, multirun, typed)
+        elif (override := _parsed(parser, text, key, typed)) is not None:
+            _sort(override, sign, key, offers, multirun, typed)
     for first, second in alternatives:
         if {first, second} <= values.keys() and "null" not in (values[first], values[second]):
             both = f"{first}={values[first]} and {second}={values[second]}"
@@ -122,8 +122,8 @@ def _parsed(parser: OverridesParser, text: str, key: str, typed: Typed) -> Overr
             continue
         except (RecursionError, ValueError) as error:
             # Brackets by the hundred, or a number of thousands of digits.
-            what = "is nested too deep" if isinstance(error, RecursionError) else "is too long for a number"
-            typed.problems.append(Problem(key, f"{key}: the value {what}", f"`lmtool show {key}` explains it"))
+            fault = "is nested too deep" if isinstance(error, RecursionError) else "is too long for a number"
+            typed.problems.append(Problem(key, f"{key}: the value {fault}", f"`lmtool show {key}` explains it"))
             return None
     value = text.partition("=")[2]
     quote = "'" if '"' in value else '"'
@@ -147,8 +147,8 @@ def _quoted(parser: OverridesParser, text: str) -> str | None:
     word = "x" * (1 + max(map(len, re.findall("x+", value)), default=0))
     numbers = itertools.count()
     try:
-        one = parser.parse_override(f"{key}={_UNKNOWN_TO_HYDRA.sub(lambda _: f'{word}{next(numbers)}_', value)}")
-        given = one.value()
+        override = parser.parse_override(f"{key}={_UNKNOWN_TO_HYDRA.sub(lambda _: f'{word}{next(numbers)}_', value)}")
+        given = override.value()
         parts = given.list if isinstance(given, ChoiceSweep) and given.simple_form else [given]
         written = ",".join(map(_written, parts))
     except (HydraException, TypeError, RecursionError, ValueError):
@@ -165,7 +165,7 @@ def _written(value: Any) -> str:
     if isinstance(value, list):
         return f"[{','.join(map(_written, value))}]"
     if isinstance(value, dict):
-        return f"{{{','.join(f'{key}: {_written(one)}' for key, one in value.items())}}}"
+        return f"{{{','.join(f'{key}: {_written(item)}' for key, item in value.items())}}}"
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, int | float):
@@ -173,8 +173,8 @@ def _written(value: Any) -> str:
     raise TypeError(value)
 
 
-def _sort(one: Override, sign: str, key: str, offers: Offers, multirun: bool, typed: Typed) -> None:
-    group, text = key.partition("@")[0], str(one.input_line)
+def _sort(override: Override, sign: str, key: str, offers: Offers, multirun: bool, typed: Typed) -> None:
+    group, text = key.partition("@")[0], str(override.input_line)
     value = text.partition("=")[2]
     if key.startswith(("hydra.", "hydra/")):
         if multirun and key.startswith(_SWEEP):
@@ -182,15 +182,15 @@ def _sort(one: Override, sign: str, key: str, offers: Offers, multirun: bool, ty
         else:
             typed.problems.append(_of_hydra(key, value, multirun))
     elif group in offers.groups or "/" in group:
-        typed.problems += list(_choice(one, text, sign, group, offers, multirun, typed))
+        typed.problems += list(_choice(override, text, sign, group, offers, multirun, typed))
     elif sign == "~":
         hint = f"give {key}=VALUE, or null where it is allowed"
         typed.problems.append(Problem(f"~{key}", f"~{key}: a value cannot be taken away", hint))
-    elif one.is_sweep_override() and not multirun:
+    elif override.is_sweep_override() and not multirun:
         hint = f"-m sweeps over them; a list is '{key}=[{value}]', one text is '{key}=\"{value}\"'"
         typed.problems.append(Problem(key, f"{key}={value}: several values for one run", hint))
     else:
-        typed.sweeps = typed.sweeps or one.is_sweep_override()
+        typed.sweeps = typed.sweeps or override.is_sweep_override()
         typed.values.append(f"++{key}={value}")
 
 
@@ -205,7 +205,7 @@ def _of_hydra(key: str, value: str, multirun: bool) -> Problem:
 
 
 def _choice(
-    one: Override, text: str, sign: str, group: str, offers: Offers, multirun: bool, typed: Typed
+    override: Override, text: str, sign: str, group: str, offers: Offers, multirun: bool, typed: Typed
 ) -> Iterator[Problem]:
     """Check the choice of a group's option, and keep it where it is sound."""
     section, value = group.split("/")[0], text.partition("=")[2]
@@ -218,39 +218,39 @@ def _choice(
         hint = f"did you mean {close}={value}?" if close else "`lmtool list` prints the groups"
         yield Problem(group, f"there is no group {group}", hint)
     elif section not in offers.primary:
-        has = ", ".join(one for one in offers.primary if offers.groups.get(one))
+        has = ", ".join(group_name for group_name in offers.primary if offers.groups.get(group_name))
         yield Problem(group, f"{text}: this command has no {section}", f"its groups are {has}")
-    elif isinstance(one.value(), list):
+    elif isinstance(override.value(), list):
         names = value.strip("[]")
         first = names.split(",")[0].strip()
         hint = f"one: {group}={first}; each in a run of its own: -m {group}={names.replace(' ', '')}"
         yield Problem(group, f"{text}: a run takes one {group}, not a list", hint)
-    elif one.is_sweep_override() and not multirun:
+    elif override.is_sweep_override() and not multirun:
         yield Problem(group, f"{text}: several choices for one run", f"add -m to run each: -m {text}")
-    elif one.value() is None:
+    elif override.value() is None:
         # Hydra has no word for "none of them" but taking the group away.
         if offers.primary.get(group) is not None:
             typed.choices.append(f"~{group}")
     else:
-        wrong = [name for name in _names(one) if str(name) not in offers.groups[group]]
+        wrong = [name for name in _names(override) if str(name) not in offers.groups[group]]
         for name in wrong:
             yield problems.unknown_choice(group, group, str(name), offers.groups[group])
-        before = next((one for one in typed.choices if one.partition("=")[0] == group), None)
+        before = next((choice for choice in typed.choices if choice.partition("=")[0] == group), None)
         if before not in (None, text.lstrip("+")):
             both = f"{before.partition('=')[2]},{value}"
             hint = f"keep one of them; each in a run of its own: -m {group}={both}"
             yield Problem(group, f"{before} and {group}={value}: a run takes one {group}", hint)
         elif not wrong:
-            typed.sweeps = typed.sweeps or one.is_sweep_override()
+            typed.sweeps = typed.sweeps or override.is_sweep_override()
             typed.choices.append(text.lstrip("+"))
 
 
-def _names(one: Override) -> list[Any]:
+def _names(override: Override) -> list[Any]:
     """The options an override names: one, or those of a sweep over a plain list."""
-    if not one.is_sweep_override():
-        return [one.value()]
-    if one.is_discrete_sweep():
-        return [part.split("=", 1)[-1].strip("'\"") for part in one.sweep_string_iterator()]
+    if not override.is_sweep_override():
+        return [override.value()]
+    if override.is_discrete_sweep():
+        return [part.split("=", 1)[-1].strip("'\"") for part in override.sweep_string_iterator()]
     return []
 
 
@@ -262,10 +262,10 @@ def as_values(
 ) -> tuple[dict[str, Any], list[Problem]]:
     """Overrides beside a saved configuration: nested plain values; choices of a group are refused."""
     typed = read(overrides, offers, verbatim=verbatim, alternatives=alternatives)
-    found = list(typed.problems)
+    problems = list(typed.problems)
     for text in typed.choices:
         group = text.partition("=")[0]
-        found.append(
+        problems.append(
             Problem(
                 group,
                 f"{text}: --config brings its own {group}",
@@ -273,19 +273,19 @@ def as_values(
             )
         )
     for text in typed.hydra:
-        found.append(Problem(text, f"{text}: a saved configuration is read without Hydra", "leave it out"))
+        problems.append(Problem(text, f"{text}: a saved configuration is read without Hydra", "leave it out"))
     parser, data = OverridesParser.create(), dict[str, Any](typed.verbatim)
     for text in typed.values:
-        one = parser.parse_override(text)
+        override = parser.parse_override(text)
         inside = data
-        *above, last = one.key_or_group.split(".")
+        *above, last = override.key_or_group.split(".")
         for part in above:
             inside = inside.setdefault(part, {})
             if not isinstance(inside, dict):
                 break
         if isinstance(inside, dict):
-            inside[last] = _plain(one.value())
-    return data, found
+            inside[last] = _plain(override.value())
+    return data, problems
 
 
 def _plain(value: Any) -> Any:
@@ -293,9 +293,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, QuotedString):
         return value.text
     if isinstance(value, dict):
-        return {str(key): _plain(one) for key, one in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     return value
 
 
@@ -303,9 +303,9 @@ def offers(primary: Path, config_dirs: Sequence[Path], extra: dict[str, tuple[st
     """What may be chosen with a primary file: the YAML of all folders, and `extra` options (of plugins) by group."""
     import yaml
 
-    found = {name: groups.options(name, config_dirs) for name in groups.all_groups(config_dirs)}
+    offered = {name: groups.options(name, config_dirs) for name in groups.all_groups(config_dirs)}
     for name, options in extra.items():
-        found[name] = tuple(sorted({*found.get(name, ()), *options}))
+        offered[name] = tuple(sorted({*offered.get(name, ()), *options}))
     defaults = yaml.safe_load(primary.read_text(encoding="utf-8")).get("defaults", [])
     has = {str(key).split()[-1]: name for item in defaults if isinstance(item, dict) for key, name in item.items()}
-    return Offers(found, has)
+    return Offers(offered, has)

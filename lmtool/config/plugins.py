@@ -52,12 +52,12 @@ def _file_given(module: str) -> UserError:
     return UserError(f"--plugin {module}: a path, not the dotted name of a module", f"{hint}{place}")
 
 
-def _import(module: str, what: str, hint: str) -> None:
+def _import(module: str, subject: str, hint: str) -> None:
     try:
         importlib.import_module(module)
-    # Whatever a stranger's module raises while it is imported, the user is told whose it was.
+    # Whatever a stranger's module raises while it is imported, the error names whose it was.
     except Exception as error:
-        raise UserError(f"{what} cannot be imported: {type(error).__name__}: {error}", hint) from error
+        raise UserError(f"{subject} cannot be imported: {type(error).__name__}: {error}", hint) from error
 
 
 def nodes(config_dirs: Sequence[Path] = ()) -> dict[tuple[str, str], tuple[Entry, dict[str, Any]]]:
@@ -65,13 +65,13 @@ def nodes(config_dirs: Sequence[Path] = ()) -> dict[tuple[str, str], tuple[Entry
 
     They are what plugins add; a required value is `???`.
     """
-    found = {}
+    nodes = {}
     for group in component_groups():
         written = groups.options(group, config_dirs)
         for entry in entries(group):
             if entry.name not in written:
-                found[(group, entry.name)] = (entry, defaults(entry))
-    return found
+                nodes[(group, entry.name)] = (entry, defaults(entry))
+    return nodes
 
 
 def defaults(entry: Entry) -> dict[str, Any]:

@@ -24,15 +24,15 @@ _ABSENT = object()
 
 def from_pydantic(command: type[Config], data: dict[str, Any], errors: list[Any]) -> list[Problem]:
     """One problem a key. errors: `ValidationError.errors()` of decoding `data` as `command`."""
-    found: dict[str, Problem] = {}
+    problems: dict[str, Problem] = {}
     for error in errors:
-        for one in _worded(command, data, error):
-            found.setdefault(one.key, one)
+        for problem in _worded(command, data, error):
+            problems.setdefault(problem.key, problem)
     # Of a list, its first bad item says enough; of a union, the list's own error says nothing more.
     kept: dict[str, Problem] = {}
-    for key, one in sorted(found.items(), key=lambda pair: "[" not in pair[0]):
-        kept.setdefault(key.split("[")[0], one)
-    return [one for one in found.values() if one in kept.values()]
+    for key, problem in sorted(problems.items(), key=lambda pair: "[" not in pair[0]):
+        kept.setdefault(key.split("[")[0], problem)
+    return [problem for problem in problems.values() if problem in kept.values()]
 
 
 def _worded(command: type[Config], data: dict[str, Any], error: Any) -> Iterator[Problem]:
@@ -57,19 +57,19 @@ def _worded(command: type[Config], data: dict[str, Any], error: Any) -> Iterator
 def _not_allowed(key: str, field: FieldInfo, value: Any) -> Problem:
     named = words.options(field)
     single = named and isinstance(value, str)
-    what = words.one_of(named) if single else words.allowed_item(field) if "[" in key else words.allowed(field)
+    allowed = words.one_of(named) if single else words.allowed_item(field) if "[" in key else words.allowed(field)
     close = nearest(value, named) if single else None
     hint = f"did you mean {close if '[' in key else f'{key}={close}'}?" if close else None
     if isinstance(value, bool) and "[" in key:
         whole = key.split("[")[0]
         hint = f'YAML reads a bare yes, no, on or off as true or false: quote your labels, \'{whole}=["yes","no"]\''
-    elif isinstance(value, bool | int | float) and "text" in what:
+    elif isinstance(value, bool | int | float) and "text" in allowed:
         hint = f"quote it: '{key}=\"{value}\"'"
     elif (number := _number(value)) is not None and _takes(field, number):
         read_as_text = isinstance(value, str) and isinstance(yaml.safe_load(value), str)
         hint = f"YAML reads {value} as text: write {_plainly(number)}" if read_as_text else f"write {key}={number}"
     hint = hint or f"{field.description or ''} (`lmtool show {key.split('[')[0]}`)".strip()
-    return Problem(key, f"{key}: given {words.given(value)}; allowed: {what}", hint)
+    return Problem(key, f"{key}: given {words.given(value)}; allowed: {allowed}", hint)
 
 
 def _number(value: Any) -> int | float | None:
@@ -101,12 +101,14 @@ def _plainly(number: int | float) -> str:
 
 def missing(command: type[Config], keys: list[str], data: dict[str, Any]) -> list[Problem]:
     """Problems of required keys that have no value."""
-    found, sections = [], choices(command)
+    problems, sections = [], choices(command)
     for key in keys:
         if key in sections:
             offered = groups.options(sections[key].group) or names(sections[key].group)
             hint = f"give {key}=NAME; `lmtool list {sections[key].group}` prints them with a line each"
-            found.append(Problem(key, f"missing required value: {key}, one of {', '.join(offered)}", hint, absent=True))
+            problems.append(
+                Problem(key, f"missing required value: {key}, one of {', '.join(offered)}", hint, absent=True)
+            )
             continue
         field = _locate(command, data, tuple(key.split(".")))[1]
         choice = None if field is None else choice_of(field)
@@ -114,11 +116,11 @@ def missing(command: type[Config], keys: list[str], data: dict[str, Any]) -> lis
             # A group of its own within the section, or a key of it.
             typed = choice.group if choice.group.replace("/", ".") == key else f"{key}.{choice.key}"
             hint = f"give {typed}=NAME, one of {', '.join(names(choice.group))}"
-            found.append(Problem(key, f"{key} names no {choice.group.rpartition('/')[2]}", hint, absent=True))
+            problems.append(Problem(key, f"{key} names no {choice.group.rpartition('/')[2]}", hint, absent=True))
             continue
         about = f" ({field.description.rstrip('.')})" if field is not None and field.description else ""
-        found.append(Problem(key, f"missing required value: {key}", f"give {key}=...{about}", absent=True))
-    return found
+        problems.append(Problem(key, f"missing required value: {key}", f"give {key}=...{about}", absent=True))
+    return problems
 
 
 def unknown_choice(group: str, key: str, given: str, offered: tuple[str, ...] | None = None, form: str = "") -> Problem:
@@ -133,8 +135,8 @@ def unknown_choice(group: str, key: str, given: str, offered: tuple[str, ...] | 
 def _unknown(command: type[Config], data: dict[str, Any], key: str, value: Any) -> Iterator[Problem]:
     """An unknown key; of an unknown section, each of its keys."""
     if isinstance(value, dict) and value:
-        for name, one in value.items():
-            yield from _unknown(command, data, f"{key}.{name}", one)
+        for name, item in value.items():
+            yield from _unknown(command, data, f"{key}.{name}", item)
         return
     yield unknown_key(key, value, known_keys(command, data), command)
 
@@ -144,7 +146,7 @@ def unknown_key(key: str, value: Any, known: list[str], command: type[Config]) -
     shown = f"={value}" if isinstance(value, bool | int | float | str) else ""
     shown = shown.lower() if isinstance(value, bool) else shown
     near = nearest_keys(key, known)
-    meant = " or ".join(f"{one}{shown}" for one in near)
+    meant = " or ".join(f"{key_name}{shown}" for key_name in near)
     hint = f"did you mean {meant}?" if near else _elsewhere(key, command)
     return Problem(key, f"unknown key {key}", hint, meant=tuple(near))
 
@@ -157,7 +159,7 @@ def _elsewhere(key: str, command: type[Config]) -> str:
         return f"this command reads no {section}"
     if choice is None:
         return "`lmtool list` prints the groups, `lmtool show KEY` explains a key"
-    having = [one.name for one in entries(choice.group) if name in one.config.model_fields]
+    having = [entry.name for entry in entries(choice.group) if name in entry.config.model_fields]
     if having:
         return f"{section}={having[0]} has {name}"
     return f"`lmtool show {section}` prints the keys of {section}"
@@ -166,28 +168,30 @@ def _elsewhere(key: str, command: type[Config]) -> str:
 def known_keys(command: type[Config], data: dict[str, Any]) -> list[str]:
     """Every dotted key that may be typed, given the components chosen in `data`; of a section without a known choice,
     the keys of all its components."""
-    found = [*getattr(command, "recipes", ())]
+    known = [*getattr(command, "recipes", ())]
     for name, field in command.model_fields.items():
-        found.append(name)
-        found += [key for one in _classes(field, data.get(name)) for key in _keys(one, name, data.get(name))]
-    return list(dict.fromkeys(found))
+        known.append(name)
+        known += [
+            key for config_class in _classes(field, data.get(name)) for key in _keys(config_class, name, data.get(name))
+        ]
+    return list(dict.fromkeys(known))
 
 
 def _keys(config: type[Config], above: str, value: Any) -> Iterator[str]:
     for name, field in config.model_fields.items():
         yield f"{above}.{name}"
         inside = value.get(name) if isinstance(value, dict) else None
-        for one in _classes(field, inside):
-            yield from _keys(one, f"{above}.{name}", inside)
+        for config_class in _classes(field, inside):
+            yield from _keys(config_class, f"{above}.{name}", inside)
 
 
 def _classes(field: FieldInfo, value: Any) -> list[type[Config]]:
     """The classes a section's value may have; none where the field is no section."""
     choice = choice_of(field)
-    one = chosen_class(value, choice) if choice else section_class(field)
-    if one is None and choice is not None:
+    config_class = chosen_class(value, choice) if choice else section_class(field)
+    if config_class is None and choice is not None:
         return [entry.config for entry in entries(choice.group)]
-    return [] if one is None else [one]
+    return [] if config_class is None else [config_class]
 
 
 def choice_of(field: FieldInfo) -> Choice | None:
@@ -200,9 +204,9 @@ def section_class(field: FieldInfo) -> type[Config] | None:
     kinds = (
         get_args(field.annotation) if get_origin(field.annotation) in (Union, types.UnionType) else (field.annotation,)
     )
-    for one in kinds:
-        if isinstance(one, type) and issubclass(one, Config):
-            return one
+    for kind in kinds:
+        if isinstance(kind, type) and issubclass(kind, Config):
+            return kind
     return None
 
 

@@ -45,7 +45,7 @@ def rule(command: type[Config], *needs: str, running: bool = False) -> Callable[
 
 def broken(command: type[Config], sound: dict[str, Any], running: bool) -> Iterator[Problem]:
     """The problems of all rules whose keys are among the sound values."""
-    for one in list(_RULES.values()):
-        applies = issubclass(command, one.command) and (running or not one.running)
-        if applies and all(need in sound for need in one.needs):
-            yield from one.check(*(sound[need] for need in one.needs))
+    for rule in list(_RULES.values()):
+        applies = issubclass(command, rule.command) and (running or not rule.running)
+        if applies and all(need in sound for need in rule.needs):
+            yield from rule.check(*(sound[need] for need in rule.needs))

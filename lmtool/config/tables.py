@@ -114,7 +114,7 @@ class Choice:
         return core_schema.no_info_plain_validator_function(
             self.validate,
             serialization=core_schema.plain_serializer_function_ser_schema(
-                lambda one: None if one is None else one.model_dump()
+                lambda config: None if config is None else config.model_dump()
             ),
         )
 

@@ -61,7 +61,7 @@ def _items(annotation: Any) -> Any:
     if origin in (tuple, list):
         return arguments[0]
     if origin in (Union, types.UnionType, Annotated):
-        return next((items for one in arguments if (items := _items(one)) is not None), None)
+        return next((items for argument in arguments if (items := _items(argument)) is not None), None)
     return None
 
 
@@ -73,7 +73,7 @@ def _allowed(annotation: Any, metadata: list[Any]) -> str:
     if origin is Annotated:
         return _allowed(arguments[0], [*metadata, *arguments[1:]])
     if origin in (Union, types.UnionType):
-        parts = [_allowed(one, metadata) for one in arguments if one is not type(None)]
+        parts = [_allowed(argument, metadata) for argument in arguments if argument is not type(None)]
         if type(None) in arguments:
             parts.append("null")
         return "; or ".join(parts) if len(parts) > 2 else ", or ".join(parts)
@@ -84,7 +84,7 @@ def _plain(annotation: Any, origin: Any, arguments: tuple[Any, ...]) -> str:
     if origin is Literal:
         return one_of(arguments)
     if origin is tuple:
-        items = [one for one in arguments if one is not Ellipsis]
+        items = [argument for argument in arguments if argument is not Ellipsis]
         many = f"a list of {_many(items[0])}"
         return many if len(arguments) != len(items) else f"a list of {len(items)} values: {_many(items[0])}"
     if origin is dict:
@@ -106,37 +106,37 @@ def _many(annotation: Any) -> str:
 
 def one_of(options: Any) -> str:
     """`a, b or c`."""
-    shown = ["null" if one is None else str(one) for one in options]
+    shown = ["null" if option is None else str(option) for option in options]
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} or {shown[-1]}"
 
 
 def bounds(metadata: list[Any]) -> str:
     """The bounds among a field's constraints: `, at least 1, below 10`."""
     words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
-    found = []
-    for mark in [limit for one in metadata for limit in (one.metadata if isinstance(one, FieldInfo) else [one])]:
-        found += [f", {word} {getattr(mark, name)}" for name, word in words.items() if hasattr(mark, name)]
+    limits = []
+    for mark in [mark for item in metadata for mark in (item.metadata if isinstance(item, FieldInfo) else [item])]:
+        limits += [f", {word} {getattr(mark, name)}" for name, word in words.items() if hasattr(mark, name)]
         if getattr(mark, "min_length", None) is not None:
-            found.append(f", {mark.min_length} or longer")
+            limits.append(f", {mark.min_length} or longer")
         if getattr(mark, "max_length", None) is not None:
-            found.append(f", {mark.max_length} at most")
+            limits.append(f", {mark.max_length} at most")
         if getattr(mark, "pattern", None) is not None:
-            found.append(f" that matches {mark.pattern}")
+            limits.append(f" that matches {mark.pattern}")
         if getattr(mark, "multiple_of", None) is not None:
-            found.append(f", a multiple of {mark.multiple_of}")
-    return "".join(found)
+            limits.append(f", a multiple of {mark.multiple_of}")
+    return "".join(limits)
 
 
 def options(field: FieldInfo) -> tuple[str, ...]:
     """The names a field chooses from, where it is such a field (through null and lists), else none."""
-    found: list[str] = []
+    literals: list[str] = []
 
     def walk(annotation: Any) -> None:
         if get_origin(annotation) is Literal:
-            found.extend(str(one) for one in get_args(annotation))
+            literals.extend(str(literal) for literal in get_args(annotation))
         else:
-            for one in get_args(annotation):
-                walk(one)
+            for argument in get_args(annotation):
+                walk(argument)
 
     walk(field.annotation)
-    return tuple(found)
+    return tuple(literals)

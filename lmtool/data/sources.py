@@ -17,7 +17,7 @@ from lmtool.errors import UserError
 SPLITS = ("train", "validation")
 
 Progress = Callable[[str, int, int], None]
-"""progress(what, done, total): called from time to time while something long goes on."""
+"""progress(what, done, total): called from time to time during something long."""
 
 PART = 1_000_000
 """Characters after which the rest of a document comes as a further part."""

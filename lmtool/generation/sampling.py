@@ -1,4 +1,4 @@
-"""Text token by token: greedy, or drawn at a temperature from the best few. A decoder goes on with a text, an
+"""Text token by token: greedy, or drawn at a temperature from the best few. A decoder continues a text, an
 encoder-decoder answers one.
 
 Shape letters: T tokens, H hidden width, V vocabulary.

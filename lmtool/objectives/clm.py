@@ -82,7 +82,7 @@ class CausalLanguageModel(BaseLearner):
     @torch.no_grad()
     def samples(self, batch: Batch, n: int) -> list[dict[str, str]]:
         """The first n documents of a batch as plain data: the `prompt`, their first tokens, and the `text` that the
-        model goes on with (temperature 0.8, the best 40)."""
+        model continues (temperature 0.8, the best 40)."""
         samples = []
         for start, length in list(zip(batch.inputs.starts, batch.inputs.lengths, strict=True))[:n]:
             prompt = batch.inputs.tokens[start : start + min(length, _PROMPT)].tolist()

@@ -74,7 +74,7 @@ def start_screen(
     """
     chosen = " ".join(f"{plain(key)}={plain(value, 80)}" for key, value in choices.items())
     output.line(f"lmtool {__version__} · {command} · {chosen}", "bold")
-    where = plain(run_dir) if resumed_step is None else f"{plain(run_dir)} · goes on from step {count(resumed_step)}"
+    where = plain(run_dir) if resumed_step is None else f"{plain(run_dir)} · resumes from step {count(resumed_step)}"
     rows = [("run", where), *_sections("data", data), *_sections("model", model)]
     if plan is not None:
         rows += _plan_rows(plan, epochs)

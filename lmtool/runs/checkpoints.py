@@ -145,6 +145,6 @@ def load_weights(learner: nn.Module, tensors: Mapping[str, Tensor], origin: str 
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise UserError(
             f"{origin} is of another model: {'; '.join(sorted(wrong)[:3])}{more}",
-            "go on with the configuration it was trained with, or give another name=",
+            "resume with the configuration it was trained with, or give another name=",
         )
     learner.load_state_dict(dict(tensors))

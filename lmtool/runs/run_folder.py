@@ -33,7 +33,7 @@ from lmtool.runs.files import plain, replace_text, to_json, write_rows
 from lmtool.runs.locks import Lock
 from lmtool.runs.resuming import resume_point
 
-# Where and how fast a run computes, and what it is called: these may differ when it goes on. Everything else is part
+# Where and how fast a run computes, and what it is called: these may differ when it resumes. Everything else is part
 # of what is learned; evaluate_every and patience too, since they decide when a run ends and which weights are best.
 FREE_KEYS = frozenset(
     {

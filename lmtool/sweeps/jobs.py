@@ -182,7 +182,7 @@ def _launch(request: Request, typed: overrides.Typed, folder: Path, chosen: dict
 def _job(run_command: Callable[[dict[str, Any], list[str]], Any], config: Any) -> float:
     """What a launcher calls: run one job in its folder, and give the sweeper its metric (nan where it has none).
 
-    A failed job is written down and told; the others go on. An interrupt ends the sweep.
+    A failed job is written down and reported; the others run. An interrupt ends the sweep.
     """
     settings = HydraConfig.get()
     folder = Path(settings.runtime.output_dir)

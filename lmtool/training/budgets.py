@@ -1,7 +1,7 @@
 """When a run ends, and the horizon of its schedule.
 
 Budgets in steps and epochs are exact. One in tokens, operations or minutes has to know how long a step is: that is
-measured once over a few early steps, kept in state.json and read when the run goes on, so that the schedule never
+measured once over a few early steps, kept in state.json and read when the run resumes, so that the schedule never
 bends. Until then it sees the budget in steps or epochs, and where there is none an infinite run.
 """
 

@@ -27,11 +27,11 @@ from lmtool.training.progress import Progress
 KEEP = 2
 """Newest checkpoints that stay, beside the best."""
 FAILURES = 3
-"""Saves that may fail in a row before the run stops: until then training goes on and the next one tries again."""
+"""Saves that may fail in a row before the run stops: until then training continues and the next one tries again."""
 
 
 class Keeper:
-    """Saves and restores everything a run needs to go on."""
+    """Saves and restores everything a run needs to resume."""
 
     def __init__(
         self,

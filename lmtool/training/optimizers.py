@@ -1,7 +1,7 @@
 """What all optimizers share: the learner's parameter groups as torch's, their state as flat named tensors.
 
 The state is saved by parameter name (`exp_avg.backbone.layers.0.ffn.fc_in.weight`), so that neither the order of the
-groups nor that of the parameters matters when a run goes on.
+groups nor that of the parameters matters when a run resumes.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def load_state_tensors(optimizer: Optimizer, named: Mapping[str, nn.Parameter], 
         if parameter is None or (value.ndim > 0 and value.shape != shape_of(kind, parameter)):
             raise UserError(
                 f"the checkpoint's optimizer state is of another model: {name} {tuple(value.shape)}",
-                "go on with the configuration the run was started with, or give another name=",
+                "resume with the configuration the run was started with, or give another name=",
             )
         device = parameter.device if value.ndim or fused else torch.device("cpu")
         optimizer.state[parameter][kind] = value.to(device, copy=True)

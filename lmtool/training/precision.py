@@ -86,7 +86,7 @@ def choose_precision(name: str, device: torch.device) -> Precision:
 @contextmanager
 def deterministic(device: torch.device) -> Iterator[None]:
     """On a CPU, kernels that add in a fixed order (with several threads `index_put` adds atomically otherwise), so
-    that a run which goes on is bitwise the uninterrupted one. CUDA promises that for no speed, and is left alone."""
+    that a run which resumes is bitwise the uninterrupted one. CUDA promises that for no speed, and is left alone."""
     if device.type != "cpu":
         yield
         return

@@ -77,7 +77,7 @@ def _head(backbone: Backbone, name: str, own: Mapping[str, Tensor]) -> nn.Module
     if name == "lm":
         head = lm_head(backbone)
         trained = dict(head.named_parameters())
-        # A table of its own is not made up where the checkpoint has none.
+        # A table of its own is not invented where the checkpoint has none.
         return head if {f"heads.lm.{layer}" for layer in trained} <= set(own) else None
     if name == "pooler":
         return Pooler(width, backbone.pooler_activation)

@@ -39,7 +39,7 @@ def _trial(stage: Path, place: Path, seed: int) -> Verdict:
     moments = [seconds * chance.uniform(0, 0.5 if cold else 0.9) for _ in range(chance.randint(1, 3))]
     shown = " and ".join(f"{moment:.2f}" for moment in moments)
     fault = f"{name} killed after {shown} s{', caches empty' if cold else ''}"
-    count, run, errors = Count(), place / "run", place / "told"
+    count, run, errors = Count(), place / "run", place / "log"
     os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT, 0o600), 2)
     try:
         run_killed(job, run, iter(moments), count, 120)

@@ -22,7 +22,7 @@ def test_killed_commands_go_on_bitwise(tmp_path: Path, job: str, kills: int) -> 
 
 
 def test_two_stages_go_on_bitwise_around_the_switch(tmp_path: Path) -> None:
-    """The model starts from the generator's weights in step 4, once: whether a run goes on from the first stage's last
+    """The model starts from the generator's weights in step 4, once: whether a run resumes from the first stage's last
     checkpoint or from the second stage's first."""
     counts = run_harness("tests.commands.jobs:two_stages", tmp_path, 0, "--steps", "4", "5")
     assert (counts["kills"], counts["differing"]) == (2, 0), counts

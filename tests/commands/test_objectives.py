@@ -48,7 +48,7 @@ MOOD = "{name: task, task: {kind: classification, name: mood, path: rows, text: 
 
 
 def test_a_task_beside_text(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Logged and scored apart, hashed, planned, and a start for finetuning: the task's head goes on where its name is
+    """Logged and scored apart, hashed, planned, and a start for finetuning: the task's head is kept where its name is
     the same."""
     words = ["objective=mixture", f"objective.members=[mlm,{MOOD}]", "objective.weights=[0.7,0.3]"]
     folder = pretrain("first", *words, "max_steps=4", "evaluate_every=2")

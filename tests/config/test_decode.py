@@ -19,10 +19,10 @@ def drive(**changes: Any) -> dict[str, Any]:
     return good | changes
 
 
-def told(data: dict[str, Any], **how: Any) -> dict[str, Problem]:
+def problems_of(data: dict[str, Any], **how: Any) -> dict[str, Problem]:
     with pytest.raises(ConfigError) as caught:
         decode(DriveConfig, data, **how)
-    return {one.key: one for one in caught.value.problems}
+    return {problem.key: problem for problem in caught.value.problems}
 
 
 def test_a_sound_configuration_is_frozen_and_typed() -> None:
@@ -45,8 +45,8 @@ def test_all_mistakes_are_told_together() -> None:
         wheels={"name": "round", "tread": {"deph": 2}},
         paint={"name": "color"},
     )
-    found = told(data)
-    assert set(found) == {
+    problems = problems_of(data)
+    assert set(problems) == {
         "road",
         "seed",
         "mode",
@@ -60,30 +60,30 @@ def test_all_mistakes_are_told_together() -> None:
         "wheels.tread.deph",
         "paint.name",
     }
-    assert found["road"].message == "missing required value: road"
-    assert found["road"].hint == "give road=... (Road that is taken)"
-    assert found["seed"].hint == "write seed=1000"
-    assert found["mode"].message == 'mode: given "fsat" (text); allowed: fast or slow'
-    assert found["mode"].hint == "did you mean mode=fast?"
-    assert found["minutes"].message == "minutes: given NaN (number); allowed: a number, above 0, or null"
-    assert "true or false" in found["lights"].message
-    assert found["sedd"].hint == "did you mean seed=1?"
-    assert found["spokes"].hint == "did you mean wheels.spokes=4?"
-    assert "a number, above 0, below 10" in found["engine.pressure"].message
-    assert "at least 1" in found["engine.boilers"].message
-    assert found["engine.presure"].hint == "did you mean engine.pressure=1?"
-    assert found["wheels.tread.deph"].hint == "did you mean wheels.tread.depth=2?"
-    assert found["paint.name"].hint == "did you mean paint.name=colour?"
+    assert problems["road"].message == "missing required value: road"
+    assert problems["road"].hint == "give road=... (Road that is taken)"
+    assert problems["seed"].hint == "write seed=1000"
+    assert problems["mode"].message == 'mode: given "fsat" (text); allowed: fast or slow'
+    assert problems["mode"].hint == "did you mean mode=fast?"
+    assert problems["minutes"].message == "minutes: given NaN (number); allowed: a number, above 0, or null"
+    assert "true or false" in problems["lights"].message
+    assert problems["sedd"].hint == "did you mean seed=1?"
+    assert problems["spokes"].hint == "did you mean wheels.spokes=4?"
+    assert "a number, above 0, below 10" in problems["engine.pressure"].message
+    assert "at least 1" in problems["engine.boilers"].message
+    assert problems["engine.presure"].hint == "did you mean engine.pressure=1?"
+    assert problems["wheels.tread.deph"].hint == "did you mean wheels.tread.depth=2?"
+    assert problems["paint.name"].hint == "did you mean paint.name=colour?"
 
 
 def test_booleans_among_labels_are_to_be_quoted() -> None:
-    found = told(drive(stops=[True, False]))
-    assert list(found) == ["stops[0]"] and "quote your labels" in (found["stops[0]"].hint or "")
+    problems = problems_of(drive(stops=[True, False]))
+    assert list(problems) == ["stops[0]"] and "quote your labels" in (problems["stops[0]"].hint or "")
 
 
 def test_a_number_that_is_text_in_yaml() -> None:
-    found = told(drive(engine={"name": "steam", "oil": "1e-4"}))
-    assert found["engine.oil"].hint == "YAML reads 1e-4 as text: write 0.0001"
+    problems = problems_of(drive(engine={"name": "steam", "oil": "1e-4"}))
+    assert problems["engine.oil"].hint == "YAML reads 1e-4 as text: write 0.0001"
 
 
 @pytest.mark.parametrize(
@@ -100,57 +100,58 @@ def test_a_number_that_is_text_in_yaml() -> None:
     ],
 )
 def test_the_number_that_is_hinted_at_is_allowed(key: str, value: Any, hint: str) -> None:
-    assert told(drive(**{key: value}))[key].hint == hint
+    assert problems_of(drive(**{key: value}))[key].hint == hint
 
 
 def test_what_is_there_under_a_misspelt_key_is_not_missing() -> None:
-    found = told(drive(road="???", raod="north"))
-    assert list(found) == ["raod"] and found["raod"].hint == "did you mean road=north?"
+    problems = problems_of(drive(road="???", raod="north"))
+    assert list(problems) == ["raod"] and problems["raod"].hint == "did you mean road=north?"
     data = drive(engin="steam")
     del data["engine"]
-    assert list(told(data)) == ["engin"]
+    assert list(problems_of(data)) == ["engin"]
     # A right value of the right key is judged all the same.
-    assert set(told(drive(seed=-1, sedd=2))) == {"seed", "sedd"}
+    assert set(problems_of(drive(seed=-1, sedd=2))) == {"seed", "sedd"}
 
 
 def test_what_could_not_be_read_is_not_missing() -> None:
-    found = told(drive(road="???"), earlier=[Problem("road", "road=it's: not readable")])
-    assert [one.message for one in found.values()] == ["road=it's: not readable"]
+    problems = problems_of(drive(road="???"), earlier=[Problem("road", "road=it's: not readable")])
+    assert [problem.message for problem in problems.values()] == ["road=it's: not readable"]
 
 
 def test_what_is_missing_comes_after_what_is_wrong() -> None:
-    assert list(told(drive(road="???", engine={"name": "auto"}, minutes=-1.0))) == ["minutes", "engine", "road"]
+    assert list(problems_of(drive(road="???", engine={"name": "auto"}, minutes=-1.0))) == ["minutes", "engine", "road"]
 
 
 def test_text_is_not_made_of_numbers() -> None:
-    assert told(drive(road=7))["road"].hint == "quote it: 'road=\"7\"'"
+    assert problems_of(drive(road=7))["road"].hint == "quote it: 'road=\"7\"'"
 
 
 def test_a_key_of_another_component_names_that_component() -> None:
     assert (
-        told(drive(engine={"name": "steam", "cylinders": 4}))["engine.cylinders"].hint == "engine=diesel has cylinders"
+        problems_of(drive(engine={"name": "steam", "cylinders": 4}))["engine.cylinders"].hint
+        == "engine=diesel has cylinders"
     )
 
 
 def test_deleted_sections_are_missing() -> None:
     data = drive()
     del data["engine"], data["road"]
-    found = told(data)
-    assert found["engine"].message == "missing required value: engine, one of diesel, steam"
-    assert found["road"].message == "missing required value: road"
+    problems = problems_of(data)
+    assert problems["engine"].message == "missing required value: engine, one of diesel, steam"
+    assert problems["road"].message == "missing required value: road"
 
 
 @pytest.mark.parametrize("value", [None, 3, [], "stem", {"pressure": 1.0}])
 def test_a_section_that_is_none(value: Any) -> None:
-    found = told(drive(engine=value))
-    assert any(key.split(".")[0] == "engine" for key in found)
+    problems = problems_of(drive(engine=value))
+    assert any(key.split(".")[0] == "engine" for key in problems)
 
 
 def test_values_json_has_no_word_for() -> None:
     import datetime
 
-    found = told(drive(road=datetime.date(2024, 1, 2)))
-    assert found["road"].hint == 'quote it: road: "2024-01-02"'
+    problems = problems_of(drive(road=datetime.date(2024, 1, 2)))
+    assert problems["road"].hint == 'quote it: road: "2024-01-02"'
 
 
 def test_auto_takes_what_the_engine_names() -> None:
@@ -161,15 +162,15 @@ def test_auto_takes_what_the_engine_names() -> None:
 
 
 def test_auto_without_a_source() -> None:
-    found = told(drive(engine={"name": "diesel"}, wheels={"name": "auto"}))
-    assert found["wheels"].hint == "give wheels=round"
-    found = told(drive(engine={"name": "auto"}, wheels={"name": "auto"}))
-    assert set(found) == {"engine"}, "the wheels depend on the engine: one mistake, told once"
+    problems = problems_of(drive(engine={"name": "diesel"}, wheels={"name": "auto"}))
+    assert problems["wheels"].hint == "give wheels=round"
+    problems = problems_of(drive(engine={"name": "auto"}, wheels={"name": "auto"}))
+    assert set(problems) == {"engine"}, "the wheels depend on the engine: one error, reported once"
 
 
 def test_what_depends_on_a_section_with_a_mistake_is_checked_all_the_same() -> None:
     data = drive(engine={"name": "steam", "boiler": 2}, wheels={"name": "auto", "spokes": 1})
-    assert set(told(data)) == {"engine.boiler", "wheels.spokes"}
+    assert set(problems_of(data)) == {"engine.boiler", "wheels.spokes"}
 
 
 def test_auto_takes_the_checkpoint() -> None:
@@ -179,32 +180,34 @@ def test_auto_takes_the_checkpoint() -> None:
 
 
 def test_auto_where_the_checkpoint_has_no_such_section() -> None:
-    found = told(drive(engine={"name": "auto"}), checkpoint_config={"wheels": {"name": "round"}})
-    assert found["engine"].message == "engine=auto: the checkpoint has no engine"
-    assert told(drive(engine={"name": "auto"}))["engine"].message.startswith("engine=auto: no checkpoint is given")
+    problems = problems_of(drive(engine={"name": "auto"}), checkpoint_config={"wheels": {"name": "round"}})
+    assert problems["engine"].message == "engine=auto: the checkpoint has no engine"
+    assert problems_of(drive(engine={"name": "auto"}))["engine"].message.startswith(
+        "engine=auto: no checkpoint is given"
+    )
 
 
 def test_what_is_typed_must_agree_with_the_checkpoint() -> None:
     saved = {"engine": {"name": "steam", "pressure": 3.0, "boilers": 2, "oil": 0.5}}
-    found = told(drive(engine={"name": "steam", "pressure": 3.0, "boilers": 4}), checkpoint_config=saved)
-    assert set(found) == {"engine.boilers"}
-    assert found["engine.boilers"].message == "engine.boilers=4, but the checkpoint has engine.boilers=2"
-    assert set(told(drive(engine={"name": "auto", "boilers": 1}), checkpoint_config=saved)) == {"engine.boilers"}
-    assert set(told(drive(engine={"name": "diesel"}), checkpoint_config=saved)) == {"engine.name"}
+    problems = problems_of(drive(engine={"name": "steam", "pressure": 3.0, "boilers": 4}), checkpoint_config=saved)
+    assert set(problems) == {"engine.boilers"}
+    assert problems["engine.boilers"].message == "engine.boilers=4, but the checkpoint has engine.boilers=2"
+    assert set(problems_of(drive(engine={"name": "auto", "boilers": 1}), checkpoint_config=saved)) == {"engine.boilers"}
+    assert set(problems_of(drive(engine={"name": "diesel"}), checkpoint_config=saved)) == {"engine.name"}
 
 
 def test_earlier_problems_come_along_and_silence_what_follows_from_them() -> None:
     earlier = [Problem("checkpoint", "no such folder")]
-    found = told(drive(engine={"name": "auto"}, seed=-1), earlier=earlier)
-    assert set(found) == {"checkpoint", "seed"}
+    problems = problems_of(drive(engine={"name": "auto"}, seed=-1), earlier=earlier)
+    assert set(problems) == {"checkpoint", "seed"}
 
 
 @pytest.mark.parametrize("value", ["half \ud800", "\udcff", "a\0b"])
 def test_text_that_no_file_takes(value: str) -> None:
     for data in (drive(road=value), drive(stops=["a", value])):
-        (problem,) = told(data).values()
+        (problem,) = problems_of(data).values()
         assert "is no text" in problem.message and problem.hint
-    assert told({**drive(), f"x{value}": 1})
+    assert problems_of({**drive(), f"x{value}": 1})
 
 
 def test_rules_run_on_sound_sections_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,8 +223,8 @@ def test_rules_run_on_sound_sections_only(monkeypatch: pytest.MonkeyPatch) -> No
     def open_now(road: str) -> Iterator[Problem]:
         yield Problem("road", "closed today")
 
-    assert set(told(drive(seed=7))) == {"seed"}
-    assert set(told(drive(seed=7, mode="x"))) == {"seed", "mode"}
-    assert set(told(drive(seed=7, engine={"name": "x"}))) == {"engine.name"}
-    assert set(told(drive(), running=True)) == {"road"}
+    assert set(problems_of(drive(seed=7))) == {"seed"}
+    assert set(problems_of(drive(seed=7, mode="x"))) == {"seed", "mode"}
+    assert set(problems_of(drive(seed=7, engine={"name": "x"}))) == {"engine.name"}
+    assert set(problems_of(drive(), running=True)) == {"road"}
     decode(DriveConfig, drive())

@@ -24,9 +24,9 @@ def typo(word: str, draw: random.Random) -> str:
     if kind == "double":
         return word[: at + 1] + word[at:]
     if kind == "swap" and len(set(word)) > 1:
-        at = draw.choice([one for one in range(len(word) - 1) if word[one] != word[one + 1]])
+        at = draw.choice([place for place in range(len(word) - 1) if word[place] != word[place + 1]])
         return word[:at] + word[at + 1] + word[at] + word[at + 2 :]
-    return word[:at] + draw.choice([one for one in ALPHABET if one != word[at]]) + word[at + 1 :]
+    return word[:at] + draw.choice([letter for letter in ALPHABET if letter != word[at]]) + word[at + 1 :]
 
 
 def test_two_hundred_typos() -> None:

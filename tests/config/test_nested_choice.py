@@ -24,7 +24,7 @@ def composed(*typed: str) -> dict[str, Any]:
 def problems(*typed: str, **how: Any) -> dict[str, str]:
     with pytest.raises(ConfigError) as caught:
         decode(PretrainConfig, composed(*typed), **how)
-    return {one.key: f"{one.message} | {one.hint}" for one in caught.value.problems}
+    return {problem.key: f"{problem.message} | {problem.hint}" for problem in caught.value.problems}
 
 
 def test_it_is_typed_as_a_group_or_by_its_values() -> None:
@@ -53,7 +53,7 @@ def test_a_checkpoint_must_agree() -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "key", "what"),
+    ("typed", "key", "message"),
     [
         ("model.positions.bse=3", "model.positions.bse", "did you mean model.positions.base=3?"),
         ("model.positions.base=0", "model.positions.base", "allowed: a number, above 1"),
@@ -67,13 +67,13 @@ def test_a_checkpoint_must_agree() -> None:
         ("model.num_heads=128", "model.positions", "a head of model=bert has 1 | give model/positions=alibi"),
     ],
 )
-def test_mistakes(typed: str, key: str, what: str) -> None:
-    assert what in problems("model=bert_tiny", "model/positions=rotary", typed)[key]
+def test_mistakes(typed: str, key: str, message: str) -> None:
+    assert message in problems("model=bert_tiny", "model/positions=rotary", typed)[key]
 
 
 def test_a_misspelt_kind() -> None:
     read = overrides.read(["model/positions=alibbi"], compose.what_is_offered("pretrain"))
-    assert [one.hint for one in read.problems] == ["did you mean model/positions=alibi?"]
+    assert [problem.hint for problem in read.problems] == ["did you mean model/positions=alibi?"]
 
 
 def test_a_kind_typed_beside_a_model_that_is_the_checkpoints() -> None:

@@ -119,7 +119,7 @@ def test_what_hydra_has_no_place_for_is_quoted(typed: str, value: Any) -> None:
 def test_a_sweep_over_what_hydra_has_no_place_for() -> None:
     typed = read(["data.path=é.txt,b.txt", "seed=1,2"], OFFERS, multirun=True)
     assert typed.sweeps and not typed.problems
-    assert [one.values for one in jobs_of(typed)][::2] == [
+    assert [job.values for job in jobs_of(typed)][::2] == [
         ["++data.path='é.txt'", "++seed=1"],
         ["++data.path='b.txt'", "++seed=1"],
     ]
@@ -129,7 +129,7 @@ def test_a_sweep_over_what_hydra_has_no_place_for() -> None:
 
 def test_every_option_of_a_sweep_is_checked() -> None:
     typed = read(["task=sst2,colla", "seed=1,2"], OFFERS, multirun=True)
-    assert [one.hint for one in typed.problems] == ["did you mean task=cola?"]
+    assert [problem.hint for problem in typed.problems] == ["did you mean task=cola?"]
 
 
 def test_verbatim_text_means_nothing_to_hydra() -> None:
@@ -152,12 +152,12 @@ def test_the_suggested_quoting_is_legal() -> None:
 def test_plain_values_beside_a_saved_configuration() -> None:
     data, problems = as_values(["a.b=1e-3", "a.c=[x,y]", "d=null", "e='1'", "model=bert"], OFFERS)
     assert data == {"a": {"b": 1e-3, "c": ["x", "y"]}, "d": None, "e": "1"}
-    assert [one.key for one in problems] == ["model"]
+    assert [problem.key for problem in problems] == ["model"]
 
 
 def test_jobs_are_every_combination_in_order() -> None:
     typed = read(["task=sst2,cola", "model=bert", "seed=1,2"], OFFERS, multirun=True)
-    assert [(one.choices, one.values) for one in jobs_of(typed)] == [
+    assert [(job.choices, job.values) for job in jobs_of(typed)] == [
         (["task=sst2", "model=bert"], ["++seed=1"]),
         (["task=sst2", "model=bert"], ["++seed=2"]),
         (["task=cola", "model=bert"], ["++seed=1"]),

@@ -19,7 +19,7 @@ from lmtool.config.base import Config
 from lmtool.config.problems import section_class
 
 CONF = groups.conf_dir()
-YAMLS = sorted(str(one.relative_to(CONF)) for one in CONF.rglob("*.yaml"))
+YAMLS = sorted(str(path.relative_to(CONF)) for path in CONF.rglob("*.yaml"))
 COMPONENTS = [
     (entry.group, entry.name)
     for group in tables.groups()
@@ -77,8 +77,8 @@ def cases() -> Iterator[tuple[str, tuple[str, ...]]]:
             if (group, name) == ("model", "auto") or (verb, name) in (("tokenizer", "auto"), ("tokenizer", "folder")):
                 continue
             partners = PARTNERS.get(group, {}) if verb == "pretrain" else {}
-            model = [f"model={one}" for start, one in partners.items() if name.startswith(start)]
-            needs = [one for one in NEEDS[verb] if not one.startswith(f"{group}=")]
+            model = [f"model={choice}" for start, choice in partners.items() if name.startswith(start)]
+            needs = [choice for choice in NEEDS[verb] if not choice.startswith(f"{group}=")]
             yield verb, (*needs, *model, f"{group}={name}", *required(group, name))
 
 
@@ -95,7 +95,7 @@ def required(group: str, name: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    ("verb", "typed"), list(cases()), ids=lambda one: one if isinstance(one, str) else " ".join(one)
+    ("verb", "typed"), list(cases()), ids=lambda argument: argument if isinstance(argument, str) else " ".join(argument)
 )
 def test_every_option_composes_and_decodes(verb: str, typed: tuple[str, ...]) -> None:
     config = compose_and_decode(verb, *typed)
@@ -111,10 +111,10 @@ def test_experiments_take_other_text(name: str) -> None:
 
 def test_every_yaml_is_in_a_case() -> None:
     covered = {text for _, typed in cases() for text in typed}
-    primaries = {f"{one}.yaml" for one in PRIMARY.values()}
-    options = {f"{Path(one).parent}={Path(one).stem}" for one in YAMLS if one not in primaries}
+    primaries = {f"{name}.yaml" for name in PRIMARY.values()}
+    options = {f"{Path(path).parent}={Path(path).stem}" for path in YAMLS if path not in primaries}
     assert options - covered == {"model=auto"}, "model=auto needs a checkpoint: see test_cli"
-    assert primaries == {one for one in YAMLS if "/" not in one}
+    assert primaries == {path for path in YAMLS if "/" not in path}
 
 
 def plain(entry: tables.Entry) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def plain(entry: tables.Entry) -> dict[str, Any]:
     return OmegaConf.to_container(OmegaConf.create(defaults(entry)))  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize(("group", "name"), COMPONENTS, ids=lambda one: one)
+@pytest.mark.parametrize(("group", "name"), COMPONENTS, ids=lambda argument: argument)
 def test_yaml_and_class_say_the_same(group: str, name: str) -> None:
     entry = tables.lookup(group, name)
     path = groups.yaml_file(group, name)
@@ -152,8 +152,10 @@ def test_primary_and_class_name_the_same_keys(verb: str) -> None:
 @pytest.mark.parametrize("path", YAMLS)
 def test_every_yaml_opens_with_its_purpose_and_a_command(path: str) -> None:
     lines = (CONF / path).read_text(encoding="utf-8").splitlines()
-    comments = [one for one in itertools.takewhile(lambda one: one.startswith("#"), lines) if "@package" not in one]
-    assert groups.purpose(CONF / path) and any("lmtool " in one for one in comments)
+    comments = [
+        line for line in itertools.takewhile(lambda line: line.startswith("#"), lines) if "@package" not in line
+    ]
+    assert groups.purpose(CONF / path) and any("lmtool " in line for line in comments)
     assert "_target_" not in "\n".join(lines)
 
 
@@ -166,8 +168,8 @@ def documented(config: type[Config]) -> Iterator[tuple[str, str | None]]:
 
 
 def test_every_field_of_every_configuration_is_documented() -> None:
-    classes = {*COMMANDS.values(), *(tables.lookup(*one).config for one in COMPONENTS)}  # type: ignore[union-attr]
-    missing = [name for one in classes for name, text in documented(one) if not text or len(text) < 4]
+    classes = {*COMMANDS.values(), *(tables.lookup(*config_class).config for config_class in COMPONENTS)}  # type: ignore[union-attr]
+    missing = [name for config_class in classes for name, text in documented(config_class) if not text or len(text) < 4]
     assert not missing
 
 

@@ -71,8 +71,8 @@ def test_an_alias_bomb_is_refused_within_a_second(
     begun = time.process_time()
     assert cli.main(words) == 2
     assert time.process_time() - begun < 1
-    told = capsys.readouterr().err
-    assert ":5: more than 20000 keys and values" in told and "bomb" in told and "hint: " in told
+    err = capsys.readouterr().err
+    assert ":5: more than 20000 keys and values" in err and "bomb" in err and "hint: " in err
 
 
 def test_a_folder_of_yaml_whose_name_is_odd(
@@ -93,8 +93,8 @@ def test_values_that_yaml_cannot_make(value: str, tmp_path: Path, capsys: pytest
     (folder / "odd.yaml").write_text(f"# @package _global_\nseed: {value}\n")
     for words in (["--config", str(folder / "odd.yaml")], ["--config-dir", str(tmp_path), "experiment=odd"]):
         assert cli.main(["pretrain", *words]) == 2
-        told = capsys.readouterr().err
-        assert told.startswith(f"error: {folder / 'odd.yaml'}: ") and "Traceback" not in told
+        err = capsys.readouterr().err
+        assert err.startswith(f"error: {folder / 'odd.yaml'}: ") and "Traceback" not in err
 
 
 def test_json_nested_deep_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -107,7 +107,7 @@ def test_screens_say_what_will_happen_and_what_did():
     screens(Output(stream))
     text = stream.getvalue()
     assert not set(text) & {"\r", "\x1b", "\x00", "\u202e"}
-    for part in ("goes on from step 400", "documents 1 234", "truncated fraction 1.2%", "4.09 M tokens", "3.4 epochs"):
+    for part in ("resumes from step 400", "documents 1 234", "truncated fraction 1.2%", "4.09 M tokens", "3.4 epochs"):
         assert part in text
     assert "unigram: loss 6.810" in text and "about 4 min" in text
     assert "loss 5.000 · better than the unigram baseline, 6.810, by 1.810" in text

@@ -1,4 +1,4 @@
-"""Kill a training again and again, at random moments, and let it go on.
+"""Kill a training again and again, at random moments, and let it resume.
 
 The victims are forked from this process after its imports, which costs a hundredth of a fresh interpreter. A job is a
 function `job(folder)` that trains in the run folder `folder` until it is done, resuming from what is there. Forking
@@ -133,7 +133,7 @@ def run_killed(job: Job, folder: Path, moments: Iterator[float], count: Count, s
 
 
 def kill_at(job: Job, root: Path, steps: Sequence[int], seconds: float = 600.0) -> Count:
-    """Kill a run at each of these steps, when it is done and its checkpoint is not, let it go on from the one before,
+    """Kill a run at each of these steps, when it is done and its checkpoint is not, let it resume from the one before,
     and compare it with a run left alone. The job saves a checkpoint at each of them."""
     import torch._dynamo  # noqa: F401 see kill_many
 

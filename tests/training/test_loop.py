@@ -1,4 +1,4 @@
-"""The loop: gradients, going on, budgets' ends, patience, divergence."""
+"""The loop: gradients, resuming, budgets' ends, patience, divergence."""
 
 from __future__ import annotations
 

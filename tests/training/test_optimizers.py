@@ -1,4 +1,4 @@
-"""Every optimizer: equal to its reference, faithful to the parameter groups, and going on bit for bit."""
+"""Every optimizer: equal to its reference, faithful to the parameter groups, and resuming bit for bit."""
 
 from __future__ import annotations
 

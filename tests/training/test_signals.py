@@ -71,7 +71,7 @@ def test_a_signal_saves_and_stops_and_the_run_goes_on(tmp_path: Path, number: si
 def test_a_second_signal_stops_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(*arguments: Any) -> Path:
         os.kill(os.getpid(), signal.SIGTERM)
-        raise AssertionError("went on")
+        raise AssertionError("not interrupted")
 
     monkeypatch.setattr(keeper.disk, "write_checkpoint", slow)
     with pytest.raises(Stopped, match="at once") as caught:
