@@ -17,17 +17,21 @@ from lmtool.data.files import no_such_file, read_lines
 from lmtool.errors import UserError
 
 SUFFIXES = (".tsv", ".txt", ".csv", ".jsonl", ".json")
+DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "pipe"}
+"""What may divide the cells of a .csv file, the standard's own first."""
 _CELL = 10_000_000  # characters of a csv cell: the standard library's 131,072 is less than a long text
 
 
 @dataclass
 class Rows:
     """columns: by name, one value a row, all of the same length. origin: (file, line) of each row. skipped: lines left
-    out because their number of columns was wrong, where that was allowed."""
+    out because their number of columns was wrong, where that was allowed. facts: what else the reader says of the
+    file, for the screens: counts, and words."""
 
     columns: dict[str, list[Any]]
     origin: list[tuple[str, int]] = field(default_factory=list)
     skipped: int = 0
+    facts: dict[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.origin)
@@ -35,16 +39,19 @@ class Rows:
     def take(self, numbers: Sequence[int]) -> Rows:
         """Some of the rows, by number."""
         columns = {name: [values[number] for number in numbers] for name, values in self.columns.items()}
-        return Rows(columns, [self.origin[number] for number in numbers], self.skipped)
+        return Rows(columns, [self.origin[number] for number in numbers], self.skipped, self.facts)
 
 
-def read_table(path: str | Path, header: Sequence[str] | None = None, skip_ragged: bool = False) -> Rows:
+def read_table(
+    path: str | Path, header: Sequence[str] | None = None, skip_ragged: bool = False, known: Sequence[str] = ()
+) -> Rows:
     """The rows of a .tsv (or .txt), .csv or .jsonl (or .json) file.
 
-    tsv: no quoting, every tab divides. csv: RFC 4180, quotes double inside quotes, cells may hold line ends. jsonl: an
-    object a line; numbers, truth values and null stay what they are. header: column names of a file without a header
-    line (not for jsonl). skip_ragged: leave out and count lines of another number of columns. Values of tsv and csv
-    are text as it stands ("NA" too).
+    tsv: no quoting, every tab divides. csv: RFC 4180, quotes double inside quotes, cells may hold line ends; what
+    divides them is seen from the first line (`delimiter_of`), by `known` names of columns where that says several.
+    jsonl: an object a line; numbers, truth values and null stay what they are. header: column names of a file without
+    a header line (not for jsonl). skip_ragged: leave out and count lines of another number of columns. Values of tsv
+    and csv are text as it stands ("NA" too).
 
     UserError with file:line: a ragged line, a quote that is not closed, bytes that are not UTF-8, NUL, a column named
     twice, a broken or incomplete object, numbers mixed with text, no rows.
@@ -61,12 +68,41 @@ def read_table(path: str | Path, header: Sequence[str] | None = None, skip_ragge
     if suffix in (".jsonl", ".json"):
         rows = _from_objects(path)
     else:
-        records = _split_commas(path) if suffix == ".csv" else _split_tabs(path)
+        delimiter = "\t" if suffix != ".csv" else _delimiter(path, known, header)
+        records = _split_quoted(path, delimiter) if suffix == ".csv" else _split_tabs(path)
         rows = _from_records(path, records, header, skip_ragged)
+        if suffix == ".csv" and delimiter != ",":
+            rows.facts["delimiter"] = DELIMITERS[delimiter]
     if not rows:
         problem = f"no row of {len(rows.columns)} columns" if rows.skipped else "no rows"
         raise UserError(f"{path}: {problem}", "give a file with rows below its header")
     return rows
+
+
+def delimiter_of(line: str, known: Sequence[str] = (), header: Sequence[str] | None = None) -> str:
+    """What divides the cells of a .csv file, by its first line: of the delimiters that divide it at all, the one that
+    gives as many cells as `header` names, or with which all `known` names of columns that occur are cells; else the
+    comma."""
+    cells = {delimiter: _quoted_cells(line, delimiter) for delimiter in DELIMITERS}
+    dividing = [delimiter for delimiter, values in cells.items() if len(values) > 1]
+    if header is not None:
+        fitting = [delimiter for delimiter in dividing if len(cells[delimiter]) == len(header)]
+    else:
+        hits = {delimiter: len({*known} & {*cells[delimiter]}) for delimiter in dividing}
+        fitting = [delimiter for delimiter in dividing if hits[delimiter] == max(hits.values())]
+    return fitting[0] if fitting else ","
+
+
+def _quoted_cells(line: str, delimiter: str) -> list[str]:
+    try:
+        return next(csv.reader([line], delimiter=delimiter), [])
+    except csv.Error:  # the strict reader says what is wrong with it
+        return []
+
+
+def _delimiter(path: Path, known: Sequence[str], header: Sequence[str] | None) -> str:
+    first = next((line for _, line in read_lines(path) if line), "")
+    return delimiter_of(first, known, header)
 
 
 def _split_tabs(path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -75,7 +111,7 @@ def _split_tabs(path: Path) -> Iterator[tuple[int, list[str]]]:
             yield number, line.split("\t")
 
 
-def _split_commas(path: Path) -> Iterator[tuple[int, list[str]]]:
+def _split_quoted(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """Cells of each record with the line it begins on."""
     started = 0
 
@@ -86,7 +122,7 @@ def _split_commas(path: Path) -> Iterator[tuple[int, list[str]]]:
             yield line + "\n"
 
     csv.field_size_limit(_CELL)
-    reader = csv.reader(lines(), strict=True)
+    reader = csv.reader(lines(), delimiter=delimiter, strict=True)
     first = 1
     while True:
         try:

@@ -267,7 +267,7 @@ def test_two_files_of_one_split(tmp_path):
         ("validation.jsonl", os.mkfifo, "validation.jsonl is no regular file"),
         ("dev", Path.mkdir, "dev is not read"),
         ("dev", lambda path: path.symlink_to("nowhere"), "dev is not read"),
-        ("dev.parquet", lambda path: path.write_bytes(b"PAR1"), "dev.parquet is not read"),
+        ("dev.arrow", lambda path: path.write_bytes(b"ARROW1"), "dev.arrow is not read"),
         ("val.tsv.gz", lambda path: path.write_bytes(b"x"), "val.tsv.gz is not read"),
         ("dev.txt", lambda path: path.write_text("x"), "dev.txt is not read"),
     ],

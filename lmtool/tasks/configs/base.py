@@ -15,6 +15,8 @@ class TaskConfig(Config):
     """The base of every task kind: where labelled rows come from, and which columns are read."""
 
     architectures: ClassVar[tuple[str, ...]] = ("encoder", "decoder", "encoder_decoder")
+    layouts: ClassVar[tuple[str, ...]] = ("table", "parquet")
+    """The layouts that its files may have, see `lmtool.tasks.sources.layouts`; the first that takes a file reads it."""
 
     kind: str = Field(description="Which kind of task.")
     name: str = Field(description="The task's name: its head is heads.NAME.", pattern=r"^[a-z][a-z0-9_]*$")

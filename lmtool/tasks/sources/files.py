@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lmtool.data.tables import SUFFIXES, read_table
+from lmtool.data.columns import LINES
+from lmtool.data.tables import Rows
 from lmtool.errors import UserError
 from lmtool.tasks.configs import TaskConfig
 from lmtool.tasks.kinds.labels import IDS
+from lmtool.tasks.sources.layouts import layout_of, read_file, suffixes
 
 _DEVELOPMENT = re.compile(r"^(validation|valid|val|devel|development|dev)(?=$|[_-])")
 
@@ -38,12 +39,15 @@ def read_folder(config: TaskConfig) -> tuple[dict[str, Table], dict[str, Any]]:
             f"task.path={config.path} does not exist", "name a folder with train, dev and test files, or one file"
         )
     found = _splits(config, path) if path.is_dir() else {"train": path}
-    tables, skipped = {}, 0
-    for split, file in found.items():
-        tables[split], count = _read(config, file)
-        skipped += count
+    tables: dict[str, Table] = {}
     facts: dict[str, Any] = {"source": str(path), "files": {split: file.name for split, file in found.items()}}
-    return tables, {**facts, "skipped_rows": skipped}
+    facts["skipped_rows"] = 0
+    for split, file in found.items():
+        tables[split], rows = _read(config, file)
+        facts["skipped_rows"] += rows.skipped
+        for name, fact in rows.facts.items():  # counts of all files together
+            facts[name] = facts.get(name, 0) + fact if isinstance(fact, int) else fact
+    return tables, facts
 
 
 def _splits(config: TaskConfig, folder: Path) -> dict[str, Path]:
@@ -54,11 +58,12 @@ def _splits(config: TaskConfig, folder: Path) -> dict[str, Path]:
     development = {"dev", *map(canonical, config.validation)}
     wanted = {"train", *development, *map(canonical, config.test)}
     entries = sorted(folder.iterdir())
-    files = [entry for entry in entries if entry.suffix.lower() in SUFFIXES]
+    files = [entry for entry in entries if entry.suffix.lower() in suffixes(config)]
     found: dict[str, Path] = {}
     for file in files:
         split = canonical(file.stem)
-        if split not in wanted or file.suffix.lower() == ".txt":
+        # A table in .txt is none by its name alone: notes are.
+        if split not in wanted or (file.suffix.lower() == ".txt" and layout_of(file, config) == "table"):
             continue
         if split in found:
             raise UserError(
@@ -73,7 +78,7 @@ def _splits(config: TaskConfig, folder: Path) -> dict[str, Path]:
         there = ", ".join(entry.name for entry in entries[:12]) or "nothing"
         raise UserError(
             f"task.path={config.path} has no train file; there is {there}",
-            "name a folder with train.tsv, train.csv or train.jsonl (and dev, test), or one file to train on",
+            f"name a folder with {_examples(config)} (and dev, test), or one file to train on",
         )
     for split, file in found.items():
         if not file.is_file():
@@ -90,7 +95,11 @@ def _splits(config: TaskConfig, folder: Path) -> dict[str, Path]:
     ]  # fmt: skip
     if unread and not development & found.keys():
         is_table = unread[0] in files and unread[0].suffix.lower() != ".txt"
-        why = f"task.validation={list(config.validation)}" if is_table else "a split is one file, .tsv, .csv or .jsonl"
+        why = (
+            f"task.validation={list(config.validation)}"
+            if is_table
+            else f"a split is one file, {', '.join(suffixes(config))}"
+        )
         mend = f"give task.validation=[{unread[0].stem}]" if is_table else "convert it"
         raise UserError(
             f"task.path={config.path}: {unread[0].name} is not read: {why}",
@@ -99,25 +108,15 @@ def _splits(config: TaskConfig, folder: Path) -> dict[str, Path]:
     return found
 
 
-def _read(config: TaskConfig, file: Path) -> tuple[Table, int]:
-    header = None if config.header is None or _has_header(config, file) else config.header
-    rows = read_table(file, header=header, skip_ragged=config.ragged_rows == "skip")
+def _examples(config: TaskConfig) -> str:
+    names = [f"train{suffix}" for suffix in suffixes(config) if suffix != ".txt"][:3]
+    return f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+def _read(config: TaskConfig, file: Path) -> tuple[Table, Rows]:
+    rows = read_file(file, config)
     # MNLI's files are mostly parse trees that nobody reads: not kept.
-    kept = {*config.text, config.label, *config.aliases, *IDS}
+    kept = {*config.text, config.label, *config.aliases, *IDS, LINES}
     columns = {name: values for name, values in rows.columns.items() if name in kept}
-    return Table(columns, rows.origin, tuple(rows.columns)), rows.skipped
-
-
-def _has_header(config: TaskConfig, file: Path) -> bool:
-    """Whether a file of a data set without header lines has one all the same, as GLUE's test files do: its first line
-    names the text columns."""
-    suffix = file.suffix.lower()
-    if suffix in (".jsonl", ".json"):
-        return True
-    with file.open("rb") as handle:
-        line = handle.readline(1 << 20).decode("utf-8-sig", errors="replace").rstrip("\r\n")
-    try:
-        cells = next(csv.reader([line]), []) if suffix == ".csv" else line.split("\t")
-    except csv.Error:  # the strict reader will say what is wrong with it
-        return False
-    return {config.aliases.get(cell, cell) for cell in cells}.issuperset(config.text)
+    names = tuple(name for name in rows.columns if name != LINES)
+    return Table(columns, rows.origin, names), rows

@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
+from lmtool.data.parquet import named
 from lmtool.errors import UserError
 from lmtool.secrets import masked
 from lmtool.tasks.configs import TaskConfig
@@ -69,7 +70,7 @@ def _reachable(endpoint: str) -> bool:
 def _table(config: TaskConfig, origin: str, rows: Any) -> Table:
     columns = {name: list(rows[name]) for name in rows.column_names}
     for name, feature in rows.features.items():
-        names = getattr(feature, "names", None)
+        names = getattr(getattr(feature, "feature", feature), "names", None)  # of a class, or of a list of classes
         if names:
-            columns[name] = [names[value] if value is not None and value >= 0 else "" for value in columns[name]]
+            columns[name] = [named(value, names) for value in columns[name]]
     return Table(columns, [(origin, number) for number in range(len(rows))], tuple(columns))
