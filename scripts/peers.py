@@ -335,7 +335,7 @@ def text_examples(folder: Path, settings: dict[str, Any], tokenizer: Any) -> Any
     from lmtool.data.configs import TextConfig
     from lmtool.data.store import open_store
     from lmtool.objectives.configs import MlmConfig
-    from lmtool.objectives.examples import CausalWindows, MaskedWindows
+    from lmtool.objectives.examples.masked import CausalWindows, MaskedWindows
 
     source = build(TextConfig(path=str(folder / "documents.txt"), document="line"), cache_of(folder))
     store = open_store(source, "train", tokenizer, cache_of(folder))

@@ -10,9 +10,9 @@ import torch
 
 from lmtool.data.plan import Examples
 from lmtool.learners.mixture import MixedExamples, Mixture
-from lmtool.objectives.examples import MaskedPairs
+from lmtool.objectives.checks.statistics import batches_of, has_weights
+from lmtool.objectives.examples.masked import MaskedPairs
 from lmtool.objectives.rtd import ReplacedTokenDetection
-from lmtool.objectives.statistics import batches_of, has_weights
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Packed, Target
 

@@ -27,8 +27,8 @@ from lmtool.data.split import SplitData
 from lmtool.data.store import open_store
 from lmtool.data.vocabulary import trained_tokenizer
 from lmtool.errors import CheckFailed
-from lmtool.objectives.statistics import measure
-from lmtool.objectives.tally import FAMILY, Tally
+from lmtool.learners.tally import FAMILY, Tally
+from lmtool.objectives.checks.statistics import measure
 from lmtool.reporting.console import Output
 from lmtool.reporting.table import print_table
 from lmtool.reporting.text import plain

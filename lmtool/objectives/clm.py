@@ -21,8 +21,8 @@ from lmtool.learners.baseline import ConstantPredictor, token_counts
 from lmtool.learners.targets import labels_of, places_of
 from lmtool.models.base import Decoder
 from lmtool.objectives.configs import NextTokenConfig
-from lmtool.objectives.examples import CausalWindows
-from lmtool.objectives.windows import Stream
+from lmtool.objectives.examples.masked import CausalWindows
+from lmtool.objectives.examples.windows import Stream
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision
 from lmtool.types import Batch, Scores, StepOutput

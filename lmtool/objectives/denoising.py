@@ -14,11 +14,11 @@ from lmtool.data.plan import Plan
 from lmtool.data.split import SplitData
 from lmtool.data.store import TokenStore
 from lmtool.objectives.configs import DenoisingConfig
-from lmtool.objectives.examples import plan_facts, room_for, some
-from lmtool.objectives.masking import Vocabulary
-from lmtool.objectives.noises import Infilled, Texts, delete, infill, mask_each, permute_sentences, rotate
+from lmtool.objectives.corruption.masking import Vocabulary
+from lmtool.objectives.corruption.noises import Infilled, Texts, delete, infill, mask_each, permute_sentences, rotate
+from lmtool.objectives.examples.masked import plan_facts, room_for, some
+from lmtool.objectives.examples.windows import Stream, windows
 from lmtool.objectives.sequence_to_sequence import SequenceToSequence, Sides
-from lmtool.objectives.windows import Stream, windows
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch
 

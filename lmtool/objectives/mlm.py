@@ -25,7 +25,7 @@ from lmtool.learners.baseline import ConstantPredictor, token_counts
 from lmtool.learners.targets import hidden_at, labels_of, places_of
 from lmtool.models.base import Backbone
 from lmtool.objectives.configs import PairsConfig
-from lmtool.objectives.examples import MaskedPairs, MaskedWindows
+from lmtool.objectives.examples.masked import MaskedPairs, MaskedWindows
 from lmtool.objectives.filling import fill_masks, filled_line, masked_samples
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision

@@ -23,9 +23,9 @@ from lmtool.models.base import Decoder
 from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.objectives.clm import CausalLanguageModel
 from lmtool.objectives.configs import PrefixLmConfig
-from lmtool.objectives.examples import numbers_of, plan_facts, room_for, some
+from lmtool.objectives.examples.masked import numbers_of, plan_facts, room_for, some
+from lmtool.objectives.examples.windows import Stream, windows
 from lmtool.objectives.sequence_to_sequence import SequenceToSequence, Sides
-from lmtool.objectives.windows import Stream, windows
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Target
 

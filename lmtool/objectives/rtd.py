@@ -28,7 +28,7 @@ from lmtool.learners.targets import labels_of, places_of
 from lmtool.models.base import Backbone
 from lmtool.nn.dropout import draws_at
 from lmtool.objectives.configs import RtdConfig
-from lmtool.objectives.examples import MaskedWindows
+from lmtool.objectives.examples.masked import MaskedWindows
 from lmtool.objectives.filling import fill_masks, filled_line, masked_samples
 from lmtool.objectives.generator import Sampled, build_generator, sample_tokens, start_from_generator
 from lmtool.tokenizers.tokenizer import Tokenizer

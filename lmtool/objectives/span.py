@@ -18,7 +18,7 @@ from lmtool.learners.baseline import ConstantPredictor
 from lmtool.learners.targets import labels_of, places_of
 from lmtool.models.base import Backbone
 from lmtool.objectives.configs import SpanConfig
-from lmtool.objectives.examples import MaskedPairs, MaskedWindows
+from lmtool.objectives.examples.masked import MaskedPairs, MaskedWindows
 from lmtool.objectives.mlm import MaskedLanguageModel
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Scores

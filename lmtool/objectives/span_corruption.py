@@ -15,10 +15,10 @@ from lmtool.data.split import SplitData
 from lmtool.data.store import TokenStore
 from lmtool.errors import UserError
 from lmtool.objectives.configs import SpanCorruptionConfig
-from lmtool.objectives.corruption import Corrupted, corrupt_spans, noise_counts, text_length
-from lmtool.objectives.examples import plan_facts, some
+from lmtool.objectives.corruption.sentinels import Corrupted, corrupt_spans, noise_counts, text_length
+from lmtool.objectives.examples.masked import plan_facts, some
+from lmtool.objectives.examples.windows import Stream, windows
 from lmtool.objectives.sequence_to_sequence import SequenceToSequence, Sides
-from lmtool.objectives.windows import Stream, windows
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch
 

@@ -16,10 +16,10 @@ import torch
 from lmtool import cli
 from lmtool.data.assembly import Assembled
 from lmtool.data.formats import truncate_pair
-from lmtool.objectives.corruption import corrupt_spans
-from lmtool.objectives.noises import delete, mask_each, poisson_shares, rotate
-from lmtool.objectives.pairs import _Builder
-from lmtool.objectives.windows import windows
+from lmtool.objectives.corruption.noises import delete, mask_each, poisson_shares, rotate
+from lmtool.objectives.corruption.sentinels import corrupt_spans
+from lmtool.objectives.examples.pairs import _Builder
+from lmtool.objectives.examples.windows import windows
 from lmtool.types import Packed
 from tests.commands.conftest import TINY, pretrain
 
@@ -83,30 +83,31 @@ def changed(name: str, **fields: Any) -> Callable[..., Any]:
 
 
 OBJECTIVES = "lmtool.objectives"
+CORRUPTION, EXAMPLES = f"{OBJECTIVES}.corruption", f"{OBJECTIVES}.examples"
 # What is broken, by what it is replaced with; the objective that it breaks, and what is found.
 BROKEN: dict[str, tuple[str, Callable[..., Any], list[str], str]] = {
     "budget": (
-        f"{OBJECTIVES}.masking.budget", lambda eligible, _: np.minimum(eligible, 2), ["objective=mlm"],
+        f"{CORRUPTION}.masking.budget", lambda eligible, _: np.minimum(eligible, 2), ["objective=mlm"],
         "examples off their budget",
     ),
     "mask share": (
-        f"{OBJECTIVES}.masking.replace_tokens", changed(f"{OBJECTIVES}.masking.replace_tokens", mask=0.6),
+        f"{CORRUPTION}.masking.replace_tokens", changed(f"{CORRUPTION}.masking.replace_tokens", mask=0.6),
         ["objective=mlm"], "of these, [MASK]",
     ),
     "random share": (
-        f"{OBJECTIVES}.masking.replace_tokens", changed(f"{OBJECTIVES}.masking.replace_tokens", random=0.0),
+        f"{CORRUPTION}.masking.replace_tokens", changed(f"{CORRUPTION}.masking.replace_tokens", random=0.0),
         ["objective=mlm"], "of these, another token",
     ),
     "bernoulli share": (
-        f"{OBJECTIVES}.examples.mask_tokens", changed(f"{OBJECTIVES}.masking.mask_tokens", probability=0.2),
+        f"{EXAMPLES}.masked.mask_tokens", changed(f"{CORRUPTION}.masking.mask_tokens", probability=0.2),
         ["objective=mlm", "objective.select=bernoulli"], "predicted share of text",
     ),
     "whole words": (
-        f"{OBJECTIVES}.examples.mask_tokens", changed(f"{OBJECTIVES}.masking.mask_tokens", whole_word=False),
+        f"{EXAMPLES}.masked.mask_tokens", changed(f"{CORRUPTION}.masking.mask_tokens", whole_word=False),
         ["objective=mlm_whole_word", "tokenizer.vocab_size=60"], "words partly predicted",
     ),
     "text": (
-        f"{OBJECTIVES}.examples.windows", lambda *rest: windows(*rest)[::2], ["objective=mlm"],
+        f"{EXAMPLES}.masked.windows", lambda *rest: windows(*rest)[::2], ["objective=mlm"],
         "left out share of text",
     ),
     "padding": (
@@ -114,21 +115,21 @@ BROKEN: dict[str, tuple[str, Callable[..., Any], list[str], str]] = {
         "padding fraction",
     ),
     "truncation": (
-        f"{OBJECTIVES}.pairs.truncate_pair", lambda a, b, limit: truncate_pair(a, b, limit - 3), ["objective=mlm_nsp"],
+        f"{EXAMPLES}.pairs.truncate_pair", lambda a, b, limit: truncate_pair(a, b, limit - 3), ["objective=mlm_nsp"],
         "pairs cut although they fit",
     ),
     "nsp balance": (
-        f"{OBJECTIVES}.pairs._Builder._uniform",
+        f"{EXAMPLES}.pairs._Builder._uniform",
         lambda self, active, number, which: UNIFORM(self, active, number, which) ** 3, ["objective=mlm_nsp"],
         "random second segments where there is a choice",
     ),
     "sop balance": (
-        f"{OBJECTIVES}.pairs._Builder._uniform",
+        f"{EXAMPLES}.pairs._Builder._uniform",
         lambda self, active, number, which: UNIFORM(self, active, number, which) ** 3, ["objective=mlm_sop"],
         "pairs that are swapped",
     ),
     "span lengths": (
-        f"{OBJECTIVES}.spans.length_shares", changed(f"{OBJECTIVES}.spans.length_shares", geometric=0.4),
+        f"{CORRUPTION}.spans.length_shares", changed(f"{CORRUPTION}.spans.length_shares", geometric=0.4),
         ["objective=span"], "words of a span as drawn",
     ),
     "replaced": (
@@ -146,11 +147,11 @@ BROKEN: dict[str, tuple[str, Callable[..., Any], list[str], str]] = {
         ["objective=span_corruption", "model=t5_tiny"], "sentinels out of order in the inputs",
     ),
     "spans cut": (
-        f"{OBJECTIVES}.span_corruption.corrupt_spans", changed(f"{OBJECTIVES}.corruption.corrupt_spans", density=0.3),
+        f"{OBJECTIVES}.span_corruption.corrupt_spans", changed(f"{CORRUPTION}.sentinels.corrupt_spans", density=0.3),
         ["objective=span_corruption", "model=t5_tiny"], "corrupted share of text",
     ),
     "poisson": (
-        f"{OBJECTIVES}.noises.poisson_shares", lambda mean: poisson_shares(mean * 1.5),
+        f"{CORRUPTION}.noises.poisson_shares", lambda mean: poisson_shares(mean * 1.5),
         ["objective=denoising", "model=bart_tiny"], "words of a span as drawn",
     ),
     "permutation": (

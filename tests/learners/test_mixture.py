@@ -12,8 +12,8 @@ from lmtool.data.loader import PackedLoader
 from lmtool.learners.baseline import mean_losses
 from lmtool.learners.configs import MixtureConfig
 from lmtool.learners.evaluation import evaluate
+from lmtool.objectives.checks.statistics import measure
 from lmtool.objectives.configs import DenoisingConfig, MlmConfig
-from lmtool.objectives.statistics import measure
 from tests.objectives.objective_fixtures import backbone, gradients, rows_of, split, store, tokenizer
 
 CASES = {

@@ -16,7 +16,7 @@ from lmtool.data.store import TokenStore
 from lmtool.heads.lm import LMHead
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.baseline import ConstantPredictor, token_counts
-from lmtool.objectives.windows import Stream, windows
+from lmtool.objectives.examples.windows import Stream, windows
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Scores, StepOutput, Target
 from outsider.configs import EveryNthConfig

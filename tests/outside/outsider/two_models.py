@@ -16,7 +16,7 @@ from lmtool.learners.targets import labels_of, places_of
 from lmtool.models.base import Backbone
 from lmtool.nn.dropout import draws_at
 from lmtool.objectives.configs import MlmConfig
-from lmtool.objectives.examples import MaskedWindows
+from lmtool.objectives.examples.masked import MaskedWindows
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Scores, StepOutput
 from outsider.configs import TwoModelsConfig

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lmtool.objectives import pairs as pairs_module
-from lmtool.objectives.pairs import sentence_pairs
+from lmtool.objectives.examples import pairs as pairs_module
+from lmtool.objectives.examples.pairs import sentence_pairs
 
 
 def corpus(documents=3000, sentences=9, seed=0, longest=40):

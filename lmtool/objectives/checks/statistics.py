@@ -15,17 +15,17 @@ from torch import Tensor, nn
 from lmtool.data.assembly import Template, ragged_ranges
 from lmtool.data.plan import Examples
 from lmtool.learners.mixture import MixedExamples, Mixture
+from lmtool.learners.tally import Tally
 from lmtool.learners.targets import labels_of, places_of
+from lmtool.objectives.checks.denoising import noisy
+from lmtool.objectives.checks.masking import masked, replaced
 from lmtool.objectives.configs import MaskingConfig
-from lmtool.objectives.corruption import Corrupted, noise_counts, restore
+from lmtool.objectives.corruption.sentinels import Corrupted, noise_counts, restore
 from lmtool.objectives.denoising import NoisyWindows
-from lmtool.objectives.denoising_statistics import noisy
-from lmtool.objectives.examples import CausalWindows, MaskedPairs, MaskedWindows
-from lmtool.objectives.masking_statistics import masked, replaced
+from lmtool.objectives.examples.masked import CausalWindows, MaskedPairs, MaskedWindows
 from lmtool.objectives.prefix_lm import EncodedPrefixes, MaskedPrefixes
 from lmtool.objectives.rtd import ReplacedTokenDetection
 from lmtool.objectives.span_corruption import CorruptedSpans
-from lmtool.objectives.tally import Tally
 from lmtool.types import Batch, Packed
 
 # Examples measured at a time.

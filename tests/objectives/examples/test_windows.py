@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lmtool.objectives.windows import Stream, windows
+from lmtool.objectives.examples.windows import Stream, windows
 
 TOKENS = np.arange(100, 130, dtype=np.uint16)
 OFFSETS = np.array([0, 7, 7, 8, 20, 30])  # the second document is empty

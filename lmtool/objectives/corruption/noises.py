@@ -19,7 +19,7 @@ import numpy as np
 
 from lmtool import streams
 from lmtool.data.assembly import ragged_ranges
-from lmtool.objectives.masking import Vocabulary, budget
+from lmtool.objectives.corruption.masking import Vocabulary, budget
 
 # Each noise numbers its draws from a place of its own.
 _SENTENCE, _LENGTH, _PLACE, _INSERT, _MASK, _DELETE, _ROTATE, _RANDOM, _CHOOSE = (number << 40 for number in range(9))

@@ -9,13 +9,13 @@ from typing import Any, cast
 
 import numpy as np
 
+from lmtool.learners.tally import Tally
 from lmtool.learners.targets import places_of
 from lmtool.objectives.configs import SpanConfig, TokenMaskingConfig
-from lmtool.objectives.examples import MaskedPairs, MaskedWindows, corrupt
-from lmtool.objectives.masking import budget
+from lmtool.objectives.corruption.masking import budget
+from lmtool.objectives.corruption.spans import MaskedSpans, length_shares
+from lmtool.objectives.examples.masked import MaskedPairs, MaskedWindows, corrupt
 from lmtool.objectives.rtd import ReplacedTokenDetection
-from lmtool.objectives.spans import MaskedSpans, length_shares
-from lmtool.objectives.tally import Tally
 from lmtool.types import Batch
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from lmtool import streams
 from lmtool.data.assembly import ragged_ranges
 from lmtool.objectives.configs import SpanConfig
-from lmtool.objectives.masking import Masked, Vocabulary, replace_tokens
+from lmtool.objectives.corruption.masking import Masked, Vocabulary, replace_tokens
 
 # Draws of one round of an example; those of a span or a token are numbered by position, far beyond.
 _DRAWS = 4

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from lmtool.learners.tally import Tally
 from lmtool.learners.targets import labels_of
+from lmtool.objectives.corruption.masking import budget
+from lmtool.objectives.corruption.noises import Texts, infill, mask_each, poisson_shares
 from lmtool.objectives.denoising import NoisyWindows
-from lmtool.objectives.masking import budget
-from lmtool.objectives.noises import Texts, infill, mask_each, poisson_shares
-from lmtool.objectives.tally import Tally
 from lmtool.types import Batch
 
 

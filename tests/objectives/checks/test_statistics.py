@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from objective_fixtures import backbone, split, store, tokenizer
 
 from lmtool.config.tables import build
+from lmtool.learners.tally import Tally
+from lmtool.objectives.checks.statistics import batches_of, measure
 from lmtool.objectives.configs import (
     ClmConfig,
     DenoisingConfig,
@@ -17,9 +18,8 @@ from lmtool.objectives.configs import (
     SpanConfig,
     SpanCorruptionConfig,
 )
-from lmtool.objectives.examples import corrupt
-from lmtool.objectives.statistics import batches_of, measure
-from lmtool.objectives.tally import Tally
+from lmtool.objectives.examples.masked import corrupt
+from tests.objectives.objective_fixtures import backbone, split, store, tokenizer
 
 CASES = {
     "mlm": ("bert", "wordpiece", MlmConfig()),
@@ -73,8 +73,8 @@ def test_every_objective_is_as_defined(case, documents):
 def test_what_is_off_is_found(claimed, done, broken, monkeypatch):
     examples = examples_of("bert", "wordpiece", done)
     batches = [*batches_of(examples, 20000)]
-    monkeypatch.setattr("lmtool.objectives.statistics.batches_of", lambda *_: batches)
-    monkeypatch.setattr("lmtool.objectives.masking_statistics.corrupt", lambda _, *rest: corrupt(done, *rest))
+    monkeypatch.setattr("lmtool.objectives.checks.statistics.batches_of", lambda *_: batches)
+    monkeypatch.setattr("lmtool.objectives.checks.masking.corrupt", lambda _, *rest: corrupt(done, *rest))
     examples.config = claimed
     assert broken in {statistic.name for statistic in measure(examples, 20000, 32).broken()}
 

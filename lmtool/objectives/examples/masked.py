@@ -16,10 +16,10 @@ from lmtool.data.plan import Plan
 from lmtool.data.store import TokenStore
 from lmtool.errors import UserError
 from lmtool.objectives.configs import MaskingConfig, PairsConfig, RtdConfig, SpanConfig, TokenMaskingConfig
-from lmtool.objectives.masking import Masked, Vocabulary, mask_tokens
-from lmtool.objectives.pairs import sentence_pairs
-from lmtool.objectives.spans import MaskedSpans, mask_spans
-from lmtool.objectives.windows import Stream, windows
+from lmtool.objectives.corruption.masking import Masked, Vocabulary, mask_tokens
+from lmtool.objectives.corruption.spans import MaskedSpans, mask_spans
+from lmtool.objectives.examples.pairs import sentence_pairs
+from lmtool.objectives.examples.windows import Stream, windows
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Target
 

@@ -7,7 +7,15 @@ import pytest
 from scipy import stats
 from test_masking import ENTRIES, MASK, SPECIAL, STARTS, VOCABULARY, holds
 
-from lmtool.objectives.noises import Texts, delete, infill, mask_each, permute_sentences, poisson_shares, rotate
+from lmtool.objectives.corruption.noises import (
+    Texts,
+    delete,
+    infill,
+    mask_each,
+    permute_sentences,
+    poisson_shares,
+    rotate,
+)
 
 
 def texts(examples=1500, longest=90, seed=0, epoch=0):

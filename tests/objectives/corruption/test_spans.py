@@ -9,7 +9,7 @@ from test_masking import CLS, ENTRIES, MASK, SEP, SPECIAL, STARTS, VOCABULARY, c
 
 from lmtool.heads.span_boundary import SpanBoundaryHead
 from lmtool.objectives.configs import SpanConfig
-from lmtool.objectives.spans import length_shares, mask_spans
+from lmtool.objectives.corruption.spans import length_shares, mask_spans
 
 
 def masked(tokens, sizes, /, seed=11, epoch=0, examples=None, **fields):

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from lmtool.objectives.configs import MlmConfig
-from lmtool.objectives.masking import Vocabulary, mask_tokens
+from lmtool.objectives.corruption.masking import Vocabulary, mask_tokens
 
 ENTRIES = 503
 CLS, SEP, MASK = 2, 3, 4

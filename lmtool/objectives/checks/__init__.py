@@ -1,0 +1,1 @@
+"""What an objective does to text, measured against its definition: what `lmtool inspect` reports."""

@@ -1,0 +1,1 @@
+"""What is planned and laid out of a token store: windows, pairs, and the batches an objective makes of them."""
