@@ -24,6 +24,7 @@ from lmtool.training.precision import choose_device, choose_precision
 from lmtool.weights.comparing import Comparison, compare_outputs, compare_tensors, compare_tokenizers, tied_names
 from lmtool.weights.exporting import Export, Reading, export_of, write_export
 from lmtool.weights.folders import published_folder
+from lmtool.weights.heads import form_of
 from lmtool.weights.load import assemble, load, saved_config
 from lmtool.weights.reading import Weights, read
 
@@ -53,7 +54,9 @@ def run(config: ExportConfig, overrides: list[str]) -> None:
     copy = read(str(folder), offline=True)
     unused = [name for name in copy.tensors if name not in again.model.parts.state_dict()]
     comparison = compare_tensors(export.kept, copy.tensors, unused)
-    original, _ = assemble(loaded.config, Weights(export.kept, weights.folder, config.checkpoint), config.checkpoint)
+    original, _ = assemble(
+        loaded.config, Weights(export.kept, weights.folder, config.checkpoint), config.checkpoint, task
+    )
     compare_outputs(comparison, original, again.model.parts)
     if again.tokenizer is not None:
         compare_tokenizers(comparison, loaded.tokenizer, again.tokenizer)
@@ -71,7 +74,7 @@ def layout_of(model: ModelConfig, task: Mapping[str, Any] | None, tokenizer: Tok
     where the vocabulary lacks what the format puts around texts."""
     if task is None and model.architecture == "decoder":
         return None
-    name = model.text_format if task is None else model.sequence_form(task.get("head")).text_format
+    name = model.text_format if task is None else form_of(model, task).text_format
     return name if set(FORMATS[name].roles) <= set(tokenizer.roles) else None
 
 

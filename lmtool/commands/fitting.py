@@ -89,6 +89,8 @@ def task_fits_model(task: Any, model: ModelConfig) -> Iterator[Problem]:
             f"model={default.name}" for default in _defaults("model") if default.architecture in task.architectures
         ]
         yield Problem("task", f"task={problem}", _hint(models[:1]))
+    elif (misfit := task.misfit(model)) is not None:
+        yield misfit
 
 
 @rule(RunConfig, "model", "tokenizer")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from lmtool.commands.configs import EvaluateConfig, FinetuneConfig
 from lmtool.commands.starting import starts_from
@@ -12,7 +13,9 @@ from lmtool.tasks.configs import TaskConfig
 from lmtool.tasks.labels import TakenHead, taken_head
 from lmtool.tasks.loading import TaskData, load_task
 from lmtool.weights.classifiers import CLASSIFIER
+from lmtool.weights.folders import published_folder
 from lmtool.weights.load import saved_config
+from lmtool.weights.sentence_encoders import sentence_pooling
 
 
 def data_to_learn(config: FinetuneConfig) -> tuple[FinetuneConfig, TaskData, TakenHead | None]:
@@ -30,7 +33,22 @@ def data_to_learn(config: FinetuneConfig) -> tuple[FinetuneConfig, TaskData, Tak
         taken = None
     elif taken is not None:
         task = task.with_head(taken.form)
-    return config.model_copy(update={"task": task}), replace(data, config=task), taken
+    facts = data.facts
+    if taken is None and origin is not None and getattr(task, "pooling", None) == "auto":
+        task, facts = _pooled_as_published(task, facts, origin, config.offline)
+    return config.model_copy(update={"task": task}), replace(data, config=task, facts=facts), taken
+
+
+def _pooled_as_published(
+    task: TaskConfig, facts: dict[str, Any], origin: str, offline: bool
+) -> tuple[TaskConfig, dict[str, Any]]:
+    """The task and its facts, with the pooling of the sentence encoder that it starts from, where it is one."""
+    published = published_folder(origin, offline)
+    said = None if published is None else sentence_pooling(published, offline)
+    if said is None:
+        return task, facts
+    fields, file = said
+    return task.model_copy(update=fields), {**facts, "pooling": f"{fields['pooling']} (the checkpoint's {file})"}
 
 
 def data_to_score(config: EvaluateConfig, trained: Trained, before: FinetuneConfig) -> tuple[TaskData, TakenHead]:

@@ -62,7 +62,7 @@ def _learner(trained: Trained, paired: bool) -> BaseLearner:
     # What looks like a mask in its texts is one, as in those that are filled.
     tokenizer = Tokenizer.load(trained.weights.folder, parse_special_tokens=True)
     task = ClassificationConfig(name=name, text=(TEXT, PAIR), labels=PAIR_HEADS[name])
-    return replace(trained, tokenizer=tokenizer).learner(task, TakenHead(name, None))
+    return replace(trained, tokenizer=tokenizer).learner(task, TakenHead(name, {}))
 
 
 def _table(config: PredictConfig) -> Table | None:

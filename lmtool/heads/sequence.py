@@ -23,10 +23,14 @@ def summary_index(packed: Packed, how: Literal["first", "last"]) -> Tensor:
     return send(starts, packed.tokens.device)
 
 
-def summary(hidden_TH: Tensor, packed: Packed, how: Literal["first", "last", "mean"]) -> Tensor:
-    """(N, H): the first token's hidden state, the last one's, or the mean over the document."""
-    if how != "mean":
+def summary(hidden_TH: Tensor, packed: Packed, how: Literal["first", "last", "mean", "max"]) -> Tensor:
+    """(N, H): the first token's hidden state, the last one's, or the mean or the maximum over the document, special
+    tokens included (Reimers and Gurevych 2019, section 3)."""
+    if how == "first" or how == "last":
         return hidden_TH[summary_index(packed, how)]
+    if how == "max":
+        lowest_NH = hidden_TH.new_full((len(packed.lengths), hidden_TH.shape[1]), float("-inf"))
+        return lowest_NH.scatter_reduce(0, packed.documents[:, None].expand_as(hidden_TH), hidden_TH, "amax")
     lengths = packed.segments.cu_lengths.diff().to(hidden_TH.dtype)
     sums_NH = hidden_TH.new_zeros(len(packed.lengths), hidden_TH.shape[1]).index_add_(0, packed.documents, hidden_TH)
     return sums_NH / lengths[:, None]
@@ -46,13 +50,16 @@ class Pooler(nn.Module):
 
 
 class SequenceHead(nn.Module):
-    """Dropout and a linear map: classes or values of a document."""
+    """Dropout and a linear map: classes or values of a document. dense: behind a layer of its own with tanh."""
 
-    def __init__(self, hidden_size: int, outputs: int, dropout: float = 0.0, bias: bool = True):
+    def __init__(self, hidden_size: int, outputs: int, dropout: float = 0.0, bias: bool = True, dense: bool = False):
         super().__init__()
+        self.dense = nn.Linear(hidden_size, hidden_size) if dense else None
         self.dropout = Dropout(dropout)
         self.output = nn.Linear(hidden_size, outputs, bias)
 
     def forward(self, summary_NH: Tensor, draws: Draws | None = None) -> Tensor:
         """(N, H) to (N, C). draws: those of the summarised tokens, `draws.rows(summary_index(...))`."""
+        if self.dense is not None:
+            summary_NH = torch.tanh(self.dense(summary_NH))
         return self.output(self.dropout(summary_NH, draws))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 from pydantic import Field, model_validator
 
@@ -19,19 +19,23 @@ steps of 2,048 tokens: bert_tiny ends at 6.61 with 6e-4, 6.49 with 1e-3, 6.86 wi
 5.56 with 1e-3 and 5.85 with 3.6e-3."""
 
 
+Place = Literal["first", "last", "mean", "max"]
+
+
 @dataclass(frozen=True)
 class SequenceForm:
     """How a class or a value is read off a whole text.
 
     text_format: how the text is laid out, a name in `lmtool.data.formats`. place: the token whose hidden state stands
-    for it, or the mean of all. pooled: whether a dense layer with an activation comes before the output layer. bias:
-    whether the output layer has one.
+    for it, or the mean or the maximum over all. pooled: whether the pooler, a dense layer with an activation, comes
+    before the head. bias: whether the output layer has one. dense: whether the head has a dense layer of its own.
     """
 
     text_format: str
-    place: Literal["first", "last", "mean"]
+    place: Place
     pooled: bool
     bias: bool = True
+    dense: bool = False
 
 
 # Sizes beyond every published model: a slip of the hand is answered at once, and no product of two overflows. The
@@ -99,18 +103,26 @@ class ModelConfig(Config):
         }
         return type(self)(**{name: getattr(self, name) for name in type(self).model_fields} | sizes)
 
-    def sequence_form(self, head: str | None) -> SequenceForm:
-        """How a task reads a whole text. head: a task's `head`: "transformers", or the paper's.
+    def sequence_form(
+        self, head: str | None = None, pooling: str | None = None, head_layers: int | None = None
+    ) -> SequenceForm:
+        """How a task reads a whole text. head: "transformers", or the paper's. pooling: "first", "mean", "max" or
+        "last"; "auto" or None: the family's. head_layers: 1 or 2; None: the family's.
 
         ValueError where transformers has no classifier of this family.
         """
         pooled = self.summary == "pooled_first"
-        paper = SequenceForm(self.text_format, "first" if self.summary == "pooled_first" else self.summary, pooled)
-        if head != "transformers":
-            return paper
-        if self.transformers_form is None:
-            raise ValueError(f"transformers has no text classifier of model={self.name}")
-        return replace(paper, **self.transformers_form)
+        form = SequenceForm(self.text_format, "first" if self.summary == "pooled_first" else self.summary, pooled)
+        if head == "transformers":
+            if self.transformers_form is None:
+                raise ValueError(f"transformers has no text classifier of model={self.name}")
+            form = replace(form, **self.transformers_form)
+        if pooling not in (None, "auto", form.place):
+            # The pooler reads the token that it was trained on.
+            form = replace(form, place=cast(Place, pooling), pooled=False)
+        if head_layers == 1:
+            return replace(form, pooled=False)
+        return replace(form, dense=head_layers == 2 and not form.pooled)
 
     def suggested_tokenizer(self) -> dict[str, Any]:
         """The section `tokenizer: auto` stands for."""

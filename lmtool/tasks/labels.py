@@ -20,13 +20,14 @@ from lmtool.tasks.configs import TaskConfig
 class TakenHead:
     """A checkpoint's head for a task.
 
-    name: of the head in the checkpoint. form: how it reads a text (`TaskConfig.head`). labels: the task's classes, with
-    those of the head's that the task's data do not hold at the end; None for a value. order: for each of them the row
-    of the head, None where they are the same. note: how the classes were matched, "" where their names are equal.
+    name: of the head in the checkpoint. form: how it reads a text (`TaskConfig.head_fields`). labels: the task's
+    classes, with those of the head's that the task's data do not hold at the end; None for a value. order: for each of
+    them the row of the head, None where they are the same. note: how the classes were matched, "" where their names
+    are equal.
     """
 
     name: str
-    form: str | None
+    form: Mapping[str, Any]
     labels: tuple[str, ...] | None = None
     order: tuple[int, ...] | None = None
     note: str = ""
@@ -49,7 +50,8 @@ def taken_head(section: Mapping[str, Any], task: TaskConfig, found: bool = False
     """
     if section.get("kind") != task.kind:
         return None
-    name, form = str(section.get("name")), section.get("head")
+    name = str(section.get("name"))
+    form = {field: section[field] for field in task.head_fields if field in section}
     if not hasattr(task, "labels"):
         return TakenHead(name, form)
     theirs, ours = tuple(section.get("labels") or ()), task.labels or ()

@@ -21,6 +21,7 @@ from lmtool.runs.checkpoints import save_tensors
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.weights.classifiers import CLASSIFIER, labels_of
 from lmtool.weights.folders import CONFIG
+from lmtool.weights.heads import form_of
 from lmtool.weights.loading import part_of
 
 
@@ -84,7 +85,7 @@ def export_of(
 
 def _require_published_head(model: ModelConfig, task: Mapping[str, Any]) -> None:
     """UserError where transformers' classifier of the family reads a text in another way than the task does."""
-    name, form = task["name"], model.sequence_form(task.get("head"))
+    name, form = task["name"], form_of(model, task)
     if model.transformers_form is None:
         raise UserError(
             f"heads.{name} has no place in a published model={model.name}: transformers has no text classifier of it",
@@ -96,7 +97,8 @@ def _require_published_head(model: ModelConfig, task: Mapping[str, Any]) -> None
         raise UserError(
             f"heads.{name} has no place in transformers' classifier of model={model.name}, which has another "
             f"{' and '.join(differing)}",
-            "use the run with lmtool, or finetune with task.head=transformers, which has that form",
+            "use the run with lmtool, or finetune with task.head=transformers and neither task.pooling nor "
+            "task.head_layers",
         )
 
 

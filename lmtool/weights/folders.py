@@ -141,8 +141,10 @@ def _missing(folder: PublishedFolder, offline: bool) -> str:
 
 
 def fetched(folder: PublishedFolder, name: str, offline: bool, required: bool = True) -> Path | None:
-    """A file of the folder, by its plain name. None where it is not there and not required."""
-    if Path(name).name != name:
+    """A file of the folder, by its plain name or that of a sub-folder and its own. None where it is not there and not
+    required."""
+    parts = name.split("/")
+    if len(parts) > 2 or any(part in ("", ".", "..") or Path(part).name != part for part in parts):
         raise UserError(f"checkpoint={folder.checkpoint}: {name!r} is no file name in its folder", "copy it again")
     path = folder.path / name
     if path.is_file():

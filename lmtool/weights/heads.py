@@ -6,7 +6,7 @@ Shape letters: T tokens, N documents, H hidden width, V vocabulary, C classes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from lmtool.heads.lm import lm_head, masked_lm_head
 from lmtool.heads.replaced_token import ReplacedTokenHead
 from lmtool.heads.sequence import Pooler, SequenceHead, summary
 from lmtool.models.base import Backbone
+from lmtool.models.configs import ModelConfig, Place, SequenceForm
 from lmtool.nn.stack import Tap
 from lmtool.types import Packed
 from lmtool.weights.classifiers import CLASSIFIER
@@ -26,9 +27,12 @@ PAIR_HEADS = {"next_sentence": ("next", "random"), "sentence_order": ("in order"
 
 class Assembled(nn.Module):
     """A backbone and its heads, under the names of a checkpoint. task: the head that gives the logits of a whole text,
-    where there is one. pair: the head over pairs, where there is one."""
+    where there is one. pair: the head over pairs, where there is one.
 
-    def __init__(self, backbone: Backbone, tensors: Mapping[str, Tensor], task: str | None = None):
+    task (of the constructor): the section of the task that the checkpoint was trained for, with the form of its head.
+    """
+
+    def __init__(self, backbone: Backbone, tensors: Mapping[str, Tensor], task: Mapping[str, Any] | None = None):
         super().__init__()
         self.backbone: Backbone = backbone
         parts = {part.removeprefix("heads."): own for part, own in by_part(tensors).items() if part[:6] == "heads."}
@@ -36,9 +40,10 @@ class Assembled(nn.Module):
             parts.setdefault("lm", {})
         heads = {name: _head(backbone, name, own) for name, own in parts.items()}
         self.heads = nn.ModuleDict({name: head for name, head in heads.items() if head is not None})
-        given = task if task is not None and task in self.heads else CLASSIFIER
-        pooled = backbone.config.summary != "pooled_first" or "pooler" in self.heads
-        self.task = given if given in self.heads and pooled else None
+        self.form = form_of(backbone.config, task or {})
+        name = str((task or {}).get("name"))
+        given = name if name in self.heads else CLASSIFIER
+        self.task = given if given in self.heads and (not self.form.pooled or "pooler" in self.heads) else None
         pairs = [name for name in PAIR_HEADS if name in self.heads and "pooler" in self.heads]
         self.pair = pairs[0] if pairs else None
 
@@ -50,8 +55,7 @@ class Assembled(nn.Module):
         """(N, C) of a task; else (T, V) of a language model, or (T,) of replaced tokens; None without such a head."""
         table_VH = self.backbone.embed.token.weight
         if self.task is not None:
-            how = self.backbone.config.summary
-            return self._of_texts(self.task, hidden_TH, read, "first" if how == "pooled_first" else how)
+            return self._of_texts(self.task, hidden_TH, read, self.form.place)
         for name in ("masked_lm", "lm"):
             if name in self.heads:
                 return self.heads[name](hidden_TH, table_VH)
@@ -61,7 +65,7 @@ class Assembled(nn.Module):
         """(N, 2) of the head over pairs: whether the second text is another document's, or comes before the first."""
         return None if self.pair is None else self._of_texts(self.pair, hidden_TH, read, "first")
 
-    def _of_texts(self, head: str, hidden_TH: Tensor, read: Packed, place: Literal["first", "last", "mean"]) -> Tensor:
+    def _of_texts(self, head: str, hidden_TH: Tensor, read: Packed, place: Place) -> Tensor:
         """(N, C) of a head over whole texts, behind the pooler where there is one."""
         summary_NH = summary(hidden_TH, read, place)
         if "pooler" in self.heads:
@@ -84,6 +88,12 @@ def _head(backbone: Backbone, name: str, own: Mapping[str, Tensor]) -> nn.Module
     if name == "replaced_token":
         return ReplacedTokenHead(width, backbone.head_activation)
     weight, bias = f"heads.{name}.output.weight", f"heads.{name}.output.bias"
-    if weight in own and set(own) <= {weight, bias} and own[weight].shape[1:] == torch.Size([width]):
-        return SequenceHead(width, len(own[weight]), bias=bias in own)
+    dense = {f"heads.{name}.dense.weight", f"heads.{name}.dense.bias"} & set(own)
+    if weight in own and set(own) - dense <= {weight, bias} and own[weight].shape[1:] == torch.Size([width]):
+        return SequenceHead(width, len(own[weight]), bias=bias in own, dense=bool(dense))
     return None
+
+
+def form_of(model: ModelConfig, task: Mapping[str, Any]) -> SequenceForm:
+    """How the head of a task's section reads a text. A section of another time may lack fields."""
+    return model.sequence_form(task.get("head"), task.get("pooling"), task.get("head_layers"))

@@ -116,7 +116,7 @@ def load(checkpoint: str | Path, device: str = "cpu", offline: bool = False) -> 
     saved = saved_config(checkpoint, offline)
     config = _model_config(checkpoint, saved)
     task = saved.get("task")
-    parts = assemble(config, weights, checkpoint, task.get("name") if isinstance(task, dict) else None)
+    parts = assemble(config, weights, checkpoint, task if isinstance(task, dict) else None)
     tokenizer = Tokenizer.load(weights.folder) if has_tokenizer(weights.folder) else None
     roles = {} if tokenizer is None else tokenizer.roles
     model = PaddedModel(parts[0], roles.get(getattr(config, "start_role", ""))).to(device).eval()
@@ -124,7 +124,7 @@ def load(checkpoint: str | Path, device: str = "cpu", offline: bool = False) -> 
 
 
 def assemble(
-    config: ModelConfig, weights: Weights, checkpoint: str, task: str | None = None
+    config: ModelConfig, weights: Weights, checkpoint: str, task: dict[str, Any] | None = None
 ) -> tuple[Assembled, LoadReport]:
     """Backbone and heads with a checkpoint's weights, and what was taken. UserError where the backbone is not whole."""
     parts = Assembled(build(config, 0), weights.tensors, task)

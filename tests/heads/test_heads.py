@@ -23,6 +23,7 @@ def test_summary_of_each_document():
     assert torch.equal(summary(hidden, packed, "first"), hidden[[0, 3]])
     assert torch.equal(summary(hidden, packed, "last"), hidden[[2, 8]])
     torch.testing.assert_close(summary(hidden, packed, "mean"), torch.stack([hidden[:3].mean(0), hidden[3:].mean(0)]))
+    assert torch.equal(summary(hidden, packed, "max"), torch.stack([hidden[:3].amax(0), hidden[3:].amax(0)]))
 
 
 def test_masked_head_is_dense_norm_table_and_bias():

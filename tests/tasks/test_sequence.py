@@ -23,9 +23,12 @@ from task_fixtures import (
 from lmtool.config.tables import build
 from lmtool.data.loader import PackedLoader
 from lmtool.learners.evaluation import SplitEvaluations, evaluate
+from lmtool.models.configs import BertConfig, GptConfig
 from lmtool.tasks import loading
 from lmtool.tasks.loading import load_task
 from lmtool.tuning.configs import FullConfig, HeadConfig
+from lmtool.weights.load import assemble
+from lmtool.weights.reading import Weights
 
 TASKS = sorted(path.stem for path in CONF.glob("*.yaml"))
 
@@ -115,6 +118,39 @@ def test_the_head_reads_the_first_or_the_last_token(tokenizers, tmp_path):
         assert (batch.inputs.tokens[torch.tensor([batch.inputs.starts, (ends - 1).tolist()][place])] == special).all()
         pooled = torch.tanh(learner.heads["pooler"].dense(picked)) if family == "bert" else picked
         torch.testing.assert_close(learner.outputs(batch, 0), learner.heads["sst2"].output(pooled))
+
+
+@pytest.mark.parametrize(
+    ("family", "pooling", "layers"),
+    [("bert", "mean", None), ("bert", "max", 2), ("bert", "first", 1), ("gpt", "mean", 2), ("bert", "last", None)],
+)
+def test_pooling_and_layers_of_the_head(family, pooling, layers, tokenizers, tmp_path):
+    data = data_of("sst2", tmp_path, pooling=pooling, head_layers=layers)
+    learner = data.config.learner(backbone(family), tokenizers[family], 0).eval()
+    batch = batch_of(examples_of(learner, data.train, 32, "train"), range(4))
+    parts = learner.backbone(batch.inputs).split(list(batch.inputs.lengths))
+    pool = {"mean": lambda x: x.mean(0), "max": lambda x: x.amax(0), "first": lambda x: x[0], "last": lambda x: x[-1]}
+    wanted, head = torch.stack([pool[pooling](part) for part in parts]), learner.heads["sst2"]
+    assert set(learner.heads) == {"sst2"} and (head.dense is None) == (layers != 2)
+    wanted = wanted if head.dense is None else torch.tanh(head.dense(wanted))
+    torch.testing.assert_close(learner.outputs(batch, 0), head.output(wanted))
+    step(learner.train(), [batch])
+    # `lmtool.load` reads the texts in the same way.
+    tensors = learner.state_dict()
+    loaded, _ = assemble(learner.backbone.config, Weights(tensors, tmp_path, "x"), "x", data.config.model_dump())
+    hidden = loaded.eval().hidden(batch.inputs, None)
+    torch.testing.assert_close(loaded.logits(hidden, batch.inputs), learner.eval().outputs(batch, 0))
+
+
+def test_the_form_of_a_head(tmp_path):
+    model, config = BertConfig(), task_config("sst2", path=tmp_path)
+    paper = model.sequence_form()
+    assert task_config("sst2", pooling="first", head_layers=2).form(model) == paper == config.form(model)
+    assert config.takes_head({"pooling": "mean"}, model) and config.with_head({"pooling": "mean"}).pooling == "mean"
+    assert not task_config("sst2", pooling="max").takes_head({"pooling": "mean"}, model)
+    assert task_config("sst2", pooling="first").takes_head({"head": "transformers"}, model)
+    assert "nothing of the text" in task_config("sst2", pooling="first").misfit(GptConfig()).message
+    assert config.misfit(GptConfig()) is None
 
 
 def test_long_texts_are_cut_and_counted(tokenizers, tmp_path):

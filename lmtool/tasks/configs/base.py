@@ -3,12 +3,14 @@ torch."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from lmtool.config.base import Config
 from lmtool.config.tables import build
+from lmtool.errors import Problem
 
 
 class TaskConfig(Config):
@@ -17,6 +19,8 @@ class TaskConfig(Config):
     architectures: ClassVar[tuple[str, ...]] = ("encoder", "decoder", "encoder_decoder")
     layouts: ClassVar[tuple[str, ...]] = ("table", "parquet")
     """The layouts that its files may have, see `lmtool.tasks.sources.layouts`; the first that takes a file reads it."""
+    head_fields: ClassVar[tuple[str, ...]] = ()
+    """The fields that say what form the head has: a checkpoint's head is used in its own."""
 
     kind: str = Field(description="Which kind of task.")
     name: str = Field(description="The task's name: its head is heads.NAME.", pattern=r"^[a-z][a-z0-9_]*$")
@@ -71,13 +75,17 @@ class TaskConfig(Config):
         """The name of the format in which a model of this configuration reads the rows, see `lmtool.data.formats`."""
         return model.text_format
 
-    def takes_head(self, form: str | None, model: Any) -> bool:
-        """Whether a checkpoint's head of this form, the `head` of its task, can be the head of this task."""
+    def takes_head(self, form: Mapping[str, Any], model: Any) -> bool:
+        """Whether a checkpoint's head of this form, the `head_fields` of its task, can be the head of this task."""
         return True
 
-    def with_head(self, form: str | None) -> TaskConfig:
+    def with_head(self, form: Mapping[str, Any]) -> TaskConfig:
         """The task with the form of a checkpoint's head."""
-        return self
+        return self.model_copy(update=dict(form))
+
+    def misfit(self, model: Any) -> Problem | None:
+        """Why this task does not go with a model of one of its architectures, if it does not."""
+        return None
 
     @model_validator(mode="after")
     def _columns_differ(self) -> TaskConfig:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from lmtool.config.base import Config
 from lmtool.config.tables import component
+from lmtool.errors import Problem
 from lmtool.tasks.configs.base import TaskConfig
 
 
 class SequenceConfig(TaskConfig):
     """The base of kinds whose rows are one text, or two, and one label."""
+
+    head_fields: ClassVar[tuple[str, ...]] = ("head", "pooling", "head_layers")
 
     text: tuple[str, ...] = Field(
         ("text",),
@@ -27,14 +31,37 @@ class SequenceConfig(TaskConfig):
         "be exported. Null: as in the checkpoint, where its classes are the task's; else as in the paper.",
     )
 
+    pooling: Literal["auto", "first", "mean", "max", "last"] = Field(
+        "auto",
+        description="What of the last hidden states the head reads: the first token's (through the pooler, where the "
+        "family has one), the mean or the maximum over all, or the last token's. auto: as a published sentence "
+        "encoder says, else the family's, which alone can be exported.",
+    )
+    head_layers: Literal[1, 2] | None = Field(
+        None,
+        description="1: the output layer alone; 2: a dense layer before it, the pooler or a new one with tanh. Null: "
+        "the family's, which alone can be exported.",
+    )
+
+    def form(self, model: Any) -> Any:
+        """How a model of this configuration reads a whole text: its `SequenceForm`."""
+        return model.sequence_form(*(getattr(self, name) for name in self.head_fields))
+
     def text_format(self, model: Any) -> str:
-        return model.sequence_form(self.head).text_format
+        return self.form(model).text_format
 
-    def takes_head(self, form: str | None, model: Any) -> bool:
-        return self.head is None or model.sequence_form(form) == model.sequence_form(self.head)
+    def takes_head(self, form: Mapping[str, Any], model: Any) -> bool:
+        given = {name: getattr(self, name) for name in self.head_fields if getattr(self, name) not in (None, "auto")}
+        return model.sequence_form(**{**form, **given}) == model.sequence_form(**form)
 
-    def with_head(self, form: str | None) -> SequenceConfig:
-        return self.model_copy(update={"head": form})
+    def misfit(self, model: Any) -> Problem | None:
+        if model.architecture == "decoder" and self.pooling == "first":
+            return Problem(
+                "task.pooling",
+                f"task.pooling=first: the first token of a decoder such as model={model.name} sees nothing of the text",
+                "give task.pooling=last or task.pooling=mean",
+            )
+        return None
 
 
 class ClassLossConfig(Config):

@@ -57,11 +57,11 @@ class SequenceLearner(TaskLearner):
 
     def __init__(self, kind: SequenceKind, backbone: Backbone, tokenizer: Tokenizer, seed: int, outputs: int):
         super().__init__(kind, backbone, tokenizer, seed)
-        self.form = backbone.config.sequence_form(self.config.head)
+        self.form = self.config.form(backbone.config)
         if self.form.pooled:
             self.add_head("pooler", Pooler(backbone.hidden_size, backbone.pooler_activation))
         dropout = backbone.config.dropout if self.config.dropout is None else self.config.dropout
-        self.add_head(self.term, SequenceHead(backbone.hidden_size, outputs, dropout, self.form.bias))
+        self.add_head(self.term, SequenceHead(backbone.hidden_size, outputs, dropout, self.form.bias, self.form.dense))
 
     def examples(self, data: SplitData, max_length: int) -> SequenceExamples:
         """Rows tokenised, cut and laid out for this backbone."""
@@ -86,10 +86,11 @@ class SequenceLearner(TaskLearner):
         return self.heads[self.term](summary_NH, draws)
 
     def _summary(self, batch: Batch, draws: Draws | None) -> Tensor:
-        """(N, H): one token's hidden state, the only one that the last layer gives, or the mean over the text."""
+        """(N, H): one token's hidden state, the only one that the last layer gives, or the mean or maximum over the
+        text."""
         sides = (batch.inputs, draws) if batch.outputs is None else (batch.inputs, draws, batch.outputs)
-        if self.form.place == "mean":
-            return summary(self.backbone(*sides), self._read(batch), "mean")
+        if self.form.place in ("mean", "max"):
+            return summary(self.backbone(*sides), self._read(batch), self.form.place)
         return self.backbone(*sides, read_M=self._place(batch))
 
     def _place(self, batch: Batch) -> Tensor:
