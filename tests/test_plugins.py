@@ -121,7 +121,7 @@ def test_two_models_that_both_learn_and_a_task_of_tags_in_windows(tmp_path: Path
         "evaluate --plugin outsider checkpoint=runs/tags device=cpu output=again.jsonl",
         "predict --plugin outsider checkpoint=runs/tags device=cpu 'text=the dogs sat on a mat'",
     )
-    assert [answer[0] for answer in answers] == [0, 0, 0, 0], [answer[2] for answer in answers]
+    assert [answer[0] for answer in answers] == [0, 0, 0, 0], "\n".join(answer[2] for answer in answers)
     metrics = json.loads((tmp_path / "runs" / "pair" / "result.json").read_text())["metrics"]
     assert {"first_loss", "second_loss", "first_baseline"} <= metrics.keys()
     result = json.loads((tmp_path / "runs" / "tags" / "result.json").read_text())
@@ -156,7 +156,7 @@ def test_a_model_that_is_no_transformer_pretrains_resumes_and_is_finetuned(tmp_p
         "predict --plugin outsider checkpoint=runs/alone device=cpu precision=fp32 'text=the on'",
         f"plan pretrain {common} model=lstm data=text data.path=text.txt batch_tokens=256 max_steps=40",
     )
-    assert [answer[0] for answer in answers] == [0] * 4, [answer[2] for answer in answers]
+    assert [answer[0] for answer in answers] == [0] * 4, "\n".join(answer[2] for answer in answers)
     weights = Path("checkpoints") / "step_00000040" / "model.safetensors"
     assert (cut / weights).read_bytes() == (tmp_path / "runs" / "alone" / weights).read_bytes()
     result = json.loads((tmp_path / "runs" / "alone" / "result.json").read_text())
@@ -191,7 +191,7 @@ def test_a_tuning_method_that_adds_modules_and_virtual_tokens(tmp_path: Path) ->
         "predict --plugin outsider checkpoint=runs/tuned device=cpu 'text=the cat ran'",
         f"plan {tune}",
     )
-    assert [answer[0] for answer in answers] == [0] * 4, [answer[2] for answer in answers]
+    assert [answer[0] for answer in answers] == [0] * 4, "\n".join(answer[2] for answer in answers)
     weights = Path("checkpoints") / "step_00000020" / "model.safetensors"
     assert (cut / weights).read_bytes() == (run / weights).read_bytes(), "resumed bit for bit"
     assert (tmp_path / "again.jsonl").read_text() == (run / "predictions.jsonl").read_text()

@@ -194,7 +194,7 @@ def tasks_have_data(objective: Any) -> Iterator[Problem]:
 @rule(FinetuneConfig, "task", "model")
 def head_has_a_class(task: Any, model: Any) -> Iterator[Problem]:
     """A task read as transformers reads it is on a family of which transformers has a classifier."""
-    if task.head == "transformers" and model.transformers_form is None:
+    if getattr(task, "head", None) == "transformers" and model.transformers_form is None:
         message = f"task.head=transformers: transformers has no text classifier of model={model.name}"
         yield Problem("task.head", message, "give task.head=paper")
 
