@@ -8,7 +8,7 @@ from pydantic import Field
 
 from lmtool.config.auto import Auto
 from lmtool.config.base import Config
-from lmtool.config.tables import Choice
+from lmtool.config.tables import Choice, lookup
 
 # Each room's module enters its components into the tables.
 from lmtool.data.configs import DataConfig
@@ -164,6 +164,17 @@ class FinetuneConfig(RunConfig):
         description="What is learned, and from which labelled data."
     )
     tuning: Annotated[TuningConfig, Choice("tuning")] = Field(description="Which parameters learn.")
+
+    @classmethod
+    def filled(cls, data: dict[str, Any]) -> dict[str, Any]:
+        """A null max_length is that of the task's kind, as far as the model has positions."""
+        if data.get("max_length", 0) is not None:
+            return data
+        task, model = data.get("task"), data.get("model")
+        entry = lookup("task", str(task.get("kind"))) if isinstance(task, dict) else None
+        length = getattr(entry.config if entry is not None else TaskConfig, "default_max_length", 128)
+        positions = model.get("max_positions") if isinstance(model, dict) else None
+        return {**data, "max_length": min(length, positions) if isinstance(positions, int) else length}
 
     @property
     def learns(self) -> TaskConfig:

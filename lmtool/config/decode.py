@@ -52,6 +52,7 @@ def decode(
     }
     unreadable = "checkpoint" in {*(problem.key for problem in earlier), *misspelt}
     clean, unresolved, left = resolve(command, clean, checkpoint_config, unreadable)
+    clean = command.filled(clean)
     problems += unresolved
     problems += wording.missing(command, missing, clean)
     for section in left:

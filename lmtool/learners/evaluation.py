@@ -70,7 +70,13 @@ class Evaluation:
 
 class Scorer(ABC):
     """Collects what a learner makes of one split, batch by batch. Keeps a few numbers an example; logits never leave
-    a batch."""
+    a batch.
+
+    calibrates: whether its result may tune what turns scores into decisions (a threshold): in training, on the
+    development rows that choose the best checkpoint.
+    """
+
+    calibrates: bool = False
 
     @abstractmethod
     def add(self, batch: Batch) -> None:

@@ -253,6 +253,8 @@ class MixedScorer(Scorer):
             self.members[name].add(own)
 
     def result(self) -> Evaluation:
+        for scorer in self.members.values():
+            scorer.calibrates = self.calibrates
         evaluations = {name: scorer.result() for name, scorer in self.members.items()}
         terms = {
             term_of(name, term): value

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,7 @@ def load_task(config: TaskConfig, seed: int, cache_dir: str | Path, offline: boo
     validation = {split: decode(split, True) for split in _validation(config, columns)}
     test = {split: decode(split, False) for split in map(canonical, config.test) if split in columns}
     if not validation:
-        train, validation["dev"] = _hold_out(train, seed)
+        train, validation["dev"] = _hold_out(train, kind.groups(train), seed)
         held = len(validation["dev"])
         facts["development"] = f"no split: {held:,} of {len(train) + held:,} training rows held out"
     if config.train_examples is not None and config.train_examples < len(train):
@@ -162,11 +163,10 @@ def _validation(config: TaskConfig, columns: dict[str, Any]) -> list[str]:
     return named or [split for split in ("dev",) if split in columns]
 
 
-def _hold_out(train: Rows, seed: int) -> tuple[Rows, Rows]:
-    """A seeded tenth of the different texts, with all their rows: a text in both would be a leak."""
+def _hold_out(train: Rows, groups: Sequence[Any], seed: int) -> tuple[Rows, Rows]:
+    """A seeded tenth of the groups (different texts), with all their rows: a text in both would be a leak."""
     group: dict[str, int] = {}
-    texts = zip(*train.columns.values(), strict=True)
-    member = np.array([group.setdefault(repr(row), len(group)) for row in texts])
+    member = np.array([group.setdefault(repr(value), len(group)) for value in groups])
     if len(group) < 2:
         raise UserError(
             f"{train.origin[0][0]}: no development split, and all {len(train)} training rows have the same text",

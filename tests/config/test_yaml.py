@@ -90,7 +90,7 @@ def required(group: str, name: str) -> Iterator[str]:
     for key, value in yaml.safe_load((CONF / group / f"{name}.yaml").read_text(encoding="utf-8")).items():
         if value == "???":
             yield f"{group}.{key}=x"
-    if (group, name) in (("task", "custom"), ("task", "classification"), ("task", "regression")):
+    if group == "task" and name in ("custom", "classification", "regression", "extractive_qa"):
         yield "task.path=x"
 
 

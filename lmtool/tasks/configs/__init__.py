@@ -1,12 +1,14 @@
 """What finetuning learns, as configuration: a file a kind. Imports no torch."""
 
 from lmtool.tasks.configs.base import TaskConfig
+from lmtool.tasks.configs.extractive_qa import ExtractiveQaConfig
 from lmtool.tasks.configs.objective import TaskObjectiveConfig, tasks_of
 from lmtool.tasks.configs.sequence import ClassificationConfig, ClassLossConfig, RegressionConfig, SequenceConfig
 
 __all__ = [
     "ClassLossConfig",
     "ClassificationConfig",
+    "ExtractiveQaConfig",
     "RegressionConfig",
     "SequenceConfig",
     "TaskConfig",

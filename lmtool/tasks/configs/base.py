@@ -22,6 +22,9 @@ class TaskConfig(Config):
     head_fields: ClassVar[tuple[str, ...]] = ()
     """The fields that say what form the head has: a checkpoint's head is used in its own."""
 
+    default_max_length: ClassVar[int] = 128
+    """Tokens of a packed sequence, at most, where the run says nothing."""
+
     kind: str = Field(description="Which kind of task.")
     name: str = Field(description="The task's name: its head is heads.NAME.", pattern=r"^[a-z][a-z0-9_]*$")
     text: tuple[str, ...] = Field(("text",), min_length=1, description="The columns that are read, in order.")

@@ -65,6 +65,11 @@ class TaskKind(ABC):
         """What the screens say of the training rows, and warnings."""
         return {}, []
 
+    def groups(self, rows: Rows) -> Sequence[Any]:
+        """What each row belongs to: of rows that share it none is held out of training without the others. All that is
+        read, where it is equal."""
+        return list(zip(*rows.columns.values(), strict=True))
+
     # Model.
 
     @abstractmethod
@@ -134,6 +139,14 @@ class TaskLearner(BaseLearner):
     def parts(self, outputs: Tensor, batch: Batch) -> list[Any]:
         """What each document of the batch says of its row, on the host: what the kind's `join` reads."""
 
+    def calibrate(self, rows: Rows, predictions: Sequence[Prediction]) -> None:  # noqa: B027 most kinds tune nothing
+        """Tune on labelled development rows what turns scores into decisions, and keep it among the tensors of the
+        head. predictions: as `join` gives them."""
+
+    def decided(self, predictions: Sequence[Prediction]) -> list[Prediction]:
+        """The predictions under what `calibrate` tuned."""
+        return list(predictions)
+
     def labels(self, batch: Batch) -> Tensor:
         """The labels of a labelled batch."""
         labels = batch.targets[self.term].labels
@@ -196,9 +209,11 @@ class TaskLearner(BaseLearner):
         """Records of the rows, as in predictions.jsonl."""
         data = SplitData("input", rows={self.config.name: rows})
         examples = self.examples(data, max_length)
-        truncated = examples.facts().get("truncated", 0)
-        if truncated:
-            warn(f"{truncated:,} of {len(rows):,} texts are cut to {max_length} tokens")
+        facts = examples.facts()
+        if facts.get("truncated"):
+            warn(f"{facts['truncated']:,} of {len(rows):,} texts are cut to {max_length} tokens")
+        if facts.get("cut_questions"):
+            warn(f"{facts['cut_questions']:,} of {len(rows):,} questions are cut")
         loader = PackedLoader(examples, 0, None, max(batch_tokens, max_length), shuffle=False)
         return evaluate(self, self.scorer(data, examples, {}), loader.epoch_batches(), precision).records()
 
@@ -259,6 +274,9 @@ class TaskScorer(Scorer):
         if self.seen != self.expected or kept != self.expected or not all(self.parts):
             raise RuntimeError(f"{self.seen} parts of {len(rows)} rows were predicted, {kept} of {self.expected} once")
         predictions = [kind.join([parts[number] for number in sorted(parts)]) for parts in self.parts]
+        if self.calibrates and rows.labels is not None:
+            self.learner.calibrate(rows, predictions)
+        predictions = self.learner.decided(predictions)
         if rows.labels is None:
             return TaskEvaluation({}, {}, kind=kind, rows=rows, split=self.split, predictions=predictions)
         return TaskEvaluation(

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from lmtool.data.columns import read_columns, read_conllu
 from lmtool.data.parquet import read_parquet
+from lmtool.data.squad import begins_squad, read_squad
 from lmtool.data.tables import Rows, delimiter_of, read_table
 from lmtool.errors import UserError
 from lmtool.tasks.configs import TaskConfig
@@ -96,6 +97,7 @@ def _conllu(file: Path, config: TaskConfig) -> Rows:
 
 
 LAYOUTS: dict[str, Layout] = {
+    "squad": Layout((".json",), lambda file, config: read_squad(file), begins_squad),
     "conll": Layout((".conll", ".bio", ".iob", ".iob2", ".tsv", ".txt"), _columns),
     "conllu": Layout((".conllu",), _conllu),
     "table": Layout((".tsv", ".csv", ".jsonl", ".json", ".txt"), _table),

@@ -1,0 +1,345 @@
+"""The answer to a question as a piece of a context (Devlin et al. 2019, sections 4.2 and 4.3; Rajpurkar et al. 2016,
+Rajpurkar, Jia, Liang 2018): one head scores each token as the answer's start and as its end.
+
+Without an answer in a window its target is the class token, twice; a format without one (GPT, T5) ends a text with a
+token that stands for it. Heads are those of transformers' ...ForQuestionAnswering: no pooler; in an encoder-decoder the
+decoder reads the same text.
+
+Shape letters: T tokens, N windows, L tokens of the longest, H hidden width, K answers that are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lmtool.data.split import Rows, SplitData
+from lmtool.errors import UserError
+from lmtool.heads.losses import loss_sum, losses
+from lmtool.heads.sequence import SequenceHead
+from lmtool.learners.baseline import ConstantPredictor
+from lmtool.metrics import Metric
+from lmtool.metrics.answers import ANSWER_METRICS, answer_scores, best_threshold, summarized
+from lmtool.models.base import Backbone
+from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
+from lmtool.tasks.configs import ExtractiveQaConfig
+from lmtool.tasks.kinds.answer_search import best_spans, padded
+from lmtool.tasks.kinds.answers import Answer, gold_answers, problem_of
+from lmtool.tasks.kinds.base import Prediction, TaskKind, TaskLearner
+from lmtool.tasks.kinds.labels import IDS, place, row_ids, text_of
+from lmtool.tasks.kinds.question_windows import CHARACTERS, QuestionWindows, null_first
+from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.types import Batch, Scores, StepOutput
+
+
+class Span(NamedTuple):
+    """Characters [start, end) of the context, and the score of its start and its end; characters 0 to 0 stand for no
+    answer."""
+
+    start: int
+    end: int
+    score: float
+
+
+class WindowAnswers(NamedTuple):
+    """What a window says: its best spans, falling, and the score of no answer."""
+
+    best: list[Span]
+    null: float
+
+
+@dataclass(frozen=True)
+class PredictedAnswer:
+    """What a row is predicted. best: spans, falling by score; empty where the context has no text. null: the score of
+    no answer, the lowest of the windows. given: whether the best span is the answer."""
+
+    best: tuple[Span, ...]
+    null: float
+    given: bool = True
+
+    @property
+    def null_difference(self) -> float:
+        """How much better no answer is than the best span."""
+        return self.null - self.best[0].score if self.best else np.inf
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """The characters of the answer that is given."""
+        return self.best[0][:2] if self.given and self.best else (0, 0)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PredictedAnswer) and self.span == other.span
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class ExtractiveQa(TaskKind):
+    """Rows of a question and a context, with the answers that are gold."""
+
+    config: ExtractiveQaConfig
+
+    def __init__(self, config: ExtractiveQaConfig):
+        super().__init__(config)
+        self.skipped = 0  # rows left out by bad_answers=skip, of all splits that were read
+
+    def rows(self, columns: dict[str, list[Any]], origin: list[tuple[str, int]], labelled: bool) -> Rows:
+        texts = {
+            name: [text_of(self.config, name, value, where) for value, where in zip(columns[name], origin, strict=True)]
+            for name in self.config.text
+        }
+        _require_different_ids(columns, origin)
+        values, labels = columns.get(self.config.label), None
+        if labelled or (values is not None and any(value is not None for value in values)):
+            labels = [gold_answers(value, where) for value, where in zip(values or [], origin, strict=True)]
+            if not labelled and not self.config.unanswerable and not any(labels):
+                labels = None  # the answers of a test split are empty lists on the hub
+        rows = Rows(row_ids(columns, len(origin)), texts, labels, origin)
+        return rows if labels is None else self._checked(rows, labels)
+
+    def _checked(self, rows: Rows, labels: list[tuple[Answer, ...]]) -> Rows:
+        """The rows whose answers stand in their contexts. UserError at the first whose do not, or if none is left."""
+        contexts, kept = rows.columns[self.config.text[1]], []
+        for number, (context, answers) in enumerate(zip(contexts, labels, strict=True)):
+            problem = problem_of(self.config, context, answers)
+            if problem is None:
+                kept.append(number)
+            elif self.config.bad_answers == "refuse" or not (kept or number + 1 < len(rows)):
+                raise UserError(f"{place(rows.origin[number])}: {rows.ids[number]}: {problem[0]}", problem[1])
+        self.skipped += len(rows) - len(kept)
+        return rows if len(kept) == len(rows) else rows.take(np.array(kept))
+
+    def groups(self, rows: Rows) -> Sequence[Any]:
+        """Questions about one context belong together."""
+        return rows.columns[self.config.text[1]]
+
+    def facts(self, train: Rows) -> tuple[dict[str, Any], list[str]]:
+        empty = sum(not text.strip() for texts in train.columns.values() for text in texts)
+        warnings = [f"{empty:,} empty questions or contexts in the training rows"] if empty else []
+        if self.skipped:
+            warnings.append(f"{self.skipped:,} rows skipped: their answers do not stand in their contexts")
+        labels = train.labels
+        assert labels is not None
+        facts: dict[str, Any] = {"skipped_answers": self.skipped}
+        if self.config.unanswerable:
+            facts["unanswerable"] = sum(not answers for answers in labels)
+        return facts, warnings
+
+    def learner(self, backbone: Backbone, tokenizer: Tokenizer, seed: int) -> ExtractiveQaLearner:
+        return ExtractiveQaLearner(self, backbone, tokenizer, seed)
+
+    def join(self, parts: Sequence[WindowAnswers]) -> Prediction:
+        """The best spans of all windows, each once with its best score; no answer where the surest window says so."""
+        best: dict[tuple[int, int], Span] = {}
+        for span in (span for part in parts for span in part.best):
+            known = best.get(span[:2])
+            if known is None or known.score < span.score:
+                best[span[:2]] = span
+        spans = sorted(best.values(), key=lambda span: -span.score)[: self.config.n_best]
+        answer = PredictedAnswer(tuple(spans), min(part.null for part in parts))
+        return Prediction(answer, float(self.shares(answer)[0]))
+
+    def shares(self, answer: PredictedAnswer) -> np.ndarray:
+        """Probabilities of the kept spans, and of no answer behind them where that is one of the answers."""
+        scores = np.array([span.score for span in answer.best] + [answer.null] * self._with_null(answer))
+        shares = np.exp(scores - scores.max())
+        return shares / shares.sum()
+
+    def _with_null(self, answer: PredictedAnswer) -> bool:
+        return self.config.unanswerable or not answer.best
+
+    def with_threshold(self, prediction: Prediction, threshold: float) -> Prediction:
+        """The prediction under a threshold of the null difference."""
+        answer = prediction.value
+        given = bool(answer.best) and answer.null_difference <= threshold
+        shares = self.shares(answer)
+        return Prediction(PredictedAnswer(answer.best, answer.null, given), float(shares[0 if given else -1]))
+
+    def metrics(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, float]:
+        gold, answered_N = self._gold(rows)
+        given = [self._text(rows, number, row.value.span) for number, row in enumerate(predictions)]
+        scores = answer_scores(gold, given, self.config.unanswerable)
+        raw, null_N = scores, np.zeros(len(rows))
+        if self.config.unanswerable:
+            raw, null_N = self._raw(rows, predictions)
+        return summarized(self.config.metrics, scores, raw, answered_N, null_N)
+
+    def tuned_threshold(self, rows: Rows, predictions: Sequence[Prediction]) -> float:
+        """The threshold of the best f1 on labelled rows."""
+        raw, null_N = self._raw(rows, predictions)
+        return best_threshold(raw["f1"], self._gold(rows)[1], null_N).value
+
+    def details(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, Any]:
+        """The best thresholds of both scores."""
+        if not self.config.unanswerable:
+            return {}
+        (raw, null_N), answered_N = self._raw(rows, predictions), self._gold(rows)[1]
+        return {f"best_{name}_threshold": best_threshold(raw[name], answered_N, null_N).value for name in raw}
+
+    def _gold(self, rows: Rows) -> tuple[list[list[str]], np.ndarray]:
+        """Texts of the gold answers, and (N,) whether there are any."""
+        assert rows.labels is not None
+        return [[answer.text for answer in answers] for answers in rows.labels], np.array(list(map(bool, rows.labels)))
+
+    def _raw(self, rows: Rows, predictions: Sequence[Prediction]) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """Scores of the best texts, given or not, and the null differences."""
+        answers = [prediction.value for prediction in predictions]
+        texts = [
+            self._text(rows, number, answer.best[0][:2]) if answer.best else "" for number, answer in enumerate(answers)
+        ]
+        null_N = np.array([answer.null_difference for answer in answers])
+        return answer_scores(self._gold(rows)[0], texts, unanswerable=True), null_N
+
+    def _text(self, rows: Rows, number: int, span: tuple[int, int]) -> str:
+        return rows.columns[self.config.text[1]][number][span[0] : span[1]]
+
+    def constant(self, train: Rows) -> tuple[str, Prediction]:
+        """No answer."""
+        return "no answer", Prediction(PredictedAnswer((), 0.0, False), 1.0)
+
+    def shown(self, value: Any) -> Any:
+        if not isinstance(value, PredictedAnswer):
+            return [answer.text for answer in value]
+        start, end = value.span
+        return f"characters {start} to {end}" if end else "no answer"
+
+    def record(self, rows: Rows, number: int, prediction: Prediction) -> dict[str, Any]:
+        """With the answer's text, a slice of the context, `start` and `end`, and the `n_best`; where questions may have
+        no answer, "" stands for that, and `null_difference` says how sure it is."""
+        answer = prediction.value
+        record = super().record(rows, number, prediction)
+        start, end = answer.span
+        record |= {"prediction": self._text(rows, number, (start, end)), "start": start, "end": end}
+        shares = self.shares(answer).tolist()
+        best: list[dict[str, Any]] = [
+            {"text": self._text(rows, number, span[:2]), "start": span.start, "end": span.end, "probability": share}
+            for span, share in zip(answer.best, shares, strict=False)
+        ]
+        if self._with_null(answer):
+            best.append({"text": "", "start": 0, "end": 0, "probability": shares[-1]})
+            best.sort(key=lambda row: -row["probability"])
+        if self.config.unanswerable and answer.best:
+            record["null_difference"] = answer.null_difference
+        return {**record, "n_best": best}
+
+    def line(self, record: Mapping[str, Any]) -> str:
+        question = record[self.config.text[0]]
+        return f"{record['prediction'] or '(no answer)'} {record['score']:.2f}  {question}"
+
+    @property
+    def metric(self) -> Metric:
+        return ANSWER_METRICS[self.config.metric]
+
+
+def _require_different_ids(columns: Mapping[str, list[Any]], origin: Sequence[tuple[str, int]]) -> None:
+    """UserError with file:line where two rows of a column of ids have the same."""
+    name = next((name for name in IDS if name in columns), None)
+    seen: dict[str, int] = {}
+    for number, value in enumerate(columns[name] if name is not None else []):
+        first = seen.setdefault(str(value), number)
+        if value is not None and first != number:
+            raise UserError(
+                f"{place(origin[number])}: the {name} {value} is that of {place(origin[first])} too",
+                "give each question an id of its own",
+            )
+
+
+class ExtractiveQaLearner(TaskLearner):
+    """The mean of the cross entropies of start and end over the tokens of a window."""
+
+    config: ExtractiveQaConfig
+    kind: ExtractiveQa
+
+    def __init__(self, kind: ExtractiveQa, backbone: Backbone, tokenizer: Tokenizer, seed: int):
+        super().__init__(kind, backbone, tokenizer, seed)
+        head = SequenceHead(backbone.hidden_size, 2, kind.config.dropout)
+        self.add_head(self.term, head)
+        if kind.config.unanswerable:
+            given = kind.config.null_threshold
+            threshold = torch.tensor(0.0 if given is None else given, dtype=torch.float64, device=self.device)
+            head.register_buffer("null_threshold", threshold)
+
+    def examples(self, data: SplitData, max_length: int) -> QuestionWindows:
+        model, start = self.backbone.config, None
+        if isinstance(model, EncoderDecoderConfig):
+            start = self.tokenizer.role(model.start_role)
+        rows, layout = self.rows(data), model.text_format
+        return QuestionWindows(self.config, rows, self.tokenizer, layout, max_length, data.split, start)
+
+    def outputs(self, batch: Batch, step: int) -> Tensor:
+        """(T, 2) scores of each token as the start and as the end."""
+        draws = self.draws(batch, step)
+        if batch.outputs is None:
+            return self.heads[self.term](self.backbone(batch.inputs, draws), draws)
+        hidden_TH = self.backbone(batch.inputs, draws, batch.outputs)
+        return self.heads[self.term](hidden_TH, None if draws is None else draws.for_outputs())
+
+    def samples(self, batch: Batch, n: int) -> list[dict[str, Any]]:
+        return []  # a row is in several windows, of which a batch holds some
+
+    def counts(self, batch: Batch) -> dict[str, float]:
+        return {self.term: float(len(self.labels(batch)))}
+
+    @staticmethod
+    def _choices(outputs_T2: Tensor, batch: Batch) -> Tensor:
+        """(2N, L) scores of the places of each window, for its start and then for its end."""
+        starts_NL, ends_NL = (padded(side_T, batch.inputs, -torch.inf) for side_T in outputs_T2.float().unbind(1))
+        return torch.stack([starts_NL, ends_NL], dim=1).flatten(0, 1)
+
+    def forward(self, batch: Batch, step: int) -> StepOutput:
+        choices = self._choices(self.outputs(batch, step), batch)
+        return StepOutput({self.term: loss_sum(choices, self.labels(batch))}, self.weights)
+
+    def scores(self, outputs: Tensor, batch: Batch) -> Scores:
+        choices, labels = self._choices(outputs, batch), self.labels(batch)
+        documents = torch.arange(len(labels), device=labels.device) // 2
+        return Scores(losses(choices, labels), labels, choices.argmax(-1), documents)
+
+    def parts(self, outputs: Tensor, batch: Batch) -> list[WindowAnswers]:
+        inputs, config = batch.inputs, self.config
+        starts_NL, ends_NL = (padded(side_T, inputs, -torch.inf) for side_T in outputs.float().unbind(1))
+        characters = [padded(inputs.columns[name], inputs, 0) for name in CHARACTERS]
+        scores_NK, first_NK, last_NK = best_spans(
+            starts_NL, ends_NL, characters[1] > characters[0], config.answer_tokens, config.n_best
+        )
+        null_N = (starts_NL + ends_NL).gather(1, self._null_places(batch)[:, None])[:, 0]
+        table = zip(
+            scores_NK.tolist(),
+            characters[0].gather(1, first_NK).tolist(),
+            characters[1].gather(1, last_NK.clamp(max=starts_NL.shape[1] - 1)).tolist(),
+            null_N.tolist(),
+            strict=True,
+        )
+        return [
+            WindowAnswers(
+                [Span(*row) for row in zip(starts, ends, scores, strict=True) if row[2] > -np.inf],
+                null,
+            )
+            for scores, starts, ends, null in table
+        ]
+
+    def _null_places(self, batch: Batch) -> Tensor:
+        """(N,) the place of the null answer in each window, see `null_first`."""
+        lengths_N = batch.inputs.segments.cu_lengths.diff().long()
+        return torch.zeros_like(lengths_N) if null_first(self.backbone.config.text_format) else lengths_N - 1
+
+    def predictors(self, train: SplitData, examples: QuestionWindows) -> dict[str, ConstantPredictor]:
+        """The shares of the places of starts and ends in the training windows."""
+        places = examples.labels(examples.plan(0).rows).reshape(-1)
+        counts = np.bincount(places, minlength=examples.max_length)
+        return {self.term: ConstantPredictor.of_counts("base rate", counts)}
+
+    def calibrate(self, rows: Rows, predictions: Sequence[Prediction]) -> None:
+        """Tune the threshold of no answer on labelled rows; it is stored with the head."""
+        if self.config.unanswerable and self.config.null_threshold is None:
+            self.heads[self.term].get_buffer("null_threshold").fill_(self.kind.tuned_threshold(rows, predictions))
+
+    def decided(self, predictions: Sequence[Prediction]) -> list[Prediction]:
+        if not self.config.unanswerable:
+            return list(predictions)
+        threshold = float(self.heads[self.term].get_buffer("null_threshold"))
+        return [self.kind.with_threshold(prediction, threshold) for prediction in predictions]
