@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from lmtool.commands.configs import EvaluateConfig, FinetuneConfig, PretrainConfig
+from lmtool.commands.held_out import HeldOutSplits
 from lmtool.commands.labelled import data_to_score
 from lmtool.commands.trained import load_trained
-from lmtool.commands.training import HeldOut
 from lmtool.config.tables import build
 from lmtool.data.split import SplitData
 from lmtool.data.store import open_store
 from lmtool.errors import UserError
-from lmtool.learners.evaluation import SplitEvaluations, evaluate
 from lmtool.reporting.console import Output
 from lmtool.reporting.table import print_table
 from lmtool.runs.files import write_rows
@@ -34,25 +33,13 @@ def run(config: EvaluateConfig, overrides: list[str]) -> dict[str, Any]:
     else:
         learner = trained.learner()
         data, title = _text(config, before, trained.tokenizer)
-    splits = {
-        split: HeldOut(learner, part, before.max_length, config.batch_tokens, before.seed)
-        for split, part in data.items()
-        if split != "train"
-    }
-    evaluations = SplitEvaluations(
-        {
-            split: evaluate(
-                learner, learner.scorer(part.data, part.examples, {}), part.loader.epoch_batches(), trained.precision
-            )
-            for split, part in splits.items()
-        }
-    )
+    held_out = HeldOutSplits(learner, data, before.max_length, config.batch_tokens, before.seed)
+    evaluations = held_out.score(trained.precision)
     if config.output is not None:
         write_output(config.output, evaluations.records())
     headings, constant = ["metric", "value"], {}
     if "train" in data:
-        first = next(iter(splits.values()))
-        baseline = learner.baseline(data["train"], first.data, first.loader.epoch_batches(), {})
+        baseline = held_out.baseline(data["train"])
         headings, constant = [*headings, baseline["name"]], baseline["metrics"]
     metrics = evaluations.metrics()
     rows = [

@@ -9,16 +9,15 @@ from torch import nn
 
 from lmtool.commands import screens
 from lmtool.commands.configs import RunConfig
+from lmtool.commands.held_out import HeldOutSplits
 from lmtool.commands.opening import OpenRun, words
 from lmtool.commands.planning import plan_of
 from lmtool.commands.provenance import Contents, extras
 from lmtool.data.loader import PackedLoader
-from lmtool.data.plan import Examples
 from lmtool.data.split import SplitData
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
-from lmtool.learners.evaluation import SplitEvaluations, evaluate
-from lmtool.metrics import LOSS, Metric
+from lmtool.metrics import Metric
 from lmtool.runs.checkpoints import read_weights
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.loop import train
@@ -47,48 +46,28 @@ def fit(
     contents: hashes of the data, which a resumed run must find again. next_commands: what a user may type next.
     """
     config, precision = opened.config, opened.precision
-    train_data = data["train"]
-    examples = learner.examples(train_data, config.max_length)
+    examples = learner.examples(data["train"], config.max_length)
     loader = PackedLoader(examples, config.seed, config.batch_examples, config.batch_tokens, config.micro_batch_tokens)
-    held_out = {
-        split: HeldOut(learner, rest, config.max_length, evaluation_tokens(config), config.seed)
-        for split, rest in data.items()
-        if split != "train"
-    }
-    predictors = learner.predictors(train_data, examples)
-    first = next(iter(held_out.values()))
-    baseline = learner.baseline(train_data, first.data, first.loader.epoch_batches(), predictors)
-    # Of a language model the baseline is that loss; finding it means reading all held-out text.
-    uninformed_loss = (
-        baseline["value"]
-        if learner.metric is LOSS
-        else max(learner.uninformed_loss(rest.loader.epoch_batches(), predictors) for rest in held_out.values())
-    )
+    predictors = learner.predictors(data["train"], examples)
+    held_out = HeldOutSplits(learner, data, config.max_length, evaluation_tokens(config), config.seed, predictors)
+    baseline = held_out.baseline(data["train"])
+    uninformed_loss = held_out.uninformed_loss(baseline)
     plan, epochs = plan_of(config, learner, loader.facts(), precision)
     screens.begin(
         opened,
         learner,
         choices=choices,
-        data={**facts, "train": loader.facts(), **{split: rest.loader.facts() for split, rest in held_out.items()}},
+        data={**facts, "train": loader.facts(), **held_out.facts()},
         model=screens.model_facts(config.model, tokenizer, loaded),
         plan=plan,
         epochs=epochs,
         baseline=baseline,
     )
-
-    def score() -> SplitEvaluations:
-        evaluations = {}
-        for split, rest in held_out.items():
-            scorer = learner.scorer(rest.data, rest.examples, predictors)
-            scorer.calibrates = rest is first
-            evaluations[split] = evaluate(learner, scorer, rest.loader.epoch_batches(), precision)
-        return SplitEvaluations(evaluations)
-
     with screens.listener(opened, learner.metric.name, baseline) as listener:
         training = train(
             learner,
             loader,
-            lambda step: score().metrics(),
+            lambda step: held_out.score(precision, calibrates=True).metrics(),
             opened.folder,
             settings_of(config, learner.metric, plan.flops_per_token, uninformed_loss),
             config.optimizer,
@@ -98,30 +77,25 @@ def fit(
         )
     best_weights(opened, training, learner)
     baseline = screens.settled(opened, baseline, learner.weights, training.metrics)
-    more: dict[str, Any] = {"baseline": baseline["value"], "padding_fraction": loader.facts()["padding_fraction"]}
-    if "standard_error" in training.metrics:
-        more["standard_error"] = training.metrics["standard_error"]
-    if learner.predicts_rows:
-        final = score()
-        opened.folder.write_rows("predictions.jsonl", final.records())
-        for warning in final.warnings:
-            opened.output.line(f"warning: {warning}", "yellow")
-        more |= {"validation_examples": len(first.examples.plan(0)), "warnings": final.warnings}
-    else:
-        learner.eval()
-        batch = next(iter(first.loader.epoch_batches())).to(precision.device)
-        opened.folder.write_json("samples.json", learner.samples(batch, SAMPLES))
+    more = {"baseline": baseline["value"], "padding_fraction": loader.facts()["padding_fraction"]}
+    more |= {name: training.metrics[name] for name in ("standard_error",) if name in training.metrics}
+    more |= write_predictions(opened, learner, held_out)
     result = screens.result_of(opened, training, choices, learner.metric.name, more)
     return screens.finish(opened, result, baseline, next_commands)
 
 
-class HeldOut:
-    """A split to score on: its data, and all of its examples in their order."""
-
-    def __init__(self, learner: BaseLearner, data: SplitData, max_length: int, batch_tokens: int, seed: int):
-        self.data = data
-        self.examples: Examples = learner.examples(data, max_length)
-        self.loader = PackedLoader(self.examples, seed, None, max(batch_tokens, max_length), shuffle=False)
+def write_predictions(opened: OpenRun, learner: BaseLearner, held_out: HeldOutSplits) -> dict[str, Any]:
+    """predictions.jsonl of a learner that predicts rows, else samples.json. Returns what result.json says of them."""
+    if not learner.predicts_rows:
+        learner.eval()
+        batch = next(iter(held_out.first.loader.epoch_batches())).to(opened.precision.device)
+        opened.folder.write_json("samples.json", learner.samples(batch, SAMPLES))
+        return {}
+    final = held_out.score(opened.precision)
+    opened.folder.write_rows("predictions.jsonl", final.records())
+    for warning in final.warnings:
+        opened.output.line(f"warning: {warning}", "yellow")
+    return {"validation_examples": len(held_out.first.examples.plan(0)), "warnings": final.warnings}
 
 
 def evaluation_tokens(config: Any) -> int:

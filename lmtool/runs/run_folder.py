@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import yaml
@@ -83,6 +83,8 @@ class RunFolder:
     Raises UserError where another process has the folder, where it cannot be written, or where it holds a run of
     another configuration (naming the keys that differ).
     """
+
+    writes: ClassVar[bool] = True
 
     def __init__(self, path: Path, config: Mapping[str, Any], config_text: str):
         self.path = path

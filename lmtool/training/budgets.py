@@ -92,6 +92,12 @@ class Budget:
     def _token_budget(self) -> str:
         return "max_tokens" if self.measured.get("max_tokens") == self.tokens else "max_flops"
 
+    def outlook(self, progress: Progress) -> tuple[int | None, float | None]:
+        """Steps of the whole run and seconds that are left, at most, where they are known."""
+        steps = self.horizon(progress)
+        left = max(self.seconds - progress.seconds, 0.0) if math.isfinite(self.seconds) else None
+        return int(steps) if math.isfinite(steps) else None, left
+
     def horizon(self, progress: Progress) -> float:
         """Steps of the whole run as the schedule sees them. Until they are known, those of an exact budget: a warm-up
         without an end would take no step at all."""

@@ -28,11 +28,22 @@ LEAST_REFERENCE = 1.0
 
 class Health:
     """Watches every step on the device and reads the verdict where the loop synchronises anyway: each step on a CPU,
-    at rows, evaluations and checkpoints on CUDA."""
+    at rows, evaluations and checkpoints on CUDA.
 
-    def __init__(self, device: torch.device, uninformed_loss: float, progress: Progress):
+    loader: gives the batch of an earlier step again. folder: of the run, where offending batches are saved; None: they
+    are not.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        uninformed_loss: float,
+        progress: Progress,
+        loader: Loader | None = None,
+        folder: Path | None = None,
+    ):
         self._least = max(uninformed_loss, LEAST_REFERENCE)
-        self._progress = progress
+        self._progress, self._loader, self._folder = progress, loader, folder
         self._first_bad = torch.zeros((), dtype=torch.int64, device=device)
         self._first_exploded = torch.zeros((), dtype=torch.int64, device=device)
         self._exploded_steps = torch.tensor(progress.exploded_steps, dtype=torch.int64, device=device)
@@ -53,8 +64,8 @@ class Health:
         self._first_exploded = torch.where(exploded, step, self._first_exploded)
         self._cursors[step] = cursor
 
-    def check(self, folder: Path, loader: Loader, data: Step, step: int, loss: Tensor, norm: Tensor) -> None:
-        """Diverged, with the offending batch saved in `folder`, if a step since the last check was not finite, or the
+    def check(self, data: Step, step: int, loss: Tensor, norm: Tensor) -> None:
+        """Diverged, with the offending batch saved, if a step since the last check was not finite, or the
         loss exploded. What a checkpoint must know of it goes into the progress."""
         verdict = (self._first_bad, self._first_exploded, self._exploded_steps, self._reference)
         first_bad, first_exploded, exploded_steps, reference = torch.stack(
@@ -66,40 +77,47 @@ class Health:
             self._cursors.clear()
             return
         # On CUDA the verdict comes some steps late; the loader is a function of its cursor and gives the batch again.
-        offending = data if first == step else next(iter(loader.steps(self._cursors[first])))
+        offending = data if first == step else self._batch_of(first)
         facts: dict[str, Any] = {"step": first, "cursor": self._cursors[first], "reference_loss": reference}
         if first == step:
             facts |= {"loss": str(float(loss)), "grad_norm": str(float(norm))}
         if first == first_exploded:
             height = f" to {float(loss):.3g}" if first == step else ""
             message = f"the loss exploded{height}: {EXPLODED_STEPS} steps up to step {first} lose {_times(reference)}"
-            raise _diverged(folder, first, offending, message, facts)
+            raise _diverged(self._folder, first, offending, message, facts)
         known = "loss" if not torch.isfinite(loss) else "gradient"
         culprit = known if first == step else "loss or gradient"
-        raise _diverged(folder, first, offending, f"the {culprit} of step {first} is not finite", facts)
+        raise _diverged(self._folder, first, offending, f"the {culprit} of step {first} is not finite", facts)
 
-    def check_evaluation(self, folder: Path, data: Step, loss: float | None) -> None:
+    def _batch_of(self, step: int) -> Step:
+        assert self._loader is not None
+        return next(iter(self._loader.steps(self._cursors[step])))
+
+    def check_evaluation(self, data: Step, loss: float | None) -> None:
         """Diverged if an evaluation after this step gives an exploded loss. None: it gives no loss."""
         reference = self._progress.reference_loss
         if loss is not None and loss > EXPLODED_TIMES * reference:
             step = self._progress.step
             message = f"the loss exploded to {loss:.3g} in the evaluation after step {step}: {_times(reference)}"
-            raise _diverged(folder, step, data, message, {"step": step, "loss": loss, "reference_loss": reference})
+            facts = {"step": step, "loss": loss, "reference_loss": reference}
+            raise _diverged(self._folder, step, data, message, facts)
 
-    def not_finite(self, folder: Path, data: Step, problem: NotFinite) -> Diverged:
+    def not_finite(self, data: Step, problem: NotFinite) -> Diverged:
         """The end of a run whose evaluation gives something that is no number; the held-out batch is saved."""
         step = self._progress.step
         offending = data if problem.batch is None else replace(data, batches=[problem.batch.host])
         message = f"the model's {problem.what} are not finite in the evaluation after step {step}"
-        return _diverged(folder, step, offending, message, {"step": step})
+        return _diverged(self._folder, step, offending, message, {"step": step})
 
 
 def _times(reference: float) -> str:
     return f"more than {EXPLODED_TIMES:g} times {reference:.3g} (what reading nothing or the first step loses, or 1)"
 
 
-def _diverged(folder: Path, step: int, data: Step, message: str, facts: Mapping[str, Any]) -> Diverged:
+def _diverged(folder: Path | None, step: int, data: Step, message: str, facts: Mapping[str, Any]) -> Diverged:
     hint = "a lower optimizer.lr, a longer warm-up or precision=fp32, under another name="
+    if folder is None:
+        return Diverged(message, hint)
     try:
         saved = save_batch(folder, step, data, facts)
     except OSError as error:

@@ -31,7 +31,8 @@ FAILURES = 3
 
 
 class Keeper:
-    """Saves and restores everything a run needs to resume."""
+    """Saves and restores everything a run needs to resume. Where the run's folder belongs to another process, it
+    restores, and leaves the rest to that one."""
 
     def __init__(
         self,
@@ -55,9 +56,8 @@ class Keeper:
 
         UserError where the checkpoint is of another model; CheckFailed where there are checkpoints and none is intact.
         """
-        for pattern in (f"{TEMPORARY}*", f"{DELETED}*"):  # left by a kill; the lock is ours, so nobody writes them
-            for left in self.folder.glob(pattern):
-                shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
+        if self.run.writes:
+            self._clear()
         folder = self.run.resume_point()
         progress = Progress()
         if folder is not None:
@@ -73,9 +73,17 @@ class Keeper:
         self.run.drop_rows_after(progress.step)
         return progress
 
+    def _clear(self) -> None:
+        """Take away what a kill left; the lock is ours, so nobody writes there."""
+        for pattern in (f"{TEMPORARY}*", f"{DELETED}*"):
+            for left in self.folder.glob(pattern):
+                shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
+
     def require_space(self) -> None:
         """UserError where the disk cannot hold the checkpoints of this run: weights, and two moments of what learns,
         KEEP times, the best one, and one being written."""
+        if not self.run.writes:
+            return
         weights = sum(tensor.nbytes for tensor in self.learner.state_dict().values())
         moments = 2 * sum(parameter.nbytes for parameter in self.named.values())
         needed = (weights + moments) * (KEEP + 2) + (1 << 20)
@@ -95,7 +103,7 @@ class Keeper:
     def save(self, progress: Progress, must: bool = False) -> bool:
         """Write a checkpoint of this step, move `last` and `best`, prune. False where the disk refused: reported, and
         the checkpoints before it stand. UserError after FAILURES in a row, or at once where it `must`."""
-        if self.saved_step == progress.step:
+        if self.saved_step == progress.step or not self.run.writes:
             return True
         progress.scaler = self.scaler.state_dict() if self.scaler is not None else None
         progress.threads = torch.get_num_threads()
@@ -127,6 +135,8 @@ class Keeper:
     def point(self, progress: Progress) -> None:
         """Let `last` name this step's checkpoint, and `best` the best one's; no `best` where it is lost. They are for
         people: where they cannot be written, the run goes by the steps in state.json."""
+        if not self.run.writes:
+            return
         best = of_step(self.folder, progress.best_step)
         try:
             if best is None:

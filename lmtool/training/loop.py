@@ -27,11 +27,11 @@ from lmtool.training.keeper import Keeper
 from lmtool.training.memory import keep_freed_memory
 from lmtool.training.optimizers import named_parameters, set_learning_rate
 from lmtool.training.precision import choose_device, choose_precision, deterministic
-from lmtool.training.progress import Listener, Listeners, Progress, TrainingResult, TrainingSettings
+from lmtool.training.progress import Best, Listener, Listeners, Progress, TrainingResult, TrainingSettings
 from lmtool.training.results import training_result
 from lmtool.training.signals import Signals
 from lmtool.training.step import apply_gradients, gradients
-from lmtool.types import Learner, Loader
+from lmtool.types import Learner, Loader, Step
 
 Evaluate = Callable[[int], Mapping[str, Any]]
 
@@ -58,9 +58,8 @@ def train(
     checkpoint saved.
     """
     assert isinstance(learner, nn.Module)
-    listener = Listeners(listeners)
-    device = choose_device(settings.device)
-    precision = choose_precision(settings.precision, device)
+    precision = choose_precision(settings.precision, choose_device(settings.device))
+    device, listener = precision.device, Listeners(listeners)
     if device.type == "cpu":
         keep_freed_memory()
     learner.to(device).train()
@@ -69,20 +68,12 @@ def train(
     optimizer, schedule, scaler = build(optimizer_config, groups), build(schedule_config), precision.scaler()
     budget = Budget(settings, loader)
     keeper = Keeper(run, learner, optimizer, named, scaler, write_extras)
-    keeper.require_space()
-    progress = keeper.restore()
-    if progress.best_step is None and progress.evaluated_step == progress.step > 0:
-        # The best checkpoint is lost; of those that are left, the one resumed from has a score.
-        note_best(progress, settings)
-    if keeper.saved_step is not None:
-        keeper.point(progress)
-    health = Health(device, settings.uninformed_loss, progress)
-    progress.ended = progress.ended or budget.spent(progress)
+    progress = resume(keeper, budget, settings)
+    health = Health(device, settings.uninformed_loss, progress, loader, run.path if run.writes else None)
     run.announce()
     run.log(f"trains on {device} in {precision.name} ({precision.why}), {torch.get_num_threads()} threads")
     with Signals(f"lmtool resume {run.path}") as signals, deterministic(device):
-        total = budget.horizon(progress)
-        listener.on_start(progress.step, int(total) if math.isfinite(total) else None, _seconds_left(budget, progress))
+        listener.on_start(progress.step, *budget.outlook(progress))
         logged_tokens, logged_seconds = progress.tokens, progress.seconds
         steps = iter(loader.steps(progress.cursor))
         while progress.ended is None:
@@ -97,7 +88,7 @@ def train(
 
             logs = step == 1 or step % settings.log_every == 0
             if device.type == "cpu" or logs:  # CUDA waits for the steps here, inside the measured time
-                health.check(run.path, loader, data, step, outcome.loss, norm)
+                health.check(data, step, outcome.loss, norm)
             progress.step, progress.cursor, progress.epoch = step, data.cursor, data.epoch
             progress.tokens += int(group.sum({"tokens": sum(batch.tokens for batch in data.batches)})["tokens"])
             progress.seconds += time.perf_counter() - started
@@ -109,28 +100,34 @@ def train(
                 row = outcome.row(progress, learning_rate, rate, norm)
                 run.append(row)
                 listener.on_step(row)
-            before = progress.best_step, progress.best_value, progress.best_metrics
             evaluates, saves = due(settings, progress, total)
             if evaluates or saves or signals.received:
-                health.check(run.path, loader, data, step, outcome.loss, norm)
+                health.check(data, step, outcome.loss, norm)
+            best = progress.best
             if evaluates:
-                try:
-                    row = score(learner, evaluate, settings, progress)
-                except NotFinite as problem:
-                    raise health.not_finite(run.path, data, problem) from problem
+                row = score(learner, evaluate, settings, progress, health, data)
                 run.append(row)
                 listener.on_evaluation(row)
-                health.check_evaluation(run.path, data, row.get("loss"))
+                health.check_evaluation(data, row.get("loss"))
             if saves or progress.best_step == step or progress.ended or signals.received:
-                saved = keeper.save(progress, must=progress.ended is not None)
-                if saved:
-                    listener.on_checkpoint(step, str(keeper.path_of(step)))
-                elif progress.best_step == step:  # those weights are on no disk
-                    progress.best_step, progress.best_value, progress.best_metrics = before
+                saved = save(keeper, progress, listener, best)
                 if signals.received and progress.ended is None:
                     raise signals.stopped(step, saved)
     listener.on_end()
     return training_result(run, learner, named, progress, precision)
+
+
+def resume(keeper: Keeper, budget: Budget, settings: TrainingSettings) -> Progress:
+    """Where the run stands: at its newest whole checkpoint, which is loaded, or at its beginning."""
+    keeper.require_space()
+    progress = keeper.restore()
+    if progress.best_step is None and progress.evaluated_step == progress.step > 0:
+        # The best checkpoint is lost; of those that are left, the one resumed from has a score.
+        note_best(progress, settings)
+    if keeper.saved_step is not None:
+        keeper.point(progress)
+    progress.ended = progress.ended or budget.spent(progress)
+    return progress
 
 
 def due(settings: TrainingSettings, progress: Progress, total: float) -> tuple[bool, bool]:
@@ -142,10 +139,16 @@ def due(settings: TrainingSettings, progress: Progress, total: float) -> tuple[b
     return evaluates, progress.ended is not None or (every is not None and progress.step % every == 0)
 
 
-def score(learner: nn.Module, evaluate: Evaluate, settings: TrainingSettings, progress: Progress) -> dict[str, Any]:
-    """Evaluate, note whether it is the best so far and whether patience ends the run. Returns the row."""
+def score(
+    learner: nn.Module, evaluate: Evaluate, settings: TrainingSettings, progress: Progress, health: Health, data: Step
+) -> dict[str, Any]:
+    """Evaluate, note whether it is the best so far and whether patience ends the run. Returns the row. Diverged where
+    the model gives something that is no number."""
     learner.eval()
-    metrics = dict(evaluate(progress.step))
+    try:
+        metrics = dict(evaluate(progress.step))
+    except NotFinite as problem:
+        raise health.not_finite(data, problem) from problem
     learner.train()
     progress.metrics, progress.evaluated_step = metrics, progress.step
     better = note_best(progress, settings)
@@ -153,6 +156,16 @@ def score(learner: nn.Module, evaluate: Evaluate, settings: TrainingSettings, pr
     if settings.patience is not None and progress.stale_evaluations >= settings.patience and progress.ended is None:
         progress.ended = "patience"
     return {"step": progress.step, "split": "validation", **metrics, "tokens": progress.tokens, "best": better}
+
+
+def save(keeper: Keeper, progress: Progress, listener: Listener, best: Best) -> bool:
+    """Save a checkpoint of this step; whether the disk took it. best: the best evaluation before this step's."""
+    saved = keeper.save(progress, must=progress.ended is not None)
+    if saved:
+        listener.on_checkpoint(progress.step, str(keeper.path_of(progress.step)))
+    elif progress.best_step == progress.step:  # those weights are on no disk
+        progress.best = best
+    return saved
 
 
 def note_best(progress: Progress, settings: TrainingSettings) -> bool:
@@ -163,7 +176,3 @@ def note_best(progress: Progress, settings: TrainingSettings) -> bool:
     if better:
         progress.best_step, progress.best_value, progress.best_metrics = progress.step, value, progress.metrics
     return better
-
-
-def _seconds_left(budget: Budget, progress: Progress) -> float | None:
-    return max(budget.seconds - progress.seconds, 0.0) if math.isfinite(budget.seconds) else None

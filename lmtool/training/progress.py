@@ -39,6 +39,10 @@ class TrainingSettings:
     uninformed_loss: float = 0.0
 
 
+Best = tuple[int | None, float | None, dict[str, Any]]
+"""The best evaluation so far: its step, its value, its scores."""
+
+
 @dataclass
 class Progress:
     """How far a run is: all that a checkpoint needs beside tensors. Randomness is derived from the step, so there is
@@ -74,9 +78,17 @@ class Progress:
     def to_plain(self) -> dict[str, Any]:
         return asdict(self)
 
+    @property
+    def best(self) -> Best:
+        return self.best_step, self.best_value, self.best_metrics
+
+    @best.setter
+    def best(self, best: Best) -> None:
+        self.best_step, self.best_value, self.best_metrics = best
+
     def forget_best(self) -> None:
         """The best checkpoint is lost: another becomes the best one."""
-        self.best_step, self.best_value, self.best_metrics = None, None, {}
+        self.best = None, None, {}
 
     @classmethod
     def from_plain(cls, state: Mapping[str, Any]) -> Progress:

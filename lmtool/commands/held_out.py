@@ -1,0 +1,75 @@
+"""The held-out splits of a run: their examples, what reading nothing scores on them, and what a learner does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lmtool.data.loader import PackedLoader
+from lmtool.data.plan import Examples
+from lmtool.data.split import SplitData
+from lmtool.learners.base import BaseLearner
+from lmtool.learners.baseline import Predictor
+from lmtool.learners.evaluation import SplitEvaluations, evaluate
+from lmtool.metrics import LOSS
+from lmtool.training.precision import Precision
+
+
+class HeldOut:
+    """A split to score on: its data, and all of its examples in their order."""
+
+    def __init__(self, learner: BaseLearner, data: SplitData, max_length: int, batch_tokens: int, seed: int):
+        self.data = data
+        self.examples: Examples = learner.examples(data, max_length)
+        self.loader = PackedLoader(self.examples, seed, None, max(batch_tokens, max_length), shuffle=False)
+
+
+class HeldOutSplits:
+    """Every split of `data` but train; the first gives the headline. predictors: of a term, what reading nothing
+    predicts, scored beside the learner. batch_tokens: of one forward without gradients."""
+
+    def __init__(
+        self,
+        learner: BaseLearner,
+        data: Mapping[str, SplitData],
+        max_length: int,
+        batch_tokens: int,
+        seed: int,
+        predictors: Mapping[str, Predictor] | None = None,
+    ):
+        self.learner, self.predictors = learner, predictors or {}
+        self.splits = {
+            split: HeldOut(learner, part, max_length, batch_tokens, seed)
+            for split, part in data.items()
+            if split != "train"
+        }
+
+    @property
+    def first(self) -> HeldOut:
+        return next(iter(self.splits.values()))
+
+    def facts(self) -> dict[str, Any]:
+        """By split, those of its loader."""
+        return {split: part.loader.facts() for split, part in self.splits.items()}
+
+    def score(self, precision: Precision, calibrates: bool = False) -> SplitEvaluations:
+        """One pass over all of them. calibrates: the first tunes what turns scores into decisions."""
+        evaluations = {}
+        for split, part in self.splits.items():
+            scorer = self.learner.scorer(part.data, part.examples, self.predictors)
+            scorer.calibrates = calibrates and part is self.first
+            evaluations[split] = evaluate(self.learner, scorer, part.loader.epoch_batches(), precision)
+        return SplitEvaluations(evaluations)
+
+    def baseline(self, train: SplitData) -> dict[str, Any]:
+        """What reading nothing scores on the first of them."""
+        return self.learner.baseline(train, self.first.data, self.first.loader.epoch_batches(), self.predictors)
+
+    def uninformed_loss(self, baseline: Mapping[str, Any]) -> float:
+        """What reading nothing loses, at most. Of a language model the baseline is that loss; finding it means reading
+        all held-out text."""
+        if self.learner.metric is LOSS:
+            return float(baseline["value"])
+        return max(
+            self.learner.uninformed_loss(part.loader.epoch_batches(), self.predictors) for part in self.splits.values()
+        )
