@@ -24,6 +24,37 @@ def loss_sum(
     return F.cross_entropy(_wide(logits_MC), labels_M, class_weights, reduction="sum", label_smoothing=label_smoothing)
 
 
+def focal_loss_sum(logits_MC: Tensor, labels_M: Tensor, gamma: float, class_weights: Tensor | None = None) -> Tensor:
+    """Sum of (1 - p)^gamma times the cross entropy in fp32, p the label's probability (Lin et al. 2017, section 3), a
+    scalar. class_weights: (C,)."""
+    log_p_M = _wide(logits_MC).log_softmax(-1).gather(1, labels_M[:, None])[:, 0]
+    focal_M = -_power(-torch.expm1(log_p_M), gamma) * log_p_M
+    return (focal_M if class_weights is None else focal_M * class_weights[labels_M]).sum()
+
+
+def binary_losses(
+    logits_NC: Tensor,
+    labels_NC: Tensor,
+    label_smoothing: float = 0.0,
+    gamma: float = 0.0,
+    positive_weights: Tensor | None = None,
+) -> Tensor:
+    """(N, C) binary cross entropies in fp32, each class on its own. labels: 0 or 1, floats. label_smoothing: the share
+    of a label spread over both. gamma: of the focal loss. positive_weights: (C,) of the losses where the label is 1."""
+    logits_NC = _wide(logits_NC)
+    targets_NC = labels_NC * (1 - label_smoothing) + label_smoothing / 2 if label_smoothing else labels_NC
+    losses_NC = F.binary_cross_entropy_with_logits(logits_NC, targets_NC, pos_weight=positive_weights, reduction="none")
+    if gamma:
+        wrong_NC = torch.sigmoid(torch.where(labels_NC > 0, -logits_NC, logits_NC))
+        losses_NC = _power(wrong_NC, gamma) * losses_NC
+    return losses_NC
+
+
+def _power(shares: Tensor, gamma: float) -> Tensor:
+    """shares^gamma; the slope of a root at 0 is no number."""
+    return shares.clamp_min(torch.finfo(shares.dtype).tiny) ** gamma
+
+
 def losses(logits_MC: Tensor, labels_M: Tensor) -> Tensor:
     """(M,) cross entropy of each target in fp32."""
     return F.cross_entropy(_wide(logits_MC), labels_M, reduction="none")

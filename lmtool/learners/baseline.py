@@ -80,7 +80,27 @@ class ConstantValue:
         return (np.asarray(labels_M, dtype=np.float64) - self.value) ** 2
 
 
-Predictor = ConstantPredictor | ConstantValue | BestConstant
+@dataclass(frozen=True)
+class ConstantRates:
+    """A probability for each of C classes that do not exclude each other. name: what to call it on the screens.
+    losses_2C: (2, C) nats where a class does not apply, and where it does."""
+
+    name: str
+    losses_2C: np.ndarray
+
+    @classmethod
+    def of_counts(cls, name: str, counts_C: np.ndarray, rows: int) -> ConstantRates:
+        """From how many of the rows have each class, one added to each side so that nothing is impossible."""
+        shares_C = (np.asarray(counts_C, dtype=np.float64) + 1) / (rows + 2)
+        return cls(name, -np.log(np.stack([1 - shares_C, shares_C])))
+
+    def losses(self, labels: np.ndarray) -> np.ndarray:
+        """(N x C,) float64 nats of labels 0 or 1, those of a text side by side."""
+        labels_NC = np.asarray(labels).reshape(-1, self.losses_2C.shape[1]) > 0
+        return np.where(labels_NC, self.losses_2C[1], self.losses_2C[0]).reshape(-1)
+
+
+Predictor = ConstantPredictor | ConstantValue | ConstantRates | BestConstant
 
 
 def mean_losses(predictors: Mapping[str, Predictor], batches: Iterable[Batch]) -> dict[str, float]:

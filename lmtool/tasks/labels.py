@@ -38,7 +38,7 @@ class TakenHead:
         taken = {name: tensor for name, tensor in tensors.items() if not name.startswith((own, f"heads.{task}."))}
         for name, tensor in tensors.items():
             if name.startswith(own):
-                ordered = name.startswith(f"{own}output.") and self.order is not None
+                ordered = name.startswith((f"{own}output.", f"{own}thresholds")) and self.order is not None
                 taken[f"heads.{task}.{name[len(own) :]}"] = tensor[list(self.order or ())] if ordered else tensor
         return taken
 

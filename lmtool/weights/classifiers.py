@@ -1,7 +1,8 @@
 """What the config.json of a published text classifier says of its task, and back. Imports no torch.
 
 transformers saves any head under its class: `...ForSequenceClassification` reads texts or pairs and gives one value
-(one label) or a class (two labels or more, their names in `id2label`).
+(one label) or a class (two labels or more, their names in `id2label`); where `problem_type` says so, any number of
+classes, each from a probability of .5 on.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ CLASSIFIER = "classifier"
 _CLASS = "ForSequenceClassification"
 # What the labels alone say: one, or several.
 _REGRESSION, _CLASSIFICATION = "regression", "single_label_classification"
+_MULTI_LABEL = "multi_label_classification"
 
 
 def is_classifier(config: Mapping[str, Any]) -> bool:
@@ -32,6 +34,8 @@ def task_of(config: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     names = label_names(config)
     section = {"name": CLASSIFIER, "head": "transformers"}
+    if config.get("problem_type") == _MULTI_LABEL:
+        return {"kind": "multi_label", **section, "labels": names, "thresholds": None}
     if len(names) == 1:
         return {"kind": "regression", **section, "label": names[0]}
     return {"kind": "classification", **section, "labels": names}
@@ -41,10 +45,15 @@ def refusal(config: Mapping[str, Any]) -> str | None:
     """Why a classifier is of no task that lmtool has, if it is not."""
     count, given = len(label_names(config)), config.get("problem_type")
     kind = _REGRESSION if count == 1 else _CLASSIFICATION
-    if count and given in (None, kind):
+    if count and given in (None, kind, _MULTI_LABEL):
         return None
-    known = f"{_REGRESSION} of one label, {_CLASSIFICATION} of several"
+    known = f"{_REGRESSION} of one label, {_CLASSIFICATION} of several, {_MULTI_LABEL}"
     return f"its config.json says problem_type={given} with labels: {count}; lmtool has {known}"
+
+
+def is_multi_label(config: Mapping[str, Any]) -> bool:
+    """Whether a classifier's classes do not exclude each other."""
+    return is_classifier(config) and config.get("problem_type") == _MULTI_LABEL
 
 
 def label_names(config: Mapping[str, Any]) -> list[str]:
@@ -67,7 +76,11 @@ def labels_of(task: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of a config.json that say what a `task` section predicts: classes by number, or one value."""
     names = task.get("labels") or [task.get("label") or unnamed(0)]
     return {
-        "problem_type": _CLASSIFICATION if task.get("labels") else _REGRESSION,
+        "problem_type": _MULTI_LABEL
+        if "thresholds" in task
+        else _CLASSIFICATION
+        if task.get("labels")
+        else _REGRESSION,
         "num_labels": len(names),
         "id2label": {str(number): name for number, name in enumerate(names)},
         "label2id": {name: number for number, name in enumerate(names)},

@@ -71,6 +71,7 @@ def export_of(
     if tied is not None and apart:
         published = tied.separate(published)
     left_out = {part_of(name) for name in renamed} - {part_of(name) for name in kept}
+    left_out |= {f"{name} (transformers decides at .5)" for name in tensors if name.endswith(".thresholds")}
     config = {
         **family.published_config(model),
         "architectures": [architecture],

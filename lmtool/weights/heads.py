@@ -88,9 +88,14 @@ def _head(backbone: Backbone, name: str, own: Mapping[str, Tensor]) -> nn.Module
     if name == "replaced_token":
         return ReplacedTokenHead(width, backbone.head_activation)
     weight, bias = f"heads.{name}.output.weight", f"heads.{name}.output.bias"
+    thresholds = own.get(f"heads.{name}.thresholds")
+    own = {key: tensor for key, tensor in own.items() if tensor is not thresholds}
     dense = {f"heads.{name}.dense.weight", f"heads.{name}.dense.bias"} & set(own)
     if weight in own and set(own) - dense <= {weight, bias} and own[weight].shape[1:] == torch.Size([width]):
-        return SequenceHead(width, len(own[weight]), bias=bias in own, dense=bool(dense))
+        of_texts = SequenceHead(width, len(own[weight]), bias=bias in own, dense=bool(dense))
+        if thresholds is not None:  # of decisions: they go with the head and change no logits
+            of_texts.register_buffer("thresholds", thresholds.clone())
+        return of_texts
     return None
 
 

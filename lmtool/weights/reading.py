@@ -15,6 +15,7 @@ from torch import Tensor
 from lmtool.config.checkpoint import find
 from lmtool.errors import UserError
 from lmtool.runs.checkpoints import read_weights
+from lmtool.weights.classifiers import CLASSIFIER, is_multi_label
 from lmtool.weights.folders import PublishedFolder, fetched, published_folder, weight_file
 from lmtool.weights.pickled import read_pickled
 
@@ -41,6 +42,9 @@ def read(checkpoint: str, offline: bool = False) -> Weights:
         tensors = published.family().from_published(read_published(published, offline), published.config)
     except UserError as error:
         raise UserError(f"checkpoint={checkpoint}: {error.message}", error.hint) from error
+    output = tensors.get(f"heads.{CLASSIFIER}.output.weight")
+    if output is not None and is_multi_label(published.config):
+        tensors[f"heads.{CLASSIFIER}.thresholds"] = torch.full((len(output),), 0.5, dtype=torch.float64)
     return Weights(wide(tensors), published.path, checkpoint, published.config.ignored)
 
 

@@ -23,6 +23,7 @@ from task_fixtures import (
 
 from lmtool.config.tables import build
 from lmtool.data.loader import PackedLoader
+from lmtool.heads.losses import focal_loss_sum
 from lmtool.learners.evaluation import SplitEvaluations, evaluate
 from lmtool.models.configs import BertConfig, GptConfig
 from lmtool.tasks import loading
@@ -31,7 +32,7 @@ from lmtool.tuning.configs import FullConfig, HeadConfig
 from lmtool.weights.load import assemble
 from lmtool.weights.reading import Weights
 
-KINDS = ("classification", "regression")
+KINDS = ("classification", "multi_label", "regression")
 TASKS = sorted(path.stem for path in CONF.glob("*.yaml") if task_data(path.stem)["kind"] in KINDS)
 
 
@@ -45,8 +46,9 @@ def data_of(name, folder, monkeypatch=None, **overrides):
     if name == "pydocs":
         columns, rows = {"text": TEXTS[:6], "label": ["ast", "json"] * 3}, [("x.py", number) for number in range(6)]
         monkeypatch.setattr(loading, "pydocs_rows", lambda _: dict.fromkeys(["train", "dev"], (columns, rows)))
-    elif name in ("classification", "custom", "regression"):
-        table(folder / "train.tsv", ["text", "label"], singles(12, [1, 0]))
+    elif name in ("classification", "custom", "regression", "multi_label"):
+        labels = ["a", "", "a,b", "c"] if name == "multi_label" else [1, 0]
+        table(folder / "train.tsv", ["text", "label"], singles(12, labels))
         overrides["path"] = folder
     else:
         overrides["path"] = glue(name, folder)
@@ -106,6 +108,25 @@ def test_the_loss_is_torchs(smoothing, weights, tokenizers, tmp_path):
     # Evaluation reports the plain cross entropy.
     scores = torch.cat([learner.score(one)[config.name].losses for one in batches])
     torch.testing.assert_close(scores, F.cross_entropy(logits, labels, reduction="none"))
+
+
+@pytest.mark.parametrize("weights", ["none", [1.0, 3.5]])
+def test_the_focal_loss_keeps_its_divisor(weights, tokenizers, tmp_path):
+    table(tmp_path / "train.tsv", ["text", "label"], singles(9, [1, 0, 0]))
+    config = task_config("classification", path=tmp_path, loss__focal_gamma=2.0, loss__class_weights=weights)
+    data = load_task(config, 0, tmp_path, True)
+    learner = data.config.learner(backbone(), tokenizers["bert"], 0).eval()
+    batch = batch_of(examples_of(learner, data.train), range(6))
+    ours = learner(batch, 1).sums[config.name] / learner.counts(batch)[config.name]
+    labels = learner.labels(batch)
+    p = learner.outputs(batch, 0).softmax(-1).gather(1, labels[:, None])[:, 0]
+    each = torch.ones(6) if weights == "none" else torch.tensor(weights)[labels]
+    torch.testing.assert_close(ours, (each * (1 - p) ** 2 * -p.log()).sum() / each.sum())
+    plain = focal_loss_sum(learner.outputs(batch, 0), labels, 0.0)
+    torch.testing.assert_close(plain, F.cross_entropy(learner.outputs(batch, 0), labels, reduction="sum"))
+    sure = torch.tensor([[200.0, -200.0]], requires_grad=True)
+    focal_loss_sum(sure, torch.tensor([0]), 0.5).backward()
+    assert torch.isfinite(sure.grad).all()
 
 
 def test_the_head_reads_the_first_or_the_last_token(tokenizers, tmp_path):

@@ -29,6 +29,13 @@ def test_labels_go_there_and_back(config, names):
     assert written["num_labels"] == len(names)
 
 
+def test_many_labels_go_there_and_back():
+    config = {"problem_type": "multi_label_classification", "id2label": {"0": "a", "1": "b"}}
+    task = task_of(config)
+    assert (task["kind"], task["labels"], task["thresholds"]) == ("multi_label", ["a", "b"], None)
+    assert labels_of(task)["problem_type"] == config["problem_type"]
+
+
 @pytest.mark.parametrize("names", [{"1": "a", "2": "b"}, {"a": "b"}, ["a", "b"], {"0": "a", "2": "b"}])
 def test_labels_without_numbers_are_refused(names):
     with pytest.raises(UserError, match="does not number its labels"):
@@ -37,7 +44,7 @@ def test_labels_without_numbers_are_refused(names):
 
 @pytest.mark.parametrize(
     ("kind", "count"),
-    [("multi_label_classification", 3), ("regression", 2), ("single_label_classification", 1), (None, 0)],
+    [("token_classification", 3), ("regression", 2), ("single_label_classification", 1), (None, 0)],
 )
 def test_other_problems_are_no_task(kind, count):
     config = {"problem_type": kind, "num_labels": count}

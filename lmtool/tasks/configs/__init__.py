@@ -3,12 +3,21 @@
 from lmtool.tasks.configs.base import TaskConfig
 from lmtool.tasks.configs.extractive_qa import ExtractiveQaConfig
 from lmtool.tasks.configs.objective import TaskObjectiveConfig, tasks_of
-from lmtool.tasks.configs.sequence import ClassificationConfig, ClassLossConfig, RegressionConfig, SequenceConfig
+from lmtool.tasks.configs.sequence import (
+    ClassificationConfig,
+    ClassLossConfig,
+    MultiLabelConfig,
+    MultiLabelLossConfig,
+    RegressionConfig,
+    SequenceConfig,
+)
 
 __all__ = [
     "ClassLossConfig",
     "ClassificationConfig",
     "ExtractiveQaConfig",
+    "MultiLabelConfig",
+    "MultiLabelLossConfig",
     "RegressionConfig",
     "SequenceConfig",
     "TaskConfig",

@@ -74,6 +74,22 @@ class ClassLossConfig(Config):
         "the order of labels.",
     )
 
+    focal_gamma: float = Field(
+        0.0,
+        ge=0,
+        description="Exponent of the focal loss: a loss counts (1 - p)^gamma times, p the probability of its label "
+        "(Lin et al. 2017: 2). 0: plain. What the sum is divided by stays the same.",
+    )
+
+    @model_validator(mode="after")
+    def _smoothed_or_focal(self) -> ClassLossConfig:
+        if self.focal_gamma and self.label_smoothing:
+            raise ValueError(
+                f"label_smoothing={self.label_smoothing} and focal_gamma={self.focal_gamma}: smoothing moves the "
+                "probability that the focal loss is of: give one of them"
+            )
+        return self
+
     @model_validator(mode="after")
     def _weights_positive(self) -> ClassLossConfig:
         if isinstance(self.class_weights, tuple) and (not self.class_weights or min(self.class_weights) <= 0):
@@ -122,6 +138,75 @@ class ClassificationConfig(SequenceConfig):
                 raise ValueError(f"loss.class_weights has {len(weights)} weights for {len(labels)} labels")
             if "f1" in self.metrics and len(labels) != 2:
                 raise ValueError(f"metrics names f1, which is of two classes; there are {len(labels)}: take macro_f1")
+        if self.metric not in self.metrics:
+            raise ValueError(f"metric={self.metric} is not in metrics={list(self.metrics)}")
+        return self
+
+
+class MultiLabelLossConfig(ClassLossConfig):
+    """The loss of a multi-label classification: binary cross entropies, their mean over texts and classes."""
+
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="Share of a label spread over yes and no.")
+    class_weights: Literal["none", "balanced"] | tuple[float, ...] = Field(
+        "none",
+        description="Weight of a class's loss where a text has the class. balanced: training rows without it / rows "
+        "with it; or one weight a class, in the order of labels.",
+    )
+
+
+@component("task", "multi_label", builder="lmtool.tasks.kinds.multi_label:MultiLabel")
+class MultiLabelConfig(SequenceConfig):
+    """Any number of several classes for a text or a pair of texts."""
+
+    kind: Literal["multi_label"] = Field(
+        "multi_label",
+        description="Any number of several classes for a text or a pair of texts.",
+    )
+    name: str = Field(
+        "multi_label",
+        description="The task's name: its head is heads.NAME.",
+        pattern=r"^[a-z][a-z0-9_]*$",
+    )
+    labels: tuple[str, ...] | None = Field(
+        None,
+        description="The classes by name, in order; quote them. Null: the sorted values found in train.",
+    )
+    delimiter: str = Field(
+        ",",
+        min_length=1,
+        description="Between the classes of a row, where the column holds text; a list is read as it is. Nothing in a "
+        "cell: none of the classes.",
+    )
+    thresholds: float | tuple[float, ...] | None = Field(
+        None,
+        description="The probability from which on a class is predicted: one for all, or one a class. Null: tuned for "
+        "each class on the development rows (F1), and stored with the head.",
+    )
+    metrics: tuple[Literal["micro_f1", "macro_f1", "subset_accuracy"], ...] = Field(
+        ("micro_f1", "macro_f1", "subset_accuracy"),
+        min_length=1,
+        description="Scores that are reported. subset_accuracy: rows all of whose classes are right.",
+    )
+    metric: Literal["micro_f1", "macro_f1", "subset_accuracy"] = Field(
+        "micro_f1",
+        description="The score that chooses the best checkpoint.",
+    )
+    loss: MultiLabelLossConfig = Field(
+        default_factory=lambda: MultiLabelLossConfig.model_validate({}),
+        description="Smoothing, weights and focus of the loss.",
+    )
+
+    @model_validator(mode="after")
+    def _labels_fit(self) -> MultiLabelConfig:
+        thresholds = self.thresholds if isinstance(self.thresholds, tuple) else (self.thresholds or 0.5,)
+        if not all(0 < threshold < 1 for threshold in thresholds):
+            raise ValueError(f"thresholds={self.thresholds}: between 0 and 1")
+        if self.labels is not None:
+            if len(set(self.labels)) != len(self.labels) or not self.labels:
+                raise ValueError(f"labels={list(self.labels)}: different names")
+            for name, given in (("loss.class_weights", self.loss.class_weights), ("thresholds", self.thresholds)):
+                if isinstance(given, tuple) and len(given) != len(self.labels):
+                    raise ValueError(f"{name} has {len(given)} numbers for {len(self.labels)} labels")
         if self.metric not in self.metrics:
             raise ValueError(f"metric={self.metric} is not in metrics={list(self.metrics)}")
         return self

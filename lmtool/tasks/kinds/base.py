@@ -188,11 +188,11 @@ class TaskLearner(BaseLearner):
         documents = batch.inputs.tokens.split(list(batch.inputs.lengths))
         samples = []
         for number in range(min(n, len(documents))):
-            prediction = self.kind.join([parts[number]])
+            prediction = self.decided([self.kind.join([parts[number]])])[0]
             samples.append(
                 {
                     "text": self.tokenizer.decode(documents[number]),
-                    "gold": self.kind.shown(labels[number].item()),
+                    "gold": self.kind.shown(labels[number].tolist()),
                     "prediction": self.kind.shown(prediction.value),
                     "score": prediction.score,
                 }
@@ -298,8 +298,8 @@ class TaskScorer(Scorer):
         constant = len(values) > 1 and _all_same(values) and not _all_same(labels)
         if not constant:
             return ()
-        return (f"every row was predicted {kind.shown(values[0])}: the model learned a constant",)
+        return (f"every row was predicted {kind.shown(values[0]) or 'nothing'}: the model learned a constant",)
 
 
 def _all_same(values: Sequence[Any] | np.ndarray) -> bool:
-    return all(value == values[0] for value in values)
+    return all(np.array_equal(value, values[0]) for value in values)

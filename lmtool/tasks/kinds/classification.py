@@ -15,7 +15,7 @@ from torch import Tensor
 from lmtool.data.plan import Examples
 from lmtool.data.split import Rows, SplitData
 from lmtool.errors import UserError
-from lmtool.heads.losses import loss_sum, losses
+from lmtool.heads.losses import focal_loss_sum, loss_sum, losses
 from lmtool.learners.baseline import ConstantPredictor
 from lmtool.metrics import compute, confusion
 from lmtool.models.base import Backbone
@@ -96,10 +96,11 @@ def _values(predictions: Sequence[Prediction]) -> np.ndarray:
 
 
 class ClassificationLearner(SequenceLearner):
-    """Cross entropy, smoothed and weighted by class as the task says.
+    """Cross entropy, smoothed, focal and weighted by class as the task says.
 
     With class weights the loss is the weighted sum of the losses over the sum of the weights of the labels, as in
-    torch; without, the mean over examples.
+    torch; without, the mean over examples. A focal loss is divided by the same, not by its own weights: texts that are
+    learned already lower it.
     """
 
     class_weights: Tensor | None
@@ -110,7 +111,7 @@ class ClassificationLearner(SequenceLearner):
             raise ValueError("build a task from the config that load_task gives back: its labels are filled in")
         super().__init__(kind, backbone, tokenizer, seed, len(config.labels))
         weights = config.loss.class_weights
-        self.smoothing = config.loss.label_smoothing
+        self.loss = config.loss
         self.register_buffer("class_weights", torch.tensor(weights) if weights != "none" else None, persistent=False)
 
     def counts(self, batch: Batch) -> dict[str, float]:
@@ -122,7 +123,10 @@ class ClassificationLearner(SequenceLearner):
     def forward(self, batch: Batch, step: int) -> StepOutput:
         logits_NC = self.outputs(batch, step)
         weights_C = None if self.class_weights is None else self.class_weights.to(logits_NC.device)
-        total = loss_sum(logits_NC, self.labels(batch), self.smoothing, weights_C)
+        if self.loss.focal_gamma:
+            total = focal_loss_sum(logits_NC, self.labels(batch), self.loss.focal_gamma, weights_C)
+        else:
+            total = loss_sum(logits_NC, self.labels(batch), self.loss.label_smoothing, weights_C)
         return StepOutput({self.term: total}, self.weights)
 
     def scores(self, outputs: Tensor, batch: Batch) -> Scores:

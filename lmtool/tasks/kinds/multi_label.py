@@ -1,0 +1,181 @@
+"""Any number of several classes for a text or a pair of texts: a binary decision for each class.
+
+Shape letters: N examples, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lmtool.data.plan import Examples
+from lmtool.data.split import Rows, SplitData
+from lmtool.errors import UserError
+from lmtool.heads.losses import binary_losses
+from lmtool.learners.baseline import ConstantRates
+from lmtool.metrics import Metric
+from lmtool.metrics.multi_label import MULTI_LABEL, best_thresholds, compute_multi_label
+from lmtool.models.base import Backbone
+from lmtool.tasks.configs import MultiLabelConfig
+from lmtool.tasks.kinds.base import Prediction
+from lmtool.tasks.kinds.labels import class_names, class_numbers, word_of
+from lmtool.tasks.kinds.sequence import SequenceKind, SequenceLearner
+from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.types import Batch, Scores, StepOutput
+
+
+class MultiLabel(SequenceKind):
+    """Rows of texts with (C,) labels each: 1 for a class that a text has, 0 for one that it has not. A prediction's
+    value has that form too, once it is decided; before, it is the (C,) probabilities."""
+
+    config: MultiLabelConfig
+
+    def with_labels(self, columns: Mapping[str, list[Any]], origin: Sequence[tuple[str, int]]) -> MultiLabelConfig:
+        """The classes by name: those of the configuration, else the different ones of the training column."""
+        if self.config.labels is not None:
+            return self.config
+        rows, words = self._classes(columns[self.config.label])
+        if not words:
+            raise UserError(
+                f"task.label={self.config.label} is empty in all {len(origin)} training rows: nothing to learn",
+                "name another column with task.label=",
+            )
+        names = class_names(self.config, words, [origin[row] for row in rows])
+        return self.config.model_copy(update={"labels": names})
+
+    def _classes(self, values: Sequence[Any]) -> tuple[list[int], list[str]]:
+        """The classes of all cells, one after the other: the row of each, and its name."""
+        rows, words = [], []
+        for row, value in enumerate(values):
+            parts = value if isinstance(value, list | tuple) else word_of(value).split(self.config.delimiter)
+            named = [word for word in map(word_of, parts) if word]
+            rows += [row] * len(named)
+            words += named
+        return rows, words
+
+    def decoded_labels(self, values: Sequence[Any], origin: Sequence[tuple[str, int]]) -> np.ndarray:
+        """(N, C) float32."""
+        rows, words = self._classes(values)
+        names = self.config.labels or ()
+        labels_NC = np.zeros((len(values), len(names)), dtype=np.float32)
+        labels_NC[rows, class_numbers(self.config, names, words, [origin[row] for row in rows])] = 1
+        return labels_NC
+
+    def fitted(self, train: Rows) -> MultiLabelConfig:
+        """With a weight for each class, where the loss has weights. UserError where labels and numbers do not fit."""
+        names, values = self.config.labels or (), self.config.model_dump()
+        if self.config.loss.class_weights == "balanced":
+            counts_C = np.asarray(train.labels).sum(axis=0)
+            weights_C = np.where(counts_C > 0, (len(train) - counts_C) / np.maximum(counts_C, 1), 1.0)
+            values["loss"]["class_weights"] = tuple(np.maximum(weights_C, 1 / max(len(train), 1)).tolist())
+        for name, given in (
+            ("loss.class_weights", values["loss"]["class_weights"]),
+            ("thresholds", values["thresholds"]),
+        ):
+            if isinstance(given, tuple) and len(given) != len(names):
+                raise UserError(
+                    f"task.{name} has {len(given)} numbers for the {len(names)} labels {', '.join(names[:8])}",
+                    "give one number a label, in their order",
+                )
+        return type(self.config).model_validate(values)
+
+    def facts(self, train: Rows) -> tuple[dict[str, Any], list[str]]:
+        facts, warnings = super().facts(train)
+        labels_NC, names = np.asarray(train.labels), self.config.labels or ()
+        counts = {name: int(count) for name, count in zip(names, labels_NC.sum(axis=0), strict=True)}
+        absent = [name for name, count in counts.items() if not count]
+        if absent:
+            warnings = [*warnings, f"no training row has the label {', '.join(absent)}"]
+        return {**facts, "labels": counts, "labels_a_row": round(float(labels_NC.sum(axis=1).mean()), 2)}, warnings
+
+    def learner(self, backbone: Backbone, tokenizer: Tokenizer, seed: int) -> MultiLabelLearner:
+        return MultiLabelLearner(self, backbone, tokenizer, seed)
+
+    def metrics(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, float]:
+        return compute_multi_label(self.config.metrics, np.asarray(rows.labels), _values(predictions))
+
+    @property
+    def metric(self) -> Metric:
+        return MULTI_LABEL[self.config.metric]
+
+    def constant(self, train: Rows) -> tuple[str, Prediction]:
+        """The classes that more than half of the training rows have."""
+        shares_C = np.asarray(train.labels).mean(axis=0)
+        return "majority", Prediction(tuple((shares_C > 0.5).astype(int).tolist()), float((1 - shares_C).min()))
+
+    def shown(self, value: Any) -> str:
+        """The names of the classes with the delimiter between them, as a column of text has them."""
+        names = [name for name, given in zip(self.config.labels or (), value, strict=True) if given]
+        return self.config.delimiter.join(names)
+
+    def line(self, record: Mapping[str, Any]) -> str:
+        return super().line({**record, "prediction": record["prediction"] or "none"})
+
+
+def _values(predictions: Sequence[Prediction]) -> np.ndarray:
+    return np.array([prediction.value for prediction in predictions])
+
+
+class MultiLabelLearner(SequenceLearner):
+    """Binary cross entropies, smoothed, focal and weighted as the task says: their mean over texts and classes, as in
+    torch. Neither weights nor focus change what the sum is divided by."""
+
+    class_weights: Tensor | None
+
+    def __init__(self, kind: MultiLabel, backbone: Backbone, tokenizer: Tokenizer, seed: int):
+        config = kind.config
+        if config.labels is None or config.loss.class_weights == "balanced":
+            raise ValueError("build a task from the config that load_task gives back: its labels are filled in")
+        super().__init__(kind, backbone, tokenizer, seed, len(config.labels))
+        weights = config.loss.class_weights
+        self.loss = config.loss
+        self.register_buffer("class_weights", torch.tensor(weights) if weights != "none" else None, persistent=False)
+        thresholds = torch.full((len(config.labels),), 0.5, dtype=torch.float64, device=self.device)
+        self.heads[self.term].register_buffer("thresholds", thresholds)
+
+    def counts(self, batch: Batch) -> dict[str, float]:
+        return {self.term: float(self.labels(batch).numel())}
+
+    def forward(self, batch: Batch, step: int) -> StepOutput:
+        logits_NC, loss = self.outputs(batch, step), self.loss
+        weights_C = None if self.class_weights is None else self.class_weights.to(logits_NC.device)
+        losses_NC = binary_losses(logits_NC, self.labels(batch), loss.label_smoothing, loss.focal_gamma, weights_C)
+        return StepOutput({self.term: losses_NC.sum()}, self.weights)
+
+    def scores(self, outputs: Tensor, batch: Batch) -> Scores:
+        """Plain binary cross entropies, and decisions at a probability of .5."""
+        labels_NC = self.labels(batch)
+        documents = torch.arange(len(labels_NC), device=labels_NC.device).repeat_interleave(labels_NC.shape[1])
+        losses_NC, decisions_NC = binary_losses(outputs, labels_NC), outputs >= 0
+        return Scores(losses_NC.flatten(), labels_NC.flatten().long(), decisions_NC.flatten().long(), documents)
+
+    def parts(self, outputs: Tensor, batch: Batch) -> list[Prediction]:
+        """The probability of each class, and the largest."""
+        probabilities_NC = outputs.float().sigmoid()
+        best_N = probabilities_NC.amax(-1).tolist()
+        return list(map(Prediction, map(tuple, probabilities_NC.tolist()), best_N))
+
+    def calibrate(self, rows: Rows, predictions: Sequence[Prediction]) -> None:
+        """Tune the thresholds on labelled rows; they are stored with the head."""
+        if self.config.thresholds is None:
+            thresholds_C = best_thresholds(np.asarray(rows.labels), _values(predictions))
+            self.heads[self.term].get_buffer("thresholds").copy_(torch.from_numpy(thresholds_C))
+
+    def decided(self, predictions: Sequence[Prediction]) -> list[Prediction]:
+        """0 or 1 for each class; the score is the probability of the least sure decision."""
+        given = self.config.thresholds
+        tuned_C = self.heads[self.term].get_buffer("thresholds").cpu().numpy()
+        thresholds_C = tuned_C if given is None else np.asarray(given)
+        probabilities_NC = _values(predictions)
+        decisions_NC = probabilities_NC >= thresholds_C
+        sure_N = np.where(decisions_NC, probabilities_NC, 1 - probabilities_NC).min(axis=1)
+        return list(map(Prediction, map(tuple, decisions_NC.astype(int).tolist()), sure_N.tolist()))
+
+    def predictors(self, train: SplitData, examples: Examples) -> dict[str, ConstantRates]:
+        """The share of the training rows that have each class."""
+        labels_NC = np.asarray(self.rows(train).labels)
+        return {self.term: ConstantRates.of_counts("base rate", labels_NC.sum(axis=0), len(labels_NC))}
