@@ -258,12 +258,12 @@ def test_a_folder_of_configuration_that_is_nearly_right(tmp_path: Path, capsys: 
     assert "file: a file, not a folder" in capsys.readouterr().err
 
 
-def test_recipes_are_the_groups_without_a_section() -> None:
+def test_overlays_are_the_groups_without_a_section() -> None:
     for verb, command in COMMANDS.items():
         primary = cli.VERBS[verb].primary
         assert primary is not None
         groups = set(compose.what_is_offered(primary).primary) - {"_self_", "local"}
-        assert groups - command.model_fields.keys() == set(command.recipes), verb
+        assert groups - command.model_fields.keys() == set(command.overlays), verb
 
 
 def test_all_problems_are_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,7 +39,7 @@ class CommandConfig(Config):
     """Keys whose value is text as it is typed: commas, quotes and brackets mean nothing in it."""
     alternatives: ClassVar[tuple[tuple[str, str], ...]] = ()
     """Pairs of keys of which one is typed: the other would not be read."""
-    recipes: ClassVar[tuple[str, ...]] = ()
+    overlays: ClassVar[tuple[str, ...]] = ()
     """Groups that set values of other sections and have none of their own."""
 
     plugins: tuple[str, ...] = Field(
@@ -51,7 +51,7 @@ class RunConfig(CommandConfig):
     """The keys that every training command shares."""
 
     alternatives: ClassVar[tuple[tuple[str, str], ...]] = (("schedule.warmup_steps", "schedule.warmup_fraction"),)
-    recipes: ClassVar[tuple[str, ...]] = ("experiment", "debug")
+    overlays: ClassVar[tuple[str, ...]] = ("experiment", "debug")
 
     name: str | None = Field(
         None,
@@ -133,10 +133,10 @@ class PretrainConfig(RunConfig):
 
     auto: ClassVar[dict[str, Auto]] = {
         "model": Auto(("checkpoint", {"name": "bert"}), agrees=True),
-        "tokenizer": Auto(("checkpoint", "model.suggested_tokenizer"), hint="give tokenizer=NAME", agrees=True),
-        "objective": Auto(("model.suggested_objective",), hint="give objective=NAME"),
-        "optimizer": Auto(("model.suggested_optimizer", {"name": "adamw"})),
-        "schedule": Auto(("model.default_schedule", {"name": "linear"})),
+        "tokenizer": Auto(("checkpoint", "model.recipe.tokenizer"), hint="give tokenizer=NAME", agrees=True),
+        "objective": Auto(("model.recipe.pretrain.objective",), hint="give objective=NAME"),
+        "optimizer": Auto(("model.recipe.pretrain.optimizer",)),
+        "schedule": Auto(("model.recipe.pretrain.schedule",)),
     }
 
     data: Annotated[DataConfig, Choice("data")] = Field(description="The text to learn from.")
@@ -155,9 +155,9 @@ class FinetuneConfig(RunConfig):
 
     auto: ClassVar[dict[str, Auto]] = {
         "model": _FROM_CHECKPOINT,
-        "tokenizer": Auto(("checkpoint", "model.suggested_tokenizer"), hint="give tokenizer=NAME", agrees=True),
-        "optimizer": Auto(("model.suggested_finetune_optimizer", {"name": "adamw", "lr": 5e-5})),
-        "schedule": Auto(("model.finetune_schedule", {"name": "linear", "warmup_fraction": 0.1})),
+        "tokenizer": Auto(("checkpoint", "model.recipe.tokenizer"), hint="give tokenizer=NAME", agrees=True),
+        "optimizer": Auto(("model.recipe.finetune.optimizer",)),
+        "schedule": Auto(("model.recipe.finetune.schedule",)),
     }
 
     task: Annotated[TaskConfig, Choice("task", key="kind")] = Field(

@@ -140,13 +140,18 @@ def _defaults(group: str) -> Iterator[Any]:
 
 
 def _suggested_roles(model: ModelConfig) -> Roles:
-    suggested: Any = Choice("tokenizer").validate(model.suggested_tokenizer())
+    suggested: Any = Choice("tokenizer").validate(model.recipe()["tokenizer"])
     return suggested.roles
+
+
+def _published_objective(model: ModelConfig) -> dict[str, Any]:
+    """What objective=auto stands for."""
+    return model.recipe()["pretrain"].get("objective", {})
 
 
 def _fitting(model: ModelConfig, roles: Roles) -> list[str]:
     """Names of the objectives, mixtures aside, that go with a model: the published one first."""
-    published = model.suggested_objective().get("name")
+    published = _published_objective(model).get("name")
     fitting = [
         default
         for default in _defaults("objective")
@@ -179,7 +184,7 @@ def _other_model(objective: ObjectiveConfig, roles: Roles) -> list[str]:
     for model in _defaults("model"):
         if fits(objective, model, _suggested_roles(model)):
             more = "" if roles is None or fits(objective, model, roles) else " tokenizer=auto"
-            own = model.suggested_objective()
+            own = _published_objective(model)
             candidates.append((own.get("name") != objective.name, len(own) > 2, f"model={model.name}{more}"))
     return [override for *_, override in sorted(candidates, key=lambda candidate: candidate[:2])[:1]]
 

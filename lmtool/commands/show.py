@@ -18,6 +18,7 @@ from lmtool.config.base import Config
 from lmtool.config.nearest import nearest_keys
 from lmtool.config.problems import choice_of, section_class
 from lmtool.errors import UserError
+from lmtool.models import recipes
 from lmtool.terminal import say
 
 PRIMARY = {verb: "train_tokenizer" if verb == "tokenizer" else verb for verb in COMMANDS}
@@ -151,3 +152,15 @@ def _show_choice(group: str, name: str, config_dirs: Sequence[Path]) -> None:
 
         problem = unknown_choice(group, group, name, groups.options(group, config_dirs) or tables.names(group))
         raise UserError(problem.message, problem.hint)
+    family = tables.lookup(group, _component(group, name, config_dirs)) if group == "model" else None
+    for recipe in [] if family is None else recipes.files_of(family.config):
+        say(f"\n# {_short(recipe)}")
+        say(recipe.read_text(encoding="utf-8").removesuffix("\n"))
+
+
+def _component(group: str, name: str, config_dirs: Sequence[Path]) -> str:
+    """The component that an option is of, by the defaults list of its YAML."""
+    path = groups.yaml_file(group, name, config_dirs)
+    written = {} if path is None else yaml_files.read(path)
+    base = next((item for item in written.get("defaults", []) if isinstance(item, str) and item != "_self_"), None)
+    return _component(group, base, config_dirs) if base else name

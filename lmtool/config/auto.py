@@ -2,7 +2,7 @@
 
 A command's class says where each of its sections may come from, in a table of its own:
 
-    auto: ClassVar[dict[str, Auto]] = {"objective": Auto(("model.default_objective",), hint=...)}
+    auto: ClassVar[dict[str, Auto]] = {"objective": Auto(("model.recipe.pretrain.objective",), hint=...)}
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ AUTO = "auto"
 class Auto:
     """Where a section comes from when its name is `auto`; the first source that exists is taken.
 
-    sources: "checkpoint" (the section of that name in the checkpoint's saved configuration), "SECTION.ATTRIBUTE" (a
-    section that another, already resolved one names, by an attribute or a method of its class), or a section itself.
+    sources: "checkpoint" (the section of that name in the checkpoint's saved configuration), "SECTION.METHOD.KEYS"
+    (what a method of another, already resolved section returns under these keys), or a section itself.
     hint: what to type where none exists. implied: a null section, and one without a name, are `auto` too.
     agrees: a section that is typed must agree with the checkpoint's, but for the `free_fields` of its class.
     """
@@ -110,17 +110,15 @@ def _source(
             if unreadable:
                 return None, True
             continue
-        other, _, attribute = source.partition(".")
+        other, method, *keys = source.split(".")
         choice, value = choices(command)[other], resolved.get(other)
         chosen = chosen_class(value, choice)
-        if chosen is None:
+        holder = None if chosen is None else _decoded(value, choice) or _default(chosen)
+        if holder is None:
             return None, True
-        holder = _decoded(value, choice) or _default(chosen)
-        named = getattr(holder or chosen, attribute, None)
-        if callable(named):
-            if holder is None:
-                return None, True
-            named = named()
+        named = getattr(holder, method)()
+        for key in keys:
+            named = named.get(key, {})
         if named:
             return json.loads(json.dumps(named)), False
     return None, False

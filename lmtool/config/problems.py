@@ -168,7 +168,7 @@ def _elsewhere(key: str, command: type[Config]) -> str:
 def known_keys(command: type[Config], data: dict[str, Any]) -> list[str]:
     """Every dotted key that may be typed, given the components chosen in `data`; of a section without a known choice,
     the keys of all its components."""
-    known = [*getattr(command, "recipes", ())]
+    known = [*getattr(command, "overlays", ())]
     for name, field in command.model_fields.items():
         known.append(name)
         known += [

@@ -9,15 +9,8 @@ from pydantic import Field, model_validator
 
 from lmtool.config.base import Config
 from lmtool.config.tables import Choice, component
+from lmtool.models import recipes
 from lmtool.nn.configs import LearnedPositionsConfig, PositionsConfig
-
-ABSOLUTE_STEPS = ("adam", "adamw", "muon")
-"""Optimizers whose step does not depend on the size of what it changes: their learning rate goes with the width."""
-LARGEST_FITTED = 1e-3
-"""The largest rate that fitting to the width gives: published rates are for large batches. Measured on small ones, 700
-steps of 2,048 tokens: bert_tiny ends at 6.61 with 6e-4, 6.49 with 1e-3, 6.86 with 2e-3; gpt_tiny has after 300 of them
-5.56 with 1e-3 and 5.85 with 3.6e-3."""
-
 
 Place = Literal["first", "last", "mean", "max"]
 
@@ -50,24 +43,10 @@ Segments = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
 class ModelConfig(Config):
-    """The sizes every family has, under the same names, and what a family asks of the other sections.
-
-    The `default_*` sections are what `auto` stands for in a run of this family: plain data, decoded like typed ones.
-    Their learning rates are for the width that is the class's default: see `at_width`.
-    """
+    """The sizes every family has, under the same names. What its paper prescribes for the other sections stands in
+    `conf/recipe/`."""
 
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder"]] = "encoder"
-    default_tokenizer: ClassVar[dict[str, Any]] = {}
-    default_objective: ClassVar[dict[str, Any]] = {}
-    default_optimizer: ClassVar[dict[str, Any]] = {}
-    default_schedule: ClassVar[dict[str, Any]] = {}
-    learning_rates: ClassVar[dict[int, float]] = {}
-    """Learning rates of pretraining that are known for other widths, by `hidden_size`: published or measured."""
-    # Devlin et al. 2019, A.3: 5e-5 is the largest of their three rates.
-    finetune_optimizer: ClassVar[dict[str, Any]] = {"name": "adamw", "lr": 5e-5}
-    finetune_learning_rates: ClassVar[dict[int, float]] = {}
-    """Those of finetuning."""
-    finetune_schedule: ClassVar[dict[str, Any]] = {"name": "linear", "warmup_fraction": 0.1}
     text_format: ClassVar[str] = "bert"
     """How a text or a pair is laid out: a name in `lmtool.data.formats`."""
     summary: ClassVar[Literal["pooled_first", "first", "last", "mean"]] = "pooled_first"
@@ -124,37 +103,10 @@ class ModelConfig(Config):
             return replace(form, pooled=False)
         return replace(form, dense=head_layers == 2 and not form.pooled)
 
-    def suggested_tokenizer(self) -> dict[str, Any]:
-        """The section `tokenizer: auto` stands for."""
-        return dict(self.default_tokenizer)
-
-    def suggested_objective(self) -> dict[str, Any]:
-        """The section `objective: auto` stands for."""
-        return dict(self.default_objective)
-
-    def suggested_optimizer(self) -> dict[str, Any]:
-        """The section `optimizer: auto` stands for in pretraining."""
-        return self.at_width(self.default_optimizer, self.learning_rates)
-
-    def suggested_finetune_optimizer(self) -> dict[str, Any]:
-        """The section `optimizer: auto` stands for in finetuning. At widths 256 to 512 the rule gives 1.5e-4 to 7.5e-5,
-        within the rates Google lists for its compact BERTs (3e-4, 1e-4, 5e-5, 3e-5; Turc et al. 2019)."""
-        return self.at_width(self.finetune_optimizer, self.finetune_learning_rates)
-
-    def at_width(self, optimizer: dict[str, Any], known: dict[int, float] | None = None) -> dict[str, Any]:
-        """An optimizer section with its learning rate fitted to this model's width.
-
-        A width with a known rate gets it. A narrower model than the section is for gets a larger rate, in inverse
-        proportion to the width (Yang et al. 2022, "Tensor Programs V", for Adam; the published tables of GPT-3,
-        RoBERTa and ELECTRA stay within a factor of 1.5 of it), `LARGEST_FITTED` at most. A wider one keeps the rate.
-        """
-        rate = optimizer.get("lr")
-        if rate is None or optimizer.get("name") not in ABSOLUTE_STEPS or optimizer.get("scale_parameter"):
-            return dict(optimizer)
-        width = type(self).model_fields["hidden_size"].default
-        narrower = max(rate, min(rate * width / self.hidden_size, LARGEST_FITTED))
-        fitted = (known or {}).get(self.hidden_size, narrower)
-        return {**optimizer, "lr": float(f"{fitted:.3g}")}
+    def recipe(self) -> dict[str, Any]:
+        """The sections that `auto` stands for in a run of this model: plain data, decoded like typed ones. See
+        `recipes.recipe_of`."""
+        return recipes.recipe_of(type(self), self.hidden_size)
 
 
 class TransformerConfig(ModelConfig):
@@ -223,23 +175,6 @@ class BertConfig(SegmentedConfig):
     """BERT (Devlin et al. 2019): post-norm encoder with learned positions and segments. Defaults: base, uncased."""
 
     free_fields: ClassVar[tuple[str, ...]] = (*SegmentedConfig.free_fields, "lowercase")
-    default_tokenizer: ClassVar[dict[str, Any]] = {"name": "wordpiece"}
-    default_objective: ClassVar[dict[str, Any]] = {"name": "mlm", "pairs": "nsp"}
-    # Devlin et al. 2019, A.2: Adam 1e-4, betas .9 and .999, L2 .01, 10,000 of 1,000,000 steps of warm-up, linear
-    # decay; epsilon 1e-6 and clipping at 1.0 are in the published code (optimization.py).
-    default_optimizer: ClassVar[dict[str, Any]] = {
-        "name": "adamw",
-        "lr": 1e-4,
-        "betas": (0.9, 0.999),
-        "epsilon": 1e-6,
-        "weight_decay": 0.01,
-        "clip_norm": 1.0,
-    }
-    default_schedule: ClassVar[dict[str, Any]] = {"name": "linear", "warmup_fraction": 0.01}
-    learning_rates: ClassVar[dict[int, float]] = {128: 1e-3}  # measured: see LARGEST_FITTED
-    # Measured on SST-2 from a bert_tiny of its own, accuracy with the rule's 3e-4 and with 1e-3: .662 and .697 (2,000
-    # rows, 3 epochs, three seeds), .828 and .836 (all rows, 2 epochs, one seed).
-    finetune_learning_rates: ClassVar[dict[int, float]] = {128: 1e-3}
 
     name: Literal["bert"] = Field("bert", description="BERT.")
     lowercase: bool = Field(
@@ -247,8 +182,9 @@ class BertConfig(SegmentedConfig):
         description="Whether tokenizer=auto lowercases text (the uncased models); the layers do not depend on it.",
     )
 
-    def suggested_tokenizer(self) -> dict[str, Any]:
-        return {**self.default_tokenizer, "lowercase": self.lowercase}
+    def recipe(self) -> dict[str, Any]:
+        prescribed = super().recipe()
+        return {**prescribed, "tokenizer": {**prescribed["tokenizer"], "lowercase": self.lowercase}}
 
 
 @component("model", "gpt", builder="lmtool.models.gpt:build")
@@ -256,21 +192,6 @@ class GptConfig(TransformerConfig):
     """GPT-2's architecture (Radford et al. 2019): pre-norm decoder with learned positions. Defaults: small."""
 
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder"]] = "decoder"
-    default_tokenizer: ClassVar[dict[str, Any]] = {"name": "bytebpe"}
-    default_objective: ClassVar[dict[str, Any]] = {"name": "clm"}
-    # GPT-2's optimizer is unpublished. This is GPT-3 small's (Brown et al. 2020, B and table 2.1), with which
-    # open reproductions reach GPT-2's loss: 6e-4, betas .9 and .95, decay .1, clip 1, cosine down to a tenth.
-    default_optimizer: ClassVar[dict[str, Any]] = {
-        "name": "adamw",
-        "lr": 6e-4,
-        "betas": (0.9, 0.95),
-        "epsilon": 1e-8,
-        "weight_decay": 0.1,
-        "clip_norm": 1.0,
-    }
-    default_schedule: ClassVar[dict[str, Any]] = {"name": "cosine", "warmup_fraction": 0.01, "final_fraction": 0.1}
-    # Brown et al. 2020, table 2.1, the sizes nearest in parameters: medium, large, XL.
-    learning_rates: ClassVar[dict[int, float]] = {1024: 3e-4, 1280: 2.5e-4, 1600: 2e-4}
     text_format: ClassVar[str] = "gpt"
     summary: ClassVar[Literal["pooled_first", "first", "last", "mean"]] = "last"
     transformers_form: ClassVar[dict[str, Any] | None] = {"text_format": "plain", "bias": False}
@@ -288,19 +209,6 @@ class Gpt1Config(TransformerConfig):
     """GPT (Radford et al. 2018): post-norm decoder with learned positions."""
 
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder"]] = "decoder"
-    default_tokenizer: ClassVar[dict[str, Any]] = {"name": "bpe"}
-    default_objective: ClassVar[dict[str, Any]] = {"name": "clm"}
-    # Radford et al. 2018, 4.1: Adam with decoupled decay .01, at most 2.5e-4 after 2,000 steps, cosine down to 0; 100
-    # epochs of 64 x 512 tokens, about 2.4 million steps. Betas, epsilon and clipping as in the published code.
-    default_optimizer: ClassVar[dict[str, Any]] = {
-        "name": "adamw",
-        "lr": 2.5e-4,
-        "betas": (0.9, 0.999),
-        "epsilon": 1e-8,
-        "weight_decay": 0.01,
-        "clip_norm": 1.0,
-    }
-    default_schedule: ClassVar[dict[str, Any]] = {"name": "cosine", "warmup_fraction": 0.002}
     text_format: ClassVar[str] = "gpt"
     summary: ClassVar[Literal["pooled_first", "first", "last", "mean"]] = "last"
     transformers_form: ClassVar[dict[str, Any] | None] = {"text_format": "plain", "bias": False}

@@ -33,18 +33,6 @@ class T5Config(EncoderDecoderConfig):
     """T5 (Raffel et al. 2020): pre-norm encoder-decoder with relative positions. Defaults: base, version 1.0."""
 
     transformers_form: ClassVar[dict[str, Any] | None] = {"pooled": True}
-    default_tokenizer: ClassVar[dict[str, Any]] = {"name": "sentencepiece"}
-    default_objective: ClassVar[dict[str, Any]] = {"name": "span_corruption"}
-    # Raffel et al. 2020, 3.1.2: Adafactor, 1/sqrt(max(n, 10^4)) at step n.
-    default_optimizer: ClassVar[dict[str, Any]] = {"name": "adafactor"}
-    default_schedule: ClassVar[dict[str, Any]] = {
-        "name": "inverse_sqrt",
-        "warmup_steps": 10_000,
-        "warmup_start": 1.0,
-    }
-    # Raffel et al. 2020, 3.1.3: a constant 1e-3.
-    finetune_optimizer: ClassVar[dict[str, Any]] = {"name": "adafactor", "lr": 1e-3}
-    finetune_schedule: ClassVar[dict[str, Any]] = {"name": "constant", "warmup_fraction": None}
 
     name: Literal["t5"] = Field("t5", description="T5, both versions.")
     vocab_size: Vocabulary = Field(32128, description="Rows of the token embedding; at least the tokenizer's entries.")
@@ -90,19 +78,6 @@ class PostNormConfig(EncoderDecoderConfig):
 class BartConfig(PostNormConfig):
     """BART (Lewis et al. 2020): post-norm encoder-decoder with learned positions. Defaults: base."""
 
-    default_tokenizer: ClassVar[dict[str, Any]] = {"name": "bytebpe", "special_tokens": "roberta"}
-    default_objective: ClassVar[dict[str, Any]] = {"name": "denoising"}
-    # Lewis et al. 2020, 5.1, follow RoBERTa (Liu et al. 2019, table 9, base), for 500,000 steps.
-    default_optimizer: ClassVar[dict[str, Any]] = {
-        "name": "adamw",
-        "lr": 6e-4,
-        "betas": (0.9, 0.98),
-        "epsilon": 1e-6,
-        "weight_decay": 0.01,
-        "clip_norm": None,
-    }
-    default_schedule: ClassVar[dict[str, Any]] = {"name": "linear", "warmup_fraction": 0.048}
-    learning_rates: ClassVar[dict[int, float]] = {1024: 4e-4}  # RoBERTa's large
     text_format: ClassVar[str] = "bart"
     transformers_form: ClassVar[dict[str, Any] | None] = {"pooled": True}
     start_role: ClassVar[str] = "eos"
@@ -121,20 +96,6 @@ class BartConfig(PostNormConfig):
 @component("model", "transformer", builder="lmtool.models.transformer:build")
 class Transformer2017Config(PostNormConfig):
     """The transformer (Vaswani et al. 2017): post-norm encoder-decoder with sinusoidal positions. Defaults: base."""
-
-    default_tokenizer: ClassVar[dict[str, Any]] = {"name": "sentencepiece"}
-    default_objective: ClassVar[dict[str, Any]] = {"name": "prefix_lm", "label_smoothing": 0.1}
-    # Vaswani et al. 2017, 5.3: Adam, 1/sqrt(H) min(1/sqrt(n), n 4000^-1.5) at step n: 7e-4 at the top; 100,000 steps.
-    default_optimizer: ClassVar[dict[str, Any]] = {
-        "name": "adam",
-        "lr": 7e-4,
-        "betas": (0.9, 0.98),
-        "epsilon": 1e-9,
-        "l2": 0.0,
-        "clip_norm": None,
-    }
-    default_schedule: ClassVar[dict[str, Any]] = {"name": "inverse_sqrt", "warmup_fraction": 0.04}
-    learning_rates: ClassVar[dict[int, float]] = {1024: 4.94e-4}  # the same formula for the big one
 
     name: Literal["transformer"] = Field("transformer", description="The transformer of 2017.")
     vocab_size: Vocabulary = Field(37000, description="Rows of the token embedding; at least the tokenizer's entries.")

@@ -72,7 +72,7 @@ def test_tunings(place: Path, tuning: str) -> None:
 
 @pytest.mark.parametrize("experiment", names("experiment"))
 def test_experiments(place: Path, experiment: str) -> None:
-    """A whole recipe, on the small text and for two steps."""
+    """A whole experiment, on the small text and for two steps."""
     words = [
         "pretrain",
         f"experiment={experiment}",

@@ -13,8 +13,6 @@ from lmtool.config.tables import Choice, component
 
 class EngineConfig(Config):
     free_fields: ClassVar[tuple[str, ...]] = ("oil",)
-    default_wheels: ClassVar[dict[str, Any]] = {}
-
     name: str = Field(description="Which engine.")
 
 
@@ -22,12 +20,13 @@ class EngineConfig(Config):
 class SteamConfig(EngineConfig):
     """Steam."""
 
-    default_wheels: ClassVar[dict[str, Any]] = {"name": "round", "spokes": 7}
-
     name: Literal["steam"] = Field("steam", description="Steam.")
     pressure: float = Field(2.5, gt=0, lt=10, description="Pressure in bar.")
     boilers: int = Field(1, ge=1, description="Boilers.")
     oil: float = Field(0.1, ge=0, description="Oil in litres.")
+
+    def parts(self) -> dict[str, Any]:
+        return {"wheels": {"name": "round", "spokes": 7}}
 
 
 @component("fake_engine", "diesel", builder="tests.config.fakes:EngineConfig")
@@ -37,8 +36,8 @@ class DieselConfig(EngineConfig):
     name: Literal["diesel"] = Field("diesel", description="Diesel.")
     cylinders: int = Field(4, ge=1, description="Cylinders.")
 
-    def suggested_paint(self) -> dict[str, Any]:
-        return {"name": "colour", "layers": self.cylinders}
+    def parts(self) -> dict[str, Any]:
+        return {"paint": {"name": "colour", "layers": self.cylinders}}
 
 
 class TreadConfig(Config):
@@ -67,8 +66,8 @@ class DriveConfig(Config):
 
     auto: ClassVar[dict[str, Auto]] = {
         "engine": Auto(("checkpoint",), hint="give checkpoint=", agrees=True),
-        "wheels": Auto(("engine.default_wheels",), hint="give wheels=round"),
-        "paint": Auto(("engine.suggested_paint", {"name": "colour", "layers": 9})),
+        "wheels": Auto(("engine.parts.wheels",), hint="give wheels=round"),
+        "paint": Auto(("engine.parts.paint", {"name": "colour", "layers": 9})),
     }
 
     seed: int = Field(0, ge=0, description="Seed.")

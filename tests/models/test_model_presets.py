@@ -97,21 +97,6 @@ def test_tiny_preset_steps(name):
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-def test_the_suggested_learning_rate_goes_with_the_width():
-    assert BertConfig().suggested_optimizer() == BertConfig.default_optimizer
-    expected = {"bert_tiny": 1e-3, "bert_mini": 3e-4, "bert_large": 1e-4, "gpt_tiny": 1e-3, "gpt_medium": 3e-4}
-    assert {name: read(name).suggested_optimizer()["lr"] for name in expected} == expected
-    expected = {"bert_tiny": 1e-3, "bert_mini": 1.5e-4, "bert": 5e-5, "bert_large": 5e-5}
-    assert {name: read(name).suggested_finetune_optimizer()["lr"] for name in expected} == expected
-
-
-def test_steps_relative_to_the_weights_keep_their_learning_rate():
-    tiny = read("bert_tiny")
-    for section in ({"name": "adafactor", "lr": 1e-2}, {"name": "adamw", "lr": 2e-2, "scale_parameter": True}):
-        assert tiny.at_width(section) == section
-    assert tiny.at_width({"name": "adamw"}) == {"name": "adamw"}
-
-
 def test_heads_must_divide_the_width():
     with pytest.raises(ValueError, match="hidden_size=100 is not a multiple of num_heads=12"):
         BertConfig(hidden_size=100)

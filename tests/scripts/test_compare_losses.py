@@ -64,11 +64,11 @@ def test_the_smallest_difference_counts(script, tmp_path, changes, said):
     assert result.differences[0].startswith(said)
 
 
-def test_every_recipe_each_architecture_and_a_mixture_run(script):
+def test_every_experiment_each_architecture_and_a_mixture_run(script):
     compare = script("compare_losses")
     jobs = compare.jobs_of(compare.ROOT)
-    recipes = {path.stem for path in (compare.ROOT / "conf" / "experiment").glob("*_tiny.yaml")}
-    assert recipes and recipes < set(jobs)
+    experiments = {path.stem for path in (compare.ROOT / "conf" / "experiment").glob("*_tiny.yaml")}
+    assert experiments and experiments < set(jobs)
     assert {"finetune_bert", "finetune_gpt", "finetune_t5", "mixture", "albert_tiny"} <= set(jobs)
     assert all(
         {"max_steps=50", "log_every=1", "max_minutes=null", "offline=true"} <= set(words) for words in jobs.values()

@@ -1,8 +1,8 @@
-"""The outsider's components as configuration: no torch, and no YAML."""
+"""The outsider's components as configuration: no torch, and no YAML but the recipes of its models."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -17,11 +17,6 @@ from lmtool.tuning.configs import TuningConfig
 class AveragerConfig(ModelConfig):
     """Each token sees the mean of its document: no attention at all."""
 
-    default_tokenizer: ClassVar[dict[str, Any]] = {"name": "wordpiece"}
-    default_objective: ClassVar[dict[str, Any]] = {"name": "every_nth", "n": 5}
-    default_optimizer: ClassVar[dict[str, Any]] = {"name": "adamw", "lr": 0.01}
-    default_schedule: ClassVar[dict[str, Any]] = {"name": "constant"}
-    finetune_optimizer: ClassVar[dict[str, Any]] = {"name": "adamw", "lr": 0.02}
     summary: ClassVar[Literal["pooled_first", "first", "last", "mean"]] = "mean"
 
     name: Literal["averager"] = Field("averager", description="The averager.")
@@ -37,10 +32,6 @@ class LstmConfig(ModelConfig):
     """A recurrent language model (Hochreiter and Schmidhuber 1997): no attention, no positions, no heads."""
 
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder"]] = "decoder"
-    default_tokenizer: ClassVar[dict[str, Any]] = {"name": "bytebpe"}
-    default_objective: ClassVar[dict[str, Any]] = {"name": "clm"}
-    default_optimizer: ClassVar[dict[str, Any]] = {"name": "adamw", "lr": 0.01}
-    default_schedule: ClassVar[dict[str, Any]] = {"name": "constant"}
     text_format: ClassVar[str] = "gpt"
     summary: ClassVar[Literal["pooled_first", "first", "last", "mean"]] = "last"
 

@@ -1,0 +1,137 @@
+"""What papers prescribe is in conf/recipe/: recipes decode, their rates go with the width, plugins have their own."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from pydantic import Field
+
+from lmtool import cli
+from lmtool.commands.configs import COMMANDS
+from lmtool.commands.decoding import decoded
+from lmtool.config import groups, saved, tables
+from lmtool.errors import UserError
+from lmtool.models import recipes
+from lmtool.models.configs import BertConfig, ModelConfig
+
+FAMILIES = {
+    entry.name: entry.config for entry in tables.entries("model") if entry.config.__module__.startswith("lmtool.")
+}
+SHIPPED = groups.conf_dir() / "recipe"
+
+
+def configured(*words: str) -> Any:
+    arguments = cli.parse(words)
+    return cli.configuration(arguments.rest.pop(0), arguments, running=False)
+
+
+def test_every_family_has_a_recipe_and_every_recipe_a_family() -> None:
+    assert {path.stem for path in SHIPPED.glob("*.yaml")} == {*FAMILIES, "default"}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_section_decodes_at_every_width(name: str) -> None:
+    widths = recipes.read(SHIPPED / f"{name}.yaml").widths
+    for width in (FAMILIES[name].model_fields["hidden_size"].default, *widths):
+        recipe = recipes.recipe_of(FAMILIES[name], width)
+        sections = {"tokenizer": recipe["tokenizer"]} | recipe["pretrain"]
+        assert sections.keys() == {"tokenizer", "objective", "optimizer", "schedule"}
+        assert recipe["finetune"].keys() == {"optimizer", "schedule"}
+        for group, section in [*sections.items(), *recipe["finetune"].items()]:
+            tables.Choice(group).validate(section)
+
+
+@pytest.mark.parametrize(
+    ("verb", "typed", "rates"),
+    [
+        ("pretrain", (), {"bert": 1e-4, "bert_tiny": 1e-3, "bert_mini": 3e-4, "bert_large": 1e-4, "gpt_medium": 3e-4}),
+        ("finetune", ("task=pydocs",), {"bert_tiny": 1e-3, "bert_mini": 1.5e-4, "bert": 5e-5, "bert_large": 5e-5}),
+    ],
+)
+def test_the_learning_rate_goes_with_the_width(verb: str, typed: tuple[str, ...], rates: dict[str, float]) -> None:
+    assert {name: configured(verb, f"model={name}", *typed).optimizer.lr for name in rates} == rates
+
+
+def test_the_objective_goes_with_the_width() -> None:
+    assert configured("pretrain", "model=electra").objective.generator_size == 1 / 3
+    assert configured("pretrain", "model=electra_small").objective.generator_size == 0.25
+
+
+def test_steps_relative_to_the_weights_keep_their_learning_rate() -> None:
+    for section in ({"name": "adafactor", "lr": 1e-2}, {"name": "adamw", "lr": 2e-2, "scale_parameter": True}):
+        assert recipes.fit(section, 128, 768) == section
+    assert recipes.fit({"name": "adamw"}, 128, 768) == {"name": "adamw"}
+    assert recipes.fit({"name": "adamw", "lr": 1e-4}, 384, 768) == {"name": "adamw", "lr": 2e-4}
+
+
+def test_typed_values_stand_over_the_recipe() -> None:
+    config = configured("pretrain", "model=roberta", "optimizer.clip_norm=2.0", "schedule.final_fraction=0.5")
+    assert (config.optimizer.lr, config.optimizer.clip_norm) == (6e-4, 2.0)
+    assert (config.schedule.warmup_fraction, config.schedule.final_fraction) == (0.048, 0.5)
+
+
+@pytest.fixture
+def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a module of somebody else's."""
+    module = ModuleType("stranger")
+    module.__file__ = str(tmp_path / "stranger.py")
+    monkeypatch.setitem(sys.modules, "stranger", module)
+    (tmp_path / "recipe").mkdir()
+    return tmp_path / "recipe"
+
+
+def family(base: type[ModelConfig], family_name: str) -> type[ModelConfig]:
+    class Family(base):  # type: ignore[misc, valid-type]
+        __module__ = "stranger"
+        name: str = Field(family_name, description="Somebody's.")
+
+    return Family
+
+
+def test_a_plugin_has_its_own_sections_its_family_s_and_the_default(stranger: Path) -> None:
+    (stranger / "odd.yaml").write_text(
+        "pretrain: {optimizer: {name: lamb}}\nwidths: {64: {pretrain: {optimizer: {lr: 0.5}}}}"
+    )
+    odd, plain = family(BertConfig, "odd"), family(ModelConfig, "plain")
+    bert = BertConfig().recipe()
+    assert odd().recipe() == {**bert, "pretrain": {**bert["pretrain"], "optimizer": {"name": "lamb"}}}
+    assert odd(hidden_size=64, num_heads=4).recipe()["pretrain"]["optimizer"] == {"name": "lamb", "lr": 0.5}
+    default = recipes.read(SHIPPED / "default.yaml")
+    assert plain().recipe()["pretrain"] == {"optimizer": default.pretrain.optimizer, "schedule": {"name": "linear"}}
+    assert plain().recipe()["finetune"]["schedule"] == default.finetune.schedule and not plain().recipe()["tokenizer"]
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("pretrain: {optimiser: {name: adamw}}", "pretrain.optimiser: Extra inputs are not permitted"),
+        ("widths: {64: {tokenizer: {name: bpe}}}", "widths.64.tokenizer changes tokenizer, which the recipe lacks"),
+        ("finetune: {schedule: linear}", "finetune.schedule: Input should be a valid dictionary"),
+        ("pretrain: {", "odd.yaml:2:"),
+    ],
+)
+def test_a_wrong_recipe_is_refused_by_its_key(stranger: Path, content: str, problem: str) -> None:
+    (stranger / "odd.yaml").write_text(content)
+    with pytest.raises(UserError) as caught:
+        family(ModelConfig, "odd")().recipe()
+    assert problem in caught.value.message and str(stranger / "odd.yaml") in caught.value.message
+
+
+def test_a_saved_configuration_needs_no_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = configured("pretrain", "model=bert_tiny")
+    data = saved.body(saved.save(config, "pretrain"))
+    monkeypatch.setattr(recipes, "read", lambda path: pytest.fail(f"{path} is read"))
+    assert decoded("pretrain", data) == config and type(config) is COMMANDS["pretrain"]
+
+
+def test_show_prints_the_recipe_with_its_sources(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["show", "model=bert_tiny"]) == 0
+    shown = capsys.readouterr().out
+    for path in ("model/bert_tiny", "recipe/bert", "recipe/default"):
+        assert f"# conf/{path}.yaml\n" in shown
+        assert (groups.conf_dir() / f"{path}.yaml").read_text() in shown
+    assert "10,000 of 1,000,000 steps" in shown
