@@ -87,10 +87,11 @@ def required(group: str, name: str) -> Iterator[str]:
     if (group, name) == ("objective", "task"):
         yield "objective.task={kind: classification, path: x}"
         return
-    for key, value in yaml.safe_load((CONF / group / f"{name}.yaml").read_text(encoding="utf-8")).items():
+    fields = yaml.safe_load((CONF / group / f"{name}.yaml").read_text(encoding="utf-8"))
+    for key, value in fields.items():
         if value == "???":
             yield f"{group}.{key}=x"
-    if group == "task" and name in ("custom", "classification", "regression", "extractive_qa"):
+    if group == "task" and not fields.get("hub") and not fields.get("embedded"):
         yield "task.path=x"
 
 
