@@ -17,6 +17,7 @@ from lmtool.learners.base import BaseLearner
 from lmtool.reporting.console import Output
 from lmtool.tasks.configs import ClassificationConfig
 from lmtool.tasks.labels import TakenHead
+from lmtool.tasks.sources.layouts import read_file, suffixes
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.weights.heads import PAIR_HEADS
 
@@ -27,7 +28,8 @@ TEXT, PAIR = "text", "pair"
 
 def run(config: PredictConfig, overrides: list[str]) -> None:
     """Read, predict, print or write one JSON line a text."""
-    trained, output, table = load_trained(config), Output(), _table(config)
+    trained, output = load_trained(config), Output()
+    table = _table(config, trained)
     paired = config.pair is not None if table is None else PAIR in table.columns
     learner = _learner(trained, paired)
     rows = _rows(config, table, learner)
@@ -65,11 +67,16 @@ def _learner(trained: Trained, paired: bool) -> BaseLearner:
     return replace(trained, tokenizer=tokenizer).learner(task, TakenHead(name, {}))
 
 
-def _table(config: PredictConfig) -> Table | None:
-    """The table that is asked about; None for plain texts."""
-    if config.input is None or Path(config.input).suffix.lower() not in TABLES:
+def _table(config: PredictConfig, trained: Trained) -> Table | None:
+    """The table that is asked about, in a layout that the checkpoint's task reads; None for plain texts."""
+    if config.input is None or Path(config.input).suffix.lower() in ("", ".txt"):
         return None
-    return read_table(regular_file("input", config.input))
+    task = trained.config.task if isinstance(trained.config, FinetuneConfig) else None
+    known = TABLES if task is None else suffixes(task)
+    if Path(config.input).suffix.lower() not in known:
+        return None
+    path = regular_file("input", config.input)
+    return read_table(path) if task is None else read_file(path, task)
 
 
 def _rows(config: PredictConfig, table: Table | None, learner: BaseLearner) -> Rows:

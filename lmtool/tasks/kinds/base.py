@@ -40,7 +40,10 @@ class Prediction(NamedTuple):
 
 
 class TaskKind(ABC):
-    """The base of every kind. config: with the labels filled in, once the training rows are read."""
+    """The base of every kind. config: with the labels filled in, once the training rows are read. unit: what has one
+    prediction, for messages."""
+
+    unit = "row"
 
     def __init__(self, config: Any):
         self.config = config
@@ -70,6 +73,10 @@ class TaskKind(ABC):
         read, where it is equal."""
         return list(zip(*rows.columns.values(), strict=True))
 
+    def texts(self, rows: Rows) -> list[Sequence[str]]:
+        """What is read, column by column, as text from which a tokenizer can be trained."""
+        return list(rows.columns.values())
+
     # Model.
 
     @abstractmethod
@@ -90,6 +97,10 @@ class TaskKind(ABC):
     @abstractmethod
     def constant(self, train: Rows) -> tuple[str, Prediction]:
         """What predicting without reading is called (majority, mean), and predicts for each row."""
+
+    def single(self, values: Sequence[Any] | np.ndarray) -> Sequence[Any] | np.ndarray:
+        """The labels or predicted values of rows one by one, where a row has many."""
+        return values
 
     @abstractmethod
     def shown(self, value: Any) -> Any:
@@ -294,11 +305,12 @@ class TaskScorer(Scorer):
     def _warnings(self, predictions: Sequence[Prediction]) -> tuple[str, ...]:
         kind, labels = self.learner.kind, self.rows.labels
         assert labels is not None
-        values = [prediction.value for prediction in predictions]
-        constant = len(values) > 1 and _all_same(values) and not _all_same(labels)
+        values = kind.single([prediction.value for prediction in predictions])
+        constant = len(values) > 1 and _all_same(values) and not _all_same(kind.single(labels))
         if not constant:
             return ()
-        return (f"every row was predicted {kind.shown(values[0]) or 'nothing'}: the model learned a constant",)
+        given = kind.shown(values[0]) or "nothing"
+        return (f"every {kind.unit} was predicted {given}: the model learned a constant",)
 
 
 def _all_same(values: Sequence[Any] | np.ndarray) -> bool:

@@ -78,14 +78,18 @@ def class_numbers(
             number = counted
     for word, where in zip(words, origin, strict=True):
         if word not in number:
-            given = f"label {word!r} is unknown" if word else f"no value in the column {config.label}"
-            raise UserError(
-                f"{place(where)}: {given}; the labels of {config.name} are {_listing(labels)}",
-                "correct the row, or give the labels in order: task.labels=["
-                + ",".join(f'"{name}"' for name in labels[:2])
-                + ",...]",
-            )
+            raise unknown_label(config, labels, word, place(where))
     return np.array([number[word] for word in words], dtype=np.int64)
+
+
+def unknown_label(config: TaskConfig, labels: Sequence[str], word: str, where: str) -> UserError:
+    """The error of a label that is none of the task's. where: file:line."""
+    given = f"label {word!r} is unknown" if word else f"no value in the column {config.label}"
+    names = ",".join(f'"{name}"' for name in labels[:2])
+    return UserError(
+        f"{where}: {given}; the labels of {config.name} are {_listing(labels)}",
+        f"correct the row, or give the labels in order: task.labels=[{names},...]",
+    )
 
 
 def numbers(config: TaskConfig, values: Sequence[Any], origin: Sequence[tuple[str, int]]) -> np.ndarray:
