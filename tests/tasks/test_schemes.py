@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lmtool.tasks.kinds.schemes import bio_labels, inside_of, scheme_of, to_bio
+from lmtool.tasks.kinds.schemes import bio_labels, inside_tags, scheme_of, to_bio
 
 
 @pytest.mark.parametrize(
@@ -42,4 +42,5 @@ def test_a_tag_of_another_scheme_is_named():
 
 def test_labels_are_complete():
     assert bio_labels(["O", "I-b", "B-a"]) == ("O", "B-a", "I-a", "B-b", "I-b")
-    assert [inside_of(tag) for tag in ("B-a", "I-a", "O")] == ["I-a", "I-a", "O"]
+    assert inside_tags(["B-a", "I-a", "O", "B-b"], "bio") == [1, 1, 2, 3]
+    assert inside_tags(["B-a", "I-a"], "none") == [0, 1]

@@ -74,9 +74,13 @@ def to_bio(tags: Sequence[str], scheme: str) -> list[str]:
     return converted
 
 
-def inside_of(tag: str) -> str:
-    """The tag of a word's later pieces: I of the same type for a B, else the same."""
-    return f"I-{tag[2:]}" if tag.startswith("B-") else tag
+def inside_tags(labels: Sequence[str], scheme: str) -> list[int]:
+    """By the number of a tag that of a word's later pieces: I of the same type for a B where there is one, else the
+    same."""
+    number = {label: index for index, label in enumerate(labels)}
+    if scheme == "none":
+        return list(number.values())
+    return [number.get(f"I-{label[2:]}", index) if label[:2] == "B-" else index for label, index in number.items()]
 
 
 def bio_labels(tags: Iterable[str]) -> tuple[str, ...]:

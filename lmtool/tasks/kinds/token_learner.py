@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,13 +21,11 @@ from lmtool.heads.sequence import SequenceHead
 from lmtool.learners.baseline import ConstantPredictor, Predictor
 from lmtool.models.base import Backbone
 from lmtool.models.encoder_decoder import EncoderDecoder
-from lmtool.tasks.kinds.base import Prediction, TaskLearner
+from lmtool.tasks.kinds.base import Prediction, TaskKind, TaskLearner
+from lmtool.tasks.kinds.schemes import inside_tags
 from lmtool.tasks.kinds.word_windows import WORD, WordWindows
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Scores, StepOutput
-
-if TYPE_CHECKING:
-    from lmtool.tasks.kinds.tokens import TokenClassification
 
 
 class TokenLearner(TaskLearner):
@@ -37,10 +35,9 @@ class TokenLearner(TaskLearner):
     Cross entropy, smoothed and weighted by tag as the task says, over the pieces that learn.
     """
 
-    kind: TokenClassification
     class_weights: Tensor | None
 
-    def __init__(self, kind: TokenClassification, backbone: Backbone, tokenizer: Tokenizer, seed: int):
+    def __init__(self, kind: TaskKind, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         config = kind.config
         if config.labels is None or config.loss.class_weights == "balanced":
             raise ValueError("build a task from the config that load_task gives back: its labels are filled in")
@@ -68,7 +65,7 @@ class TokenLearner(TaskLearner):
             self.config.stride,
             self.term,
             data.split,
-            self.kind.later_tags() if learns else None,
+            np.array(inside_tags(self.config.labels, self.config.scheme)) if learns else None,
             start,
         )
 

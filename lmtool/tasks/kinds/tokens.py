@@ -21,7 +21,7 @@ from lmtool.models.base import Backbone
 from lmtool.tasks.configs import TokenClassificationConfig
 from lmtool.tasks.kinds.base import Prediction, TaskKind
 from lmtool.tasks.kinds.labels import balanced_weights, is_unlabelled, label_counts, row_ids, unknown_label, word_of
-from lmtool.tasks.kinds.schemes import bio_labels, inside_of, scheme_of, to_bio
+from lmtool.tasks.kinds.schemes import bio_labels, scheme_of, to_bio
 from lmtool.tasks.kinds.token_learner import TokenLearner
 from lmtool.tokenizers.tokenizer import Tokenizer
 
@@ -223,14 +223,6 @@ class TokenClassification(TaskKind):
                 for name, score in scores.items()
             }
         }  # fmt: skip
-
-    def later_tags(self) -> np.ndarray:
-        """(C,) by tag, what the later pieces of a word learn."""
-        labels = self.config.labels or ()
-        number = {label: index for index, label in enumerate(labels)}
-        if self.config.scheme == "none":
-            return np.arange(len(labels))
-        return np.array([number.get(inside_of(label), index) for index, label in enumerate(labels)])
 
 
 def flat(sentences: Any) -> np.ndarray:
