@@ -12,10 +12,10 @@ from lmtool.errors import UserError
 from lmtool.tasks.configs import TaskConfig
 from lmtool.tasks.labels import TakenHead, taken_head
 from lmtool.tasks.loading import TaskData, load_task
-from lmtool.weights.classifiers import CLASSIFIER
 from lmtool.weights.folders import published_folder
 from lmtool.weights.load import saved_config
 from lmtool.weights.sentence_encoders import sentence_pooling
+from lmtool.weights.task_heads import HEADS
 
 
 def data_to_learn(config: FinetuneConfig) -> tuple[FinetuneConfig, TaskData, TakenHead | None]:
@@ -27,7 +27,7 @@ def data_to_learn(config: FinetuneConfig) -> tuple[FinetuneConfig, TaskData, Tak
     saved = {} if origin is None else saved_config(origin, config.offline)
     section, taken = saved.get("task"), None
     # A published classifier's task has no name; a run's head is its task's.
-    if isinstance(section, dict) and section.get("name") in (CLASSIFIER, task.name):
+    if isinstance(section, dict) and section.get("name") in (*HEADS, task.name):
         taken = taken_head(section, task)
     if taken is not None and not task.takes_head(taken.form, config.model):
         taken = None

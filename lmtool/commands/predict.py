@@ -20,6 +20,7 @@ from lmtool.tasks.labels import TakenHead
 from lmtool.tasks.sources.layouts import read_file, suffixes
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.weights.heads import PAIR_HEADS
+from lmtool.weights.task_heads import CLASSIFIER
 
 TABLES = (".tsv", ".csv", ".jsonl", ".json")
 # The columns of a table where no task names others: the keys of the command.
@@ -49,7 +50,8 @@ def _learner(trained: Trained, paired: bool) -> BaseLearner:
     """What answers: a published classifier reads one text or two, as they are given; of a pretrained model, pairs are
     for its head over them, which is a classification."""
     if isinstance(trained.config, FinetuneConfig):
-        if not trained.foreign:
+        # Of a classifier's folder it is not known whether it reads one text or two.
+        if not trained.foreign or trained.saved["task"]["name"] != CLASSIFIER:
             return trained.learner()
         columns = (TEXT, PAIR) if paired else (TEXT,)
         return trained.learner(trained.config.task.model_copy(update={"text": columns}))

@@ -16,8 +16,9 @@ from typing import Any, TypeVar
 from lmtool.config.tables import builder_module, lookup
 from lmtool.errors import UserError
 from lmtool.models.published import PublishedConfig
-from lmtool.weights.classifiers import is_classifier, refusal, task_of
+from lmtool.weights.classifiers import refusal, task_of
 from lmtool.weights.hub import Absent, Address
+from lmtool.weights.task_heads import head_of_class
 
 CONFIG, SETTINGS = "config.json", "tokenizer_config.json"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -87,7 +88,7 @@ class PublishedFolder:
         """What a checkpoint of ours would have in its config.json: the model, the tokenizer in this folder, and the
         task of a text classifier."""
         config = {"model": self.model_section(), "tokenizer": {"name": "folder", "path": str(self.path)}}
-        task = self._task() if is_classifier(self.config) else None
+        task = self._task() if head_of_class(self.config) is not None else None
         return config if task is None else {**config, "task": task}
 
     def classifier_config(self) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from lmtool.learners.evaluation import Evaluation, Scorer, evaluate
 from lmtool.learners.terms import TermSums
 from lmtool.metrics import METRICS, Metric
 from lmtool.models.base import Backbone
+from lmtool.tasks.kinds.labels import IDS
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision
 from lmtool.types import Batch, Scores
@@ -128,9 +129,11 @@ class TaskKind(ABC):
 
 
 class TaskLearner(BaseLearner):
-    """The base of a kind's learner. The one term, and the head, have the task's name."""
+    """The base of a kind's learner. The one term, and the head, have the task's name. scores_tokens: whether its
+    outputs are of tokens, not of whole texts."""
 
     predicts_rows = True
+    scores_tokens: bool = False
 
     def __init__(self, kind: TaskKind, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(kind.config, backbone, tokenizer, seed)
@@ -212,7 +215,9 @@ class TaskLearner(BaseLearner):
 
     def read_rows(self, columns: dict[str, list[Any]], origin: list[tuple[str, int]]) -> Rows:
         columns = {self.config.aliases.get(name, name): values for name, values in columns.items()}
-        return self.kind.rows(super().read_rows(columns, origin).columns, origin, labelled=False)
+        read = super().read_rows(columns, origin).columns
+        numbers = {name: columns[name] for name in IDS if name in columns}
+        return self.kind.rows({**numbers, **read}, origin, labelled=False)
 
     def respond(
         self, rows: Rows, max_length: int, batch_tokens: int, precision: Precision, warn: Warn = silent
