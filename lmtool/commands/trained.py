@@ -12,7 +12,7 @@ from lmtool.config.saved import body
 from lmtool.config.tables import Choice
 from lmtool.data.configs import FORMATS
 from lmtool.data.layouts import differing_layout
-from lmtool.errors import UserError
+from lmtool.errors import ConfigError, UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.models.configs import ModelConfig
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
@@ -76,7 +76,10 @@ def read_trained(checkpoint: str, offline: bool, precision: Precision) -> Traine
         verb = "finetune" if foreign else "pretrain"
         complete = _as_finetuned(saved) if foreign else _as_pretrained(checkpoint, saved, weights)
     # What it started from may be gone, and is not needed.
-    config = decoded(verb, {**body(complete), "checkpoint": "none"})
+    try:
+        config = decoded(verb, {**body(complete), "checkpoint": "none"})
+    except ConfigError as error:
+        raise error.inside(f"checkpoint={checkpoint}", "its config.json says so; give another checkpoint") from error
     tokenizer = Tokenizer.load(weights.folder, config.tokenizer.parse_special_tokens)
     if foreign and published is not None:
         require_same_reading(published, config.model, tokenizer)

@@ -70,7 +70,10 @@ def of_this_version(data: Any, path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: no keys and values in it", "give the config.yaml of a run folder")
     version = data.get("version", VERSION)
     if version != VERSION:
-        raise UserError(f"{path}: version {version} of the configuration; this lmtool reads version {VERSION}")
+        raise UserError(
+            f"{path}: version {version} of the configuration; this lmtool reads version {VERSION}",
+            "use the lmtool that wrote it",
+        )
     return data
 
 

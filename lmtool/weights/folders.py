@@ -200,7 +200,9 @@ def read_settings(folder: Path) -> dict[str, Any]:
 def _read_config(checkpoint: str, path: Path) -> Mapping[str, Any]:
     try:
         if path.stat().st_size > _MOST_BYTES:
-            raise UserError(f"checkpoint={checkpoint}: {path} has more than {_MOST_BYTES} bytes")
+            raise UserError(
+                f"checkpoint={checkpoint}: {path} has more than {_MOST_BYTES} bytes", "copy the folder again"
+            )
         data = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise UserError(f"{path}:{error.lineno}: not JSON: {error.msg}", "copy the folder again") from error
