@@ -33,7 +33,7 @@ def run(config: FinetuneConfig, overrides: list[str]) -> dict[str, Any]:
         require_same_data(opened, contents)
         tokenizer = saved_tokenizer(opened) or own_tokenizer(config, task, opened.output)
         require_fit(config, tokenizer)
-        learner, loaded = assemble(config, tokenizer, start_weights(config, taken))
+        learner, loaded = assemble(config, tokenizer, start_weights(config, taken, opened.checkpoint is not None))
         facts = {**task.facts, **({"head": taken.note} if taken is not None and taken.note else {})}
         following = _next(str(opened.folder.path))
         return fit(opened, learner, task.splits(), tokenizer, loaded, choices, facts, contents, following)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from lmtool.commands.configs import EvaluateConfig, FinetuneConfig
 from lmtool.commands.starting import starts_from
 from lmtool.commands.trained import Trained
+from lmtool.config.checkpoint import saved_steps
 from lmtool.errors import UserError
 from lmtool.tasks.configs import TaskConfig
 from lmtool.tasks.labels import TakenHead, taken_head
@@ -24,7 +26,12 @@ def data_to_learn(config: FinetuneConfig) -> tuple[FinetuneConfig, TaskData, Tak
     starts from has one for these labels."""
     data = load_task(config.task, config.seed, config.cache_dir, config.offline)
     task, origin = data.config, starts_from(config)
-    saved = {} if origin is None else saved_config(origin, config.offline)
+    try:
+        saved = {} if origin is None else saved_config(origin, config.offline)
+    except UserError:
+        if config.run_dir is None or not saved_steps(Path(config.run_dir) / "checkpoints"):
+            raise
+        saved = {}  # the run resumes: its own configuration has the labels, and the form of the head
     section, taken = saved.get("task"), None
     # A published classifier's task has no name; a run's head is its task's.
     if isinstance(section, dict) and section.get("name") in (*HEADS, task.name):

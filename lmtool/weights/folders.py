@@ -7,6 +7,7 @@ nothing in a folder is executed.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -120,6 +121,9 @@ def published_folder(checkpoint: str, offline: bool = False) -> PublishedFolder 
     path = Path(checkpoint).expanduser()
     if not (path / CONFIG).is_file() or (path / "manifest.json").is_file():
         return None
+    for name in TOKENIZER:
+        if os.path.lexists(path / name) and not (path / name).is_file():  # it would be read as if there were none
+            raise UserError(f"checkpoint={checkpoint}: {path / name} is no regular file", "copy the folder again")
     config = _read_config(checkpoint, path / CONFIG)
     return None if isinstance(config.get("model"), dict) else PublishedFolder(checkpoint, path, PublishedConfig(config))
 

@@ -59,6 +59,17 @@ def test_a_checkpoint_is_found_where_a_user_points(run: Path) -> None:
     assert read_checkpoint(str(run))["model"] == {"hidden_size": 16}
 
 
+@pytest.mark.parametrize("content", ["x" * 100_000, "x" * 300, "é" * 200])
+def test_latest_of_too_many_letters_names_no_run(run: Path, content: str) -> None:
+    latest = run.parent / "latest"
+    latest.write_text(content)
+    with pytest.raises(UserError, match="latest names no run, but a text of more than 255 letters"):
+        find(latest)
+    latest.unlink()
+    latest.symlink_to("x" * 300)
+    assert run_folder(latest) == latest
+
+
 @pytest.mark.parametrize(
     "damage",
     [
