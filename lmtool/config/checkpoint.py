@@ -220,8 +220,8 @@ def read_state(folder: str | Path) -> dict[str, Any]:
     """state.json: step, epoch, tokens, seconds, total_steps, best_step, best_value, metrics, ... UserError where its
     step is no whole number."""
     state = read_json(Path(folder), STATE)
-    if type(state.get("step")) is not int:
-        raise UserError(f"{Path(folder) / STATE}: step={state.get('step')!r} is no whole number", _COPY)
+    if type(state.get("step")) is not int or state["step"] < 0:
+        raise UserError(f"{Path(folder) / STATE}: step={state.get('step')!r} is no whole number from 0 on", _COPY)
     return state
 
 

@@ -39,8 +39,8 @@ class LimitedFiles(FileConfigSource):
 
     def load_config(self, config_path: str) -> ConfigResult:
         path = Path(self.path, self._normalize_file_name(config_path))
-        if path.is_file():
-            yaml_files.read(path)
+        if path.is_file() and not isinstance(yaml_files.read(path), dict | None):
+            raise UserError(f"{path}: no keys and values in it", "write KEY: VALUE a line, as conf/ has them")
         return super().load_config(config_path)
 
 
@@ -176,7 +176,9 @@ def compose(primary: str, typed: Typed, config_dirs: Sequence[Path] = ()) -> dic
 
 def to_data(config: Any) -> dict[str, Any]:
     """A composed configuration as plain data, interpolations resolved. UserError where they stand for too much."""
-    interpolation.check(OmegaConf.to_container(config, resolve=False))
+    unresolved = OmegaConf.to_container(config, resolve=False)
+    assert isinstance(unresolved, dict)
+    interpolation.check({str(key): value for key, value in unresolved.items()})
     data = OmegaConf.to_container(config, resolve=True)
     assert isinstance(data, dict)
     return {str(key): value for key, value in data.items()}

@@ -230,7 +230,7 @@ def test_a_manifest_that_lists_no_model_or_is_no_manifest(tmp_path: Path) -> Non
             Manifest.read(folder)
 
 
-@pytest.mark.parametrize("step", [1.5, "5", None, True])
+@pytest.mark.parametrize("step", [1.5, "5", None, True, -1])
 def test_a_step_that_is_no_whole_number_is_refused(tmp_path: Path, step: Any) -> None:
     folder = checkpoint(tmp_path / "runs" / "a", 5)
     (folder / "state.json").write_text(json.dumps({"step": step}))

@@ -68,13 +68,13 @@ def class_numbers(
 ) -> np.ndarray:
     """(N,) int64 classes of a column that holds the labels' names, or in every row their numbers from 0.
 
-    Raises UserError with file:line at the first value that is neither.
+    Raises UserError with file:line at the first value that is not what most are.
     """
     words = [word_of(value) for value in values]
     number = {name: index for index, name in enumerate(labels)}
     if not all(word in number for word in words):
         counted = {str(index): index for index in range(len(labels))}
-        if all(word in counted for word in words):
+        if sum(word in counted for word in words) > sum(word in number for word in words):
             number = counted
     for word, where in zip(words, origin, strict=True):
         if word not in number:
