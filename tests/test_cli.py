@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from lmtool import cli
+from lmtool import cli, manual
 from lmtool.commands.configs import COMMANDS
 from lmtool.config import compose
 from lmtool.errors import CheckFailed, Diverged, Stopped
@@ -37,15 +37,15 @@ def test_help_imports_the_standard_library_only(tmp_path: Path) -> None:
     )
     done = python(code, tmp_path)
     assert done.stdout.splitlines()[-1] == "loaded [] 0 0 0", done.stdout + done.stderr
-    for verb in cli.VERBS:
-        assert f"  {verb} " in done.stdout and cli.VERBS[verb].example in done.stdout
+    for verb in manual.VERBS:
+        assert f"  {verb} " in done.stdout and manual.VERBS[verb].example in done.stdout
     assert "max_steps: 10000" in done.stdout
 
 
-@pytest.mark.parametrize("verb", list(cli.VERBS))
+@pytest.mark.parametrize("verb", list(manual.VERBS))
 def test_each_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([verb, "--help"]) == 0
-    assert cli.VERBS[verb].example in capsys.readouterr().out
+    assert manual.VERBS[verb].example in capsys.readouterr().out
 
 
 # What is typed, and what the answer must hold. All end in exit 2 with an error and, but for a few, a hint.
@@ -260,7 +260,7 @@ def test_a_folder_of_configuration_that_is_nearly_right(tmp_path: Path, capsys: 
 
 def test_overlays_are_the_groups_without_a_section() -> None:
     for verb, command in COMMANDS.items():
-        primary = cli.VERBS[verb].primary
+        primary = manual.VERBS[verb].primary
         assert primary is not None
         groups = set(compose.what_is_offered(primary).primary) - {"_self_", "local"}
         assert groups - command.model_fields.keys() == set(command.overlays), verb

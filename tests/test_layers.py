@@ -54,7 +54,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "training": NN | {"runs"},
     "commands": LEARNERS | {"objectives", "tasks", "tuning", "weights", "costs", "reporting"},
     "sweeps": CONFIG | {"reporting"},
-    "cli": {"errors", "environment", "terminal", "config", "commands", "sweeps"},
+    "manual": {"config"},  # its files, for what a command offers
+    "cli": {"errors", "environment", "manual", "terminal", "config", "commands", "sweeps"},
     "__main__": {"cli"},
     "__init__": {"weights"},  # lmtool.load, when it is asked for
 }
@@ -232,7 +233,7 @@ def test_only_cli_sweeps_and_config_import_hydra() -> None:
 
 def light() -> list[Path]:
     """Files that composing, decoding, list and show run: no torch, no numpy, in them or in what they import."""
-    named = [source for source in SOURCES if room_of(source) in ("config", "errors", "cli", "__main__")]
+    named = [source for source in SOURCES if room_of(source) in ("config", "errors", "manual", "cli", "__main__")]
     named += [source for source in SOURCES if "configs" in (source.stem, source.parent.name)]
     named += [PACKAGE / "commands" / f"{name}.py" for name in ("decoding", "rules", "list", "show", "__init__")]
     return named

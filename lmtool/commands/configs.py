@@ -214,6 +214,16 @@ class EvaluateConfig(UseConfig):
         "data": Auto(("checkpoint",), hint="its checkpoint was trained for a task: give task.path=", implied=True),
     }
 
+    against: str | None = Field(
+        None,
+        description="Another checkpoint, scored on the same rows: the difference with its interval is added.",
+        min_length=1,
+    )
+    report: str | None = Field(
+        None,
+        description="Folder that is written: evaluation.json, predictions.jsonl and plots. Null: only the screen.",
+        min_length=1,
+    )
     task: Annotated[TaskConfig | None, Choice("task", key="kind", optional=True)] = Field(
         None, description="Labelled data to score on. Null: the checkpoint's task; task.path= alone changes the data."
     )
@@ -235,6 +245,7 @@ class PredictConfig(UseConfig):
         "lines from standard input.",
         min_length=1,
     )
+    probabilities: bool = Field(False, description="Write the probabilities of all classes to the output.")
 
 
 class TokenizerCommandConfig(CommandConfig):

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 from lmtool.commands.configs import FinetuneConfig, PredictConfig
-from lmtool.commands.evaluate import write_output
+from lmtool.commands.predictions import DELIMITERS, beside_columns, check_output, write_output
 from lmtool.commands.trained import Trained, load_trained
 from lmtool.data.files import STANDARD_INPUT, read_lines, regular_file
 from lmtool.data.split import Rows
 from lmtool.data.tables import Rows as Table
 from lmtool.data.tables import read_table
 from lmtool.errors import UserError
-from lmtool.learners.base import BaseLearner
+from lmtool.learners.base import BaseLearner, no_progress
 from lmtool.reporting.console import Output
+from lmtool.reporting.text import number
 from lmtool.tasks.configs import ClassificationConfig
 from lmtool.tasks.labels import TakenHead
 from lmtool.tasks.sources.layouts import read_file, suffixes
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.weights.heads import PAIR_HEADS
-from lmtool.weights.task_heads import CLASSIFIER
 
 TABLES = (".tsv", ".csv", ".jsonl", ".json")
 # The columns of a table where no task names others: the keys of the command.
@@ -28,7 +29,8 @@ TEXT, PAIR = "text", "pair"
 
 
 def run(config: PredictConfig, overrides: list[str]) -> None:
-    """Read, predict, print or write one JSON line a text."""
+    """Read, predict, and print or write what was predicted."""
+    check_output(config.output)
     trained, output = load_trained(config), Output()
     table = _table(config, trained)
     paired = config.pair is not None if table is None else PAIR in table.columns
@@ -38,20 +40,27 @@ def run(config: PredictConfig, overrides: list[str]) -> None:
     def warn(text: str) -> None:
         output.line(f"warning: {text}", "yellow")
 
-    records = learner.respond(rows, trained.longest, config.batch_tokens, trained.precision, warn)
-    if config.output is not None:
-        write_output(config.output, records)
+    with output.bar("predicting") if config.output is not None else nullcontext(no_progress) as progress:
+        answers = learner.answers(rows, trained.longest, config.batch_tokens, trained.precision, warn, progress)
+    scores = ", ".join(f"{name} {number(value)}" for name, value in answers.scores.items())
+    scored = f"; {scores} on {answers.labelled:,} labelled rows" if scores else ""
+    if config.output is None:
+        for record in answers.records:
+            output.line(learner.line(record))
+        if scored:
+            output.line(scored.removeprefix("; "))
         return
-    for record in records:
-        output.line(learner.line(record))
+    flat = Path(config.output).suffix.lower() in DELIMITERS
+    aliases = getattr(learner.config, "aliases", {})
+    written = write_output(config.output, beside_columns(table, answers.records, aliases, config.probabilities, flat))
+    output.line(f"{written:,} rows: {config.output}{scored}")
 
 
 def _learner(trained: Trained, paired: bool) -> BaseLearner:
     """What answers: a published classifier reads one text or two, as they are given; of a pretrained model, pairs are
     for its head over them, which is a classification."""
     if isinstance(trained.config, FinetuneConfig):
-        # Of a classifier's folder it is not known whether it reads one text or two.
-        if not trained.foreign or trained.saved["task"]["name"] != CLASSIFIER:
+        if not trained.foreign:
             return trained.learner()
         columns = (TEXT, PAIR) if paired else (TEXT,)
         return trained.learner(trained.config.task.model_copy(update={"text": columns}))
@@ -70,15 +79,14 @@ def _learner(trained: Trained, paired: bool) -> BaseLearner:
 
 
 def _table(config: PredictConfig, trained: Trained) -> Table | None:
-    """The table that is asked about, in a layout that the checkpoint's task reads; None for plain texts."""
-    if config.input is None or Path(config.input).suffix.lower() in ("", ".txt"):
+    """The table that is asked about, in any layout that the task reads; None for plain texts."""
+    suffix = "" if config.input is None else Path(config.input).suffix.lower()
+    if config.input is None or suffix in ("", ".txt"):
         return None
-    task = trained.config.task if isinstance(trained.config, FinetuneConfig) else None
-    known = TABLES if task is None else suffixes(task)
-    if Path(config.input).suffix.lower() not in known:
-        return None
-    path = regular_file("input", config.input)
-    return read_table(path) if task is None else read_file(path, task)
+    task = trained.config.task if isinstance(trained.config, FinetuneConfig) and not trained.foreign else None
+    if task is not None and suffix in suffixes(task):
+        return read_file(regular_file("input", config.input), task)
+    return read_table(regular_file("input", config.input)) if suffix in TABLES else None
 
 
 def _rows(config: PredictConfig, table: Table | None, learner: BaseLearner) -> Rows:

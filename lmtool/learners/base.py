@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -19,7 +20,6 @@ from lmtool.data.split import Rows, SplitData
 from lmtool.errors import UserError
 from lmtool.learners.baseline import Predictor, mean_losses
 from lmtool.learners.evaluation import Scorer, TermScorer
-from lmtool.learners.writing import Writer
 from lmtool.metrics import LOSS, Metric
 from lmtool.models.base import Backbone
 from lmtool.nn.dropout import DeviceDraws, Draws, TokenDraws, token_keys
@@ -29,6 +29,23 @@ from lmtool.training.precision import Precision
 from lmtool.types import Batch, ParameterGroup, Scores, StepOutput
 
 Warn = Callable[[str], None]
+
+
+Progress = Callable[[int, int], None]
+
+
+def no_progress(done: int, total: int) -> None:
+    """Shows nothing."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a trained model answers to rows. records: plain data, one a row. scores: of `labelled` rows, by metric; none
+    where the rows have no labels."""
+
+    records: Iterator[dict[str, Any]]
+    scores: Mapping[str, float] = field(default_factory=dict)
+    labelled: int = 0
 
 
 def silent(text: str) -> None:
@@ -207,12 +224,18 @@ class BaseLearner(nn.Module, ABC):
             "finetune the checkpoint on a task, and predict with that",
         )
 
-    def writer(self) -> Writer:
-        """What generates text with this model. UserError where nothing does."""
-        raise UserError(
-            f"what {self.config.name} teaches generates no text",
-            "lmtool predict labels texts and fills their masks; a decoder or an encoder-decoder generates",
-        )
+    def answers(
+        self,
+        rows: Rows,
+        max_length: int,
+        batch_tokens: int,
+        precision: Precision,
+        warn: Warn = silent,
+        progress: Progress = no_progress,
+    ) -> Answers:
+        """What `respond` gives, and the scores of it where the rows are labelled. progress: is given how many parts of
+        how many are done."""
+        return Answers(self.respond(rows, max_length, batch_tokens, precision, warn))
 
     def line(self, record: dict[str, Any]) -> str:
         """A record of `respond` as a line on the screen."""

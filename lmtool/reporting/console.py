@@ -10,7 +10,9 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, TextIO
 
 from lmtool.terminal import shown
@@ -125,6 +127,18 @@ class Output:
         if stage not in self._stages:
             self._stages.add(stage)
             self.line(f"{stage} …")
+
+    @contextmanager
+    def bar(self, stage: str) -> Iterator[Callable[[int, int], None]]:
+        """A stage's progress, given how much of how much is done: a bar on a terminal, elsewhere one line."""
+        if not self.live:
+            yield partial(self.stage, stage)
+            return
+        from rich.progress import Progress
+
+        with Progress(console=self.console, transient=True) as progress:
+            task = progress.add_task(shown(stage), total=None)
+            yield lambda done, total: progress.update(task, completed=done, total=total)
 
     def rows(self, rows: Iterable[tuple[str, str]], highlights: Mapping[str, str] | None = None) -> None:
         """(label, text) rows, labels aligned, long texts wrapped under themselves.

@@ -239,6 +239,27 @@ def confusion_figure(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> 
     return figure
 
 
+def calibration_figure(bins: Sequence[Sequence[float]]) -> Figure:
+    """Accuracy against confidence, a dot a bin, its area the bin's share of the rows; calibrated ones lie on the line.
+
+    bins: (rows, mean confidence, accuracy) each.
+    """
+    with matplotlib.rc_context(_STYLE):
+        figure = _figure(3.8, 3.5)
+        axes = figure.add_subplot()
+        axes.patch.set_alpha(0)
+        total = sum(rows for rows, _, _ in bins)
+        axes.plot([0, 1], [0, 1], color=FAINT, linewidth=1)
+        axes.plot([row[1] for row in bins], [row[2] for row in bins], color=TRAIN, linewidth=1)
+        sizes = [20 + 280 * rows / total for rows, _, _ in bins]
+        axes.scatter([row[1] for row in bins], [row[2] for row in bins], s=sizes, color=VALIDATION, linewidths=0)
+        axes.set_xlim(0, 1.03)
+        axes.set_ylim(-0.03, 1.03)
+        axes.set_xlabel("confidence")
+        axes.set_ylabel("accuracy")
+    return figure
+
+
 def scatter_figure(gold: Sequence[float], predicted: Sequence[float]) -> Figure:
     """Predicted value against gold value of a regression, with the line of perfect agreement."""
     with matplotlib.rc_context(_STYLE):

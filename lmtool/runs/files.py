@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
+import csv
 import json
 import math
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from lmtool.errors import UserError
 from lmtool.manifest import sync_path, write_bytes
@@ -28,40 +28,58 @@ def replace_text(path: Path, text: str) -> None:
     sync_path(path.parent)
 
 
-LONGEST_ROW = 10_000_000
-"""Bytes of the longest line that is read of a run's JSON lines: the text of a row stands in them."""
-
-
-def lines_of(path: Path) -> Iterator[bytes]:
-    """The lines of a file, their ends kept, one at a time. UserError for one of more than LONGEST_ROW bytes: what a
-    broken disk leaves can be one line of gigabytes."""
-    with path.open("rb") as file:
-        for number in itertools.count(1):
-            line = file.readline(LONGEST_ROW + 1)
-            if not line:
-                return
-            if len(line) > LONGEST_ROW:
-                hint = "its disk may be broken: move the file away; a run resumes without its rows"
-                raise UserError(f"{path}:{number}: a line of more than {LONGEST_ROW} bytes, which no row has", hint)
-            yield line
-
-
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """JSON lines, masked, in one move: a file that was there stays until the last row is made. What is no regular
     file (a pipe, /dev/stdout) is written to directly. OSError where the disk refuses; nothing is left then."""
+    mask = masker()
+
+    def lines(file: TextIO) -> None:
+        file.writelines(to_json(masked_data(plain(dict(row)), mask), indent=None) + "\n" for row in rows)
+
+    _in_one_move(path, lines)
+
+
+def _in_one_move(path: Path, write: Callable[[TextIO], None]) -> None:
     path = Path(os.path.realpath(path))
     direct = path.exists() and not path.is_file()
     draft = path if direct else path.with_name(f".tmp-{path.name}-{os.getpid()}")
-    mask = masker()
     try:
-        with draft.open("w", encoding="utf-8") as file:
-            file.writelines(to_json(masked_data(plain(dict(row)), mask), indent=None) + "\n" for row in rows)
+        with draft.open("w", encoding="utf-8", newline="\n") as file:
+            write(file)
         if not direct:
             os.replace(draft, path)
     except BaseException:
         if not direct:
             draft.unlink(missing_ok=True)
         raise
+
+
+class _Commas(csv.unix_dialect):
+    quoting = csv.QUOTE_MINIMAL
+
+
+class _Tabs(csv.unix_dialect):
+    delimiter, quoting, quotechar = "\t", csv.QUOTE_NONE, None
+
+
+def write_delimited(path: Path, rows: Iterable[Mapping[str, Any]], delimiter: str) -> None:
+    """A table with a header line, masked, in one move as `write_rows`. By tabs no cell is quoted: UserError where one
+    holds a tab or a line end."""
+    mask = masker()
+
+    def lines(file: TextIO) -> None:
+        writer = None
+        for row in rows:
+            cells = {name: "" if value is None else value for name, value in masked_data(plain(dict(row)), mask).items()}
+            if writer is None:
+                writer = csv.DictWriter(file, list(cells), dialect=_Tabs if delimiter == "\t" else _Commas)
+                writer.writeheader()
+            try:
+                writer.writerow(cells)
+            except csv.Error as error:
+                raise UserError(f"output={path}: a cell holds a tab or a line end", "give output=NAME.csv") from error
+
+    _in_one_move(path, lines)
 
 
 def remove_folder(folder: Path) -> None:

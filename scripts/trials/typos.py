@@ -63,12 +63,12 @@ def _options() -> dict[str, tuple[str, ...]]:
 
 def _draw(chance: random.Random) -> tuple[list[str], str, str]:
     """A command line with a slip in it, the misspelt name, and the right one."""
-    from lmtool import cli
+    from lmtool import manual
 
     kind = chance.choices(("key", "option", "group", "command", "flag"), (60, 25, 8, 4, 3))[0]
     if kind == "command":
-        right = chance.choice([name for name in cli.VERBS if len(name) >= _SHORTEST])
-        wrong = _misspelt(right, set(cli.VERBS), chance)
+        right = chance.choice([name for name in manual.VERBS if len(name) >= _SHORTEST])
+        wrong = _misspelt(right, set(manual.VERBS), chance)
         return [wrong, "model=bert_tiny"], wrong, right
     if kind == "flag":
         right = chance.choice(("--config", "--config-dir", "--multirun", "--plugin", "--debug"))

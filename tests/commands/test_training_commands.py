@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
@@ -85,12 +86,37 @@ def test_finetuning_from_a_pretrained_run(place: Path, capsys: pytest.CaptureFix
     assert cli.main(["evaluate", f"checkpoint={folder}", "output=scored.jsonl", "precision=fp32"]) == 0
     assert len(Path("scored.jsonl").read_text().splitlines()) == 40
     assert f"{result['value']:.4f}" in capsys.readouterr().out
+    assert cli.main(["evaluate", str(folder), str(folder), "report=scores"]) == 0
+    screen = capsys.readouterr().out
+    assert "n = 40" in screen and "+0.0000 to +0.0000  no" in screen  # a system is no better than itself
+    evaluation = json.loads(Path("scores/evaluation.json").read_text())["splits"]["dev"]
+    assert evaluation["metrics"]["accuracy"]["low"] <= result["value"] <= evaluation["metrics"]["accuracy"]["high"]
+    losses = [row["loss"] for row in evaluation["hardest"]]
+    assert losses == sorted(losses, reverse=True) and losses[0] > evaluation["loss"]
+    assert Path("scores/plots/dev_confusion.png").stat().st_size and Path("scores/plots/dev_calibration.png").is_file()
+    assert cli.main(["evaluate", str(folder), str(start)]) == 2
+    assert f"against={start} was trained for no task" in capsys.readouterr().err
     assert cli.main(["predict", f"checkpoint={folder}", "text=the lovely bright gentle cat", "precision=fp32"]) == 0
     assert capsys.readouterr().out.startswith("positive")
     Path("lines.txt").write_text("the cruel cold king\n\nthe kind warm queen\n")
     assert cli.main(["predict", f"checkpoint={folder}", "input=lines.txt", "output=out.jsonl"]) == 0
     written = Path("out.jsonl").read_text().splitlines()
     assert [json.loads(line)["prediction"] for line in written] == ["negative", "positive"]
+    Path("in.csv").write_text(
+        'note,sentence,label\n"a, b",the cruel cold king,negative\nc,the kind warm queen,negative\n'
+    )
+    capsys.readouterr()
+    words = ["predict", f"checkpoint={folder}", "input=in.csv", "probabilities=true", "precision=fp32"]
+    assert cli.main([*words, "output=out.csv"]) == 0
+    assert "2 rows: out.csv; accuracy 0.500 on 2 labelled rows" in capsys.readouterr().out
+    with Path("out.csv").open() as file:
+        table = list(csv.DictReader(file))
+    assert [(row["note"], row["prediction"]) for row in table] == [("a, b", "negative"), ("c", "positive")]
+    assert float(table[0]["probability_negative"]) + float(table[0]["probability_positive"]) == pytest.approx(
+        1, abs=1e-6
+    )
+    assert cli.main([*words, "output=out.xlsx"]) == 2
+    assert ".xlsx is not written" in capsys.readouterr().err
 
 
 def test_feature_extraction_leaves_the_backbone_alone(place: Path) -> None:

@@ -11,7 +11,6 @@ from lmtool.tasks.configs.sequence import (
     RegressionConfig,
     SequenceConfig,
 )
-from lmtool.tasks.configs.tokens import TokenClassificationConfig
 
 __all__ = [
     "ClassLossConfig",
@@ -23,6 +22,5 @@ __all__ = [
     "SequenceConfig",
     "TaskConfig",
     "TaskObjectiveConfig",
-    "TokenClassificationConfig",
     "tasks_of",
 ]

@@ -20,13 +20,12 @@ from lmtool.data.loader import PackedLoader
 from lmtool.data.plan import Examples
 from lmtool.data.split import Rows, SplitData
 from lmtool.errors import NotFinite
-from lmtool.learners.base import BaseLearner, Warn, silent
+from lmtool.learners.base import Answers, BaseLearner, Progress, Warn, no_progress, silent
 from lmtool.learners.baseline import Predictor
 from lmtool.learners.evaluation import Evaluation, Scorer, evaluate
 from lmtool.learners.terms import TermSums
 from lmtool.metrics import METRICS, Metric
 from lmtool.models.base import Backbone
-from lmtool.tasks.kinds.labels import IDS
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision
 from lmtool.types import Batch, Scores
@@ -34,17 +33,16 @@ from lmtool.types import Batch, Scores
 
 class Prediction(NamedTuple):
     """value: what a row is predicted to be, in the terms of its kind (a class's number, a value, a list of tags).
-    score: how sure the model is of it, or the value again where there is no such thing."""
+    score: how sure the model is of it, or the value again where there is no such thing. probabilities: (C,) of each
+    class in the order of the labels, where the kind has classes."""
 
     value: Any
     score: float
+    probabilities: np.ndarray | None = None
 
 
 class TaskKind(ABC):
-    """The base of every kind. config: with the labels filled in, once the training rows are read. unit: what has one
-    prediction, for messages."""
-
-    unit = "row"
+    """The base of every kind. config: with the labels filled in, once the training rows are read."""
 
     def __init__(self, config: Any):
         self.config = config
@@ -74,10 +72,6 @@ class TaskKind(ABC):
         read, where it is equal."""
         return list(zip(*rows.columns.values(), strict=True))
 
-    def texts(self, rows: Rows) -> list[Sequence[str]]:
-        """What is read, column by column, as text from which a tokenizer can be trained."""
-        return list(rows.columns.values())
-
     # Model.
 
     @abstractmethod
@@ -95,13 +89,23 @@ class TaskKind(ABC):
     def metrics(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, float]:
         """The scores that the configuration names. rows: labelled."""
 
+    def resampled(
+        self, rows: Rows, predictions: Sequence[Prediction], draws: Iterable[np.ndarray]
+    ) -> dict[str, list[float]]:
+        """The scores of samples of the rows, for intervals. draws: the numbers of a sample's rows each. A kind whose
+        scores take long has a shorter way, from counts of each row."""
+        # Scores read labels alone.
+        bare = Rows(list(range(len(rows))), {}, rows.labels, [("", 0)] * len(rows))
+        values: dict[str, list[float]] = {}
+        for numbers in draws:
+            sample = self.metrics(bare.take(numbers), [predictions[number] for number in numbers])
+            for name, value in sample.items():
+                values.setdefault(name, []).append(value)
+        return values
+
     @abstractmethod
     def constant(self, train: Rows) -> tuple[str, Prediction]:
         """What predicting without reading is called (majority, mean), and predicts for each row."""
-
-    def single(self, values: Sequence[Any] | np.ndarray) -> Sequence[Any] | np.ndarray:
-        """The labels or predicted values of rows one by one, where a row has many."""
-        return values
 
     @abstractmethod
     def shown(self, value: Any) -> Any:
@@ -129,11 +133,9 @@ class TaskKind(ABC):
 
 
 class TaskLearner(BaseLearner):
-    """The base of a kind's learner. The one term, and the head, have the task's name. scores_tokens: whether its
-    outputs are of tokens, not of whole texts."""
+    """The base of a kind's learner. The one term, and the head, have the task's name."""
 
     predicts_rows = True
-    scores_tokens: bool = False
 
     def __init__(self, kind: TaskKind, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(kind.config, backbone, tokenizer, seed)
@@ -216,13 +218,25 @@ class TaskLearner(BaseLearner):
     def read_rows(self, columns: dict[str, list[Any]], origin: list[tuple[str, int]]) -> Rows:
         columns = {self.config.aliases.get(name, name): values for name, values in columns.items()}
         read = super().read_rows(columns, origin).columns
-        numbers = {name: columns[name] for name in IDS if name in columns}
-        return self.kind.rows({**numbers, **read}, origin, labelled=False)
+        if self.config.label in columns:
+            read = {**read, self.config.label: columns[self.config.label]}
+        return self.kind.rows(read, origin, labelled=False)
 
     def respond(
         self, rows: Rows, max_length: int, batch_tokens: int, precision: Precision, warn: Warn = silent
     ) -> Iterator[dict[str, Any]]:
-        """Records of the rows, as in predictions.jsonl."""
+        return self.answers(rows, max_length, batch_tokens, precision, warn).records
+
+    def answers(
+        self,
+        rows: Rows,
+        max_length: int,
+        batch_tokens: int,
+        precision: Precision,
+        warn: Warn = silent,
+        progress: Progress = no_progress,
+    ) -> Answers:
+        """Records of the rows, as in predictions.jsonl, and their scores where they are labelled."""
         data = SplitData("input", rows={self.config.name: rows})
         examples = self.examples(data, max_length)
         facts = examples.facts()
@@ -231,7 +245,17 @@ class TaskLearner(BaseLearner):
         if facts.get("cut_questions"):
             warn(f"{facts['cut_questions']:,} of {len(rows):,} questions are cut")
         loader = PackedLoader(examples, 0, None, max(batch_tokens, max_length), shuffle=False)
-        return evaluate(self, self.scorer(data, examples, {}), loader.epoch_batches(), precision).records()
+        total, done = len(examples.plan(0)), 0
+
+        def shown() -> Iterator[Batch]:
+            nonlocal done
+            for batch in loader.epoch_batches():
+                yield batch
+                done += len(batch.inputs.lengths)
+                progress(done, total)
+
+        evaluation = evaluate(self, self.scorer(data, examples, {}), shown(), precision)
+        return Answers(evaluation.records(), evaluation.scores, 0 if rows.labels is None else len(rows))
 
     def line(self, record: Mapping[str, Any]) -> str:
         return self.kind.line(record)
@@ -245,6 +269,8 @@ class TaskEvaluation(Evaluation):
     rows: Rows | None = None
     split: str = ""
     predictions: Sequence[Prediction] = ()
+    losses: np.ndarray | None = None
+    """(N,) the loss of each row, in nats; None without labels."""
 
     def metrics(self) -> dict[str, float]:
         """`loss`, and the task's scores."""
@@ -295,8 +321,9 @@ class TaskScorer(Scorer):
         predictions = self.learner.decided(predictions)
         if rows.labels is None:
             return TaskEvaluation({}, {}, kind=kind, rows=rows, split=self.split, predictions=predictions)
+        scored = self.sums.result(term, self.predictor)
         return TaskEvaluation(
-            {term: self.sums.result(term, self.predictor)},
+            {term: scored},
             {term: 1.0},
             kind.metrics(rows, predictions),
             self._warnings(predictions),
@@ -305,17 +332,17 @@ class TaskScorer(Scorer):
             rows,
             self.split,
             predictions,
+            scored.sums_E,
         )
 
     def _warnings(self, predictions: Sequence[Prediction]) -> tuple[str, ...]:
         kind, labels = self.learner.kind, self.rows.labels
         assert labels is not None
-        values = kind.single([prediction.value for prediction in predictions])
-        constant = len(values) > 1 and _all_same(values) and not _all_same(kind.single(labels))
+        values = [prediction.value for prediction in predictions]
+        constant = len(values) > 1 and _all_same(values) and not _all_same(labels)
         if not constant:
             return ()
-        given = kind.shown(values[0]) or "nothing"
-        return (f"every {kind.unit} was predicted {given}: the model learned a constant",)
+        return (f"every row was predicted {kind.shown(values[0]) or 'nothing'}: the model learned a constant",)
 
 
 def _all_same(values: Sequence[Any] | np.ndarray) -> bool:

@@ -17,7 +17,7 @@ from lmtool.data.split import Rows, SplitData
 from lmtool.errors import UserError
 from lmtool.heads.losses import focal_loss_sum, loss_sum, losses
 from lmtool.learners.baseline import ConstantPredictor
-from lmtool.metrics import compute, confusion
+from lmtool.metrics import by_class, calibration, compute, confusion
 from lmtool.models.base import Backbone
 from lmtool.tasks.configs import ClassificationConfig
 from lmtool.tasks.kinds.base import Prediction
@@ -86,9 +86,20 @@ class Classification(SequenceKind):
         return (self.config.labels or ())[int(value)]
 
     def details(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, Any]:
-        """The confusion matrix: counts, rows gold and columns predicted."""
+        """The confusion matrix (counts, rows gold and columns predicted), the scores of each class, and how well the
+        probabilities are calibrated."""
         counts = confusion(np.asarray(rows.labels), _values(predictions), len(self.config.labels or ()))
-        return {"confusion": counts.tolist()}
+        details = {"labels": list(self.config.labels or ()), "confusion": counts.tolist()}
+        right = np.asarray(rows.labels) == _values(predictions)
+        scores = np.array([prediction.score for prediction in predictions])
+        return {**details, "classes": by_class(counts, self.config.labels or ()), **calibration(right, scores)}
+
+    def record(self, rows: Rows, number: int, prediction: Prediction) -> dict[str, Any]:
+        record = super().record(rows, number, prediction)
+        if prediction.probabilities is not None:
+            shares = prediction.probabilities.tolist()
+            record["probabilities"] = dict(zip(self.config.labels or (), shares, strict=True))
+        return record
 
 
 def _values(predictions: Sequence[Prediction]) -> np.ndarray:
@@ -136,9 +147,10 @@ class ClassificationLearner(SequenceLearner):
         return Scores(losses(outputs, labels_N), labels_N, outputs.argmax(-1), documents)
 
     def parts(self, outputs: Tensor, batch: Batch) -> list[Prediction]:
-        """The best class of each text and its probability."""
-        probabilities, classes = outputs.float().softmax(-1).max(-1)
-        return list(map(Prediction, classes.tolist(), probabilities.tolist()))
+        """The best class of each text, its probability, and those of all classes."""
+        shares_NC = outputs.float().softmax(-1)
+        best, classes = shares_NC.max(-1)
+        return list(map(Prediction, classes.tolist(), best.tolist(), shares_NC.cpu().numpy()))
 
     def predictors(self, train: SplitData, examples: Examples) -> dict[str, ConstantPredictor]:
         """The shares of the classes in the training rows."""

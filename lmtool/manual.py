@@ -1,0 +1,82 @@
+"""What the command line says of itself: the commands, their examples and keys. Imports the standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Verb:
+    """A command: what it does, one example, the primary file of its configuration (none: plain arguments), and the keys
+    that words without = stand for, in their order."""
+
+    about: str
+    example: str
+    primary: str | None = None
+    places: tuple[str, ...] = ()
+
+
+VERBS: dict[str, Verb] = {
+    "pretrain": Verb("learn a language from text", "lmtool pretrain model=bert_tiny", "pretrain"),
+    "finetune": Verb("learn a task from labelled text", "lmtool finetune task=pydocs checkpoint=runs/NAME", "finetune"),
+    "evaluate": Verb("score a checkpoint", "lmtool evaluate runs/NAME", "evaluate", ("checkpoint", "against")),
+    "predict": Verb("label texts, fill masks", 'lmtool predict checkpoint=runs/NAME text="..."', "predict"),
+    "tokenizer": Verb("train a vocabulary", "lmtool tokenizer output=vocabulary", "train_tokenizer"),
+    "export": Verb("write a folder for transformers", "lmtool export checkpoint=runs/NAME output=exported", "export"),
+    "import": Verb("take published weights", "lmtool import checkpoint=hf://org/name output=imported", "import"),
+    "plan": Verb("sizes, steps and time, before spending them", "lmtool plan pretrain model=bert"),
+    "inspect": Verb("what the model is fed, and its statistics", "lmtool inspect pretrain model=bert_tiny n=3"),
+    "resume": Verb("resume a stopped run", "lmtool resume runs/NAME"),
+    "report": Verb("write the report of runs again", "lmtool report runs/NAME"),
+    "list": Verb("what there is to choose from", "lmtool list model"),
+    "show": Verb("explain a key or print a choice", "lmtool show optimizer.lr"),
+}
+SWEEPABLE = ("pretrain", "finetune")
+
+FLAGS = """flags, anywhere after the command:
+  -m, --multirun       run every combination of the values that commas separate: -m task=sst2,cola seed=1,2
+  --config FILE        a saved configuration (runs/NAME/config.yaml) instead of a composed one
+  --config-dir FOLDER  further YAML, laid out like conf/
+  --plugin MODULE      a Python module that adds components
+  --cfg job            print the configuration and stop
+  --debug              show tracebacks
+  --help               print this"""
+
+
+def overview() -> str:
+    """What `lmtool` alone prints."""
+    lines = [
+        "lmtool: pretrain and finetune language models from composed YAML",
+        "",
+        "lmtool COMMAND [KEY=VALUE ...]",
+        "",
+    ]
+    for name, verb in VERBS.items():
+        lines += [f"  {name:<10} {verb.about}", f"  {'':<10}   {verb.example}"]
+    return "\n".join([*lines, "", "`lmtool COMMAND --help` prints its keys.", "", FLAGS])
+
+
+def help_of(verb: str, rest: Sequence[str] = ()) -> str:
+    """What `lmtool VERB --help` prints: the primary file of a command is its manual."""
+    about = VERBS[verb]
+    primary = about.primary
+    if verb in ("plan", "inspect"):
+        primary = rest[0] if rest and rest[0] in SWEEPABLE else "pretrain"
+    lines = [f"lmtool {verb}: {about.about}", "", f"  {about.example}", ""]
+    if verb == "inspect":
+        lines += ["  n=3 examples are printed, tokens=200000 measured; output=FILE: the examples as JSON lines", ""]
+    if primary is not None:
+        from lmtool.config.groups import conf_dir, options
+
+        lines += ["keys and groups, with their defaults (`lmtool show KEY` explains one):", ""]
+        text = (conf_dir() / f"{primary}.yaml").read_text(encoding="utf-8").splitlines()
+        groups = [line.split("- ", 1)[1].split(":")[0] for line in text if line.startswith("  - ") and ": " in line]
+        lines += [
+            f"  {line}"
+            for line in text
+            if not line.startswith("# ") and "_self_" not in line and "optional" not in line
+        ]
+        offered = {group: options(group) for group in groups}
+        lines += ["", *(f"  {group}: {', '.join(names)}" for group, names in offered.items() if names), ""]
+    return "\n".join([*lines, FLAGS])
