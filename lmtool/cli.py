@@ -85,6 +85,10 @@ def _main(words: list[str]) -> int:
 
 
 def _dispatch(verb: str, arguments: Arguments) -> int:
+    if any(word.startswith("task=") for word in arguments.rest):
+        from lmtool.commands.own_file import spelled_out
+
+        arguments.rest = spelled_out(verb, arguments.rest, arguments.config_dirs)
     if verb in ("plan", "inspect"):
         return _of_a_run(verb, arguments)
     if VERBS[verb].primary is not None:
@@ -328,7 +332,3 @@ def _traceback() -> None:
     import traceback
 
     say(traceback.format_exc().rstrip(), sys.stderr)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

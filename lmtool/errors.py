@@ -106,6 +106,16 @@ class ConfigError(UserError):
         first = self.problems[0]
         super().__init__(first.message, first.hint)
 
+    def inside(self, origin: str, hint: str) -> ConfigError:
+        """The same errors in a configuration that nobody typed, named by where it stands. hint: what to do there; a
+        plugin is typed beside it."""
+        return ConfigError(
+            [
+                Problem(problem.key, f"{origin}: {problem.message}", problem.hint if problem.key == "plugins" else hint)
+                for problem in self.problems
+            ]
+        )
+
 
 class CheckFailed(LmtoolError):
     """A check did not hold (a round trip, measured statistics): exit 3."""

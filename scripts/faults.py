@@ -67,16 +67,10 @@ def build_stage(stage: Path) -> None:
     """Make what the trials start from, in a fork, and import here all that its commands have imported."""
     from trials.stage import build, once
 
-    listing = stage.with_name("modules.json")
-
-    def child() -> None:
-        once(stage, build)
-        listing.write_text(json.dumps(sorted(sys.modules)))
-
-    process = _fork(child)
+    process = _fork(lambda: once(stage, build))
     if os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]):
         sys.exit("error: the stage cannot be built: lmtool does not get through two small runs")
-    for name in json.loads(listing.read_text()):
+    for name in sorted(set((stage / "modules").read_text().split())):
         if name not in sys.modules and not name.startswith(("__", "tests.")):
             try:
                 importlib.import_module(name)

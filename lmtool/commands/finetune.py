@@ -12,6 +12,7 @@ from lmtool.commands.provenance import contents_of, require_same_data
 from lmtool.commands.screens import told_again
 from lmtool.commands.starting import require_fit, saved_tokenizer, start_weights
 from lmtool.commands.training import fit
+from lmtool.config.tables import build
 from lmtool.data.vocabulary import tokenizer_of_rows
 from lmtool.reporting.console import Output
 from lmtool.tasks.loading import TaskData
@@ -32,7 +33,7 @@ def run(config: FinetuneConfig, overrides: list[str]) -> dict[str, Any]:
         require_same_data(opened, contents)
         tokenizer = saved_tokenizer(opened) or own_tokenizer(config, task, opened.output)
         require_fit(config, tokenizer)
-        learner, loaded = assemble(config, tokenizer, start_weights(config, taken))
+        learner, loaded = assemble(config, tokenizer, start_weights(config, taken, opened.checkpoint is not None))
         facts = {**task.facts, **({"head": taken.note} if taken is not None and taken.note else {})}
         following = _next(str(opened.folder.path))
         return fit(opened, learner, task.splits(), tokenizer, loaded, choices, facts, contents, following)
@@ -41,8 +42,7 @@ def run(config: FinetuneConfig, overrides: list[str]) -> dict[str, Any]:
 def own_tokenizer(config: FinetuneConfig, task: TaskData, output: Output) -> Tokenizer:
     """A run that starts from nothing trains its tokenizer on its own training rows."""
     size = config.tokenizer.vocab_size or config.model.vocab_size
-    texts = [task.train.columns[name] for name in task.config.text]
-    return tokenizer_of_rows(config.tokenizer, texts, size, output.stage)
+    return tokenizer_of_rows(config.tokenizer, build(task.config).texts(task.train), size, output.stage)
 
 
 def _next(folder: str) -> list[str]:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from lmtool.commands.configs import EvaluateConfig, FinetuneConfig
 from lmtool.commands.starting import starts_from
 from lmtool.commands.trained import Trained
+from lmtool.config.checkpoint import saved_steps
 from lmtool.errors import UserError
 from lmtool.tasks.configs import TaskConfig
 from lmtool.tasks.labels import TakenHead, taken_head
 from lmtool.tasks.loading import TaskData, load_task
-from lmtool.weights.classifiers import CLASSIFIER
 from lmtool.weights.folders import published_folder
 from lmtool.weights.load import saved_config
 from lmtool.weights.sentence_encoders import sentence_pooling
+from lmtool.weights.task_heads import HEADS
 
 
 def data_to_learn(config: FinetuneConfig) -> tuple[FinetuneConfig, TaskData, TakenHead | None]:
@@ -24,10 +26,15 @@ def data_to_learn(config: FinetuneConfig) -> tuple[FinetuneConfig, TaskData, Tak
     starts from has one for these labels."""
     data = load_task(config.task, config.seed, config.cache_dir, config.offline)
     task, origin = data.config, starts_from(config)
-    saved = {} if origin is None else saved_config(origin, config.offline)
+    try:
+        saved = {} if origin is None else saved_config(origin, config.offline)
+    except UserError:
+        if config.run_dir is None or not saved_steps(Path(config.run_dir) / "checkpoints"):
+            raise
+        saved = {}  # the run resumes: its own configuration has the labels, and the form of the head
     section, taken = saved.get("task"), None
     # A published classifier's task has no name; a run's head is its task's.
-    if isinstance(section, dict) and section.get("name") in (CLASSIFIER, task.name):
+    if isinstance(section, dict) and section.get("name") in (*HEADS, task.name):
         taken = taken_head(section, task)
     if taken is not None and not task.takes_head(taken.form, config.model):
         taken = None

@@ -22,6 +22,7 @@ from lmtool.tasks.labels import TakenHead
 from lmtool.tasks.sources.layouts import read_file, suffixes
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.weights.heads import PAIR_HEADS
+from lmtool.weights.task_heads import CLASSIFIER
 
 TABLES = (".tsv", ".csv", ".jsonl", ".json")
 # The columns of a table where no task names others: the keys of the command.
@@ -60,7 +61,8 @@ def _learner(trained: Trained, paired: bool) -> BaseLearner:
     """What answers: a published classifier reads one text or two, as they are given; of a pretrained model, pairs are
     for its head over them, which is a classification."""
     if isinstance(trained.config, FinetuneConfig):
-        if not trained.foreign:
+        # Of a classifier's folder it is not known whether it reads one text or two.
+        if not trained.foreign or trained.saved["task"]["name"] != CLASSIFIER:
             return trained.learner()
         columns = (TEXT, PAIR) if paired else (TEXT,)
         return trained.learner(trained.config.task.model_copy(update={"text": columns}))
@@ -83,7 +85,7 @@ def _table(config: PredictConfig, trained: Trained) -> Table | None:
     suffix = "" if config.input is None else Path(config.input).suffix.lower()
     if config.input is None or suffix in ("", ".txt"):
         return None
-    task = trained.config.task if isinstance(trained.config, FinetuneConfig) and not trained.foreign else None
+    task = trained.config.task if isinstance(trained.config, FinetuneConfig) else None
     if task is not None and suffix in suffixes(task):
         return read_file(regular_file("input", config.input), task)
     return read_table(regular_file("input", config.input)) if suffix in TABLES else None

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from lmtool.data.assembly import Template
 from lmtool.data.formats import text_format
+from lmtool.data.plan import Examples
 from lmtool.data.split import Rows, SplitData
 from lmtool.tasks.kinds.base import TaskLearner
 from lmtool.tasks.kinds.texts import SequenceExamples
@@ -53,8 +53,25 @@ def compare_texts(
     for kind, rows in (("texts", [(first,) for first, _ in texts]), ("pairs", texts)):
         overhead = Template.of(text_format(layout, tokenizer), len(rows[0])).overhead
         fitting = [row for row in rows if sum(map(len, tokenizer.encode_batch(row))) + overhead <= longest]
+        if isinstance(original, TaskLearner):
+            if original.scores_tokens and len(rows[0]) != len(original.reads):
+                continue
+            fitting = [row for row in fitting if _is_whole(original, row, longest)]
         if fitting:
             comparison.texts[kind] = _difference(original, again, folder, layout, tokenizer, fitting, longest)
+
+
+def _examples(original: TaskLearner, texts: Sequence[tuple[str, ...]], longest: int) -> Examples:
+    """Rows of texts as the task makes examples of them."""
+    names = original.reads if len(original.reads) == len(texts[0]) else ("first", "second")
+    rows = Rows.of_texts(**{name: [row[side] for row in texts] for side, name in zip((0, 1), names, strict=False)})
+    return original.examples(SplitData("sample", rows={original.config.name: rows}), longest)
+
+
+def _is_whole(original: TaskLearner, row: tuple[str, ...], longest: int) -> bool:
+    """Whether the task reads all of a row, and in one piece."""
+    facts = _examples(original, [row], longest).facts()
+    return facts["examples"] == 1 and not facts.get("truncated") and not facts.get("cut_questions")
 
 
 def _difference(
@@ -68,11 +85,11 @@ def _difference(
 ) -> float:
     """The largest difference in what is predicted; infinite where a text is read as other tokens or segments."""
     columns = tuple(list(column) for column in zip(*texts, strict=True))
-    rows = Rows.of_texts(**{f"text{number}": column for number, column in enumerate(columns)})
-    examples: Any
+    examples: Examples
     if isinstance(original, TaskLearner):
-        examples = original.examples(SplitData("sample", rows={original.config.name: rows}), longest)
+        examples = _examples(original, texts, longest)
     else:
+        rows = Rows.of_texts(**{f"text{number}": column for number, column in enumerate(columns)})
         examples = SequenceExamples(rows, tokenizer, layout, longest, "sample", "sample")
     plan = examples.plan(0)
     batch = examples.batch(plan.rows, plan.rows["row"].copy(), 0)
@@ -87,7 +104,10 @@ def _difference(
     if isinstance(original, Assembled) and again.config.architecture == "encoder_decoder":
         return 0.0  # what its decoder continues has nothing to do with how texts are read
     copied = again.model(**read)
-    theirs = [copied.logits] if isinstance(original, TaskLearner) else [copied.hidden[real], copied.pair_logits]
+    theirs = [copied.hidden[real], copied.pair_logits]
+    if isinstance(original, TaskLearner):
+        logits = copied.logits
+        theirs = [logits[real] if original.scores_tokens and logits is not None else logits]
     pairs = zip(_predicted(original, batch), theirs, strict=True)
     differences = [
         difference(mine, other) / max(1.0, float(mine.abs().max()))

@@ -75,12 +75,18 @@ def require_fit(config: RunConfig, tokenizer: Tokenizer) -> None:
             )
 
 
-def start_weights(config: RunConfig, taken: TakenHead | None = None) -> Weights | None:
-    """The weights the run starts from. taken: the head of its task in them. None where they are random."""
+def start_weights(config: RunConfig, taken: TakenHead | None = None, resumes: bool = False) -> Weights | None:
+    """The weights the run starts from. taken: the head of its task in them. resumes: from a checkpoint of its own, so
+    that they may be gone. None where they are random, or gone."""
     origin = starts_from(config)
     if origin is None:
         return None
-    weights = read(origin, config.offline)
+    try:
+        weights = read(origin, config.offline)
+    except UserError:
+        if not resumes:
+            raise
+        return None
     if taken is not None and isinstance(config, FinetuneConfig):
         weights = replace(weights, tensors=taken.tensors(weights.tensors, config.task.name))
     return weights

@@ -12,7 +12,7 @@ from lmtool.config.saved import body
 from lmtool.config.tables import Choice
 from lmtool.data.configs import FORMATS
 from lmtool.data.layouts import differing_layout
-from lmtool.errors import UserError
+from lmtool.errors import ConfigError, UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.models.configs import ModelConfig
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
@@ -21,10 +21,10 @@ from lmtool.tasks.labels import TakenHead
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision, choose_device, choose_precision
 from lmtool.weights.assemble import assemble
-from lmtool.weights.classifiers import CLASSIFIER, is_classifier
 from lmtool.weights.folders import PublishedFolder, published_folder, read_settings
 from lmtool.weights.load import saved_config
 from lmtool.weights.reading import Weights, read
+from lmtool.weights.task_heads import CLASSIFIER, head_of_class
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Trained:
         weights do not fit."""
         weights = self.weights
         if task is not None and taken is not None:
-            weights = replace(weights, tensors=taken.tensors(weights.tensors, task.name))
+            weights = replace(weights, tensors=task.completed(taken.tensors(weights.tensors, task.name)))
         learner, _ = assemble(self.config, self.tokenizer, trained=weights, learns=task)
         return learner.to(self.precision.device).eval()
 
@@ -76,7 +76,10 @@ def read_trained(checkpoint: str, offline: bool, precision: Precision) -> Traine
         verb = "finetune" if foreign else "pretrain"
         complete = _as_finetuned(saved) if foreign else _as_pretrained(checkpoint, saved, weights)
     # What it started from may be gone, and is not needed.
-    config = decoded(verb, {**body(complete), "checkpoint": "none"})
+    try:
+        config = decoded(verb, {**body(complete), "checkpoint": "none"})
+    except ConfigError as error:
+        raise error.inside(f"checkpoint={checkpoint}", "its config.json says so; give another checkpoint") from error
     tokenizer = Tokenizer.load(weights.folder, config.tokenizer.parse_special_tokens)
     if foreign and published is not None:
         require_same_reading(published, config.model, tokenizer)
@@ -84,15 +87,19 @@ def read_trained(checkpoint: str, offline: bool, precision: Precision) -> Traine
 
 
 def classifies(published: PublishedFolder, weights: Weights) -> bool:
-    """Whether a folder is a text classifier's: its config.json says so, or names no class and there is the head."""
+    """Whether a folder has a task's head: its config.json says so, or names no class and there is a classifier's."""
     named = bool(published.config.get("architectures"))
-    return is_classifier(published.config) or (not named and f"heads.{CLASSIFIER}.output.weight" in weights.tensors)
+    unnamed = not named and f"heads.{CLASSIFIER}.output.weight" in weights.tensors
+    return unnamed or head_of_class(published.config) is not None
 
 
 def require_same_reading(published: PublishedFolder, model: ModelConfig, tokenizer: Tokenizer) -> None:
     """UserError where transformers reads the texts of a published classifier in another way than lmtool does."""
-    settings, config, layout = read_settings(published.path), published.config, model.sequence_form("transformers")
+    settings, config = read_settings(published.path), published.config
     hint = "give another checkpoint"
+    # Scores of tokens are read beside what stands around texts; one token's or the mean is not.
+    head = head_of_class(config)
+    layout = model if head is not None and head.tokens else model.sequence_form("transformers")
     problem = differing_layout(tokenizer, layout.text_format)
     if problem is not None:
         problem = f"its tokenizer.json lays out texts as {problem}"

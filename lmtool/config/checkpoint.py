@@ -29,6 +29,7 @@ _GIVE = (
     "give a run (runs/NAME) or one of its checkpoints, a folder with config.json and model.safetensors, or "
     "hf://org/name@revision"
 )
+_LONGEST_NAME = 255  # bytes of a file's name
 _COPY = "copy it again from where it came, or give another checkpoint"
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
@@ -126,9 +127,13 @@ def _pointed(pointer: Path) -> Path:
 def run_folder(path: str | Path) -> Path:
     """The folder of the run a user means: that which `runs/latest` names, else what was typed, there or not."""
     given = Path(path).expanduser()
-    if given.name != "latest" or not given.is_file():
+    if given.name != "latest" or not os.path.isfile(given):  # a link of too many letters is none, and no error
         return given
-    return given.parent / Path(given.read_text(encoding="utf-8", errors="replace")[:300].strip() or "-").name
+    with given.open(encoding="utf-8", errors="replace") as file:
+        name = Path(file.read(_LONGEST_NAME + 2).strip() or "-").name
+    if len(os.fsencode(name)) > _LONGEST_NAME:
+        raise NoCheckpoint(f"{given} names no run, but a text of more than {_LONGEST_NAME} letters", _GIVE)
+    return given.parent / name
 
 
 def checkpoint_folder(path: str | Path) -> Path:
@@ -215,8 +220,8 @@ def read_state(folder: str | Path) -> dict[str, Any]:
     """state.json: step, epoch, tokens, seconds, total_steps, best_step, best_value, metrics, ... UserError where its
     step is no whole number."""
     state = read_json(Path(folder), STATE)
-    if type(state.get("step")) is not int:
-        raise UserError(f"{Path(folder) / STATE}: step={state.get('step')!r} is no whole number", _COPY)
+    if type(state.get("step")) is not int or state["step"] < 0:
+        raise UserError(f"{Path(folder) / STATE}: step={state.get('step')!r} is no whole number from 0 on", _COPY)
     return state
 
 

@@ -24,7 +24,7 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lmtool.config import groups, plugins, yaml_files
+from lmtool.config import groups, interpolation, plugins, yaml_files
 from lmtool.config.nearest import nearest
 from lmtool.config.overrides import Offers, Typed, offers
 from lmtool.errors import UserError
@@ -39,13 +39,8 @@ class LimitedFiles(FileConfigSource):
 
     def load_config(self, config_path: str) -> ConfigResult:
         path = Path(self.path, self._normalize_file_name(config_path))
-        if path.is_file():
-            try:
-                yaml_files.load(yaml_files.read_text(path))
-            except UnicodeDecodeError as error:
-                raise UserError(f"{path}: not a text file in UTF-8") from error
-            except yaml.YAMLError as error:
-                raise yaml_files.refusal(error, str(path)) from error
+        if path.is_file() and not isinstance(yaml_files.read(path), dict | None):
+            raise UserError(f"{path}: no keys and values in it", "write KEY: VALUE a line, as conf/ has them")
         return super().load_config(config_path)
 
 
@@ -180,7 +175,10 @@ def compose(primary: str, typed: Typed, config_dirs: Sequence[Path] = ()) -> dic
 
 
 def to_data(config: Any) -> dict[str, Any]:
-    """A composed configuration as plain data, interpolations resolved."""
+    """A composed configuration as plain data, interpolations resolved. UserError where they stand for too much."""
+    unresolved = OmegaConf.to_container(config, resolve=False)
+    assert isinstance(unresolved, dict)
+    interpolation.check({str(key): value for key, value in unresolved.items()})
     data = OmegaConf.to_container(config, resolve=True)
     assert isinstance(data, dict)
     return {str(key): value for key, value in data.items()}

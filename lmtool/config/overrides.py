@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, Override, Quote, QuotedString
+from hydra.core.override_parser.types import ChoiceSweep, Override, Quote, QuotedString, Sweep
 from hydra.errors import HydraException
 
 from lmtool.config import groups, problems
@@ -186,12 +186,21 @@ def _sort(override: Override, sign: str, key: str, offers: Offers, multirun: boo
     elif sign == "~":
         hint = f"give {key}=VALUE, or null where it is allowed"
         typed.problems.append(Problem(f"~{key}", f"~{key}: a value cannot be taken away", hint))
+    elif _sweeps_inside(override.value()):
+        hint = f"write the values out; -m {key}=... sweeps over what stands outside of brackets"
+        typed.problems.append(Problem(key, f"{key}={value}: a sweep inside a list or section", hint))
     elif override.is_sweep_override() and not multirun:
         hint = f"-m sweeps over them; a list is '{key}=[{value}]', one text is '{key}=\"{value}\"'"
         typed.problems.append(Problem(key, f"{key}={value}: several values for one run", hint))
     else:
         typed.sweeps = typed.sweeps or override.is_sweep_override()
         typed.values.append(f"++{key}={value}")
+
+
+def _sweeps_inside(value: Any) -> bool:
+    """Whether a part of a list or section is a sweep of its own (`[range(1,3)]`), which Hydra takes for a value."""
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return any(isinstance(part, Sweep) or _sweeps_inside(part) for part in parts)
 
 
 def _of_hydra(key: str, value: str, multirun: bool) -> Problem:

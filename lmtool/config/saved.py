@@ -14,6 +14,7 @@ from lmtool.config.base import Config
 from lmtool.errors import UserError
 from lmtool.manifest import verify_beside
 from lmtool.secrets import masked_data, masker
+from lmtool.terminal import visible
 
 VERSION = 1
 
@@ -26,8 +27,12 @@ def save(config: Config, command: str, environ: Mapping[str, str] | None = None)
 
 
 def to_yaml(data: dict[str, Any]) -> str:
-    """Plain data as YAML text, in their own order."""
-    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120)
+    """Plain data as YAML text, in their own order. Where a text has characters that no terminal should be sent, YAML's
+    own escapes stand for them, so that what is printed is still the same data."""
+    text = yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120)
+    if all(visible(line) == line for line in text.split("\n")):
+        return text
+    return yaml.safe_dump(data, sort_keys=False, allow_unicode=False, width=120)
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -70,7 +75,10 @@ def of_this_version(data: Any, path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: no keys and values in it", "give the config.yaml of a run folder")
     version = data.get("version", VERSION)
     if version != VERSION:
-        raise UserError(f"{path}: version {version} of the configuration; this lmtool reads version {VERSION}")
+        raise UserError(
+            f"{path}: version {version} of the configuration; this lmtool reads version {VERSION}",
+            "use the lmtool that wrote it",
+        )
     return data
 
 

@@ -21,6 +21,9 @@ MAX_NODES = 20_000
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
+_PLAIN = "a configuration is plain YAML in UTF-8: keys, values and lists, as `lmtool show model=bert` prints them"
+
+
 class TooMuch(yaml.MarkedYAMLError):
     """A document beyond the limits. `problem` says which, `problem_mark` where."""
 
@@ -42,7 +45,7 @@ def read(path: Path, hint: str | None = None) -> Any:
     try:
         return load(read_text(path))
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not a text file in UTF-8", hint) from error
+        raise UserError(f"{path}: not a text file in UTF-8", hint or _PLAIN) from error
     except yaml.YAMLError as error:
         raise refusal(error, str(path), hint) from error
 
@@ -60,7 +63,8 @@ def refusal(error: yaml.YAMLError, name: str, hint: str | None = None) -> UserEr
     where = f"{name}:{mark.line + 1}" if mark is not None else name
     if isinstance(error, TooMuch):
         hint = "a configuration has about a hundred keys and values: see what this file is, and leave it out"
-    return UserError(f"{where}: {getattr(error, 'problem', None) or 'not plain YAML'}", hint)
+    problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "not plain YAML"
+    return UserError(f"{where}: {problem}", hint or _PLAIN)
 
 
 def check(text: str) -> None:

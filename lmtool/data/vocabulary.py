@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import json
@@ -43,6 +44,10 @@ def trained_tokenizer(
     key = hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()[:32]
     root = Path(cache_dir).expanduser() / "tokenizers"
     folder = root / key
+    if folder.exists():  # what is there and intact needs no writing: the cache may be read-only
+        with contextlib.suppress(Damaged):
+            Manifest.read(folder).verify()
+            return Tokenizer.load(folder, config.parse_special_tokens)
     with writing(cache_dir):
         root.mkdir(parents=True, exist_ok=True)
         with locked(root / f"{key}.lock"):

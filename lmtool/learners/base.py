@@ -20,6 +20,7 @@ from lmtool.data.split import Rows, SplitData
 from lmtool.errors import UserError
 from lmtool.learners.baseline import Predictor, mean_losses
 from lmtool.learners.evaluation import Scorer, TermScorer
+from lmtool.learners.writing import Writer
 from lmtool.metrics import LOSS, Metric
 from lmtool.models.base import Backbone
 from lmtool.nn.dropout import DeviceDraws, Draws, TokenDraws, token_keys
@@ -222,6 +223,13 @@ class BaseLearner(nn.Module, ABC):
         raise UserError(
             f"what {self.config.name} teaches answers no texts",
             "finetune the checkpoint on a task, and predict with that",
+        )
+
+    def writer(self) -> Writer:
+        """What generates text with this model. UserError where nothing does."""
+        raise UserError(
+            f"what {self.config.name} teaches generates no text",
+            "lmtool predict labels texts and fills their masks; a decoder or an encoder-decoder generates",
         )
 
     def answers(

@@ -24,6 +24,7 @@ from lmtool.learners.base import BaseLearner, Warn, silent
 from lmtool.learners.baseline import Predictor
 from lmtool.learners.configs import MixtureConfig
 from lmtool.learners.evaluation import Evaluation, Scorer
+from lmtool.learners.writing import Writer
 from lmtool.models.base import Backbone
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision
@@ -231,6 +232,10 @@ class Mixture(BaseLearner):
     ) -> Iterator[dict[str, Any]]:
         """What the first member answers."""
         return self._first.respond(rows, max_length, batch_tokens, precision, warn)
+
+    def writer(self) -> Writer:
+        """The first member's."""
+        return self._first.writer()
 
     def line(self, record: dict[str, Any]) -> str:
         return self._first.line(record)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from lmtool.models.base import new, positions_of
 from lmtool.models.encoder import BertLike, post_norm_layer
 from lmtool.models.encoder_configs import AlbertConfig
-from lmtool.models.keymap import EMPTY, KeyMap, Tied
+from lmtool.models.keymap import EMPTY, QUESTION_ANSWERING, KeyMap, Tied
 from lmtool.models.published import expect, require_learned, sizes
 from lmtool.nn.embeddings import Embeddings
 
@@ -71,6 +71,7 @@ KEYS = KeyMap(
         ("heads.masked_lm.output", "predictions.decoder"),
         ("heads.sentence_order.output", "sop_classifier.classifier"),
         ("heads.classifier.output", "classifier"),
+        QUESTION_ANSWERING,
     )
 )
 TIED = Tied(
@@ -80,7 +81,7 @@ TIED = Tied(
     bias=("predictions.bias", "predictions.decoder.bias"),
 )
 _CONSTANT = "albert.embeddings.position_ids"
-_HEADS = ("albert.", "predictions.", "sop_classifier.", "classifier.")
+_HEADS = ("albert.", "predictions.", "sop_classifier.", "classifier.", "qa_outputs.")
 
 
 def to_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -99,6 +100,7 @@ def from_published(tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EM
 
 # The class of transformers that holds these heads; the first that fits.
 ARCHITECTURES = (
+    (("question_answering",), "AlbertForQuestionAnswering"),
     (("pooler", "classifier"), "AlbertForSequenceClassification"),
     (("masked_lm", "pooler", "sentence_order"), "AlbertForPreTraining"),
     (("masked_lm",), "AlbertForMaskedLM"),

@@ -43,7 +43,7 @@ from lmtool.errors import UserError
 from lmtool.models.base import VocabularyHead, new, positions_of
 from lmtool.models.encoder_decoder import DecoderStack, EncoderDecoder, post_norm_layers
 from lmtool.models.encoder_decoder_configs import BartConfig, PostNormConfig
-from lmtool.models.keymap import EMPTY, KeyMap, Tied
+from lmtool.models.keymap import EMPTY, QUESTION_ANSWERING, KeyMap, Tied
 from lmtool.models.published import expect, require_learned, sizes
 from lmtool.nn.embeddings import Embeddings, StackInput
 from lmtool.nn.initialization import Draw, normal
@@ -106,6 +106,7 @@ KEYS = KeyMap(
         ("backbone.decoder.embed.norm", "model.decoder.layernorm_embedding"),
         ("heads.pooler.dense", "classification_head.dense"),
         ("heads.classifier.output", "classification_head.out_proj"),
+        QUESTION_ANSWERING,
     )
 )
 TIED = Tied(
@@ -137,6 +138,7 @@ def from_published(tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EM
 
 # The class of transformers that holds these heads; the first that fits.
 ARCHITECTURES = (
+    (("question_answering",), "BartForQuestionAnswering"),
     (("pooler", "classifier"), "BartForSequenceClassification"),
     ((), "BartForConditionalGeneration"),
 )

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from lmtool.models.base import new, positions_of
 from lmtool.models.configs import BertConfig, SegmentedConfig
 from lmtool.models.encoder import BertLike, post_norm_layer
-from lmtool.models.keymap import EMPTY, KeyMap, Tied, encoder_pairs
+from lmtool.models.keymap import EMPTY, QUESTION_ANSWERING, KeyMap, Tied, encoder_pairs
 from lmtool.models.published import expect, require_learned, sizes
 from lmtool.nn.embeddings import Embeddings
 
@@ -62,6 +62,7 @@ KEYS = KeyMap(
         ("heads.masked_lm.output", "cls.predictions.decoder"),
         ("heads.next_sentence.output", "cls.seq_relationship"),
         ("heads.classifier.output", "classifier"),
+        QUESTION_ANSWERING,
     )
 )
 TIED = Tied(
@@ -90,12 +91,13 @@ def from_published(tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EM
 
 
 def _path(name: str) -> str:
-    full = name if name.startswith(("bert.", "cls.", "classifier.")) else "bert." + name
+    full = name if name.startswith(("bert.", "cls.", "classifier.", "qa_outputs.")) else "bert." + name
     return full.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
 
 # The class of transformers that holds these heads; the first that fits.
 ARCHITECTURES = (
+    (("question_answering",), "BertForQuestionAnswering"),
     (("pooler", "classifier"), "BertForSequenceClassification"),
     (("masked_lm", "pooler", "next_sentence"), "BertForPreTraining"),
     (("masked_lm",), "BertForMaskedLM"),

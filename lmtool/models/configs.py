@@ -54,6 +54,9 @@ class ModelConfig(Config):
     transformers_form: ClassVar[dict[str, Any] | None] = None
     """The fields of `SequenceForm` in which transformers' ...ForSequenceClassification of this family differs; None
     where transformers has no such class."""
+    token_states: ClassVar[Literal["inputs", "outputs"] | None] = "inputs"
+    """The side of a batch whose hidden states stand for the words of a text, for their classification; None where there
+    is no such use of the family."""
     free_fields: ClassVar[tuple[str, ...]] = ("dropout", "initializer_std")
     """Fields that may differ from a checkpoint's: they change no shape."""
 

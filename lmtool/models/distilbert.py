@@ -21,7 +21,7 @@ from lmtool.errors import UserError
 from lmtool.models.base import new, positions_of
 from lmtool.models.encoder import BertLike, post_norm_layer
 from lmtool.models.encoder_configs import DistilbertConfig
-from lmtool.models.keymap import EMPTY, KeyMap, Tied
+from lmtool.models.keymap import EMPTY, QUESTION_ANSWERING, KeyMap, Tied
 from lmtool.models.published import expect, require_learned, sizes
 from lmtool.nn.embeddings import Embeddings
 
@@ -60,6 +60,7 @@ KEYS = KeyMap(
         (_LAYER + "norm2", _PUBLISHED + "output_layer_norm"),
         ("heads.pooler.dense", "pre_classifier"),
         ("heads.classifier.output", "classifier"),
+        QUESTION_ANSWERING,
         ("heads.masked_lm.dense", "vocab_transform"),
         ("heads.masked_lm.norm", "vocab_layer_norm"),
         ("heads.masked_lm.output.weight", "vocab_projector.weight"),
@@ -69,7 +70,7 @@ KEYS = KeyMap(
 )
 TIED = Tied("distilbert.embeddings.word_embeddings.weight", "vocab_projector.weight", "vocab_")
 _CONSTANT = "distilbert.embeddings.position_ids"
-_HEADS = ("distilbert.", "vocab_", "pre_classifier.", "classifier.")
+_HEADS = ("distilbert.", "vocab_", "pre_classifier.", "classifier.", "qa_outputs.")
 
 
 def to_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -89,6 +90,7 @@ def from_published(tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EM
 
 # The class of transformers that holds these heads; the first that fits.
 ARCHITECTURES = (
+    (("question_answering",), "DistilBertForQuestionAnswering"),
     (("pooler", "classifier"), "DistilBertForSequenceClassification"),
     (("masked_lm",), "DistilBertForMaskedLM"),
     ((), "DistilBertModel"),

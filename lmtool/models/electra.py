@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from lmtool.models.base import new, positions_of
 from lmtool.models.encoder import BertLike, post_norm_layer
 from lmtool.models.encoder_configs import ElectraConfig
-from lmtool.models.keymap import EMPTY, KeyMap, Tied, encoder_pairs
+from lmtool.models.keymap import EMPTY, QUESTION_ANSWERING, KeyMap, Tied, encoder_pairs
 from lmtool.models.published import expect, require_learned, sizes
 from lmtool.nn.embeddings import Embeddings
 
@@ -63,11 +63,12 @@ KEYS = KeyMap(
         ("heads.masked_lm", "generator_lm_head"),
         ("heads.pooler.dense", "classifier.dense"),
         ("heads.classifier.output", "classifier.out_proj"),
+        QUESTION_ANSWERING,
     )
 )
 TIED = Tied("electra.embeddings.word_embeddings.weight", "generator_lm_head.weight", "generator_")
 _CONSTANT = "electra.embeddings.position_ids"
-_HEADS = ("electra.", "discriminator_predictions.", "generator_", "classifier.")
+_HEADS = ("electra.", "discriminator_predictions.", "generator_", "classifier.", "qa_outputs.")
 
 
 def to_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -88,6 +89,7 @@ def from_published(tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EM
 
 # The class of transformers that holds these heads; the first that fits.
 ARCHITECTURES = (
+    (("question_answering",), "ElectraForQuestionAnswering"),
     (("pooler", "classifier"), "ElectraForSequenceClassification"),
     (("replaced_token",), "ElectraForPreTraining"),
     (("masked_lm",), "ElectraForMaskedLM"),

@@ -73,6 +73,13 @@ class EncoderDecoder(Backbone):
         entered = enter(self.embed, self.embed.tokens(inputs.tokens), inputs, draws)
         return EncoderState(self.encoder.run(entered, tap=tap), entered.packed.segments)
 
+    def read_inputs(
+        self, inputs: Packed, draws: Draws | None = None, read_M: Tensor | None = None, tap: Tap | None = None
+    ) -> Tensor:
+        """Hidden states of the encoder alone: (T, H), or (M, H) of the inputs with the flat indices `read_M`."""
+        entered = enter(self.embed, self.embed.tokens(inputs.tokens), inputs, draws)
+        return self.encoder.run(entered, entered.read(read_M), tap=tap)
+
     def decode(
         self,
         encoded: EncoderState,

@@ -17,6 +17,7 @@ class EncoderDecoderConfig(TransformerConfig):
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder"]] = "encoder_decoder"
     text_format: ClassVar[str] = "t5"
     summary: ClassVar[Literal["pooled_first", "first", "last", "mean"]] = "last"
+    token_states: ClassVar[Literal["inputs", "outputs"] | None] = None
     start_role: ClassVar[str] = "pad"
     """The special token that the decoder's input starts with: a role of the tokenizer."""
 
@@ -33,6 +34,8 @@ class T5Config(EncoderDecoderConfig):
     """T5 (Raffel et al. 2020): pre-norm encoder-decoder with relative positions. Defaults: base, version 1.0."""
 
     transformers_form: ClassVar[dict[str, Any] | None] = {"pooled": True}
+    # As transformers' T5ForTokenClassification: the encoder alone.
+    token_states: ClassVar[Literal["inputs", "outputs"] | None] = "inputs"
 
     name: Literal["t5"] = Field("t5", description="T5, both versions.")
     vocab_size: Vocabulary = Field(32128, description="Rows of the token embedding; at least the tokenizer's entries.")
@@ -80,6 +83,8 @@ class BartConfig(PostNormConfig):
 
     text_format: ClassVar[str] = "bart"
     transformers_form: ClassVar[dict[str, Any] | None] = {"pooled": True}
+    # Lewis et al. 2020, 3.2: the decoder reads the same text.
+    token_states: ClassVar[Literal["inputs", "outputs"] | None] = "outputs"
     start_role: ClassVar[str] = "eos"
 
     name: Literal["bart"] = Field("bart", description="BART.")

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from lmtool.models.base import Decoder, new, positions_of
 from lmtool.models.configs import GptConfig
-from lmtool.models.keymap import EMPTY, KeyMap, Tied
+from lmtool.models.keymap import EMPTY, QUESTION_ANSWERING, KeyMap, Tied
 from lmtool.models.published import expect, require_learned, sizes
 from lmtool.nn.attention import SelfAttention
 from lmtool.nn.blocks import PreNormLayer
@@ -95,6 +95,7 @@ KEYS = KeyMap(
         (_LAYER + "ffn.fc_out", _PUBLISHED + "mlp.c_proj"),
         ("backbone.final_norm", "transformer.ln_f"),
         ("heads.classifier.output", "score"),
+        QUESTION_ANSWERING,
         ("heads.lm.output", "lm_head"),
     )
 )
@@ -102,7 +103,7 @@ TIED = Tied("transformer.wte.weight", "lm_head.weight")
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 # GPT-2's linear maps are stored as (inputs, outputs), the transpose of torch's.
 _TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
-_HEADS = ("transformer.", "lm_head.", "score.")
+_HEADS = ("transformer.", "lm_head.", "score.", "qa_outputs.")
 _MASKS = (".attn.bias", ".attn.masked_bias")
 
 
@@ -141,6 +142,7 @@ def from_published(tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EM
 
 # The class of transformers that holds these heads; the first that fits.
 ARCHITECTURES = (
+    (("question_answering",), "GPT2ForQuestionAnswering"),
     (("classifier",), "GPT2ForSequenceClassification"),
     ((), "GPT2LMHeadModel"),
 )

@@ -15,6 +15,8 @@ from lmtool.errors import UserError
 
 EMPTY: Mapping[str, Any] = MappingProxyType({})
 """A config.json that says nothing."""
+QUESTION_ANSWERING = ("heads.question_answering.output", "qa_outputs")
+"""The pair of the head of every ...ForQuestionAnswering."""
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 
 

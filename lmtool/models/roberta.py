@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from lmtool.models.base import new, positions_of
 from lmtool.models.encoder import BertLike, post_norm_layer
 from lmtool.models.encoder_configs import RobertaConfig
-from lmtool.models.keymap import EMPTY, KeyMap, Tied, encoder_pairs
+from lmtool.models.keymap import EMPTY, QUESTION_ANSWERING, KeyMap, Tied, encoder_pairs
 from lmtool.models.published import expect, require_learned, sizes
 from lmtool.nn.embeddings import Embeddings
 
@@ -53,6 +53,7 @@ KEYS = KeyMap(
         # A classifier's, in whose file no other stands.
         ("heads.pooler.dense", "classifier.dense"),
         ("heads.classifier.output", "classifier.out_proj"),
+        QUESTION_ANSWERING,
         ("heads.masked_lm.dense", "lm_head.dense"),
         ("heads.masked_lm.norm", "lm_head.layer_norm"),
         ("heads.masked_lm.bias", "lm_head.bias"),
@@ -66,7 +67,7 @@ TIED = Tied(
     bias=("lm_head.bias", "lm_head.decoder.bias"),
 )
 _CONSTANT = "roberta.embeddings.position_ids"
-_HEADS = ("roberta.", "lm_head.", "classifier.")
+_HEADS = ("roberta.", "lm_head.", "classifier.", "qa_outputs.")
 
 
 def to_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -93,6 +94,7 @@ def from_published(tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EM
 
 # The class of transformers that holds these heads; the first that fits.
 ARCHITECTURES = (
+    (("question_answering",), "RobertaForQuestionAnswering"),
     (("pooler", "classifier"), "RobertaForSequenceClassification"),
     (("masked_lm",), "RobertaForMaskedLM"),
     ((), "RobertaModel"),

@@ -43,7 +43,7 @@ from torch import Tensor, nn
 from lmtool.models.base import VocabularyHead, new, positions_of
 from lmtool.models.encoder_decoder import DecoderStack, EncoderDecoder
 from lmtool.models.encoder_decoder_configs import T5Config
-from lmtool.models.keymap import EMPTY, KeyMap, Tied
+from lmtool.models.keymap import EMPTY, QUESTION_ANSWERING, KeyMap, Tied
 from lmtool.models.published import expect, require_positions, sizes
 from lmtool.nn.attention import SelfAttention
 from lmtool.nn.blocks import PreNormLayer
@@ -117,6 +117,7 @@ _HEAD, _INSIDE = "classification_head", "transformer."
 def _pairs() -> tuple[tuple[str, str], ...]:
     pairs = [("backbone.embed.token", "shared"), ("heads.lm.output", "lm_head")]
     pairs += [("heads.pooler.dense", f"{_HEAD}.dense"), ("heads.classifier.output", f"{_HEAD}.out_proj")]
+    pairs.append(QUESTION_ANSWERING)
     projections = (("q_proj", "q"), ("k_proj", "k"), ("v_proj", "v"), ("out_proj", "o"))
     # Our sublayers with their norms, and theirs: `layer.N` holds the sublayer and its norm.
     stacks = {
@@ -179,6 +180,7 @@ def _scales(config: Mapping[str, Any]) -> bool:
 
 # The class of transformers that holds these heads; the first that fits.
 ARCHITECTURES = (
+    (("question_answering",), "T5ForQuestionAnswering"),
     (("pooler", "classifier"), "T5ForSequenceClassification"),
     ((), "T5ForConditionalGeneration"),
 )

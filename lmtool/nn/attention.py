@@ -90,6 +90,10 @@ def reference_attention(
     return out_TAD
 
 
+# Tokens up to which copying three matrices into one takes longer than what it saves.
+_FEW = 64
+
+
 def only(x_TH: Tensor, read_M: Tensor | None) -> Tensor:
     """(M, H) the tokens that are read further on; all of them where None."""
     return x_TH if read_M is None else x_TH.index_select(0, read_M)
@@ -97,7 +101,10 @@ def only(x_TH: Tensor, read_M: Tensor | None) -> Tensor:
 
 def project(x_TH: Tensor, q_proj: nn.Module, k_proj: nn.Module, v_proj: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
     """The three projections. Plain linears without hooks are joined at use into one product, which saves 3 to 18%
-    of their time; an edited one (LoRA, a hook) is called by itself."""
+    of their time; an edited one (LoRA, a hook) is called by itself. For few tokens the joining costs more than it
+    saves."""
+    if len(x_TH) < _FEW and not torch.is_grad_enabled():
+        return q_proj(x_TH), k_proj(x_TH), v_proj(x_TH)
     plain = [module for module in (q_proj, k_proj, v_proj) if _is_plain(module)]
     biases: list[Tensor] = [module.bias for module in plain if module.bias is not None]
     if len(plain) < 3 or len(biases) not in (0, 3):

@@ -1,8 +1,10 @@
 """What a decoder keeps of the tokens it has read, so that a new token costs one token: keys and values, a layer each.
 
-Keys are a flat buffer of `capacity` tokens a document; to `attend` it is segments with room to spare.
+Keys are a row of tokens a document, with room to spare. New tokens of empty documents attend to each other where they
+lie. One new token each, the common step, reads the rows as they are: what stands behind a document's last token is
+hidden by the mask, and nothing is gathered.
 
-Shape letters: T new tokens, S buffer tokens, N documents, A heads, D width of a head.
+Shape letters: T new tokens, N documents, C tokens a row has room for, A heads, D width of a head.
 """
 
 from __future__ import annotations
@@ -13,42 +15,65 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmtool.nn.layout import Layout, Mask
-from lmtool.types import Packed, Segments
+from lmtool.nn.layout import Causal, Layout, Mask, PrefixLM
+from lmtool.types import Packed, Segments, send
+
+# Rows grow by this many tokens, and by a quarter of their length.
+_GROWTH = 64
 
 
 class Cache:
     """For `documents` texts of at most `capacity` tokens, without gradients.
 
-    lengths: tokens read of each. layers: what each layer keeps, given to it in its context; new_layer makes one of the
-    cache, keys and values where None.
+    lengths: tokens read of each. room: tokens a row has room for by now. fresh: whether the tokens that came last are
+    the first of all texts. layers: what each layer keeps, given to it in its context; new_layer makes one of the
+    cache, keys and values where None. It has `select(rows_R)`, as `LayerCache` has.
     """
 
     def __init__(self, num_layers: int, documents: int, capacity: int, new_layer: Callable[[Cache], Any] | None = None):
         self.documents = documents
         self.capacity = capacity
+        self.room = 0
         self.lengths = [0] * documents
+        self.fresh = True
         self.layers = [(new_layer or LayerCache)(self) for _ in range(num_layers)]
         self.places_T = torch.zeros(0, dtype=torch.int64)
-        self._starts = tuple(number * capacity for number in range(documents))
         self._before: Sequence[int] = ()
 
     def extend(self, packed: Packed) -> Tensor:
         """Make room for new tokens and give their positions, (T,): once a forward, before the layers. `packed` has a
         document for each of the cache's, possibly of length 0."""
         self._before = tuple(self.lengths)
+        self.fresh = not any(self._before)
         self.lengths = [old + new for old, new in zip(self._before, packed.lengths, strict=True)]
-        if max(self.lengths, default=0) > self.capacity:
-            raise ValueError(f"{max(self.lengths)} tokens in a cache for {self.capacity}")
+        longest = max(self.lengths, default=0)
+        if longest > self.capacity:
+            raise ValueError(f"{longest} tokens in a cache for {self.capacity}")
+        if longest > self.room:
+            self.room = min(self.capacity, -(-max(longest, self.room * 5 // 4) // _GROWTH) * _GROWTH)
         device, documents_T = packed.tokens.device, packed.documents
-        positions_T = packed.positions + torch.tensor(self._before, device=device)[documents_T]
-        self.places_T = positions_T + torch.tensor(self._starts, device=device)[documents_T]
+        positions_T = packed.positions + send(torch.tensor(self._before), device)[documents_T]
+        self.places_T = positions_T + documents_T * self.room
         return positions_T
 
     def layout(self, packed: Packed, mask: Mask) -> Layout:
         """How the new tokens stand to all that are there."""
-        keys = Segments(self._starts, tuple(self.lengths), packed.tokens.device)
+        if self.fresh:
+            return Layout.of(packed, mask)
+        one_each = self.documents > 1 and all(length == 1 for length in packed.lengths)
+        hides_room = isinstance(mask, Causal | PrefixLM)
+        lengths = (self.room,) * self.documents if one_each and hides_room else tuple(self.lengths)
+        starts = tuple(range(0, self.documents * self.room, self.room))
+        keys = Segments(starts, lengths, packed.tokens.device)
         return Layout(packed.segments, keys, mask, tuple(self._before))
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Keep these documents alone, in this order; one may come several times."""
+        self.documents = len(rows)
+        self.lengths = [self.lengths[row] for row in rows]
+        rows_R = send(torch.tensor(rows), self.places_T.device)
+        for layer in self.layers:
+            layer.select(rows_R)
 
 
 class LayerCache:
@@ -56,14 +81,30 @@ class LayerCache:
 
     def __init__(self, cache: Cache):
         self._cache = cache
-        self._keys_SAD: Tensor | None = None
-        self._values_SAD: Tensor | None = None
+        self._keys_NCAD: Tensor | None = None
+        self._values_NCAD: Tensor | None = None
 
     def append(self, k_TAD: Tensor, v_TAD: Tensor) -> tuple[Tensor, Tensor]:
-        """Write the new tokens behind the old ones; give both buffers, (S, A, D)."""
-        if self._keys_SAD is None or self._values_SAD is None:
-            shape = (self._cache.documents * self._cache.capacity, *k_TAD.shape[1:])
-            self._keys_SAD, self._values_SAD = k_TAD.new_zeros(shape), v_TAD.new_zeros(shape)
-        self._keys_SAD[self._cache.places_T] = k_TAD
-        self._values_SAD[self._cache.places_T] = v_TAD
-        return self._keys_SAD, self._values_SAD
+        """Write the new tokens behind the old ones; give what the layout's keys are: the new ones themselves where
+        there were none before, else all rows, (N*C, A, D)."""
+        self._keys_NCAD = self._written(self._keys_NCAD, k_TAD)
+        self._values_NCAD = self._written(self._values_NCAD, v_TAD)
+        if self._cache.fresh:
+            return k_TAD, v_TAD
+        return self._keys_NCAD.flatten(0, 1), self._values_NCAD.flatten(0, 1)
+
+    def _written(self, rows_NCAD: Tensor | None, x_TAD: Tensor) -> Tensor:
+        cache = self._cache
+        if rows_NCAD is None or rows_NCAD.shape[1] < cache.room:
+            longer_NCAD = x_TAD.new_zeros(cache.documents, cache.room, *x_TAD.shape[1:])
+            if rows_NCAD is not None:
+                longer_NCAD[:, : rows_NCAD.shape[1]] = rows_NCAD
+            rows_NCAD = longer_NCAD
+        rows_NCAD.flatten(0, 1)[cache.places_T] = x_TAD
+        return rows_NCAD
+
+    def select(self, rows_R: Tensor) -> None:
+        """Keep these documents alone."""
+        if self._keys_NCAD is not None and self._values_NCAD is not None:
+            self._keys_NCAD = self._keys_NCAD.index_select(0, rows_R)
+            self._values_NCAD = self._values_NCAD.index_select(0, rows_R)

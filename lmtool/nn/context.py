@@ -6,17 +6,18 @@ L queries and K keys of a document.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, Self
 
+import torch
 from torch import Tensor, nn
 
 from lmtool.nn.dropout import Draws, draws_of
-from lmtool.nn.layout import Full, Layout, Mask
+from lmtool.nn.layout import First, Full, Layout, Mask
 from lmtool.nn.positions import Position
-from lmtool.types import Packed, Segments
+from lmtool.types import Packed, Segments, send
 
 AttentionKind = Literal["self_attn", "cross_attn"]
 TakesWeights = Callable[[list[Tensor]], None]
@@ -29,17 +30,62 @@ class EncoderState:
 
     hidden_SH: the last hidden states of the inputs. segments: its documents. keep: keep each layer's keys and values
     for the next call, as generation wants; without gradients only. kept: those keys and values, (S, A, D) each, by the
-    attention they belong to.
+    attention they belong to. mask: which tokens of an input are read. outputs: texts of the decoder, one after the
+    other, that read the same input.
     """
 
     hidden_SH: Tensor
     segments: Segments
     keep: bool = False
     kept: dict[nn.Module, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
+    mask: Mask = field(default_factory=Full)
+    outputs: int = 1
+    _layouts: dict[tuple[int, ...], Layout] = field(default_factory=dict, repr=False)
 
     def layout(self, outputs: Packed) -> Layout:
         """How the tokens of the decoder stand to those of the encoder: each sees its whole input."""
-        return Layout(outputs.segments, self.segments, Full())
+        if not self.keep:
+            return Layout(outputs.segments, self.segments, self.mask)
+        lengths = outputs.lengths
+        if self.outputs > 1:
+            lengths = tuple(sum(lengths[at : at + self.outputs]) for at in range(0, len(lengths), self.outputs))
+        if lengths not in self._layouts:
+            # Step after step has one token a text: the plan of the last step is that of the next.
+            queries = Segments.packed(lengths, outputs.tokens.device)
+            self._layouts = {lengths: Layout(queries, self.segments, self.mask)}
+        return self._layouts[lengths]
+
+    def in_rows(self) -> EncoderState:
+        """The same for generation: every input in a row of the longest one's length, which costs no gathering of keys
+        at each step. The further tokens are hidden by the mask. ValueError where an input has no tokens."""
+        lengths, device = self.segments.lengths, self.hidden_SH.device
+        if not min(lengths):
+            raise ValueError("an input has no tokens")
+        longest = max(lengths)
+        if min(lengths) == longest:
+            return EncoderState(self.hidden_SH, self.segments, True)
+        steps_NL = torch.minimum(torch.arange(longest), torch.tensor(lengths)[:, None] - 1)
+        index = (steps_NL + torch.tensor(self.segments.starts)[:, None]).flatten()
+        segments = Segments.packed((longest,) * len(lengths), device)
+        hidden = self.hidden_SH.index_select(0, send(index, device))
+        return EncoderState(hidden, segments, True, mask=First(lengths))
+
+    def select(self, rows: Sequence[int], outputs: int) -> None:
+        """Keep the inputs of these rows alone, each for this many outputs. After `in_rows`."""
+        self.outputs, self._layouts = outputs, {}
+        if list(rows) == list(range(len(self.segments.lengths))):
+            return
+        longest, device = self.segments.lengths[0], self.hidden_SH.device
+        rows_N = send(torch.tensor(rows), device)
+
+        def kept(x_S: Tensor) -> Tensor:
+            return x_S.unflatten(0, (-1, longest)).index_select(0, rows_N).flatten(0, 1)
+
+        self.hidden_SH = kept(self.hidden_SH)
+        self.kept = {module: (kept(keys), kept(values)) for module, (keys, values) in self.kept.items()}
+        self.segments = Segments.packed((longest,) * len(rows), device)
+        if isinstance(self.mask, First):
+            self.mask = First(tuple(self.mask.lengths[row] for row in rows))
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,17 @@ class PrefixLM:
         return (key_R1K <= query_RL1) | (key_R1K < prefix_R[:, None, None])
 
 
+@dataclass(frozen=True)
+class First:
+    """Every query sees the first `lengths[n]` keys of document n: rows of one length with padding behind them."""
+
+    lengths: tuple[int, ...]
+    window: ClassVar[None] = None
+
+    def allow(self, query_RL1: Tensor, key_R1K: Tensor, documents_R: Tensor) -> Tensor | None:
+        return key_R1K < torch.tensor(self.lengths)[documents_R][:, None, None]
+
+
 def left_to_right(packed: Packed) -> Causal | PrefixLM:
     """The mask of a stack that reads left to right, but for the prefixes of its documents."""
     return PrefixLM(packed.prefixes) if packed.prefixes else Causal()

@@ -14,11 +14,12 @@ import torch
 
 from lmtool.data.plan import Examples
 from lmtool.data.split import Rows, SplitData
-from lmtool.generation.sampling import generate
+from lmtool.generation.configs import GenerationConfig
 from lmtool.heads.lm import LMHead, lm_head
 from lmtool.learners.base import BaseLearner, Warn, silent
 from lmtool.learners.baseline import ConstantPredictor, token_counts
 from lmtool.learners.targets import labels_of, places_of
+from lmtool.learners.writing import Continues, written
 from lmtool.models.base import Decoder
 from lmtool.objectives.configs import NextTokenConfig
 from lmtool.objectives.examples.masked import CausalWindows
@@ -27,8 +28,10 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision
 from lmtool.types import Batch, Scores, StepOutput
 
-# Tokens of a sample's prompt, and of what is added to it: a paragraph.
-_PROMPT, _CONTINUATION = 12, 80
+# Tokens of a sample's prompt.
+_PROMPT = 12
+# How samples are written: a paragraph, neither the same words again and again nor any that come to mind.
+SAMPLED = GenerationConfig(max_new_tokens=80, temperature=0.8, top_k=40)
 
 
 class TextWindows(Examples, Protocol):
@@ -79,28 +82,28 @@ class CausalLanguageModel(BaseLearner):
     def _lm(self) -> LMHead:
         return cast(LMHead, self.heads["lm"])
 
-    @torch.no_grad()
+    def writer(self) -> Continues:
+        return Continues(self.backbone, self._lm, self.tokenizer)
+
     def samples(self, batch: Batch, n: int) -> list[dict[str, str]]:
         """The first n documents of a batch as plain data: the `prompt`, their first tokens, and the `text` that the
-        model continues (temperature 0.8, the best 40)."""
-        samples = []
-        for start, length in list(zip(batch.inputs.starts, batch.inputs.lengths, strict=True))[:n]:
-            prompt = batch.inputs.tokens[start : start + min(length, _PROMPT)].tolist()
-            new = generate(self.backbone, self._lm, prompt, _CONTINUATION, 0.8, 40, self.seed + start)
-            samples.append({"prompt": self.tokenizer.decode(prompt), "text": self.tokenizer.continuation(prompt, new)})
-        return samples
+        model continues."""
+        texts = batch.inputs.tokens.split(list(batch.inputs.lengths))[:n]
+        prompts = [text[:_PROMPT].tolist() for text in texts if len(text)]
+        # A document as long as the model leaves no room for more.
+        prompts = [prompt for prompt in prompts if len(prompt) <= self.writer().space.longest_prompt]
+        new = self.writer().write(prompts, SAMPLED, self.seed)
+        return [
+            {"prompt": self.tokenizer.decode(prompt), "text": self.tokenizer.continuation(prompt, text)}
+            for prompt, text in zip(prompts, new, strict=True)
+        ]
 
     def respond(
         self, rows: Rows, max_length: int, batch_tokens: int, precision: Precision, warn: Warn = silent
     ) -> Iterator[dict[str, str]]:
         """Complete texts: for each the `text` and its `continuation`, up to the end of the text, where the
         vocabulary has one (GPT's of 2018 has none), or 80 tokens."""
-        ends = tuple(number for role, number in self.tokenizer.roles.items() if role == "eos")
-        for text in rows.columns["text"]:
-            prompt = self.tokenizer.encode(text).tolist() or [self.tokenizer.role("eos")]
-            with precision.autocast():
-                new = generate(self.backbone, self._lm, prompt, _CONTINUATION, 0.8, 40, self.seed, ends)
-            yield {"text": text, "continuation": self.tokenizer.continuation(prompt, new)}
+        yield from written(self.writer(), rows, SAMPLED, self.seed, batch_tokens, precision)
 
     def line(self, record: dict[str, str]) -> str:
         return record["text"] + record["continuation"]

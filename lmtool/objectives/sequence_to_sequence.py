@@ -5,7 +5,7 @@ Shape letters: N examples, T tokens of the outputs, M of them text, H hidden wid
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, cast
 
 import numpy as np
@@ -16,19 +16,17 @@ from lmtool.data.assembly import Assembled, Template
 from lmtool.data.formats import text_format
 from lmtool.data.plan import Examples
 from lmtool.data.split import Rows, SplitData
-from lmtool.generation.sampling import answer
 from lmtool.heads.lm import LMHead, lm_head
 from lmtool.learners.base import BaseLearner, Warn, silent
 from lmtool.learners.baseline import ConstantPredictor, token_counts
 from lmtool.learners.targets import labels_of
+from lmtool.learners.writing import Answers, written
 from lmtool.models.encoder_decoder import EncoderDecoder
+from lmtool.objectives.clm import SAMPLED
 from lmtool.objectives.configs import NextTokenConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision
 from lmtool.types import Batch, Packed, Scores, StepOutput, Target, send
-
-# Tokens of an answer in the report's samples.
-_ANSWER = 80
 
 
 class Sides:
@@ -104,34 +102,27 @@ class SequenceToSequence(BaseLearner):
     def _table(self) -> Tensor:
         return self.backbone.embed.token.weight
 
-    def answer(self, input_ids: Sequence[int], seed: int) -> list[int]:
-        """The tokens that the model gives to an input, drawn at temperature 0.8 of the best 40."""
-        config = self.backbone.config
-        start, end = self.tokenizer.role(config.start_role), self.tokenizer.role("eos")
-        return answer(self.backbone, self._lm, input_ids, start, _ANSWER, 0.8, 40, seed, (end,))
+    def writer(self) -> Answers:
+        return Answers(self.backbone, self._lm, self.tokenizer)
 
-    @torch.no_grad()
     def samples(self, batch: Batch, n: int) -> list[dict[str, Any]]:
         """The first n examples of a batch as plain data: the `prompt` that the encoder reads, and the `text` that the
         model answers; special tokens are written out."""
-        samples = []
-        for start, length in list(zip(batch.inputs.starts, batch.inputs.lengths, strict=True))[:n]:
-            ids = batch.inputs.tokens[start : start + length].tolist()
-            text = self.tokenizer.decode(self.answer(ids, self.seed + start), skip_special=False)
-            samples.append({"prompt": self.tokenizer.decode(ids, skip_special=False), "text": text})
-        return samples
+        inputs = [ids.tolist() for ids in batch.inputs.tokens.split(list(batch.inputs.lengths))[:n]]
+        new = self.writer().write(inputs, SAMPLED, self.seed)
+        return [
+            {
+                "prompt": self.tokenizer.decode(ids, skip_special=False),
+                "text": self.tokenizer.decode(text, skip_special=False),
+            }
+            for ids, text in zip(inputs, new, strict=True)
+        ]
 
-    @torch.no_grad()
     def respond(
         self, rows: Rows, max_length: int, batch_tokens: int, precision: Precision, warn: Warn = silent
     ) -> Iterator[dict[str, str]]:
         """Answer texts: for each the `text` and its `continuation`, up to the end or 80 tokens."""
-        layout = text_format(self.backbone.config.text_format, self.tokenizer)
-        for text in rows.columns["text"]:
-            ids, _ = layout.single(self.tokenizer.encode(text))
-            with precision.autocast():
-                new = self.answer(ids.tolist(), self.seed)
-            yield {"text": text, "continuation": self.tokenizer.decode(new, skip_special=False)}
+        yield from written(self.writer(), rows, SAMPLED, self.seed, batch_tokens, precision)
 
     def line(self, record: dict[str, str]) -> str:
         return record["text"] + record["continuation"]

@@ -10,6 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from lmtool.errors import UserError
+from lmtool.runs.files import lines_of
+
+LONGEST = 100_000_000
+"""Bytes of the longest file that is read at once."""
 
 
 @dataclass
@@ -78,6 +82,9 @@ def _read_text(run: RunFiles, name: str, needed: bool = True) -> str:
             run.problems.append(f"{name} is missing.")
         return ""
     try:
+        if path.stat().st_size > LONGEST:
+            run.problems.append(f"{name} has more than {LONGEST} bytes and is left out.")
+            return ""
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError as failure:
         run.problems.append(f"{name} cannot be read ({failure.strerror}).")
@@ -106,35 +113,45 @@ def _read_object(run: RunFiles, name: str, needed: bool = True) -> dict[str, Any
 
 def _metrics(run: RunFiles) -> Iterator[dict[str, Any]]:
     """Rows of metrics.jsonl that have a step. A torn last line is what a kill leaves and is not worth a word."""
-    lines = _read_text(run, "metrics.jsonl").splitlines()
-    for number, line in enumerate(lines, start=1):
-        try:
-            row = json.loads(line)
-        except ValueError:
-            row = None
-        if isinstance(row, dict) and isinstance(row.get("step"), int):
+    for number, line in enumerate(_lines(run, "metrics.jsonl"), start=1):
+        row = _row(line)
+        if row is not None and isinstance(row.get("step"), int):
             yield row
-        elif line.strip() and number < len(lines):
+        elif line.strip() and line.endswith(b"\n"):
             run.problems.append(f"metrics.jsonl:{number} is not a row with a step; it is left out.")
+
+
+def _lines(run: RunFiles, name: str) -> Iterator[bytes]:
+    """The lines of a file of the run; of one that cannot be read, those before."""
+    if not (run.run_dir / name).is_file():
+        return
+    try:
+        yield from lines_of(run.run_dir / name)
+    except OSError as failure:
+        run.problems.append(f"{name} cannot be read ({failure.strerror}).")
+    except UserError as failure:
+        run.problems.append(f"{failure.message}.")
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line.decode("utf-8", "replace"))
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
 
 
 def read_predictions(run: RunFiles) -> Iterator[dict[str, Any]]:
     """Rows of predictions.jsonl with a gold label and a prediction, one at a time: the file may be large."""
-    path = run.run_dir / "predictions.jsonl"
-    if not path.is_file():
-        return
     broken = 0
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for line in file:
-            try:
-                row = json.loads(line)
-            except ValueError:
-                broken += 1
-                continue
-            if isinstance(row, dict) and row.get("gold") is not None and row.get("prediction") is not None:
-                yield row
+    for line in _lines(run, "predictions.jsonl"):
+        row = _row(line)
+        if row is None:
+            broken += 1
+        elif row.get("gold") is not None and row.get("prediction") is not None:
+            yield row
     if broken:
-        run.problems.append(f"predictions.jsonl: {broken} lines are not valid JSON and are left out.")
+        run.problems.append(f"predictions.jsonl: {broken} lines are not JSON objects and are left out.")
 
 
 def series(rows: list[dict[str, Any]], key: str) -> tuple[list[int], list[float]]:

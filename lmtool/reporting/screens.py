@@ -11,6 +11,8 @@ from lmtool.reporting.plan import Plan
 from lmtool.reporting.scores import Score, score_of
 from lmtool.reporting.text import count, duration, fact, number, percent, plain, size, title
 
+# Labels that are shown each with its rows.
+_LABELS = 20
 _STYLES = {"better": "bold green", "worse": "bold red", "unclear": "bold yellow", "unknown": "bold"}
 
 
@@ -24,8 +26,19 @@ def _sections(label: str, facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     flat = {key: value for key, value in facts.items() if not isinstance(value, Mapping)}
     nested = {key: value for key, value in facts.items() if isinstance(value, Mapping)}
     texts = [facts_text(flat)] if flat else []
-    texts += [f"{title(str(key))}: {facts_text(value)}" for key, value in nested.items()]
+    texts += [f"{title(str(key))}: {_nested_text(str(key), value)}" for key, value in nested.items()]
     return [(label if index == 0 else "", text) for index, text in enumerate(texts)]
+
+
+def _nested_text(key: str, facts: Mapping[str, Any]) -> str:
+    """A nested section on one line. Rows by label: the names as they are written; of many the rarest and commonest."""
+    if key != "labels":
+        return facts_text(facts)
+    shown = [f"{plain(str(name), 60)} {count(rows)}" for name, rows in facts.items()]
+    if len(shown) <= _LABELS:
+        return " · ".join(shown)
+    order = sorted(range(len(shown)), key=list(facts.values()).__getitem__)
+    return f"{count(len(shown))}, from {shown[order[0]]} to {shown[order[-1]]}"
 
 
 def _plan_rows(plan: Plan, epochs: float | None) -> list[tuple[str, str]]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -26,6 +27,24 @@ def replace_text(path: Path, text: str) -> None:
         beside.unlink(missing_ok=True)
         raise
     sync_path(path.parent)
+
+
+LONGEST_ROW = 10_000_000
+"""Bytes of the longest line that is read of a run's JSON lines: the text of a row stands in them."""
+
+
+def lines_of(path: Path) -> Iterator[bytes]:
+    """The lines of a file, their ends kept, one at a time. UserError for one of more than LONGEST_ROW bytes: what a
+    broken disk leaves can be one line of gigabytes."""
+    with path.open("rb") as file:
+        for number in itertools.count(1):
+            line = file.readline(LONGEST_ROW + 1)
+            if not line:
+                return
+            if len(line) > LONGEST_ROW:
+                hint = "its disk may be broken: move the file away; a run resumes without its rows"
+                raise UserError(f"{path}:{number}: a line of more than {LONGEST_ROW} bytes, which no row has", hint)
+            yield line
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

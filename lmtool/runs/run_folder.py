@@ -29,7 +29,7 @@ from lmtool.config.checkpoint import read_config
 from lmtool.errors import UserError, cannot_write
 from lmtool.secrets import masked_data
 from lmtool.terminal import say, shown
-from lmtool.runs.files import plain, replace_text, to_json, write_rows
+from lmtool.runs.files import lines_of, plain, replace_text, to_json, write_rows
 from lmtool.runs.locks import Lock
 from lmtool.runs.resuming import resume_point
 
@@ -40,6 +40,10 @@ FREE_KEYS = frozenset(
         "name", "run_dir", "device", "devices", "precision", "micro_batch_tokens", "log_every", "checkpoint_every",
         "cache_dir", "offline", "logger",
     }
+)  # fmt: skip
+_FILES = (
+    "config.yaml", "environment.json", "facts.json", "log.txt", "metrics.jsonl", "predictions.jsonl", "report.html",
+    "result.json", "samples.json",
 )  # fmt: skip
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "pydantic", "hydra-core", "omegaconf", "datasets")
@@ -94,6 +98,7 @@ class RunFolder:
         self._resume_point: Path | None = None
         try:
             self._fresh = not path.exists() or not any(path.iterdir())
+            _require_files(path)
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise cannot_write(path, error) from error
@@ -246,16 +251,12 @@ class RunFolder:
 
     def rows(self) -> list[dict[str, Any]]:
         """The rows of metrics.jsonl; a last line torn by a kill is left out."""
-        try:
-            lines = (self.path / "metrics.jsonl").read_bytes().split(b"\n")
-        except FileNotFoundError:
-            return []
         rows = []
-        for line in lines[:-1]:  # what follows the last newline is torn, or empty
-            try:
-                rows.append(json.loads(line))
-            except ValueError:
-                continue
+        with suppress(FileNotFoundError):
+            for line in lines_of(self.path / "metrics.jsonl"):
+                if line.endswith(b"\n"):
+                    with suppress(ValueError):
+                        rows.append(json.loads(line))
         return rows
 
     def drop_rows_after(self, step: int) -> None:
@@ -278,6 +279,16 @@ class RunFolder:
     def result(self) -> dict[str, Any] | None:
         """result.json of a run that is done, else None."""
         return finished(self.path)
+
+
+def _require_files(path: Path) -> None:
+    """UserError where something else stands under the name of a file that a run writes: a folder, a pipe, a link to
+    nothing. It would be met when the training is done."""
+    for name in _FILES:
+        file = path / name
+        if os.path.lexists(file) and not file.is_file():
+            kind = "a folder" if file.is_dir() else "a link to nothing" if not file.exists() else "no regular file"
+            raise UserError(f"{file} is {kind}; a run writes a file there", "move it away, or give another name=")
 
 
 def finished(path: Path) -> dict[str, Any] | None:

@@ -152,11 +152,24 @@ class Tokenizer:
         ]
 
     def encode_words(self, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """The ids of words with a space between them, (T,) int32, and the number of the word that each is of, (T,)
-        int64. A word that the tokenizer cleans away has no token."""
-        ids, spans = self.encode_aligned(" ".join(words))
-        ends = np.cumsum([len(word) + 1 for word in words], dtype=np.int64)
-        return ids, np.searchsorted(ends, spans[:, 0], side="right")
+        """`encode_sentences` of one."""
+        (encoded,) = self.encode_sentences([words])
+        return encoded
+
+    def encode_sentences(self, sentences: Sequence[Sequence[str]]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Of each sentence the ids of its words with a space between them, (T,) int32, and the number of the word that
+        each is of, (T,) int64; in parallel threads of the library. A word that the tokenizer cleans away has no token.
+        """
+        texts = [" ".join(words) for words in sentences]
+        encoded = []
+        batch = self._backend.encode_batch(texts, add_special_tokens=False)
+        for words, entry in zip(sentences, batch, strict=True):
+            ids = np.array(entry.ids, dtype=np.int32)
+            # The space in front of a word is the word's: a token may begin with it, or be it.
+            ends = np.cumsum([len(word) + 1 for word in words], dtype=np.int64) - 1
+            starts = np.array([start for start, _ in entry.offsets], dtype=np.int64)
+            encoded.append((ids, np.minimum(np.searchsorted(ends, starts, side="right"), max(len(words) - 1, 0))))
+        return encoded
 
     def laid_out(self, text: str, pair: str | None = None) -> tuple[list[int], list[int]]:
         """The ids and the segments of a text or a pair with the special tokens that its tokenizer.json puts around

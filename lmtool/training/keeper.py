@@ -15,7 +15,7 @@ from torch import nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from lmtool.config.checkpoint import OPTIMIZER, of_step, pointed, read_state, saved_steps, verify
+from lmtool.config.checkpoint import OPTIMIZER, STATE, of_step, pointed, read_state, saved_steps, verify
 from lmtool.errors import UserError, cannot_write
 from lmtool.runs import checkpoints as disk
 from lmtool.runs.checkpoints import DELETED, TEMPORARY
@@ -63,7 +63,7 @@ class Keeper:
         if folder is not None:
             disk.load_weights(self.learner, disk.read_weights(folder), folder)
             load_state_tensors(self.optimizer, self.named, disk.read_tensors(folder, OPTIMIZER))
-            progress = Progress.from_plain(read_state(folder))
+            progress = _progress(folder)
             if self.scaler is not None and progress.scaler:
                 self.scaler.load_state_dict(progress.scaler)
             self.saved_step = progress.step
@@ -154,3 +154,12 @@ class Keeper:
         for folder in saved_steps(self.folder)[KEEP:]:
             if folder not in named and folder.name != f"step_{progress.best_step or 0:08d}":
                 remove_folder(folder)
+
+
+def _progress(folder: Path) -> Progress:
+    """The counters of a checkpoint. UserError where one is of another type: its files verify, and lmtool did not write
+    them."""
+    try:
+        return Progress.from_plain(read_state(folder))
+    except ValueError as error:
+        raise UserError(f"{folder / STATE}: {error}", "copy the checkpoint again from where it came") from error

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol
+
+from pydantic import TypeAdapter, ValidationError
 
 
 @dataclass(frozen=True)
@@ -92,9 +95,16 @@ class Progress:
 
     @classmethod
     def from_plain(cls, state: Mapping[str, Any]) -> Progress:
-        """From state.json; what an older version did not write keeps its default."""
+        """From state.json; what an older version did not write keeps its default. ValueError, naming the key, for a
+        value of another type."""
         known = {field.name for field in fields(cls)}
-        return cls(**{name: value for name, value in state.items() if name in known})
+        kept = {name: value for name, value in state.items() if name in known}
+        try:
+            return TypeAdapter(cls).validate_json(json.dumps(kept), strict=True)
+        except ValidationError as error:
+            problem = error.errors()[0]
+            key = str(problem["loc"][0])
+            raise ValueError(f"{key}={kept[key]!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}") from error
 
 
 @dataclass(frozen=True)

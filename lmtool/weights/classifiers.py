@@ -12,26 +12,22 @@ from typing import Any
 
 from lmtool.errors import UserError
 from lmtool.models.published import unnamed
+from lmtool.weights.task_heads import CLASSIFIER, QUESTION_ANSWERING, head_of_class
 
-CLASSIFIER = "classifier"
-"""The name of a task's head where no task is known: what a published classifier's is read as."""
-_CLASS = "ForSequenceClassification"
 # What the labels alone say: one, or several.
 _REGRESSION, _CLASSIFICATION = "regression", "single_label_classification"
 _MULTI_LABEL = "multi_label_classification"
 
 
-def is_classifier(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json is a text classifier's. Files of 2019 name no class; their tensors alone tell."""
-    classes = config.get("architectures")
-    return isinstance(classes, list) and any(str(name).endswith(_CLASS) for name in classes)
-
-
 def task_of(config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The `task` section of a classifier's config.json, as the decoder takes it; None where no task of lmtool is like
-    it (see `refusal`)."""
+    """The `task` section of a config.json with a task's head, as the decoder takes it; None where no task of lmtool is
+    like it (see `refusal`). Files of 2019 name no class: they are taken for classifiers, which their tensors alone
+    tell."""
     if refusal(config) is not None:
         return None
+    head = head_of_class(config)
+    if head is not None and head.name == QUESTION_ANSWERING:
+        return {"kind": "extractive_qa", "name": QUESTION_ANSWERING}
     names = label_names(config)
     section = {"name": CLASSIFIER, "head": "transformers"}
     if config.get("problem_type") == _MULTI_LABEL:
@@ -42,7 +38,10 @@ def task_of(config: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def refusal(config: Mapping[str, Any]) -> str | None:
-    """Why a classifier is of no task that lmtool has, if it is not."""
+    """Why a head is of no task that lmtool has, if it is not."""
+    head = head_of_class(config)
+    if head is not None and head.name == QUESTION_ANSWERING:
+        return None
     count, given = len(label_names(config)), config.get("problem_type")
     kind = _REGRESSION if count == 1 else _CLASSIFICATION
     if count and given in (None, kind, _MULTI_LABEL):
@@ -53,7 +52,8 @@ def refusal(config: Mapping[str, Any]) -> str | None:
 
 def is_multi_label(config: Mapping[str, Any]) -> bool:
     """Whether a classifier's classes do not exclude each other."""
-    return is_classifier(config) and config.get("problem_type") == _MULTI_LABEL
+    head = head_of_class(config)
+    return head is not None and head.name == CLASSIFIER and config.get("problem_type") == _MULTI_LABEL
 
 
 def label_names(config: Mapping[str, Any]) -> list[str]:

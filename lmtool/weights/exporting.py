@@ -19,10 +19,11 @@ from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
 from lmtool.models.keymap import Tied
 from lmtool.runs.checkpoints import save_tensors
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.weights.classifiers import CLASSIFIER, labels_of
+from lmtool.weights.classifiers import labels_of
 from lmtool.weights.folders import CONFIG
 from lmtool.weights.heads import form_of
 from lmtool.weights.loading import part_of
+from lmtool.weights.task_heads import CLASSIFIER, DECISIONS, HEADS, TaskHead, head_of_task
 
 
 @dataclass(frozen=True)
@@ -46,20 +47,20 @@ def export_of(
     family = builder_module(entry_of(model))
     if not hasattr(family, "published_config"):
         raise UserError(f"model={model.name} has no published form", "export a model of a family that transformers has")
-    renamed = dict(tensors)
+    renamed, head = dict(tensors), None
     if task is not None:
-        _require_published_head(model, task)
+        head = _published_head(model, task, family)
         own = f"heads.{task['name']}."
         renamed = {
-            f"heads.{CLASSIFIER}.{name[len(own) :]}" if name.startswith(own) else name: tensor
+            f"heads.{head.name}.{name[len(own) :]}" if name.startswith(own) else name: tensor
             for name, tensor in tensors.items()
         }
     heads = {part_of(name).removeprefix("heads.") for name in renamed if name.startswith("heads.")}
-    # A classifier's head without a task stands for nothing that could be named.
-    usable = heads if task is not None else heads - {CLASSIFIER}
+    # A task's head without a task stands for nothing that could be named.
+    usable = heads - (set(HEADS) - {head.name if head is not None else ""})
     needed, architecture = next((needed, name) for needed, name in family.ARCHITECTURES if set(needed) <= usable)
     wanted = {"backbone", *(f"heads.{head}" for head in needed or ("pooler",))}
-    if CLASSIFIER not in needed:
+    if not set(needed) & set(HEADS):
         wanted.add("heads.lm")
     kept = {name: tensor for name, tensor in renamed.items() if part_of(name) in wanted}
     published = family.to_published(kept)
@@ -71,7 +72,8 @@ def export_of(
     if tied is not None and apart:
         published = tied.separate(published)
     left_out = {part_of(name) for name in renamed} - {part_of(name) for name in kept}
-    left_out |= {f"{name} (transformers decides at .5)" for name in tensors if name.endswith(".thresholds")}
+    decisions = {name: DECISIONS.get(name.rpartition(".")[2]) for name in tensors}
+    left_out |= {f"{name} ({instead})" for name, instead in decisions.items() if instead is not None}
     config = {
         **family.published_config(model),
         "architectures": [architecture],
@@ -84,14 +86,18 @@ def export_of(
     return Export(architecture, config, published, kept, tuple(sorted(left_out)))
 
 
-def _require_published_head(model: ModelConfig, task: Mapping[str, Any]) -> None:
-    """UserError where transformers' classifier of the family reads a text in another way than the task does."""
-    name, form = task["name"], form_of(model, task)
-    if model.transformers_form is None:
+def _published_head(model: ModelConfig, task: Mapping[str, Any], family: Any) -> TaskHead:
+    """The head of transformers that the task's is exported as. UserError where it has none, or where its classifier of
+    the family reads a text in another way than the task does."""
+    name, form, head = task["name"], form_of(model, task), head_of_task(task)
+    if head is None or not any(head.name in needed for needed, _ in family.ARCHITECTURES):
+        wanted = f"...{head.suffix}" if head is not None else f"head for task.kind={task.get('kind')}"
         raise UserError(
-            f"heads.{name} has no place in a published model={model.name}: transformers has no text classifier of it",
+            f"heads.{name} has no place in a published model={model.name}: transformers has no {wanted} of it",
             "use the run with lmtool",
         )
+    if head.name != CLASSIFIER:
+        return head
     theirs = model.sequence_form("transformers")
     if form != theirs:
         differing = [field.name for field in fields(form) if getattr(form, field.name) != getattr(theirs, field.name)]
@@ -101,6 +107,7 @@ def _require_published_head(model: ModelConfig, task: Mapping[str, Any]) -> None
             "use the run with lmtool, or finetune with task.head=transformers and neither task.pooling nor "
             "task.head_layers",
         )
+    return head
 
 
 def special_ids(model: ModelConfig, tokenizer: Tokenizer) -> dict[str, int]:

@@ -7,6 +7,7 @@ nothing in a folder is executed.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,8 +17,9 @@ from typing import Any, TypeVar
 from lmtool.config.tables import builder_module, lookup
 from lmtool.errors import UserError
 from lmtool.models.published import PublishedConfig
-from lmtool.weights.classifiers import is_classifier, refusal, task_of
+from lmtool.weights.classifiers import refusal, task_of
 from lmtool.weights.hub import Absent, Address
+from lmtool.weights.task_heads import head_of_class
 
 CONFIG, SETTINGS = "config.json", "tokenizer_config.json"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -87,7 +89,7 @@ class PublishedFolder:
         """What a checkpoint of ours would have in its config.json: the model, the tokenizer in this folder, and the
         task of a text classifier."""
         config = {"model": self.model_section(), "tokenizer": {"name": "folder", "path": str(self.path)}}
-        task = self._task() if is_classifier(self.config) else None
+        task = self._task() if head_of_class(self.config) is not None else None
         return config if task is None else {**config, "task": task}
 
     def classifier_config(self) -> dict[str, Any]:
@@ -119,6 +121,9 @@ def published_folder(checkpoint: str, offline: bool = False) -> PublishedFolder 
     path = Path(checkpoint).expanduser()
     if not (path / CONFIG).is_file() or (path / "manifest.json").is_file():
         return None
+    for name in TOKENIZER:
+        if os.path.lexists(path / name) and not (path / name).is_file():  # it would be read as if there were none
+            raise UserError(f"checkpoint={checkpoint}: {path / name} is no regular file", "copy the folder again")
     config = _read_config(checkpoint, path / CONFIG)
     return None if isinstance(config.get("model"), dict) else PublishedFolder(checkpoint, path, PublishedConfig(config))
 
@@ -199,7 +204,9 @@ def read_settings(folder: Path) -> dict[str, Any]:
 def _read_config(checkpoint: str, path: Path) -> Mapping[str, Any]:
     try:
         if path.stat().st_size > _MOST_BYTES:
-            raise UserError(f"checkpoint={checkpoint}: {path} has more than {_MOST_BYTES} bytes")
+            raise UserError(
+                f"checkpoint={checkpoint}: {path} has more than {_MOST_BYTES} bytes", "copy the folder again"
+            )
         data = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise UserError(f"{path}:{error.lineno}: not JSON: {error.msg}", "copy the folder again") from error

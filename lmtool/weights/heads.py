@@ -18,8 +18,8 @@ from lmtool.models.base import Backbone
 from lmtool.models.configs import ModelConfig, Place, SequenceForm
 from lmtool.nn.stack import Tap
 from lmtool.types import Packed
-from lmtool.weights.classifiers import CLASSIFIER
 from lmtool.weights.loading import by_part
+from lmtool.weights.task_heads import CLASSIFIER, DECISIONS, HEADS, head_of_task
 
 PAIR_HEADS = {"next_sentence": ("next", "random"), "sentence_order": ("in order", "swapped")}
 """Heads over the two texts of a pair, behind the pooler, and what their two classes say of the second text."""
@@ -27,7 +27,7 @@ PAIR_HEADS = {"next_sentence": ("next", "random"), "sentence_order": ("in order"
 
 class Assembled(nn.Module):
     """A backbone and its heads, under the names of a checkpoint. task: the head that gives the logits of a whole text,
-    where there is one. pair: the head over pairs, where there is one.
+    or of its tokens (`of_tokens`), where there is one. pair: the head over pairs, where there is one.
 
     task (of the constructor): the section of the task that the checkpoint was trained for, with the form of its head.
     """
@@ -42,8 +42,10 @@ class Assembled(nn.Module):
         self.heads = nn.ModuleDict({name: head for name, head in heads.items() if head is not None})
         self.form = form_of(backbone.config, task or {})
         name = str((task or {}).get("name"))
-        given = name if name in self.heads else CLASSIFIER
-        self.task = given if given in self.heads and (not self.form.pooled or "pooler" in self.heads) else None
+        published = head_of_task(task or {}) or HEADS[CLASSIFIER]
+        given, self.of_tokens = name if name in self.heads else published.name, published.tokens
+        complete = given in self.heads and (self.of_tokens or not self.form.pooled or "pooler" in self.heads)
+        self.task = given if complete else None
         pairs = [name for name in PAIR_HEADS if name in self.heads and "pooler" in self.heads]
         self.pair = pairs[0] if pairs else None
 
@@ -52,8 +54,11 @@ class Assembled(nn.Module):
         return self.backbone(inputs, tap=tap) if outputs is None else self.backbone(inputs, None, outputs, tap=tap)
 
     def logits(self, hidden_TH: Tensor, read: Packed) -> Tensor | None:
-        """(N, C) of a task; else (T, V) of a language model, or (T,) of replaced tokens; None without such a head."""
+        """(N, C) of a task, (T, C) of one that scores tokens; else (T, V) of a language model, or (T,) of replaced
+        tokens; None without such a head."""
         table_VH = self.backbone.embed.token.weight
+        if self.task is not None and self.of_tokens:
+            return self.heads[self.task](hidden_TH)
         if self.task is not None:
             return self._of_texts(self.task, hidden_TH, read, self.form.place)
         for name in ("masked_lm", "lm"):
@@ -88,14 +93,14 @@ def _head(backbone: Backbone, name: str, own: Mapping[str, Tensor]) -> nn.Module
     if name == "replaced_token":
         return ReplacedTokenHead(width, backbone.head_activation)
     weight, bias = f"heads.{name}.output.weight", f"heads.{name}.output.bias"
-    thresholds = own.get(f"heads.{name}.thresholds")
-    own = {key: tensor for key, tensor in own.items() if tensor is not thresholds}
     dense = {f"heads.{name}.dense.weight", f"heads.{name}.dense.bias"} & set(own)
+    decisions = {key.rpartition(".")[2]: own[key] for key in own if key.rpartition(".")[2] in DECISIONS}
+    own = {key: tensor for key, tensor in own.items() if key.rpartition(".")[2] not in DECISIONS}
     if weight in own and set(own) - dense <= {weight, bias} and own[weight].shape[1:] == torch.Size([width]):
-        of_texts = SequenceHead(width, len(own[weight]), bias=bias in own, dense=bool(dense))
-        if thresholds is not None:  # of decisions: they go with the head and change no logits
-            of_texts.register_buffer("thresholds", thresholds.clone())
-        return of_texts
+        linear = SequenceHead(width, len(own[weight]), bias=bias in own, dense=bool(dense))
+        for key, tensor in decisions.items():
+            linear.register_buffer(key, tensor.clone())
+        return linear
     return None
 
 

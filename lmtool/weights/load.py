@@ -35,7 +35,8 @@ from lmtool.weights.reading import Weights, read
 @dataclass(frozen=True)
 class Output:
     """hidden: (B, L, H) of the last layer, zero where there is padding; of the decoder's where there are two stacks.
-    logits: (B, L, V) of a language model, (B, L) of replaced tokens, (B, C) of a task's head, or None.
+    logits: (B, L, V) of a language model, (B, L) of replaced tokens, (B, C) of a task's head, (B, L, C) of one that
+    scores tokens, or None.
     pair_logits: (B, 2) of a head over pairs: the second text follows, or it is another document's (next sentence) or
     comes first (sentence order); None without one."""
 
@@ -90,7 +91,7 @@ class PaddedModel(nn.Module):
         hidden_TH = self.parts.hidden(inputs, outputs)
         read = inputs if outputs is None else outputs
         logits = self.parts.logits(hidden_TH, read)
-        if logits is not None and self.parts.task is None:
+        if logits is not None and (self.parts.task is None or self.parts.of_tokens):
             logits = _padded(logits, real_BL)
         return Output(_padded(hidden_TH, real_BL), logits, self.parts.pair_logits(hidden_TH, read))
 

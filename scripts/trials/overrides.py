@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from lmtool.errors import DIVERGED
 from trials.commands import files_in, nothing_left, refused, typed
 from trials.outcomes import Failed, Kind, Outcome, Verdict, chance_of, planted
 from trials.stage import HERE, ROWS, TEXT, copy
@@ -105,7 +106,8 @@ def _value(place: Path, command: str, key: str, value: str) -> Verdict:
             return Verdict(Outcome.REFUSED, shape)
         _as_typed(command, key, value, yaml.safe_load(answer.out))
         answer = typed(place, *words)
-        nothing_left(place, before, answer)
+        if answer.status != DIVERGED:  # what diverges has trained: its run stays, with the batch
+            nothing_left(place, before, answer)
         return Verdict(Outcome.REFUSED if answer.status else Outcome.DONE, f"{shape}: {answer.errors[:100]}")
 
 

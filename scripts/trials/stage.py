@@ -4,6 +4,7 @@
     runs/pre     runs/tuned       killed at step 12 of 12, before its checkpoint was saved
     done/pre     done/tuned       never killed: what the others must come to
     published                     done/tuned, exported
+    modules                       what its commands have imported
 
 Everything here is small: a run of twelve steps takes two seconds.
 """
@@ -16,6 +17,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -72,7 +74,10 @@ def _type(stage: Path, words: list[str], die_at: int | None = None) -> None:
         os.chdir(folder)
         for number in (1, 2):
             os.dup2(os.open("log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), number)
-        os._exit(cli.main(words))
+        status = cli.main(words)
+        with open("modules", "a") as listing:
+            listing.writelines(f"{name}\n" for name in sys.modules)
+        os._exit(status)
 
     status = wait(fork(job if die_at is None else dying_at(job, die_at), stage), 120)
     if status != (0 if die_at is None else -signal.SIGKILL):

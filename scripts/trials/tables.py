@@ -197,7 +197,8 @@ def _trial(stage: Path, place: Path, seed: int) -> Verdict:
     with planted(shape):
         answer = typed(place, *words)
         nothing_left(place, before, answer)
-        where = [f"{file.name}:{table.line}"] if table.line else [file.name, "sentence"]
+        # Of two lines that differ, the second is named first.
+        where = [f"{file.name}:{table.line}", f"than line {table.line}"] if table.line else [file.name, "sentence"]
         if table.line is None:
             if answer.status:
                 raise Failed(Outcome.DEAD_END, f"a legal table is refused: {answer.errors[:300]}")

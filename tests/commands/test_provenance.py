@@ -135,6 +135,22 @@ def test_the_same_data_written_again_resume(place: Path, capsys: pytest.CaptureF
         assert json.loads(Path("runs", run, "result.json").read_text())["status"] == "done"
 
 
+def test_a_run_resumes_without_the_checkpoint_it_started_from(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its own has all that it needs. Before it has one, the other is named."""
+    assert cli.main(["resume", "runs/rows"]) == 0
+    weights = Path("runs/rows/checkpoints/step_00000001/model.safetensors").read_bytes()
+    Path("runs/rows/result.json").unlink()
+    shutil.rmtree("runs/text")
+    assert cli.main(["resume", "runs/rows"]) == 0
+    assert Path("runs/rows/checkpoints/step_00000001/model.safetensors").read_bytes() == weights
+    assert json.loads(Path("runs/rows/result.json").read_text())["status"] == "done"
+    Path("runs/rows/result.json").unlink()
+    shutil.rmtree("runs/rows/checkpoints")
+    capsys.readouterr()
+    assert cli.main(["resume", "runs/rows"]) == 2
+    assert "error: checkpoint=runs/text: no such folder" in capsys.readouterr().err
+
+
 def test_another_number_of_threads_is_reported(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

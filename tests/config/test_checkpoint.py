@@ -59,6 +59,17 @@ def test_a_checkpoint_is_found_where_a_user_points(run: Path) -> None:
     assert read_checkpoint(str(run))["model"] == {"hidden_size": 16}
 
 
+@pytest.mark.parametrize("content", ["x" * 100_000, "x" * 300, "é" * 200])
+def test_latest_of_too_many_letters_names_no_run(run: Path, content: str) -> None:
+    latest = run.parent / "latest"
+    latest.write_text(content)
+    with pytest.raises(UserError, match="latest names no run, but a text of more than 255 letters"):
+        find(latest)
+    latest.unlink()
+    latest.symlink_to("x" * 300)
+    assert run_folder(latest) == latest
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -219,7 +230,7 @@ def test_a_manifest_that_lists_no_model_or_is_no_manifest(tmp_path: Path) -> Non
             Manifest.read(folder)
 
 
-@pytest.mark.parametrize("step", [1.5, "5", None, True])
+@pytest.mark.parametrize("step", [1.5, "5", None, True, -1])
 def test_a_step_that_is_no_whole_number_is_refused(tmp_path: Path, step: Any) -> None:
     folder = checkpoint(tmp_path / "runs" / "a", 5)
     (folder / "state.json").write_text(json.dumps({"step": step}))

@@ -49,6 +49,8 @@ def test_null_takes_a_choice_away() -> None:
         ("seed", "no override", "seed=VALUE"),
         ("runs/first", "no override", "checkpoint=runs/first"),
         ("model/position=learned", "no group model/position", "model/positions=learned"),
+        ("seed=[range(1,3),-1]", "a sweep inside a list", "-m seed=... sweeps"),
+        ("seed={a: [1, interval(1,3)]}", "a sweep inside a list or section", "write the values out"),
         ("data/x=learned", "no group data/x", "lmtool list"),
     ],
 )

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from lmtool.config import saved
 from lmtool.config.decode import decode
 from lmtool.errors import UserError
+from lmtool.terminal import visible
 
 from .fakes import DriveConfig
 from .test_decode import drive
@@ -18,10 +20,14 @@ def test_what_is_saved_decodes_to_the_same() -> None:
     config = decode(DriveConfig, drive(stops=["a", "b"], wheels="auto"))
     data = saved.save(config, "drive", {})
     assert data["version"] == saved.VERSION and data["command"] == "drive"
-    import yaml
-
     again = yaml.safe_load(saved.to_yaml(data))
     assert again == data and decode(DriveConfig, saved.body(again)) == config
+
+
+@pytest.mark.parametrize("text", ["a\u202eb", "\x1b[31m", "a\nb\u200b", "\x9b", "\u2028", "café"])
+def test_what_is_printed_is_the_same_data(text: str) -> None:
+    printed = "\n".join(visible(line) for line in saved.to_yaml({"road": text}).split("\n"))
+    assert yaml.safe_load(printed) == {"road": text}
 
 
 def test_secrets_are_masked() -> None:

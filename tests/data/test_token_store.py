@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from lmtool.data import store as store_module
+from lmtool.data import vocabulary as vocabulary_module
 from lmtool.data.sentences import LONGEST, SentenceSplitter, split_sentences
 from lmtool.data.store import open_store, release
 from lmtool.data.vocabulary import trained_tokenizer
@@ -272,6 +273,25 @@ def test_a_damaged_vocabulary_is_trained_again_and_reported(tmp_path):
             assert len(messages) == 1 and messages[0].startswith(f"warning: {folder / name} is ")
             messages.clear()
             assert trained() == expected and source.reads == reads + 1 and not messages
+
+
+def test_a_warm_cache_is_read_without_writing(tmp_path, monkeypatch):
+    """It may be read-only: an administrator's, shared by many."""
+    source = ListSource(documents(50), [])
+
+    def opened():
+        tokenizer = trained_tokenizer(WordPieceConfig(), source, 200, tmp_path)
+        return open_store(source, "train", tokenizer, tmp_path)
+
+    tokens, reads = opened().tokens.copy(), source.reads
+
+    def refused(*args, **kwargs):
+        raise OSError(errno.EROFS, "read-only")
+
+    for module in (store_module, vocabulary_module):
+        monkeypatch.setattr(module, "locked", refused)
+    monkeypatch.setattr(Path, "mkdir", refused)
+    assert np.array_equal(opened().tokens, tokens) and source.reads == reads
 
 
 def test_left_overs_of_a_killed_process_are_removed(tmp_path, tokenizers):

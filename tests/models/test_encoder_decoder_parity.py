@@ -8,7 +8,6 @@ import json
 import pytest
 import torch
 import torch.nn.functional as F
-from test_published_parity import GENERATOR_SEED, Checkpoint, Pair, assert_gradients_equal, loaded
 from torch import Tensor, nn
 from transformers import BartConfig as PublishedBartConfig
 from transformers import BartForConditionalGeneration, BartModel, MarianMTModel, T5ForConditionalGeneration
@@ -21,6 +20,7 @@ from lmtool.heads.lm import lm_head
 from lmtool.models import bart, t5, transformer
 from lmtool.models.encoder_decoder_configs import BartConfig, T5Config, Transformer2017Config
 from lmtool.types import Packed
+from tests.models.test_published_parity import GENERATOR_SEED, Checkpoint, Pair, assert_gradients_equal, loaded
 
 INPUTS, OUTPUTS = (5, 40, 1, 17, 16), (7, 1, 23, 40, 16)
 SIZES = {"vocab_size": 97, "num_layers": 3, "decoder_layers": 2, "feedforward_size": 52, "max_positions": 40}

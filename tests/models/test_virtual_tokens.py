@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from lmtool.errors import UserError
-from lmtool.generation.sampling import generate
+from lmtool.generation.configs import GenerationConfig
+from lmtool.generation.generate import generate
 from lmtool.heads.lm import lm_head
 from lmtool.nn.dropout import DeviceDraws, TokenDraws, token_keys
 from lmtool.nn.stack import Place
@@ -141,21 +142,16 @@ def test_a_text_shorter_than_what_stands_before_them_is_refused():
         VirtualTokens(3, 8, after=2).insertion(Packed(torch.zeros(4).long(), (3, 1)))
 
 
-@pytest.mark.parametrize("new", [6, 40])
-def test_text_is_continued_behind_them(new):
-    """Beyond the longest text the older half is forgotten, virtual tokens never."""
+def test_text_is_continued_behind_them():
+    """Up to the longest text that the model reads beside them."""
     backbone, _ = of_family("gpt")
     add_virtual(backbone, backbone.embed, 0)
     head = lm_head(backbone)
-    got = generate(backbone, head, [3, 4, 5], new, temperature=0.0)
-    ids, window = [3, 4, 5], backbone.longest_text
-    start = 0
+    (got,) = generate(backbone, head, [[3, 4, 5]], GenerationConfig(max_new_tokens=40))
+    ids = [3, 4, 5]
     with torch.no_grad():
         for chosen in got:
-            if len(ids) - start > window:
-                start = len(ids) - max(window // 2, 1)
-            text = torch.tensor(ids[start:])
-            hidden = backbone(Packed(text, (len(text),)))
+            hidden = backbone(Packed(torch.tensor(ids), (len(ids),)))
             assert int(head(hidden[-1:], backbone.embed.token.weight).argmax()) == chosen
             ids.append(chosen)
-    assert len(got) == new
+    assert len(ids) == backbone.longest_text

@@ -16,7 +16,7 @@ from lmtool.costs.plan import ModelShape, Work, plan
 from lmtool.reporting.console import Output
 from lmtool.reporting.progress import Progress
 from lmtool.reporting.scores import Score, score_of
-from lmtool.reporting.screens import end_screen, start_screen
+from lmtool.reporting.screens import _sections, end_screen, start_screen
 from lmtool.reporting.table import print_sweep, sweep_table, table_lines
 from lmtool.reporting.text import clock, count, duration, exponent, lower_is_better, number, percent, plain, size
 
@@ -281,3 +281,10 @@ def test_numbers_as_a_person_reads_them():
         False,
         False,
     ]
+
+
+def test_labels_are_shown_as_they_are_written() -> None:
+    few = {"labels": {"not_entailment": 3, "a b": 4}}
+    assert _sections("data", few) == [("data", "labels: not_entailment 3 · a b 4")]
+    many = {"labels": {f"class_{number}": number + 7 for number in range(30)}}
+    assert _sections("data", many) == [("data", "labels: 30, from class_0 7 to class_29 36")]

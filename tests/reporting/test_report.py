@@ -126,6 +126,14 @@ def test_missing_and_broken_files_cost_only_their_section(language_run, name, co
         assert f"{name} is not valid JSON" in page.text
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "predictions.jsonl", "samples.json"])
+def test_files_of_gigabytes_cost_only_their_section(task_run, name):
+    run = task_run()
+    with (run / name).open("wb") as file:
+        file.truncate(8 << 30)
+    assert re.search(f"{name}.* more than [0-9]+ bytes", read_page(write_report(run)).text)
+
+
 def test_values_of_wrong_types_are_passed_over(language_run):
     result = {
         "status": 1,

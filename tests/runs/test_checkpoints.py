@@ -344,10 +344,14 @@ def test_the_last_save_must_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_the_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     """A checkpoint supposes that its rows are on the disk; where they are not, the fault is not the checkpoint's."""
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "metrics.jsonl").symlink_to("metrics.jsonl")
+
+    class Linking(FakeLearner):
+        def on_step(self, step: int) -> None:
+            (tmp_path / "run" / "metrics.jsonl").unlink(missing_ok=True)
+            (tmp_path / "run" / "metrics.jsonl").symlink_to("metrics.jsonl")
+
     with pytest.raises(UserError, match=r"cannot write \S+/metrics\.jsonl: too many levels of symbolic links"):
-        go(tmp_path / "run", max_steps=2, evaluate_every=2)
+        go(tmp_path / "run", learner=Linking(), max_steps=2, evaluate_every=2)
 
 
 def test_a_best_score_whose_save_failed_is_not_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

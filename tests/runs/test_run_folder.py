@@ -236,6 +236,36 @@ def test_rows_survive_a_torn_line_and_those_of_lost_steps_go(tmp_path: Path) -> 
         assert (run.path / "metrics.jsonl").read_text().endswith('{"step": 4}\n')
 
 
+def test_a_line_of_gigabytes_is_refused_at_once(tmp_path: Path) -> None:
+    with open_run(tmp_path / "run") as run:
+        with (run.path / "metrics.jsonl").open("wb") as file:
+            file.truncate(8 << 30)
+        with pytest.raises(UserError, match=r"metrics\.jsonl:1: a line of more than 10000000 bytes") as caught:
+            run.drop_rows_after(3)
+        assert caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["result.json", "predictions.jsonl", "log.txt"])
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (Path.mkdir, "a folder"),
+        (os.mkfifo, "no regular file"),
+        (lambda path: path.symlink_to("nowhere"), "a link to nothing"),
+        (lambda path: path.symlink_to("/dev/zero"), "no regular file"),
+    ],
+)
+def test_what_stands_in_the_place_of_a_file_is_refused_before_training(
+    tmp_path: Path, name: str, make: Any, kind: str
+) -> None:
+    path = tmp_path / "run" / name
+    path.parent.mkdir()
+    make(path)
+    with pytest.raises(UserError, match=f"{name} is {kind}; a run writes a file there") as caught:
+        open_run(tmp_path / "run")
+    assert caught.value.hint and os.path.lexists(path) and len(list(path.parent.iterdir())) == 1
+
+
 def test_rows_wait_for_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, full = os.write, [False]
 

@@ -16,6 +16,7 @@ from safetensors import safe_open
 
 from lmtool.config.checkpoint import find, read_state
 from lmtool.errors import Diverged, NotFinite, UserError
+from lmtool.manifest import MANIFEST, Manifest, write_manifest
 from lmtool.runs import checkpoints
 from lmtool.training.adam import build_adamw
 from lmtool.training.configs import AdamWConfig, ConstantConfig
@@ -345,7 +346,24 @@ def test_an_exploded_evaluation_ends_the_run(tmp_path: Path) -> None:
     assert evaluated(tmp_path / "score", lambda step: {"loss": 1.0, "other": 500.0}).status == "done"
 
 
-def test_fp16_scales_its_gradients_and_goes_on_bitwise(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("best_value", "x"), ("tokens", 1.5), ("cursor", {"epoch": "a"}), ("metrics", []), ("epoch", None)],
+)
+def test_counters_of_another_type_are_refused(tmp_path: Path, key: str, value: Any) -> None:
+    go(tmp_path / "run", max_steps=2)
+    folder = find(str(tmp_path / "run"))
+    state = {**read_state(folder), key: value}
+    (folder / "state.json").write_text(json.dumps(state))
+    facts = Manifest.read(folder).facts
+    (folder / MANIFEST).unlink()
+    write_manifest(folder, facts)
+    with pytest.raises(UserError, match=f"state.json: {key}=") as caught:
+        go(tmp_path / "run", max_steps=4)
+    assert caught.value.hint
+
+
+def test_fp16_scales_its_gradients_and_resumes_bitwise(tmp_path: Path) -> None:
     _, whole = go(tmp_path / "whole", precision="fp16", max_steps=6)
     state = read_state(tmp_path / "whole/checkpoints/step_00000006")
     assert state["scaler"]["scale"] > 1

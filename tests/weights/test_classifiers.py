@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from lmtool.errors import UserError
-from lmtool.weights.classifiers import is_classifier, label_names, labels_of, refusal, task_of
+from lmtool.weights.classifiers import label_names, labels_of, refusal, task_of
+from lmtool.weights.task_heads import HEADS, head_of_class
 
 
 @pytest.mark.parametrize(
@@ -52,6 +53,7 @@ def test_other_problems_are_no_task(kind, count):
 
 
 def test_the_class_says_what_it_is():
-    assert is_classifier({"architectures": ["BertForSequenceClassification"]})
+    assert head_of_class({"architectures": ["BertForSequenceClassification"]}) is HEADS["classifier"]
+    assert head_of_class({"architectures": ["GPT2ForQuestionAnswering"]}) is HEADS["question_answering"]
     for classes in (None, [], ["BertForMaskedLM"], ["BertForMultipleChoice"], ["BertForTokenClassification"]):
-        assert not is_classifier({"architectures": classes})
+        assert head_of_class({"architectures": classes}) is None

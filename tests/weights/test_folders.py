@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 from pathlib import Path
@@ -61,6 +62,16 @@ def test_shards_and_bin_hold_the_same(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(UserError, match="is no file name"):
         read(str(folder))
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json"])
+def test_what_is_no_file_is_not_read_as_if_there_were_none(folder: Path, name: str) -> None:
+    (folder / name).unlink(missing_ok=True)
+    for make_it in (os.mkfifo, Path.mkdir, lambda path: path.symlink_to("nowhere")):
+        make_it(folder / name)
+        with pytest.raises(UserError, match=f"{name} is no regular file"):
+            published_folder(str(folder))
+        (folder / name).rmdir() if (folder / name).is_dir() else (folder / name).unlink()
 
 
 def test_half_precision_becomes_fp32(folder: Path) -> None:

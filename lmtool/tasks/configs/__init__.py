@@ -11,6 +11,7 @@ from lmtool.tasks.configs.sequence import (
     RegressionConfig,
     SequenceConfig,
 )
+from lmtool.tasks.configs.tokens import TokenClassificationConfig
 
 __all__ = [
     "ClassLossConfig",
@@ -22,5 +23,6 @@ __all__ = [
     "SequenceConfig",
     "TaskConfig",
     "TaskObjectiveConfig",
+    "TokenClassificationConfig",
     "tasks_of",
 ]

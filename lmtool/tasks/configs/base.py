@@ -90,6 +90,10 @@ class TaskConfig(Config):
         """Why this task does not go with a model of one of its architectures, if it does not."""
         return None
 
+    def completed(self, tensors: dict[str, Any]) -> dict[str, Any]:
+        """A published folder's tensors with those of the head that have no place in one."""
+        return tensors
+
     @model_validator(mode="after")
     def _columns_differ(self) -> TaskConfig:
         if len({*self.text, self.label}) != len(self.text) + 1:

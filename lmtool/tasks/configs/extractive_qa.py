@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -72,6 +72,12 @@ class ExtractiveQaConfig(TaskConfig):
         "that have an answer, and of the others; best_...: with the threshold that is best for this score.",
     )
     metric: AnswerMetric = Field("f1", description="The score that chooses the best checkpoint.")
+
+    def completed(self, tensors: dict[str, Any]) -> dict[str, Any]:
+        name, head = f"heads.{self.name}.null_threshold", tensors.get(f"heads.{self.name}.output.weight")
+        if not self.unanswerable or name in tensors or head is None:
+            return tensors
+        return {**tensors, name: head.new_zeros(()).double()}
 
     @model_validator(mode="after")
     def _metrics_fit(self) -> ExtractiveQaConfig:

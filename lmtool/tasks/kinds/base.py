@@ -26,6 +26,7 @@ from lmtool.learners.evaluation import Evaluation, Scorer, evaluate
 from lmtool.learners.terms import TermSums
 from lmtool.metrics import METRICS, Metric
 from lmtool.models.base import Backbone
+from lmtool.tasks.kinds.labels import IDS
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision
 from lmtool.types import Batch, Scores
@@ -42,7 +43,10 @@ class Prediction(NamedTuple):
 
 
 class TaskKind(ABC):
-    """The base of every kind. config: with the labels filled in, once the training rows are read."""
+    """The base of every kind. config: with the labels filled in, once the training rows are read. unit: what has one
+    prediction, for messages."""
+
+    unit = "row"
 
     def __init__(self, config: Any):
         self.config = config
@@ -71,6 +75,10 @@ class TaskKind(ABC):
         """What each row belongs to: of rows that share it none is held out of training without the others. All that is
         read, where it is equal."""
         return list(zip(*rows.columns.values(), strict=True))
+
+    def texts(self, rows: Rows) -> list[Sequence[str]]:
+        """What is read, column by column, as text from which a tokenizer can be trained."""
+        return list(rows.columns.values())
 
     # Model.
 
@@ -107,6 +115,10 @@ class TaskKind(ABC):
     def constant(self, train: Rows) -> tuple[str, Prediction]:
         """What predicting without reading is called (majority, mean), and predicts for each row."""
 
+    def single(self, values: Sequence[Any] | np.ndarray) -> Sequence[Any] | np.ndarray:
+        """The labels or predicted values of rows one by one, where a row has many."""
+        return values
+
     @abstractmethod
     def shown(self, value: Any) -> Any:
         """A label or a predicted value as a user reads it: plain data."""
@@ -133,9 +145,11 @@ class TaskKind(ABC):
 
 
 class TaskLearner(BaseLearner):
-    """The base of a kind's learner. The one term, and the head, have the task's name."""
+    """The base of a kind's learner. The one term, and the head, have the task's name. scores_tokens: whether its
+    outputs are of tokens, not of whole texts."""
 
     predicts_rows = True
+    scores_tokens: bool = False
 
     def __init__(self, kind: TaskKind, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(kind.config, backbone, tokenizer, seed)
@@ -218,9 +232,8 @@ class TaskLearner(BaseLearner):
     def read_rows(self, columns: dict[str, list[Any]], origin: list[tuple[str, int]]) -> Rows:
         columns = {self.config.aliases.get(name, name): values for name, values in columns.items()}
         read = super().read_rows(columns, origin).columns
-        if self.config.label in columns:
-            read = {**read, self.config.label: columns[self.config.label]}
-        return self.kind.rows(read, origin, labelled=False)
+        further = {name: columns[name] for name in (*IDS, self.config.label) if name in columns}
+        return self.kind.rows({**further, **read}, origin, labelled=False)
 
     def respond(
         self, rows: Rows, max_length: int, batch_tokens: int, precision: Precision, warn: Warn = silent
@@ -338,11 +351,12 @@ class TaskScorer(Scorer):
     def _warnings(self, predictions: Sequence[Prediction]) -> tuple[str, ...]:
         kind, labels = self.learner.kind, self.rows.labels
         assert labels is not None
-        values = [prediction.value for prediction in predictions]
-        constant = len(values) > 1 and _all_same(values) and not _all_same(labels)
+        values = kind.single([prediction.value for prediction in predictions])
+        constant = len(values) > 1 and _all_same(values) and not _all_same(kind.single(labels))
         if not constant:
             return ()
-        return (f"every row was predicted {kind.shown(values[0]) or 'nothing'}: the model learned a constant",)
+        given = kind.shown(values[0]) or "nothing"
+        return (f"every {kind.unit} was predicted {given}: the model learned a constant",)
 
 
 def _all_same(values: Sequence[Any] | np.ndarray) -> bool:

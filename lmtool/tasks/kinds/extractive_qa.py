@@ -253,6 +253,7 @@ class ExtractiveQaLearner(TaskLearner):
 
     config: ExtractiveQaConfig
     kind: ExtractiveQa
+    scores_tokens = True
 
     def __init__(self, kind: ExtractiveQa, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(kind, backbone, tokenizer, seed)
@@ -341,5 +342,6 @@ class ExtractiveQaLearner(TaskLearner):
     def decided(self, predictions: Sequence[Prediction]) -> list[Prediction]:
         if not self.config.unanswerable:
             return list(predictions)
-        threshold = float(self.heads[self.term].get_buffer("null_threshold"))
+        given = self.config.null_threshold  # goes before the one that was tuned
+        threshold = float(self.heads[self.term].get_buffer("null_threshold")) if given is None else given
         return [self.kind.with_threshold(prediction, threshold) for prediction in predictions]

@@ -68,24 +68,28 @@ def class_numbers(
 ) -> np.ndarray:
     """(N,) int64 classes of a column that holds the labels' names, or in every row their numbers from 0.
 
-    Raises UserError with file:line at the first value that is neither.
+    Raises UserError with file:line at the first value that is not what most are.
     """
     words = [word_of(value) for value in values]
     number = {name: index for index, name in enumerate(labels)}
     if not all(word in number for word in words):
         counted = {str(index): index for index in range(len(labels))}
-        if all(word in counted for word in words):
+        if sum(word in counted for word in words) > sum(word in number for word in words):
             number = counted
     for word, where in zip(words, origin, strict=True):
         if word not in number:
-            given = f"label {word!r} is unknown" if word else f"no value in the column {config.label}"
-            raise UserError(
-                f"{place(where)}: {given}; the labels of {config.name} are {_listing(labels)}",
-                "correct the row, or give the labels in order: task.labels=["
-                + ",".join(f'"{name}"' for name in labels[:2])
-                + ",...]",
-            )
+            raise unknown_label(config, labels, word, place(where))
     return np.array([number[word] for word in words], dtype=np.int64)
+
+
+def unknown_label(config: TaskConfig, labels: Sequence[str], word: str, where: str) -> UserError:
+    """The error of a label that is none of the task's. where: file:line."""
+    given = f"label {word!r} is unknown" if word else f"no value in the column {config.label}"
+    names = ",".join(f'"{name}"' for name in labels[:2])
+    return UserError(
+        f"{where}: {given}; the labels of {config.name} are {_listing(labels)}",
+        f"correct the row, or give the labels in order: task.labels=[{names},...]",
+    )
 
 
 def numbers(config: TaskConfig, values: Sequence[Any], origin: Sequence[tuple[str, int]]) -> np.ndarray:

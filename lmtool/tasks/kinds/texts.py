@@ -60,7 +60,7 @@ class SequenceExamples:
         start: int | None = None,
     ):
         if not len(rows):
-            raise UserError(f"the {split} split has no rows")
+            raise UserError(f"the {split} split has no rows", "give a table with rows: `lmtool show task.path`")
         self.rows, self.term, self.split, self.start = rows, term, split, start
         self.template = Template.of(text_format(format_name, tokenizer), len(rows.columns))
         room = max_length - self.template.overhead

@@ -25,6 +25,10 @@ class Memory:
     def __init__(self, cache: Cache):
         self.cache = cache
 
+    def select(self, rows_R: Tensor) -> None:
+        if self.state is not None:
+            self.state = (self.state[0][rows_R], self.state[1][rows_R])
+
 
 class LstmLayer(nn.Module):
     def __init__(self, width: int):

@@ -1,0 +1,233 @@
+"""`task=FILE`: which kind of task a user's own file is for, guessed from its columns. Imports no torch.
+
+What is guessed becomes the overrides that say it in full; where a file fits two kinds, or more columns than one, both
+full forms are named instead.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lmtool.data.columns import LINES
+from lmtool.data.parquet import read_parquet
+from lmtool.data.squad import begins_squad
+from lmtool.data.tables import SUFFIXES, read_table
+from lmtool.errors import UserError
+from lmtool.tasks.kinds.labels import IDS, word_of
+
+_WORDS = (".conll", ".conllu", ".bio", ".iob", ".iob2")
+_SUFFIXES = (*SUFFIXES, ".parquet", *_WORDS)
+# As many different whole numbers, at most, are classes; as many, at least, are values; between them either is meant.
+_FEW, _MANY = 20, 50
+_LABELS = (
+    "label", "labels", "class", "category", "gold", "score", "rating", "stars", "sentiment", "intent",
+    "topic", "topics",
+)  # fmt: skip
+# Words a value, on average, from which on a column is read and not predicted.
+_LONG = 3
+_PAIRS = (("source", "target"), ("src", "tgt"))
+_HEAD = 4096
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A kind of task, and the columns that it reads and predicts."""
+
+    kind: str
+    text: tuple[str, ...]
+    label: str
+
+    def words(self, path: str) -> list[str]:
+        """The overrides that say it in full."""
+        text = ",".join(map(_typed, self.text))
+        return [
+            "task=custom", f"task.kind={self.kind}", f"task.path={_typed(path)}", f"task.text=[{text}]",
+            f"task.label={_typed(self.label)}",
+        ]  # fmt: skip
+
+
+def is_path(value: str, options: Collection[str]) -> bool:
+    """Whether the value of `task=` names a file or a folder, and none of the tasks there are."""
+    if value in options or not value or "," in value:
+        return False
+    path = Path(value).expanduser()
+    return path.suffix.lower() in _SUFFIXES or path.is_dir()
+
+
+def guess(value: str, given: Mapping[str, str]) -> Guess:
+    """What a file or a folder is for. given: the values of `task.*` that were typed beside it: a `kind`, a `label` or a
+    `text` that was said is not guessed. UserError where nothing fits, or several kinds or columns do."""
+    file = _file(value)
+    suffix = file.suffix.lower()
+    kind, text, label = given.get("kind"), _list(given.get("text")), given.get("label")
+    if suffix in _WORDS:
+        return Guess(kind or "token_classification", text or ("tokens",), label or "tags")
+    if suffix == ".json" and begins_squad(_beginning(file)):
+        return Guess(kind or "extractive_qa", text or ("question", "context"), label or "answers")
+    columns = (read_parquet(file) if suffix == ".parquet" else read_table(file)).columns
+    columns = {name: values for name, values in columns.items() if name.lower() not in IDS and name != LINES}
+    lower = {name.lower(): name for name in columns}
+    if kind is None and text is None and label is None:
+        if {"question", "context", "answers"} <= lower.keys():
+            return Guess("extractive_qa", (lower["question"], lower["context"]), lower["answers"])
+        for source, target in _PAIRS:
+            if {source, target} <= lower.keys():
+                return Guess("seq2seq", (lower[source],), lower[target])
+    return _of_columns(value, columns, kind, text, label)
+
+
+def _of_columns(
+    value: str, columns: dict[str, list[Any]], kind: str | None, text: tuple[str, ...] | None, label: str | None
+) -> Guess:
+    unknown = [name for name in (*(text or ()), *([label] if label else [])) if name not in columns]
+    if unknown:
+        raise UserError(
+            f"task={value}: no column {unknown[0]}; there are {', '.join(columns)}", "name columns of the file"
+        )
+    read = text or _words_of(columns)
+    kinds = {
+        name: _kinds(values, bool(_parallel(columns, name))) for name, values in columns.items() if name not in read
+    }
+    if label is None:
+        fitting = [name for name, those in kinds.items() if those and (kind is None or kind in those)]
+        named = [name for name in fitting if name.lower() in _LABELS]
+        fitting = named if len(named) == 1 else fitting
+        if not fitting:
+            raise UserError(
+                f"task={value}: none of its columns {', '.join(columns)} holds classes, numbers or tags",
+                "say what is predicted: task=custom task.kind=KIND task.path=FILE task.text=[COLUMN] task.label=COLUMN",
+            )
+        options = [(name, kinds[name]) for name in fitting]
+    else:
+        options = [(label, kinds.get(label) or ["classification"])]
+    guesses = [
+        Guess(kind or each, text or _texts(value, columns, name, each), name)
+        for name, those in options
+        for each in ([kind] if kind else those)
+    ]
+    if len(guesses) > 1:
+        _refuse(value, guesses)
+    return guesses[0]
+
+
+def _words_of(columns: Mapping[str, list[Any]]) -> tuple[str, ...]:
+    """The column of the words of sentences: of lists as long as each other, the one of the most different values."""
+    lists = [name for name in columns if _parallel(columns, name)]
+    return tuple(sorted(lists, key=lambda name: -len({str(item) for row in columns[name] for item in row}))[:1])
+
+
+def _parallel(columns: Mapping[str, list[Any]], name: str) -> list[str]:
+    """The other columns that hold lists, as long as those of this one in each row."""
+    if not all(isinstance(value, list) for value in columns[name]):
+        return []
+    sizes = [len(value) for value in columns[name]]
+    return [
+        other for other, values in columns.items()
+        if other != name and [len(value) if isinstance(value, list) else -1 for value in values] == sizes
+    ]  # fmt: skip
+
+
+def _kinds(values: list[Any], of_words: bool) -> list[str]:
+    """The kinds of task that a column may be the label of; none for texts. of_words: there are lists beside its own."""
+    present = [value for value in values if word_of(value)]
+    if not present:
+        return []
+    if all(isinstance(value, list) for value in present):
+        return ["token_classification" if of_words else "multi_label"]
+    words = [word_of(value) for value in present]
+    different = set(words)
+    numbers = [_number(word) for word in words]
+    if None not in numbers:
+        whole = all(number is not None and number == int(number) for number in numbers)
+        if whole and len(different) <= _FEW:
+            return ["classification"] if len(different) > 1 else []
+        if len(different) >= _MANY or (not whole and len(different) > _FEW):
+            return ["regression"]
+        return ["classification", "regression"]
+    # Names of classes come again; texts rarely do.
+    few = len(different) <= max(2, min(len(words) / 2, 1000))
+    short = sum(len(word.split()) for word in words) / len(words) < _LONG
+    return ["classification"] if few and short and len(different) > 1 else []
+
+
+def _number(word: str) -> float | None:
+    try:
+        number = float(word)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _texts(value: str, columns: dict[str, list[Any]], label: str, kind: str) -> tuple[str, ...]:
+    """The columns that are read beside a label. UserError where there are none, or more than a pair."""
+    rest = [name for name in columns if name != label]
+    if kind == "token_classification":
+        return _words_of(columns) or ("tokens",)
+    texts = [name for name in rest if _is_text(columns[name])]
+    if len(texts) in (1, 2):
+        return tuple(texts)
+    if not texts:
+        raise UserError(
+            f"task={value}: none of its columns {', '.join(rest) or 'but ' + label} holds texts to read",
+            f"name it: task.text=[COLUMN] task.label={_typed(label)}",
+        )
+    _refuse(value, [Guess(kind, (name,), label) for name in texts])
+    raise AssertionError
+
+
+def _is_text(values: list[Any]) -> bool:
+    """Whether a column holds texts: mostly of several words, or mostly different ones that are no numbers."""
+    words = [value for value in values if isinstance(value, str)]
+    if len(words) < len(values) / 2 or all(_number(word) is not None for word in words):
+        return False
+    several = sum(len(word.split()) >= _LONG for word in words)
+    return several > len(words) / 2 or len(set(words)) > len(words) / 2
+
+
+def _refuse(value: str, guesses: Sequence[Guess]) -> None:
+    first, second = (shlex.join(guess.words(value)) for guess in guesses[:2])
+    more = f" (or {len(guesses) - 2} more)" if len(guesses) > 2 else ""
+    differ = "is predicted" if guesses[0].label != guesses[1].label else "is meant"
+    raise UserError(f"task={value}: its columns do not say what {differ}", f"give {first}   or {second}{more}")
+
+
+def _file(value: str) -> Path:
+    """The training file. UserError where there is none."""
+    path = Path(value).expanduser()
+    if path.is_file():
+        return path
+    if not path.is_dir():
+        raise UserError(f"task={value}: no such file", "give a file of your own, or a task: `lmtool list task`")
+    for entry in sorted(path.iterdir()):
+        if entry.stem.lower() == "train" and entry.suffix.lower() in _SUFFIXES:
+            return entry
+    there = ", ".join(sorted(entry.name for entry in path.iterdir())[:12]) or "nothing"
+    raise UserError(
+        f"task={value}: the folder has no train file; there is {there}",
+        "name a folder with train.csv, train.tsv, train.jsonl or train.parquet, or one file",
+    )
+
+
+def _beginning(file: Path) -> str:
+    with file.open("rb") as handle:
+        return handle.read(_HEAD).decode("utf-8-sig", errors="ignore")
+
+
+def _list(value: str | None) -> tuple[str, ...] | None:
+    """The columns of a typed `task.text=[a,b]`."""
+    if value is None:
+        return None
+    return tuple(part.strip().strip("'\"") for part in value.strip().strip("[]").split(","))
+
+
+def _typed(value: str) -> str:
+    """A value as it is typed for Hydra: quoted where it is more than a plain word."""
+    if re.fullmatch(r"[A-Za-z_./~-][\w./-]*", value) and value.lower() not in ("null", "true", "false"):
+        return value
+    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -1,0 +1,246 @@
+"""A tag for each word of a sentence: names, parts of speech, chunks (Devlin et al. 2019, section 5.3).
+
+Shape letters: M words, S sentences, C tags.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from lmtool.data.columns import LINES
+from lmtool.data.split import Rows
+from lmtool.errors import UserError
+from lmtool.metrics import compute, confusion
+from lmtool.metrics.entities import EntityScores, EntityTags, total
+from lmtool.models.base import Backbone
+from lmtool.tasks.configs import TokenClassificationConfig
+from lmtool.tasks.kinds.base import Prediction, TaskKind
+from lmtool.tasks.kinds.labels import balanced_weights, is_unlabelled, label_counts, row_ids, unknown_label, word_of
+from lmtool.tasks.kinds.schemes import bio_labels, scheme_of, to_bio
+from lmtool.tasks.kinds.token_learner import TokenLearner
+from lmtool.tokenizers.tokenizer import Tokenizer
+
+Origin = Sequence[tuple[str, int]]
+
+
+class TokenClassification(TaskKind):
+    """Rows of words with the number of a tag each. What is learned, predicted and scored is BIO where the tags have a
+    scheme."""
+
+    config: TokenClassificationConfig
+    unit = "word"
+
+    def with_labels(self, columns: Mapping[str, list[Any]], origin: Origin) -> TokenClassificationConfig:
+        """With the scheme that the training tags are in, and the tags by name."""
+        config = self.config
+        sentences = self._named(_lists(columns[config.label]))
+        scheme = scheme_of(sentences) if config.scheme == "auto" else config.scheme
+        if scheme == "none" and config.metrics != ("accuracy",):
+            raise UserError(
+                f"task.metrics of {config.name} score entities, and the tags in {config.label} mark none "
+                f"({', '.join(sorted(set(chain(*sentences)))[:4])}, ...)",
+                "give task.metrics=[accuracy] task.metric=accuracy, or name another column with task.label=",
+            )
+        config = config.model_copy(update={"scheme": scheme})
+        if config.labels is None:
+            tags = list(chain(*type(self)(config)._in_bio(sentences, columns, origin)))
+            labels = tuple(sorted(set(tags))) if scheme == "none" else bio_labels(tags)
+            if len(labels) < 2:
+                raise UserError(
+                    f"task.label={config.label} is {', '.join(labels) or 'empty'} for all {len(tags):,} training words",
+                    "name another column with task.label=",
+                )
+            config = config.model_copy(update={"labels": labels})
+        return config
+
+    def rows(self, columns: dict[str, list[Any]], origin: list[tuple[str, int]], labelled: bool) -> Rows:
+        name, values = self.config.text[0], columns.get(self.config.label)
+        words = _lists(columns[name])
+        for number, own in enumerate(words):
+            for place, word in enumerate(own):
+                if not isinstance(word, str):
+                    raise UserError(
+                        f"{_place(columns, origin, number, place)}: the column {name} holds {type(word).__name__}, "
+                        "not words",
+                        "write a list of words or a text, or name another column with task.text=",
+                    )
+        labels = None
+        if labelled or (values is not None and not is_unlabelled([tag for own in _lists(values) for tag in own])):
+            labels = self._numbers(words, columns, origin)
+        return Rows(row_ids(columns, len(origin)), {name: words}, labels, origin)
+
+    def _numbers(self, words: list[list[str]], columns: Mapping[str, list[Any]], origin: Origin) -> list[list[int]]:
+        """Each word's tag. UserError with file:line where there is not one a word, or one of no known name."""
+        sentences = self._named(_lists(columns[self.config.label]))
+        for number, (own, tags) in enumerate(zip(words, sentences, strict=True)):
+            if len(own) != len(tags):
+                raise UserError(
+                    f"{_place(columns, origin, number, 0)}: {len(own)} words and {len(tags)} tags",
+                    "give each word one tag",
+                )
+        number_of = {label: index for index, label in enumerate(self.config.labels or ())}
+        decoded = []
+        for number, tags in enumerate(self._in_bio(sentences, columns, origin)):
+            for place, tag in enumerate(tags):
+                if tag not in number_of:
+                    where = _place(columns, origin, number, place)
+                    raise unknown_label(self.config, self.config.labels or (), tag, where)
+            decoded.append([number_of[tag] for tag in tags])
+        return decoded
+
+    def _named(self, sentences: list[list[Any]]) -> list[list[str]]:
+        """Tags as words; the numbers of named ones by their names, where all are numbers."""
+        labels = self.config.labels or ()
+        named = [[word_of(tag) for tag in tags] for tags in sentences]
+        given, numbers = set(chain(*named)), {str(number): label for number, label in enumerate(labels)}
+        if given and not given & set(labels) and given <= numbers.keys():
+            return [[numbers[tag] for tag in tags] for tags in named]
+        return named
+
+    def _in_bio(self, sentences: list[list[str]], columns: Mapping[str, list[Any]], origin: Origin) -> list[list[str]]:
+        converted = []
+        for number, tags in enumerate(sentences):
+            try:
+                converted.append(to_bio(tags, self.config.scheme))
+            except ValueError as problem:
+                place, tag = problem.args
+                given = f"the tag {tag!r}" if tag else "no tag"
+                raise UserError(
+                    f"{_place(columns, origin, number, place)}: {given} where the tags are in scheme="
+                    f"{self.config.scheme}",
+                    "correct the line, or name the scheme of the files: task.scheme=bio, iob1, iobes or none",
+                ) from problem
+        return converted
+
+    def fitted(self, train: Rows) -> TokenClassificationConfig:
+        """With a weight for each tag, where the loss has weights."""
+        names, values = self.config.labels or (), self.config.model_dump()
+        if self.config.loss.class_weights == "balanced":
+            values["loss"]["class_weights"] = balanced_weights(flat(train.labels), len(names))
+        weights = values["loss"]["class_weights"]
+        if isinstance(weights, tuple) and len(weights) != len(names):
+            raise UserError(
+                f"task.loss.class_weights has {len(weights)} weights for the {len(names)} tags {', '.join(names[:8])}",
+                "give one weight a tag, in their order, or class_weights=balanced",
+            )
+        return type(self.config).model_validate(values)
+
+    def facts(self, train: Rows) -> tuple[dict[str, Any], list[str]]:
+        labels = self.config.labels or ()
+        tags_M, lengths_S = flat(train.labels), _lengths(train.labels)
+        facts: dict[str, Any] = {"words": len(tags_M)}
+        warnings = []
+        empty = int(np.sum(lengths_S == 0))
+        if empty:
+            warnings.append(f"{empty:,} training sentences have no words: they teach nothing")
+        if self.config.scheme == "none":
+            return {**facts, "labels": label_counts(tags_M, labels)}, warnings
+        tags = EntityTags(labels)
+        counts = Counter(tags.entities(tags_M, lengths_S)[2].tolist())
+        stray = tags.stray(tags_M, lengths_S)
+        if stray:
+            warnings.append(
+                f"{stray:,} training entities begin with I, not B: they count as beginning there, as for conlleval"
+            )
+        entities = {kind: counts.get(number, 0) for number, kind in enumerate(tags.types)}
+        return {**facts, "scheme": self.config.scheme, "entities": entities}, warnings
+
+    def learner(self, backbone: Backbone, tokenizer: Tokenizer, seed: int) -> TokenLearner:
+        return TokenLearner(self, backbone, tokenizer, seed)
+
+    def texts(self, rows: Rows) -> list[Sequence[str]]:
+        return [[" ".join(words) for words in column] for column in rows.columns.values()]
+
+    def join(self, parts: Sequence[Any]) -> Prediction:
+        """parts: of each window the numbers of its words, their tags and the tags' probabilities."""
+        words, tags, shares = (np.concatenate(values) for values in zip(*parts, strict=True))
+        if not np.array_equal(words, np.arange(len(words))):
+            raise RuntimeError(f"the words {words.tolist()} were predicted, each is to be once")
+        return Prediction(tags.tolist(), float(shares.min()) if len(shares) else 1.0)
+
+    def metrics(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, float]:
+        gold_M, predicted_M = self._both(rows, predictions)
+        values = compute(("accuracy",), gold_M, predicted_M)
+        if self.config.metrics != ("accuracy",):
+            scores = total(self._entities(rows, gold_M, predicted_M))
+            values |= {name: getattr(scores, name) for name in ("f1", "precision", "recall")}
+        return {name: values[name] for name in self.config.metrics}
+
+    def _both(self, rows: Rows, predictions: Sequence[Prediction]) -> tuple[np.ndarray, np.ndarray]:
+        """(M,) gold and (M,) predicted tags; each word is predicted once."""
+        lengths = _lengths(rows.labels)
+        predicted = [prediction.value for prediction in predictions]
+        if not np.array_equal(lengths, _lengths(predicted)):
+            raise RuntimeError("there are more or fewer predicted tags than words")
+        return flat(rows.labels), flat(predicted)
+
+    def _entities(self, rows: Rows, gold_M: np.ndarray, predicted_M: np.ndarray) -> dict[str, EntityScores]:
+        return EntityTags(self.config.labels or ()).score(gold_M, predicted_M, _lengths(rows.labels))
+
+    def constant(self, train: Rows) -> tuple[str, Prediction]:
+        """The commonest tag of the training words: of one word."""
+        counts = np.bincount(flat(train.labels))
+        return "majority tag", Prediction([int(counts.argmax())], float(counts.max() / counts.sum()))
+
+    def single(self, values: Sequence[Any] | np.ndarray) -> list[Any]:
+        return list(chain(*values))
+
+    def shown(self, value: Any) -> Any:
+        """Tags by their names."""
+        labels = self.config.labels or ()
+        return [labels[tag] for tag in value] if isinstance(value, list) else labels[value]
+
+    def line(self, record: Mapping[str, Any]) -> str:
+        """Words with their tags behind them, those outside of everything bare."""
+        words = zip(record[self.config.text[0]], record["prediction"], strict=True)
+        return " ".join(word if tag == "O" else f"{word}/{tag}" for word, tag in words)
+
+    def details(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, Any]:
+        """Scores of each type of entity, or of each tag: `classes`, with how many there are in gold and predicted."""
+        gold_M, predicted_M = self._both(rows, predictions)
+        labels = self.config.labels or ()
+        if self.config.scheme == "none":
+            counts = confusion(gold_M, predicted_M, len(labels))
+            scores = {
+                label: EntityScores(
+                    int(counts[number].sum()), int(counts[:, number].sum()), int(counts[number, number])
+                )
+                for number, label in enumerate(labels)
+            }
+        else:
+            scores = self._entities(rows, gold_M, predicted_M)
+        return {
+            "classes": {
+                name: {
+                    "precision": score.precision, "recall": score.recall, "f1": score.f1,
+                    "gold": score.gold, "predicted": score.predicted,
+                }
+                for name, score in scores.items()
+            }
+        }  # fmt: skip
+
+
+def flat(sentences: Any) -> np.ndarray:
+    """(M,) int64: the tags of all sentences."""
+    return np.fromiter(chain(*sentences), dtype=np.int64)
+
+
+def _lengths(sentences: Any) -> np.ndarray:
+    return np.array([len(tags) for tags in sentences], dtype=np.int64)
+
+
+def _lists(values: Sequence[Any]) -> list[list[Any]]:
+    """Lists as they stand, and texts divided at white space."""
+    return [value.split() if isinstance(value, str) else list(value or ()) for value in values]
+
+
+def _place(columns: Mapping[str, list[Any]], origin: Origin, row: int, word: int) -> str:
+    """file:line of a word, as far as it is known."""
+    lines = columns.get(LINES)
+    own = lines[row] if lines is not None else []
+    return f"{origin[row][0]}:{own[word] if word < len(own) else origin[row][1]}"

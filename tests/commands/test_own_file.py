@@ -1,0 +1,38 @@
+"""`task=FILE` is put into its full form before the configuration is composed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lmtool import cli
+from lmtool.commands.own_file import spelled_out
+from lmtool.errors import UserError
+
+
+@pytest.fixture
+def reviews(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    rows = "".join(f"a long review number {number},{'good' if number % 2 else 'bad'}\n" for number in range(20))
+    Path("reviews.csv").write_text("review,mood\n" + rows)
+    return "reviews.csv"
+
+
+def test_the_full_form_is_printed_and_used(reviews: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["finetune", f"task={reviews}", "model=bert_tiny", "checkpoint=none", "--cfg", "job"]) == 0
+    shown = capsys.readouterr()
+    form = "task=custom task.kind=classification task.path=reviews.csv 'task.text=[review]' task.label=mood"
+    assert f"task=reviews.csv is read as: {form}" in shown.err and "label: mood" in shown.out
+
+
+def test_other_words_stay_as_they_are(reviews: str) -> None:
+    assert spelled_out("finetune", ["task=sst2", "seed=1"]) == ["task=sst2", "seed=1"]
+    typed = spelled_out("finetune", ["seed=1", f"task={reviews}", "task.label=mood", "task.name=mine"])
+    assert typed == [
+        "seed=1", "task=custom", "task.kind=classification", "task.path=reviews.csv", "task.text=[review]",
+        "task.label=mood", "task.name=mine",
+    ]  # fmt: skip
+    assert spelled_out("evaluate", [f"task={reviews}"]) == ["task.path=reviews.csv"]
+    with pytest.raises(UserError, match="both name data"):
+        spelled_out("finetune", [f"task={reviews}", "task.path=x"])

@@ -1,0 +1,61 @@
+"""Interpolations are counted before they are resolved: bombs are refused at once, ordinary ones are resolved."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from lmtool import cli
+from lmtool.config import interpolation
+from lmtool.errors import UserError
+
+LEVELS = range(1, 41)
+BOMBS = {
+    "each twice": {"a0": "x", **{f"a{n}": f"${{a{n - 1}}}${{a{n - 1}}}" for n in LEVELS}},
+    "relative": {"s": {"a0": "x", **{f"a{n}": f"${{.a{n - 1}}}/${{..s.a{n - 1}}}" for n in LEVELS}}},
+    "in lists": {"a0": ["x"] * 9, **{f"a{n}": [f"${{a{n - 1}}}"] * 9 for n in LEVELS}},
+    "of sections": {"a0": {"x": "y"}, **{f"a{n}": {"l": f"${{a{n - 1}}}", "r": f"${{a{n - 1}}}"} for n in LEVELS}},
+    "by a resolver": {"a0": "x", **{f"a{n}": f"${{oc.select:a{n - 1}}}${{oc.select:'a{n - 1}'}}" for n in LEVELS}},
+    "by names of names": {"a0": "x", **{f"n{n}": str(n) for n in range(40)}}
+    | {f"a{n}": f"${{a${{n{n - 1}}}}}${{a${{n{n - 1}}}}}" for n in LEVELS},
+    "of a long text": {"a": "x" * 100_000, "b": "${a}" * 11},
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_bombs(name: str) -> None:
+    begun = time.process_time()
+    with pytest.raises(UserError, match="more than 1000000 characters") as caught:
+        interpolation.check(BOMBS[name])
+    assert time.process_time() - begun < 1 and caught.value.hint
+
+
+def test_ordinary_ones() -> None:
+    paths = {"sst2": "/data/sst2", "cola": "/data/cola"}
+    task = {"name": "sst2", "path": "${paths.${task.name}}", "again": "${.path}/${..seed}"}
+    interpolation.check({"paths": paths, "task": task, "seed": 1, "here": "${oc.env:HOME}", "all": "${task}" * 50})
+    interpolation.check({f"a{n}": f"${{a{n - 1}}}" for n in range(200)})
+    interpolation.check({"a": "${b}", "b": "${a}"})  # a circle: resolving it is refused
+
+
+@pytest.mark.parametrize("words", [[], ["-m", "seed=1,2"]])
+def test_a_bomb_in_a_folder_of_yaml(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "experiment").mkdir()
+    lines = "".join(f"a{n}: {value}\n" for n, value in enumerate(BOMBS["each twice"].values()))
+    (tmp_path / "experiment" / "mine.yaml").write_text(f"# @package _global_\n{lines}")
+    cli.main(["pretrain", "--cfg", "job", "seed=no"])
+    begun = time.process_time()
+    typed = [
+        "pretrain",
+        "--config-dir",
+        str(tmp_path),
+        "model=bert_tiny",
+        "experiment=mine",
+        "data=text",
+        "data.path=x",
+    ]
+    assert cli.main([*typed, *words]) == 2
+    assert time.process_time() - begun < 2
+    assert "interpolations that stand for more than" in capsys.readouterr().err

@@ -1,0 +1,114 @@
+"""What a user's own file is for, guessed from its columns."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import pytest
+
+from lmtool.errors import UserError
+from lmtool.tasks.guessing import Guess, guess, is_path
+
+TEXTS = [f"a review of the thing number {number}" for number in range(60)]
+
+
+def table(folder, name="reviews.csv", **columns):
+    path = folder / name
+    if path.suffix == ".jsonl":
+        rows = zip(*columns.values(), strict=True)
+        path.write_text("".join(json.dumps(dict(zip(columns, row, strict=True))) + "\n" for row in rows))
+    else:
+        with path.open("w", newline="") as file:
+            csv.writer(file).writerows([list(columns), *zip(*columns.values(), strict=True)])
+    return str(path)
+
+
+CASES = {
+    "classes": ({"review": TEXTS, "stars": [1, 2, 3] * 20}, Guess("classification", ("review",), "stars")),
+    "named classes": ({"text": TEXTS, "mood": ["good", "bad"] * 30}, Guess("classification", ("text",), "mood")),
+    "a pair": (
+        {"id": list(range(60)), "a": TEXTS, "b": TEXTS[::-1], "label": ["x", "y"] * 30},
+        Guess("classification", ("a", "b"), "label"),
+    ),
+    "values": (
+        {"text": TEXTS, "score": [number / 7 for number in range(60)]}, Guess("regression", ("text",), "score")
+    ),
+    "a label beside another column": (
+        {"text": TEXTS, "year": [1990, 1991] * 30, "label": ["x", "y"] * 30},
+        Guess("classification", ("text",), "label"),
+    ),
+    "source and target": ({"source": TEXTS, "target": TEXTS}, Guess("seq2seq", ("source",), "target")),
+}  # fmt: skip
+LISTS = {
+    "tags": (
+        {"tokens": [["a", "b", "c"], ["d"]] * 5, "tags": [["O", "B", "I"], ["O"]] * 5},
+        Guess("token_classification", ("tokens",), "tags"),
+    ),
+    "labels": (
+        {"text": TEXTS[:4], "topics": [["a"], [], ["a", "b"], ["b"]]}, Guess("multi_label", ("text",), "topics")
+    ),
+    "answers": (
+        {"question": TEXTS[:2], "context": TEXTS[:2], "answers": [{"text": [], "answer_start": []}] * 2},
+        Guess("extractive_qa", ("question", "context"), "answers"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_columns_say_the_kind(name, tmp_path):
+    columns, wanted = CASES[name]
+    assert guess(table(tmp_path, **columns), {}) == wanted
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_lists_say_the_kind(name, tmp_path):
+    columns, wanted = LISTS[name]
+    assert guess(table(tmp_path, "rows.jsonl", **columns), {}) == wanted
+
+
+def test_a_folder_and_columns_of_words(tmp_path):
+    table(tmp_path, "train.csv", text=TEXTS, label=["x", "y"] * 30)
+    assert guess(str(tmp_path), {}) == Guess("classification", ("text",), "label")
+    (tmp_path / "x.conll").write_text("a O\n")
+    assert guess(str(tmp_path / "x.conll"), {}).kind == "token_classification"
+
+
+@pytest.mark.parametrize(
+    ("columns", "told", "forms"),
+    [
+        ({"text": TEXTS, "score": [number % 5 / 2 for number in range(60)]}, "is meant",
+         ["task.kind=classification", "task.kind=regression"]),
+        ({"text": TEXTS, "mood": ["a", "b"] * 30, "tone": ["c", "d"] * 30}, "is predicted",
+         ["task.label=mood", "task.label=tone"]),
+        ({"a": TEXTS, "b": TEXTS, "c": TEXTS, "label": ["x", "y"] * 30}, "is meant",
+         ["task.text=[a]", "task.text=[b]"]),
+    ],
+)  # fmt: skip
+def test_two_meanings_are_refused_with_both_forms(columns, told, forms, tmp_path):
+    with pytest.raises(UserError, match=told) as caught:
+        guess(table(tmp_path, **columns), {})
+    assert all(form in caught.value.hint for form in forms)
+
+
+def test_what_is_said_is_not_guessed(tmp_path):
+    path = table(tmp_path, text=TEXTS, mood=["a", "b"] * 30, tone=["c", "d"] * 30)
+    assert guess(path, {"label": "tone"}) == Guess("classification", ("text",), "tone")
+    assert guess(path, {"kind": "multi_label", "label": "mood"}).kind == "multi_label"
+    with pytest.raises(UserError, match="no column nope; there are text, mood, tone"):
+        guess(path, {"label": "nope"})
+
+
+@pytest.mark.parametrize("columns", [{"text": TEXTS}, {"number": list(range(60))}])
+def test_nothing_to_predict_or_to_read(columns, tmp_path):
+    with pytest.raises(UserError, match="holds"):
+        guess(table(tmp_path, **columns), {})
+
+
+def test_paths_and_names(tmp_path):
+    assert is_path("x.csv", []) and is_path(str(tmp_path), []) and not is_path("sst2", ["sst2"])
+    assert not is_path("unknown", []) and not is_path("a.csv,b.csv", [])
+    with pytest.raises(UserError, match="no such file"):
+        guess("gone.csv", {})
+    words = Guess("classification", ("Review Text",), "a,b").words("my file.csv")
+    assert words[2:] == ["task.path='my file.csv'", "task.text=['Review Text']", "task.label='a,b'"]
