@@ -175,6 +175,36 @@ def test_what_a_task_kind_is_stays_in_its_file() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def learner_classes() -> set[str]:
+    """Names of the classes that are learners: those that inherit `BaseLearner`, at whatever remove."""
+    bases = {
+        node.name: {ast.unparse(base).partition("[")[0] for base in node.bases}
+        for path in SOURCES
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.ClassDef)
+    }
+    learners = {"BaseLearner"}
+    while new := {name for name, above in bases.items() if above & learners} - learners:
+        learners |= new
+    return learners
+
+
+def test_commands_ask_no_learner_what_it_is() -> None:
+    """What differs between learners is a method of theirs."""
+    learners = learner_classes()
+    assert {"Mixture", "ReplacedTokenDetection", "TaskLearner"} <= learners
+    wrong = []
+    for path in SOURCES:
+        # An export stands beside a task's learner, or beside the parts of a checkpoint, which are none.
+        if room_of(path) != "commands" or path.name == "roundtrip.py":
+            continue
+        for node in ast.walk(tree_of(path)):
+            asked = isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("isinstance", "issubclass")
+            if asked and learners & set(re.findall(r"\w+", ast.unparse(node))):
+                wrong.append(f"{path.relative_to(PACKAGE)}:{node.lineno}: {ast.unparse(node)}")
+    assert not wrong, "\n".join(wrong)
+
+
 def test_no_circles_also_inside_functions() -> None:
     edges: dict[Path, set[Path]] = {}
     for path in SOURCES:

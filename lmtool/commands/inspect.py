@@ -6,14 +6,12 @@ replaced-token detection: at its initial weights, or those of checkpoint=); any 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import torch
 
 from lmtool.commands.configs import FinetuneConfig, PretrainConfig
-from lmtool.commands.describing import described
 from lmtool.commands.evaluate import write_output
 from lmtool.commands.finetune import own_tokenizer
 from lmtool.commands.labelled import data_to_learn
@@ -22,18 +20,17 @@ from lmtool.commands.screens import warnings_of
 from lmtool.commands.starting import require_fit, start_weights, starting_tokenizer, with_tasks
 from lmtool.config.tables import build
 from lmtool.data.loader import PackedLoader
-from lmtool.data.plan import Examples
 from lmtool.data.split import SplitData
 from lmtool.data.store import open_store
 from lmtool.data.vocabulary import trained_tokenizer
 from lmtool.errors import CheckFailed
+from lmtool.learners.base import BaseLearner
+from lmtool.learners.inspection import Inspector
 from lmtool.learners.tally import FAMILY, Tally
-from lmtool.objectives.checks.statistics import measure
 from lmtool.reporting.console import Output
 from lmtool.reporting.table import print_table
 from lmtool.reporting.text import plain
 from lmtool.tasks.members import rows_of
-from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import choose_device
 from lmtool.weights.assemble import assemble
 
@@ -48,19 +45,19 @@ _HIGHLIGHTS = {r"\S+→\S+": "bold yellow", r"(?<!\S)(\[[A-Z]+\]|</?[a-z_0-9|]+>
 def run(config: PretrainConfig | FinetuneConfig, verb: str, looking: Looking) -> int:
     """Print examples and statistics. Raises CheckFailed where a statistic is not as defined."""
     output = Output()
-    seen = _pretraining(config, output) if isinstance(config, PretrainConfig) else _task(config, output)
-    shown = list(described(seen.examples, seen.tokenizer, looking.n, seen.labels, seen.learner))
+    inspector = _pretraining(config, output) if isinstance(config, PretrainConfig) else _task(config, output)
+    shown = list(inspector.described(looking.n))
     for row in shown:
         _print(output, row)
     if looking.output is not None:
         write_output(looking.output, shown)
-    tally = measure(seen.examples, looking.tokens, config.max_length, _pad(seen.tokenizer), seen.learner)
+    tally = inspector.measured(looking.tokens)
     if (config.batch_examples is None) != (config.batch_tokens is None):
-        facts = PackedLoader(seen.examples, config.seed, config.batch_examples, config.batch_tokens).facts()
+        facts = PackedLoader(inspector.examples, config.seed, config.batch_examples, config.batch_tokens).facts()
         tally.note("padding fraction of rectangular batches, avoided", facts["padding_avoided"], 1)
     learned = config.objective.name if isinstance(config, PretrainConfig) else config.task.name
     _table(output, tally, f"{learned} · {verb} · model={config.model.name}")
-    for warning in warnings_of(seen.examples.facts()):
+    for warning in warnings_of(inspector.examples.facts()):
         output.line(f"warning: {warning}", "yellow")
     broken = tally.broken()
     if broken:
@@ -72,17 +69,7 @@ def run(config: PretrainConfig | FinetuneConfig, verb: str, looking: Looking) ->
     return 0
 
 
-@dataclass(frozen=True)
-class Seen:
-    """What is looked into. labels: names of a task's classes."""
-
-    examples: Examples
-    tokenizer: Tokenizer
-    learner: Any
-    labels: tuple[str, ...] = ()
-
-
-def _pretraining(config: PretrainConfig, output: Output) -> Seen:
+def _pretraining(config: PretrainConfig, output: Output) -> Inspector:
     config, tasks = with_tasks(config)
     tokenizer = starting_tokenizer(config)
     progress = output.stage
@@ -99,25 +86,21 @@ def _pretraining(config: PretrainConfig, output: Output) -> Seen:
         learner, loaded = assemble(config, tokenizer, start_weights(config))
         output.line(f"weights of the generator: {'random' if loaded is None else loaded.sentence()}")
         learner.to(choose_device(config.device)).eval()
-    return Seen(learner.examples(data, config.max_length), tokenizer, learner)
+    return _inspector(learner, data, config.max_length)
 
 
-def _task(config: FinetuneConfig, output: Output) -> Seen:
+def _task(config: FinetuneConfig, output: Output) -> Inspector:
     config, task, _ = data_to_learn(config)
     tokenizer = starting_tokenizer(config)
     tokenizer = tokenizer or own_tokenizer(config, task, output)
     require_fit(config, tokenizer)
     with torch.device("meta"):
         learner, _ = assemble(config, tokenizer)
-    labels = tuple(getattr(task.config, "labels", None) or ())
-    return Seen(learner.examples(task.splits()["train"], config.max_length), tokenizer, learner, labels)
+    return _inspector(learner, task.splits()["train"], config.max_length)
 
 
-def _pad(tokenizer: Tokenizer) -> int | None:
-    """The id that stands for padding and nothing else."""
-    pad = tokenizer.roles.get("pad")
-    shared_with = [name for name, number in tokenizer.roles.items() if number == pad and name != "pad"]
-    return None if shared_with else pad
+def _inspector(learner: BaseLearner, data: SplitData, max_length: int) -> Inspector:
+    return learner.inspector(learner.examples(data, max_length), max_length)
 
 
 def _print(output: Output, example: dict[str, Any]) -> None:
@@ -137,9 +120,8 @@ def _print(output: Output, example: dict[str, Any]) -> None:
     on_inputs = next(iter(predicted.values()), {}) if "output" not in example else {}
     rows.append(("input", _pieces(example["input"], on_inputs)))
     if "filled" in example:
-        original = {place["position"]: place["label"] for place in example["targets"]["mlm"]}
         pieces = example["filled"]["pieces"]
-        replaced = {at: piece for at, piece in original.items() if pieces[at] != piece}
+        replaced = {at: piece for at, piece in on_inputs.items() if pieces[at] != piece}
         rows.append(("filled", _pieces(example["filled"], replaced)))
     if "output" in example:
         rows.append(("output", _pieces(example["output"], next(iter(predicted.values()), {}))))

@@ -20,6 +20,7 @@ from lmtool.data.split import Rows, SplitData
 from lmtool.errors import UserError
 from lmtool.learners.baseline import Predictor, mean_losses
 from lmtool.learners.evaluation import Scorer, TermScorer
+from lmtool.learners.inspection import Inspector
 from lmtool.learners.writing import Writer
 from lmtool.metrics import LOSS, Metric
 from lmtool.models.base import Backbone
@@ -163,6 +164,10 @@ class BaseLearner(nn.Module, ABC):
     @abstractmethod
     def examples(self, data: SplitData, max_length: int) -> Examples:
         """What is made of a split. An example may have several parts: windows of a long text, choices."""
+
+    def inspector(self, examples: Any, max_length: int) -> Inspector:
+        """What `inspect` reports of examples that it made of a split, for this max_length."""
+        return Inspector(self, examples, max_length)
 
     # How it is scored.
 

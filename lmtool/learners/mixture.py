@@ -2,114 +2,31 @@
 
 As T5 mixes its tasks (Raffel et al. 2020, section 3.5.2), examples are drawn in proportion to the weights; each
 objective's losses are means over its own targets, and the weights add them up.
-
-Shape letters: N examples of a batch, E of an epoch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Self, cast
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
-import torch
 from torch import nn
 
-from lmtool import streams
-from lmtool.data.plan import Examples, Plan
 from lmtool.data.split import Rows, SplitData
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner, Warn, silent
 from lmtool.learners.baseline import Predictor
 from lmtool.learners.configs import MixtureConfig
 from lmtool.learners.evaluation import Evaluation, Scorer
+from lmtool.learners.inspection import Inspector
+from lmtool.learners.mixed_examples import MixedBatch, MixedExamples, term_of
+from lmtool.learners.tally import Tally
 from lmtool.learners.writing import Writer
 from lmtool.models.base import Backbone
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision
-from lmtool.types import Batch, Packed, Scores, StepOutput
-
-# One example: which member it is of, and its number in that member's plan.
-MIXED = np.dtype([("member", "i4"), ("row", "i8")])
-
-
-@dataclass(frozen=True)
-class MixedBatch(Batch):
-    """members: by name, the batch of each objective that has examples in it. The other fields lay them end to end for
-    whoever counts tokens or joins examples; no model reads them."""
-
-    members: tuple[tuple[str, Batch], ...] = ()
-
-    def to(self, device: torch.device) -> Self:
-        moved = tuple((name, batch.to(device)) for name, batch in self.members)
-        return replace(self, inputs=self.inputs.to(device), members=moved, source=self.host)
-
-    @property
-    def tokens(self) -> int:
-        """Real tokens of all members, both sides."""
-        return sum(batch.tokens for _, batch in self.members)
-
-
-def term_of(member: str, term: str) -> str:
-    """The name of a member's term in the mixture: `span_sbo`; `mlm` stays `mlm`."""
-    return term if term == member else f"{member}_{term}"
-
-
-class MixedExamples:
-    """An epoch is as long as no member has to repeat an example in it; which of its examples a member gives is drawn
-    anew each epoch. whole: all examples of every member, whatever its share: to evaluate on."""
-
-    def __init__(self, members: dict[str, Examples], shares: Sequence[float], seed: int, whole: bool = False):
-        self.members, self.shares, self.seed, self.whole = members, tuple(shares), seed, whole
-        self._plans: dict[int, Plan] = {}
-
-    def plan(self, epoch: int) -> Plan:
-        if epoch not in self._plans:
-            plans = [member.plan(epoch) for member in self.members.values()]
-            size = min(len(plan) / share for plan, share in zip(plans, self.shares, strict=True))
-            rows, lengths = [], []
-            for number, (plan, share) in enumerate(zip(plans, self.shares, strict=True)):
-                count = len(plan) if self.whole else min(max(1, round(size * share)), len(plan))
-                order = streams.Permutation(len(plan), self.seed, "order", epoch * len(plans) + number)
-                taken = order(np.arange(count))
-                records = np.empty(count, dtype=MIXED)
-                records["member"], records["row"] = number, taken
-                rows.append(records)
-                lengths.append(plan.lengths[taken])
-            kept = dict([*self._plans.items()][-1:])
-            self._plans = kept | {epoch: Plan(np.concatenate(rows), np.concatenate(lengths))}
-        return self._plans[epoch]
-
-    def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> MixedBatch:
-        parts = []
-        for number, (name, member) in enumerate(self.members.items()):
-            taken = rows["row"][rows["member"] == number]
-            if len(taken):
-                # Numbers of their own, so that no two members share a draw.
-                own = taken * len(self.members) + number
-                parts.append((name, member.batch(member.plan(epoch).rows[taken], own, epoch)))
-        batches = [batch for _, batch in parts]
-        inputs = Packed(
-            torch.cat([batch.inputs.tokens for batch in batches]), sum((batch.inputs.lengths for batch in batches), ())
-        )
-        targets = {term_of(name, term): target for name, batch in parts for term, target in batch.targets.items()}
-        examples_N, parts_N = (torch.cat([getattr(batch, key) for batch in batches]) for key in ("examples", "parts"))
-        return MixedBatch(inputs, targets, examples_N, parts_N, members=tuple(parts))
-
-    def facts(self) -> dict[str, Any]:
-        """Size of the first epoch, and of each member's own."""
-        plan, own = self.plan(0), {name: member.facts() for name, member in self.members.items()}
-        parts = zip(self.shares, own.values(), strict=True)
-        return {
-            "examples": len(plan),
-            "tokens": int(plan.lengths.sum()),
-            "mean_length": float(plan.lengths.mean()),
-            "longest": int(plan.lengths.max()),
-            "predicted_fraction": sum(share * facts.get("predicted_fraction", 0.0) for share, facts in parts),
-            **{f"{name}_examples": int(facts["examples"]) for name, facts in own.items()},
-        }
-
+from lmtool.types import Batch, Scores, StepOutput
 
 # What a member's parameters are called in front of their own names, until the map to checkpoint names takes it away.
 _MEMBERS = "members."
@@ -162,24 +79,29 @@ class Mixture(BaseLearner):
             else:
                 self.heads[head] = member.heads[head]
 
-    def _named(self) -> Iterator[tuple[str, BaseLearner]]:
+    def named(self) -> Iterator[tuple[str, BaseLearner]]:
+        """The members by their names."""
         yield from ((name, cast(BaseLearner, member)) for name, member in self.members.items())
 
     def on_step(self, step: int) -> None:
         super().on_step(step)
-        for _, member in self._named():
+        for _, member in self.named():
             member.on_step(step)
 
     def examples(self, data: SplitData, max_length: int) -> MixedExamples:
         """What all members learn of a split; where it is not trained on, all examples of each."""
-        examples = {name: member.examples(data, max_length) for name, member in self._named()}
+        examples = {name: member.examples(data, max_length) for name, member in self.named()}
         return MixedExamples(examples, list(self.shares.values()), self.seed, whole=data.split != "train")
+
+    def inspector(self, examples: MixedExamples, max_length: int) -> MixedInspector:
+        """Those of all members."""
+        return MixedInspector(self, examples, max_length)
 
     def predictors(self, train: SplitData, examples: MixedExamples) -> dict[str, Predictor]:
         """Those of all members."""
         return {
             term_of(name, term): predictor
-            for name, member in self._named()
+            for name, member in self.named()
             for term, predictor in member.predictors(train, examples.members[name]).items()
         }
 
@@ -215,7 +137,7 @@ class Mixture(BaseLearner):
     def scorer(self, data: SplitData, examples: MixedExamples, predictors: Mapping[str, Predictor]) -> Scorer:
         """The scorers of all members, each with its own predictors."""
         scorers = {}
-        for name, member in self._named():
+        for name, member in self.named():
             names = {term: term_of(name, term) for term in member.weights}
             own = {term: predictors[mixed] for term, mixed in names.items() if mixed in predictors}
             scorers[name] = member.scorer(data, examples.members[name], own)
@@ -242,7 +164,7 @@ class Mixture(BaseLearner):
 
     @property
     def _first(self) -> BaseLearner:
-        return next(member for _, member in self._named())
+        return next(member for _, member in self.named())
 
 
 class MixedScorer(Scorer):
@@ -273,6 +195,35 @@ class MixedScorer(Scorer):
         }
         warnings = tuple(f"{name}: {text}" for name, evaluation in evaluations.items() for text in evaluation.warnings)
         return Evaluation(terms, {term: float(self.weights[term]) for term in terms}, scores, warnings)
+
+
+class MixedInspector(Inspector):
+    """The inspectors of all members, and each one's share of the mixture."""
+
+    def __init__(self, learner: Mixture, examples: MixedExamples, max_length: int):
+        super().__init__(learner, examples, max_length)
+        self.members = {name: member.inspector(examples.members[name], max_length) for name, member in learner.named()}
+
+    def described(self, n: int) -> Iterator[dict[str, Any]]:
+        """The first n examples of each member, with the name of the `member`."""
+        for name, member in self.members.items():
+            for entry in member.described(n):
+                yield {"member": name, **entry}
+
+    def measured(self, tokens: int) -> Tally:
+        tally, examples = Tally(), self.examples
+        drawn = np.bincount(examples.plan(0).rows["member"], minlength=len(self.members))
+        for (name, member), count, share in zip(self.members.items(), drawn, examples.shares, strict=True):
+            own = member.measured(max(tokens // len(drawn), 1))
+            for statistic in own.statistics.values():
+                title = f"{name}: {statistic.name}"
+                tally.statistics[title] = replace(statistic, name=title)
+            tally.remarks |= own.remarks
+            tally.note(f"share of {name}", count, drawn.sum())
+            # Each share is rounded to whole examples, by half of one at most, and so is their sum.
+            tally.none("members off their share", abs(count - share * drawn.sum()) > 0.5 + len(drawn) / 2)
+        self.check_batches(tally, tokens)
+        return tally
 
 
 def _without_members(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:

@@ -21,8 +21,10 @@ from lmtool.learners.baseline import ConstantPredictor, token_counts
 from lmtool.learners.targets import labels_of, places_of
 from lmtool.learners.writing import Continues, written
 from lmtool.models.base import Decoder
+from lmtool.objectives.checks.causal import CausalInspector
+from lmtool.objectives.checks.streams import StreamInspector
 from lmtool.objectives.configs import NextTokenConfig
-from lmtool.objectives.examples.masked import CausalWindows
+from lmtool.objectives.examples.causal import CausalWindows
 from lmtool.objectives.examples.windows import Stream
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision
@@ -53,6 +55,9 @@ class CausalLanguageModel(BaseLearner):
 
     def examples(self, data: SplitData, max_length: int) -> TextWindows:
         return CausalWindows(self.tokenizer, data.text, max_length, data.documents, data.split)
+
+    def inspector(self, examples: TextWindows, max_length: int) -> StreamInspector:
+        return CausalInspector(self, examples, max_length)
 
     def predictors(self, train: SplitData, examples: TextWindows) -> dict[str, ConstantPredictor]:
         """Unigrams of the training store, the end of each document among them."""

@@ -134,7 +134,7 @@ class SpanConfig(PairsConfig):
 RtdVariant = Literal["electra", "electra_15", "replace_mlm", "all_tokens_mlm"]
 
 
-@component("objective", "rtd", builder="lmtool.objectives.rtd:ReplacedTokenDetection")
+@component("objective", "rtd", builder="lmtool.objectives.rtd:build")
 class RtdConfig(TokenMaskingConfig):
     """Replaced-token detection (ELECTRA, Clark et al. 2020): a small generator fills masks, the model says which
     tokens are not the original ones."""

@@ -10,7 +10,7 @@ Shape letters: T tokens, N examples, M predicted places, H hidden width, V vocab
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -24,8 +24,12 @@ from lmtool.learners.base import BaseLearner, Warn, silent
 from lmtool.learners.baseline import ConstantPredictor, token_counts
 from lmtool.learners.targets import hidden_at, labels_of, places_of
 from lmtool.models.base import Backbone
+from lmtool.objectives.checks.masking import MaskedWindowsInspector, MaskingInspector
+from lmtool.objectives.checks.pairs import MaskedPairsInspector
 from lmtool.objectives.configs import PairsConfig
-from lmtool.objectives.examples.masked import MaskedPairs, MaskedWindows
+from lmtool.objectives.examples.masked import MaskedWindows
+from lmtool.objectives.examples.masked_pairs import MaskedPairs
+from lmtool.objectives.examples.masks import TokenMasks
 from lmtool.objectives.filling import fill_masks, filled_line, masked_samples
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision
@@ -40,6 +44,7 @@ class MaskedLanguageModel(BaseLearner):
     second segment, of `sop` a second segment that comes before the first."""
 
     config: PairsConfig
+    masks: ClassVar[type[TokenMasks]] = TokenMasks
 
     def __init__(self, config: PairsConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(config, backbone, tokenizer, seed)
@@ -53,10 +58,17 @@ class MaskedLanguageModel(BaseLearner):
     def examples(self, data: SplitData, max_length: int) -> MaskedWindows | MaskedPairs:
         format_name = self.backbone.config.text_format
         if self.config.pairs != "none":
-            return MaskedPairs(self.config, self.tokenizer, format_name, data.text, max_length, data.split, self.seed)
+            return MaskedPairs(
+                self.config, self.tokenizer, format_name, data.text, max_length, data.split, self.seed, self.masks
+            )
         return MaskedWindows(
-            self.config, self.tokenizer, format_name, data.text, max_length, data.documents, data.split, self.seed
-        )
+            self.config, self.tokenizer, format_name, data.text, max_length, data.documents, data.split, self.seed,
+            self.masks,
+        )  # fmt: skip
+
+    def inspector(self, examples: MaskedWindows | MaskedPairs, max_length: int) -> MaskingInspector:
+        kind = MaskedWindowsInspector if self.config.pairs == "none" else MaskedPairsInspector
+        return kind(self, examples, max_length)
 
     def predictors(self, train: SplitData, examples: MaskedWindows | MaskedPairs) -> dict[str, ConstantPredictor]:
         """Constant predictors counted on the training store and examples: unigrams without special tokens, which are

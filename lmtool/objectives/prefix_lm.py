@@ -2,97 +2,19 @@
 
 Liu et al., "Generating Wikipedia by Summarizing Long Sequences", ICLR 2018; Raffel et al. 2020, section 3.2: the split
 is uniform. A decoder sees the prefix through a mask, an encoder-decoder reads it with its encoder.
-
-Shape letters: N examples of a batch, T their tokens.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
-import numpy as np
-import torch
-
-from lmtool import streams
-from lmtool.data.assembly import Assembled, assemble, ragged_ranges
-from lmtool.data.plan import Plan
 from lmtool.data.split import SplitData
-from lmtool.data.store import TokenStore
 from lmtool.models.base import Decoder
 from lmtool.models.encoder_decoder import EncoderDecoder
-from lmtool.objectives.clm import CausalLanguageModel
+from lmtool.objectives.checks.prefixes import EncodedPrefixesInspector, MaskedPrefixesInspector
+from lmtool.objectives.clm import CausalLanguageModel, TextWindows
 from lmtool.objectives.configs import PrefixLmConfig
-from lmtool.objectives.examples.masked import numbers_of, plan_facts, room_for, some
-from lmtool.objectives.examples.windows import Stream, windows
-from lmtool.objectives.sequence_to_sequence import SequenceToSequence, Sides
+from lmtool.objectives.examples.prefixes import EncodedPrefixes, MaskedPrefixes
+from lmtool.objectives.sequence_to_sequence import SequenceToSequence
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.types import Batch, Target
-
-
-def prefix_lengths(lengths_N: np.ndarray, examples_N: np.ndarray, seed: int, epoch: int) -> np.ndarray:
-    """(N,) tokens before the split: 1 to length - 1, each equally likely."""
-    uniform = streams.uniform(seed, "corrupt", epoch, np.asarray(examples_N), 1)[:, 0]
-    return 1 + (uniform * (np.asarray(lengths_N, dtype=np.int64) - 1)).astype(np.int64)
-
-
-class _Splits:
-    """Windows of text, split anew in each epoch."""
-
-    def __init__(
-        self, stream: Stream, store: TokenStore, size: int, joined: bool, overhead: int, split: str, seed: int
-    ):
-        self.stream, self.store, self.split, self.seed = stream, store, split, seed
-        rows = windows(stream, size, joined)
-        rows = rows[rows["length"] >= 2]
-        self._plan = some(Plan(rows, rows["length"].astype(np.int64) + overhead), split)
-
-    def plan(self, epoch: int) -> Plan:
-        return self._plan
-
-    def prefixes(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> np.ndarray:
-        """(N,) where some windows are split."""
-        return prefix_lengths(rows["length"], examples, self.seed, epoch)
-
-    def facts(self) -> dict[str, Any]:
-        """Size of an epoch, and the share of its tokens that are predicted."""
-        return {**plan_facts(self._plan, self.store, self.split), "predicted_fraction": 0.5}
-
-
-class MaskedPrefixes(_Splits):
-    """For a decoder: one text with `Packed.prefixes`; every token behind the split is predicted by the one before it.
-    Each document ends with the end-of-text token."""
-
-    def __init__(self, tokenizer: Tokenizer, store: TokenStore, max_length: int, documents: str, split: str, seed: int):
-        stream = Stream(store.tokens, store.document_offsets, tokenizer.role("eos"))
-        super().__init__(stream, store, room_for(max_length, 0, 1), documents == "joined", 0, split, seed)
-
-    def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
-        lengths = rows["length"].astype(np.int64)
-        tokens, prefixes = self.stream.read(rows["start"], lengths), self.prefixes(rows, examples, epoch)
-        at = ragged_ranges(np.cumsum(lengths) - lengths + prefixes - 1, lengths - prefixes)
-        packed = replace(Assembled(tokens, lengths, {}).packed(), prefixes=tuple(prefixes.tolist()))
-        target = Target(torch.from_numpy(tokens[at + 1]), at=torch.from_numpy(at))
-        return Batch(packed, {"prefix_lm": target}, *numbers_of(examples))
-
-
-class EncodedPrefixes(_Splits):
-    """For an encoder-decoder: the prefix on one side, the rest on the other, both in the family's format."""
-
-    def __init__(self, sides: Sides, store: TokenStore, max_length: int, documents: str, split: str, seed: int):
-        self.sides = sides
-        overhead = sides.template.overhead
-        stream = Stream(store.tokens, store.document_offsets, None)
-        size = room_for(max_length, overhead, 1)
-        super().__init__(stream, store, size, documents == "joined", 2 * overhead, split, seed)
-
-    def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
-        lengths, prefixes = rows["length"].astype(np.int64), self.prefixes(rows, examples, epoch)
-        before = self.stream.read(rows["start"], prefixes)
-        behind = self.stream.read(rows["start"] + prefixes, lengths - prefixes)
-        inputs = assemble(self.sides.template, [(before, prefixes)])
-        outputs = assemble(self.sides.template, [(behind, lengths - prefixes)])
-        return self.sides.batch(inputs.packed(), outputs, "prefix_lm", examples)
 
 
 class PrefixDecoder(CausalLanguageModel):
@@ -103,6 +25,9 @@ class PrefixDecoder(CausalLanguageModel):
     def examples(self, data: SplitData, max_length: int) -> MaskedPrefixes:
         return MaskedPrefixes(self.tokenizer, data.text, max_length, data.documents, data.split, self.seed)
 
+    def inspector(self, examples: TextWindows, max_length: int) -> MaskedPrefixesInspector:
+        return MaskedPrefixesInspector(self, examples, max_length)
+
 
 class PrefixSequenceToSequence(SequenceToSequence):
     """The one term `prefix_lm`, on an encoder-decoder."""
@@ -110,6 +35,9 @@ class PrefixSequenceToSequence(SequenceToSequence):
     def examples(self, data: SplitData, max_length: int) -> EncodedPrefixes:
         """Neither side is longer than max_length."""
         return EncodedPrefixes(self.sides(), data.text, max_length, data.documents, data.split, self.seed)
+
+    def inspector(self, examples: EncodedPrefixes, max_length: int) -> EncodedPrefixesInspector:
+        return EncodedPrefixesInspector(self, examples, max_length)
 
 
 def build(

@@ -1,6 +1,6 @@
 """What the objectives of encoder-decoders share: outputs are predicted token by token, given the inputs.
 
-Shape letters: N examples, T tokens of the outputs, M of them text, H hidden width.
+Shape letters: T tokens of the outputs, M of them text, H hidden width.
 """
 
 from __future__ import annotations
@@ -8,12 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from lmtool.data.assembly import Assembled, Template
-from lmtool.data.formats import text_format
 from lmtool.data.plan import Examples
 from lmtool.data.split import Rows, SplitData
 from lmtool.heads.lm import LMHead, lm_head
@@ -24,34 +21,10 @@ from lmtool.learners.writing import Answers, written
 from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.objectives.clm import SAMPLED
 from lmtool.objectives.configs import NextTokenConfig
+from lmtool.objectives.examples.sides import Sides
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision
-from lmtool.types import Batch, Packed, Scores, StepOutput, Target, send
-
-
-class Sides:
-    """How a family lays out the two sides: both in its text format, and the outputs shifted behind its start token."""
-
-    def __init__(self, backbone: EncoderDecoder, tokenizer: Tokenizer):
-        self.template = Template.of(text_format(backbone.config.text_format, tokenizer), 1)
-        self.start = tokenizer.role(backbone.config.start_role)
-
-    def batch(self, inputs: Packed, outputs: Assembled, term: str, examples_N: np.ndarray) -> Batch:
-        """Inputs as the encoder reads them, and the whole outputs as they are to be predicted."""
-        labels = torch.from_numpy(outputs.tokens)
-        read = shifted(outputs.tokens, outputs.lengths, self.start)
-        packed = outputs.packed(read)
-        target = Target(labels, at=torch.arange(len(labels)), side="outputs")
-        numbers = torch.from_numpy(np.asarray(examples_N, dtype=np.int64))
-        return Batch(inputs, {term: target}, numbers, torch.zeros(len(numbers), dtype=torch.int32), packed)
-
-
-def shifted(tokens_T: np.ndarray, lengths_N: np.ndarray, start: int) -> np.ndarray:
-    """(T,) each example's tokens one place later, `start` first, the last one left out."""
-    read = np.empty_like(tokens_T)
-    read[1:] = tokens_T[:-1]
-    read[np.cumsum(lengths_N) - lengths_N] = start
-    return read
+from lmtool.types import Batch, Packed, Scores, StepOutput, send
 
 
 class SequenceToSequence(BaseLearner):

@@ -17,8 +17,11 @@ from lmtool.heads.span_boundary import SpanBoundaryHead
 from lmtool.learners.baseline import ConstantPredictor
 from lmtool.learners.targets import labels_of, places_of
 from lmtool.models.base import Backbone
+from lmtool.objectives.checks.spans import SpanInspector, SpanPairsInspector, SpanWindowsInspector
 from lmtool.objectives.configs import SpanConfig
-from lmtool.objectives.examples.masked import MaskedPairs, MaskedWindows
+from lmtool.objectives.examples.masked import MaskedWindows
+from lmtool.objectives.examples.masked_pairs import MaskedPairs
+from lmtool.objectives.examples.masks import SpanMasks
 from lmtool.objectives.mlm import MaskedLanguageModel
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Scores
@@ -28,6 +31,7 @@ class SpanLanguageModel(MaskedLanguageModel):
     """Terms `mlm`, `sbo` where the configuration has the boundary objective, and that of the pairs."""
 
     config: SpanConfig
+    masks = SpanMasks
 
     def __init__(self, config: SpanConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(config, backbone, tokenizer, seed)
@@ -39,6 +43,10 @@ class SpanLanguageModel(MaskedLanguageModel):
             )  # fmt: skip
             self.add_head("span_boundary", head)
             self.weights["sbo"] = 1.0
+
+    def inspector(self, examples: MaskedWindows | MaskedPairs, max_length: int) -> SpanInspector:
+        kind = SpanWindowsInspector if self.config.pairs == "none" else SpanPairsInspector
+        return kind(self, examples, max_length)
 
     def predictors(self, train: SplitData, examples: MaskedWindows | MaskedPairs) -> dict[str, ConstantPredictor]:
         """Those of masked language modelling; the boundary predicts the same tokens as the masks."""

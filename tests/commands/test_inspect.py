@@ -99,11 +99,11 @@ BROKEN: dict[str, tuple[str, Callable[..., Any], list[str], str]] = {
         ["objective=mlm"], "of these, another token",
     ),
     "bernoulli share": (
-        f"{EXAMPLES}.masked.mask_tokens", changed(f"{CORRUPTION}.masking.mask_tokens", probability=0.2),
+        f"{EXAMPLES}.masks.mask_tokens", changed(f"{CORRUPTION}.masking.mask_tokens", probability=0.2),
         ["objective=mlm", "objective.select=bernoulli"], "predicted share of text",
     ),
     "whole words": (
-        f"{EXAMPLES}.masked.mask_tokens", changed(f"{CORRUPTION}.masking.mask_tokens", whole_word=False),
+        f"{EXAMPLES}.masks.mask_tokens", changed(f"{CORRUPTION}.masking.mask_tokens", whole_word=False),
         ["objective=mlm_whole_word", "tokenizer.vocab_size=60"], "words partly predicted",
     ),
     "text": (
@@ -133,21 +133,21 @@ BROKEN: dict[str, tuple[str, Callable[..., Any], list[str], str]] = {
         ["objective=span"], "words of a span as drawn",
     ),
     "replaced": (
-        f"{OBJECTIVES}.rtd.ReplacedTokenDetection._filled",
+        f"{OBJECTIVES}.generated.GeneratedTextLearner.filled",
         lambda self, batch, *_: replace(batch.inputs, tokens=self.original(batch)), ["objective=rtd"],
         "replaced share of tokens",
     ),
     "split": (
-        f"{OBJECTIVES}.prefix_lm.prefix_lengths", lambda lengths, *_: np.ones_like(lengths, dtype=np.int64),
+        f"{EXAMPLES}.prefixes.prefix_lengths", lambda lengths, *_: np.ones_like(lengths, dtype=np.int64),
         ["objective=prefix_lm", "model=gpt_tiny"], "place of the split",
     ),
     "sentinel order": (
-        f"{OBJECTIVES}.span_corruption.corrupt_spans",
+        f"{EXAMPLES}.corrupted_spans.corrupt_spans",
         lambda config, sentinels, *rest: corrupt_spans(config, sentinels[1:], *rest),
         ["objective=span_corruption", "model=t5_tiny"], "sentinels out of order in the inputs",
     ),
     "spans cut": (
-        f"{OBJECTIVES}.span_corruption.corrupt_spans", changed(f"{CORRUPTION}.sentinels.corrupt_spans", density=0.3),
+        f"{EXAMPLES}.corrupted_spans.corrupt_spans", changed(f"{CORRUPTION}.sentinels.corrupt_spans", density=0.3),
         ["objective=span_corruption", "model=t5_tiny"], "corrupted share of text",
     ),
     "poisson": (
@@ -155,19 +155,19 @@ BROKEN: dict[str, tuple[str, Callable[..., Any], list[str], str]] = {
         ["objective=denoising", "model=bart_tiny"], "words of a span as drawn",
     ),
     "permutation": (
-        f"{OBJECTIVES}.denoising.permute_sentences", lambda texts, *_: texts,
+        f"{EXAMPLES}.noisy.permute_sentences", lambda texts, *_: texts,
         ["objective=denoising_permutation", "model=bart_tiny"], "first sentences that stay first",
     ),
     "rotation": (
-        f"{OBJECTIVES}.denoising.rotate", lambda texts, share: rotate(texts, share / 2),
+        f"{EXAMPLES}.noisy.rotate", lambda texts, share: rotate(texts, share / 2),
         ["objective=denoising_rotation", "model=bart_tiny"], "texts that begin as they did",
     ),
     "deletion": (
-        f"{OBJECTIVES}.denoising.delete", lambda texts, share: delete(texts, share * 2),
+        f"{EXAMPLES}.noisy.delete", lambda texts, share: delete(texts, share * 2),
         ["objective=denoising_deletion", "model=bart_tiny"], "deleted share of tokens",
     ),
     "random masks": (
-        f"{OBJECTIVES}.denoising.mask_each", lambda *rest: mask_each(*rest[:3], 0.5),
+        f"{EXAMPLES}.noisy.mask_each", lambda *rest: mask_each(*rest[:3], 0.5),
         ["objective=denoising_masking", "objective.random=0.1", "model=bart_tiny"], "masked tokens that show a random",
     ),
 }  # fmt: skip

@@ -12,7 +12,6 @@ from lmtool.data.loader import PackedLoader
 from lmtool.learners.baseline import mean_losses
 from lmtool.learners.configs import MixtureConfig
 from lmtool.learners.evaluation import evaluate
-from lmtool.objectives.checks.statistics import measure
 from lmtool.objectives.configs import DenoisingConfig, MlmConfig
 from tests.objectives.objective_fixtures import backbone, gradients, rows_of, split, store, tokenizer
 
@@ -66,7 +65,7 @@ def test_evaluation_keeps_the_terms_apart(case):
     assert sum(len(term.sums_E) > 0 for term in evaluation.terms.values()) == len(learner.weights)
     assert len(learner.samples(rows_of(examples, 4), 2)) == 2
     assert loader.facts()["examples"] == len(examples.plan(0))
-    assert not measure(examples, 3000, 32).broken()
+    assert not learner.inspector(examples, 32).measured(3000).broken()
 
 
 def test_names_weights_and_heads():

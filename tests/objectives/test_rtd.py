@@ -60,7 +60,7 @@ def test_samples_are_a_function_of_step_and_example_and_stay_in_the_vocabulary(t
 
     def filled(step, given=batch):
         at = given.targets["mlm"].at
-        return learner._filled(given, learner.generator(given.inputs)[at], step).tokens
+        return learner.filled(given, learner.generator(given.inputs)[at], step).tokens
 
     with torch.no_grad():
         assert torch.equal(filled(1), filled(1)) and not torch.equal(filled(1), filled(2))
@@ -88,7 +88,8 @@ def test_a_correct_sample_counts_as_original(tokens, monkeypatch):
     at, labels = batch.targets["mlm"].at, batch.targets["mlm"].labels
     right = torch.arange(len(at)) % 2 == 0
     monkeypatch.setattr(
-        "lmtool.objectives.rtd.sample_tokens", lambda *_: torch.where(right, labels, (labels + 1) % tokens.vocab_size)
+        "lmtool.objectives.generated.sample_tokens",
+        lambda *_: torch.where(right, labels, (labels + 1) % tokens.vocab_size),
     )
     scored = learner.eval().score(batch)["rtd"]
     assert len(scored.labels) == len(batch.inputs.tokens)
@@ -171,7 +172,7 @@ def test_the_copy_gate_mixes_two_distributions(tokens):
     scored = learner.score(batch)["all_tokens_mlm"]
     with torch.no_grad():
         at = batch.targets["mlm"].at
-        filled = learner._filled(batch, learner.generator(batch.inputs)[at], 0)
+        filled = learner.filled(batch, learner.generator(batch.inputs)[at], 0)
         places = batch.targets["all_tokens_mlm"].at
         hidden = learner.backbone(filled)[places]
         copy = learner.heads["copy"](hidden).sigmoid()[:, None]

@@ -7,41 +7,44 @@ from __future__ import annotations
 
 import numpy as np
 
+from lmtool.learners.inspection import Drawn
 from lmtool.learners.tally import Tally
 from lmtool.learners.targets import labels_of
+from lmtool.objectives.checks.streams import StreamInspector
 from lmtool.objectives.corruption.masking import budget
 from lmtool.objectives.corruption.noises import Texts, infill, mask_each, poisson_shares
-from lmtool.objectives.denoising import NoisyWindows
-from lmtool.types import Batch
+from lmtool.objectives.examples.noisy import NoisyWindows
 
 
-def noisy(
-    tally: Tally, examples: NoisyWindows, rows: np.ndarray, numbers: np.ndarray, epoch: int, batch: Batch
-) -> None:
-    """Each noise of the configuration by itself: the texts before it and after it."""
-    texts = examples.texts(rows, numbers, epoch)
-    before = texts
-    for name, after in examples.stages(texts, rows["start"]).items():
-        if name == "sentence_permutation":
-            _permuted(tally, examples, before, after, rows)
-        elif name == "text_infilling":
-            _infilled(tally, examples, before, after)
-        elif name == "token_masking":
-            _masked(tally, examples, before, after)
-        elif name == "token_deletion":
-            gone = before.lengths - after.lengths
-            wanted = np.minimum(budget(before.lengths, examples.config.token_deletion), before.lengths - 1)
-            tally.exact("deleted share of tokens", gone.sum(), wanted.sum(), before.lengths.sum())
-            tally.none("texts off their number of deletions", (gone != wanted).sum())
-        elif name == "document_rotation":
-            _rotated(tally, examples.config.document_rotation, before, after)
-        before = after
-    labels = labels_of(batch, examples.config.name).numpy()
-    special = examples.vocabulary.special
-    tally.none(
-        "outputs that are not the text",
-        not np.array_equal(labels[~special[labels]], texts.tokens[~special[texts.tokens]]),
-    )
+class NoisyInspector(StreamInspector):
+    """Of `NoisyWindows`."""
+
+    def check(self, tally: Tally, drawn: Drawn) -> None:
+        """Each noise of the configuration by itself: the texts before it and after it."""
+        examples = self.examples
+        texts = examples.texts(drawn.rows, drawn.numbers, drawn.epoch)
+        before = texts
+        for name, after in examples.stages(texts, drawn.rows["start"]).items():
+            if name == "sentence_permutation":
+                _permuted(tally, examples, before, after, drawn.rows)
+            elif name == "text_infilling":
+                _infilled(tally, examples, before, after)
+            elif name == "token_masking":
+                _masked(tally, examples, before, after)
+            elif name == "token_deletion":
+                gone = before.lengths - after.lengths
+                wanted = np.minimum(budget(before.lengths, examples.config.token_deletion), before.lengths - 1)
+                tally.exact("deleted share of tokens", gone.sum(), wanted.sum(), before.lengths.sum())
+                tally.none("texts off their number of deletions", (gone != wanted).sum())
+            elif name == "document_rotation":
+                _rotated(tally, examples.config.document_rotation, before, after)
+            before = after
+        labels = labels_of(drawn.batch, examples.config.name).numpy()
+        special = examples.vocabulary.special
+        tally.none(
+            "outputs that are not the text",
+            not np.array_equal(labels[~special[labels]], texts.tokens[~special[texts.tokens]]),
+        )
 
 
 def _permuted(tally: Tally, examples: NoisyWindows, before: Texts, after: Texts, rows: np.ndarray) -> None:

@@ -26,6 +26,7 @@ from lmtool.learners.evaluation import Evaluation, Scorer, evaluate
 from lmtool.learners.terms import TermSums
 from lmtool.metrics import METRICS, Metric
 from lmtool.models.base import Backbone
+from lmtool.tasks.kinds.inspection import TaskInspector
 from lmtool.tasks.kinds.labels import IDS
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision
@@ -190,6 +191,9 @@ class TaskLearner(BaseLearner):
     def rows(self, data: SplitData) -> Rows:
         """The task's rows of a split."""
         return data.rows[self.config.name]
+
+    def inspector(self, examples: Any, max_length: int) -> TaskInspector:
+        return TaskInspector(self, examples, max_length)
 
     def scorer(self, data: SplitData, examples: Examples, predictors: Mapping[str, Predictor]) -> TaskScorer:
         parts = len(examples.plan(0))

@@ -8,7 +8,6 @@ import torch
 
 from lmtool.config.tables import build
 from lmtool.learners.tally import Tally
-from lmtool.objectives.checks.statistics import batches_of, measure
 from lmtool.objectives.configs import (
     ClmConfig,
     DenoisingConfig,
@@ -18,7 +17,6 @@ from lmtool.objectives.configs import (
     SpanConfig,
     SpanCorruptionConfig,
 )
-from lmtool.objectives.examples.masked import corrupt
 from tests.objectives.objective_fixtures import backbone, split, store, tokenizer
 
 CASES = {
@@ -41,16 +39,16 @@ CASES = {
 }  # fmt: skip
 
 
-def examples_of(family, kind, config, documents="joined"):
+def inspector_of(family, kind, config, documents="joined"):
     tokens = tokenizer(kind)
     learner = build(config, backbone(family), tokens, 3)
-    return learner.examples(split(store(tokens), documents), 32)
+    return learner.inspector(learner.examples(split(store(tokens), documents), 32), 32)
 
 
 @pytest.mark.parametrize("documents", ["joined", "separate"])
 @pytest.mark.parametrize("case", CASES)
 def test_every_objective_is_as_defined(case, documents):
-    tally = measure(examples_of(*CASES[case], documents), 12000, 32)
+    tally = inspector_of(*CASES[case], documents).measured(12000)
     assert not tally.broken()
     assert sum(statistic.expected is not None for statistic in tally.statistics.values()) >= 4
     assert all(
@@ -70,13 +68,10 @@ def test_every_objective_is_as_defined(case, documents):
         (SpanConfig(), SpanConfig(replace="token"), "spans partly [MASK]"),
     ],
 )
-def test_what_is_off_is_found(claimed, done, broken, monkeypatch):
-    examples = examples_of("bert", "wordpiece", done)
-    batches = [*batches_of(examples, 20000)]
-    monkeypatch.setattr("lmtool.objectives.checks.statistics.batches_of", lambda *_: batches)
-    monkeypatch.setattr("lmtool.objectives.checks.masking.corrupt", lambda _, *rest: corrupt(done, *rest))
-    examples.config = claimed
-    assert broken in {statistic.name for statistic in measure(examples, 20000, 32).broken()}
+def test_what_is_off_is_found(claimed, done, broken):
+    inspector = inspector_of("bert", "wordpiece", done)
+    inspector.config = claimed
+    assert broken in {statistic.name for statistic in inspector.measured(20000).broken()}
 
 
 @pytest.mark.parametrize("config", [RtdConfig(), RtdConfig(variant="replace_mlm", generator_size=1.0)])
@@ -85,8 +80,8 @@ def test_the_generator_is_measured_against_its_own_probabilities(config, monkeyp
     learner = build(config, backbone("bert"), tokens, 3).eval()
     # Far from the uniform distribution of initial weights.
     torch.nn.init.normal_(learner.backbone.embed.token.weight, std=1.0, generator=torch.Generator().manual_seed(0))
-    examples = learner.examples(split(store(tokens), "joined", "train"), 32)
-    tally = measure(examples, 12000, 32, tokens.role("pad"), learner)
+    inspector = learner.inspector(learner.examples(split(store(tokens), "joined", "train"), 32), 32)
+    tally = inspector.measured(12000)
     assert not tally.broken()
     kept, surprise = (
         tally.statistics[name] for name in ("samples that are the original token", "surprise of a sample, nats")
@@ -96,15 +91,13 @@ def test_the_generator_is_measured_against_its_own_probabilities(config, monkeyp
     def best(head, hidden, table, _, vocabulary):
         return head(hidden, table)[:, :vocabulary].argmax(-1)
 
-    monkeypatch.setattr("lmtool.objectives.rtd.sample_tokens", best)
-    assert "surprise of a sample, nats" in {
-        statistic.name for statistic in measure(examples, 12000, 32, 0, learner).broken()
-    }
+    monkeypatch.setattr("lmtool.objectives.generated.sample_tokens", best)
+    assert "surprise of a sample, nats" in {statistic.name for statistic in inspector.measured(12000).broken()}
 
 
 def test_static_masks_are_measured_once():
-    examples = examples_of("bert", "wordpiece", MlmConfig(masking="static", duplicates=2))
-    assert {epoch for *_, epoch, _ in batches_of(examples, 10**9)} == {0, 1}
+    inspector = inspector_of("bert", "wordpiece", MlmConfig(masking="static", duplicates=2))
+    assert {drawn.epoch for drawn in inspector.drawn(10**9)} == {0, 1}
 
 
 def test_what_no_example_holds_is_counted():
@@ -114,7 +107,8 @@ def test_what_no_example_holds_is_counted():
     size = learner.examples(split(store(tokens), "separate", "train"), 32).text_length
     ids = [[[7] * (size + 1)], [[7] * size], [[7] * (2 * size + 1)], [[7]]]
     data = store(Encoded(), ids)
-    left = measure(learner.examples(split(data, "separate", "train"), 32), 100, 32).statistics["left out share of text"]
+    examples = learner.examples(split(data, "separate", "train"), 32)
+    left = learner.inspector(examples, 32).measured(100).statistics["left out share of text"]
     assert (left.total, left.expected, left.count) == (3, 3, 4 * size + 3)
 
 

@@ -1,0 +1,178 @@
+"""What `lmtool inspect` asks of a learner: its examples as plain data, and statistics beside their definitions.
+
+What holds of any examples is here. What an objective promises besides is a subclass of `Inspector`, which the learner's
+`inspector` gives.
+
+Shape letters: N examples of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lmtool.learners.tally import Tally
+from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.types import Batch, Packed, Target
+
+# Examples measured at a time.
+_EXAMPLES = 256
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Some examples of an epoch: rows of its plan (N,), their numbers in it (N,), and the batch made of them."""
+
+    rows: np.ndarray
+    numbers: np.ndarray
+    epoch: int
+    batch: Batch
+
+
+class Inspector:
+    """Looks into the examples of a learner.
+
+    learner: without weights (on the meta device), unless it makes a part of what it reads itself. examples: what it
+    made of a split. max_length: that of the examples.
+    """
+
+    def __init__(self, learner: Any, examples: Any, max_length: int):
+        self.learner, self.examples, self.max_length = learner, examples, max_length
+        self.tokenizer: Tokenizer = learner.tokenizer
+
+    # What a subclass says.
+
+    def texts(self, rows: np.ndarray) -> list[list[str]]:
+        """The texts of each example before anything was done to them: documents of a window, segments of a pair,
+        columns of a row. Empty where the examples hold none."""
+        return []
+
+    def label(self, value: Any, of_place: bool) -> Any:
+        """A label as a user reads it. of_place: of a place, where it is a token; else of the example."""
+        return self.tokenizer.pieces([value])[0] if of_place else value
+
+    def repeats(self, epoch: int) -> bool:
+        """Whether an epoch's draws are those of an earlier one, which say nothing new."""
+        return False
+
+    def check_plan(self, tally: Tally) -> None:
+        """Enter what is cut or left out by the plan of the first epoch."""
+        facts = self.examples.facts()
+        if "truncated" in facts:
+            plan = self.examples.plan(0)
+            sides = 1 if self.examples.batch(plan.rows[:1], np.arange(1), 0).outputs is None else 2
+            tally.note("truncated fraction", facts["truncated"], facts["examples"])
+            full = (plan.lengths >= sides * self.max_length).sum()
+            tally.none("rows cut that are shorter than max_length", max(0, facts["truncated"] - full))
+
+    def check(self, tally: Tally, drawn: Drawn) -> None:
+        """Enter what the objective promises of these examples, beside its definition."""
+
+    def entries(self, drawn: Drawn) -> Iterator[dict[str, Any]]:
+        """Each example as plain data, see `described`."""
+        batch, texts = drawn.batch, self.texts(drawn.rows)
+        for number in range(len(drawn.numbers)):
+            entry: dict[str, Any] = {"example": int(drawn.numbers[number]), "epoch": drawn.epoch}
+            if texts:
+                entry["text"] = "\n".join(texts[number])
+                # Where in the text another document, or the second text of a pair, begins.
+                entry["boundaries"] = (np.cumsum([len(text) + 1 for text in texts[number]])[:-1]).tolist()
+            entry["input"] = self.side(batch.inputs, number)
+            if batch.outputs is not None:
+                entry["output"] = self.side(batch.outputs, number)
+            entry["targets"] = {term: self._target(batch, target, number) for term, target in batch.targets.items()}
+            yield entry
+
+    # What `inspect` calls.
+
+    def described(self, n: int) -> Iterator[dict[str, Any]]:
+        """The first n examples: `example` (its number), `epoch`, the `text` with the `boundaries` within it, what the
+        model reads (`input`, `output`), and the `targets` by term."""
+        if n < 1:
+            return
+        first = next(self.drawn(1))
+        rows, numbers = first.rows[:n], first.numbers[:n]
+        yield from self.entries(Drawn(rows, numbers, first.epoch, self.examples.batch(rows, numbers, first.epoch)))
+
+    def measured(self, tokens: int) -> Tally:
+        """The statistics of the examples over `tokens` tokens or a few more."""
+        tally = Tally()
+        self.check_plan(tally)
+        self.check_batches(tally, tokens)
+        return tally
+
+    # What both are made of.
+
+    def drawn(self, tokens: int) -> Iterator[Drawn]:
+        """Examples in the plan's order, of as many epochs as `tokens` tokens take."""
+        seen = epoch = 0
+        while seen < tokens and not self.repeats(epoch):
+            plan = self.examples.plan(epoch)
+            for start in range(0, len(plan), _EXAMPLES):
+                numbers = np.arange(start, min(start + _EXAMPLES, len(plan)))
+                batch = self.examples.batch(plan.rows[numbers], numbers, epoch)
+                yield Drawn(plan.rows[numbers], numbers, epoch, batch)
+                seen += batch.tokens
+                if seen >= tokens:
+                    return
+            epoch += 1
+
+    def check_batches(self, tally: Tally, tokens: int) -> None:
+        """Enter what holds of any batch, and what `check` adds."""
+        pad = self._pad()
+        for drawn in self.drawn(tokens):
+            batch = drawn.batch
+            sides = [batch.inputs, *([batch.outputs] if batch.outputs is not None else [])]
+            tally.note("tokens an example", batch.tokens, len(drawn.numbers))
+            tally.none("padding fraction", _padding(batch, pad), batch.tokens)
+            longest = max(max(side.lengths) for side in sides)
+            tally.none("sequences longer than max_length", longest > self.max_length)
+            lengths = np.sum([side.lengths for side in sides], axis=0)
+            planned = self.examples.plan(drawn.epoch).lengths[drawn.numbers]
+            tally.none("examples longer than planned", (lengths > planned).sum())
+            self.check(tally, drawn)
+
+    def side(self, packed: Packed, number: int) -> dict[str, Any]:
+        """One side of an example: its `pieces`, `ids` and further columns, and the length of its `prefix`."""
+        part = slice(packed.starts[number], packed.starts[number] + packed.lengths[number])
+        ids = packed.tokens[part].tolist()
+        columns = {name: column[part].tolist() for name, column in packed.columns.items()}
+        prefix = {"prefix": packed.prefixes[number]} if packed.prefixes else {}
+        return {"pieces": self.tokenizer.pieces(ids), "ids": ids, **columns, **prefix}
+
+    def _target(self, batch: Batch, target: Target, number: int) -> Any:
+        """A class or value; or for each place its position, its label, and the borders it is read from."""
+        if target.labels is None:
+            return "made in the step"
+        if target.at is None:
+            return self.label(target.labels[number].item(), False)
+        side = batch.inputs if target.side == "inputs" else batch.outputs
+        assert side is not None
+        start, places = side.starts[number], []
+        for row in (side.documents[target.at] == number).nonzero()[:, 0].tolist():
+            label = self.label(target.labels[row].item(), True)
+            place = {"position": int(target.at[row]) - start, "label": label}
+            if target.span is not None:
+                place["borders"] = (target.span[row] - start).tolist()
+            places.append(place)
+        return places
+
+    def _pad(self) -> int | None:
+        """The id that stands for padding and nothing else."""
+        pad = self.tokenizer.roles.get("pad")
+        shared_with = [name for name, number in self.tokenizer.roles.items() if number == pad and name != "pad"]
+        return None if shared_with else pad
+
+
+def _padding(batch: Batch, pad: int | None) -> int:
+    """Places of the batch that hold no token: behind its sequences, or padding; outputs may begin with its id."""
+    places = 0
+    for side, first in ((batch.inputs, 0), (batch.outputs, 1)):
+        if side is not None:
+            ids = side.tokens.numpy()
+            within = side.positions.numpy()[: sum(side.lengths)] >= first
+            places += len(ids) - len(within) + int((ids[: len(within)][within] == pad).sum())
+    return places

@@ -1,0 +1,99 @@
+"""The examples of several learners in one epoch, drawn in proportion to their shares.
+
+As T5 mixes its tasks (Raffel et al. 2020, section 3.5.2).
+
+Shape letters: N examples of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+import torch
+
+from lmtool import streams
+from lmtool.data.plan import Examples, Plan
+from lmtool.types import Batch, Packed
+
+# One example: which member it is of, and its number in that member's plan.
+MIXED = np.dtype([("member", "i4"), ("row", "i8")])
+
+
+@dataclass(frozen=True)
+class MixedBatch(Batch):
+    """members: by name, the batch of each objective that has examples in it. The other fields lay them end to end for
+    whoever counts tokens or joins examples; no model reads them."""
+
+    members: tuple[tuple[str, Batch], ...] = ()
+
+    def to(self, device: torch.device) -> Self:
+        moved = tuple((name, batch.to(device)) for name, batch in self.members)
+        return replace(self, inputs=self.inputs.to(device), members=moved, source=self.host)
+
+    @property
+    def tokens(self) -> int:
+        """Real tokens of all members, both sides."""
+        return sum(batch.tokens for _, batch in self.members)
+
+
+def term_of(member: str, term: str) -> str:
+    """The name of a member's term in the mixture: `span_sbo`; `mlm` stays `mlm`."""
+    return term if term == member else f"{member}_{term}"
+
+
+class MixedExamples:
+    """An epoch is as long as no member has to repeat an example in it; which of its examples a member gives is drawn
+    anew each epoch. whole: all examples of every member, whatever its share: to evaluate on."""
+
+    def __init__(self, members: dict[str, Examples], shares: Sequence[float], seed: int, whole: bool = False):
+        self.members, self.shares, self.seed, self.whole = members, tuple(shares), seed, whole
+        self._plans: dict[int, Plan] = {}
+
+    def plan(self, epoch: int) -> Plan:
+        if epoch not in self._plans:
+            plans = [member.plan(epoch) for member in self.members.values()]
+            size = min(len(plan) / share for plan, share in zip(plans, self.shares, strict=True))
+            rows, lengths = [], []
+            for number, (plan, share) in enumerate(zip(plans, self.shares, strict=True)):
+                count = len(plan) if self.whole else min(max(1, round(size * share)), len(plan))
+                order = streams.Permutation(len(plan), self.seed, "order", epoch * len(plans) + number)
+                taken = order(np.arange(count))
+                records = np.empty(count, dtype=MIXED)
+                records["member"], records["row"] = number, taken
+                rows.append(records)
+                lengths.append(plan.lengths[taken])
+            kept = dict([*self._plans.items()][-1:])
+            self._plans = kept | {epoch: Plan(np.concatenate(rows), np.concatenate(lengths))}
+        return self._plans[epoch]
+
+    def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> MixedBatch:
+        parts = []
+        for number, (name, member) in enumerate(self.members.items()):
+            taken = rows["row"][rows["member"] == number]
+            if len(taken):
+                # Numbers of their own, so that no two members share a draw.
+                own = taken * len(self.members) + number
+                parts.append((name, member.batch(member.plan(epoch).rows[taken], own, epoch)))
+        batches = [batch for _, batch in parts]
+        inputs = Packed(
+            torch.cat([batch.inputs.tokens for batch in batches]), sum((batch.inputs.lengths for batch in batches), ())
+        )
+        targets = {term_of(name, term): target for name, batch in parts for term, target in batch.targets.items()}
+        examples_N, parts_N = (torch.cat([getattr(batch, key) for batch in batches]) for key in ("examples", "parts"))
+        return MixedBatch(inputs, targets, examples_N, parts_N, members=tuple(parts))
+
+    def facts(self) -> dict[str, Any]:
+        """Size of the first epoch, and of each member's own."""
+        plan, own = self.plan(0), {name: member.facts() for name, member in self.members.items()}
+        parts = zip(self.shares, own.values(), strict=True)
+        return {
+            "examples": len(plan),
+            "tokens": int(plan.lengths.sum()),
+            "mean_length": float(plan.lengths.mean()),
+            "longest": int(plan.lengths.max()),
+            "predicted_fraction": sum(share * facts.get("predicted_fraction", 0.0) for share, facts in parts),
+            **{f"{name}_examples": int(facts["examples"]) for name, facts in own.items()},
+        }

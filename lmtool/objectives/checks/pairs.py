@@ -1,0 +1,59 @@
+"""Pairs of segments: their classes, where their segments come from, and what is cut of them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lmtool.learners.inspection import Drawn
+from lmtool.learners.tally import Tally
+from lmtool.objectives.checks.masking import MaskingInspector
+
+
+class MaskedPairsInspector(MaskingInspector):
+    """Of `MaskedPairs`."""
+
+    def texts(self, rows: np.ndarray) -> list[list[str]]:
+        """The two segments of each pair."""
+        tokens = self.examples.store.tokens
+        spans = [[(int(row[f"{side}_start"]), int(row[f"{side}_length"])) for side in "ab"] for row in rows]
+        return [[self.tokenizer.decode(tokens[at : at + length].tolist()) for at, length in pair] for pair in spans]
+
+    def check(self, tally: Tally, drawn: Drawn) -> None:
+        super().check(tally, drawn)
+        self._check_cut(tally, drawn.rows)
+        self._check_classes(tally, drawn.rows)
+
+    def _check_classes(self, tally: Tally, rows: np.ndarray) -> None:
+        label, choice = rows["label"] == 1, rows["choice"] == 1
+        offsets = self.examples.store.document_offsets
+        a, b = (np.searchsorted(offsets, rows[f"{side}_start"], side="right") for side in "ab")
+        if self.examples.config.pairs == "sop":
+            tally.share("pairs that are swapped", label.sum(), len(rows), 0.5)
+            tally.none("pairs of two documents", (a != b).sum())
+            first, second = (
+                np.where(label, rows["b_start"], rows["a_start"]),
+                np.where(label, rows["a_start"], rows["b_start"]),
+            )
+            tally.none("pairs in another order than their class says", (first >= second).sum())
+            return
+        tally.share("random second segments where there is a choice", (label & choice).sum(), choice.sum(), 0.5)
+        tally.note("random second segments in all", label.sum(), len(rows))
+        tally.none("pairs without a choice that follow", (~choice & ~label).sum())
+        tally.none("random segments of the same document", (label & (a == b)).sum())
+        tally.none("following segments of another document", (~label & (a != b)).sum())
+
+    def _check_cut(self, tally: Tally, rows: np.ndarray) -> None:
+        """Pairs too long for an example lose tokens at the ends of their segments: a segment that does not begin and
+        end with a sentence has lost some. Where order is learned a lone sentence is cut in two, and its halves
+        meet."""
+        starts, lengths = (
+            np.stack([rows[f"{side}_{field}"].astype(np.int64) for side in "ab"]) for field in ("start", "length")
+        )
+        ends, offsets = starts + lengths, self.examples.store.sentence_offsets
+        opens, closes = np.isin(starts, offsets), np.isin(ends, offsets)
+        if self.examples.config.pairs == "sop":
+            opens |= starts == ends[::-1]
+            closes |= ends == starts[::-1]
+        cut = ~(opens & closes).all(0)
+        tally.note("truncated fraction", cut.sum(), len(rows))
+        tally.none("pairs cut although they fit", (cut & (lengths.sum(0) != self.examples.limit)).sum())

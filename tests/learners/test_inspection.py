@@ -1,0 +1,29 @@
+"""What `inspect` asks of a learner: what holds of any examples, and what an objective adds."""
+
+from __future__ import annotations
+
+from lmtool.config.tables import build
+from lmtool.learners.inspection import Inspector
+from lmtool.objectives.configs import ClmConfig
+from tests.objectives.objective_fixtures import backbone, split, store, tokenizer
+
+
+class Everywhere(Inspector):
+    """An objective that promises a prediction at every token."""
+
+    def check(self, tally, drawn):
+        tally.exact("predicted tokens", len(drawn.batch.targets["clm"].labels), len(drawn.batch.inputs.tokens))
+
+
+def test_an_objective_adds_what_it_promises_to_what_holds_of_all():
+    tokens = tokenizer("bytebpe")
+    learner = build(ClmConfig(), backbone("gpt"), tokens, 0)
+    examples = learner.examples(split(store(tokens)), 32)
+    plain = Inspector(learner, examples, 32)
+    assert not plain.measured(2000).broken() and len(list(plain.described(3))) == 3 and not list(plain.described(0))
+    assert [statistic.name for statistic in Everywhere(learner, examples, 32).measured(2000).broken()] == [
+        "predicted tokens"
+    ]
+    assert [statistic.name for statistic in Inspector(learner, examples, 31).measured(2000).broken()] == [
+        "sequences longer than max_length"
+    ]
