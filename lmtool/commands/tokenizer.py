@@ -13,6 +13,7 @@ from lmtool.data.vocabulary import trained_tokenizer
 from lmtool.errors import UserError
 from lmtool.reporting.console import Output
 from lmtool.reporting.text import plain
+from lmtool.tokenizers.tokenizer import FILES
 
 SHOWN = 3
 MEASURED = 500
@@ -30,10 +31,15 @@ def run(config: TokenizerCommandConfig, overrides: list[str]) -> dict[str, Any]:
         raise UserError("tokenizer.vocab_size is null, and no model names one", "tokenizer.vocab_size=8192")
     size = config.tokenizer.vocab_size
     tokenizer = trained_tokenizer(config.tokenizer, source, size, config.cache_dir, progress)
+    new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tokenizer.save(folder)
     except OSError as error:
+        for name in FILES:  # half a tokenizer is none
+            (folder / name).unlink(missing_ok=True)
+        if new and folder.is_dir():
+            folder.rmdir()
         raise UserError(f"output={config.output}: {error.strerror}", "give a folder that can be written") from error
 
     texts = list(islice(documents(source.parts("validation")), MEASURED))

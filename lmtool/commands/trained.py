@@ -22,6 +22,7 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision, choose_device, choose_precision
 from lmtool.weights.assemble import assemble
 from lmtool.weights.folders import PublishedFolder, published_folder, read_settings
+from lmtool.weights.importing import COMMAND
 from lmtool.weights.load import saved_config
 from lmtool.weights.reading import Weights, read
 from lmtool.weights.task_heads import CLASSIFIER, head_of_class
@@ -69,6 +70,8 @@ def read_trained(checkpoint: str, offline: bool, precision: Precision) -> Traine
     saved = saved_config(checkpoint, offline)
     weights = read(checkpoint, offline)
     verb, foreign, complete = saved.get("command"), False, saved
+    if published is None and verb not in ("pretrain", "finetune", COMMAND):
+        raise UserError(f"checkpoint={checkpoint}: its config.json names no command: {verb}", "give another checkpoint")
     if verb not in ("pretrain", "finetune"):
         if published is not None and classifies(published, weights):
             saved = published.classifier_config()

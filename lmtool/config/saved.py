@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,8 @@ def read(path: Path) -> dict[str, Any]:
     if path.name == "config.json":
         verify_beside(path.parent, [path.name])
     hint = "give the config.yaml of a run folder"
+    if os.path.lexists(path) and not path.is_file():  # reading a pipe would wait for ever
+        raise UserError(f"{path} is no regular file", hint)
     try:
         # YAML reads JSON's 1e-12 as text.
         data = _read_json(path) if path.suffix == ".json" else yaml_files.read(path, hint)

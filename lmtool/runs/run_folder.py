@@ -29,7 +29,7 @@ from lmtool.config.checkpoint import read_config
 from lmtool.errors import UserError, cannot_write
 from lmtool.secrets import masked_data
 from lmtool.terminal import say, shown
-from lmtool.runs.files import lines_of, plain, replace_text, to_json, write_rows
+from lmtool.runs.files import LONGEST_ROW, lines_of, plain, replace_text, to_json, write_rows
 from lmtool.runs.locks import Lock
 from lmtool.runs.resuming import resume_point
 
@@ -250,13 +250,13 @@ class RunFolder:
         self._flush(sync=True)
 
     def rows(self) -> list[dict[str, Any]]:
-        """The rows of metrics.jsonl; a last line torn by a kill is left out."""
+        """The rows of metrics.jsonl; a last line torn by a kill is left out. UserError for any other line that is no
+        row."""
         rows = []
         with suppress(FileNotFoundError):
-            for line in lines_of(self.path / "metrics.jsonl"):
+            for number, line in enumerate(lines_of(self.path / "metrics.jsonl"), 1):
                 if line.endswith(b"\n"):
-                    with suppress(ValueError):
-                        rows.append(json.loads(line))
+                    rows.append(_row(line, f"{self.path / 'metrics.jsonl'}:{number}"))
         return rows
 
     def drop_rows_after(self, step: int) -> None:
@@ -281,6 +281,15 @@ class RunFolder:
         return finished(self.path)
 
 
+def _row(line: bytes, where: str) -> dict[str, Any]:
+    """A row of metrics.jsonl. UserError where it is none."""
+    with suppress(ValueError, RecursionError):
+        row = json.loads(line)
+        if isinstance(row, dict) and isinstance(row.get("step"), int):
+            return row
+    raise UserError(f"{where} is no row with a step", "move the file away: the run resumes without these rows")
+
+
 def _require_files(path: Path) -> None:
     """UserError where something else stands under the name of a file that a run writes: a folder, a pipe, a link to
     nothing. It would be met when the training is done."""
@@ -294,7 +303,8 @@ def _require_files(path: Path) -> None:
 def finished(path: Path) -> dict[str, Any] | None:
     """The result of a run folder that is done, else None."""
     try:
-        result = json.loads((path / "result.json").read_text(encoding="utf-8"))
+        with (path / "result.json").open(encoding="utf-8") as file:
+            result = json.loads(file.read(LONGEST_ROW))
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
     return result if isinstance(result, dict) and result.get("status") == "done" else None

@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -129,13 +130,27 @@ class Tokenizer:
             )
         return self.roles[name]
 
+    @contextmanager
+    def _library_errors(self) -> Iterator[None]:
+        """A pattern of a stranger's tokenizer.json may need longer than the library allows for some texts: it panics,
+        in an exception that is no Exception."""
+        try:
+            yield
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":
+                raise
+            hint = "take a tokenizer whose pattern needs less, or leave the text out"
+            raise UserError(f"{self._origin} fails on this text: {error}", hint) from error
+
     def encode(self, text: str) -> np.ndarray:
         """The ids of a text: int32."""
-        return np.array(self._backend.encode(text, add_special_tokens=False).ids, dtype=np.int32)
+        with self._library_errors():
+            return np.array(self._backend.encode(text, add_special_tokens=False).ids, dtype=np.int32)
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """The ids of each text, int32; in parallel threads of the library."""
-        encoded = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        with self._library_errors():
+            encoded = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, dtype=np.int32) for encoding in encoded]
 
     def encode_aligned(self, text: str) -> tuple[np.ndarray, np.ndarray]:
@@ -145,7 +160,8 @@ class Tokenizer:
 
     def encode_aligned_batch(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
         """The same of each text; in parallel threads of the library."""
-        encoded = self._backend.encode_batch(list(texts), add_special_tokens=False)
+        with self._library_errors():
+            encoded = self._backend.encode_batch(list(texts), add_special_tokens=False)
         return [
             (np.array(encoding.ids, dtype=np.int32), _without_space(text, encoding.offsets))
             for text, encoding in zip(texts, encoded, strict=True)
@@ -162,7 +178,8 @@ class Tokenizer:
         """
         texts = [" ".join(words) for words in sentences]
         encoded = []
-        batch = self._backend.encode_batch(texts, add_special_tokens=False)
+        with self._library_errors():
+            batch = self._backend.encode_batch(texts, add_special_tokens=False)
         for words, entry in zip(sentences, batch, strict=True):
             ids = np.array(entry.ids, dtype=np.int32)
             # The space in front of a word is the word's: a token may begin with it, or be it.
@@ -174,7 +191,8 @@ class Tokenizer:
     def laid_out(self, text: str, pair: str | None = None) -> tuple[list[int], list[int]]:
         """The ids and the segments of a text or a pair with the special tokens that its tokenizer.json puts around
         them: what transformers reads, and what a format (data/formats.py) does here."""
-        encoded = self._backend.encode(text, pair, add_special_tokens=True)
+        with self._library_errors():
+            encoded = self._backend.encode(text, pair, add_special_tokens=True)
         return encoded.ids, encoded.type_ids
 
     def with_layout(self, single: Sequence[str], pair: Sequence[str], special: dict[str, int]) -> Tokenizer:

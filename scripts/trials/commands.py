@@ -126,7 +126,7 @@ def sound(answer: Answer) -> Answer:
         raise Failed(Outcome.HANG, line)
     if answer.status < 0:
         raise Failed(Outcome.TRACEBACK, f"{line}: ended by {signal.Signals(-answer.status).name}")
-    if answer.status == 1 or "Traceback (most recent call last)" in answer.said or " panicked at " in answer.said:
+    if answer.status == 1 or "Traceback (most recent call last)" in answer.said or _panicked(answer):
         raise Failed(Outcome.TRACEBACK, f"{line}: {_last_words(answer)}")
     if control := _CONTROL.search(answer.said):
         raise Failed(Outcome.ESCAPE, f"{line}: prints {control[0]!r}")
@@ -135,6 +135,11 @@ def sound(answer: Answer) -> Answer:
     if answer.status == 2 and not re.search(r"^hint: .", answer.err, re.MULTILINE):
         raise Failed(Outcome.UNCLEAR, f"{line}: no hint: {answer.err.strip()}")
     return answer
+
+
+def _panicked(answer: Answer) -> bool:
+    """Whether a library in Rust panicked and nothing was made of it: its own line comes before any of ours."""
+    return " panicked at " in answer.said and not (answer.status == 2 and answer.errors)
 
 
 def _last_words(answer: Answer) -> str:

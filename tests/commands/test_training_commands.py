@@ -159,6 +159,14 @@ def test_a_plan_counts_without_training(place: Path, capsys: pytest.CaptureFixtu
     assert not Path("runs").exists()
 
 
+@pytest.mark.parametrize("steps", [100, 101])
+def test_a_warm_up_as_long_as_the_run_is_noted(place: Path, steps: int, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "pretrain", "model=bert_tiny", *TINY, "data=text", "data.path=text.txt"]
+    assert cli.main([*words, "schedule.warmup_steps=100", f"max_steps={steps}"]) == 0
+    note = "schedule.warmup_steps=100: in 100 steps the learning rate only rises"
+    assert (note in capsys.readouterr().out) == (steps == 100)
+
+
 def test_resume_and_report(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = pretrain("first"), pretrain("second", "seed=1")
     (first / "result.json").unlink()

@@ -294,6 +294,32 @@ def test_a_warm_cache_is_read_without_writing(tmp_path, monkeypatch):
     assert np.array_equal(opened().tokens, tokens) and source.reads == reads
 
 
+def test_a_vocabulary_is_learned_from_a_bounded_sample(tmp_path, monkeypatch):
+    """However much text there is; each part of it has its share, and it is never held."""
+    seen, notes = [], []
+    learn = vocabulary_module.build
+
+    def build(config, texts, vocab_size):
+        assert not isinstance(texts, list | tuple | str)
+        return learn(config, (seen.append(text) or text for text in texts), vocab_size)
+
+    monkeypatch.setattr(vocabulary_module, "build", build)
+    monkeypatch.setattr(WordPieceConfig, "most_characters", 20_000)
+    for count in (100, 4000):
+        texts = [f"document {number} {text}" for number, text in enumerate(documents(count))]
+        size = sum(map(len, texts))
+        trained_tokenizer(
+            WordPieceConfig(), ListSource(texts, [], f"{count}"), 200, tmp_path, lambda what, *_: notes.append(what)
+        )
+        if size <= 20_000:
+            assert seen == texts and not notes
+        else:
+            assert 15_000 < sum(map(len, seen)) < 25_000 and "the vocabulary is that of a sample" in notes[0]
+            numbers = np.array([int(text.split()[1]) for text in seen])
+            assert np.all(np.diff(numbers) > 0) and 0.4 < numbers.mean() / count < 0.6
+        seen.clear()
+
+
 def test_left_overs_of_a_killed_process_are_removed(tmp_path, tokenizers):
     source = ListSource(documents(5), [])
     folder = open_store(source, "train", tokenizers["wordpiece"], tmp_path).folder

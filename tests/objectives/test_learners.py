@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from objective_fixtures import backbone, rows_of, sentences, split, store, tokenizer
+from objective_fixtures import WORDS, backbone, rows_of, sentences, split, store, tokenizer
 
 from lmtool.config.tables import build
 from lmtool.data.loader import PackedLoader
@@ -336,3 +336,20 @@ def test_a_vocabulary_without_an_end_goes_on_with_texts():
     assert row["text"] == "the old cat" and row["continuation"]
     with pytest.raises(UserError, match="no eos token"):
         next(learner.respond(Rows.of_texts(text=[""]), 32, 100, FP32_CPU))
+
+
+@pytest.mark.parametrize("lone", [0, 190])
+def test_documents_of_one_sentence_are_reported_where_the_next_one_is_predicted(lone):
+    """A paragraph of one sentence has no next one: its second segment can only be random."""
+    tokens = tokenizer()
+    sizes = [1] * lone + [6] * (200 - lone)
+    documents = [[f"{' '.join(WORDS[n % 7 : n % 7 + 6])}." for n in range(size)] for size in sizes]
+    learner = build(MlmConfig(pairs="nsp"), backbone(), tokens, 3)
+    facts = learner.examples(split(store(tokens, documents)), 32).facts()
+    assert facts["documents_of_one_sentence"] == lone
+    if not lone:
+        assert "warnings" not in facts and 0.4 < facts["random_next_fraction"] < 0.6
+        return
+    (warning,) = facts["warnings"]
+    assert facts["random_next_fraction"] > 0.6
+    assert "95% of the train documents are one sentence" in warning and "data.document=file" in warning

@@ -236,6 +236,16 @@ def test_rows_survive_a_torn_line_and_those_of_lost_steps_go(tmp_path: Path) -> 
         assert (run.path / "metrics.jsonl").read_text().endswith('{"step": 4}\n')
 
 
+@pytest.mark.parametrize("line", [b"{", b"[1]", b"\xff\xfe", b'{"loss": 1}', b'{"step": "x"}', b"[" * 100_000])
+def test_lines_that_are_no_rows_are_refused(tmp_path: Path, line: bytes) -> None:
+    with open_run(tmp_path / "run") as run:
+        run.append({"step": 1})
+        with (run.path / "metrics.jsonl").open("ab") as file:
+            file.write(line + b"\n")
+        with pytest.raises(UserError, match=r"metrics\.jsonl:2 is no row with a step"):
+            run.drop_rows_after(3)
+
+
 def test_a_line_of_gigabytes_is_refused_at_once(tmp_path: Path) -> None:
     with open_run(tmp_path / "run") as run:
         with (run.path / "metrics.jsonl").open("wb") as file:
