@@ -348,8 +348,8 @@ def test_documents_of_one_sentence_are_reported_where_the_next_one_is_predicted(
     facts = learner.examples(split(store(tokens, documents)), 32).facts()
     assert facts["documents_of_one_sentence"] == lone
     if not lone:
-        assert "warnings" not in facts and 0.4 < facts["random_next_fraction"] < 0.6
+        assert "warnings" not in facts and 0.4 < facts["random_next_fraction"] < 0.65
         return
     (warning,) = facts["warnings"]
-    assert facts["random_next_fraction"] > 0.6
+    assert facts["random_next_fraction"] > 0.65
     assert "95% of the train documents are one sentence" in warning and "data.document=file" in warning
