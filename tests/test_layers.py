@@ -39,7 +39,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "heads": MODELS,
     "generation": HEADS | TEXT,
     # lmtool.load gives a model with its tokenizer, from a checkpoint whose files `training` verifies.
-    "weights": LEARNERS,
+    "weights": LEARNERS | {"tuning"},
     "tokenizers": CONFIG,
     "data": TEXT,
     "metrics": CONFIG,

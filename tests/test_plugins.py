@@ -26,9 +26,23 @@ answers = []
 for line in json.loads(sys.argv[1]):
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        status = main(shlex.split(line))
+        if line.startswith("python "):
+            exec(line.removeprefix("python "))
+            status = 0
+        else:
+            status = main(shlex.split(line))
     answers.append([status, out.getvalue(), err.getvalue(), "torch" in sys.modules])
 print(json.dumps(answers))
+"""
+
+# What a tuned checkpoint predicts, by `lmtool.load` with nothing of the command line.
+LOADED = """
+import lmtool, torch
+from lmtool.data.formats import text_format
+loaded = lmtool.load("runs/tuned")
+ids, _ = text_format(loaded.config.text_format, loaded.tokenizer).single(loaded.tokenizer.encode_batch(["the cat ran"])[0])
+logits = loaded.model(torch.from_numpy(ids.astype("int64"))[None]).logits
+print(["cat", "none"][int(logits.argmax())], float(logits.softmax(-1).max()))
 """
 
 
@@ -188,10 +202,17 @@ def test_a_tuning_method_that_adds_modules_and_virtual_tokens(tmp_path: Path) ->
         tmp_path,
         f"{tune} name=cut",
         "evaluate --plugin outsider checkpoint=runs/tuned device=cpu precision=fp32 output=again.jsonl",
-        "predict --plugin outsider checkpoint=runs/tuned device=cpu 'text=the cat ran'",
+        "predict --plugin outsider checkpoint=runs/tuned device=cpu 'text=the cat ran' output=first.jsonl",
         f"plan {tune}",
+        "python " + LOADED,
+        "export --plugin outsider checkpoint=runs/tuned output=exported",
     )
-    assert [answer[0] for answer in answers] == [0] * 4, "\n".join(answer[2] for answer in answers)
+    assert [answer[0] for answer in answers] == [0] * 5 + [2], "\n".join(answer[2] for answer in answers)
+    assert "backbone.embed.virtual.weight and 8 more tensors have no place in a published model=bert" in answers[5][2]
+    assert not (tmp_path / "exported").exists()
+    (row,) = map(json.loads, (tmp_path / "first.jsonl").read_text().splitlines())
+    label, score = answers[4][1].split()
+    assert label == row["prediction"] and float(score) == pytest.approx(row["score"], abs=1e-5)
     weights = Path("checkpoints") / "step_00000020" / "model.safetensors"
     assert (cut / weights).read_bytes() == (run / weights).read_bytes(), "resumed bit for bit"
     assert (tmp_path / "again.jsonl").read_text() == (run / "predictions.jsonl").read_text()

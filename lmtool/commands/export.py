@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,11 +22,12 @@ from lmtool.secrets import masked
 from lmtool.tasks.kinds.base import TaskLearner
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import choose_device, choose_precision
+from lmtool.weights.assemble import assemble
 from lmtool.weights.comparing import Comparison, compare_outputs, compare_tensors, compare_tokenizers, tied_names
 from lmtool.weights.exporting import Export, Reading, export_of, write_export
 from lmtool.weights.folders import published_folder
 from lmtool.weights.heads import form_of
-from lmtool.weights.load import assemble, load, saved_config
+from lmtool.weights.load import Loaded, load, saved_config, saved_model
 from lmtool.weights.reading import Weights, read
 
 
@@ -44,6 +46,7 @@ def run(config: ExportConfig, overrides: list[str]) -> None:
         trained = read_trained(config.checkpoint, config.offline, choose_precision("fp32", choose_device("cpu")))
         tokenizer = trained.tokenizer.with_padding()  # without it a decoder's classifier reads one text at a time
     export = export_of(loaded.config, weights.tensors, task, tokenizer)
+    require_places(config.checkpoint, loaded, export)
     layout = layout_of(loaded.config, task, tokenizer)
     tokenizer = tokenizer if layout is None else with_format(tokenizer, layout)
     folder = Path(config.output).expanduser()
@@ -54,9 +57,8 @@ def run(config: ExportConfig, overrides: list[str]) -> None:
     copy = read(str(folder), offline=True)
     unused = [name for name in copy.tensors if name not in again.model.parts.state_dict()]
     comparison = compare_tensors(export.kept, copy.tensors, unused)
-    original, _ = assemble(
-        loaded.config, Weights(export.kept, weights.folder, config.checkpoint), config.checkpoint, task
-    )
+    kept = replace(weights, tensors=export.kept)
+    original, _ = assemble(saved_model(config.checkpoint, saved, export.kept), loaded.tokenizer, trained=kept)
     compare_outputs(comparison, original, again.model.parts)
     if again.tokenizer is not None:
         compare_tokenizers(comparison, loaded.tokenizer, again.tokenizer)
@@ -67,6 +69,17 @@ def run(config: ExportConfig, overrides: list[str]) -> None:
     tell(f"{folder} · {export.architecture}", comparison, export.left_out)
     if not comparison.same:
         raise CheckFailed(f"{folder} is not what was exported", "see what changed above, and keep the checkpoint")
+
+
+def require_places(checkpoint: str, loaded: Loaded, export: Export) -> None:
+    """UserError where the model has more than a published one: what a tuning method added."""
+    lost = [name for name in loaded.model.parts.state_dict() if name[:6] != "heads." and name not in export.kept]
+    if lost:
+        more = f" and {len(lost) - 1} more tensors have" if len(lost) > 1 else " has"
+        raise UserError(
+            f"checkpoint={checkpoint}: {lost[0]}{more} no place in a published model={loaded.config.name}",
+            "use the run with lmtool",
+        )
 
 
 def layout_of(model: ModelConfig, task: Mapping[str, Any] | None, tokenizer: Tokenizer) -> str | None:

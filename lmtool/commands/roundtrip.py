@@ -23,7 +23,7 @@ from lmtool.types import Batch
 from lmtool.weights.autotokenizer import tokenized
 from lmtool.weights.comparing import Comparison, difference
 from lmtool.weights.folders import read_settings
-from lmtool.weights.heads import Assembled
+from lmtool.weights.heads import CheckpointModel
 from lmtool.weights.load import Loaded
 
 _TEXTS = (
@@ -37,7 +37,7 @@ _TEXTS = (
 @torch.no_grad()
 def compare_texts(
     comparison: Comparison,
-    original: TaskLearner | Assembled,
+    original: TaskLearner | CheckpointModel,
     again: Loaded,
     folder: Path,
     layout: str,
@@ -75,7 +75,7 @@ def _is_whole(original: TaskLearner, row: tuple[str, ...], longest: int) -> bool
 
 
 def _difference(
-    original: TaskLearner | Assembled,
+    original: TaskLearner | CheckpointModel,
     again: Loaded,
     folder: Path,
     layout: str,
@@ -101,7 +101,7 @@ def _difference(
         return float("inf")
     if not torch.equal(read.get("token_type_ids", none)[real], ours):
         return float("inf")
-    if isinstance(original, Assembled) and again.config.architecture == "encoder_decoder":
+    if isinstance(original, CheckpointModel) and again.config.architecture == "encoder_decoder":
         return 0.0  # what its decoder continues has nothing to do with how texts are read
     copied = again.model(**read)
     theirs = [copied.hidden[real], copied.pair_logits]
@@ -121,7 +121,7 @@ def _has_segments(loaded: Loaded) -> bool:
     return getattr(loaded.config, "segments", 0) > 1
 
 
-def _predicted(original: TaskLearner | Assembled, batch: Batch) -> list[Tensor | None]:
+def _predicted(original: TaskLearner | CheckpointModel, batch: Batch) -> list[Tensor | None]:
     """A task's outputs; else the hidden states, and the logits over pairs where there are any."""
     if isinstance(original, TaskLearner):
         return [original.outputs(batch, 0)]

@@ -77,7 +77,38 @@ def decayed_groups(learner: nn.Module) -> list[ParameterGroup]:
     return [group for group in (decay, rest) if group.parameters]
 
 
-class BaseLearner(nn.Module, ABC):
+class ModelWithHeads(nn.Module):
+    """A backbone and the heads on it, edited by a tuning method where there is one. seed: new heads derive
+    from it."""
+
+    def __init__(self, backbone: Backbone, seed: int):
+        super().__init__()
+        self.seed = seed
+        self.backbone: Backbone = backbone
+        self.heads = nn.ModuleDict()
+        self.tuning: Tuning | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where its parameters are."""
+        return next(self.backbone.parameters()).device
+
+    def add_head(self, name: str, head: nn.Module) -> None:
+        """Enter a head under its name and give it the initial weights of the backbone's family. UserError where there
+        is one of that name: heads of tasks have the names that users give."""
+        if name in self.heads:
+            raise UserError(f"task.name={name} is the name of a head that the model has anyway", "give another name")
+        self.heads[name] = head.to(self.device)
+        self.backbone.initialize(head, self.seed, f"heads.{name}.")
+
+    def tune(self, tuning: Tuning, new: Collection[str] | None = None) -> None:
+        """Edit the model by a tuning method, which answers for what learns from then on. new: the parts that did
+        not come from a checkpoint; None: not known."""
+        tuning.edit(self, self.seed, new)
+        self.tuning = tuning
+
+
+class BaseLearner(ModelWithHeads, ABC):
     """Holds `backbone` and `heads`; further networks that learn are submodules with names of their own.
 
     seed: of the run; new heads and dropout derive from it. weights: by term, its coefficient in the loss. metric: the
@@ -93,26 +124,9 @@ class BaseLearner(nn.Module, ABC):
     makes_inputs: bool = False
 
     def __init__(self, config: Config, backbone: Backbone, tokenizer: Tokenizer | None, seed: int):
-        super().__init__()
+        super().__init__(backbone, seed)
         self.config: Any = config
         self.tokenizer: Any = tokenizer
-        self.seed = seed
-        self.backbone: Backbone = backbone
-        self.heads = nn.ModuleDict()
-        self.tuning: Tuning | None = None
-
-    def add_head(self, name: str, head: nn.Module) -> None:
-        """Enter a head under its name and give it the initial weights of the backbone's family. UserError where there
-        is one of that name: heads of tasks have the names that users give."""
-        if name in self.heads:
-            raise UserError(f"task.name={name} is the name of a head that the model has anyway", "give another name")
-        self.heads[name] = head.to(self.device)
-        self.backbone.initialize(head, self.seed, f"heads.{name}.")
-
-    @property
-    def device(self) -> torch.device:
-        """Where its parameters are."""
-        return next(self.backbone.parameters()).device
 
     # What the loop asks.
 
@@ -136,12 +150,6 @@ class BaseLearner(nn.Module, ABC):
     def parameter_groups(self) -> list[ParameterGroup]:
         """What learns, each tensor once."""
         return decayed_groups(self) if self.tuning is None else self.tuning.parameter_groups(self)
-
-    def tune(self, tuning: Tuning, new: Collection[str] | None = None) -> None:
-        """Edit the learner by a tuning method, which answers for what learns from then on. new: the parts that did
-        not come from a checkpoint; None: not known."""
-        tuning.edit(self, self.seed, new)
-        self.tuning = tuning
 
     def draws(self, batch: Batch, step: int) -> Draws | None:
         """The dropout of this batch in this step, for its inputs (and `for_outputs`); None in evaluation. Keyed by

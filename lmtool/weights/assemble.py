@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from lmtool.config.base import Config
 from lmtool.config.tables import build
-from lmtool.learners.base import BaseLearner
+from lmtool.learners.base import ModelWithHeads
 from lmtool.models.configs import ModelConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.weights.loading import LoadReport, load_into
 from lmtool.weights.reading import Weights
 
-
-class Teaches(Protocol):
-    """The section of what is learned: an objective's or a task's."""
-
-    def learner(self, *arguments: Any) -> BaseLearner: ...
+Built = TypeVar("Built", bound=ModelWithHeads)
+BuiltCo = TypeVar("BuiltCo", bound=ModelWithHeads, covariant=True)
 
 
-class Blueprint(Protocol):
-    """What a configuration of a run says of its learner."""
+class Teaches(Protocol[BuiltCo]):
+    """The section of what is learned: an objective's or a task's. Of a checkpoint to look at: its heads."""
+
+    def learner(self, *arguments: Any) -> BuiltCo: ...
+
+
+class Blueprint(Protocol[BuiltCo]):
+    """What a configuration of a run, or a checkpoint, says of its learner."""
 
     @property
     def model(self) -> ModelConfig: ...
@@ -30,7 +33,7 @@ class Blueprint(Protocol):
     def seed(self) -> int: ...
 
     @property
-    def learns(self) -> Teaches: ...
+    def learns(self) -> Teaches[BuiltCo]: ...
 
     @property
     def tuned_by(self) -> Config | None:
@@ -38,12 +41,12 @@ class Blueprint(Protocol):
 
 
 def assemble(
-    config: Blueprint,
+    config: Blueprint[Built],
     tokenizer: Tokenizer | None,
     start: Weights | None = None,
     trained: Weights | None = None,
-    learns: Teaches | None = None,
-) -> tuple[BaseLearner, LoadReport | None]:
+    learns: Teaches[Built] | None = None,
+) -> tuple[Built, LoadReport | None]:
     """The learner of a run on the default device, edited by its tuning method, and what was taken of a checkpoint.
 
     start: the weights that a run starts from, loaded before the edit; what they lack is new. trained: those of this
@@ -58,5 +61,5 @@ def assemble(
     if config.tuned_by is not None:
         learner.tune(build(config.tuned_by), None if report is None else frozenset(report.new))
     if trained is not None:
-        report = load_into(learner, trained.tensors, trained.origin, whole=True)
+        report = replace(load_into(learner, trained.tensors, trained.origin, whole=True), ignored=trained.ignored)
     return learner, report

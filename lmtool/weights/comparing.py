@@ -16,7 +16,7 @@ from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.nn.stack import Place, Tap
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Packed
-from lmtool.weights.heads import Assembled
+from lmtool.weights.heads import CheckpointModel
 
 ADVERSARIAL = (
     "", " ", "  two  spaces ", "\n\n\t", "Hello, World! It's 3.14; don't.", "ÀÉÎÕÜ naïve café Ångström",
@@ -103,7 +103,7 @@ def compare_tensors(original: Mapping[str, Tensor], copy: Mapping[str, Tensor], 
 
 
 @torch.no_grad()
-def compare_outputs(comparison: Comparison, original: Assembled, copy: Assembled) -> None:
+def compare_outputs(comparison: Comparison, original: CheckpointModel, copy: CheckpointModel) -> None:
     """Enter the differences of each layer and of the logits, on a sample of random tokens, in two segments where the
     model has them."""
     backbone = original.backbone
@@ -135,7 +135,7 @@ def compare_tokenizers(comparison: Comparison, original: Tokenizer, copy: Tokeni
     comparison.strings_compared = len(ADVERSARIAL)
 
 
-def tied_names(parts: Assembled) -> list[str]:
+def tied_names(parts: CheckpointModel) -> list[str]:
     """Names that stand for one tensor, and the output layer where it is the token table."""
     first: dict[int, str] = {}
     tied = []

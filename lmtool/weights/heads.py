@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from lmtool.heads.lm import lm_head, masked_lm_head
 from lmtool.heads.replaced_token import ReplacedTokenHead
 from lmtool.heads.sequence import Pooler, SequenceHead, summary
+from lmtool.learners.base import ModelWithHeads
 from lmtool.models.base import Backbone
 from lmtool.models.configs import ModelConfig, Place, SequenceForm
 from lmtool.nn.stack import Tap
@@ -25,16 +26,17 @@ PAIR_HEADS = {"next_sentence": ("next", "random"), "sentence_order": ("in order"
 """Heads over the two texts of a pair, behind the pooler, and what their two classes say of the second text."""
 
 
-class Assembled(nn.Module):
+class CheckpointModel(ModelWithHeads):
     """A backbone and its heads, under the names of a checkpoint. task: the head that gives the logits of a whole text,
     or of its tokens (`of_tokens`), where there is one. pair: the head over pairs, where there is one.
 
     task (of the constructor): the section of the task that the checkpoint was trained for, with the form of its head.
     """
 
-    def __init__(self, backbone: Backbone, tensors: Mapping[str, Tensor], task: Mapping[str, Any] | None = None):
-        super().__init__()
-        self.backbone: Backbone = backbone
+    def __init__(
+        self, backbone: Backbone, tensors: Mapping[str, Tensor], task: Mapping[str, Any] | None = None, seed: int = 0
+    ):
+        super().__init__(backbone, seed)
         parts = {part.removeprefix("heads."): own for part, own in by_part(tensors).items() if part[:6] == "heads."}
         if backbone.config.architecture != "encoder":
             parts.setdefault("lm", {})

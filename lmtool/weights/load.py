@@ -5,31 +5,36 @@ Shape letters: B rows, L their padded length, T real tokens, H hidden width, V v
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
 from lmtool.config import plugins
+from lmtool.config.base import Config
 from lmtool.config.checkpoint import find, read_config
-from lmtool.config.tables import Choice, build
+from lmtool.config.tables import Choice
 from lmtool.errors import UserError
 
-# The families enter themselves into the table.
+# The families, and the tuning methods, enter themselves into the tables.
 from lmtool.models import encoder_configs as encoder_configs
 from lmtool.models import encoder_decoder_configs as encoder_decoder_configs
+from lmtool.models.base import Backbone
 from lmtool.models.configs import ModelConfig
 from lmtool.models.encoder_decoder import shifted
 from lmtool.tokenizers.published import has_tokenizer
 from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.tuning import configs as tuning_configs  # noqa: F401
 from lmtool.types import Packed
+from lmtool.weights.assemble import assemble
 from lmtool.weights.folders import published_folder
-from lmtool.weights.heads import Assembled
-from lmtool.weights.loading import LoadReport, load_into
-from lmtool.weights.reading import Weights, read
+from lmtool.weights.heads import CheckpointModel
+from lmtool.weights.loading import LoadReport
+from lmtool.weights.reading import read
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,7 @@ class PaddedModel(nn.Module):
     """A backbone and heads that read padded rows. Inside, the real tokens are packed end to end. start: the token that
     a decoder's text starts with, where it is known."""
 
-    def __init__(self, parts: Assembled, start: int | None = None):
+    def __init__(self, parts: CheckpointModel, start: int | None = None):
         super().__init__()
         self.parts, self.start = parts, start
 
@@ -114,27 +119,45 @@ def load(checkpoint: str | Path, device: str = "cpu", offline: bool = False) -> 
     """
     checkpoint = str(checkpoint)
     weights = read(checkpoint, offline)
-    saved = saved_config(checkpoint, offline)
-    config = _model_config(checkpoint, saved)
-    task = saved.get("task")
-    parts = assemble(config, weights, checkpoint, task if isinstance(task, dict) else None)
+    saved = saved_model(checkpoint, saved_config(checkpoint, offline), weights.tensors)
     tokenizer = Tokenizer.load(weights.folder) if has_tokenizer(weights.folder) else None
+    parts, report = assemble(saved, tokenizer, trained=weights)
+    assert report is not None
     roles = {} if tokenizer is None else tokenizer.roles
-    model = PaddedModel(parts[0], roles.get(getattr(config, "start_role", ""))).to(device).eval()
-    return Loaded(model, tokenizer, config, parts[1])
+    model = PaddedModel(parts, roles.get(getattr(saved.model, "start_role", ""))).to(device).eval()
+    return Loaded(model, tokenizer, saved.model, report)
 
 
-def assemble(
-    config: ModelConfig, weights: Weights, checkpoint: str, task: dict[str, Any] | None = None
-) -> tuple[Assembled, LoadReport]:
-    """Backbone and heads with a checkpoint's weights, and what was taken. UserError where the backbone is not whole."""
-    parts = Assembled(build(config, 0), weights.tensors, task)
-    report = load_into(parts, weights.tensors, checkpoint)
-    # Constants of zero may be missing (BART's), what is learned may not.
-    random = [name for name in report.new if any(True for _ in parts.get_submodule(name).parameters())]
-    if random:
-        raise UserError(f"checkpoint={checkpoint}: {', '.join(random)} is not whole", "give another checkpoint")
-    return parts, replace(report, ignored=weights.ignored)
+@dataclass(frozen=True)
+class SavedModel:
+    """What a checkpoint says of its model, as `assemble` takes it. tensors: which heads there are. task: the section
+    of a task, with the form of its head."""
+
+    model: ModelConfig
+    tensors: Mapping[str, Tensor]
+    task: Mapping[str, Any] | None
+    tuned_by: Config | None
+    seed: int
+
+    @property
+    def learns(self) -> SavedModel:
+        """Its heads."""
+        return self
+
+    def learner(self, backbone: Backbone, tokenizer: Tokenizer | None, seed: int) -> CheckpointModel:
+        return CheckpointModel(backbone, self.tensors, self.task, seed)
+
+
+def saved_model(checkpoint: str, saved: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> SavedModel:
+    """The model of a saved configuration. UserError where it is not decoded."""
+    task = saved.get("task")
+    return SavedModel(
+        _section(checkpoint, saved, Choice("model")),
+        tensors,
+        task if isinstance(task, dict) else None,
+        _section(checkpoint, saved, Choice("tuning", optional=True)),
+        saved.get("seed") or 0,
+    )
 
 
 def saved_config(checkpoint: str, offline: bool = False) -> dict[str, Any]:
@@ -150,13 +173,13 @@ def saved_config(checkpoint: str, offline: bool = False) -> dict[str, Any]:
     return saved
 
 
-def _model_config(checkpoint: str, saved: dict[str, Any]) -> ModelConfig:
-    """The strictly decoded model section."""
+def _section(checkpoint: str, saved: Mapping[str, Any], choice: Choice) -> Any:
+    """The strictly decoded section of a component."""
     try:
-        return cast(ModelConfig, Choice("model").validate(saved.get("model")))
+        return choice.validate(saved.get(choice.group))
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(["model", *map(str, first["loc"])])
+        where = ".".join([choice.group, *map(str, first["loc"])])
         raise UserError(f"checkpoint={checkpoint}: {where}: {first['msg']}", "give another checkpoint") from error
 
 

@@ -67,7 +67,8 @@ def differences(wanted: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> li
 def load_into(learner: nn.Module, tensors: Mapping[str, Tensor], origin: str, whole: bool = False) -> LoadReport:
     """Copy a checkpoint's tensors into a learner, whose heads get tables of their own where the checkpoint has them.
 
-    origin: what to call the checkpoint in errors. whole: every part must be there (to evaluate or to predict).
+    origin: what to call the checkpoint in errors. whole: every part that learns must be there (to evaluate or to
+    predict); one of constants alone (BART's zeros) may be missing.
     Raises UserError where the backbone, or with `whole` any part, does not fit.
     """
     for name, module in learner.named_modules():
@@ -75,13 +76,14 @@ def load_into(learner: nn.Module, tensors: Mapping[str, Tensor], origin: str, wh
         if isinstance(module, LMHead) and module.output is None and table is not None:
             module.untie(*table.shape)
     wanted, given = by_part(learner.state_dict()), by_part(tensors)
+    learned = {part_of(name) for name, _ in learner.named_parameters()}
     taken: dict[str, Tensor] = {}
     new: dict[str, int] = {}
     for part, own in wanted.items():
         problems = differences(own, given.get(part, {}))
         if not problems:
             taken.update({name: given[part][name] for name in own})
-        elif part == "backbone" or whole:
+        elif part == "backbone" or (whole and (part in learned or part in given)):
             more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
             raise UserError(
                 f"checkpoint={origin} does not fit the model: {problems[0]}{more}",

@@ -139,7 +139,7 @@ def test_what_is_not_whole_is_refused(tmp_path: Path) -> None:
     whole = load_file(tmp_path / "model.safetensors")
     for gone, message in (
         ("bert.encoder.layer.1.output.dense.weight", "backbone.layers.1.ffn.fc_out.weight is missing"),
-        ("cls.predictions.transform.dense.bias", "heads.masked_lm is not whole"),
+        ("cls.predictions.transform.dense.bias", "heads.masked_lm.dense.bias is missing"),
     ):
         save_file({name: tensor for name, tensor in whole.items() if name != gone}, tmp_path / "model.safetensors")
         with pytest.raises(UserError, match=message):
