@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -40,14 +39,24 @@ LOADED = """
 import lmtool, torch
 from lmtool.data.formats import text_format
 loaded = lmtool.load("runs/tuned")
-ids, _ = text_format(loaded.config.text_format, loaded.tokenizer).single(loaded.tokenizer.encode_batch(["the cat ran"])[0])
+encoded = loaded.tokenizer.encode_batch(["the cat ran"])[0]
+ids, _ = text_format(loaded.config.text_format, loaded.tokenizer).single(encoded)
 logits = loaded.model(torch.from_numpy(ids.astype("int64"))[None]).logits
 print(["cat", "none"][int(logits.argmax())], float(logits.softmax(-1).max()))
 """
 
 
+def cut_off(run: str, last: str) -> str:
+    """A line that leaves in runs/cut what a run killed behind its next-to-last checkpoint leaves."""
+    return (
+        f"python import shutil; shutil.copytree('runs/{run}', 'runs/cut'); "
+        f"shutil.rmtree('runs/cut/checkpoints/{last}'); __import__('os').unlink('runs/cut/result.json')"
+    )
+
+
 def lmtool(cwd: Path, *lines: str, path: Path | None = OUTSIDE) -> list[tuple[int, str, str, bool]]:
-    """Exit status, output and errors of command lines in one process, and whether torch is imported by then."""
+    """Exit status, output and errors of command lines in one process, and whether torch is imported by then. A line
+    that begins with `python` is run as such."""
     where = os.pathsep.join(str(entry) for entry in (ROOT, path) if entry is not None)
     environ = os.environ | {"PYTHONPATH": where, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -156,26 +165,22 @@ def test_a_model_that_is_no_transformer_pretrains_resumes_and_is_finetuned(tmp_p
     common = "--plugin outsider cache_dir=cache device=cpu precision=fp32 max_length=24"
     pretrain = f"pretrain {common} model=lstm data=text data.path=text.txt batch_tokens=256 checkpoint_every=10"
     finetune = f"finetune {common} task=classification task.path=rows.tsv checkpoint=runs/alone max_steps=10"
-    (alone,) = lmtool(tmp_path, f"{pretrain} max_steps=40 name=alone")
-    assert alone[0] == 0, alone[2]
-    # Killed behind its next-to-last checkpoint, and started again.
-    cut = tmp_path / "runs" / "cut"
-    shutil.copytree(tmp_path / "runs" / "alone", cut)
-    shutil.rmtree(cut / "checkpoints" / "step_00000040")
-    (cut / "result.json").unlink()
     answers = lmtool(
         tmp_path,
+        f"{pretrain} max_steps=40 name=alone",
+        cut_off("alone", "step_00000040"),
         f"{pretrain} max_steps=40 name=cut",
         f"{finetune} batch_examples=8 name=classes",
         "predict --plugin outsider checkpoint=runs/alone device=cpu precision=fp32 'text=the on'",
         f"plan pretrain {common} model=lstm data=text data.path=text.txt batch_tokens=256 max_steps=40",
     )
-    assert [answer[0] for answer in answers] == [0] * 4, "\n".join(answer[2] for answer in answers)
+    assert [answer[0] for answer in answers] == [0] * 6, "\n".join(answer[2] for answer in answers)
     weights = Path("checkpoints") / "step_00000040" / "model.safetensors"
-    assert (cut / weights).read_bytes() == (tmp_path / "runs" / "alone" / weights).read_bytes()
+    runs = tmp_path / "runs"
+    assert (runs / "cut" / weights).read_bytes() == (runs / "alone" / weights).read_bytes()
     result = json.loads((tmp_path / "runs" / "alone" / "result.json").read_text())
     assert result["value"] < result["baseline"], "the next word is a function of the one before"
-    assert answers[2][1].startswith("the on") and len(answers[2][1].split()) > 3
+    assert answers[4][1].startswith("the on") and len(answers[4][1].split()) > 3
 
 
 def test_a_tuning_method_that_adds_modules_and_virtual_tokens(tmp_path: Path) -> None:
@@ -187,19 +192,13 @@ def test_a_tuning_method_that_adds_modules_and_virtual_tokens(tmp_path: Path) ->
     common = "--plugin outsider cache_dir=cache device=cpu precision=fp32 max_length=24"
     tune = f"finetune {common} task=classification task.path=rows.tsv checkpoint=runs/base tuning=prompted max_steps=20"
     tune += " batch_examples=8 checkpoint_every=10"
-    base, tuned = lmtool(
+    run, cut = tmp_path / "runs" / "tuned", tmp_path / "runs" / "cut"
+    answers = lmtool(
         tmp_path,
         f"pretrain {common} model=bert_tiny objective=mlm data=text data.path=text.txt batch_tokens=256 max_steps=4 "
         "name=base",
         f"{tune} name=tuned",
-    )
-    assert base[0] == 0 and tuned[0] == 0, (base[2], tuned[2])
-    run, cut = tmp_path / "runs" / "tuned", tmp_path / "runs" / "cut"
-    shutil.copytree(run, cut)
-    shutil.rmtree(cut / "checkpoints" / "step_00000020")
-    (cut / "result.json").unlink()
-    answers = lmtool(
-        tmp_path,
+        cut_off("tuned", "step_00000020"),
         f"{tune} name=cut",
         "evaluate --plugin outsider checkpoint=runs/tuned device=cpu precision=fp32 output=again.jsonl",
         "predict --plugin outsider checkpoint=runs/tuned device=cpu 'text=the cat ran' output=first.jsonl",
@@ -207,11 +206,11 @@ def test_a_tuning_method_that_adds_modules_and_virtual_tokens(tmp_path: Path) ->
         "python " + LOADED,
         "export --plugin outsider checkpoint=runs/tuned output=exported",
     )
-    assert [answer[0] for answer in answers] == [0] * 5 + [2], "\n".join(answer[2] for answer in answers)
-    assert "backbone.embed.virtual.weight and 8 more tensors have no place in a published model=bert" in answers[5][2]
+    assert [answer[0] for answer in answers] == [0] * 8 + [2], "\n".join(answer[2] for answer in answers)
+    assert "backbone.embed.virtual.weight and 8 more tensors have no place in a published model=bert" in answers[8][2]
     assert not (tmp_path / "exported").exists()
     (row,) = map(json.loads, (tmp_path / "first.jsonl").read_text().splitlines())
-    label, score = answers[4][1].split()
+    label, score = answers[7][1].split()
     assert label == row["prediction"] and float(score) == pytest.approx(row["score"], abs=1e-5)
     weights = Path("checkpoints") / "step_00000020" / "model.safetensors"
     assert (cut / weights).read_bytes() == (run / weights).read_bytes(), "resumed bit for bit"

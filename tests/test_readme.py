@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import re
 import shlex
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 from lmtool import cli
+from lmtool.data.pydocs import pydocs_rows
 from tests.commands.conftest import but_for, write_rows, write_text
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -18,9 +20,9 @@ README = (ROOT / "README.md").read_text()
 SMALL = {
     "pretrain": [
         "max_steps=2", "max_minutes=null", "batch_tokens=512", "data.packages=[json,logging,email]",
-        "data.validation_fraction=0.2",
+        "data.validation_fraction=0.2", "evaluate_every=2",
     ],
-    "finetune": ["max_steps=2"],
+    "finetune": ["max_steps=2", "evaluate_every=2"],
 }  # fmt: skip
 
 
@@ -43,6 +45,8 @@ def test_every_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    few = partial(pydocs_rows, per_class_train=8, per_class_validation=6)
+    monkeypatch.setattr("lmtool.tasks.loading.pydocs_rows", few)
     Path("my_texts").mkdir()
     write_text(tmp_path / "my_texts" / "one.txt")
     Path("glue").mkdir()

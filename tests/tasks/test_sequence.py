@@ -29,8 +29,7 @@ from lmtool.models.configs import BertConfig, GptConfig
 from lmtool.tasks import loading
 from lmtool.tasks.loading import load_task
 from lmtool.tuning.configs import FullConfig, HeadConfig
-from lmtool.weights.load import assemble
-from lmtool.weights.reading import Weights
+from lmtool.weights.heads import CheckpointModel
 
 KINDS = ("classification", "multi_label", "regression")
 TASKS = sorted(path.stem for path in CONF.glob("*.yaml") if task_data(path.stem)["kind"] in KINDS)
@@ -160,7 +159,8 @@ def test_pooling_and_layers_of_the_head(family, pooling, layers, tokenizers, tmp
     step(learner.train(), [batch])
     # `lmtool.load` reads the texts in the same way.
     tensors = learner.state_dict()
-    loaded, _ = assemble(learner.backbone.config, Weights(tensors, tmp_path, "x"), "x", data.config.model_dump())
+    loaded = CheckpointModel(build(learner.backbone.config, 0), tensors, data.config.model_dump())
+    loaded.load_state_dict(tensors)
     hidden = loaded.eval().hidden(batch.inputs, None)
     torch.testing.assert_close(loaded.logits(hidden, batch.inputs), learner.eval().outputs(batch, 0))
 
