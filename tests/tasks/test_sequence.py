@@ -205,7 +205,7 @@ def test_predictions_join_their_rows(tokenizers, tmp_path):
     assert {"loss", "accuracy", "dev_matched_accuracy", "dev_mismatched_accuracy"} <= joined.metrics().keys()
     rows = data.validation["dev_matched"]
     first = lines[2]
-    assert list(first) == ["id", "split", "premise", "hypothesis", "gold", "prediction", "score"]
+    assert list(first) == ["id", "split", "premise", "hypothesis", "gold", "prediction", "score", "probabilities"]
     assert first["premise"] == rows.columns["premise"][2] and first["gold"] == "entailment" and first["id"] == "2"
     single = learner.eval().outputs(batch_of(examples_of(learner, rows, 32, "dev"), [2]), 0)[0].softmax(-1)
     assert first["prediction"] == data.config.labels[int(single.argmax())]
