@@ -17,13 +17,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from lmtool.models.base import new, positions_of
 from lmtool.models.encoder import BertLike, post_norm_layer
 from lmtool.models.encoder_configs import AlbertConfig
-from lmtool.models.keymap import EMPTY, QUESTION_ANSWERING, KeyMap, Tied
-from lmtool.models.published import expect, require_learned, sizes
+from lmtool.models.family import ENCODER_DEFAULTS, ENCODER_FIELDS, Published
+from lmtool.models.keymap import QUESTION_ANSWERING, KeyMap, Tied
 from lmtool.nn.embeddings import Embeddings
 
 
@@ -80,80 +80,56 @@ TIED = Tied(
     head="predictions.",
     bias=("predictions.bias", "predictions.decoder.bias"),
 )
-_CONSTANT = "albert.embeddings.position_ids"
-_HEADS = ("albert.", "predictions.", "sop_classifier.", "classifier.", "qa_outputs.")
-
-
-def to_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Our checkpoint's tensors under the names of a Hugging Face AlbertForPreTraining. Tied copies are not written."""
-    return {KEYS.to_published(name) or name: tensor for name, tensor in tensors.items()}
-
-
-def from_published(tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
-    """The reverse; also for a bare AlbertModel, whose names lack `albert.`."""
-    names = {name if name.startswith(_HEADS) else "albert." + name: name for name in tensors}
-    full = TIED.resolve({path: tensors[name] for path, name in names.items()}, config)
-    return {
-        KEYS.from_published(path) or names.get(path, path): tensor for path, tensor in full.items() if path != _CONSTANT
-    }
-
-
-# The class of transformers that holds these heads; the first that fits.
+# By their names in a config.json; the first stands for an absent one.
+_ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
+PUBLISHED = Published(
+    model="albert",
+    model_type="albert",
+    title="ALBERT",
+    keys=KEYS,
+    tied=TIED,
+    prefix="albert.",
+    outside=("predictions.", "sop_classifier.", "classifier.", "qa_outputs."),
+    unread=("position_ids",),
+    fields={**ENCODER_FIELDS, "embedding_size": "embedding_size"},
+    defaults={
+        **ENCODER_DEFAULTS,
+        "vocab_size": 30000,
+        "embedding_size": 128,
+        "hidden_size": 4096,
+        "num_attention_heads": 64,
+        "intermediate_size": 16384,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+    },
+    constant={"num_hidden_groups": 1, "inner_group_num": 1, "position_embedding_type": "absolute"},
+    allowed={
+        "hidden_act": tuple(_ACTIVATIONS),
+        "net_structure_type": (0,),
+        "num_memory_blocks": (0,),
+        "gap_size": (0,),
+        "down_scale_factor": (1,),
+        "layers_to_keep": ([],),
+        "tie_word_embeddings": (True, False),
+    },
+)
+to_published, from_published = PUBLISHED.to_published, PUBLISHED.from_published
 ARCHITECTURES = (
-    (("question_answering",), "AlbertForQuestionAnswering"),
     (("pooler", "classifier"), "AlbertForSequenceClassification"),
+    (("question_answering",), "AlbertForQuestionAnswering"),
     (("masked_lm", "pooler", "sentence_order"), "AlbertForPreTraining"),
     (("masked_lm",), "AlbertForMaskedLM"),
     ((), "AlbertModel"),
 )
-_FIELDS = {
-    "vocab_size": "vocab_size",
-    "embedding_size": "embedding_size",
-    "num_hidden_layers": "num_layers",
-    "hidden_size": "hidden_size",
-    "num_attention_heads": "num_heads",
-    "intermediate_size": "feedforward_size",
-    "max_position_embeddings": "max_positions",
-    "hidden_dropout_prob": "dropout",
-    "attention_probs_dropout_prob": "attention_dropout",
-    "type_vocab_size": "segments",
-    "initializer_range": "initializer_std",
-    "layer_norm_eps": "norm_epsilon",
-}
-# What transformers takes for keys that a file leaves out.
-_DEFAULTS = {
-    "vocab_size": 30000, "embedding_size": 128, "num_hidden_layers": 12, "hidden_size": 4096,
-    "num_attention_heads": 64, "intermediate_size": 16384, "max_position_embeddings": 512, "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0, "type_vocab_size": 2, "initializer_range": 0.02, "layer_norm_eps": 1e-12,
-}  # fmt: skip
-# By their names in a config.json; the first stands for an absent one.
-_ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
 def published_config(config: AlbertConfig) -> dict[str, Any]:
-    """Our configuration as the config.json of a Hugging Face ALBERT. UserError where it has no place in one."""
-    require_learned(config, "ALBERT")
-    ours = {key: getattr(config, field) for key, field in _FIELDS.items()}
+    """With the activation, of which there are two versions."""
     activation = next(theirs for theirs, ours in _ACTIVATIONS.items() if ours == config.activation)
-    more = {"hidden_act": activation, "num_hidden_groups": 1, "inner_group_num": 1}
-    return {"model_type": "albert", **ours, **more, "position_embedding_type": "absolute"}
+    return {**PUBLISHED.published_config(config), "hidden_act": activation}
 
 
 def from_published_config(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The model section of a config.json. UserError where it is a variant that this family does not compute."""
-    expect(
-        data,
-        "albert",
-        hidden_act=tuple(_ACTIVATIONS),
-        position_embedding_type=("absolute",),
-        num_hidden_groups=(1,),
-        inner_group_num=(1,),
-        net_structure_type=(0,),
-        num_memory_blocks=(0,),
-        gap_size=(0,),
-        down_scale_factor=(1,),
-        layers_to_keep=([],),
-        tie_word_embeddings=(True, False),
-    )
-    activation = _ACTIVATIONS[data.get("hidden_act") or "gelu_new"]
-    return {"name": "albert", **sizes(data, _FIELDS, _DEFAULTS), "activation": activation}
+    """The reverse."""
+    section = PUBLISHED.from_published_config(data)
+    return {**section, "activation": _ACTIVATIONS[data.get("hidden_act") or "gelu_new"]}

@@ -35,16 +35,18 @@ The learned tables of positions begin with two rows that are never read, as publ
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
-from lmtool.errors import UserError
 from lmtool.models.base import VocabularyHead, new, positions_of
+from lmtool.models.configs import TransformerConfig
 from lmtool.models.encoder_decoder import DecoderStack, EncoderDecoder, post_norm_layers
 from lmtool.models.encoder_decoder_configs import BartConfig, PostNormConfig
+from lmtool.models.family import Published
 from lmtool.models.keymap import EMPTY, QUESTION_ANSWERING, KeyMap, Tied
-from lmtool.models.published import expect, require_learned, sizes
+from lmtool.models.published import expect
 from lmtool.nn.embeddings import Embeddings, StackInput
 from lmtool.nn.initialization import Draw, normal
 from lmtool.nn.stack import Stack
@@ -97,6 +99,28 @@ def post_norm_pairs() -> list[tuple[str, str]]:
     return pairs
 
 
+@dataclass(frozen=True)
+class PublishedStacks(Published):
+    """Two stacks of the same widths."""
+
+    def published_config(self, config: TransformerConfig) -> dict[str, Any]:
+        assert isinstance(config, PostNormConfig)
+        ours = super().published_config(config)
+        return {**ours, "is_encoder_decoder": True, "decoder_layers": config.layers_of_decoder}
+
+    def from_published_config(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        section = super().from_published_config(data)
+        expect(
+            data,
+            self.model,
+            num_hidden_layers=(section["num_layers"],),
+            # Layers left out in training change nothing afterwards; ours are never left out.
+            encoder_layerdrop=(0.0, data.get("encoder_layerdrop")),
+            decoder_layerdrop=(0.0, data.get("decoder_layerdrop")),
+        )
+        return section
+
+
 KEYS = KeyMap(
     (
         *post_norm_pairs(),
@@ -114,109 +138,66 @@ TIED = Tied(
     output="lm_head.weight",
     tables=("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"),
 )
+PUBLISHED = PublishedStacks(
+    model="bart",
+    model_type="bart",
+    title="BART",
+    keys=KEYS,
+    tied=TIED,
+    prefix="model.",
+    outside=("lm_head.", "final_logits_bias", "classification_head.", "qa_outputs."),
+    # The version of old files.
+    unread=("coder.version",),
+    fields={
+        "vocab_size": "vocab_size",
+        "encoder_layers": "num_layers",
+        "decoder_layers": "decoder_layers",
+        "d_model": "hidden_size",
+        "encoder_attention_heads": "num_heads",
+        "encoder_ffn_dim": "feedforward_size",
+        "max_position_embeddings": "max_positions",
+        "dropout": "dropout",
+        "attention_dropout": "attention_dropout",
+        "activation_dropout": "activation_dropout",
+        "init_std": "initializer_std",
+    },
+    defaults={
+        "vocab_size": 50265, "encoder_layers": 12, "decoder_layers": 12, "d_model": 1024,
+        "encoder_attention_heads": 16, "encoder_ffn_dim": 4096, "max_position_embeddings": 1024, "dropout": 0.1,
+        "attention_dropout": 0.0, "activation_dropout": 0.0, "init_std": 0.02,
+    },
+    constant={"activation_function": "gelu", "scale_embedding": False},
+    allowed={
+        "normalize_before": (False,),
+        "normalize_embedding": (True,),
+        "add_final_layer_norm": (False,),
+        "static_position_embeddings": (False,),
+        "add_bias_logits": (False,),
+        "is_decoder": (False,),
+        "tie_word_embeddings": (True, False),
+    },
+    repeats={"decoder_attention_heads": "encoder_attention_heads", "decoder_ffn_dim": "encoder_ffn_dim"},
+    # Written in the published classes, not in their configurations.
+    fixed={"norm_epsilon": 1e-5},
+)  # fmt: skip
+published_config, from_published_config = PUBLISHED.published_config, PUBLISHED.from_published_config
+ARCHITECTURES = (
+    (("pooler", "classifier"), "BartForSequenceClassification"),
+    (("question_answering",), "BartForQuestionAnswering"),
+    ((), "BartForConditionalGeneration"),
+)
 
 
 def to_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Our checkpoint's tensors under the names of a Hugging Face BartForConditionalGeneration, or of its classifier.
-    Tied copies are not written."""
-    published = {KEYS.to_published(name) or name: tensor for name, tensor in tensors.items()}
-    return {name: tensor[None] if name == "final_logits_bias" else tensor for name, tensor in published.items()}
+    """The constants added to the logits are a row there."""
+    published = PUBLISHED.to_published(tensors)
+    return {name: tensor[None] if name == _BIAS else tensor for name, tensor in published.items()}
 
 
 def from_published(tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
-    """The reverse; also for a bare BartModel, whose names lack `model.`. The version of old files is dropped."""
-    names = {
-        "model." + name if name.startswith(("shared.", "encoder.", "decoder.")) else name: name for name in tensors
-    }
-    full = TIED.resolve({path: tensors[name] for path, name in names.items()}, config)
-    return {
-        KEYS.from_published(path) or names.get(path, path): tensor[0] if path == "final_logits_bias" else tensor
-        for path, tensor in full.items()
-        if not path.endswith("coder.version")
-    }
+    """The reverse."""
+    rows = {name: tensor[0] if name == _BIAS else tensor for name, tensor in tensors.items()}
+    return PUBLISHED.from_published(rows, config)
 
 
-# The class of transformers that holds these heads; the first that fits.
-ARCHITECTURES = (
-    (("question_answering",), "BartForQuestionAnswering"),
-    (("pooler", "classifier"), "BartForSequenceClassification"),
-    ((), "BartForConditionalGeneration"),
-)
-_FIELDS = {
-    "vocab_size": "vocab_size",
-    "encoder_layers": "num_layers",
-    "decoder_layers": "decoder_layers",
-    "d_model": "hidden_size",
-    "encoder_attention_heads": "num_heads",
-    "encoder_ffn_dim": "feedforward_size",
-    "max_position_embeddings": "max_positions",
-    "dropout": "dropout",
-    "attention_dropout": "attention_dropout",
-    "activation_dropout": "activation_dropout",
-    "init_std": "initializer_std",
-}
-# What transformers takes for keys that a file leaves out.
-_DEFAULTS = {
-    "vocab_size": 50265, "encoder_layers": 12, "decoder_layers": 12, "d_model": 1024, "encoder_attention_heads": 16,
-    "encoder_ffn_dim": 4096, "max_position_embeddings": 1024, "dropout": 0.1, "attention_dropout": 0.0,
-    "activation_dropout": 0.0, "init_std": 0.02,
-}  # fmt: skip
-# Written in the published classes, not in their configurations.
-_EPSILON = 1e-5
-
-
-def published_config(config: BartConfig) -> dict[str, Any]:
-    """Our configuration as the config.json of a Hugging Face BART. UserError where it has no place in one."""
-    require_learned(config, "BART")
-    ours = published_sizes(config, "BART")
-    return {"model_type": "bart", **ours, "activation_function": "gelu", "scale_embedding": False}
-
-
-def from_published_config(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The model section of a config.json. UserError where it is a variant that this family does not compute."""
-    expect(
-        data,
-        "bart",
-        activation_function=("gelu",),
-        scale_embedding=(False,),
-        normalize_before=(False,),
-        normalize_embedding=(True,),
-        add_final_layer_norm=(False,),
-        static_position_embeddings=(False,),
-        add_bias_logits=(False,),
-        tie_word_embeddings=(True, False),
-    )
-    return {"name": "bart", **from_published_sizes(data, "bart", _DEFAULTS)}
-
-
-def published_sizes(config: PostNormConfig, published: str) -> dict[str, Any]:
-    """The sizes in a config.json of BART's or Marian's kind."""
-    if config.norm_epsilon != _EPSILON:
-        raise UserError(
-            f"model.norm_epsilon={config.norm_epsilon} has no place in a published {published}, which has {_EPSILON}",
-            f"use the run with lmtool, or train one with model.norm_epsilon={_EPSILON}",
-        )
-    return {
-        "is_encoder_decoder": True,
-        **{key: getattr(config, field) for key, field in _FIELDS.items()},
-        "decoder_layers": config.layers_of_decoder,
-        "decoder_attention_heads": config.num_heads,
-        "decoder_ffn_dim": config.feedforward_size,
-    }
-
-
-def from_published_sizes(data: Mapping[str, Any], family: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The reverse. UserError where the two stacks have other widths."""
-    section = sizes(data, _FIELDS, defaults)
-    expect(
-        data,
-        family,
-        decoder_attention_heads=(section["num_heads"],),
-        decoder_ffn_dim=(section["feedforward_size"],),
-        num_hidden_layers=(section["num_layers"],),
-        is_decoder=(False,),
-        # Layers left out in training change nothing afterwards; ours are never left out.
-        encoder_layerdrop=(0.0, data.get("encoder_layerdrop")),
-        decoder_layerdrop=(0.0, data.get("decoder_layerdrop")),
-    )
-    return {**section, "norm_epsilon": _EPSILON}
+_BIAS = "final_logits_bias"

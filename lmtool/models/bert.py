@@ -32,8 +32,14 @@ from torch import Tensor, nn
 from lmtool.models.base import new, positions_of
 from lmtool.models.configs import BertConfig, SegmentedConfig
 from lmtool.models.encoder import BertLike, post_norm_layer
+from lmtool.models.family import (
+    ENCODER_ALLOWED,
+    ENCODER_CONSTANT,
+    ENCODER_DEFAULTS,
+    ENCODER_FIELDS,
+    Published,
+)
 from lmtool.models.keymap import EMPTY, QUESTION_ANSWERING, KeyMap, Tied, encoder_pairs
-from lmtool.models.published import expect, require_learned, sizes
 from lmtool.nn.embeddings import Embeddings
 
 
@@ -71,75 +77,36 @@ TIED = Tied(
     head="cls.predictions.",
     bias=("cls.predictions.bias", "cls.predictions.decoder.bias"),
 )
-# A table of constants that old files carry.
-_CONSTANT = "bert.embeddings.position_ids"
-
-
-def to_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Our checkpoint's tensors under the names of a Hugging Face BertForPreTraining. Tied copies are not written."""
-    return {KEYS.to_published(name) or name: tensor for name, tensor in tensors.items()}
-
-
-def from_published(tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
-    """The reverse; also for a bare BertModel, whose names lack `bert.`, and for the norms of old files (gamma,
-    beta)."""
-    names = {_path(name): name for name in tensors}
-    full = TIED.resolve({path: tensors[name] for path, name in names.items()}, config)
-    return {
-        KEYS.from_published(path) or names.get(path, path): tensor for path, tensor in full.items() if path != _CONSTANT
-    }
-
-
-def _path(name: str) -> str:
-    full = name if name.startswith(("bert.", "cls.", "classifier.", "qa_outputs.")) else "bert." + name
-    return full.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
-
-
-# The class of transformers that holds these heads; the first that fits.
+PUBLISHED = Published(
+    model="bert",
+    model_type="bert",
+    title="BERT",
+    keys=KEYS,
+    tied=TIED,
+    prefix="bert.",
+    outside=("cls.", "classifier.", "qa_outputs."),
+    # A table of constants that old files carry.
+    unread=("position_ids",),
+    fields=ENCODER_FIELDS,
+    defaults=ENCODER_DEFAULTS,
+    constant=ENCODER_CONSTANT,
+    allowed=ENCODER_ALLOWED,
+)
+to_published = PUBLISHED.to_published
+published_config, from_published_config = PUBLISHED.published_config, PUBLISHED.from_published_config
 ARCHITECTURES = (
-    (("question_answering",), "BertForQuestionAnswering"),
     (("pooler", "classifier"), "BertForSequenceClassification"),
+    (("question_answering",), "BertForQuestionAnswering"),
     (("masked_lm", "pooler", "next_sentence"), "BertForPreTraining"),
     (("masked_lm",), "BertForMaskedLM"),
     ((), "BertModel"),
 )
-_FIELDS = {
-    "vocab_size": "vocab_size",
-    "num_hidden_layers": "num_layers",
-    "hidden_size": "hidden_size",
-    "num_attention_heads": "num_heads",
-    "intermediate_size": "feedforward_size",
-    "max_position_embeddings": "max_positions",
-    "hidden_dropout_prob": "dropout",
-    "attention_probs_dropout_prob": "attention_dropout",
-    "type_vocab_size": "segments",
-    "initializer_range": "initializer_std",
-    "layer_norm_eps": "norm_epsilon",
-}
-# What transformers takes for keys that a file leaves out.
-_DEFAULTS = {
-    "vocab_size": 30522, "num_hidden_layers": 12, "hidden_size": 768, "num_attention_heads": 12,
-    "intermediate_size": 3072, "max_position_embeddings": 512, "hidden_dropout_prob": 0.1,
-    "attention_probs_dropout_prob": 0.1, "type_vocab_size": 2, "initializer_range": 0.02, "layer_norm_eps": 1e-12,
-}  # fmt: skip
 
 
-def published_config(config: SegmentedConfig) -> dict[str, Any]:
-    """Our configuration as the config.json of a Hugging Face BERT. UserError where it has no place in one."""
-    require_learned(config, "BERT")
-    ours = {key: getattr(config, field) for key, field in _FIELDS.items()}
-    return {"model_type": "bert", **ours, "hidden_act": "gelu", "position_embedding_type": "absolute"}
+def from_published(tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
+    """Also for the norms of old files (gamma, beta)."""
+    return PUBLISHED.from_published({_norm(name): tensor for name, tensor in tensors.items()}, config)
 
 
-def from_published_config(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The model section of a config.json. UserError where it is a variant that this family does not compute."""
-    expect(
-        data,
-        "bert",
-        hidden_act=("gelu",),
-        position_embedding_type=("absolute",),
-        is_decoder=(False,),
-        add_cross_attention=(False,),
-        tie_word_embeddings=(True, False),
-    )
-    return {"name": "bert", **sizes(data, _FIELDS, _DEFAULTS)}
+def _norm(name: str) -> str:
+    return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")

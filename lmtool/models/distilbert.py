@@ -12,17 +12,13 @@ lighter", 2019.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from torch import nn
 
-from torch import Tensor, nn
-
-from lmtool.errors import UserError
 from lmtool.models.base import new, positions_of
 from lmtool.models.encoder import BertLike, post_norm_layer
 from lmtool.models.encoder_configs import DistilbertConfig
-from lmtool.models.keymap import EMPTY, QUESTION_ANSWERING, KeyMap, Tied
-from lmtool.models.published import expect, require_learned, sizes
+from lmtool.models.family import Published
+from lmtool.models.keymap import QUESTION_ANSWERING, KeyMap, Tied
 from lmtool.nn.embeddings import Embeddings
 
 
@@ -69,68 +65,41 @@ KEYS = KeyMap(
     )
 )
 TIED = Tied("distilbert.embeddings.word_embeddings.weight", "vocab_projector.weight", "vocab_")
-_CONSTANT = "distilbert.embeddings.position_ids"
-_HEADS = ("distilbert.", "vocab_", "pre_classifier.", "classifier.", "qa_outputs.")
-
-
-def to_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Our checkpoint's tensors under the names of a Hugging Face DistilBertForMaskedLM, or of its classifier. The tied
-    table is not written a second time."""
-    return {KEYS.to_published(name) or name: tensor for name, tensor in tensors.items()}
-
-
-def from_published(tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
-    """The reverse; also for a bare DistilBertModel, whose names lack `distilbert.`."""
-    names = {name if name.startswith(_HEADS) else "distilbert." + name: name for name in tensors}
-    full = TIED.resolve({path: tensors[name] for path, name in names.items()}, config)
-    return {
-        KEYS.from_published(path) or names.get(path, path): tensor for path, tensor in full.items() if path != _CONSTANT
-    }
-
-
-# The class of transformers that holds these heads; the first that fits.
+PUBLISHED = Published(
+    model="distilbert",
+    model_type="distilbert",
+    title="DistilBERT",
+    keys=KEYS,
+    tied=TIED,
+    prefix="distilbert.",
+    outside=("vocab_", "pre_classifier.", "classifier.", "qa_outputs."),
+    unread=("position_ids",),
+    fields={
+        "vocab_size": "vocab_size",
+        "n_layers": "num_layers",
+        "dim": "hidden_size",
+        "n_heads": "num_heads",
+        "hidden_dim": "feedforward_size",
+        "max_position_embeddings": "max_positions",
+        "dropout": "dropout",
+        "attention_dropout": "attention_dropout",
+        "initializer_range": "initializer_std",
+    },
+    defaults={
+        "vocab_size": 30522, "n_layers": 6, "dim": 768, "n_heads": 12, "hidden_dim": 3072,
+        "max_position_embeddings": 512, "dropout": 0.1, "attention_dropout": 0.1, "initializer_range": 0.02,
+    },
+    constant={"activation": "gelu"},
+    # A sinusoidal table is written out in the file like a learned one.
+    allowed={"sinusoidal_pos_embds": (False, True), "tie_word_embeddings": (True, False)},
+    # Of the norms.
+    fixed={"norm_epsilon": 1e-12},
+)  # fmt: skip
+to_published, from_published = PUBLISHED.to_published, PUBLISHED.from_published
+published_config, from_published_config = PUBLISHED.published_config, PUBLISHED.from_published_config
 ARCHITECTURES = (
-    (("question_answering",), "DistilBertForQuestionAnswering"),
     (("pooler", "classifier"), "DistilBertForSequenceClassification"),
+    (("question_answering",), "DistilBertForQuestionAnswering"),
     (("masked_lm",), "DistilBertForMaskedLM"),
     ((), "DistilBertModel"),
 )
-_FIELDS = {
-    "vocab_size": "vocab_size",
-    "n_layers": "num_layers",
-    "dim": "hidden_size",
-    "n_heads": "num_heads",
-    "hidden_dim": "feedforward_size",
-    "max_position_embeddings": "max_positions",
-    "dropout": "dropout",
-    "attention_dropout": "attention_dropout",
-    "initializer_range": "initializer_std",
-}
-# What transformers takes for keys that a file leaves out.
-_DEFAULTS = {
-    "vocab_size": 30522, "n_layers": 6, "dim": 768, "n_heads": 12, "hidden_dim": 3072, "max_position_embeddings": 512,
-    "dropout": 0.1, "attention_dropout": 0.1, "initializer_range": 0.02,
-}  # fmt: skip
-_EPSILON = 1e-12
-"""Of the norms; the published code knows no other."""
-
-
-def published_config(config: DistilbertConfig) -> dict[str, Any]:
-    """Our configuration as the config.json of a Hugging Face DistilBERT. UserError where it has no place in one."""
-    require_learned(config, "DistilBERT")
-    if config.norm_epsilon != _EPSILON:
-        raise UserError(
-            f"model.norm_epsilon={config.norm_epsilon} has no place in a published DistilBERT, which has {_EPSILON}",
-            "use the run with lmtool",
-        )
-    ours = {key: getattr(config, field) for key, field in _FIELDS.items()}
-    return {"model_type": "distilbert", **ours, "activation": "gelu"}
-
-
-def from_published_config(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The model section of a config.json. UserError where it is a variant that this family does not compute."""
-    # A sinusoidal table is written out in the file like a learned one.
-    expect(
-        data, "distilbert", activation=("gelu",), sinusoidal_pos_embds=(False, True), tie_word_embeddings=(True, False)
-    )
-    return {"name": "distilbert", **sizes(data, _FIELDS, _DEFAULTS), "norm_epsilon": _EPSILON}

@@ -28,13 +28,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lmtool.models.base import Decoder, new, positions_of
 from lmtool.models.configs import GptConfig
-from lmtool.models.keymap import EMPTY, QUESTION_ANSWERING, KeyMap, Tied
-from lmtool.models.published import expect, require_learned, sizes
+from lmtool.models.family import DECODER_DEFAULTS, DECODER_FIELDS, PublishedJoined
+from lmtool.models.keymap import QUESTION_ANSWERING, KeyMap, Tied
 from lmtool.nn.attention import SelfAttention
 from lmtool.nn.blocks import PreNormLayer
 from lmtool.nn.embeddings import Embeddings
@@ -100,90 +99,39 @@ KEYS = KeyMap(
     )
 )
 TIED = Tied("transformer.wte.weight", "lm_head.weight")
-_PROJECTIONS = ("q_proj", "k_proj", "v_proj")
-# GPT-2's linear maps are stored as (inputs, outputs), the transpose of torch's.
-_TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
-_HEADS = ("transformer.", "lm_head.", "score.", "qa_outputs.")
-_MASKS = (".attn.bias", ".attn.masked_bias")
-
-
-def to_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Our checkpoint's tensors under the names of a Hugging Face GPT2LMHeadModel or of its classifier. The tied head is
-    not written."""
-    joined: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        module, _, kind = name.rpartition(".")
-        owner, _, projection = module.rpartition(".")
-        if projection == "q_proj":
-            joined[f"{owner}.qkv.{kind}"] = torch.cat([tensors[f"{owner}.{part}.{kind}"] for part in _PROJECTIONS])
-        elif projection not in _PROJECTIONS:
-            joined[name] = tensor
-    published = {KEYS.to_published(name) or name: tensor for name, tensor in joined.items()}
-    return {name: tensor.T.contiguous() if name.endswith(_TRANSPOSED) else tensor for name, tensor in published.items()}
-
-
-def from_published(tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
-    """The reverse; also for a bare GPT2Model, whose names lack `transformer.`. Masks of old files are dropped."""
-    names = {name if name.startswith(_HEADS) else "transformer." + name: name for name in tensors}
-    full = TIED.resolve({path: tensors[name] for path, name in names.items()}, config)
-    renamed: dict[str, Tensor] = {}
-    for path, tensor in full.items():
-        if path.endswith(_MASKS):
-            continue
-        ours = KEYS.from_published(path) or names.get(path, path)
-        values = tensor.T.contiguous() if path.endswith(_TRANSPOSED) else tensor
-        if ".qkv." in ours:
-            for projection, part in zip(_PROJECTIONS, values.chunk(3), strict=True):
-                renamed[ours.replace("qkv", projection)] = part.clone()
-        else:
-            renamed[ours] = values
-    return renamed
-
-
-# The class of transformers that holds these heads; the first that fits.
+PUBLISHED = PublishedJoined(
+    model="gpt",
+    model_type="gpt2",
+    title="GPT-2",
+    keys=KEYS,
+    tied=TIED,
+    prefix="transformer.",
+    outside=("lm_head.", "score.", "qa_outputs."),
+    # Masks of old files.
+    unread=(".attn.bias", ".attn.masked_bias"),
+    fields={**DECODER_FIELDS, "n_inner": "feedforward_size"},
+    defaults=DECODER_DEFAULTS,
+    constant={"activation_function": "gelu_new"},
+    allowed={
+        "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
+        "scale_attn_weights": (True,),
+        "scale_attn_by_inverse_layer_idx": (False,),
+        "reorder_and_upcast_attn": (False, True),
+        "add_cross_attention": (False,),
+        "tie_word_embeddings": (True, False),
+    },
+    repeats={"embd_pdrop": "resid_pdrop"},
+)
+to_published, from_published = PUBLISHED.to_published, PUBLISHED.from_published
+published_config = PUBLISHED.published_config
 ARCHITECTURES = (
-    (("question_answering",), "GPT2ForQuestionAnswering"),
     (("classifier",), "GPT2ForSequenceClassification"),
+    (("question_answering",), "GPT2ForQuestionAnswering"),
     ((), "GPT2LMHeadModel"),
 )
-_FIELDS = {
-    "vocab_size": "vocab_size",
-    "n_layer": "num_layers",
-    "n_embd": "hidden_size",
-    "n_head": "num_heads",
-    "n_inner": "feedforward_size",
-    "n_positions": "max_positions",
-    "resid_pdrop": "dropout",
-    "attn_pdrop": "attention_dropout",
-    "initializer_range": "initializer_std",
-    "layer_norm_epsilon": "norm_epsilon",
-}
-# What transformers takes for keys that a file leaves out.
-_DEFAULTS = {
-    "vocab_size": 50257, "n_layer": 12, "n_embd": 768, "n_head": 12, "n_positions": 1024, "resid_pdrop": 0.1,
-    "attn_pdrop": 0.1, "initializer_range": 0.02, "layer_norm_epsilon": 1e-5,
-}  # fmt: skip
-
-
-def published_config(config: GptConfig) -> dict[str, Any]:
-    """Our configuration as the config.json of a Hugging Face GPT-2. UserError where it has no place in one."""
-    require_learned(config, "GPT-2")
-    ours = {key: getattr(config, field) for key, field in _FIELDS.items()}
-    return {"model_type": "gpt2", **ours, "embd_pdrop": config.dropout, "activation_function": "gelu_new"}
 
 
 def from_published_config(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The model section of a config.json. UserError where it is a variant that this family does not compute."""
-    expect(
-        data,
-        "gpt",
-        activation_function=("gelu_new", "gelu_pytorch_tanh"),
-        scale_attn_weights=(True,),
-        scale_attn_by_inverse_layer_idx=(False,),
-        reorder_and_upcast_attn=(False, True),
-        add_cross_attention=(False,),
-        tie_word_embeddings=(True, False),
-        embd_pdrop=(data.get("resid_pdrop", 0.1),),
-    )
-    section = {"name": "gpt", **sizes(data, _FIELDS, _DEFAULTS)}
+    """A file may leave n_inner out."""
+    section = PUBLISHED.from_published_config(data)
     return {"feedforward_size": 4 * section["hidden_size"], **section}

@@ -27,14 +27,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
-
 from lmtool.errors import UserError
 from lmtool.models.base import Decoder, new, positions_of
 from lmtool.models.configs import Gpt1Config
 from lmtool.models.encoder import post_norm_layer
-from lmtool.models.keymap import EMPTY, KeyMap, Tied, join_projections, split_projections
-from lmtool.models.published import expect, require_learned, sizes
+from lmtool.models.family import DECODER_DEFAULTS, DECODER_FIELDS, PublishedJoined
+from lmtool.models.keymap import KeyMap, Tied
 from lmtool.nn.embeddings import Embeddings
 from lmtool.nn.initialization import Draw, normal
 
@@ -72,67 +70,41 @@ KEYS = KeyMap(
     )
 )
 TIED = Tied("transformer.tokens_embed.weight", "lm_head.weight")
-_BARE = ("h.", "tokens_embed.", "positions_embed.")
-# Linear maps are stored as (inputs, outputs), the transpose of torch's.
-_TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
-
-
-def to_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Our checkpoint's tensors under the names of a Hugging Face OpenAIGPTLMHeadModel, or of its classifier. The tied
-    head is not written."""
-    published = {KEYS.to_published(name) or name: tensor for name, tensor in join_projections(tensors).items()}
-    return {name: tensor.T.contiguous() if name.endswith(_TRANSPOSED) else tensor for name, tensor in published.items()}
-
-
-def from_published(tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
-    """The reverse; also for a bare OpenAIGPTModel, whose names lack `transformer.`. Masks and numbers of positions in
-    old files are dropped."""
-    full = {"transformer." + name if name.startswith(_BARE) else name: tensor for name, tensor in tensors.items()}
-    renamed: dict[str, Tensor] = {}
-    for name, tensor in TIED.resolve(full, config).items():
-        if not name.endswith((".attn.bias", "position_ids")):
-            ours = KEYS.from_published(name) or name
-            renamed[ours] = tensor.T.contiguous() if name.endswith(_TRANSPOSED) else tensor
-    return split_projections(renamed)
-
-
-# The class of transformers that holds these heads; the first that fits.
+PUBLISHED = PublishedJoined(
+    model="gpt1",
+    model_type="openai-gpt",
+    title="GPT",
+    keys=KEYS,
+    tied=TIED,
+    prefix="transformer.",
+    outside=("lm_head.", "score."),
+    # Masks and numbers of positions in old files.
+    unread=(".attn.bias", "position_ids"),
+    fields=DECODER_FIELDS,
+    defaults={**DECODER_DEFAULTS, "vocab_size": 40478, "n_positions": 512},
+    constant={"afn": "gelu"},
+    allowed={"tie_word_embeddings": (True, False)},
+    repeats={"embd_pdrop": "resid_pdrop"},
+)
+to_published, from_published = PUBLISHED.to_published, PUBLISHED.from_published
 ARCHITECTURES = (
     (("classifier",), "OpenAIGPTForSequenceClassification"),
     ((), "OpenAIGPTLMHeadModel"),
 )
-_FIELDS = {
-    "vocab_size": "vocab_size",
-    "n_layer": "num_layers",
-    "n_embd": "hidden_size",
-    "n_head": "num_heads",
-    "n_positions": "max_positions",
-    "resid_pdrop": "dropout",
-    "attn_pdrop": "attention_dropout",
-    "initializer_range": "initializer_std",
-    "layer_norm_epsilon": "norm_epsilon",
-}
-# What transformers takes for keys that a file leaves out.
-_DEFAULTS = {
-    "vocab_size": 40478, "n_layer": 12, "n_embd": 768, "n_head": 12, "n_positions": 512, "resid_pdrop": 0.1,
-    "attn_pdrop": 0.1, "initializer_range": 0.02, "layer_norm_epsilon": 1e-5,
-}  # fmt: skip
 
 
 def published_config(config: Gpt1Config) -> dict[str, Any]:
-    """Our configuration as the config.json of a Hugging Face OpenAI GPT. UserError where it has no place in one."""
-    require_learned(config, "GPT")
+    """UserError besides where the feed-forward part is not four times as wide as the rest, for which there is no
+    key."""
     if config.feedforward_size != 4 * config.hidden_size:
         raise UserError(
             f"model.feedforward_size={config.feedforward_size} has no place in a published GPT: 4 hidden_size has",
             f"use the run with lmtool, or train one with model.feedforward_size={4 * config.hidden_size}",
         )
-    ours = {key: getattr(config, field) for key, field in _FIELDS.items()}
-    return {"model_type": "openai-gpt", **ours, "embd_pdrop": config.dropout, "afn": "gelu"}
+    return PUBLISHED.published_config(config)
 
 
 def from_published_config(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The model section of a config.json. UserError where it is a variant that this family does not compute."""
-    expect(data, "gpt1", afn=("gelu",), tie_word_embeddings=(True, False), embd_pdrop=(data.get("resid_pdrop", 0.1),))
-    section = sizes(data, _FIELDS, _DEFAULTS)
-    return {"name": "gpt1", **section, "feedforward_size": 4 * section["hidden_size"]}
+    """The reverse."""
+    section = PUBLISHED.from_published_config(data)
+    return {**section, "feedforward_size": 4 * section["hidden_size"]}

@@ -23,8 +23,14 @@ from torch import Tensor, nn
 from lmtool.models.base import new, positions_of
 from lmtool.models.encoder import BertLike, post_norm_layer
 from lmtool.models.encoder_configs import RobertaConfig
+from lmtool.models.family import (
+    ENCODER_ALLOWED,
+    ENCODER_CONSTANT,
+    ENCODER_DEFAULTS,
+    ENCODER_FIELDS,
+    Published,
+)
 from lmtool.models.keymap import EMPTY, QUESTION_ANSWERING, KeyMap, Tied, encoder_pairs
-from lmtool.models.published import expect, require_learned, sizes
 from lmtool.nn.embeddings import Embeddings
 
 OFFSET = 2
@@ -66,81 +72,50 @@ TIED = Tied(
     head="lm_head.",
     bias=("lm_head.bias", "lm_head.decoder.bias"),
 )
-_CONSTANT = "roberta.embeddings.position_ids"
-_HEADS = ("roberta.", "lm_head.", "classifier.", "qa_outputs.")
+PUBLISHED = Published(
+    model="roberta",
+    model_type="roberta",
+    title="RoBERTa",
+    keys=KEYS,
+    tied=TIED,
+    prefix="roberta.",
+    outside=("lm_head.", "classifier.", "qa_outputs."),
+    unread=("position_ids",),
+    fields=ENCODER_FIELDS,
+    defaults={**ENCODER_DEFAULTS, "vocab_size": 50265},
+    # Positions begin behind the number of the padding token.
+    constant={**ENCODER_CONSTANT, "pad_token_id": OFFSET - 1},
+    allowed=ENCODER_ALLOWED,
+)
+ARCHITECTURES = (
+    (("pooler", "classifier"), "RobertaForSequenceClassification"),
+    (("question_answering",), "RobertaForQuestionAnswering"),
+    (("masked_lm",), "RobertaForMaskedLM"),
+    ((), "RobertaModel"),
+)
 
 
 def to_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Our checkpoint's tensors under the names of a Hugging Face RobertaForMaskedLM (with its pooler where there is
-    one) or of its classifier. Tied copies are not written."""
-    published = {KEYS.to_published(name) or name: tensor for name, tensor in tensors.items()}
+    """With the pooler where there is one, which a classifier's file calls another name."""
+    published = PUBLISHED.to_published(tensors)
     if "classifier.out_proj.weight" in published:
         return {name.replace("roberta.pooler.", "classifier."): tensor for name, tensor in published.items()}
     return published
 
 
 def from_published(tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
-    """The reverse; also for a bare RobertaModel, whose names lack `roberta.`. The pooler that some classifiers' files
-    carry is not read by them, and dropped."""
-    unread = "roberta.pooler." if "classifier.dense.weight" in tensors else _CONSTANT
-    names = {name if name.startswith(_HEADS) else "roberta." + name: name for name in tensors}
-    full = TIED.resolve({path: tensors[name] for path, name in names.items()}, config)
-    return {
-        KEYS.from_published(path) or names.get(path, path): tensor
-        for path, tensor in full.items()
-        if path != _CONSTANT and not path.startswith(unread)
-    }
-
-
-# The class of transformers that holds these heads; the first that fits.
-ARCHITECTURES = (
-    (("question_answering",), "RobertaForQuestionAnswering"),
-    (("pooler", "classifier"), "RobertaForSequenceClassification"),
-    (("masked_lm",), "RobertaForMaskedLM"),
-    ((), "RobertaModel"),
-)
-_FIELDS = {
-    "vocab_size": "vocab_size",
-    "num_hidden_layers": "num_layers",
-    "hidden_size": "hidden_size",
-    "num_attention_heads": "num_heads",
-    "intermediate_size": "feedforward_size",
-    "max_position_embeddings": "max_positions",
-    "hidden_dropout_prob": "dropout",
-    "attention_probs_dropout_prob": "attention_dropout",
-    "type_vocab_size": "segments",
-    "initializer_range": "initializer_std",
-    "layer_norm_eps": "norm_epsilon",
-}
-# What transformers takes for keys that a file leaves out.
-_DEFAULTS = {
-    "vocab_size": 50265, "num_hidden_layers": 12, "hidden_size": 768, "num_attention_heads": 12,
-    "intermediate_size": 3072, "max_position_embeddings": 512, "hidden_dropout_prob": 0.1,
-    "attention_probs_dropout_prob": 0.1, "type_vocab_size": 2, "initializer_range": 0.02, "layer_norm_eps": 1e-12,
-}  # fmt: skip
+    """Without the pooler that some classifiers' files carry and that they do not read."""
+    if "classifier.dense.weight" in tensors:
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("roberta.pooler.")}
+    return PUBLISHED.from_published(tensors, config)
 
 
 def published_config(config: RobertaConfig) -> dict[str, Any]:
-    """Our configuration as the config.json of a Hugging Face RoBERTa. UserError where it has no place in one."""
-    require_learned(config, "RoBERTa")
-    ours = {key: getattr(config, field) for key, field in _FIELDS.items()}
-    ours["max_position_embeddings"] += OFFSET
-    # Positions begin behind the number of the padding token.
-    more = {"hidden_act": "gelu", "position_embedding_type": "absolute", "pad_token_id": OFFSET - 1}
-    return {"model_type": "roberta", **ours, **more}
+    """The table of positions counts the rows that no token reads."""
+    return {**PUBLISHED.published_config(config), "max_position_embeddings": config.max_positions + OFFSET}
 
 
 def from_published_config(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The model section of a config.json. UserError where it is a variant that this family does not compute."""
-    expect(
-        data,
-        "roberta",
-        hidden_act=("gelu",),
-        position_embedding_type=("absolute",),
-        pad_token_id=(OFFSET - 1,),
-        is_decoder=(False,),
-        add_cross_attention=(False,),
-        tie_word_embeddings=(True, False),
-    )
-    section = {"name": "roberta", **sizes(data, _FIELDS, _DEFAULTS)}
+    """The reverse."""
+    section = PUBLISHED.from_published_config(data)
     return {**section, "max_positions": section["max_positions"] - OFFSET}

@@ -7,16 +7,14 @@ it learns.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
 from lmtool.models import bert
 from lmtool.models.base import new
 from lmtool.models.bert import ARCHITECTURES as ARCHITECTURES
+from lmtool.models.bert import TIED as TIED
 from lmtool.models.bert import Bert
 from lmtool.models.bert import from_published as from_published
-from lmtool.models.bert import published_config as published_config
-from lmtool.models.bert import to_published as to_published
 from lmtool.models.encoder_configs import SpanbertConfig
 
 
@@ -25,7 +23,7 @@ def build(config: SpanbertConfig, seed: int) -> Bert:
     return new(Bert, config, seed)
 
 
-def from_published_config(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The model section of a config.json, which says `bert`. UserError where it is a variant that this family does not
-    compute."""
-    return {**bert.from_published_config(data), "name": "spanbert"}
+# Its config.json says `bert`.
+PUBLISHED = replace(bert.PUBLISHED, model="spanbert")
+to_published = PUBLISHED.to_published
+published_config, from_published_config = PUBLISHED.published_config, PUBLISHED.from_published_config

@@ -43,8 +43,9 @@ from torch import Tensor, nn
 from lmtool.models.base import VocabularyHead, new, positions_of
 from lmtool.models.encoder_decoder import DecoderStack, EncoderDecoder
 from lmtool.models.encoder_decoder_configs import T5Config
+from lmtool.models.family import Published
 from lmtool.models.keymap import EMPTY, QUESTION_ANSWERING, KeyMap, Tied
-from lmtool.models.published import expect, require_positions, sizes
+from lmtool.models.published import expect, sizes
 from lmtool.nn.attention import SelfAttention
 from lmtool.nn.blocks import PreNormLayer
 from lmtool.nn.cross_attention import CrossAttention
@@ -145,12 +146,46 @@ KEYS = KeyMap(_pairs())
 _TIED = Tied("shared.weight", "lm_head.weight", tables=("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"))
 # A table that old files carry and no model reads.
 _UNREAD = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+_BUCKETS = {"relative_attention_num_buckets": "buckets", "relative_attention_max_distance": "max_distance"}
+PUBLISHED = Published(
+    model="t5",
+    model_type="t5",
+    title="T5",
+    keys=KEYS,
+    tied=_TIED,
+    unread=(_UNREAD,),
+    fields={
+        "vocab_size": "vocab_size",
+        "num_layers": "num_layers",
+        "num_decoder_layers": "decoder_layers",
+        "d_model": "hidden_size",
+        "num_heads": "num_heads",
+        "d_kv": "head_size",
+        "d_ff": "feedforward_size",
+        "n_positions": "max_positions",
+        "dropout_rate": "dropout",
+        "initializer_factor": "initializer_std",
+        "layer_norm_epsilon": "norm_epsilon",
+    },
+    # transformers reads no n_positions, which old files have.
+    defaults={
+        "vocab_size": 32128, "num_layers": 6, "d_model": 512, "num_heads": 8, "d_kv": 64, "d_ff": 2048,
+        "n_positions": 512, "dropout_rate": 0.1, "initializer_factor": 1.0, "layer_norm_epsilon": 1e-6,
+    },
+    allowed={"feed_forward_proj": ("relu", "gated-gelu"), "is_decoder": (False,)},
+    positions="t5",
+)  # fmt: skip
+ARCHITECTURES = (
+    (("pooler", "classifier"), "T5ForSequenceClassification"),
+    (("question_answering",), "T5ForQuestionAnswering"),
+    ((), "T5ForConditionalGeneration"),
+)
 
 
 def to_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Our checkpoint's tensors under the names of a Hugging Face T5ForConditionalGeneration, or of its classifier. Tied
     copies are not written; a head of its own (1.1) is."""
-    published = {KEYS.to_published(name) or name: tensor for name, tensor in tensors.items()}
+    published = PUBLISHED.to_published(tensors)
     gated = any(".wi_0." in name for name in published)
     published = {name.replace(".wi.", ".wi_1.") if gated else name: tensor for name, tensor in published.items()}
     if f"{_HEAD}.out_proj.weight" in published:
@@ -178,42 +213,11 @@ def _scales(config: Mapping[str, Any]) -> bool:
     return bool(config["scale_decoder_outputs"]) if "scale_decoder_outputs" in config else said_by_tying
 
 
-# The class of transformers that holds these heads; the first that fits.
-ARCHITECTURES = (
-    (("question_answering",), "T5ForQuestionAnswering"),
-    (("pooler", "classifier"), "T5ForSequenceClassification"),
-    ((), "T5ForConditionalGeneration"),
-)
-_FIELDS = {
-    "vocab_size": "vocab_size",
-    "num_layers": "num_layers",
-    "num_decoder_layers": "decoder_layers",
-    "d_model": "hidden_size",
-    "num_heads": "num_heads",
-    "d_kv": "head_size",
-    "d_ff": "feedforward_size",
-    "n_positions": "max_positions",
-    "dropout_rate": "dropout",
-    "initializer_factor": "initializer_std",
-    "layer_norm_epsilon": "norm_epsilon",
-}
-# What transformers takes for keys that a file leaves out; it reads no n_positions, which old files have.
-_DEFAULTS = {
-    "vocab_size": 32128, "num_layers": 6, "d_model": 512, "num_heads": 8, "d_kv": 64, "d_ff": 2048, "n_positions": 512,
-    "dropout_rate": 0.1, "initializer_factor": 1.0, "layer_norm_epsilon": 1e-6,
-}  # fmt: skip
-_BUCKETS = {"relative_attention_num_buckets": "buckets", "relative_attention_max_distance": "max_distance"}
-
-
 def published_config(config: T5Config) -> dict[str, Any]:
-    """Our configuration as the config.json of a Hugging Face T5. UserError where it has no place in one. Its one
-    rate of dropout is ours of activations."""
-    require_positions(config, "t5", "T5")
-    ours = {key: getattr(config, field) for key, field in _FIELDS.items()}
+    """Its one rate of dropout is ours of activations."""
     return {
-        "model_type": "t5",
+        **PUBLISHED.published_config(config),
         "is_encoder_decoder": True,
-        **ours,
         "num_decoder_layers": config.layers_of_decoder,
         **{key: getattr(config.positions, field) for key, field in _BUCKETS.items()},
         "feed_forward_proj": {"relu": "relu", "gated_gelu": "gated-gelu"}[config.feedforward],
@@ -222,20 +226,13 @@ def published_config(config: T5Config) -> dict[str, Any]:
 
 
 def from_published_config(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The model section of a config.json. UserError where it is a variant that this family does not compute."""
-    # The other keys repeat feed_forward_proj.
-    expect(data, "t5", feed_forward_proj=("relu", "gated-gelu"), is_decoder=(False,))
+    """The reverse."""
+    section = PUBLISHED.from_published_config(data)
     gated = data.get("feed_forward_proj", "relu") == "gated-gelu"
-    expect(
-        data,
-        "t5",
-        is_gated_act=(gated,),
-        dense_act_fn=("gelu_new",) if gated else ("relu",),
-    )
-    section = sizes(data, _FIELDS, _DEFAULTS)
+    # These keys repeat feed_forward_proj.
+    expect(data, "t5", is_gated_act=(gated,), dense_act_fn=("gelu_new",) if gated else ("relu",))
     buckets = sizes(data, _BUCKETS, dict(zip(_BUCKETS, (32, 128), strict=True)))
     return {
-        "name": "t5",
         **section,
         "attention_dropout": section["dropout"],
         "positions": {"name": "t5", **buckets},

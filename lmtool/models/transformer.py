@@ -33,18 +33,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lmtool.errors import UserError
-from lmtool.models.bart import TIED, from_published_sizes, post_norm_pairs, published_sizes
+from lmtool.models import bart
+from lmtool.models.bart import TIED as TIED
+from lmtool.models.bart import post_norm_pairs
 from lmtool.models.base import new, positions_of
 from lmtool.models.encoder_decoder import DecoderStack, EncoderDecoder, post_norm_layers
 from lmtool.models.encoder_decoder_configs import Transformer2017Config
 from lmtool.models.keymap import EMPTY, KeyMap
-from lmtool.models.published import expect, require_positions
+from lmtool.models.published import expect
 from lmtool.nn.embeddings import Embeddings, StackInput
 from lmtool.nn.initialization import Draw, initialize_each, normal
 from lmtool.nn.stack import Stack
@@ -83,36 +86,45 @@ def build(config: Transformer2017Config, seed: int) -> Transformer:
 
 
 KEYS = KeyMap(tuple(pair for pair in post_norm_pairs() if pair[0] != "heads.lm.bias"))
-_CONSTANT = ("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight")
+_BIAS = "final_logits_bias"
 _READ_BY_LAYERS = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "fc_in.weight")
 _WRITTEN_BY_LAYERS = ("out_proj.weight", "out_proj.bias", "fc_out.weight", "fc_out.bias")
+# The base of the wavelengths in the published class.
+_BASE = 10000.0
+PUBLISHED = replace(
+    bart.PUBLISHED,
+    model="transformer",
+    model_type="marian",
+    title="Marian",
+    keys=KEYS,
+    # The tables of positions, which are constants.
+    unread=("embed_positions.weight",),
+    defaults={**bart.PUBLISHED.defaults, "vocab_size": 58101},
+    constant={"activation_function": "relu", "scale_embedding": True, "share_encoder_decoder_embeddings": True},
+    allowed={**bart.PUBLISHED.allowed, "normalize_embedding": (False,), "static_position_embeddings": (True,)},
+    repeats={**bart.PUBLISHED.repeats, "decoder_vocab_size": "vocab_size"},
+    positions="sinusoidal",
+)
+ARCHITECTURES = (((), "MarianMTModel"),)
 
 
 def to_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Our checkpoint's tensors under the names of a Hugging Face MarianMTModel. Tied copies are not written.
-
-    Marian lays the sines of its positions before the cosines, the paper in turn: the channels of the hidden states are
-    put in its order, which changes no output.
-    """
-    published = {KEYS.to_published(name) or name: _reordered(name, tensor, True) for name, tensor in tensors.items()}
-    published["final_logits_bias"] = torch.zeros(1, len(published["model.shared.weight"]))
+    """Marian lays the sines of its positions before the cosines, the paper in turn: the channels of the hidden states
+    are put in its order, which changes no output."""
+    published = PUBLISHED.to_published({name: _reordered(name, tensor, True) for name, tensor in tensors.items()})
+    published[_BIAS] = torch.zeros(1, len(published["model.shared.weight"]))
     return published
 
 
 def from_published(tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
     """The reverse. UserError for a Marian model that adds constants to its logits, which this family has not."""
-    renamed: dict[str, Tensor] = {}
-    for name, tensor in TIED.resolve(tensors, config).items():
-        if name == "final_logits_bias":
-            if tensor.any():
-                raise UserError(
-                    "the checkpoint adds constants to its logits (final_logits_bias); model=transformer has none",
-                    "give a checkpoint without them",
-                )
-        elif name not in _CONSTANT:
-            ours = KEYS.from_published(name) or name
-            renamed[ours] = _reordered(ours, tensor, False)
-    return renamed
+    if _BIAS in tensors and tensors[_BIAS].any():
+        raise UserError(
+            f"the checkpoint adds constants to its logits ({_BIAS}); model=transformer has none",
+            "give a checkpoint without them",
+        )
+    renamed = PUBLISHED.from_published({name: tensors[name] for name in tensors if name != _BIAS}, config)
+    return {name: _reordered(name, tensor, False) for name, tensor in renamed.items()}
 
 
 def _reordered(name: str, tensor: Tensor, to_theirs: bool) -> Tensor:
@@ -130,21 +142,9 @@ def _channels(width: int, to_theirs: bool) -> Tensor:
     return order if to_theirs else order.argsort()
 
 
-# The class of transformers that holds these heads.
-ARCHITECTURES = (((), "MarianMTModel"),)
-# What transformers takes for keys that a file leaves out.
-_DEFAULTS = {
-    "vocab_size": 58101, "encoder_layers": 12, "decoder_layers": 12, "d_model": 1024, "encoder_attention_heads": 16,
-    "encoder_ffn_dim": 4096, "max_position_embeddings": 1024, "dropout": 0.1, "attention_dropout": 0.0,
-    "activation_dropout": 0.0,
-}  # fmt: skip
-# The base of the wavelengths in the published class.
-_BASE = 10000.0
-
-
 def published_config(config: Transformer2017Config) -> dict[str, Any]:
-    """Our configuration as the config.json of a Hugging Face Marian model. UserError where it has no place in one."""
-    require_positions(config, "sinusoidal", "Marian")
+    """UserError besides for another base of the positions, and for an odd width."""
+    published = PUBLISHED.published_config(config)
     base = getattr(config.positions, "base", _BASE)
     if base != _BASE:
         raise UserError(
@@ -156,37 +156,15 @@ def published_config(config: Transformer2017Config) -> dict[str, Any]:
             f"model.hidden_size={config.hidden_size} has no place in a published Marian, whose width is even",
             "use the run with lmtool, or train one of an even width",
         )
-    return {
-        "model_type": "marian",
-        **published_sizes(config, "Marian"),
-        # Ours is a factor of standard deviations of the family's own, for which Marian has no key.
-        "init_std": 0.02,
-        "activation_function": "relu",
-        "scale_embedding": True,
-        "share_encoder_decoder_embeddings": True,
-        "decoder_vocab_size": config.vocab_size,
-    }
+    # Ours is a factor of standard deviations of the family's own, for which Marian has no key.
+    return {**published, "init_std": 0.02}
 
 
 def from_published_config(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The model section of a config.json. UserError where it is a variant that this family does not compute."""
+    """The reverse."""
     if data.get("activation_function") is None or data.get("scale_embedding") is None:
         # Marian's defaults are another activation, and no scale.
         expect({"activation_function": "gelu", "scale_embedding": False}, "transformer", activation_function=("relu",))
-    expect(
-        data,
-        "transformer",
-        activation_function=("relu",),
-        scale_embedding=(True,),
-        share_encoder_decoder_embeddings=(True,),
-        normalize_before=(False,),
-        normalize_embedding=(False,),
-        add_final_layer_norm=(False,),
-        static_position_embeddings=(True,),
-        add_bias_logits=(False,),
-        tie_word_embeddings=(True, False),
-        decoder_vocab_size=(data.get("vocab_size", _DEFAULTS["vocab_size"]),),
-    )
-    section = from_published_sizes(data, "transformer", _DEFAULTS)
-    section.pop("initializer_std", None)
-    return {"name": "transformer", **section, "positions": {"name": "sinusoidal", "base": _BASE}}
+    section = PUBLISHED.from_published_config(data)
+    section.pop("initializer_std")
+    return {**section, "positions": {"name": "sinusoidal", "base": _BASE}}

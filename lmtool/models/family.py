@@ -1,0 +1,147 @@
+"""A family as transformers publishes it, declared: the names of its tensors and the keys of its config.json, both ways.
+
+A family's file declares a `Published` and offers its methods as functions, or functions of its own around them where it
+has a quirk: `to_published`, `from_published`, `published_config`, `from_published_config`; beside them `ARCHITECTURES`,
+the class of transformers that holds these heads (the first that fits), and `TIED` where config.json speaks of tying.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from lmtool.errors import UserError
+from lmtool.models.configs import TransformerConfig
+from lmtool.models.keymap import EMPTY, KeyMap, Tied, join_projections, split_projections
+from lmtool.models.published import expect, require_positions, sizes
+
+
+@dataclass(frozen=True)
+class Published:
+    """A family's published form.
+
+    model: its name here. model_type: in a config.json. title: in messages.
+    keys: the names of its tensors. tied: its copies. prefix: what the file of a bare model lacks before its names.
+    outside: beginnings of names that never have the prefix. unread: endings of names that files may carry and no model
+    reads.
+    fields: our field by key of config.json. defaults: what transformers takes for keys that a file leaves out.
+    constant: keys that are written with the one value this family computes. allowed: values that are read besides, or
+    of further keys; absent and null stand for the first one. repeats: keys that repeat another. fixed: our fields that
+    the published code knows one value of. positions: their kind.
+    """
+
+    model: str
+    model_type: str
+    title: str
+    keys: KeyMap
+    tied: Tied
+    fields: Mapping[str, str]
+    defaults: Mapping[str, Any]
+    prefix: str = ""
+    outside: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
+    constant: Mapping[str, Any] = field(default_factory=dict)
+    allowed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    repeats: Mapping[str, str] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    positions: str = "learned"
+
+    def to_published(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Our checkpoint's tensors under the names of a Hugging Face model. Tied copies are not written; a tensor
+        without a published name keeps its own."""
+        return {self.keys.to_published(name) or name: tensor for name, tensor in tensors.items()}
+
+    def from_published(self, tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
+        """The reverse; also for a bare model. config: its config.json. UserError as in `Tied.resolve`."""
+        inside = (self.prefix, *self.outside)
+        names = {name if name.startswith(inside) else self.prefix + name: name for name in tensors}
+        full = self.tied.resolve({path: tensors[name] for path, name in names.items()}, config)
+        return {
+            self.keys.from_published(path) or names.get(path, path): tensor
+            for path, tensor in full.items()
+            if not path.endswith(self.unread)
+        }
+
+    def published_config(self, config: TransformerConfig) -> dict[str, Any]:
+        """Our configuration as a config.json. UserError where it has no place in one."""
+        require_positions(config, self.positions, self.title)
+        for name, value in self.fixed.items():
+            if getattr(config, name) != value:
+                raise UserError(
+                    f"model.{name}={getattr(config, name)} has no place in a published {self.title}, which has {value}",
+                    f"use the run with lmtool, or train one with model.{name}={value}",
+                )
+        ours = {key: getattr(config, name) for key, name in self.fields.items()}
+        repeated = {key: ours[other] for key, other in self.repeats.items()}
+        return {"model_type": self.model_type, **ours, **repeated, **self.constant}
+
+    def from_published_config(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """The model section of a config.json. UserError where it is a variant that this family does not compute."""
+        allowed = {**{key: (value,) for key, value in self.constant.items()}, **self.allowed}
+        section = sizes(data, self.fields, self.defaults)
+        for key, other in self.repeats.items():
+            allowed[key] = (section[self.fields[other]],)
+        expect(data, self.model, **allowed)
+        return {"name": self.model, **section, **self.fixed}
+
+
+_TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
+
+
+@dataclass(frozen=True)
+class PublishedJoined(Published):
+    """One map for queries, keys and values, and linear maps that are stored as (inputs, outputs), the transpose of
+    torch's."""
+
+    def to_published(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return self._transposed(super().to_published(join_projections(tensors)))
+
+    def from_published(self, tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
+        return split_projections(super().from_published(self._transposed(tensors), config))
+
+    def _transposed(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {
+            name: tensor.T.contiguous() if name.endswith(_TRANSPOSED) else tensor for name, tensor in tensors.items()
+        }
+
+
+# Of the encoders whose config.json is written after BERT's.
+ENCODER_FIELDS = {
+    "vocab_size": "vocab_size",
+    "num_hidden_layers": "num_layers",
+    "hidden_size": "hidden_size",
+    "num_attention_heads": "num_heads",
+    "intermediate_size": "feedforward_size",
+    "max_position_embeddings": "max_positions",
+    "hidden_dropout_prob": "dropout",
+    "attention_probs_dropout_prob": "attention_dropout",
+    "type_vocab_size": "segments",
+    "initializer_range": "initializer_std",
+    "layer_norm_eps": "norm_epsilon",
+}
+ENCODER_DEFAULTS = {
+    "vocab_size": 30522, "num_hidden_layers": 12, "hidden_size": 768, "num_attention_heads": 12,
+    "intermediate_size": 3072, "max_position_embeddings": 512, "hidden_dropout_prob": 0.1,
+    "attention_probs_dropout_prob": 0.1, "type_vocab_size": 2, "initializer_range": 0.02, "layer_norm_eps": 1e-12,
+}  # fmt: skip
+ENCODER_CONSTANT = {"hidden_act": "gelu", "position_embedding_type": "absolute"}
+ENCODER_ALLOWED = {"is_decoder": (False,), "add_cross_attention": (False,), "tie_word_embeddings": (True, False)}
+# Of the decoders whose config.json is written after GPT's.
+DECODER_FIELDS = {
+    "vocab_size": "vocab_size",
+    "n_layer": "num_layers",
+    "n_embd": "hidden_size",
+    "n_head": "num_heads",
+    "n_positions": "max_positions",
+    "resid_pdrop": "dropout",
+    "attn_pdrop": "attention_dropout",
+    "initializer_range": "initializer_std",
+    "layer_norm_epsilon": "norm_epsilon",
+}
+DECODER_DEFAULTS = {
+    "vocab_size": 50257, "n_layer": 12, "n_embd": 768, "n_head": 12, "n_positions": 1024, "resid_pdrop": 0.1,
+    "attn_pdrop": 0.1, "initializer_range": 0.02, "layer_norm_epsilon": 1e-5,
+}  # fmt: skip
