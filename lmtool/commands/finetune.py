@@ -36,7 +36,18 @@ def run(config: FinetuneConfig, overrides: list[str]) -> dict[str, Any]:
         learner, loaded = assemble(config, tokenizer, start_weights(config, taken, opened.checkpoint is not None))
         facts = {**task.facts, **({"head": taken.note} if taken is not None and taken.note else {})}
         following = _next(str(opened.folder.path))
-        return fit(opened, learner, task.splits(), tokenizer, loaded, choices, facts, contents, following)
+        return fit(
+            opened,
+            learner,
+            task.splits(),
+            tokenizer,
+            loaded,
+            choices,
+            facts,
+            contents,
+            following,
+            task.labelled_tests(),
+        )
 
 
 def own_tokenizer(config: FinetuneConfig, task: TaskData, output: Output) -> Tokenizer:

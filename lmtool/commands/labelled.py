@@ -70,7 +70,8 @@ def data_to_score(config: EvaluateConfig, trained: Trained, before: FinetuneConf
             f"checkpoint={checkpoint} was trained for {reads}; not task={task.name} on {', '.join(task.text)}",
             "leave task= out, and give other data with task.path=",
         )
-    data = load_task(task, before.seed, config.cache_dir, config.offline)
+    others = task.path is not None and task.path != known.path
+    data = load_task(task, before.seed, config.cache_dir, config.offline, scoring=others)
     taken = taken_head(trained.saved["task"], data.config, found=getattr(task, "labels", None) is None)
     if taken is None:
         raise UserError(

@@ -38,12 +38,14 @@ def fit(
     facts: Mapping[str, Any],
     contents: Contents,
     next_commands: Sequence[str],
+    tests: Mapping[str, SplitData] | None = None,
 ) -> dict[str, Any]:
     """Train on data["train"], score on the other splits, of which the first gives the headline; show, write and return
     result.json.
 
     loaded: what was taken of a checkpoint. choices: what the run is called on the screens. facts: of the data.
     contents: hashes of the data, which a resumed run must find again. next_commands: what a user may type next.
+    tests: labelled splits that choose nothing: the best checkpoint is scored on them once, at the end.
     """
     config, precision = opened.config, opened.precision
     examples = learner.examples(data["train"], config.max_length)
@@ -80,6 +82,8 @@ def fit(
     more = {"baseline": baseline["value"], "padding_fraction": loader.facts()["padding_fraction"]}
     more |= {name: training.metrics[name] for name in ("standard_error",) if name in training.metrics}
     more |= write_predictions(opened, learner, held_out)
+    if tests:
+        more["tests"] = scores_on(opened, learner, tests)
     result = screens.result_of(opened, training, choices, learner.metric.name, more)
     return screens.finish(opened, result, baseline, next_commands)
 
@@ -96,6 +100,15 @@ def write_predictions(opened: OpenRun, learner: BaseLearner, held_out: HeldOutSp
     for warning in final.warnings:
         opened.output.line(f"warning: {warning}", "yellow")
     return {"validation_examples": len(held_out.first.examples.plan(0)), "warnings": final.warnings}
+
+
+def scores_on(opened: OpenRun, learner: BaseLearner, tests: Mapping[str, SplitData]) -> dict[str, Any]:
+    """By test split, its number of examples and its scores."""
+    config = opened.config
+    splits = HeldOutSplits(learner, tests, config.max_length, evaluation_tokens(config), config.seed)
+    evaluations = splits.score(opened.precision).splits
+    sizes = {split: len(part.examples.plan(0)) for split, part in splits.splits.items()}
+    return {split: {"examples": sizes[split], **evaluation.metrics()} for split, evaluation in evaluations.items()}
 
 
 def evaluation_tokens(config: Any) -> int:

@@ -14,7 +14,7 @@ from lmtool.errors import UserError, cannot_write
 from lmtool.reporting import html
 from lmtool.reporting.examples import PredictionSummary, predictions_html, samples_html, summarise
 from lmtool.reporting.run_files import RunFiles, read_predictions, read_run
-from lmtool.reporting.scores import Score, score_of
+from lmtool.reporting.scores import Score, score_of, selected_on, test_scores
 from lmtool.reporting.text import count, duration, number, percent, plain, size, title
 from lmtool.secrets import masked
 
@@ -119,6 +119,9 @@ def _headline(run: RunFiles, predictions: PredictionSummary) -> str:
         lines.append(html.paragraph(f"This run's status: {title(str(status))}.", "unclear"))
     if score is not None:
         lines.append(_score_html(score, result.get("metrics")))
+        selected = selected_on(result)
+        lines += [html.paragraph(f"The score is {selected}.")] if selected else []
+        lines += [html.paragraph(sentence) for sentence in test_scores(result)]
     lines.append(_strip(run))
     return "\n".join(line for line in lines if line)
 

@@ -8,7 +8,7 @@ from typing import Any
 from lmtool import __version__
 from lmtool.reporting.console import Output
 from lmtool.reporting.plan import Plan
-from lmtool.reporting.scores import Score, score_of
+from lmtool.reporting.scores import Score, score_of, selected_on, test_scores
 from lmtool.reporting.text import count, duration, fact, number, percent, plain, size, title
 
 # Labels that are shown each with its rows.
@@ -130,7 +130,10 @@ def end_screen(
     ended = f" · ended by {title(str(result['ended']))}" if result.get("ended") else ""
     score: Score | None = score_of(result, baseline, examples)
     output.line(f"{status}{took}{steps}{ended}", _STYLES[score.verdict] if score else "bold")
-    rows = [("score", f"{score.text} · {score.sentence}")] if score else []
+    selected = selected_on(result)
+    more = "" if selected is None else f" · {selected}"
+    rows = [("score", f"{score.text} · {score.sentence}{more}")] if score else []
+    rows += [("test" if index == 0 else "", sentence) for index, sentence in enumerate(test_scores(result))]
     others = {
         key: value
         for key, value in (result.get("metrics") or {}).items()

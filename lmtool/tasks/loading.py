@@ -52,19 +52,26 @@ class TaskData:
 
     def splits(self) -> dict[str, SplitData]:
         """The training rows and those of the development splits, as a learner takes them."""
-        return {
-            split: SplitData(split, rows={self.config.name: rows})
-            for split, rows in {"train": self.train, **self.validation}.items()
-        }
+        return self._data({"train": self.train, **self.validation})
+
+    def labelled_tests(self) -> dict[str, SplitData]:
+        """The test splits that can be scored."""
+        return self._data({split: rows for split, rows in self.test.items() if rows.labels is not None})
+
+    def _data(self, splits: dict[str, Rows]) -> dict[str, SplitData]:
+        return {split: SplitData(split, rows={self.config.name: rows}) for split, rows in splits.items()}
 
 
-def load_task(config: TaskConfig, seed: int, cache_dir: str | Path, offline: bool) -> TaskData:
+def load_task(config: TaskConfig, seed: int, cache_dir: str | Path, offline: bool, scoring: bool = False) -> TaskData:
     """Read, check and decode all splits of a task.
 
     seed: of the rows held out and of `train_examples`. cache_dir: kept by sources that build something. offline: open
-    no connection. Raises UserError with file:line, or with the key that mends it.
+    no connection. scoring: nothing is trained on: a file alone is a development split, whole.
+    Raises UserError with file:line, or with the key that mends it.
     """
     tables, facts = _tables(config, cache_dir, offline)
+    if scoring and config.path is not None and Path(config.path).expanduser().is_file():
+        tables = {**tables, "dev": tables["train"]}
     columns = {split: _columns(config, split, table) for split, table in tables.items()}
     if "train" not in columns:
         raise UserError(

@@ -169,10 +169,15 @@ def save(keeper: Keeper, progress: Progress, listener: Listener, best: Best) -> 
 
 
 def note_best(progress: Progress, settings: TrainingSettings) -> bool:
-    """Make the last evaluation the best one where it is. Whether it is."""
+    """Make the last evaluation the best one where it is: of equal scores the later one with the smaller loss. Whether
+    it is."""
     number, best = progress.metrics[settings.metric], progress.best_value
     value = math.nan if number is None else float(number)  # state.json has null for what is no number
     better = math.isfinite(value) and (best is None or (value > best if settings.greater_is_better else value < best))
+    if value == best:
+        losses = [metrics.get("loss") for metrics in (progress.metrics, progress.best_metrics)]
+        known = [loss for loss in losses if isinstance(loss, int | float) and math.isfinite(loss)]
+        better = len(known) == 2 and known[0] < known[1]
     if better:
         progress.best_step, progress.best_value, progress.best_metrics = progress.step, value, progress.metrics
     return better

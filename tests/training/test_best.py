@@ -1,0 +1,27 @@
+"""Which evaluation is the best one."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from lmtool.training.loop import note_best
+from lmtool.training.progress import Progress, TrainingSettings
+
+
+@pytest.mark.parametrize(
+    ("evaluations", "best"),
+    [
+        ([(0.5, 1.0), (0.6, 2.0), (0.6, 1.9), (0.6, 1.95)], 3),
+        ([(0.5, 1.0), (0.5, 1.0), (0.4, 0.1)], 1),
+        ([(0.5, math.nan), (0.5, 1.0)], 1),
+        ([(0.5, None), (math.nan, 0.1)], 1),
+    ],
+)
+def test_of_equal_scores_the_smaller_loss(evaluations: list, best: int) -> None:
+    progress, settings = Progress(), TrainingSettings(0, "accuracy", True)
+    for step, (accuracy, loss) in enumerate(evaluations, 1):
+        progress.step, progress.metrics = step, {"accuracy": accuracy, "loss": loss}
+        note_best(progress, settings)
+    assert progress.best_step == best
