@@ -36,7 +36,7 @@ HEADS: dict[str, TaskHead] = {
     )
 }
 """By name."""
-UNPUBLISHED: tuple[str, ...] = ("token_classification",)
+UNPUBLISHED: tuple[str, ...] = ("multiple_choice", "span_classification", "token_classification")
 """Kinds that transformers has no head for; one that is named nowhere is taken for a kind of classification."""
 
 

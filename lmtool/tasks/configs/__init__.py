@@ -2,6 +2,7 @@
 
 from lmtool.tasks.configs.base import TaskConfig
 from lmtool.tasks.configs.extractive_qa import ExtractiveQaConfig
+from lmtool.tasks.configs.multiple_choice import MultipleChoiceConfig
 from lmtool.tasks.configs.objective import TaskObjectiveConfig, tasks_of
 from lmtool.tasks.configs.sequence import (
     ClassificationConfig,
@@ -11,6 +12,7 @@ from lmtool.tasks.configs.sequence import (
     RegressionConfig,
     SequenceConfig,
 )
+from lmtool.tasks.configs.span_classification import SpanClassificationConfig
 from lmtool.tasks.configs.tokens import TokenClassificationConfig
 
 __all__ = [
@@ -19,8 +21,10 @@ __all__ = [
     "ExtractiveQaConfig",
     "MultiLabelConfig",
     "MultiLabelLossConfig",
+    "MultipleChoiceConfig",
     "RegressionConfig",
     "SequenceConfig",
+    "SpanClassificationConfig",
     "TaskConfig",
     "TaskObjectiveConfig",
     "TokenClassificationConfig",

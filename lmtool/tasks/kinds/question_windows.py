@@ -23,14 +23,13 @@ from lmtool.data.split import Rows
 from lmtool.errors import UserError
 from lmtool.models.encoder_decoder import shifted
 from lmtool.tasks.configs import ExtractiveQaConfig
+from lmtool.tasks.kinds.aligned import AlignedTexts
 from lmtool.tasks.kinds.windows import windows
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Target
 
 CHARACTERS = ("character_start", "character_end")
 """Columns of a batch's inputs: the characters of the context that a token stands for; 0 and 0 where it is of none."""
-# Texts handed to the tokenizer at a time: enough for its threads, few enough to hold.
-_TEXTS = 1024
 _RECORD = [(name, "i8") for name in ("row", "part", "start", "end", "question")]
 
 
@@ -38,30 +37,6 @@ def null_first(format_name: str) -> bool:
     """Whether no answer is the first token, the class token, of a format that starts with one; else it is the last one,
     which ends the text."""
     return "cls" in FORMATS[format_name].roles
-
-
-class Contexts:
-    """The different texts of a column, tokenised once: ids and characters laid end to end."""
-
-    def __init__(self, texts: Sequence[str], tokenizer: Tokenizer):
-        numbers: dict[str, int] = {}
-        self.text_E = np.array([numbers.setdefault(text, len(numbers)) for text in texts], dtype=np.int64)
-        distinct = list(numbers)
-        encoded = [
-            pair
-            for start in range(0, len(distinct), _TEXTS)
-            for pair in tokenizer.encode_aligned_batch(distinct[start : start + _TEXTS])
-        ]
-        self.ids = np.concatenate([ids for ids, _ in encoded])
-        self.spans = np.concatenate([spans for _, spans in encoded])
-        lengths = np.array([len(ids) for ids, _ in encoded], dtype=np.int64)
-        self.lengths_E = lengths[self.text_E]
-        self.starts_E = (np.cumsum(lengths) - lengths)[self.text_E]
-
-    def spans_of(self, row: int) -> np.ndarray:
-        """(T, 2) characters of a row's tokens."""
-        start = self.starts_E[row]
-        return self.spans[start : start + self.lengths_E[row]]
 
 
 class QuestionWindows:
@@ -84,7 +59,7 @@ class QuestionWindows:
         self.max_length, self.null_first = max_length, null_first(format_name)
         self.template = Template.of(text_format(format_name, tokenizer), 2)
         questions, contexts = (rows.columns[name] for name in config.text)
-        self._questions, self._contexts = Contexts(questions, tokenizer), Contexts(contexts, tokenizer)
+        self._questions, self._contexts = AlignedTexts(questions, tokenizer), AlignedTexts(contexts, tokenizer)
         room = max_length - self.template.overhead
         if room < 2:
             raise UserError(

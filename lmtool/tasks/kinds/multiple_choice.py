@@ -1,0 +1,173 @@
+"""The best of several choices of a row (Radford et al. 2018, section 3.3; Zellers et al. 2018): each is read behind the
+same text as a pair of its own and given one score, and the scores of a row's choices compete in one softmax.
+
+Shape letters: N documents, G rows of a batch, K choices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lmtool.data.plan import Plan
+from lmtool.data.split import Rows, SplitData
+from lmtool.heads.losses import loss_sum, losses
+from lmtool.learners.baseline import ConstantPredictor, Predictor
+from lmtool.metrics import compute
+from lmtool.models.base import Backbone
+from lmtool.tasks.configs import MultipleChoiceConfig
+from lmtool.tasks.kinds.base import Prediction, TaskScorer
+from lmtool.tasks.kinds.labels import class_numbers
+from lmtool.tasks.kinds.sequence import SequenceKind, SequenceLearner
+from lmtool.tasks.kinds.texts import SequenceExamples
+from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.types import Batch, Scores, StepOutput, Target
+
+
+class MultipleChoice(SequenceKind):
+    """Rows of a text and its choices, with the number of the right one."""
+
+    config: MultipleChoiceConfig
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The columns of the choices."""
+        return self.config.text[-self.config.choices :]
+
+    def decoded_labels(self, values: Sequence[Any], origin: Sequence[tuple[str, int]]) -> np.ndarray:
+        """Names of the choices' columns, or their numbers from 0."""
+        return class_numbers(self.config, self.choices, values, origin)
+
+    def groups(self, rows: Rows) -> Sequence[Any]:
+        return list(zip(*(rows.columns[name] for name in self.config.text[: -self.config.choices]), strict=True))
+
+    def pairs(self, rows: Rows) -> Rows:
+        """A row for each choice, those of a row together: what stands before it, and the choice."""
+        config = self.config
+        before = config.text[: -config.choices]
+        columns = {
+            name: [config.wordings.get(text, text) for text in rows.columns[name]] for name in before
+        } | {name: rows.columns[name] for name in self.choices}  # fmt: skip
+        first, begun = (before[:-1], before[-1:]) if config.continued else (before, ())
+        firsts, seconds = [], []
+        for number in range(len(rows)):
+            shared = " ".join(columns[name][number] for name in first)
+            beginning = "".join(f"{columns[name][number]} " for name in begun)
+            for name in self.choices:
+                firsts.append(shared)
+                seconds.append(beginning + columns[name][number])
+        repeated = np.repeat(np.arange(len(rows)), config.choices)
+        ids, origin = [rows.ids[row] for row in repeated], [rows.origin[row] for row in repeated]
+        return Rows(ids, {"first": firsts, "second": seconds}, None, origin)
+
+    def learner(self, backbone: Backbone, tokenizer: Tokenizer, seed: int) -> MultipleChoiceLearner:
+        return MultipleChoiceLearner(self, backbone, tokenizer, seed)
+
+    def join(self, parts: Sequence[float]) -> Prediction:
+        """The choice of the best score, and its share of the softmax."""
+        shares = torch.tensor(parts, dtype=torch.float64).softmax(0)
+        best = int(shares.argmax())
+        return Prediction(best, float(shares[best]))
+
+    def metrics(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, float]:
+        return compute(self.config.metrics, np.asarray(rows.labels), [prediction.value for prediction in predictions])
+
+    def constant(self, train: Rows) -> tuple[str, Prediction]:
+        """The place that is most often right in the training rows."""
+        counts = np.bincount(np.asarray(train.labels))
+        return "majority", Prediction(int(counts.argmax()), float(counts.max() / counts.sum()))
+
+    def shown(self, value: Any) -> str:
+        """The column of the choice."""
+        return self.choices[int(value)]
+
+    def line(self, record: Mapping[str, Any]) -> str:
+        before = " ".join(str(record[name]) for name in self.config.text[: -self.config.choices])
+        return f"{record['prediction']} {record['score']:.2f}  {before} | {record[record['prediction']]}"
+
+
+class ChoiceExamples:
+    """Implements `data.plan.Examples`: an example is a row with all of its choices, which stay in one batch."""
+
+    def __init__(self, rows: Rows, pairs: SequenceExamples, choices: int, term: str):
+        self.rows, self.pairs, self.choices, self.term = rows, pairs, choices, term
+        flat = pairs.plan(0)
+        self._plan = Plan(flat.rows.reshape(-1, choices), flat.lengths.reshape(-1, choices).sum(axis=1))
+
+    def plan(self, epoch: int) -> Plan:
+        return self._plan
+
+    def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
+        """rows: (G, K) of the plan."""
+        numbers = torch.from_numpy(np.asarray(examples, dtype=np.int64))
+        flat = self.pairs.batch(rows.reshape(-1), np.arange(rows.size), epoch)
+        row_G = torch.from_numpy(rows["row"][:, 0] // self.choices)
+        targets = {}
+        if self.rows.labels is not None:
+            targets[self.term] = Target(torch.from_numpy(np.asarray(self.rows.labels))[row_G])
+        return replace(
+            flat,
+            targets=targets,
+            examples=numbers.repeat_interleave(self.choices),
+            parts=torch.arange(self.choices, dtype=torch.int32).repeat(len(rows)),
+            rows=row_G.repeat_interleave(self.choices),
+            groups=torch.arange(len(rows)).repeat_interleave(self.choices),
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """Lengths are of rows with all of their choices; `truncated` counts pairs."""
+        lengths = self._plan.lengths
+        sizes = {"examples": len(lengths), "mean_length": float(lengths.mean()), "longest": int(lengths.max())}
+        return {**self.pairs.facts(), **sizes, "choices": self.choices}
+
+
+class MultipleChoiceLearner(SequenceLearner):
+    """Cross entropy over the choices of a row."""
+
+    kind: MultipleChoice
+    config: MultipleChoiceConfig
+
+    def __init__(self, kind: MultipleChoice, backbone: Backbone, tokenizer: Tokenizer, seed: int):
+        super().__init__(kind, backbone, tokenizer, seed, 1)
+
+    def examples(self, data: SplitData, max_length: int) -> Any:
+        rows = self.rows(data)
+        pairs = SplitData(data.split, rows={self.config.name: self.kind.pairs(rows)})
+        return ChoiceExamples(rows, super().examples(pairs, max_length), self.config.choices, self.term)
+
+    def scorer(self, data: SplitData, examples: Any, predictors: Mapping[str, Predictor]) -> TaskScorer:
+        rows = self.rows(data)
+        return TaskScorer(self, rows, data.split, len(rows) * self.config.choices, predictors.get(self.term))
+
+    def samples(self, batch: Batch, n: int) -> list[dict[str, Any]]:
+        return []  # a row is several texts
+
+    def counts(self, batch: Batch) -> dict[str, float]:
+        return {self.term: float(len(self.labels(batch)))}
+
+    def _choices(self, outputs_N1: Tensor) -> Tensor:
+        """(G, K) scores: the choices of a row stand together."""
+        return outputs_N1.reshape(-1, self.config.choices)
+
+    def forward(self, batch: Batch, step: int) -> StepOutput:
+        total = loss_sum(self._choices(self.outputs(batch, step)), self.labels(batch))
+        return StepOutput({self.term: total}, self.weights)
+
+    def scores(self, outputs: Tensor, batch: Batch) -> Scores:
+        labels_G, scores_GK = self.labels(batch), self._choices(outputs)
+        documents = torch.arange(len(labels_G), device=labels_G.device) * self.config.choices
+        return Scores(losses(scores_GK, labels_G), labels_G, scores_GK.argmax(-1), documents)
+
+    def parts(self, outputs: Tensor, batch: Batch) -> list[float]:
+        """The score of each choice."""
+        return outputs[:, 0].float().tolist()
+
+    def predictors(self, train: SplitData, examples: Any) -> dict[str, ConstantPredictor]:
+        """The shares of the places in the training rows."""
+        counts = np.bincount(np.asarray(self.rows(train).labels), minlength=self.config.choices)
+        return {self.term: ConstantPredictor.of_counts("base rate", counts)}
