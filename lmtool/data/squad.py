@@ -38,9 +38,9 @@ def read_squad(path: Path) -> Rows:
     place, line, labelled = 0, 1, 0
     for where, context, question in _questions(path, content):
         number = str(question["id"])
-        found = text.find(json.dumps(number), place)
-        if found >= 0:
-            line, place = line + text.count("\n", place, found), found
+        position = text.find(json.dumps(number), place)
+        if position >= 0:
+            line, place = line + text.count("\n", place, position), position
         labelled += "answers" in question
         answers = [] if question.get("is_impossible") else question.get("answers")
         for name, value in (("question", question["question"]), ("context", context)):

@@ -5,6 +5,7 @@ Shape letters: T tokens, M masked places, V vocabulary.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -14,9 +15,13 @@ import torch
 from torch import Tensor
 
 from lmtool.data.formats import text_format
+from lmtool.data.split import Rows
 from lmtool.errors import NotFinite, UserError
+from lmtool.learners.base import BaseLearner, Warn, silent
+from lmtool.learners.targets import labels_of, places_of
 from lmtool.models.base import Backbone
 from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.training.precision import Precision
 from lmtool.types import Batch, Packed
 
 GUESSES = 5
@@ -106,3 +111,27 @@ def fill_masks(
                 for row, share in zip(best.tolist(), shares, strict=True)
             ],
         }
+
+
+class MaskFiller(BaseLearner):
+    """A learner with a term `mlm`, which answers a text by filling its masks."""
+
+    @abstractmethod
+    def logits_at(self, packed: Packed, at: Tensor) -> Tensor:
+        """(M, V) logits of the vocabulary at places (M,) of a packed batch."""
+
+    @torch.no_grad()
+    def samples(self, batch: Batch, n: int) -> list[dict[str, Any]]:
+        """The first n examples of a batch with their masks and guesses, see `masked_samples`."""
+        at, labels = places_of(batch, "mlm"), labels_of(batch, "mlm")
+        return masked_samples(batch, at, labels, self.logits_at, self.tokenizer, n)
+
+    @torch.no_grad()
+    def respond(
+        self, rows: Rows, max_length: int, batch_tokens: int, precision: Precision, warn: Warn = silent
+    ) -> Iterator[dict[str, Any]]:
+        """Fill the masks of texts, see `fill_masks`."""
+        yield from fill_masks(self.backbone, self.logits_at, self.tokenizer, rows.columns["text"], precision.autocast)
+
+    def line(self, record: dict[str, Any]) -> str:
+        return filled_line(record)

@@ -9,18 +9,16 @@ Shape letters: T tokens, M places, H hidden width, G of the generator, V vocabul
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor
 
 from lmtool import streams
-from lmtool.data.split import Rows, SplitData
+from lmtool.data.split import SplitData
 from lmtool.heads.lm import MaskedLMHead
-from lmtool.learners.base import BaseLearner, Warn, silent
 from lmtool.learners.baseline import BestConstant, ConstantPredictor, token_counts
 from lmtool.learners.targets import labels_of, places_of
 from lmtool.models.base import Backbone
@@ -29,10 +27,9 @@ from lmtool.objectives.checks.generator import GeneratorInspector
 from lmtool.objectives.configs import RtdConfig
 from lmtool.objectives.examples.masked import MaskedWindows
 from lmtool.objectives.examples.masks import TokenMasks
-from lmtool.objectives.filling import fill_masks, filled_line, masked_samples
+from lmtool.objectives.filling import MaskFiller
 from lmtool.objectives.generator import Sampled, build_generator, sample_tokens, start_from_generator
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.training.precision import Precision
 from lmtool.types import Batch, Packed, Scores, StepOutput, send
 
 
@@ -47,7 +44,7 @@ class Read:
     hidden_MH: Tensor
 
 
-class GeneratedTextLearner(BaseLearner):
+class GeneratedTextLearner(MaskFiller):
     """Terms `mlm` of the generator, and `term` of the model.
 
     masks: the masks for the generator, and what is predicted of them.
@@ -186,21 +183,5 @@ class GeneratedTextLearner(BaseLearner):
         """The model's token table."""
         return self.backbone.embed.token.weight
 
-    def _logits_at(self, packed: Packed, at: Tensor) -> Tensor:
+    def logits_at(self, packed: Packed, at: Tensor) -> Tensor:
         return self._generator_head(self.generator(packed, read_M=at), self._generator_table)
-
-    @torch.no_grad()
-    def samples(self, batch: Batch, n: int) -> list[dict[str, Any]]:
-        """The first n examples with their masks and the generator's guesses, see `masked_samples`."""
-        at, labels = places_of(batch, "mlm"), labels_of(batch, "mlm")
-        return masked_samples(batch, at, labels, self._logits_at, self.tokenizer, n)
-
-    @torch.no_grad()
-    def respond(
-        self, rows: Rows, max_length: int, batch_tokens: int, precision: Precision, warn: Warn = silent
-    ) -> Iterator[dict[str, Any]]:
-        """Fill the masks of texts with the generator, see `fill_masks`."""
-        yield from fill_masks(self.backbone, self._logits_at, self.tokenizer, rows.columns["text"], precision.autocast)
-
-    def line(self, record: dict[str, Any]) -> str:
-        return filled_line(record)

@@ -9,18 +9,16 @@ Shape letters: T tokens, N examples, M predicted places, H hidden width, V vocab
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lmtool.data.split import Rows, SplitData
+from lmtool.data.split import SplitData
 from lmtool.heads.lm import MaskedLMHead, masked_lm_head
 from lmtool.heads.losses import loss_sum, losses
 from lmtool.heads.sequence import Pooler, SequenceHead, summary_index
-from lmtool.learners.base import BaseLearner, Warn, silent
 from lmtool.learners.baseline import ConstantPredictor, token_counts
 from lmtool.learners.targets import hidden_at, labels_of, places_of
 from lmtool.models.base import Backbone
@@ -30,16 +28,15 @@ from lmtool.objectives.configs import PairsConfig
 from lmtool.objectives.examples.masked import MaskedWindows
 from lmtool.objectives.examples.masked_pairs import MaskedPairs
 from lmtool.objectives.examples.masks import TokenMasks
-from lmtool.objectives.filling import fill_masks, filled_line, masked_samples
+from lmtool.objectives.filling import MaskFiller
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.training.precision import Precision
 from lmtool.types import Batch, Packed, Scores, StepOutput
 
 # The head of each term over pairs.
 _PAIR_HEADS = {"nsp": "next_sentence", "sop": "sentence_order"}
 
 
-class MaskedLanguageModel(BaseLearner):
+class MaskedLanguageModel(MaskFiller):
     """Terms `mlm` and, with pairs=nsp or sop, one of that name; the loss is their sum. Class 1 of `nsp` is a random
     second segment, of `sop` a second segment that comes before the first."""
 
@@ -131,22 +128,5 @@ class MaskedLanguageModel(BaseLearner):
         pooled_NH = self.heads["pooler"](hidden[self.config.pairs])
         return self.heads[_PAIR_HEADS[self.config.pairs]](pooled_NH)
 
-    def _logits_at(self, packed: Packed, at: Tensor) -> Tensor:
+    def logits_at(self, packed: Packed, at: Tensor) -> Tensor:
         return self._masked_lm(self.backbone(packed, read_M=at), self._table_VW)
-
-    @torch.no_grad()
-    def samples(self, batch: Batch, n: int) -> list[dict[str, Any]]:
-        """The first n examples of a batch with their masks and guesses, see `masked_samples`."""
-        return masked_samples(
-            batch, places_of(batch, "mlm"), labels_of(batch, "mlm"), self._logits_at, self.tokenizer, n
-        )
-
-    @torch.no_grad()
-    def respond(
-        self, rows: Rows, max_length: int, batch_tokens: int, precision: Precision, warn: Warn = silent
-    ) -> Iterator[dict[str, Any]]:
-        """Fill the masks of texts, see `fill_masks`."""
-        yield from fill_masks(self.backbone, self._logits_at, self.tokenizer, rows.columns["text"], precision.autocast)
-
-    def line(self, record: dict[str, Any]) -> str:
-        return filled_line(record)

@@ -18,7 +18,7 @@ def test_the_interval_of_a_mean_is_that_of_its_standard_error() -> None:
 
 def test_resamples_are_drawn_with_replacement_and_alike() -> None:
     first, again = list(resampled_rows(50, 20)), list(resampled_rows(50, 20))
-    assert all((one == other).all() for one, other in zip(first, again, strict=True))
+    assert all((rows == same).all() for rows, same in zip(first, again, strict=True))
     assert {rows.min() >= 0 and rows.max() < 50 and len(rows) == 50 for rows in first} == {True}
     # 1 - 1/e of the rows are in a resample.
     assert np.mean([len(set(rows)) for rows in first]) == pytest.approx(50 * (1 - np.exp(-1)), abs=2)
