@@ -26,7 +26,7 @@ from lmtool.weights.assemble import assemble
 from lmtool.weights.comparing import Comparison, compare_outputs, compare_tensors, compare_tokenizers, tied_names
 from lmtool.weights.exporting import Export, Reading, export_of, write_export
 from lmtool.weights.folders import published_folder
-from lmtool.weights.heads import form_of
+from lmtool.weights.heads import format_of
 from lmtool.weights.load import Loaded, load, saved_config, saved_model
 from lmtool.weights.reading import Weights, read
 
@@ -87,7 +87,7 @@ def layout_of(model: ModelConfig, task: Mapping[str, Any] | None, tokenizer: Tok
     where the vocabulary lacks what the format puts around texts."""
     if task is None and model.architecture == "decoder":
         return None
-    name = model.text_format if task is None else form_of(model, task).text_format
+    name = model.text_format if task is None else format_of(model, task)
     return name if set(FORMATS[name].roles) <= set(tokenizer.roles) else None
 
 

@@ -12,7 +12,7 @@ from lmtool.weights.comparing import compare_outputs, compare_tensors, compare_t
 from lmtool.weights.folders import published_folder, weight_file
 from lmtool.weights.importing import write_import
 from lmtool.weights.load import load
-from lmtool.weights.reading import read, read_published, wide
+from lmtool.weights.reading import our_names, read, read_published, their_names, wide
 
 
 def run(config: ImportConfig, overrides: list[str]) -> None:
@@ -41,8 +41,8 @@ def run(config: ImportConfig, overrides: list[str]) -> None:
     again = load(str(folder), offline=True)
     family, theirs = published.family(), wide(read_published(published, config.offline))
     # Compared under their names: what the folder has, and what ours is on the way back.
-    back = family.to_published(again.model.parts.state_dict())
-    mapped = family.to_published(family.from_published(theirs, published.config))
+    back = their_names(family, again.model.parts.state_dict())
+    mapped = their_names(family, our_names(published, theirs))
     known = {name: tensor for name, tensor in mapped.items() if not name.startswith(("heads.", "backbone."))}
     unused = sorted(name for name in known if name not in back)
     comparison = compare_tensors({name: tensor for name, tensor in known.items() if name in back}, back, unused)

@@ -63,8 +63,10 @@ def compare_texts(
 
 def _examples(original: TaskLearner, texts: Sequence[tuple[str, ...]], longest: int) -> Examples:
     """Rows of texts as the task makes examples of them."""
-    names = original.reads if len(original.reads) == len(texts[0]) else ("first", "second")
+    known = len(original.reads) == len(texts[0])
+    names = original.reads if known else ("first", "second")
     rows = Rows.of_texts(**{name: [row[side] for row in texts] for side, name in zip((0, 1), names, strict=False)})
+    rows = original.read_rows(rows.columns, rows.origin) if known else rows
     return original.examples(SplitData("sample", rows={original.config.name: rows}), longest)
 
 
@@ -106,8 +108,10 @@ def _difference(
     copied = again.model(**read)
     theirs = [copied.hidden[real], copied.pair_logits]
     if isinstance(original, TaskLearner):
-        logits = copied.logits
-        theirs = [logits[real] if original.scores_tokens and logits is not None else logits]
+        logits, target = copied.logits, batch.targets.get(original.term)
+        if original.scores_tokens and logits is not None:
+            logits = logits[real] if target is None or target.at is None else logits[real][target.at]
+        theirs = [logits]
     pairs = zip(_predicted(original, batch), theirs, strict=True)
     differences = [
         difference(mine, other) / max(1.0, float(mine.abs().max()))

@@ -25,7 +25,7 @@ from lmtool.weights.folders import PublishedFolder, published_folder, read_setti
 from lmtool.weights.importing import COMMAND
 from lmtool.weights.load import saved_config
 from lmtool.weights.reading import Weights, read
-from lmtool.weights.task_heads import CLASSIFIER, head_of_class
+from lmtool.weights.task_heads import CLASSIFIER, QUESTION_ANSWERING, head_of_class
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def require_same_reading(published: PublishedFolder, model: ModelConfig, tokeniz
     hint = "give another checkpoint"
     # Scores of tokens are read beside what stands around texts; one token's or the mean is not.
     head = head_of_class(config)
-    layout = model if head is not None and head.tokens else model.sequence_form("transformers")
+    layout = model if head is not None and head.name == QUESTION_ANSWERING else model.sequence_form("transformers")
     problem = differing_layout(tokenizer, layout.text_format)
     if problem is not None:
         problem = f"its tokenizer.json lays out texts as {problem}"

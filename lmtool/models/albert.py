@@ -115,6 +115,7 @@ PUBLISHED = Published(
 )
 to_published, from_published = PUBLISHED.to_published, PUBLISHED.from_published
 ARCHITECTURES = (
+    (("token_classifier",), "AlbertForTokenClassification"),
     (("pooler", "classifier"), "AlbertForSequenceClassification"),
     (("question_answering",), "AlbertForQuestionAnswering"),
     (("masked_lm", "pooler", "sentence_order"), "AlbertForPreTraining"),

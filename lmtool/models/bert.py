@@ -95,6 +95,7 @@ PUBLISHED = Published(
 to_published = PUBLISHED.to_published
 published_config, from_published_config = PUBLISHED.published_config, PUBLISHED.from_published_config
 ARCHITECTURES = (
+    (("token_classifier",), "BertForTokenClassification"),
     (("pooler", "classifier"), "BertForSequenceClassification"),
     (("question_answering",), "BertForQuestionAnswering"),
     (("masked_lm", "pooler", "next_sentence"), "BertForPreTraining"),

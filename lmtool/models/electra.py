@@ -93,6 +93,7 @@ PUBLISHED = Published(
 to_published, from_published = PUBLISHED.to_published, PUBLISHED.from_published
 published_config, from_published_config = PUBLISHED.published_config, PUBLISHED.from_published_config
 ARCHITECTURES = (
+    (("token_classifier",), "ElectraForTokenClassification"),
     (("pooler", "classifier"), "ElectraForSequenceClassification"),
     (("question_answering",), "ElectraForQuestionAnswering"),
     (("replaced_token",), "ElectraForPreTraining"),

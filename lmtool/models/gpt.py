@@ -125,6 +125,7 @@ PUBLISHED = PublishedJoined(
 to_published, from_published = PUBLISHED.to_published, PUBLISHED.from_published
 published_config = PUBLISHED.published_config
 ARCHITECTURES = (
+    (("token_classifier",), "GPT2ForTokenClassification"),
     (("classifier",), "GPT2ForSequenceClassification"),
     (("question_answering",), "GPT2ForQuestionAnswering"),
     ((), "GPT2LMHeadModel"),

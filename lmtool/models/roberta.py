@@ -88,6 +88,7 @@ PUBLISHED = Published(
     allowed=ENCODER_ALLOWED,
 )
 ARCHITECTURES = (
+    (("token_classifier",), "RobertaForTokenClassification"),
     (("pooler", "classifier"), "RobertaForSequenceClassification"),
     (("question_answering",), "RobertaForQuestionAnswering"),
     (("masked_lm",), "RobertaForMaskedLM"),

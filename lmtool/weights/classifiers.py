@@ -7,12 +7,12 @@ classes, each from a probability of .5 on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lmtool.errors import UserError
 from lmtool.models.published import unnamed
-from lmtool.weights.task_heads import CLASSIFIER, QUESTION_ANSWERING, head_of_class
+from lmtool.weights.task_heads import CLASSIFIER, QUESTION_ANSWERING, WORDS, head_of_class
 
 # What the labels alone say: one, or several.
 _REGRESSION, _CLASSIFICATION = "regression", "single_label_classification"
@@ -29,6 +29,11 @@ def task_of(config: Mapping[str, Any]) -> dict[str, Any] | None:
     if head is not None and head.name == QUESTION_ANSWERING:
         return {"kind": "extractive_qa", "name": QUESTION_ANSWERING}
     names = label_names(config)
+    if head is not None and head.name == WORDS:
+        words = {"kind": "token_classification", "name": WORDS, "labels": names}
+        if all(name == "O" or name[:2] in ("B-", "I-") for name in names):
+            return {**words, "scheme": "bio"}
+        return {**words, "scheme": "none", "metrics": ["accuracy"], "metric": "accuracy"}
     section = {"name": CLASSIFIER, "head": "transformers"}
     if config.get("problem_type") == _MULTI_LABEL:
         return {"kind": "multi_label", **section, "labels": names, "thresholds": None}
@@ -43,6 +48,8 @@ def refusal(config: Mapping[str, Any]) -> str | None:
     if head is not None and head.name == QUESTION_ANSWERING:
         return None
     count, given = len(label_names(config)), config.get("problem_type")
+    if head is not None and head.name == WORDS:
+        return None if count > 1 else f"its config.json has labels: {count}; words have two tags or more"
     kind = _REGRESSION if count == 1 else _CLASSIFICATION
     if count and given in (None, kind, _MULTI_LABEL):
         return None
@@ -75,12 +82,20 @@ def label_names(config: Mapping[str, Any]) -> list[str]:
 def labels_of(task: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of a config.json that say what a `task` section predicts: classes by number, or one value."""
     names = task.get("labels") or [task.get("label") or unnamed(0)]
+    if task.get("kind") == "token_classification":
+        return _numbered(names)
     return {
         "problem_type": _MULTI_LABEL
         if "thresholds" in task
         else _CLASSIFICATION
         if task.get("labels")
         else _REGRESSION,
+        **_numbered(names),
+    }
+
+
+def _numbered(names: Sequence[str]) -> dict[str, Any]:
+    return {
         "num_labels": len(names),
         "id2label": {str(number): name for number, name in enumerate(names)},
         "label2id": {name: number for number, name in enumerate(names)},

@@ -23,7 +23,8 @@ from lmtool.weights.classifiers import labels_of
 from lmtool.weights.folders import CONFIG
 from lmtool.weights.heads import form_of
 from lmtool.weights.loading import part_of
-from lmtool.weights.task_heads import CLASSIFIER, DECISIONS, HEADS, TaskHead, head_of_task
+from lmtool.weights.reading import their_names
+from lmtool.weights.task_heads import CLASSIFIER, DECISIONS, HEADS, WORDS, TaskHead, head_of_task
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def export_of(
     if not set(needed) & set(HEADS):
         wanted.add("heads.lm")
     kept = {name: tensor for name, tensor in renamed.items() if part_of(name) in wanted}
-    published = family.to_published(kept)
+    published = their_names(family, kept)
     # A name of ours that is still there has no place.
     kept = {name: tensor for name, tensor in kept.items() if name not in published}
     published = {name: tensor for name, tensor in published.items() if not name.startswith(("heads.", "backbone."))}
@@ -81,7 +82,7 @@ def export_of(
         **({"tie_word_embeddings": False} if apart else {}),
         **special_ids(model, tokenizer),
     }
-    if task is not None and CLASSIFIER in needed:
+    if task is not None and {CLASSIFIER, WORDS} & set(needed):
         config |= labels_of(task)
     return Export(architecture, config, published, kept, tuple(sorted(left_out)))
 

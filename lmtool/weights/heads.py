@@ -17,10 +17,11 @@ from lmtool.heads.sequence import Pooler, SequenceHead, summary
 from lmtool.learners.base import ModelWithHeads
 from lmtool.models.base import Backbone
 from lmtool.models.configs import ModelConfig, Place, SequenceForm
+from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.nn.stack import Tap
 from lmtool.types import Packed
 from lmtool.weights.loading import by_part
-from lmtool.weights.task_heads import CLASSIFIER, DECISIONS, HEADS, head_of_task
+from lmtool.weights.task_heads import CLASSIFIER, DECISIONS, HEADS, WORDS, head_of_task
 
 PAIR_HEADS = {"next_sentence": ("next", "random"), "sentence_order": ("in order", "swapped")}
 """Heads over the two texts of a pair, behind the pooler, and what their two classes say of the second text."""
@@ -46,13 +47,19 @@ class CheckpointModel(ModelWithHeads):
         name = str((task or {}).get("name"))
         published = head_of_task(task or {}) or HEADS[CLASSIFIER]
         given, self.of_tokens = name if name in self.heads else published.name, published.tokens
+        self.over_words = published.name == WORDS
         complete = given in self.heads and (self.of_tokens or not self.form.pooled or "pooler" in self.heads)
         self.task = given if complete else None
         pairs = [name for name in PAIR_HEADS if name in self.heads and "pooler" in self.heads]
         self.pair = pairs[0] if pairs else None
 
     def hidden(self, inputs: Packed, outputs: Packed | None, tap: Tap | None = None) -> Tensor:
-        """(T, H) of the last layer; of the decoder's where there are two stacks."""
+        """(T, H) of the last layer; of the decoder's where there are two stacks, but for words that the encoder's
+        states stand for."""
+        if self.over_words and self.backbone.config.token_states == "inputs":
+            if isinstance(self.backbone, EncoderDecoder):
+                return self.backbone.read_inputs(inputs, tap=tap)
+            return self.backbone(inputs, tap=tap)
         return self.backbone(inputs, tap=tap) if outputs is None else self.backbone(inputs, None, outputs, tap=tap)
 
     def logits(self, hidden_TH: Tensor, read: Packed) -> Tensor | None:
@@ -109,3 +116,10 @@ def _head(backbone: Backbone, name: str, own: Mapping[str, Tensor]) -> nn.Module
 def form_of(model: ModelConfig, task: Mapping[str, Any]) -> SequenceForm:
     """How the head of a task's section reads a text. A section of another time may lack fields."""
     return model.sequence_form(task.get("head"), task.get("pooling"), task.get("head_layers"))
+
+
+def format_of(model: ModelConfig, task: Mapping[str, Any]) -> str:
+    """The format in which the task of a section reads a text. Words are read as transformers reads them."""
+    head = head_of_task(task)
+    over_words = head is not None and head.name == WORDS and model.transformers_form is not None
+    return (model.sequence_form("transformers") if over_words else form_of(model, task)).text_format

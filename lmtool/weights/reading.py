@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,13 @@ from torch import Tensor
 from lmtool.config.checkpoint import find
 from lmtool.errors import UserError
 from lmtool.runs.checkpoints import read_weights
-from lmtool.weights.classifiers import CLASSIFIER, is_multi_label
+from lmtool.weights.classifiers import is_multi_label
 from lmtool.weights.folders import PublishedFolder, fetched, published_folder, weight_file
 from lmtool.weights.pickled import read_pickled
+from lmtool.weights.task_heads import CLASSIFIER, WORDS, head_of_class
+
+# The head over words of transformers' ...ForTokenClassification, and ours.
+_OVER_WORDS = {f"classifier.{kind}": f"heads.{WORDS}.output.{kind}" for kind in ("weight", "bias")}
 
 
 @dataclass(frozen=True)
@@ -39,13 +43,31 @@ def read(checkpoint: str, offline: bool = False) -> Weights:
         return Weights(read_weights(folder), folder, checkpoint)
     published.model_section()  # a variant that we do not compute is refused here, and its keys are read
     try:
-        tensors = published.family().from_published(read_published(published, offline), published.config)
+        tensors = our_names(published, read_published(published, offline))
     except UserError as error:
         raise UserError(f"checkpoint={checkpoint}: {error.message}", error.hint) from error
     output = tensors.get(f"heads.{CLASSIFIER}.output.weight")
     if output is not None and is_multi_label(published.config):
         tensors[f"heads.{CLASSIFIER}.thresholds"] = torch.full((len(output),), 0.5, dtype=torch.float64)
     return Weights(wide(tensors), published.path, checkpoint, published.config.ignored)
+
+
+def our_names(published: PublishedFolder, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a published folder under our names. All families call the head over words alike, some as they do
+    another."""
+    head = head_of_class(published.config)
+    known = _OVER_WORDS if head is not None and head.name == WORDS else {}
+    rest = {name: tensor for name, tensor in tensors.items() if name not in known}
+    ours = published.family().from_published(rest, published.config)
+    return {**ours, **{known[name]: tensor for name, tensor in tensors.items() if name in known}}
+
+
+def their_names(family: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Our tensors under the names of a published model of a family; ours where there is no place for them."""
+    theirs = {ours: name for name, ours in _OVER_WORDS.items()}
+    rest = {name: tensor for name, tensor in tensors.items() if name not in theirs}
+    words = {theirs[name]: tensor for name, tensor in tensors.items() if name in theirs}
+    return {**family.to_published(rest), **words}
 
 
 def read_published(folder: PublishedFolder, offline: bool = False) -> dict[str, Tensor]:

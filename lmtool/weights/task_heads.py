@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-CLASSIFIER, QUESTION_ANSWERING = "classifier", "question_answering"
+CLASSIFIER, QUESTION_ANSWERING, WORDS = "classifier", "question_answering", "token_classifier"
 DECISIONS = {"thresholds": "transformers decides at .5", "null_threshold": "transformers compares with 0"}
 """Tensors of a head that turn scores into decisions, and what there is instead of them in transformers: they change no
 logits, and have no place in a published folder."""
@@ -33,10 +33,11 @@ HEADS: dict[str, TaskHead] = {
     for head in (
         TaskHead(CLASSIFIER, "ForSequenceClassification", ("classification", "multi_label", "regression")),
         TaskHead(QUESTION_ANSWERING, "ForQuestionAnswering", ("extractive_qa",), tokens=True),
+        TaskHead(WORDS, "ForTokenClassification", ("token_classification",), tokens=True),
     )
 }
 """By name."""
-UNPUBLISHED: tuple[str, ...] = ("multiple_choice", "span_classification", "token_classification")
+UNPUBLISHED: tuple[str, ...] = ("multiple_choice", "span_classification")
 """Kinds that transformers has no head for; one that is named nowhere is taken for a kind of classification."""
 
 

@@ -35,6 +35,7 @@ class TokenLearner(TaskLearner):
     Cross entropy, smoothed and weighted by tag as the task says, over the pieces that learn.
     """
 
+    scores_tokens = True
     class_weights: Tensor | None
 
     def __init__(self, kind: TaskKind, backbone: Backbone, tokenizer: Tokenizer, seed: int):
