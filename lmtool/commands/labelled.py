@@ -11,7 +11,7 @@ from lmtool.commands.starting import starts_from
 from lmtool.commands.trained import Trained
 from lmtool.config.checkpoint import saved_steps
 from lmtool.errors import UserError
-from lmtool.tasks.configs import ClassificationConfig, TaskConfig
+from lmtool.tasks.configs import TaskConfig
 from lmtool.tasks.labels import TakenHead, taken_head
 from lmtool.tasks.loading import TaskData, load_task
 from lmtool.weights.folders import published_folder
@@ -81,7 +81,7 @@ def data_to_score(config: EvaluateConfig, trained: Trained, before: FinetuneConf
         )
     scored = data.config.with_head(taken.form)
     if taken.labels is not None:
-        if isinstance(scored, ClassificationConfig) and "f1" in scored.metrics and len(taken.labels) != 2:
+        if scored.needs_two_classes and len(taken.labels) != 2:
             raise UserError(
                 f"task.metrics names f1, which is of two classes; checkpoint={checkpoint} gives {_predicted(known)}",
                 "take macro_f1, accuracy or matthews",

@@ -84,6 +84,16 @@ class EntityTags:
         counts = [np.bincount(kinds, minlength=len(self.types)) for kinds in (gold[2], predicted[2], both)]
         return {kind: EntityScores(*(int(count[index]) for count in counts)) for index, kind in enumerate(self.types)}
 
+    def counts(self, gold_M: np.ndarray, predicted_M: np.ndarray, lengths_S: np.ndarray) -> np.ndarray:
+        """(S, 3) entities of each sentence: gold, predicted, in both. Those of several sentences add up."""
+        gold, predicted = self.entities(gold_M, lengths_S), self.entities(predicted_M, lengths_S)
+        words = len(gold_M)
+        both = np.intersect1d(self._keys(*gold, words), self._keys(*predicted, words))
+        both = both // (max(len(self.types), 1) * (words + 1))
+        sentence_M = np.repeat(np.arange(len(lengths_S)), lengths_S)
+        starts = (gold[0], predicted[0], both)
+        return np.stack([np.bincount(sentence_M[start_E], minlength=len(lengths_S)) for start_E in starts], axis=1)
+
     def _keys(self, start_E: np.ndarray, end_E: np.ndarray, type_E: np.ndarray, words: int) -> np.ndarray:
         """(E,) int64, the same for the same entity alone."""
         return (start_E.astype(np.int64) * (words + 1) + end_E) * len(self.types) + type_E

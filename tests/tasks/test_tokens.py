@@ -15,6 +15,7 @@ from lmtool.config.tables import build
 from lmtool.data.split import Rows
 from lmtool.errors import UserError
 from lmtool.models.encoder_decoder_configs import BartConfig, T5Config
+from lmtool.tasks.kinds.base import Prediction
 from lmtool.tasks.kinds.word_windows import WORD
 from lmtool.tasks.loading import load_task
 
@@ -250,7 +251,8 @@ def test_entities_that_begin_with_i_are_counted(tokenizers, tmp_path):
     assert data.config.scheme == "bio" and data.facts["entities"] == {"X": 2}
     assert "1 training entities begin with I" in data.facts["warnings"][0]
     details = evaluation(learner_of(data, tokenizers), data.validation["dev"]).details
-    assert details["classes"]["X"]["gold"] == 2 and details["classes"]["X"].keys() >= {"precision", "recall", "f1"}
+    assert details["gold_beginning_with_i"] == 1
+    assert details["classes"]["X"]["support"] == 2 and details["classes"]["X"].keys() >= {"precision", "recall", "f1"}
 
 
 def test_texts_are_divided_at_white_space_and_read_as_a_line(tokenizers, tmp_path):
@@ -270,3 +272,17 @@ def test_a_learned_constant_is_reported(tokenizers, tmp_path):
     assert evaluation(learner, data.validation["dev"]).warnings == (
         "every word was predicted O: the model learned a constant",
     )
+
+
+@pytest.mark.parametrize("name", ["ner", "pos"])
+def test_resampled_scores_are_those_of_the_sample(name, tokenizers, tmp_path):
+    data = load(tagged_folder(name, tmp_path), name)
+    rows, kind = data.train, learner_of(data, tokenizers).kind
+    other = [tags[:2] + [0] * len(tags[2:]) for tags in rows.labels]
+    guessed = [Prediction(value, 1.0) for value in other]
+    numbers = np.array([0, 3, 3, 5, 1, 11])
+    sample = kind.metrics(rows.take(numbers), [guessed[number] for number in numbers])
+    assert all(0 < value < 1 for name, value in sample.items() if name != "precision")
+    quick = kind.resampled(rows, guessed, [numbers])
+    assert quick.keys() == sample.keys()
+    assert {key: values[0] for key, values in quick.items()} == pytest.approx(sample, abs=1e-12)

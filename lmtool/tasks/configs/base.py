@@ -86,6 +86,11 @@ class TaskConfig(Config):
         """The task with the form of a checkpoint's head."""
         return self.model_copy(update=dict(form))
 
+    @property
+    def needs_two_classes(self) -> bool:
+        """Whether one of the metrics is of two classes alone."""
+        return False
+
     def misfit(self, model: Any) -> Problem | None:
         """Why this task does not go with a model of one of its architectures, if it does not."""
         return None

@@ -128,6 +128,10 @@ class ClassificationConfig(SequenceConfig):
         default_factory=lambda: ClassLossConfig.model_validate({}), description="Smoothing and weights of the loss."
     )
 
+    @property
+    def needs_two_classes(self) -> bool:
+        return "f1" in self.metrics
+
     @model_validator(mode="after")
     def _labels_fit(self) -> ClassificationConfig:
         labels, weights = self.labels, self.loss.class_weights

@@ -6,7 +6,7 @@ Shape letters: M words, S sentences, C tags.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 from lmtool.data.columns import LINES
 from lmtool.data.split import Rows
 from lmtool.errors import UserError
-from lmtool.metrics import compute, confusion
+from lmtool.metrics import by_class, compute, confusion
 from lmtool.metrics.entities import EntityScores, EntityTags, total
 from lmtool.models.base import Backbone
 from lmtool.tasks.configs import TokenClassificationConfig
@@ -171,6 +171,26 @@ class TokenClassification(TaskKind):
             values |= {name: getattr(scores, name) for name in ("f1", "precision", "recall")}
         return {name: values[name] for name in self.config.metrics}
 
+    def resampled(
+        self, rows: Rows, predictions: Sequence[Prediction], draws: Iterable[np.ndarray]
+    ) -> dict[str, list[float]]:
+        """From counts of each sentence, which add up."""
+        gold_M, predicted_M = self._both(rows, predictions)
+        lengths_S = _lengths(rows.labels)
+        sentence_M = np.repeat(np.arange(len(lengths_S)), lengths_S)
+        right_S = np.bincount(sentence_M[gold_M == predicted_M], minlength=len(lengths_S))
+        counts_S = np.stack([right_S, lengths_S], axis=1)
+        if self.config.scheme != "none":
+            entities = EntityTags(self.config.labels or ()).counts(gold_M, predicted_M, lengths_S)
+            counts_S = np.concatenate([counts_S, entities], axis=1)
+        values: dict[str, list[float]] = {name: [] for name in self.config.metrics}
+        for numbers in draws:
+            right, words, *found = (int(count) for count in counts_S[numbers].sum(0))
+            scores = EntityScores(*found) if found else None
+            for name, sample in values.items():
+                sample.append(right / max(words, 1) if name == "accuracy" else float(getattr(scores, name)))
+        return values
+
     def _both(self, rows: Rows, predictions: Sequence[Prediction]) -> tuple[np.ndarray, np.ndarray]:
         """(M,) gold and (M,) predicted tags; each word is predicted once."""
         lengths = _lengths(rows.labels)
@@ -201,28 +221,20 @@ class TokenClassification(TaskKind):
         return " ".join(word if tag == "O" else f"{word}/{tag}" for word, tag in words)
 
     def details(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, Any]:
-        """Scores of each type of entity, or of each tag: `classes`, with how many there are in gold and predicted."""
+        """Scores of each type of entity, or of each tag: `classes`, with how many gold ones there are; and how many
+        gold entities begin with I where nothing comes before."""
         gold_M, predicted_M = self._both(rows, predictions)
         labels = self.config.labels or ()
         if self.config.scheme == "none":
-            counts = confusion(gold_M, predicted_M, len(labels))
-            scores = {
-                label: EntityScores(
-                    int(counts[number].sum()), int(counts[:, number].sum()), int(counts[number, number])
-                )
-                for number, label in enumerate(labels)
+            return {"classes": by_class(confusion(gold_M, predicted_M, len(labels)), labels)}
+        classes = {
+            name: {
+                "precision": score.precision, "recall": score.recall, "f1": score.f1,
+                "support": score.gold, "predicted": score.predicted,
             }
-        else:
-            scores = self._entities(rows, gold_M, predicted_M)
-        return {
-            "classes": {
-                name: {
-                    "precision": score.precision, "recall": score.recall, "f1": score.f1,
-                    "gold": score.gold, "predicted": score.predicted,
-                }
-                for name, score in scores.items()
-            }
+            for name, score in self._entities(rows, gold_M, predicted_M).items()
         }  # fmt: skip
+        return {"classes": classes, "gold_beginning_with_i": EntityTags(labels).stray(gold_M, _lengths(rows.labels))}
 
 
 def flat(sentences: Any) -> np.ndarray:
