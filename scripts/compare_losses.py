@@ -2,11 +2,12 @@
 
     python scripts/compare_losses.py REV [--jobs bert_tiny,finetune_bert] [--output runs/compare_losses]
 
-Every `experiment/*_tiny` of REV, each family that has no such recipe, a finetuning run of each architecture and a
+Every `experiment/*_tiny` of REV, each family that has no such experiment, a finetuning run of each architecture and a
 mixture: 50 steps each on a little text, one thread, fp32 on the CPU, offline. Finetuning and the mixture train with
-dropout, which the recipes switch off. Exit status 3 where a loss in metrics.jsonl or a final weight differs, 2 where a
-command does not run. REV's runs are kept in OUTPUT, by commit, and made only once; the runs of this tree, uncommitted
-changes included, are run again each time. About three minutes a tree on a slow core; both trees run side by side.
+dropout, which the experiments switch off. Exit status 3 where a loss in metrics.jsonl or a final weight differs, 2
+where a command does not run. REV's runs are kept in OUTPUT, by commit, and made only once; the runs of this tree,
+uncommitted changes included, are run again each time. About three minutes a tree on a slow core; both trees run side by
+side.
 """
 
 from __future__ import annotations

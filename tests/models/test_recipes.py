@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import yaml
 from pydantic import Field
 
 from lmtool import cli
@@ -135,3 +136,13 @@ def test_show_prints_the_recipe_with_its_sources(capsys: pytest.CaptureFixture[s
         assert f"# conf/{path}.yaml\n" in shown
         assert (groups.conf_dir() / f"{path}.yaml").read_text() in shown
     assert "10,000 of 1,000,000 steps" in shown
+
+
+@pytest.mark.parametrize("name", groups.options("experiment"))
+def test_experiments_do_not_say_it_again(name: str) -> None:
+    written = yaml.safe_load((groups.conf_dir() / "experiment" / f"{name}.yaml").read_text())
+    chosen = {key.removeprefix("override /"): value for item in written["defaults"] for key, value in item.items()}
+    prescribed = configured("pretrain", f"model={chosen['model']}").model.recipe()["pretrain"]
+    for section in {"optimizer", "schedule"} - chosen.keys():
+        own, known = written.get(section, {}), prescribed[section]
+        assert not [key for key, value in own.items() if key in known and known[key] == value]
