@@ -108,7 +108,8 @@ class Packed:
 class Target:
     """What one term predicts.
 
-    labels: (M,) int64 classes, (M,) float32 values or (M, C) float32 soft labels; None where the step makes them.
+    labels: (M,) int64 classes, (M,) float32 values, (M, C) float32 soft labels or (M, 2) int64 places within a
+    document (a span's first and last token); None where the step makes them.
     at: (M,) int64 flat token indices that predict; None means one label a document, at the place the head chooses
     (first, last, mean). span: (M, 2) int64 flat inclusive borders. side: which side of the batch `at` counts in.
     """

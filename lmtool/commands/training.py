@@ -99,7 +99,7 @@ def write_predictions(opened: OpenRun, learner: BaseLearner, held_out: HeldOutSp
     opened.folder.write_rows("predictions.jsonl", final.records())
     for warning in final.warnings:
         opened.output.line(f"warning: {warning}", "yellow")
-    return {"validation_examples": len(held_out.first.examples.plan(0)), "warnings": final.warnings}
+    return {"validation_examples": sum(map(len, held_out.first.data.rows.values())), "warnings": final.warnings}
 
 
 def scores_on(opened: OpenRun, learner: BaseLearner, tests: Mapping[str, SplitData]) -> dict[str, Any]:

@@ -148,7 +148,7 @@ class Inspector:
         if target.labels is None:
             return "made in the step"
         if target.at is None:
-            return self.label(target.labels[number].item(), False)
+            return self.label(target.labels[number].tolist(), False)
         side = batch.inputs if target.side == "inputs" else batch.outputs
         assert side is not None
         start, places = side.starts[number], []

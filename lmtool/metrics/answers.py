@@ -88,13 +88,16 @@ def best_threshold(scores_N: np.ndarray, answered_N: np.ndarray, null_N: np.ndar
     scores_N: of each prediction where it is given. answered_N: whether there is a gold answer. null_N: how much better
     the null answer is than the prediction. Where giving none is best, the value is below all of null_N.
     """
-    score = best = float(np.sum(~answered_N))
-    value = float(null_N.min()) - 1.0 if len(null_N) else 0.0
-    for number in np.argsort(null_N, kind="stable"):
-        score += scores_N[number] - (0.0 if answered_N[number] else 1.0)
-        if score > best:
-            best, value = score, float(null_N[number])
-    return Threshold(value, best / max(len(null_N), 1))
+    if not len(null_N):
+        return Threshold(0.0, 0.0)
+    order = np.argsort(null_N, kind="stable")
+    none_given = float(np.sum(~answered_N))
+    # What a question changes when its answer is given, as the threshold rises to its null difference.
+    sums = none_given + np.cumsum(scores_N[order] - ~answered_N[order])
+    best = int(sums.argmax())
+    if sums[best] <= none_given:
+        return Threshold(float(null_N.min()) - 1.0, none_given / len(null_N))
+    return Threshold(float(null_N[order[best]]), float(sums[best]) / len(null_N))
 
 
 def summarized(

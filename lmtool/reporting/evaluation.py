@@ -52,7 +52,9 @@ def print_evaluation(
         output.line(f"warning: {split}: {warning}", "yellow")
 
 
-_NOT_TEXT = ("id", "gold", "prediction", "score", "loss", "probabilities")
+_NOT_TEXT = (
+    "id", "gold", "prediction", "score", "loss", "probabilities", "start", "end", "null_difference", "n_best",
+)  # fmt: skip
 
 
 def print_difference(

@@ -120,7 +120,7 @@ def test_targets_are_the_answers_and_every_character_is_in_a_window(family, toke
     examples = examples_of(learner, data.train, 48)
     batch = whole_batch(examples)
     starts, ends = (batch.inputs.columns[name] for name in ("character_start", "character_end"))
-    targets = batch.targets["squad"].labels.reshape(-1, 2)
+    targets = batch.targets["squad"].labels
     seen = np.zeros((len(data.train), len(LONG)), dtype=bool)
     exact = set()
     for number, (first, length) in enumerate(zip(batch.inputs.starts, batch.inputs.lengths, strict=True)):
@@ -147,7 +147,7 @@ def test_the_loss_is_the_mean_of_start_and_end(tokenizers, tmp_path):
     data = data_of("squad", tmp_path)
     learner = learner_of(data, "bert", tokenizers).eval()
     batch = whole_batch(examples_of(learner, data.train, 48))
-    outputs, labels = learner.outputs(batch, 0), batch.targets["squad"].labels.reshape(-1, 2)
+    outputs, labels = learner.outputs(batch, 0), batch.targets["squad"].labels
     expected = [
         (F.cross_entropy(part[None, :, 0], gold[:1]) + F.cross_entropy(part[None, :, 1], gold[1:])) / 2
         for part, gold in zip(outputs.split(list(batch.inputs.lengths)), labels, strict=True)
@@ -214,6 +214,9 @@ def test_the_threshold_is_tuned_in_training_and_stored(tokenizers, tmp_path):
     assert learner.state_dict()["heads.squad_v2.null_threshold"].item() == pytest.approx(1.5)
     scores = learner.kind.metrics(rows, learner.decided(predictions))
     assert scores["f1"] == scores["best_f1"] == 1.0 and scores["no_answer_accuracy"] == 1.0
+    draws = [np.arange(len(rows)), np.array([1, 4, 4])]
+    sampled = learner.kind.resampled(rows, learner.decided(predictions), draws)
+    assert sampled["f1"] == [1.0, 1.0] and sampled["has_answer_f1"] == [1.0, 0.0]
     # An evaluation tunes only where it is told to; a threshold that is given stays.
     examples = examples_of(learner, rows, 48, "dev")
     for calibrates in (False, True):

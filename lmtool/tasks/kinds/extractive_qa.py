@@ -10,7 +10,7 @@ Shape letters: T tokens, N windows, L tokens of the longest, H hidden width, K a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -31,6 +31,7 @@ from lmtool.tasks.configs import ExtractiveQaConfig
 from lmtool.tasks.kinds.answer_search import best_spans, padded
 from lmtool.tasks.kinds.answers import Answer, gold_answers, problem_of
 from lmtool.tasks.kinds.base import Prediction, TaskKind, TaskLearner
+from lmtool.tasks.kinds.inspection import AnswerInspector
 from lmtool.tasks.kinds.labels import IDS, place, row_ids, text_of
 from lmtool.tasks.kinds.question_windows import CHARACTERS, QuestionWindows, null_first
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -160,13 +161,30 @@ class ExtractiveQa(TaskKind):
         return Prediction(PredictedAnswer(answer.best, answer.null, given), float(shares[0 if given else -1]))
 
     def metrics(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, float]:
+        (metrics,) = self._of_samples(rows, predictions, [np.arange(len(rows))])
+        return metrics
+
+    def resampled(
+        self, rows: Rows, predictions: Sequence[Prediction], draws: Iterable[np.ndarray]
+    ) -> dict[str, list[float]]:
+        samples = list(self._of_samples(rows, predictions, draws))
+        return {name: [sample[name] for sample in samples] for name in self.config.metrics}
+
+    def _of_samples(
+        self, rows: Rows, predictions: Sequence[Prediction], draws: Iterable[np.ndarray]
+    ) -> Iterator[dict[str, float]]:
+        """The scores of samples of the rows; each answer is scored once."""
         gold, answered_N = self._gold(rows)
         given = [self._text(rows, number, row.value.span) for number, row in enumerate(predictions)]
         scores = answer_scores(gold, given, self.config.unanswerable)
         raw, null_N = scores, np.zeros(len(rows))
         if self.config.unanswerable:
             raw, null_N = self._raw(rows, predictions)
-        return summarized(self.config.metrics, scores, raw, answered_N, null_N)
+        for numbers in draws:
+            drawn, drawn_raw = (
+                {name: values[numbers] for name, values in table.items()} for table in (scores, raw)
+            )  # fmt: skip
+            yield summarized(self.config.metrics, drawn, drawn_raw, answered_N[numbers], null_N[numbers])
 
     def tuned_threshold(self, rows: Rows, predictions: Sequence[Prediction]) -> float:
         """The threshold of the best f1 on labelled rows."""
@@ -279,8 +297,15 @@ class ExtractiveQaLearner(TaskLearner):
         hidden_TH = self.backbone(batch.inputs, draws, batch.outputs)
         return self.heads[self.term](hidden_TH, None if draws is None else draws.for_outputs())
 
+    def inspector(self, examples: QuestionWindows, max_length: int) -> AnswerInspector:
+        return AnswerInspector(self, examples, max_length)
+
     def samples(self, batch: Batch, n: int) -> list[dict[str, Any]]:
         return []  # a row is in several windows, of which a batch holds some
+
+    def labels(self, batch: Batch) -> Tensor:
+        """(2N,) places of each window's start and end."""
+        return super().labels(batch).flatten()
 
     def counts(self, batch: Batch) -> dict[str, float]:
         return {self.term: float(len(self.labels(batch)))}

@@ -17,7 +17,25 @@ class TaskInspector(Inspector):
         held = getattr(self.examples, "rows", None)
         if held is None:
             return super().texts(rows)
-        return [[column[int(row)] for column in held.columns.values()] for row in rows["row"]]
+        return [[_shown(column[int(row)]) for column in held.columns.values()] for row in rows["row"]]
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else str(value)
+
+
+class AnswerInspector(TaskInspector):
+    """Of questions and windows."""
+
+    def label(self, value: Any, of_place: bool) -> Any:
+        return f"tokens {value[0]} to {value[1]}"
+
+
+class ChoiceInspector(TaskInspector):
+    """Of the pairs of a row's choices."""
+
+    def label(self, value: Any, of_place: bool) -> Any:
+        return "right" if value else "wrong"
 
 
 class SequenceInspector(TaskInspector):

@@ -22,6 +22,7 @@ from lmtool.metrics import compute
 from lmtool.models.base import Backbone
 from lmtool.tasks.configs import MultipleChoiceConfig
 from lmtool.tasks.kinds.base import Prediction, TaskScorer
+from lmtool.tasks.kinds.inspection import ChoiceInspector
 from lmtool.tasks.kinds.labels import class_numbers
 from lmtool.tasks.kinds.sequence import SequenceKind, SequenceLearner
 from lmtool.tasks.kinds.texts import SequenceExamples
@@ -63,7 +64,10 @@ class MultipleChoice(SequenceKind):
                 seconds.append(beginning + columns[name][number])
         repeated = np.repeat(np.arange(len(rows)), config.choices)
         ids, origin = [rows.ids[row] for row in repeated], [rows.origin[row] for row in repeated]
-        return Rows(ids, {"first": firsts, "second": seconds}, None, origin)
+        labels = None
+        if rows.labels is not None:  # whether a choice is the right one
+            labels = (np.asarray(rows.labels)[:, None] == np.arange(config.choices)).astype(np.int64).reshape(-1)
+        return Rows(ids, {"first": firsts, "second": seconds}, labels, origin)
 
     def learner(self, backbone: Backbone, tokenizer: Tokenizer, seed: int) -> MultipleChoiceLearner:
         return MultipleChoiceLearner(self, backbone, tokenizer, seed)
@@ -139,6 +143,9 @@ class MultipleChoiceLearner(SequenceLearner):
         rows = self.rows(data)
         pairs = SplitData(data.split, rows={self.config.name: self.kind.pairs(rows)})
         return ChoiceExamples(rows, super().examples(pairs, max_length), self.config.choices, self.term)
+
+    def inspector(self, examples: Any, max_length: int) -> Any:
+        return ChoiceInspector(self, examples.pairs, max_length)
 
     def scorer(self, data: SplitData, examples: Any, predictors: Mapping[str, Predictor]) -> TaskScorer:
         rows = self.rows(data)

@@ -119,7 +119,7 @@ class QuestionWindows:
             inputs.columns[name] = column
         targets = {}
         if self._spans_E is not None:
-            targets[self.term] = Target(torch.from_numpy(self.labels(rows).reshape(-1)))
+            targets[self.term] = Target(torch.from_numpy(self.labels(rows)))
         return Batch(
             inputs,
             targets,
