@@ -34,6 +34,7 @@ KINDS = (
     "kills", "checkpoints", "disks", "changes", "overrides", "typos", "tables", "texts", "hostile", "secrets",
 )  # fmt: skip
 SECONDS = 300  # of a trial, by the clock
+FEW = 4  # trials that import for themselves, rather than wait for all imports
 
 Trial = tuple[str, int]
 Row = dict[str, Any]
@@ -63,19 +64,17 @@ def source() -> str:
 # --- running --------------------------------------------------------------------------------------------------------
 
 
-def build_stage(stage: Path) -> None:
-    """Make what the trials start from, in a fork, and import here all that its commands have imported."""
-    from trials.stage import build, once
+def build_stage(stage: Path, trials: int) -> None:
+    """Make what the trials start from, and import here all that its commands have imported: for so many trials it is
+    cheaper than in each."""
+    from trials.stage import build, import_listed, once
 
-    process = _fork(lambda: once(stage, build))
-    if os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]):
-        sys.exit("error: the stage cannot be built: lmtool does not get through two small runs")
-    for name in sorted(set((stage / "modules").read_text().split())):
-        if name not in sys.modules and not name.startswith(("__", "tests.")):
-            try:
-                importlib.import_module(name)
-            except Exception:  # a module that another one has made, and that cannot be imported by its name
-                continue
+    try:
+        once(stage, build)
+    except RuntimeError as error:
+        sys.exit(f"error: the stage cannot be built: lmtool does not get through two small runs: {error}")
+    if trials > FEW:
+        import_listed(stage)
 
 
 def _fork(work: Any) -> int:
@@ -218,14 +217,15 @@ def main() -> int:
         planned = {name: min(count, arguments.trials) for name, count in planned.items()}
     output = arguments.output.resolve()
     rows, stage = opened(output), output / "stage"
-    build_stage(stage)
     if arguments.seed is not None:
+        build_stage(stage, 1)
         (row,) = run_all([(arguments.only[0], arguments.seed)], known, stage, True, 1)
         print(f"{row['outcome']}: {row['detail']}")
         return 3 if row["outcome"].isupper() else 0
     every = [(name, seed) for name in known for seed in range(planned[name])]
     # All kinds advance together, so that a script that was stopped has seen something of each.
     trials = sorted((trial for trial in every if not rows.has(*trial)), key=lambda trial: trial[1] / planned[trial[0]])
+    build_stage(stage, len(trials))
     begun = shown = time.monotonic()
     for count, row in enumerate(run_all(trials, known, stage, False, arguments.workers), 1):
         rows.add(row)

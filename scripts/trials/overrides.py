@@ -134,4 +134,4 @@ def _as_typed(command: str, key: str, value: str, data: dict[str, Any]) -> None:
         raise Failed(Outcome.SILENT, f"the configuration holds {held!r}")
 
 
-KIND = Kind("overrides", "values and forms that nobody should type", trials=300, draw=6, trial=_trial)
+KIND = Kind("overrides", "values and forms that nobody should type", trials=300, draw=4, trial=_trial)

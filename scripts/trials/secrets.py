@@ -159,4 +159,4 @@ def _files(place: Path, wanted: set[str], known: dict[Path, int]) -> Iterator[st
                 yield str(path.relative_to(place))
 
 
-KIND = Kind("secrets", "secrets in the environment, overrides, addresses, texts", trials=72, draw=3, trial=_trial)
+KIND = Kind("secrets", "secrets in the environment, overrides, addresses, texts", trials=72, draw=2, trial=_trial)

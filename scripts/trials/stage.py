@@ -11,8 +11,10 @@ Everything here is small: a run of twelve steps takes two seconds.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
+import importlib
 import json
 import os
 import shutil
@@ -54,7 +56,8 @@ def words_of(run: str, folder: str) -> list[str]:
 
 
 def build(stage: Path) -> None:
-    """Make the stage in an empty folder. RuntimeError where lmtool does not get through it."""
+    """Make the stage in an empty folder, and import here what its commands import. RuntimeError where lmtool does not
+    get through it."""
     write_text(stage / "text.txt")
     write_rows(stage / "rows")
     for run in RUNS:
@@ -80,8 +83,17 @@ def _type(stage: Path, words: list[str], die_at: int | None = None) -> None:
         os._exit(status)
 
     status = wait(fork(job if die_at is None else dying_at(job, die_at), stage), 120)
+    import_listed(stage)
     if status != (0 if die_at is None else -signal.SIGKILL):
         raise RuntimeError(f"lmtool {' '.join(words)}: status {status}\n{(stage / 'log').read_text()[-3000:]}")
+
+
+def import_listed(stage: Path) -> None:
+    """Import what the commands so far have imported, so that what is forked from here need not."""
+    for name in sorted(set((stage / "modules").read_text().split()) - sys.modules.keys()):
+        if not name.startswith(("__", "tests.")):
+            with contextlib.suppress(Exception):  # a module that another one has made, and that has no file
+                importlib.import_module(name)
 
 
 def copy(stage: Path, place: Path, *names: str) -> None:

@@ -157,4 +157,4 @@ def _input(place: Path, chance: random.Random) -> Verdict:
     return Verdict(Outcome.DONE, shape)
 
 
-KIND = Kind("texts", "text with one fault, or that only looks wrong", trials=120, draw=4, trial=_trial)
+KIND = Kind("texts", "text with one fault, or that only looks wrong", trials=120, draw=2, trial=_trial)

@@ -77,6 +77,7 @@ def test_a_stopped_script_resumes(quick: tuple[Path, subprocess.CompletedProcess
     output, before = quick
     rows = (output / "rows.jsonl").read_text().splitlines()
     kept = [row for row in rows if '"typos"' not in row]
+    assert len(kept) < len(rows)
     (output / "rows.jsonl").write_text("".join(f"{row}\n" for row in kept))
     done = run(output, "--quick")
     again = (output / "rows.jsonl").read_text().splitlines()
