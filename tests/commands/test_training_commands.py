@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 import yaml
 
 from lmtool import cli
+from lmtool.manifest import MANIFEST, Manifest, write_manifest
+from lmtool.tokenizers.tokenizer import Tokenizer
 from tests.commands.conftest import TINY, finetune, pretrain
 
 
@@ -157,6 +160,40 @@ def test_a_plan_counts_without_training(place: Path, capsys: pytest.CaptureFixtu
     screen = capsys.readouterr().out
     assert "96 training rows" in screen and "heads.sst2 258" in screen
     assert not Path("runs").exists()
+
+
+def test_half_a_vocabulary_is_not_left(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def save(self: Tokenizer, folder: Path) -> None:
+        (folder / "tokenizer.json").write_text("{")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    words = ["tokenizer", "data=text", "data.path=text.txt", "tokenizer.vocab_size=300", "cache_dir=cache"]
+    assert cli.main([*words, "output=first"]) == 0  # the cache has it
+    monkeypatch.setattr(Tokenizer, "save", save)
+    assert cli.main([*words, "output=new"]) == 2
+    assert "error: output=new: No space left on device" in capsys.readouterr().err and not Path("new").exists()
+
+
+def test_a_checkpoint_of_no_command_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Files that verify, and a configuration that lmtool did not write: named by the checkpoint."""
+    folder = next(
+        (finetune("forged", "checkpoint=none", "model=bert_tiny", "max_steps=1") / "checkpoints").glob("step_*")
+    )
+    for change, says in (
+        ({"command": "rm"}, "its config.json names no command: rm"),
+        ({"max_length": 0}, "checkpoint=runs/forged: max_length: given 0"),
+    ):
+        written = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**written, **change}))
+        facts = Manifest.read(folder).facts
+        (folder / MANIFEST).unlink()
+        write_manifest(folder, facts)
+        assert cli.main(["predict", "checkpoint=runs/forged", "text=hello"]) == 2
+        error = capsys.readouterr().err
+        assert says in error and "checkpoint=runs/forged" in error and "hint: " in error
+        (folder / "config.json").write_text(json.dumps(written))
 
 
 @pytest.mark.parametrize("steps", [100, 101])

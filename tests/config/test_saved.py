@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,12 @@ def test_what_is_saved_decodes_to_the_same() -> None:
 def test_what_is_printed_is_the_same_data(text: str) -> None:
     printed = "\n".join(visible(line) for line in saved.to_yaml({"road": text}).split("\n"))
     assert yaml.safe_load(printed) == {"road": text}
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.yaml")
+    with pytest.raises(UserError, match="config.yaml is no regular file"):
+        saved.read(tmp_path / "config.yaml")
 
 
 def test_secrets_are_masked() -> None:

@@ -97,6 +97,25 @@ def test_values_that_yaml_cannot_make(value: str, tmp_path: Path, capsys: pytest
         assert err.startswith(f"error: {folder / 'odd.yaml'}: ") and "Traceback" not in err
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"seed: !!python/object/apply:os.system [x]\n", b"a: [1\n", b"a: \x1b[31m\n", b"\xff\xfe", b"a: 1\n---\na: 2\n",
+        b"seed: 1\nseed: 2\n", b"!!binary |\n  AAAA\n", b"- 1\n", b"text\n",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("words", [[], ["-m", "seed=1,2"]])
+def test_what_is_no_configuration_is_refused_with_what_to_do(
+    content: bytes, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "experiment").mkdir()
+    path = tmp_path / "experiment" / "mine.yaml"
+    path.write_bytes(content)
+    assert cli.main(["pretrain", "--config-dir", str(tmp_path), "experiment=mine", *words]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {path}") and "\nhint: " in error
+
+
 def test_json_nested_deep_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "c.json"
     for depth in (100, 600, 100_000):

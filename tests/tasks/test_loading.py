@@ -214,6 +214,7 @@ def two_rows(tmp_path, header, *rows):
     [
         ((["a", "positive"], ["b", "Positive"]), r"train.tsv:3: label 'Positive' is unknown; .*negative, positive"),
         ((["a", "1"], ["b", "2"]), r"train.tsv:3: label '2' is unknown|train.tsv:2: label '1' is unknown"),
+        ((["a", "1"], ["b", "0"], ["c", "0 1"]), r"train.tsv:4: label '0 1' is unknown"),
         ((["a", "positive"], ["b", ""]), r"train.tsv:3: no value in the column label"),
     ],
 )

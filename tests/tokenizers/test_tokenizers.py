@@ -208,6 +208,21 @@ def test_a_word_of_a_megabyte_is_learned_in_parts(wordpiece):
     assert build(ByteBpeConfig(), [*TEXTS, word], 400).vocab_size == 400
 
 
+def test_a_pattern_that_gives_up_on_a_text_is_refused(tmp_path, wordpiece):
+    """In a stranger's tokenizer.json: the library panics where a search would last longer than the world."""
+    wordpiece.save(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    data = json.loads(path.read_text())
+    pattern = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    path.write_text(json.dumps({**data, "pre_tokenizer": pattern}))
+    tokenizer = Tokenizer.load(tmp_path)
+    text = "a" * 40 + "!"
+    for encode in (tokenizer.encode, lambda text: tokenizer.encode_batch([text]), tokenizer.encode_aligned):
+        with pytest.raises(UserError, match="fails on this text") as caught:
+            encode(text)
+        assert caught.value.hint and len(tokenizer.encode("b")) == 1
+
+
 def test_small_vocabularies_stay_within_their_size():
     for size in (16, 20, 50, 300):
         assert build(WordPieceConfig(), TEXTS, size).vocab_size <= size
