@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from lmtool.commands import suite
 from lmtool.commands.configs import FinetuneConfig
 from lmtool.commands.labelled import data_to_learn
 from lmtool.commands.opening import open_run, words
@@ -15,13 +16,16 @@ from lmtool.commands.training import fit
 from lmtool.config.tables import build
 from lmtool.data.vocabulary import tokenizer_of_rows
 from lmtool.reporting.console import Output
+from lmtool.tasks.configs import GlueConfig
 from lmtool.tasks.loading import TaskData
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.weights.assemble import assemble
 
 
 def run(config: FinetuneConfig, overrides: list[str]) -> dict[str, Any]:
-    """Build, train, evaluate, save. Returns result.json."""
+    """Build, train, evaluate, save. Returns result.json; of several tasks their summary."""
+    if isinstance(config.task, GlueConfig):
+        return suite.run(config, config.task, overrides, run)
     config, task, taken = data_to_learn(config)
     choices = {"model": config.model.name, "task": config.task.name, "tuning": config.tuning.name}
     with open_run("finetune", config, f"{config.task.name}-{config.model.name}") as opened:

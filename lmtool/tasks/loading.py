@@ -69,9 +69,12 @@ def load_task(config: TaskConfig, seed: int, cache_dir: str | Path, offline: boo
     no connection. scoring: nothing is trained on: a file alone is a development split, whole.
     Raises UserError with file:line, or with the key that mends it.
     """
-    tables, facts = _tables(config, cache_dir, offline)
+    first: TaskKind = build(config)
+    tables, facts = _tables(config, cache_dir, offline, scoring)
     if scoring and config.path is not None and Path(config.path).expanduser().is_file():
         tables = {**tables, "dev": tables["train"]}
+    if scoring and "train" not in tables:
+        return _held_out_alone(config, first, tables, facts)
     columns = {split: _columns(config, split, table) for split, table in tables.items()}
     if "train" not in columns:
         raise UserError(
@@ -79,7 +82,7 @@ def load_task(config: TaskConfig, seed: int, cache_dir: str | Path, offline: boo
             "name a folder with a train file (train.tsv, train.csv or train.jsonl), or one file to train on",
         )
     _check_label(config, "train", columns["train"], tables["train"])
-    kind: TaskKind = build(build(config).with_labels(columns["train"], tables["train"].origin))
+    kind: TaskKind = build(first.with_labels(columns["train"], tables["train"].origin))
 
     def decode(split: str, labelled: bool) -> Rows:
         if labelled:
@@ -109,10 +112,22 @@ def load_task(config: TaskConfig, seed: int, cache_dir: str | Path, offline: boo
     return data
 
 
-def _tables(config: TaskConfig, cache_dir: str | Path, offline: bool) -> tuple[dict[str, Table], dict[str, Any]]:
+def _held_out_alone(config: TaskConfig, kind: TaskKind, tables: dict[str, Table], facts: dict[str, Any]) -> TaskData:
+    """The data of a task of which there are development and test splits alone. Its labels are those it names."""
+    rows = {split: kind.rows(_columns(config, split, table), table.origin, False) for split, table in tables.items()}
+    tests = [split for split in map(canonical, config.test) if split in rows]
+    validation = {split: own for split, own in rows.items() if split not in tests and own.labels is not None}
+    labelled = validation or {split: rows[split] for split in tests if rows[split].labels is not None}
+    train = next(iter((labelled or rows).values()))
+    return TaskData(config, train, labelled, {split: rows[split] for split in tests}, facts)
+
+
+def _tables(
+    config: TaskConfig, cache_dir: str | Path, offline: bool, scoring: bool = False
+) -> tuple[dict[str, Table], dict[str, Any]]:
     """Splits by canonical name, and where they came from. A path goes before what is embedded, that before the hub."""
     if config.path is not None:
-        return read_folder(config)
+        return read_folder(config, scoring)
     if config.embedded is not None:
         splits = pydocs_rows(cache_dir)
         tables = {split: Table(columns, origin, tuple(columns)) for split, (columns, origin) in splits.items()}

@@ -84,7 +84,7 @@ def glue(name, folder):
     folder.mkdir(parents=True, exist_ok=True)
     {
         "cola": _cola, "sst2": _sst2, "mrpc": _mrpc, "qqp": _qqp, "stsb": _stsb, "mnli": _mnli,
-        "qnli": _qnli, "rte": _rte, "wnli": _wnli,
+        "qnli": _qnli, "rte": _rte, "wnli": _wnli, "banking77": _banking77, "boolq": _boolq, "cb": _cb,
     }[name](folder)  # fmt: skip
     return folder
 
@@ -180,6 +180,28 @@ def _qnli(folder):
 
 def _rte(folder):
     _pairs(folder, ["not_entailment", "entailment"])
+
+
+def _banking77(folder):
+    for split, count in (("train", 12), ("test", 6)):
+        rows = [",".join(row) for row in singles(count, ["card_arrival", "Refund_not_showing_up"]) if "," not in row[0]]
+        (folder / f"{split}.csv").write_text(
+            "\n".join(["text,category", *(row.replace('"', "") for row in rows)]) + "\n"
+        )
+
+
+def _boolq(folder):
+    _objects(folder, "val", ["question", "passage"], [True, False])
+
+
+def _cb(folder):
+    _objects(folder, "val", ["premise", "hypothesis"], ["contradiction", "entailment", "neutral"])
+
+
+def _objects(folder, development, names, labels):
+    for split, count in (("train", 12), (development, 6)):
+        rows = [{**dict.fromkeys(names, text), "label": label} for text, label in singles(count, labels)]
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def _wnli(folder):

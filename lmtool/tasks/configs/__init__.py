@@ -2,6 +2,7 @@
 
 from lmtool.tasks.configs.base import TaskConfig
 from lmtool.tasks.configs.extractive_qa import ExtractiveQaConfig
+from lmtool.tasks.configs.glue import GlueConfig
 from lmtool.tasks.configs.multiple_choice import MultipleChoiceConfig
 from lmtool.tasks.configs.objective import TaskObjectiveConfig, tasks_of
 from lmtool.tasks.configs.sequence import (
@@ -19,6 +20,7 @@ __all__ = [
     "ClassLossConfig",
     "ClassificationConfig",
     "ExtractiveQaConfig",
+    "GlueConfig",
     "MultiLabelConfig",
     "MultiLabelLossConfig",
     "MultipleChoiceConfig",

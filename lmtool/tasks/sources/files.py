@@ -31,14 +31,17 @@ def canonical(split: str) -> str:
     return _DEVELOPMENT.sub("dev", split.lower())
 
 
-def read_folder(config: TaskConfig) -> tuple[dict[str, Table], dict[str, Any]]:
-    """The tables of `task.path` by canonical split, and facts: the files read, and lines skipped."""
+def read_folder(config: TaskConfig, scoring: bool = False) -> tuple[dict[str, Table], dict[str, Any]]:
+    """The tables of `task.path` by canonical split, and facts: the files read, and lines skipped.
+
+    scoring: there need be no train file.
+    """
     path = Path(str(config.path)).expanduser()
     if not path.exists():
         raise UserError(
             f"task.path={config.path} does not exist", "name a folder with train, dev and test files, or one file"
         )
-    found = _splits(config, path) if path.is_dir() else {"train": path}
+    found = _splits(config, path, scoring) if path.is_dir() else {"train": path}
     tables: dict[str, Table] = {}
     facts: dict[str, Any] = {"source": str(path), "files": {split: file.name for split, file in found.items()}}
     facts["skipped_rows"] = 0
@@ -50,7 +53,7 @@ def read_folder(config: TaskConfig) -> tuple[dict[str, Table], dict[str, Any]]:
     return tables, facts
 
 
-def _splits(config: TaskConfig, folder: Path) -> dict[str, Path]:
+def _splits(config: TaskConfig, folder: Path, scoring: bool) -> dict[str, Path]:
     """Files by the split they are. A file named after its split goes before one that `task.files` maps to it.
 
     UserError where a split is there and cannot be read: rows held out of train must not take its place silently.
@@ -74,7 +77,7 @@ def _splits(config: TaskConfig, folder: Path) -> dict[str, Path]:
     for file in files:
         if file.stem in config.files:
             found.setdefault(config.files[file.stem], file)
-    if "train" not in found:
+    if "train" not in found and not (scoring and found):
         there = ", ".join(entry.name for entry in entries[:12]) or "nothing"
         raise UserError(
             f"task.path={config.path} has no train file; there is {there}",
