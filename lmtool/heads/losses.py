@@ -18,17 +18,19 @@ _CHUNKS = {"cpu": (512, 32), "cuda": (1024, 1024)}
 
 
 def loss_sum(
-    logits_MC: Tensor, labels_M: Tensor, label_smoothing: float = 0.0, class_weights: Tensor | None = None
+    logits_MC: Tensor,
+    labels_M: Tensor,
+    label_smoothing: float = 0.0,
+    class_weights: Tensor | None = None,
+    focal_gamma: float = 0.0,
 ) -> Tensor:
-    """Sum of cross entropies in fp32, a scalar. class_weights: (C,)."""
-    return F.cross_entropy(_wide(logits_MC), labels_M, class_weights, reduction="sum", label_smoothing=label_smoothing)
-
-
-def focal_loss_sum(logits_MC: Tensor, labels_M: Tensor, gamma: float, class_weights: Tensor | None = None) -> Tensor:
-    """Sum of (1 - p)^gamma times the cross entropy in fp32, p the label's probability (Lin et al. 2017, section 3), a
-    scalar. class_weights: (C,)."""
+    """Sum of cross entropies in fp32, a scalar. class_weights: (C,). focal_gamma: not 0, each counts (1 - p)^gamma
+    times, p the probability of its label (Lin et al. 2017, section 3); without smoothing."""
+    if not focal_gamma:
+        wide = _wide(logits_MC)
+        return F.cross_entropy(wide, labels_M, class_weights, reduction="sum", label_smoothing=label_smoothing)
     log_p_M = _wide(logits_MC).log_softmax(-1).gather(1, labels_M[:, None])[:, 0]
-    focal_M = -_power(-torch.expm1(log_p_M), gamma) * log_p_M
+    focal_M = -_power(-torch.expm1(log_p_M), focal_gamma) * log_p_M
     return (focal_M if class_weights is None else focal_M * class_weights[labels_M]).sum()
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from lmtool.data.plan import Examples
 from lmtool.data.split import Rows, SplitData
 from lmtool.errors import UserError
-from lmtool.heads.losses import focal_loss_sum, loss_sum, losses
+from lmtool.heads.losses import loss_sum, losses
 from lmtool.learners.baseline import ConstantPredictor
 from lmtool.metrics import by_class, calibration, compute, confusion
 from lmtool.models.base import Backbone
@@ -134,10 +134,8 @@ class ClassificationLearner(SequenceLearner):
     def forward(self, batch: Batch, step: int) -> StepOutput:
         logits_NC = self.outputs(batch, step)
         weights_C = None if self.class_weights is None else self.class_weights.to(logits_NC.device)
-        if self.loss.focal_gamma:
-            total = focal_loss_sum(logits_NC, self.labels(batch), self.loss.focal_gamma, weights_C)
-        else:
-            total = loss_sum(logits_NC, self.labels(batch), self.loss.label_smoothing, weights_C)
+        loss = self.loss
+        total = loss_sum(logits_NC, self.labels(batch), loss.label_smoothing, weights_C, loss.focal_gamma)
         return StepOutput({self.term: total}, self.weights)
 
     def scores(self, outputs: Tensor, batch: Batch) -> Scores:

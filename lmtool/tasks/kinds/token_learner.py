@@ -49,7 +49,7 @@ class TokenLearner(TaskLearner):
         dropout = backbone.config.dropout if config.dropout is None else config.dropout
         self.add_head(self.term, SequenceHead(backbone.hidden_size, len(config.labels), dropout))
         weights = config.loss.class_weights
-        self.smoothing = config.loss.label_smoothing
+        self.loss = config.loss
         self.register_buffer("class_weights", torch.tensor(weights) if weights != "none" else None, persistent=False)
 
     def examples(self, data: SplitData, max_length: int) -> WordWindows:
@@ -102,7 +102,9 @@ class TokenLearner(TaskLearner):
     def forward(self, batch: Batch, step: int) -> StepOutput:
         logits_MC = self.outputs(batch, step)
         weights_C = None if self.class_weights is None else self.class_weights.to(logits_MC.device)
-        return StepOutput({self.term: loss_sum(logits_MC, self.labels(batch), self.smoothing, weights_C)}, self.weights)
+        loss = self.loss
+        total = loss_sum(logits_MC, self.labels(batch), loss.label_smoothing, weights_C, loss.focal_gamma)
+        return StepOutput({self.term: total}, self.weights)
 
     def scores(self, outputs: Tensor, batch: Batch) -> Scores:
         """Plain cross entropy, whatever smoothing and weights train with."""
