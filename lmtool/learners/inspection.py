@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from lmtool.types import Batch, Packed, Target
 
 # Examples measured at a time.
 _EXAMPLES = 256
+# In the place of labels that are not known before a step.
+_MADE = "made in the step"
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,12 @@ class Drawn:
     numbers: np.ndarray
     epoch: int
     batch: Batch
+
+    @cached_property
+    def borders(self) -> np.ndarray:
+        """(N+1,) the first document of each example in the batch: an example may have several, side by side."""
+        examples = self.batch.examples.numpy()
+        return np.append(np.flatnonzero(np.diff(examples, prepend=-1)), len(examples))
 
 
 class Inspector:
@@ -45,7 +54,7 @@ class Inspector:
 
     # What a subclass says.
 
-    def texts(self, rows: np.ndarray) -> list[list[str]]:
+    def texts(self, drawn: Drawn) -> list[list[str]]:
         """The texts of each example before anything was done to them: documents of a window, segments of a pair,
         columns of a row. Empty where the examples hold none."""
         return []
@@ -63,27 +72,35 @@ class Inspector:
         facts = self.examples.facts()
         if "truncated" in facts:
             plan = self.examples.plan(0)
-            sides = 1 if self.examples.batch(plan.rows[:1], np.arange(1), 0).outputs is None else 2
+            first = self.examples.batch(plan.rows[:1], np.arange(1), 0)
             tally.note("truncated fraction", facts["truncated"], facts["examples"])
-            full = (plan.lengths >= sides * self.max_length).sum()
-            tally.none("rows cut that are shorter than max_length", max(0, facts["truncated"] - full))
+            if len(first.inputs.lengths) == 1:
+                sides = 1 if first.outputs is None else 2
+                full = (plan.lengths >= sides * self.max_length).sum()
+                tally.none("rows cut that are shorter than max_length", max(0, facts["truncated"] - full))
 
     def check(self, tally: Tally, drawn: Drawn) -> None:
         """Enter what the objective promises of these examples, beside its definition."""
 
     def entries(self, drawn: Drawn) -> Iterator[dict[str, Any]]:
         """Each example as plain data, see `described`."""
-        batch, texts = drawn.batch, self.texts(drawn.rows)
+        batch, texts = drawn.batch, self.texts(drawn)
         for number in range(len(drawn.numbers)):
             entry: dict[str, Any] = {"example": int(drawn.numbers[number]), "epoch": drawn.epoch}
             if texts:
                 entry["text"] = "\n".join(texts[number])
                 # Where in the text another document, or the second text of a pair, begins.
                 entry["boundaries"] = (np.cumsum([len(text) + 1 for text in texts[number]])[:-1]).tolist()
-            entry["input"] = self.side(batch.inputs, number)
+            documents = range(*drawn.borders[number : number + 2])
+            entry["input"] = self.side(batch.inputs, documents)
             if batch.outputs is not None:
-                entry["output"] = self.side(batch.outputs, number)
-            entry["targets"] = {term: self._target(batch, target, number) for term, target in batch.targets.items()}
+                entry["output"] = self.side(batch.outputs, documents)
+            entry["targets"] = {
+                term: self._target(batch, target, documents)
+                if target.at is not None
+                else self._labels(target, number, len(drawn.numbers))
+                for term, target in batch.targets.items()
+            }
             yield entry
 
     # What `inspect` calls.
@@ -130,29 +147,37 @@ class Inspector:
             tally.none("padding fraction", _padding(batch, pad), batch.tokens)
             longest = max(max(side.lengths) for side in sides)
             tally.none("sequences longer than max_length", longest > self.max_length)
-            lengths = np.sum([side.lengths for side in sides], axis=0)
+            lengths = np.add.reduceat(np.sum([side.lengths for side in sides], axis=0), drawn.borders[:-1])
             planned = self.examples.plan(drawn.epoch).lengths[drawn.numbers]
             tally.none("examples longer than planned", (lengths > planned).sum())
             self.check(tally, drawn)
 
-    def side(self, packed: Packed, number: int) -> dict[str, Any]:
+    def side(self, packed: Packed, documents: range) -> dict[str, Any]:
         """One side of an example: its `pieces`, `ids` and further columns, and the length of its `prefix`."""
-        part = slice(packed.starts[number], packed.starts[number] + packed.lengths[number])
+        first, last = documents[0], documents[-1]
+        part = slice(packed.starts[first], packed.starts[last] + packed.lengths[last])
         ids = packed.tokens[part].tolist()
         columns = {name: column[part].tolist() for name, column in packed.columns.items()}
-        prefix = {"prefix": packed.prefixes[number]} if packed.prefixes else {}
+        prefix = {"prefix": packed.prefixes[first]} if packed.prefixes else {}
         return {"pieces": self.tokenizer.pieces(ids), "ids": ids, **columns, **prefix}
 
-    def _target(self, batch: Batch, target: Target, number: int) -> Any:
-        """A class or value; or for each place its position, its label, and the borders it is read from."""
+    def _labels(self, target: Target, number: int, count: int) -> Any:
+        """The label of an example, one of `count`: a class, a value, or as many of them as the head gives."""
         if target.labels is None:
-            return "made in the step"
-        if target.at is None:
-            return self.label(target.labels[number].tolist(), False)
+            return _MADE
+        values = target.labels.reshape(count, -1)[number].tolist()
+        return self.label(values[0] if len(values) == 1 else values, False)
+
+    def _target(self, batch: Batch, target: Target, documents: range) -> Any:
+        """For each place its position, its label, and the borders it is read from."""
+        if target.labels is None or target.at is None:
+            return _MADE
         side = batch.inputs if target.side == "inputs" else batch.outputs
         assert side is not None
-        start, places = side.starts[number], []
-        for row in (side.documents[target.at] == number).nonzero()[:, 0].tolist():
+        start, places = side.starts[documents[0]], []
+        document_M = side.documents[target.at]
+        of_example = (document_M >= documents[0]) & (document_M <= documents[-1])
+        for row in of_example.nonzero()[:, 0].tolist():
             label = self.label(target.labels[row].item(), True)
             place = {"position": int(target.at[row]) - start, "label": label}
             if target.span is not None:

@@ -29,7 +29,7 @@ class GeneratorInspector(MaskedWindowsInspector):
             replaced = (other_T & (batch.inputs.documents == number)).nonzero()[:, 0]
             places = [{"position": int(at) - start, "label": "replaced"} for at in replaced]
             targets = entry.pop("targets") | dict.fromkeys(made_in_step, places)
-            yield {**entry, "filled": self.side(filled, number), "targets": targets}
+            yield {**entry, "filled": self.side(filled, range(number, number + 1)), "targets": targets}
 
     def check(self, tally: Tally, drawn: Drawn) -> None:
         super().check(tally, drawn)

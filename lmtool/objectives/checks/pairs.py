@@ -12,10 +12,10 @@ from lmtool.objectives.checks.masking import MaskingInspector
 class MaskedPairsInspector(MaskingInspector):
     """Of `MaskedPairs`."""
 
-    def texts(self, rows: np.ndarray) -> list[list[str]]:
+    def texts(self, drawn: Drawn) -> list[list[str]]:
         """The two segments of each pair."""
         tokens = self.examples.store.tokens
-        spans = [[(int(row[f"{side}_start"]), int(row[f"{side}_length"])) for side in "ab"] for row in rows]
+        spans = [[(int(row[f"{side}_start"]), int(row[f"{side}_length"])) for side in "ab"] for row in drawn.rows]
         return [[self.tokenizer.decode(tokens[at : at + length].tolist()) for at, length in pair] for pair in spans]
 
     def check(self, tally: Tally, drawn: Drawn) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from lmtool.data.assembly import ragged_ranges
-from lmtool.learners.inspection import Inspector
+from lmtool.learners.inspection import Drawn, Inspector
 from lmtool.learners.tally import Tally
 
 
@@ -17,9 +17,9 @@ class StreamInspector(Inspector):
 
     drops_lone_tokens = False
 
-    def texts(self, rows: np.ndarray) -> list[list[str]]:
+    def texts(self, drawn: Drawn) -> list[list[str]]:
         """The documents of each window; the tokens that separate them are left out."""
-        return [self._documents(int(row["start"]), int(row["length"])) for row in rows]
+        return [self._documents(int(row["start"]), int(row["length"])) for row in drawn.rows]
 
     def _documents(self, start: int, length: int) -> list[str]:
         stream = self.examples.stream

@@ -1,27 +1,30 @@
-"""What `lmtool inspect` shows of a task's examples: the texts of their rows, and classes by their names."""
+"""What `lmtool inspect` shows of a task's examples: the texts of their rows, and labels by their names."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from lmtool.learners.inspection import Inspector
+from lmtool.learners.inspection import Drawn, Inspector
 
 
 class TaskInspector(Inspector):
     """Of the examples of a task."""
 
-    def texts(self, rows: np.ndarray) -> list[list[str]]:
-        """The columns of each row, where the examples hold them."""
-        held = getattr(self.examples, "rows", None)
-        if held is None:
-            return super().texts(rows)
-        return [[_shown(column[int(row)]) for column in held.columns.values()] for row in rows["row"]]
+    def texts(self, drawn: Drawn) -> list[list[str]]:
+        """The columns of each row, where the examples hold them; words with a space between them."""
+        held, row_N = getattr(self.examples, "rows", None), drawn.batch.rows
+        if held is None or row_N is None:
+            return super().texts(drawn)
+        numbers = row_N.numpy()[drawn.borders[:-1]].tolist()
+        rows = [[values[number] for values in held.columns.values()] for number in numbers]
+        return [[" ".join(cell) if _is_words(cell) else str(cell) for cell in row] for row in rows]
+
+    def label(self, value: Any, of_place: bool) -> Any:
+        return self.learner.kind.shown(value)
 
 
-def _shown(value: Any) -> str:
-    return value if isinstance(value, str) else str(value)
+def _is_words(cell: Any) -> bool:
+    return isinstance(cell, list) and all(isinstance(word, str) for word in cell)
 
 
 class AnswerInspector(TaskInspector):
@@ -36,10 +39,3 @@ class ChoiceInspector(TaskInspector):
 
     def label(self, value: Any, of_place: bool) -> Any:
         return "right" if value else "wrong"
-
-
-class SequenceInspector(TaskInspector):
-    """Of a task with one label a row."""
-
-    def label(self, value: Any, of_place: bool) -> Any:
-        return self.learner.kind.shown(value)

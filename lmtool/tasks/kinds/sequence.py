@@ -24,7 +24,6 @@ from lmtool.models.base import Backbone
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
 from lmtool.nn.dropout import Draws
 from lmtool.tasks.kinds.base import TaskKind, TaskLearner
-from lmtool.tasks.kinds.inspection import SequenceInspector
 from lmtool.tasks.kinds.labels import is_unlabelled, row_ids, text_of
 from lmtool.tasks.kinds.texts import SequenceExamples
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -71,9 +70,6 @@ class SequenceLearner(TaskLearner):
             start = self.tokenizer.role(model.start_role)
         rows, layout = self.rows(data), self.form.text_format
         return SequenceExamples(rows, self.tokenizer, layout, max_length, self.term, data.split, start)
-
-    def inspector(self, examples: SequenceExamples, max_length: int) -> SequenceInspector:
-        return SequenceInspector(self, examples, max_length)
 
     def outputs(self, batch: Batch, step: int) -> Tensor:
         """(N, C) outputs of the head. A backbone of which nothing learns is a feature extractor: it runs without

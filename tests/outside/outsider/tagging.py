@@ -60,8 +60,9 @@ class Tagging(TaskKind):
     def constant(self, train: Rows) -> tuple[str, Prediction]:
         return "first tag", Prediction([0], 1.0)
 
-    def shown(self, value: Any) -> list[str]:
-        return [(self.config.labels or ())[tag] for tag in value]
+    def shown(self, value: Any) -> str | list[str]:
+        labels = self.config.labels or ()
+        return [labels[tag] for tag in value] if isinstance(value, list) else labels[value]
 
 
 class Windows:
