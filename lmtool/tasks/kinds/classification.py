@@ -146,7 +146,7 @@ class ClassificationLearner(SequenceLearner):
 
     def parts(self, outputs: Tensor, batch: Batch) -> list[Prediction]:
         """The best class of each text, its probability, and those of all classes."""
-        shares_NC = outputs.float().softmax(-1)
+        shares_NC = outputs.detach().float().softmax(-1)
         best, classes = shares_NC.max(-1)
         return list(map(Prediction, classes.tolist(), best.tolist(), shares_NC.cpu().numpy()))
 

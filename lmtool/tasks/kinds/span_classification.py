@@ -29,7 +29,6 @@ from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
 from lmtool.tasks.configs import SpanClassificationConfig
 from lmtool.tasks.kinds.aligned import AlignedTexts
 from lmtool.tasks.kinds.base import Prediction, TaskKind, TaskLearner
-from lmtool.tasks.kinds.inspection import SequenceInspector
 from lmtool.tasks.kinds.labels import class_names, class_numbers, is_unlabelled, label_counts, place, row_ids, text_of
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Scores, StepOutput, Target
@@ -212,9 +211,6 @@ class SpanClassificationLearner(TaskLearner):
 
     def examples(self, data: SplitData, max_length: int) -> SpanExamples:
         return SpanExamples(self, self.rows(data), max_length, data.split)
-
-    def inspector(self, examples: SpanExamples, max_length: int) -> SequenceInspector:
-        return SequenceInspector(self, examples, max_length)
 
     def outputs(self, batch: Batch, step: int) -> Tensor:
         """(N, C) of the spans of each row."""
