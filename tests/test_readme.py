@@ -13,7 +13,7 @@ import torch
 
 from lmtool import cli
 from lmtool.data.pydocs import pydocs_rows
-from tests.commands.conftest import but_for, write_rows, write_text
+from tests.commands.conftest import but_for, skip_reports, write_rows, write_text
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
@@ -45,6 +45,7 @@ def test_every_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    skip_reports(monkeypatch)
     few = partial(pydocs_rows, per_class_train=8, per_class_validation=6)
     monkeypatch.setattr("lmtool.tasks.loading.pydocs_rows", few)
     Path("my_texts").mkdir()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,6 +25,24 @@ def sentence(chance: random.Random, adjectives: list[str]) -> str:
     subject, other = chance.sample(NOUNS, 2)
     first, second = chance.choice(adjectives), chance.choice(adjectives)
     return f"The {first} {subject} saw the {second} {other} near the {chance.choice(NOUNS)}."
+
+
+def skip_reports(patch: pytest.MonkeyPatch) -> None:
+    """Runs end without report.html: its plots take longer than all the rest of a tiny run."""
+    patch.setattr("lmtool.commands.screens.write_report", lambda run: run / "report.html")
+
+
+@pytest.fixture(autouse=True)
+def reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None are made. Tests that read them have a fixture of this name that leaves them."""
+    skip_reports(monkeypatch)
+
+
+def copied(folder: Path, place: Path, patch: pytest.MonkeyPatch) -> Path:
+    """Work in a copy of a folder."""
+    shutil.copytree(folder, place, dirs_exist_ok=True)
+    patch.chdir(place)
+    return place
 
 
 @pytest.fixture

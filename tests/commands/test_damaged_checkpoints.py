@@ -4,7 +4,6 @@ refuses by name, or never reads the file and gives what it gave before."""
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,10 @@ import pytest
 
 import lmtool
 from lmtool import cli
-from lmtool.commands import screens, training
+from lmtool.commands import training
 from lmtool.errors import UserError
 from lmtool.training.loop import train
-from tests.commands.conftest import finetune, pretrain, write_rows, write_text
+from tests.commands.conftest import copied, finetune, pretrain, skip_reports, write_rows, write_text
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "config.json", "data.json", *TOKENIZER)
@@ -49,7 +48,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     write_rows(folder / "rows")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr(screens, "write_report", lambda run: run / "report.html")
+        skip_reports(patch)
         pretrain("run", "objective=mlm", "max_steps=4", "evaluate_every=2", "optimizer.lr=1e-3")
         assert Path("runs/run/checkpoints/best").read_text().strip() == BEST
         yield folder
@@ -58,10 +57,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture
 def run(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy to damage."""
-    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
-    # Plots take longer than all the rest.
-    monkeypatch.setattr(screens, "write_report", lambda run: run / "report.html")
+    copied(trained, tmp_path, monkeypatch)
     return Path("runs/run")
 
 

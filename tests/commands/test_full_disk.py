@@ -29,6 +29,11 @@ def no_file_larger_than(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+@pytest.fixture
+def reports() -> None:
+    """They are made: what is in them is looked at."""
+
+
 def require_one_line(error: str) -> None:
     assert "Traceback" not in error and error.startswith("error: cannot write "), error
     assert [line.partition(": ")[0] for line in error.splitlines()] == ["error", "hint"], error

@@ -25,6 +25,11 @@ CONTROL = "\x1b[31mred\r"
 
 
 @pytest.fixture
+def reports() -> None:
+    """They are made: what is in them is looked at."""
+
+
+@pytest.fixture
 def planted(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Path]:
     """A working folder whose data lie where secrets are in their paths; afterwards nothing of them is found."""
     for name, value in SECRETS.items():

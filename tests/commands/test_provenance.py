@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from lmtool import cli
-from lmtool.commands import screens
 from lmtool.config.checkpoint import find, read_state
-from tests.commands.conftest import finetune, pretrain, write_rows, write_text
+from tests.commands.conftest import copied, finetune, pretrain, skip_reports, write_rows, write_text
 
 MIXTURE = "objective.members=[mlm,{name: task, task: {kind: classification, name: mood, path: rows, text: [sentence]}}]"
 
@@ -29,7 +28,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     write_rows(folder / "rows")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr(screens, "write_report", lambda run: run / "report.html")
+        skip_reports(patch)
         pretrain("text", "objective=mlm", "max_steps=1", "data.validation=held_out.txt")
         finetune("rows", "checkpoint=runs/text", "max_steps=1")
         pretrain("both", "objective=mixture", MIXTURE, "max_steps=1")
@@ -41,10 +40,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture
 def place(stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy whose data may be changed."""
-    shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(screens, "write_report", lambda run: run / "report.html")
-    return tmp_path
+    return copied(stopped, tmp_path, monkeypatch)
 
 
 def replaced(name: str, old: str, new: str, count: int = 1) -> Callable[[], None]:

@@ -16,6 +16,11 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 from tests.commands.conftest import TINY, finetune, pretrain
 
 
+@pytest.fixture
+def reports() -> None:
+    """They are made: what is in them is looked at."""
+
+
 def rows(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 

@@ -7,13 +7,14 @@ import sys
 
 import pytest
 
-from tests.commands.conftest import pretrain, write_rows, write_text
+from tests.commands.conftest import pretrain, skip_reports, write_rows, write_text
 
 
 @pytest.fixture
 def words(tmp_path, monkeypatch):
     """What is typed: a run, labelled rows, and lists with commas before further keys."""
     monkeypatch.chdir(tmp_path)
+    skip_reports(monkeypatch)
     write_text(tmp_path / "text.txt")
     write_rows(tmp_path / "rows")
     run = pretrain("start")
