@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from lmtool.commands import screens
@@ -93,7 +94,9 @@ def write_predictions(opened: OpenRun, learner: BaseLearner, held_out: HeldOutSp
     if not learner.predicts_rows:
         learner.eval()
         batch = next(iter(held_out.first.loader.epoch_batches())).to(opened.precision.device)
-        opened.folder.write_json("samples.json", learner.samples(batch, SAMPLES))
+        with torch.no_grad():
+            samples = learner.samples(batch, SAMPLES)
+        opened.folder.write_json("samples.json", samples)
         return {}
     final = held_out.score(opened.precision)
     opened.folder.write_rows("predictions.jsonl", final.records())
