@@ -169,7 +169,8 @@ def kind_classes() -> dict[str, Path]:
     for path in SOURCES:
         for node in tree_of(path).body:
             if isinstance(node, ast.ClassDef):
-                configured = any("component('task'" in ast.unparse(decorator) for decorator in node.decorator_list)
+                # A suite is no kind: it is built elsewhere, and its tasks have runs of their own.
+                configured = any("lmtool.tasks.kinds." in ast.unparse(decorator) for decorator in node.decorator_list)
                 if configured or ("kinds" in path.parts and path.name != "base.py"):
                     classes[node.name] = path
     return classes
