@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from lmtool.data.columns import LINES
 from lmtool.data.tables import Rows as Table
 from lmtool.errors import UserError
 from lmtool.runs.files import write_delimited, write_rows
@@ -56,7 +57,7 @@ def beside_columns(
     own: names that the table's columns have in a task, by their names in the table. probabilities: whether those of all
     classes are kept. flat: of a format without nesting: a column a class, lists as words.
     """
-    columns = {} if table is None else table.columns
+    columns = {} if table is None else {name: values for name, values in table.columns.items() if name != LINES}
     taken = [name for name in ("prediction", "score") if name in columns]
     if taken:
         raise UserError(f"{table.origin[0][0]} has a column {taken[0]} already" if table else "", "rename it in a copy")

@@ -102,7 +102,9 @@ def write_predictions(opened: OpenRun, learner: BaseLearner, held_out: HeldOutSp
     opened.folder.write_rows("predictions.jsonl", final.records())
     for warning in final.warnings:
         opened.output.line(f"warning: {warning}", "yellow")
-    return {"validation_examples": sum(map(len, held_out.first.data.rows.values())), "warnings": final.warnings}
+    classes = final.first.details.get("classes")
+    said = {"validation_examples": sum(map(len, held_out.first.data.rows.values())), "warnings": final.warnings}
+    return said if classes is None else {**said, "classes": classes}
 
 
 def scores_on(opened: OpenRun, learner: BaseLearner, tests: Mapping[str, SplitData]) -> dict[str, Any]:

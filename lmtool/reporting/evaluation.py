@@ -45,8 +45,8 @@ def print_evaluation(
         output.line()
         output.line("hardest:")
     for row in hardest:
-        text = " | ".join(plain(row[name], 100) for name in row if name not in _NOT_TEXT)
-        gold, prediction = plain(row.get("gold"), 40), plain(row["prediction"], 40)
+        text = " | ".join(plain(_joined(row[name]), 100) for name in row if name not in _NOT_TEXT)
+        gold, prediction = plain(_joined(row.get("gold")), 40), plain(_joined(row["prediction"]), 40)
         output.line(f"  loss {number(row['loss'])}  gold {gold}  predicted {prediction}  {text}")
     for warning in evaluation["warnings"]:
         output.line(f"warning: {split}: {warning}", "yellow")
@@ -55,6 +55,11 @@ def print_evaluation(
 _NOT_TEXT = (
     "id", "gold", "prediction", "score", "loss", "probabilities", "start", "end", "null_difference", "n_best",
 )  # fmt: skip
+
+
+def _joined(value: Any) -> Any:
+    """A list as its items with spaces between them."""
+    return " ".join(map(str, value)) if isinstance(value, list) else value
 
 
 def print_difference(

@@ -120,6 +120,8 @@ def prediction_html(row: Mapping[str, Any]) -> str:
     regression = gold is not None and predicted is not None
     right = row["gold"] == row["prediction"]
     kind = "" if regression else "right" if right else "wrong"
+    if isinstance(row["prediction"], list) and (words := _words(row)) is not None:
+        return _tagged_html(words, row, kind)
     texts = [value for key, value in row.items() if key not in _KNOWN and isinstance(value, str)]
     body = "<br>".join(escape(text, 600) for text in texts[:3])
     if regression:
@@ -129,6 +131,33 @@ def prediction_html(row: Mapping[str, Any]) -> str:
         sure = f" ({percent(score)})" if score is not None and 0 <= score <= 1 else ""
         verdict = f"{plain(row['prediction'], 80)}{sure}" + ("" if right else f", gold: {plain(row['gold'], 80)}")
     return f'<div class="example {kind}">{body}<br><small class="quiet">{escape(verdict)}</small></div>'
+
+
+def _words(row: Mapping[str, Any]) -> list[Any] | None:
+    """The words of a row whose every word has a gold label and a predicted one."""
+    gold, count = row["gold"], len(row["prediction"])
+    if not isinstance(gold, list) or len(gold) != count:
+        return None
+    lists = (value for key, value in row.items() if key not in _KNOWN and isinstance(value, list))
+    return next((value for value in lists if len(value) == count), None)
+
+
+def _tagged_html(words: list[Any], row: Mapping[str, Any], kind: str) -> str:
+    """Words with their labels behind them: right ones, and wrong ones with the truth struck out. O is not shown where
+    it is right."""
+    shown = []
+    for word, gold, predicted in list(zip(words, row["gold"], row["prediction"], strict=True))[:_PIECES]:
+        label = f"<small>{escape(predicted, 40)}</small>"
+        if gold != predicted:
+            label = f"{label} <small><s>{escape(gold, 40)}</s></small>"
+            shown.append(f'<mark class="wrong">{escape(word, 60)} {label}</mark>')
+        elif gold != "O":
+            shown.append(f'<mark class="right">{escape(word, 60)} {label}</mark>')
+        else:
+            shown.append(escape(word, 60))
+    score = _number(row.get("score"))
+    sure = "" if score is None else f'<br><small class="quiet">least sure word: {percent(score)}</small>'
+    return f'<div class="example {kind}">{" ".join(shown)}{sure}</div>'
 
 
 def predictions_html(summary: PredictionSummary) -> str:

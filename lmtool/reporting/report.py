@@ -18,6 +18,8 @@ from lmtool.reporting.scores import Score, score_of, selected_on, test_scores
 from lmtool.reporting.text import count, duration, number, percent, plain, size, title
 from lmtool.secrets import masked
 
+_CLASSES = 40
+
 
 def write_report(run_dir: str | Path) -> Path:
     """Write report.html and plots/*.png of a run folder; the path of the report.
@@ -38,6 +40,7 @@ def _write(run: RunFiles, predictions: PredictionSummary) -> Path:
         _headline(run, predictions),
         html.section("Curves", drawings.get("loss", ""), drawings.get("small", "")),
         html.section("Predictions", drawings.get("confusion", "") or drawings.get("scatter", "")),
+        html.section("Classes", _classes(run)),
         html.section("Examples", samples_html(run.samples), predictions_html(predictions)),
         html.section("Facts", _facts(run)),
         html.section("Repeat it", html.commands(repeat_commands(run))),
@@ -181,6 +184,19 @@ def _facts(run: RunFiles) -> str:
     left = html.facts("data", run.section("data"))
     right = html.facts("model", run.section("model")) + html.facts("scores", scores)
     return html.columns(left, right)
+
+
+def _classes(run: RunFiles) -> str:
+    """Precision, recall and F1 of each class or type on the development split, those with the most rows first."""
+    classes = run.result.get("classes")
+    if not isinstance(classes, dict) or not all(isinstance(scores, dict) for scores in classes.values()):
+        return ""
+    names = ("precision", "recall", "f1", "support")
+    rows = [[name, *(scores.get(key) for key in names)] for name, scores in classes.items()]
+    rows.sort(key=lambda row: -(row[-1] or 0))
+    more = [f"{len(rows) - _CLASSES} further ones are in result.json."] if len(rows) > _CLASSES else []
+    table = html.table(["class", "precision", "recall", "F1", "n"], rows[:_CLASSES])
+    return table + "".join(html.paragraph(text) for text in more)
 
 
 def _environment_text(environment: Mapping[str, Any]) -> str:

@@ -99,6 +99,24 @@ def test_report_of_a_regression(task_run):
     assert (folder / "plots" / "scatter.png").is_file()
 
 
+def test_report_of_tagged_words(task_run):
+    """Words with their tags, wrong ones beside the truth; scores of each type; rows of another form are passed over."""
+    folder = task_run("ner")
+    row = {"id": 1, "tokens": ["Anna", "saw", "<Bonn>"], "gold": ["B-PER", "O", "B-LOC"], "score": 0.25}
+    rows = [{**row, "prediction": ["B-PER", "O", "O"]}, {**row, "id": 2, "prediction": row["gold"]}]
+    rows += [{**row, "id": 3, "prediction": ["O"]}, {**row, "id": 4, "gold": None, "prediction": ["O"]}]
+    (folder / "predictions.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    result = json.loads((folder / "result.json").read_text())
+    classes = {"PER": {"precision": 0.5, "recall": 0.25, "f1": 1 / 3, "support": 8}, "LOC": {"support": 70}}
+    (folder / "result.json").write_text(json.dumps({**result, "classes": classes}))
+    page = read_page(write_report(folder))
+    assert "Anna B-PER saw <Bonn> O B-LOC" in " ".join(page.text.split())
+    classes = page.text[page.text.index("Classes") :]
+    assert classes.index("LOC") < classes.index("PER") and "0.333" in classes
+    (folder / "result.json").write_text(json.dumps({**result, "classes": {"PER": 3}}))
+    read_page(write_report(folder))
+
+
 def test_many_labels_and_predictions_stay_small(task_run):
     folder = task_run()
     with (folder / "predictions.jsonl").open("w") as file:
