@@ -182,7 +182,7 @@ def test_predictions_are_read_one_at_a_time(task_run):
         file.write('{"torn')
     run = read_run(folder)
     assert len(list(read_predictions(run))) == 40
-    assert run.problems == ["predictions.jsonl: 1 lines are not valid JSON and are left out."]
+    assert run.problems == ["predictions.jsonl: 1 lines are not JSON objects and are left out."]
 
 
 def test_comparison_shows_scores_and_what_differs(task_run, tmp_path):
