@@ -164,6 +164,27 @@ def test_pooling_and_layers_of_the_head(family, pooling, layers, tokenizers, tmp
     torch.testing.assert_close(loaded.logits(hidden, batch.inputs), learner.eval().outputs(batch, 0))
 
 
+@pytest.mark.parametrize("name", ["sst2", "stsb", "multi_label"])
+def test_a_language_model_beside_the_task(name, tokenizers, tmp_path):
+    data = data_of(name, tmp_path, auxiliary_lm=0.5)
+    learner = data.config.learner(backbone("gpt"), tokenizers["gpt"], 0).eval()
+    batch = batch_of(examples_of(learner, data.train), range(4))
+    output, counts = learner(batch, 1), learner.counts(batch)
+    hidden_TH, lengths = learner.backbone(batch.inputs), list(batch.inputs.lengths)
+    logits = [part @ learner.backbone.embed.token.weight.T for part in hidden_TH.split(lengths)]
+    texts = batch.inputs.tokens.long().split(lengths)
+    pairs = zip(logits, texts, strict=True)
+    wanted = sum(F.cross_entropy(part[:-1], text[1:], reduction="sum") for part, text in pairs)
+    torch.testing.assert_close(output.sums["lm"], wanted)
+    assert output.weights == {data.config.name: 1.0, "lm": 0.5} and counts["lm"] == sum(lengths) - 4
+    plain = data_of(name, tmp_path).config.learner(learner.backbone, tokenizers["gpt"], 0).eval()
+    plain.load_state_dict(learner.state_dict())
+    torch.testing.assert_close(output.sums[data.config.name], plain(batch, 1).sums[data.config.name])
+    assert plain.counts(batch) == {data.config.name: counts[data.config.name]}
+    assert learner.uninformed_loss([batch], {}) == pytest.approx(0.5 * np.log(300))
+    assert data.config.misfit(BertConfig()).key == "task.auxiliary_lm" and data.config.misfit(GptConfig()) is None
+
+
 def test_the_form_of_a_head(tmp_path):
     model, config = BertConfig(), task_config("sst2", path=tmp_path)
     paper = model.sequence_form()

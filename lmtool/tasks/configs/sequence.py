@@ -43,6 +43,13 @@ class SequenceConfig(TaskConfig):
         "the family's, which alone can be exported.",
     )
 
+    auxiliary_lm: float = Field(
+        0.0,
+        ge=0,
+        description="Weight of a language model's loss over the tokens of the text, learned beside the task (Radford "
+        "et al. 2018, section 3.2: 0.5); for decoders. 0: none.",
+    )
+
     def form(self, model: Any) -> Any:
         """How a model of this configuration reads a whole text: its `SequenceForm`."""
         return model.sequence_form(*(getattr(self, name) for name in self.head_fields))
@@ -55,6 +62,13 @@ class SequenceConfig(TaskConfig):
         return model.sequence_form(**{**form, **given}) == model.sequence_form(**form)
 
     def misfit(self, model: Any) -> Problem | None:
+        if self.auxiliary_lm and model.architecture != "decoder":
+            return Problem(
+                "task.auxiliary_lm",
+                f"task.auxiliary_lm={self.auxiliary_lm:g}: model={model.name} reads its text in both directions, and "
+                "learns no next token from it",
+                "leave it out, or take a decoder: model=gpt",
+            )
         if model.architecture == "decoder" and self.pooling == "first":
             return Problem(
                 "task.pooling",

@@ -128,15 +128,13 @@ class ClassificationLearner(SequenceLearner):
     def counts(self, batch: Batch) -> dict[str, float]:
         labels = self.labels(batch)
         if self.class_weights is None:
-            return {self.term: float(len(labels))}
-        return {self.term: float(self.class_weights.to(labels.device).double()[labels].sum())}
+            return self.counted(batch, float(len(labels)))
+        return self.counted(batch, float(self.class_weights.to(labels.device).double()[labels].sum()))
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
-        logits_NC = self.outputs(batch, step)
-        weights_C = None if self.class_weights is None else self.class_weights.to(logits_NC.device)
-        loss = self.loss
-        total = loss_sum(logits_NC, self.labels(batch), loss.label_smoothing, weights_C, loss.focal_gamma)
-        return StepOutput({self.term: total}, self.weights)
+        labels_N, smoothing, gamma = self.labels(batch), self.loss.label_smoothing, self.loss.focal_gamma
+        weights_C = None if self.class_weights is None else self.class_weights.to(labels_N.device)
+        return self.stepped(batch, step, lambda logits_NC: loss_sum(logits_NC, labels_N, smoothing, weights_C, gamma))
 
     def scores(self, outputs: Tensor, batch: Batch) -> Scores:
         """Plain cross entropy, whatever smoothing and weights train with."""

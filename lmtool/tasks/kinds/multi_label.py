@@ -138,13 +138,15 @@ class MultiLabelLearner(SequenceLearner):
         self.heads[self.term].register_buffer("thresholds", thresholds)
 
     def counts(self, batch: Batch) -> dict[str, float]:
-        return {self.term: float(self.labels(batch).numel())}
+        return self.counted(batch, float(self.labels(batch).numel()))
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
-        logits_NC, loss = self.outputs(batch, step), self.loss
-        weights_C = None if self.class_weights is None else self.class_weights.to(logits_NC.device)
-        losses_NC = binary_losses(logits_NC, self.labels(batch), loss.label_smoothing, loss.focal_gamma, weights_C)
-        return StepOutput({self.term: losses_NC.sum()}, self.weights)
+        labels_NC, loss = self.labels(batch), self.loss
+        weights_C = None if self.class_weights is None else self.class_weights.to(labels_NC.device)
+        smoothing, gamma = loss.label_smoothing, loss.focal_gamma
+        return self.stepped(
+            batch, step, lambda logits_NC: binary_losses(logits_NC, labels_NC, smoothing, gamma, weights_C).sum()
+        )
 
     def scores(self, outputs: Tensor, batch: Batch) -> Scores:
         """Plain binary cross entropies, and decisions at a probability of .5."""

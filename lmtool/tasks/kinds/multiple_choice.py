@@ -155,15 +155,15 @@ class MultipleChoiceLearner(SequenceLearner):
         return []  # a row is several texts
 
     def counts(self, batch: Batch) -> dict[str, float]:
-        return {self.term: float(len(self.labels(batch)))}
+        return self.counted(batch, float(len(self.labels(batch))))
 
     def _choices(self, outputs_N1: Tensor) -> Tensor:
         """(G, K) scores: the choices of a row stand together."""
         return outputs_N1.reshape(-1, self.config.choices)
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
-        total = loss_sum(self._choices(self.outputs(batch, step)), self.labels(batch))
-        return StepOutput({self.term: total}, self.weights)
+        labels_G = self.labels(batch)
+        return self.stepped(batch, step, lambda out_N1: loss_sum(self._choices(out_N1), labels_G))
 
     def scores(self, outputs: Tensor, batch: Batch) -> Scores:
         labels_G, scores_GK = self.labels(batch), self._choices(outputs)

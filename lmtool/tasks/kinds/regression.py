@@ -66,11 +66,11 @@ class RegressionLearner(SequenceLearner):
         super().__init__(kind, backbone, tokenizer, seed, 1)
 
     def counts(self, batch: Batch) -> dict[str, float]:
-        return {self.term: float(len(self.labels(batch)))}
+        return self.counted(batch, float(len(self.labels(batch))))
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
-        values_N = self.outputs(batch, step)[:, 0].float()
-        return StepOutput({self.term: F.mse_loss(values_N, self.labels(batch), reduction="sum")}, self.weights)
+        labels_N = self.labels(batch)
+        return self.stepped(batch, step, lambda out_N1: F.mse_loss(out_N1[:, 0].float(), labels_N, reduction="sum"))
 
     def scores(self, outputs: Tensor, batch: Batch) -> Scores:
         labels_N, values_N = self.labels(batch), outputs[:, 0].float()

@@ -9,17 +9,20 @@ Shape letters: T tokens, N examples, H hidden width, C classes.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
-from collections.abc import Sequence
-from contextlib import nullcontext
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from lmtool.data.split import Rows, SplitData
+from lmtool.heads.lm import LMHead, lm_head
 from lmtool.heads.sequence import Pooler, SequenceHead, summary, summary_index
+from lmtool.learners.baseline import Predictor
 from lmtool.models.base import Backbone
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
 from lmtool.nn.dropout import Draws
@@ -27,7 +30,10 @@ from lmtool.tasks.kinds.base import TaskKind, TaskLearner
 from lmtool.tasks.kinds.labels import is_unlabelled, row_ids, text_of
 from lmtool.tasks.kinds.texts import SequenceExamples
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.types import Batch, Packed
+from lmtool.types import Batch, Packed, StepOutput
+
+LANGUAGE_MODEL = "lm"
+"""The term, and the head, of the auxiliary language model."""
 
 
 class SequenceKind(TaskKind):
@@ -61,6 +67,9 @@ class SequenceLearner(TaskLearner):
         if self.form.pooled:
             self.add_head("pooler", Pooler(backbone.hidden_size, backbone.pooler_activation))
         dropout = backbone.config.dropout if self.config.dropout is None else self.config.dropout
+        if self.config.auxiliary_lm:
+            self.add_head(LANGUAGE_MODEL, lm_head(backbone))
+            self.weights = {**self.weights, LANGUAGE_MODEL: self.config.auxiliary_lm}
         self.add_head(self.term, SequenceHead(backbone.hidden_size, outputs, dropout, self.form.bias, self.form.dense))
 
     def examples(self, data: SplitData, max_length: int) -> SequenceExamples:
@@ -75,9 +84,50 @@ class SequenceLearner(TaskLearner):
         """(N, C) outputs of the head. A backbone of which nothing learns is a feature extractor: it runs without
         gradient and without dropout, and only the head drops."""
         draws = self.draws(batch, step)
+        with self._features() as learns:
+            summary_NH = self._summary(batch, draws if learns else None)
+        return self._of_summary(summary_NH, batch, draws)
+
+    def stepped(self, batch: Batch, step: int, loss: Callable[[Tensor], Tensor]) -> StepOutput:
+        """The output of a training step. loss: from the (N, C) outputs of the head to the sum of their losses."""
+        if LANGUAGE_MODEL not in self.weights:
+            return StepOutput({self.term: loss(self.outputs(batch, step))}, self.weights)
+        draws = self.draws(batch, step)
+        with self._features() as learns:
+            hidden_TH = self.backbone(batch.inputs, draws if learns else None)
+        total = loss(self._of_summary(summary(hidden_TH, batch.inputs, self.form.place), batch, draws))
+        at_M = self._predicting(batch)
+        table_VH, labels_M = self.backbone.embed.token.weight, batch.inputs.tokens[at_M + 1].long()
+        of_text = cast(LMHead, self.heads[LANGUAGE_MODEL]).loss_sum(hidden_TH[at_M], table_VH, labels_M)
+        return StepOutput({self.term: total, LANGUAGE_MODEL: of_text}, self.weights)
+
+    def counted(self, batch: Batch, count: float) -> dict[str, float]:
+        """`counts` of a batch whose task has so many."""
+        if LANGUAGE_MODEL not in self.weights:
+            return {self.term: count}
+        return {self.term: count, LANGUAGE_MODEL: float(sum(batch.inputs.lengths) - len(batch.inputs.lengths))}
+
+    def uninformed_loss(self, batches: Iterable[Batch], predictors: Mapping[str, Predictor]) -> float:
+        """With an auxiliary language model, also what guessing among all tokens loses."""
+        of_text = self.weights.get(LANGUAGE_MODEL, 0.0) * math.log(self.backbone.config.vocab_size)
+        return super().uninformed_loss(batches, predictors) + of_text
+
+    @staticmethod
+    def _predicting(batch: Batch) -> Tensor:
+        """(M,) flat indices of the tokens that have a next one in their text."""
+        has_next_T = torch.ones_like(batch.inputs.tokens, dtype=torch.bool)
+        has_next_T[summary_index(batch.inputs, "last")] = False
+        return has_next_T.nonzero()[:, 0]
+
+    @contextmanager
+    def _features(self) -> Iterator[bool]:
+        """Without gradient where nothing of the backbone learns; whether something does."""
         learns = any(parameter.requires_grad for parameter in self.backbone.parameters())
         with nullcontext() if learns else torch.no_grad():
-            summary_NH = self._summary(batch, draws if learns else None)
+            yield learns
+
+    def _of_summary(self, summary_NH: Tensor, batch: Batch, draws: Draws | None) -> Tensor:
+        """(N, C): the pooler, where there is one, and the head."""
         if self.form.pooled:
             summary_NH = self.heads["pooler"](summary_NH)
         if draws is not None:
