@@ -78,6 +78,20 @@ class SequenceConfig(TaskConfig):
         return None
 
 
+class WindowedConfig(SequenceConfig):
+    """Those whose long texts may be read in windows."""
+
+    windows: Literal["none", "mean", "max"] = Field(
+        "none",
+        description="How a text longer than max_length is read. none: it is cut. mean, max: in windows that each learn "
+        "the row's label, and whose probabilities (values) are averaged, or the largest of each taken. Of a pair the "
+        "second text is windowed.",
+    )
+    stride: int = Field(
+        0, ge=0, description="Tokens that neighbouring windows share; at most half of a window is taken."
+    )
+
+
 class ClassLossConfig(Config):
     """The loss of a classification."""
 
@@ -112,7 +126,7 @@ class ClassLossConfig(Config):
 
 
 @component("task", "classification", builder="lmtool.tasks.kinds.classification:Classification")
-class ClassificationConfig(SequenceConfig):
+class ClassificationConfig(WindowedConfig):
     """One of several classes for a text or a pair of texts."""
 
     kind: Literal["classification"] = Field(
@@ -173,7 +187,7 @@ class MultiLabelLossConfig(ClassLossConfig):
 
 
 @component("task", "multi_label", builder="lmtool.tasks.kinds.multi_label:MultiLabel")
-class MultiLabelConfig(SequenceConfig):
+class MultiLabelConfig(WindowedConfig):
     """Any number of several classes for a text or a pair of texts."""
 
     kind: Literal["multi_label"] = Field(
@@ -231,7 +245,7 @@ class MultiLabelConfig(SequenceConfig):
 
 
 @component("task", "regression", builder="lmtool.tasks.kinds.regression:Regression")
-class RegressionConfig(SequenceConfig):
+class RegressionConfig(WindowedConfig):
     """One number for a text or a pair of texts, by squared error."""
 
     kind: Literal["regression"] = Field(

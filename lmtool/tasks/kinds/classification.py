@@ -73,6 +73,13 @@ class Classification(SequenceKind):
     def learner(self, backbone: Backbone, tokenizer: Tokenizer, seed: int) -> ClassificationLearner:
         return ClassificationLearner(self, backbone, tokenizer, seed)
 
+    def vote(self, part: Prediction) -> np.ndarray:
+        return np.asarray(part.probabilities)
+
+    def elected(self, votes: np.ndarray) -> Prediction:
+        shares = votes / votes.sum()
+        return Prediction(int(shares.argmax()), float(shares.max()), shares)
+
     def metrics(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, float]:
         return compute(self.config.metrics, np.asarray(rows.labels), _values(predictions))
 

@@ -95,6 +95,12 @@ class MultiLabel(SequenceKind):
     def learner(self, backbone: Backbone, tokenizer: Tokenizer, seed: int) -> MultiLabelLearner:
         return MultiLabelLearner(self, backbone, tokenizer, seed)
 
+    def vote(self, part: Prediction) -> np.ndarray:
+        return np.asarray(part.value)
+
+    def elected(self, votes: np.ndarray) -> Prediction:
+        return Prediction(tuple(votes.tolist()), float(votes.max()))
+
     def metrics(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, float]:
         return compute_multi_label(self.config.metrics, np.asarray(rows.labels), _values(predictions))
 

@@ -42,6 +42,12 @@ class Regression(SequenceKind):
     def learner(self, backbone: Backbone, tokenizer: Tokenizer, seed: int) -> RegressionLearner:
         return RegressionLearner(self, backbone, tokenizer, seed)
 
+    def vote(self, part: Prediction) -> np.ndarray:
+        return np.array([part.value])
+
+    def elected(self, votes: np.ndarray) -> Prediction:
+        return Prediction(float(votes[0]), float(votes[0]))
+
     def metrics(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, float]:
         values = np.array([prediction.value for prediction in predictions], dtype=np.float64)
         return compute(self.config.metrics, np.asarray(rows.labels), values)

@@ -26,7 +26,7 @@ from lmtool.learners.baseline import Predictor
 from lmtool.models.base import Backbone
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
 from lmtool.nn.dropout import Draws
-from lmtool.tasks.kinds.base import TaskKind, TaskLearner
+from lmtool.tasks.kinds.base import Prediction, TaskKind, TaskLearner
 from lmtool.tasks.kinds.labels import is_unlabelled, row_ids, text_of
 from lmtool.tasks.kinds.texts import SequenceExamples
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -48,6 +48,21 @@ class SequenceKind(TaskKind):
         if labelled or (values is not None and not is_unlabelled(values)):
             labels = self.decoded_labels(values or [], origin)
         return Rows(row_ids(columns, len(origin)), texts, labels, origin)
+
+    def join(self, parts: Sequence[Any]) -> Prediction:
+        """Of a text in windows what these vote for: the mean of their votes, or the largest of each."""
+        if len(parts) == 1:
+            return parts[0]
+        votes = np.stack([self.vote(part) for part in parts])
+        return self.elected(votes.max(axis=0) if self.config.windows == "max" else votes.mean(axis=0))
+
+    def vote(self, part: Prediction) -> np.ndarray:
+        """A window's prediction as numbers that can be averaged."""
+        raise NotImplementedError(f"task.kind={self.config.kind} reads no windows")
+
+    def elected(self, votes: np.ndarray) -> Prediction:
+        """The prediction that joined votes stand for."""
+        raise NotImplementedError(f"task.kind={self.config.kind} reads no windows")
 
     @abstractmethod
     def decoded_labels(self, values: Sequence[Any], origin: Sequence[tuple[str, int]]) -> np.ndarray:
@@ -78,7 +93,8 @@ class SequenceLearner(TaskLearner):
         if isinstance(model, EncoderDecoderConfig):
             start = self.tokenizer.role(model.start_role)
         rows, layout = self.rows(data), self.form.text_format
-        return SequenceExamples(rows, self.tokenizer, layout, max_length, self.term, data.split, start)
+        stride = self.config.stride if getattr(self.config, "windows", "none") != "none" else None
+        return SequenceExamples(rows, self.tokenizer, layout, max_length, self.term, data.split, start, stride)
 
     def outputs(self, batch: Batch, step: int) -> Tensor:
         """(N, C) outputs of the head. A backbone of which nothing learns is a feature extractor: it runs without

@@ -17,12 +17,13 @@ from lmtool.data.split import Rows
 from lmtool.errors import UserError
 from lmtool.models.encoder_decoder import shifted
 from lmtool.tasks.kinds.labels import place
+from lmtool.tasks.kinds.windows import windows
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Target
 
 # Texts handed to the tokenizer at a time: enough for its threads, few enough to hold.
 _TEXTS = 4096
-# The kept tokens of each text in the rows of a plan.
+# The kept tokens of each text in the rows of a plan; `begin` is the first one of the last text.
 _SIDES = ("first", "second")
 
 
@@ -39,14 +40,16 @@ class _Texts:
         self.starts = np.cumsum(self.lengths) - self.lengths
         self.ids = np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.int32)
 
-    def read(self, rows_N: np.ndarray, lengths_N: np.ndarray) -> np.ndarray:
-        return self.ids[ragged_ranges(self.starts[rows_N], lengths_N)]
+    def read(self, rows_N: np.ndarray, lengths_N: np.ndarray, from_N: np.ndarray | int = 0) -> np.ndarray:
+        return self.ids[ragged_ranges(self.starts[rows_N] + from_N, lengths_N)]
 
 
 class SequenceExamples:
     """One text or a pair a row. A text too long is cut at its end; of a pair the longer one, until both fit.
 
-    start: for an encoder-decoder, whose decoder reads the same text behind this token (Lewis et al. 2020, 3.1).
+    start: for an encoder-decoder, whose decoder reads the same text behind this token (Lewis et al. 2020, 3.1). stride:
+    a text too long is read in windows that share so many tokens; of a pair the second one, beside the first, which is
+    cut to half of the room. None: no windows.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class SequenceExamples:
         term: str,
         split: str,
         start: int | None = None,
+        stride: int | None = None,
     ):
         if not len(rows):
             raise UserError(f"the {split} split has no rows", "give a table with rows: `lmtool show task.path`")
@@ -70,21 +74,30 @@ class SequenceExamples:
             )
         self._texts = [_Texts(texts, tokenizer) for texts in rows.columns.values()]
         lengths = [text.lengths for text in self._texts]
-        kept = [np.minimum(lengths[0], room)]
-        if len(lengths) == 2:
-            kept = [np.asarray(side) for side in truncate_pair(lengths[0], lengths[1], room)]
+        row, part, begin = np.arange(len(rows)), np.zeros(len(rows)), np.zeros(len(rows))
+        if stride is None:
+            kept = [np.minimum(lengths[0], room)]
+            if len(lengths) == 2:
+                kept = [np.asarray(side) for side in truncate_pair(lengths[0], lengths[1], room)]
+            self.truncated = int(np.sum(np.sum(kept, axis=0) < np.sum(lengths, axis=0)))
+        else:
+            beside = [np.minimum(side, room // 2) for side in lengths[:-1]]
+            room_E = room - sum(beside) + np.zeros_like(lengths[-1])
+            cut = windows(lengths[-1], room_E, np.minimum(stride, room_E // 2))
+            row, part, begin = cut.text, cut.part, cut.start
+            kept = [*(side[row] for side in beside), cut.lengths]
+            self.truncated = sum(int(np.sum(side < own)) for side, own in zip(beside, lengths, strict=False))
         packed = np.sum(kept, axis=0)
         empty = np.flatnonzero(packed + self.template.overhead == 0)
         if len(empty):
             raise UserError(
-                f"{place(rows.origin[empty[0]])}: an empty text, around which this model has no special token",
+                f"{place(rows.origin[row[empty[0]]])}: an empty text, around which this model has no special token",
                 "take the row out, or give it a text",
             )
-        self.truncated = int(np.sum(packed < np.sum(lengths, axis=0)))
-        records = np.empty(len(rows), dtype=[("row", "i8"), *((name, "i4") for name in _SIDES[: len(kept)])])
-        records["row"] = np.arange(len(rows))
-        for name, lengths_E in zip(_SIDES, kept, strict=False):
-            records[name] = lengths_E
+        fields = {"row": row, "part": part, "begin": begin, **dict(zip(_SIDES, kept, strict=False))}
+        records = np.empty(len(row), dtype=[(name, "i8" if name in ("row", "begin") else "i4") for name in fields])
+        for name, values in fields.items():
+            records[name] = values
         sides = 1 if start is None else 2
         self._plan = Plan(records, sides * (packed + self.template.overhead))
 
@@ -94,7 +107,8 @@ class SequenceExamples:
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
         texts = []
         for text, name in zip(self._texts, _SIDES, strict=False):
-            texts.append((text.read(rows["row"], rows[name]), rows[name]))
+            begin = rows["begin"] if text is self._texts[-1] else 0
+            texts.append((text.read(rows["row"], rows[name], begin), rows[name]))
         targets = {}
         if self.rows.labels is not None:
             labels = torch.from_numpy(np.asarray(self.rows.labels)[rows["row"]])
@@ -102,7 +116,7 @@ class SequenceExamples:
         numbers = torch.from_numpy(np.asarray(examples, dtype=np.int64))
         inputs = assemble(self.template, texts).packed()
         outputs = None if self.start is None else shifted(inputs, self.start)
-        parts = torch.zeros(len(numbers), dtype=torch.int32)
+        parts = torch.from_numpy(rows["part"].astype(np.int32))
         return Batch(inputs, targets, numbers, parts, outputs, torch.from_numpy(rows["row"].astype(np.int64)))
 
     def facts(self) -> dict[str, Any]:
