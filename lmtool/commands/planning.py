@@ -18,7 +18,7 @@ from lmtool.costs.plan import VALUE_BYTES, plan
 from lmtool.costs.rate import measure_rate
 from lmtool.costs.work import shapes_of, works_of
 from lmtool.errors import UserError
-from lmtool.reporting.plan import Plan
+from lmtool.reporting.plan import RunPlan
 from lmtool.reporting.text import size
 from lmtool.training.budgets import MOST_STEPS
 from lmtool.training.precision import Precision
@@ -114,7 +114,7 @@ def _smaller(config: TrainingConfig, fits: Callable[[TrainingConfig], bool]) -> 
 
 def plan_of(
     config: RunConfig, learner: nn.Module, facts: Mapping[str, Any], precision: Precision
-) -> tuple[Plan, float]:
+) -> tuple[RunPlan, float]:
     """The plan of a run and the epochs it makes. facts: the training loader's. Measures the machine for about a third
     of a second."""
     steps_per_epoch, tokens = facts["steps_per_epoch"], facts["tokens_per_epoch"]
@@ -128,7 +128,7 @@ def plan_of(
     # A task's encoder-decoder reads its text on both sides.
     works = list(works_of(learner, places, predicted, facts["mean_length"], predicted or 0.5))
 
-    def of(steps: int) -> Plan:
+    def of(steps: int) -> RunPlan:
         return plan(
             shapes_of(learner),
             works,

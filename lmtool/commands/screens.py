@@ -15,8 +15,8 @@ from lmtool.commands.opening import OpenRun
 from lmtool.config.checkpoint import read_state
 from lmtool.models.configs import ModelConfig
 from lmtool.nn.attention import attention_path
-from lmtool.reporting.plan import Plan
-from lmtool.reporting.progress import Progress
+from lmtool.reporting.plan import RunPlan
+from lmtool.reporting.progress import ProgressDisplay
 from lmtool.reporting.report import write_report
 from lmtool.reporting.screens import end_screen, start_screen
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -53,7 +53,7 @@ def begin(
     choices: Mapping[str, Any],
     data: Mapping[str, Any],
     model: Mapping[str, Any],
-    plan: Plan,
+    plan: RunPlan,
     epochs: float,
     baseline: Mapping[str, Any],
 ) -> None:
@@ -119,9 +119,9 @@ def warnings_of(facts: Mapping[str, Any]) -> Iterator[str]:
             yield from warnings_of(value)
 
 
-def listener(opened: OpenRun, metric: str, baseline: Mapping[str, Any]) -> Progress:
+def listener(opened: OpenRun, metric: str, baseline: Mapping[str, Any]) -> ProgressDisplay:
     """What shows the steps: a bar on a terminal, plain lines elsewhere."""
-    return Progress(opened.output, metric, opened.config.log_every, baseline)
+    return ProgressDisplay(opened.output, metric, opened.config.log_every, baseline)
 
 
 def model_facts(model: ModelConfig, tokenizer: Tokenizer, loaded: LoadReport | None) -> dict[str, Any]:

@@ -25,7 +25,7 @@ PRIMARY = {verb: "train_tokenizer" if verb == "tokenizer" else verb for verb in 
 
 
 @dataclass(frozen=True)
-class Place:
+class ShownField:
     """A key in one component or command: its dotted name, its field, and the YAML that sets it."""
 
     key: str
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str], config_dirs: Sequence[Path] = ()) -> int:
     return 0
 
 
-def all_places(config_dirs: Sequence[Path] = ()) -> Iterator[Place]:
+def all_places(config_dirs: Sequence[Path] = ()) -> Iterator[ShownField]:
     """Every key of every command and component."""
     for verb, command in COMMANDS.items():
         file = groups.conf_dir() / f"{PRIMARY[verb]}.yaml"
@@ -60,15 +60,15 @@ def all_places(config_dirs: Sequence[Path] = ()) -> Iterator[Place]:
             yield from _places(entry.config, f"{group.replace('/', '.')}.", f"{group}={entry.name}", file_or_none, "")
 
 
-def _places(config: type[Config], prefix: str, owner: str, file: Path | None, inside: str) -> Iterator[Place]:
+def _places(config: type[Config], prefix: str, owner: str, file: Path | None, inside: str) -> Iterator[ShownField]:
     for name, field in config.model_fields.items():
-        yield Place(prefix + name, owner, field, file, inside + name)
+        yield ShownField(prefix + name, owner, field, file, inside + name)
         below = section_class(field)
         if below is not None and not choice_of(field) is not None:
             yield from _places(below, f"{prefix}{name}.", owner, file, f"{inside}{name}.")
 
 
-def _show_key(asked: str, places: list[Place]) -> None:
+def _show_key(asked: str, places: list[ShownField]) -> None:
     matching = [place for place in places if place.key == asked]
     below = sorted({place.key for place in places if place.key.startswith(asked + ".")})
     if not matching and not below:
@@ -90,15 +90,15 @@ def _show_key(asked: str, places: list[Place]) -> None:
             say(f"  {key:<34} {meanings.most_common(1)[0][0]}")
 
 
-def _alike(places: list[Place]) -> list[tuple[FieldInfo, list[Place]]]:
+def _alike(places: list[ShownField]) -> list[tuple[FieldInfo, list[ShownField]]]:
     """Places whose description and type are the same, together."""
-    groups_: dict[tuple[str, str], list[Place]] = {}
+    groups_: dict[tuple[str, str], list[ShownField]] = {}
     for place in places:
         groups_.setdefault((place.field.description or "", words.allowed(place.field)), []).append(place)
     return [(same[0].field, same) for same in groups_.values()]
 
 
-def _defaults(same: list[Place]) -> list[tuple[str, str]]:
+def _defaults(same: list[ShownField]) -> list[tuple[str, str]]:
     """The defaults with the file and line that set them; equal ones once where no file does."""
     defaults: dict[tuple[str, str], None] = {}
     for place in same:
@@ -108,7 +108,7 @@ def _defaults(same: list[Place]) -> list[tuple[str, str]]:
     return list(defaults)
 
 
-def _value(place: Place, line: int | None) -> str:
+def _value(place: ShownField, line: int | None) -> str:
     """The value the YAML gives, else the class's default."""
     if place.file is not None and line is not None:
         value: Any = yaml_files.read(place.file)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from lmtool.reporting.plan import Plan
+from lmtool.reporting.plan import RunPlan
 
 # A value in fp32.
 VALUE_BYTES = 4
@@ -73,7 +73,7 @@ def plan(
     body_trains: bool = True,
     checkpoints: int = 1,
     flops_per_second: float | None = None,
-) -> Plan:
+) -> RunPlan:
     """The plan of a run.
 
     shapes: of every stack whose activations are kept. works: of every part. steps: optimizer steps. tokens_per_step:
@@ -86,7 +86,7 @@ def plan(
     total = sum(parameters.values())
     forward_tokens = min(micro_batch_tokens or tokens_per_step, tokens_per_step)
     kept = sum(activation_bytes(shape, forward_tokens, predicted_fraction, half) for shape in shapes)
-    return Plan(
+    return RunPlan(
         parameters=dict(parameters),
         trainable_parameters=trainable_parameters,
         flops_per_token=sum(work.flops for work in works),

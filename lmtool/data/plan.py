@@ -28,6 +28,11 @@ class Plan:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def facts(self) -> dict[str, Any]:
+        """How many examples, their tokens, and their mean length."""
+        tokens = int(self.lengths.sum(dtype=np.int64))
+        return {"examples": len(self), "tokens": tokens, "mean_length": float(self.lengths.mean())}
+
 
 @runtime_checkable
 class Examples(Protocol):

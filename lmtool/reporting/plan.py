@@ -8,7 +8,7 @@ from lmtool.reporting.text import count, duration, flops, size
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """What a run will take. FLOPs are of training (forward and backward); memory and time are estimates."""
 
     parameters: dict[str, int]
@@ -48,7 +48,7 @@ class Plan:
         return self.flops / self.flops_per_second if self.flops_per_second else None
 
 
-def plan_rows(plan: Plan) -> list[tuple[str, str]]:
+def plan_rows(plan: RunPlan) -> list[tuple[str, str]]:
     """The plan as (what, how much) rows, for a table or a screen."""
     # Exact, so that they can be held against the published counts.
     parts = " · ".join(f"{part} {number:,}" for part, number in plan.parameters.items())

@@ -22,7 +22,7 @@ _BOOKKEEPING = (
 _SCORES = 5
 
 
-class Progress:
+class ProgressDisplay:
     """Listens to the loop.
 
     output: where to speak. metric: the metric whose best row gets the star. log_every: steps between plain lines;
@@ -52,7 +52,7 @@ class Progress:
         self._last_drawn = -math.inf
         self._last_row: Mapping[str, Any] = {}
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressDisplay:
         return self
 
     def __exit__(

@@ -7,7 +7,7 @@ from typing import Any
 
 from lmtool import __version__
 from lmtool.reporting.console import Output
-from lmtool.reporting.plan import Plan
+from lmtool.reporting.plan import RunPlan
 from lmtool.reporting.scores import Score, score_of, selected_on, test_scores
 from lmtool.reporting.text import count, duration, fact, number, percent, plain, size, title
 
@@ -41,7 +41,7 @@ def _nested_text(key: str, facts: Mapping[str, Any]) -> str:
     return f"{count(len(shown))}, from {shown[order[0]]} to {shown[order[-1]]}"
 
 
-def _plan_rows(plan: Plan, epochs: float | None) -> list[tuple[str, str]]:
+def _plan_rows(plan: RunPlan, epochs: float | None) -> list[tuple[str, str]]:
     parts = " · ".join(f"{title(part)} {count(number)}" for part, number in plan.parameters.items())
     passes = f" = {fact('', float(epochs))} epochs" if epochs is not None else ""
     time = "time unknown" if plan.seconds is None else f"about {duration(plan.seconds)}"
@@ -73,7 +73,7 @@ def start_screen(
     choices: Mapping[str, Any],
     data: Mapping[str, Any],
     model: Mapping[str, Any],
-    plan: Plan | None,
+    plan: RunPlan | None,
     baseline: Mapping[str, Any] | None,
     machine: Mapping[str, Any],
     epochs: float | None = None,

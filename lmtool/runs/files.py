@@ -53,7 +53,7 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     mask = masker()
 
     def lines(file: TextIO) -> None:
-        file.writelines(to_json(masked_data(plain(dict(row)), mask), indent=None) + "\n" for row in rows)
+        file.writelines(to_json(masked_data(plain_data(dict(row)), mask), indent=None) + "\n" for row in rows)
 
     _in_one_move(path, lines)
 
@@ -89,7 +89,7 @@ def write_delimited(path: Path, rows: Iterable[Mapping[str, Any]], delimiter: st
     def lines(file: TextIO) -> None:
         writer = None
         for row in rows:
-            cells = {name: "" if value is None else value for name, value in masked_data(plain(dict(row)), mask).items()}
+            cells = {name: "" if value is None else value for name, value in masked_data(plain_data(dict(row)), mask).items()}
             if writer is None:
                 writer = csv.DictWriter(file, list(cells), dialect=_Tabs if delimiter == "\t" else _Commas)
                 writer.writeheader()
@@ -108,12 +108,12 @@ def remove_folder(folder: Path) -> None:
     shutil.rmtree(doomed, ignore_errors=True)
 
 
-def plain(value: Any) -> Any:
+def plain_data(value: Any) -> Any:
     """Data as JSON can say it: tuples as lists, paths as text, numpy and torch scalars as numbers, nan as null."""
     if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): plain_data(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item) for item in value]
+        return [plain_data(item) for item in value]
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     if value is None or isinstance(value, bool | int | str):
@@ -121,9 +121,9 @@ def plain(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
     if hasattr(value, "tolist"):  # numpy and torch
-        return plain(value.tolist())
+        return plain_data(value.tolist())
     raise TypeError(f"{value!r} is no plain data")
 
 
 def to_json(value: Any, indent: int | None = 2) -> str:
-    return json.dumps(plain(value), indent=indent, ensure_ascii=False, allow_nan=False)
+    return json.dumps(plain_data(value), indent=indent, ensure_ascii=False, allow_nan=False)

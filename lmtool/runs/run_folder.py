@@ -29,7 +29,7 @@ from lmtool.config.checkpoint import read_config
 from lmtool.errors import UserError, cannot_write
 from lmtool.secrets import masked_data
 from lmtool.terminal import say, shown
-from lmtool.runs.files import LONGEST_ROW, lines_of, plain, replace_text, to_json, write_rows
+from lmtool.runs.files import LONGEST_ROW, lines_of, plain_data, replace_text, to_json, write_rows
 from lmtool.runs.locks import Lock
 from lmtool.runs.resuming import resume_point
 
@@ -92,7 +92,7 @@ class RunFolder:
 
     def __init__(self, path: Path, config: Mapping[str, Any], config_text: str):
         self.path = path
-        self.config: dict[str, Any] = plain(dict(config))
+        self.config: dict[str, Any] = plain_data(dict(config))
         self._pending = ""
         self._chosen = False
         self._resume_point: Path | None = None
@@ -117,7 +117,7 @@ class RunFolder:
         if saved.exists():
             self._compare(saved)
             return
-        if plain(yaml.safe_load(config_text)) != self.config:
+        if plain_data(yaml.safe_load(config_text)) != self.config:
             raise ValueError("config_text is not the same configuration as config")
         try:
             replace_text(saved, config_text)
@@ -125,7 +125,7 @@ class RunFolder:
             raise cannot_write(saved, error) from error
 
     def _compare(self, saved: Path) -> None:
-        before = plain(yaml_files.read(saved, "give another name="))
+        before = plain_data(yaml_files.read(saved, "give another name="))
         self._require_same(before, str(self.path), "repeat the command the run was started with")
 
     def _require_same(self, before: Mapping[str, Any], origin: str, again: str) -> None:
@@ -193,7 +193,7 @@ class RunFolder:
     def write_json(self, name: str, content: Any) -> None:
         """A JSON file of the run, replaced in one move and masked."""
         try:
-            replace_text(self.path / name, to_json(masked_data(plain(content))) + "\n")
+            replace_text(self.path / name, to_json(masked_data(plain_data(content))) + "\n")
         except OSError as error:
             raise cannot_write(self.path / name, error) from error
 
@@ -222,7 +222,7 @@ class RunFolder:
 
     def append(self, row: Mapping[str, Any]) -> None:
         """A row of metrics.jsonl. Where the disk refuses, it is kept and written with the next one; `sync` tells."""
-        self._pending += to_json(masked_data(plain(dict(row))), indent=None) + "\n"
+        self._pending += to_json(masked_data(plain_data(dict(row))), indent=None) + "\n"
         try:
             self._flush()
         except OSError as error:

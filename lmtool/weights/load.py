@@ -38,7 +38,7 @@ from lmtool.weights.reading import read
 
 
 @dataclass(frozen=True)
-class Output:
+class ModelOutput:
     """hidden: (B, L, H) of the last layer, zero where there is padding; of the decoder's where there are two stacks.
     logits: (B, L, V) of a language model, (B, L) of replaced tokens, (B, C) of a task's head, (B, L, C) of one that
     scores tokens, or None.
@@ -75,7 +75,7 @@ class PaddedModel(nn.Module):
         attention_mask: Tensor | None = None,
         decoder_input_ids: Tensor | None = None,
         token_type_ids: Tensor | None = None,
-    ) -> Output:
+    ) -> ModelOutput:
         """input_ids: (B, L) int64. attention_mask: (B, L), not zero where a token is real; None: everywhere. The real
         tokens of a row stand together; their positions count from the first of them. decoder_input_ids: (B, L') of an
         encoder-decoder, shifted already, all real; None for a task's head: its decoder reads the same text.
@@ -98,7 +98,7 @@ class PaddedModel(nn.Module):
         logits = self.parts.logits(hidden_TH, read)
         if logits is not None and (self.parts.task is None or self.parts.of_tokens):
             logits = _padded(logits, real_BL)
-        return Output(_padded(hidden_TH, real_BL), logits, self.parts.pair_logits(hidden_TH, read))
+        return ModelOutput(_padded(hidden_TH, real_BL), logits, self.parts.pair_logits(hidden_TH, read))
 
     def _segments(self, ids_BL: Tensor, segments_BL: Tensor | None) -> Tensor | None:
         """Checked segments, or None."""

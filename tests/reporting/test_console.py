@@ -14,7 +14,7 @@ import pytest
 
 from lmtool.costs.plan import ModelShape, Work, plan
 from lmtool.reporting.console import Output
-from lmtool.reporting.progress import Progress
+from lmtool.reporting.progress import ProgressDisplay
 from lmtool.reporting.scores import Score, score_of
 from lmtool.reporting.screens import _sections, end_screen, start_screen
 from lmtool.reporting.table import print_sweep, sweep_table, table_lines
@@ -30,10 +30,10 @@ def log_to(file: TextIO) -> Callable[[str], None]:
     return lambda line: print(line, file=file)
 
 
-def train(output: Output, log_every: int = 10, steps: int = 100) -> Progress:
+def train(output: Output, log_every: int = 10, steps: int = 100) -> ProgressDisplay:
     """A training of 0.2 s a step, told step by step."""
     time = [0.0]
-    with Progress(output, "loss", log_every, BASELINE, now=lambda: time[0]) as progress:
+    with ProgressDisplay(output, "loss", log_every, BASELINE, now=lambda: time[0]) as progress:
         progress.on_start(0, steps, None)
         for step in range(1, steps + 1):
             time[0] = step * 0.2
@@ -117,7 +117,7 @@ def test_screens_say_what_will_happen_and_what_did():
 
 def test_only_the_best_evaluation_has_the_star():
     stream = io.StringIO()
-    progress = Progress(Output(stream), "accuracy")
+    progress = ProgressDisplay(Output(stream), "accuracy")
     progress.on_start(0, None, None)
     for step, accuracy in enumerate((0.5, 0.7, float("nan"), 0.6)):
         progress.on_evaluation({"step": step, "loss": 1.0, "accuracy": accuracy})
@@ -127,7 +127,7 @@ def test_only_the_best_evaluation_has_the_star():
 
 def test_time_left_follows_the_nearer_budget():
     time = [0.0]
-    progress = Progress(Output(io.StringIO()), now=lambda: time[0])
+    progress = ProgressDisplay(Output(io.StringIO()), now=lambda: time[0])
     progress.on_start(0, 1000, 50.0)
     progress.on_step({"step": 1, "loss": 1.0})
     assert progress.seconds_left(1) == 50.0

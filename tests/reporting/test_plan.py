@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 
 from lmtool.costs.plan import ModelShape, Work, plan
-from lmtool.reporting.plan import Plan, plan_rows
+from lmtool.reporting.plan import RunPlan, plan_rows
 
 SHAPE = ModelShape(12, 768, 3072, 30522)
 WORKS = (Work(1.0, 85e6, 12 * 768, 128), Work(0.15, 24e6))
 
 
-def plan_with(**fields: Any) -> Plan:
+def plan_with(**fields: Any) -> RunPlan:
     sizes = {
         "shapes": [SHAPE], "works": WORKS, "steps": 1000, "tokens_per_step": 4096, "predicted_fraction": 0.15,
         "parameters": {"backbone": 108_000_000, "heads": 2_000_000}, "trainable_parameters": 110_000_000,

@@ -124,9 +124,7 @@ class SequenceExamples:
         lengths = self._plan.lengths
         return {
             "split": self.split,
-            "examples": len(lengths),
-            "tokens": int(lengths.sum()),
-            "mean_length": float(lengths.mean()),
+            **self._plan.facts(),
             "longest": int(lengths.max()),
             "truncated": self.truncated,
             "truncated_fraction": self.truncated / len(lengths),

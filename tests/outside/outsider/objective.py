@@ -43,14 +43,7 @@ class Windows:
         return Batch(whole.packed(hidden), {"nth": target}, numbers, torch.zeros(len(numbers), dtype=torch.int32))
 
     def facts(self) -> dict[str, Any]:
-        lengths = self._plan.lengths
-        return {
-            "split": self.split,
-            "examples": len(lengths),
-            "tokens": int(lengths.sum()),
-            "mean_length": float(lengths.mean()),
-            "predicted_fraction": 1 / self.n,
-        }
+        return {"split": self.split, **self._plan.facts(), "predicted_fraction": 1 / self.n}
 
 
 class EveryNth(BaseLearner):
