@@ -22,6 +22,7 @@ from lmtool.errors import UserError
 from lmtool.streams import Permutation
 from lmtool.tasks.configs import TaskConfig
 from lmtool.tasks.kinds.base import TaskKind
+from lmtool.tasks.kinds.labels import repeated_ids
 from lmtool.tasks.sources.files import Table, canonical, read_folder
 from lmtool.tasks.sources.hub import read_hub
 
@@ -100,6 +101,11 @@ def load_task(config: TaskConfig, seed: int, cache_dir: str | Path, offline: boo
         facts["train_rows_available"] = len(train)
         train = train.take(np.sort(Permutation(len(train), seed, "sample", _SUBSET)(np.arange(config.train_examples))))
     own, warnings = kind.facts(train)
+    repeated = [repeated_ids(columns[split], tables[split].origin) for split in columns]
+    warnings = [*warnings, *(problem for problem in repeated if problem is not None)]
+    unlabelled = [split for split, rows in test.items() if rows.labels is None]
+    if unlabelled:
+        facts["without_labels"] = f"{', '.join(unlabelled)}: not scored"
     facts |= {
         "train_rows": len(train),
         "validation_rows": {split: len(rows) for split, rows in validation.items()},

@@ -38,6 +38,13 @@ def test_a_run_for_each_task_with_data(place: Path, capsys: pytest.CaptureFixtur
         lines = archive.read("AX.tsv").decode().splitlines()
     assert lines[0] == "index\tprediction" and len(lines) == 3
     assert lines[1].split("\t")[1] in ("entailment", "neutral", "contradiction")
+    table = Path("data/mnli_small/dev.tsv").read_text().splitlines()
+    Path("diagnostic.tsv").write_text("\n".join(table) + "\n")
+    evaluate = ["evaluate", "checkpoint=runs/all/mnli", "cache_dir=cache", "device=cpu"]
+    assert cli.main([*evaluate, "task=ax", "task.path=diagnostic.tsv"]) == 0
+    assert "n = 12" in capsys.readouterr().out
+    assert cli.main([*evaluate, "task=cb", "task.path=data/SST-2"]) == 2
+    capsys.readouterr()
     written = Path("runs/all/mnli/result.json").stat().st_mtime_ns
     assert cli.main(words) == 0
     assert Path("runs/all/mnli/result.json").stat().st_mtime_ns == written

@@ -327,3 +327,13 @@ def test_take_keeps_rows_together(tmp_path):
     assert taken.ids == [rows.ids[3], rows.ids[1]] and taken.origin == [rows.origin[3], rows.origin[1]]
     assert texts_of(taken)[1] == [texts_of(rows)[1][3], texts_of(rows)[1][1]]
     assert taken.labels.tolist() == rows.labels[[3, 1]].tolist()
+
+
+def test_repeated_ids_and_unlabelled_tests_are_said(tmp_path):
+    table(tmp_path / "train.tsv", ["id", "text", "label"], [[n % 3, f"a text {n}", n % 2] for n in range(6)])
+    table(tmp_path / "dev.tsv", ["id", "text", "label"], [[n, f"a text {n}", n % 2] for n in range(4)])
+    table(tmp_path / "test.tsv", ["text"], [["a text"]])
+    facts = load(task_config("classification", path=tmp_path)).facts
+    (warning,) = facts["warnings"]
+    assert "train.tsv:5: id 0 is that of" in warning and "train.tsv:2 too, and 2 more" in warning
+    assert facts["without_labels"] == "test: not scored"

@@ -109,6 +109,24 @@ def numbers(config: TaskConfig, values: Sequence[Any], origin: Sequence[tuple[st
     return found
 
 
+def repeated_ids(columns: Mapping[str, list], origin: Sequence[tuple[str, int]]) -> str | None:
+    """What there is to say of rows that share the number that `row_ids` reads; None where none do."""
+    for name in IDS:
+        if name not in columns or not len(columns[name]):
+            continue
+        words = [str(value) for value in columns[name]]
+        first: dict[str, int] = {}
+        again = [row for row, word in enumerate(words) if first.setdefault(word, row) != row]
+        if not again:
+            return None
+        row = again[0]
+        return (
+            f"{place(origin[row])}: {name} {words[row]} is that of {place(origin[first[words[row]]])} too"
+            f"{f', and {len(again) - 1:,} more' if len(again) > 1 else ''}: rows go by their places instead"
+        )
+    return None
+
+
 def row_ids(columns: Mapping[str, list], count: int) -> list[str | int]:
     """The rows' own numbers where a column holds them and no two are alike, else their places from 0."""
     for name in IDS:
