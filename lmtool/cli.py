@@ -179,6 +179,10 @@ def run(verb: str, config: Any, overrides: list[str]) -> Any:
         from lmtool.commands import predict
 
         return predict.run(config, overrides)
+    if verb == "generate":
+        from lmtool.commands import generate
+
+        return generate.run(config, overrides)
     if verb == "export":
         from lmtool.commands import export
 

@@ -12,6 +12,7 @@ from lmtool.config.tables import Choice, lookup
 
 # Each room's module enters its components into the tables.
 from lmtool.data.configs import DataConfig
+from lmtool.generation.configs import GenerationConfig
 from lmtool.learners.configs import ObjectiveConfig
 from lmtool.models import encoder_configs as encoder_configs
 from lmtool.models import encoder_decoder_configs as encoder_decoder_configs
@@ -248,6 +249,24 @@ class PredictConfig(UseConfig):
     probabilities: bool = Field(False, description="Write the probabilities of all classes to the output.")
 
 
+class GenerateConfig(UseConfig, GenerationConfig):
+    """`lmtool generate`: write text."""
+
+    verbatim: ClassVar[tuple[str, ...]] = ("prompt",)
+
+    prompt: str | None = Field(None, description="One text to begin with; or give input.")
+    input: str | None = Field(
+        None,
+        description="File of prompts, one a line (.txt) or in a column (.tsv, .csv, .jsonl); - reads lines from "
+        "standard input.",
+        min_length=1,
+    )
+    column: str | None = Field(
+        None, description="Column of the prompts in a table. Null: text, or the one that the checkpoint's task reads."
+    )
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of the draws: the same seed gives the same text.")
+
+
 class TokenizerCommandConfig(CommandConfig):
     """`lmtool tokenizer`: train a vocabulary on text."""
 
@@ -283,6 +302,7 @@ COMMANDS: dict[str, type[Any]] = {
     "finetune": FinetuneConfig,
     "evaluate": EvaluateConfig,
     "predict": PredictConfig,
+    "generate": GenerateConfig,
     "tokenizer": TokenizerCommandConfig,
     "export": ExportConfig,
     "import": ImportConfig,

@@ -53,11 +53,12 @@ class HeldOutSplits:
         return {split: part.loader.facts() for split, part in self.splits.items()}
 
     def score(self, precision: Precision, calibrates: bool = False) -> SplitEvaluations:
-        """One pass over all of them. calibrates: the first tunes what turns scores into decisions."""
+        """One pass over all of them. calibrates: they choose among checkpoints, and the first tunes what
+        turns scores into decisions."""
         evaluations = {}
         for split, part in self.splits.items():
             scorer = self.learner.scorer(part.data, part.examples, self.predictors)
-            scorer.calibrates = calibrates and part is self.first
+            scorer.calibrates, scorer.selects = calibrates and part is self.first, calibrates
             evaluations[split] = evaluate(self.learner, scorer, part.loader.epoch_batches(), precision)
         return SplitEvaluations(evaluations)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from lmtool.commands.configs import (
     FinetuneConfig,
+    GenerateConfig,
     PredictConfig,
     PretrainConfig,
     RunConfig,
@@ -220,6 +221,14 @@ def something_to_read(text: str | None, pair: str | None, source: str | None) ->
         yield Problem("text", f"{given}: one of them is read", 'give text="..." or input=FILE (- reads standard input)')
     if pair is not None and text is None:
         yield Problem("pair", "pair is the second text, and text, the first, is not given", 'give text="..." too')
+
+
+@rule(GenerateConfig, "prompt", "input")
+def something_to_begin_with(prompt: str | None, source: str | None) -> Iterator[Problem]:
+    """Generate reads one prompt or one file."""
+    if (prompt is None) == (source is None):
+        given = "neither prompt nor input given" if prompt is None else "prompt and input given"
+        yield Problem("prompt", f"{given}: one of them is read", 'give prompt="..." or input=FILE (- reads lines)')
 
 
 @rule(TokenizerCommandConfig, "tokenizer")

@@ -104,6 +104,9 @@ def write_predictions(opened: OpenRun, learner: BaseLearner, held_out: HeldOutSp
         opened.output.line(f"warning: {warning}", "yellow")
     classes = final.first.details.get("classes")
     said = {"validation_examples": sum(map(len, held_out.first.data.rows.values())), "warnings": final.warnings}
+    if learner.scores_part:
+        # In training a part of the rows was scored: here are all.
+        said |= {"metrics": final.metrics(), "value": final.metrics()[learner.metric.name]}
     return said if classes is None else {**said, "classes": classes}
 
 

@@ -111,11 +111,7 @@ class Space:
             if self.start is None:
                 raise ValueError("an encoder-decoder's answer begins with a start token; none is given")
             return Answer(self.backbone, head, vocabulary, prompts, self.start, limit)
-        if not isinstance(self.backbone, Decoder):
-            raise UserError(
-                f"model={self.backbone.config.name} generates no text: it is an encoder",
-                "lmtool predict fills its masks",
-            )
+        assert isinstance(self.backbone, Decoder)
         capacity = min(max(map(len, prompts)) + limit, self.backbone.longest_text)
         return Continuation(self.backbone, head, vocabulary, prompts, capacity, prefix)
 

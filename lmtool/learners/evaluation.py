@@ -73,10 +73,12 @@ class Scorer(ABC):
     a batch.
 
     calibrates: whether its result may tune what turns scores into decisions (a threshold): in training, on the
-    development rows that choose the best checkpoint.
+    development rows that choose the best checkpoint. selects: whether its scores choose among checkpoints, in training
+    too: what costs much may be done for a part of the rows.
     """
 
     calibrates: bool = False
+    selects: bool = False
 
     @abstractmethod
     def add(self, batch: Batch) -> None:

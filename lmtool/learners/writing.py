@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -18,38 +19,38 @@ from lmtool.generation.configs import GenerationConfig
 from lmtool.generation.generate import BATCH_TOKENS, Space, generate
 from lmtool.generation.strategies import Watch
 from lmtool.heads.lm import LMHead
-from lmtool.models.base import Backbone
+from lmtool.models.base import Backbone, Decoder
 from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision
 
 
 class Writer(ABC):
-    """layout: puts a prompt's special tokens around its ids; None: as the model's family does. prefix: whether all of a
-    prompt sees all of it, on a decoder that learned so. start: the token that an answer begins with."""
+    """prefix: whether all of a prompt sees all of it, on a decoder that learned so. start: the token that an answer
+    begins with. before: text in front of every prompt's."""
 
     def __init__(
         self,
         backbone: Backbone,
         head: LMHead,
         tokenizer: Tokenizer,
-        layout: Callable[[np.ndarray], np.ndarray] | None = None,
         prefix: bool = False,
         start: int | None = None,
+        before: str = "",
     ):
         self.backbone, self.head, self.tokenizer, self.prefix = backbone, head, tokenizer, prefix
-        self.layout = self._own_layout if layout is None else layout
+        self.before = before
         self.space = Space(backbone, start)
         # A vocabulary may have no end (GPT's of 2018).
         self.ends = tuple(number for role, number in tokenizer.roles.items() if role == "eos")
 
     @abstractmethod
-    def _own_layout(self, ids_L: np.ndarray) -> np.ndarray:
-        """The family's layout of a prompt."""
+    def _laid_out(self, ids_L: np.ndarray) -> np.ndarray:
+        """A prompt with its special tokens."""
 
     def prompt(self, text: str) -> list[int]:
         """The tokens that the model reads of a text."""
-        return self.layout(self.encode(text)).tolist()
+        return self._laid_out(self.encode(self.before + text)).tolist()
 
     def prompts(self, texts: Sequence[str], origin: Sequence[tuple[str, int]]) -> list[list[int]]:
         """Those of several texts. UserError with file:line where one leaves the model no room to write."""
@@ -88,11 +89,15 @@ class Writer(ABC):
         """The text with what was written, as a reader wants it. given: the prompt's text."""
         return self.text(prompt, new)
 
+    def grows(self, prompt: Sequence[int]) -> bool:
+        """Whether `whole` of more tokens begins with that of fewer, so that it can be shown while it is written."""
+        return True
 
-class Continues(Writer):
+
+class Continuing(Writer):
     """A decoder."""
 
-    def _own_layout(self, ids_L: np.ndarray) -> np.ndarray:
+    def _laid_out(self, ids_L: np.ndarray) -> np.ndarray:
         return ids_L if len(ids_L) else np.array([self.tokenizer.role("eos")])
 
     def text(self, prompt: Sequence[int], new: Sequence[int]) -> str:
@@ -102,7 +107,20 @@ class Continues(Writer):
         return given + self.text(prompt, new)
 
 
-class Answers(Writer):
+class Replying(Continuing):
+    """A decoder that writes a target behind a source and the end token between them."""
+
+    def _laid_out(self, ids_L: np.ndarray) -> np.ndarray:
+        return np.append(ids_L, self.tokenizer.role("eos"))
+
+    def text(self, prompt: Sequence[int], new: Sequence[int]) -> str:
+        return self.tokenizer.decode(new).strip()
+
+    def whole(self, given: str, prompt: Sequence[int], new: Sequence[int]) -> str:
+        return self.text(prompt, new)
+
+
+class Answering(Writer):
     """An encoder-decoder. Its gaps are written as the tokenizer writes them: <extra_id_0>, <extra_id_1>, ... (T5),
     <mask> (BART)."""
 
@@ -111,15 +129,16 @@ class Answers(Writer):
         backbone: EncoderDecoder,
         head: LMHead,
         tokenizer: Tokenizer,
-        layout: Callable[[np.ndarray], np.ndarray] | None = None,
+        before: str = "",
     ):
         self._format = text_format(backbone.config.text_format, tokenizer)
-        super().__init__(backbone, head, tokenizer, layout, start=tokenizer.role(backbone.config.start_role))
+        start = tokenizer.role(backbone.config.start_role)
+        super().__init__(backbone, head, tokenizer, start=start, before=before)
         gaps = [*tokenizer.sentinels, *(number for role, number in tokenizer.roles.items() if role == "mask")]
         self.gaps = dict(zip(tokenizer.pieces(gaps), gaps, strict=True))
         self._gap = re.compile("(" + "|".join(map(re.escape, sorted(self.gaps, key=len, reverse=True))) + ")")
 
-    def _own_layout(self, ids_L: np.ndarray) -> np.ndarray:
+    def _laid_out(self, ids_L: np.ndarray) -> np.ndarray:
         return self._format.single(ids_L)[0]
 
     def encode(self, text: str) -> np.ndarray:
@@ -136,8 +155,7 @@ class Answers(Writer):
 
     def whole(self, given: str, prompt: Sequence[int], new: Sequence[int]) -> str:
         """Of a text with gaps that the model names, each filling in the place of its gap."""
-        sentinels = {*self.tokenizer.sentinels} & {*prompt}
-        if not sentinels:
+        if self.grows(prompt):
             return self.text(prompt, new)
         fillings: dict[int, list[int]] = {}
         current: list[int] = []
@@ -150,10 +168,29 @@ class Answers(Writer):
         parts = (f"[{filled[run].strip()}]" if run in self.gaps else run for run in self._gap.split(given))
         return "".join(parts)
 
+    def grows(self, prompt: Sequence[int]) -> bool:
+        return not {*self.tokenizer.sentinels} & {*prompt}
+
     def _plain(self, ids: Sequence[int]) -> str:
         """Text without the special tokens that stand around it; the names of gaps are kept."""
         hidden = self.tokenizer.special_ids - set(self.tokenizer.sentinels)
         return self.tokenizer.decode([number for number in ids if number not in hidden], skip_special=False)
+
+
+def writer_of(backbone: Backbone, head: LMHead, tokenizer: Tokenizer, task: Mapping[str, Any] | None = None) -> Writer:
+    """The writer of a language model. task: the section of the task that it learned, if one: texts from texts have a
+    `prefix`, and on a decoder a `mask`. UserError where the model is an encoder."""
+    section = task or {}
+    before = str(section.get("prefix", ""))
+    if isinstance(backbone, EncoderDecoder):
+        return Answering(backbone, head, tokenizer, before)
+    if not isinstance(backbone, Decoder):
+        raise UserError(
+            f"model={backbone.config.name} generates no text: it is an encoder", "lmtool predict fills its masks"
+        )
+    if not section:
+        return Continuing(backbone, head, tokenizer)
+    return Replying(backbone, head, tokenizer, section.get("mask") == "prefix", before=before)
 
 
 def written(

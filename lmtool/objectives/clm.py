@@ -19,7 +19,7 @@ from lmtool.heads.lm import LMHead, lm_head
 from lmtool.learners.base import BaseLearner, Warn, silent
 from lmtool.learners.baseline import ConstantPredictor, token_counts
 from lmtool.learners.targets import labels_of, places_of
-from lmtool.learners.writing import Continues, written
+from lmtool.learners.writing import Continuing, written
 from lmtool.models.base import Decoder
 from lmtool.objectives.checks.causal import CausalInspector
 from lmtool.objectives.checks.streams import StreamInspector
@@ -87,8 +87,8 @@ class CausalLanguageModel(BaseLearner):
     def _lm(self) -> LMHead:
         return cast(LMHead, self.heads["lm"])
 
-    def writer(self) -> Continues:
-        return Continues(self.backbone, self._lm, self.tokenizer)
+    def writer(self) -> Continuing:
+        return Continuing(self.backbone, self._lm, self.tokenizer)
 
     def samples(self, batch: Batch, n: int) -> list[dict[str, str]]:
         """The first n documents of a batch as plain data: the `prompt`, their first tokens, and the `text` that the

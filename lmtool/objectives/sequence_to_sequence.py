@@ -17,7 +17,7 @@ from lmtool.heads.lm import LMHead, lm_head
 from lmtool.learners.base import BaseLearner, Warn, silent
 from lmtool.learners.baseline import ConstantPredictor, token_counts
 from lmtool.learners.targets import labels_of
-from lmtool.learners.writing import Answers, written
+from lmtool.learners.writing import Answering, written
 from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.objectives.clm import SAMPLED
 from lmtool.objectives.configs import NextTokenConfig
@@ -75,8 +75,8 @@ class SequenceToSequence(BaseLearner):
     def _table(self) -> Tensor:
         return self.backbone.embed.token.weight
 
-    def writer(self) -> Answers:
-        return Answers(self.backbone, self._lm, self.tokenizer)
+    def writer(self) -> Answering:
+        return Answering(self.backbone, self._lm, self.tokenizer)
 
     def samples(self, batch: Batch, n: int) -> list[dict[str, Any]]:
         """The first n examples of a batch as plain data: the `prompt` that the encoder reads, and the `text` that the

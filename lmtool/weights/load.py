@@ -5,7 +5,7 @@ Shape letters: B rows, L their padded length, T real tokens, H hidden width, V v
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,9 @@ from lmtool.config.base import Config
 from lmtool.config.checkpoint import find, read_config
 from lmtool.config.tables import Choice
 from lmtool.errors import UserError
+from lmtool.generation.configs import GenerationConfig
+from lmtool.heads.lm import LMHead
+from lmtool.learners.writing import writer_of
 
 # The families, and the tuning methods, enter themselves into the tables.
 from lmtool.models import encoder_configs as encoder_configs
@@ -53,12 +56,25 @@ class ModelOutput:
 @dataclass(frozen=True)
 class Loaded:
     """model: in evaluation mode. tokenizer: None where the checkpoint has none. config: of the model. report: which
-    parts of the checkpoint were taken."""
+    parts of the checkpoint were taken. task: the section of the task that it was trained for, if one."""
 
     model: PaddedModel
     tokenizer: Tokenizer | None
     config: ModelConfig
     report: LoadReport
+    task: Mapping[str, Any] | None = None
+
+    def generate(self, prompts: Sequence[str], seed: int = 0, **settings: Any) -> list[str]:
+        """What the model writes to each prompt: a decoder's continuation, an encoder-decoder's answer. settings: fields
+        of `GenerationConfig` (max_new_tokens, temperature, beams, ...). UserError where it writes no text."""
+        head = dict(self.model.parts.heads.items()).get("lm")
+        if self.tokenizer is None or not isinstance(head, LMHead):
+            missing = "tokenizer" if self.tokenizer is None else "head that writes text"
+            raise UserError(f"the checkpoint has no {missing}", "give one that a language model was trained in")
+        writer = writer_of(self.model.parts.backbone, head, self.tokenizer, self.task)
+        ids = writer.prompts(prompts, [("prompts", number) for number in range(len(prompts))])
+        new = writer.write(ids, GenerationConfig(**settings), seed)
+        return [writer.text(*pair) for pair in zip(ids, new, strict=True)]
 
 
 class PaddedModel(nn.Module):
@@ -125,7 +141,7 @@ def load(checkpoint: str | Path, device: str = "cpu", offline: bool = False) -> 
     assert report is not None
     roles = {} if tokenizer is None else tokenizer.roles
     model = PaddedModel(parts, roles.get(getattr(saved.model, "start_role", ""))).to(device).eval()
-    return Loaded(model, tokenizer, saved.model, report)
+    return Loaded(model, tokenizer, saved.model, report, saved.task)
 
 
 @dataclass(frozen=True)

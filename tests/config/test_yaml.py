@@ -42,6 +42,7 @@ NEEDS = {
     "tokenizer": ["output=x"],
     "evaluate": ["checkpoint=none"],
     "predict": ["checkpoint=none", "text=a"],
+    "generate": ["checkpoint=none", "prompt=a"],
     "export": ["checkpoint=none", "output=x"],
     "import": ["checkpoint=none", "output=x"],
 }
@@ -79,7 +80,15 @@ def cases() -> Iterator[tuple[str, tuple[str, ...]]]:
             partners = PARTNERS.get(group, {}) if verb == "pretrain" else {}
             model = [f"model={choice}" for start, choice in partners.items() if name.startswith(start)]
             needs = [choice for choice in NEEDS[verb] if not choice.startswith(f"{group}=")]
+            if group == "task" and writes_texts(name):
+                needs = ["model=t5_tiny"]
             yield verb, (*needs, *model, f"{group}={name}", *required(group, name))
+
+
+def writes_texts(task: str) -> bool:
+    """Whether a task is none for an encoder."""
+    fields = yaml.safe_load((CONF / "task" / f"{task}.yaml").read_text(encoding="utf-8"))
+    return "seq2seq" in (fields.get("kind"), *fields.get("defaults", ()))
 
 
 def required(group: str, name: str) -> Iterator[str]:

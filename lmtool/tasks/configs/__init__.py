@@ -5,6 +5,7 @@ from lmtool.tasks.configs.extractive_qa import ExtractiveQaConfig
 from lmtool.tasks.configs.glue import GlueConfig
 from lmtool.tasks.configs.multiple_choice import MultipleChoiceConfig
 from lmtool.tasks.configs.objective import TaskObjectiveConfig, tasks_of
+from lmtool.tasks.configs.seq2seq import ScheduledSamplingConfig, Seq2SeqConfig
 from lmtool.tasks.configs.sequence import (
     ClassificationConfig,
     ClassLossConfig,
@@ -25,6 +26,8 @@ __all__ = [
     "MultiLabelLossConfig",
     "MultipleChoiceConfig",
     "RegressionConfig",
+    "ScheduledSamplingConfig",
+    "Seq2SeqConfig",
     "SequenceConfig",
     "SpanClassificationConfig",
     "TaskConfig",

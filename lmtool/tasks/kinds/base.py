@@ -195,7 +195,7 @@ class TaskLearner(BaseLearner):
     def inspector(self, examples: Any, max_length: int) -> TaskInspector:
         return TaskInspector(self, examples, max_length)
 
-    def scorer(self, data: SplitData, examples: Examples, predictors: Mapping[str, Predictor]) -> TaskScorer:
+    def scorer(self, data: SplitData, examples: Examples, predictors: Mapping[str, Predictor]) -> Scorer:
         parts = len(examples.plan(0))
         return TaskScorer(self, self.rows(data), data.split, parts, predictors.get(self.term))
 

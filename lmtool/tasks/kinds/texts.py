@@ -27,7 +27,7 @@ _TEXTS = 4096
 _SIDES = ("first", "second")
 
 
-class _Texts:
+class EncodedTexts:
     """E texts as ids laid end to end, with their (E,) borders."""
 
     def __init__(self, texts: list[str], tokenizer: Tokenizer):
@@ -72,7 +72,7 @@ class SequenceExamples:
             raise UserError(
                 f"max_length={max_length} leaves no room for text", f"max_length={self.template.overhead + 8} or more"
             )
-        self._texts = [_Texts(texts, tokenizer) for texts in rows.columns.values()]
+        self._texts = [EncodedTexts(texts, tokenizer) for texts in rows.columns.values()]
         lengths = [text.lengths for text in self._texts]
         row, part, begin = np.arange(len(rows)), np.zeros(len(rows)), np.zeros(len(rows))
         if stride is None:

@@ -73,4 +73,13 @@ def _table(config: TaskConfig, origin: str, rows: Any) -> Table:
         names = getattr(getattr(feature, "feature", feature), "names", None)  # of a class, or of a list of classes
         if names:
             columns[name] = [named(value, names) for value in columns[name]]
-    return Table(columns, [(origin, number) for number in range(len(rows))], tuple(columns))
+    return Table(_flat(columns), [(origin, number) for number in range(len(rows))], tuple(columns))
+
+
+def _flat(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """With a column for each key of a column of objects, NAME.KEY (`translation.de`)."""
+    flat = dict(columns)
+    for name, values in columns.items():
+        if values and all(isinstance(value, dict) for value in values):
+            flat |= {f"{name}.{key}": [value.get(key) for value in values] for key in values[0]}
+    return flat

@@ -1,0 +1,100 @@
+"""`lmtool generate`: text from a checkpoint, continued by a decoder, answered by an encoder-decoder."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from lmtool.commands.configs import GenerateConfig
+from lmtool.commands.predictions import check_output, write_output
+from lmtool.commands.trained import Trained, load_trained
+from lmtool.data.files import STANDARD_INPUT, read_lines, regular_file
+from lmtool.data.tables import read_table
+from lmtool.errors import UserError
+from lmtool.generation.configs import GenerationConfig
+from lmtool.learners.writing import Writer
+from lmtool.reporting.console import Output, SafeStream
+from lmtool.terminal import visible
+
+TABLES = (".tsv", ".csv", ".jsonl", ".json")
+Prompts = tuple[list[str], list[tuple[str, int]]]
+
+
+def run(config: GenerateConfig, overrides: list[str]) -> None:
+    """Read the prompts, write; one prompt for the screen is shown as it grows."""
+    check_output(config.output)
+    trained, output = load_trained(config), Output()
+    writer = trained.learner().writer()
+    texts, origin = _prompts(config, trained)
+    prompts = writer.prompts(texts, origin)
+    settings = GenerationConfig.model_validate({name: getattr(config, name) for name in GenerationConfig.model_fields})
+    limit = min(writer.space.limit(len(prompt), settings.max_new_tokens) for prompt in prompts)
+    if limit < settings.max_new_tokens:
+        output.line(f"warning: the model is full after {limit} of max_new_tokens={settings.max_new_tokens}", "yellow")
+    streams = config.output is None and len(texts) == 1 and settings.beams == 1 and writer.grows(prompts[0])
+    watch = _Screen(writer, texts[0], prompts[0]) if streams else None
+    with trained.precision.autocast():
+        new = writer.write(prompts, settings, config.seed, config.batch_tokens, watch)
+    if watch is not None:
+        watch.end()
+        return
+    answers = zip(texts, prompts, new, strict=True)
+    if config.output is not None:
+        rows = ({"prompt": text, "text": writer.whole(text, prompt, ids)} for text, prompt, ids in answers)
+        write_output(config.output, rows)
+        output.line(f"{len(texts):,} texts written to {config.output}")
+        return
+    for text, prompt, ids in answers:
+        output.line(writer.whole(text, prompt, ids))
+
+
+class _Screen:
+    """Prints a text as it grows: what may still change, half a character, waits for the next token."""
+
+    def __init__(self, writer: Writer, given: str, prompt: Sequence[int]):
+        self.writer, self.given, self.prompt = writer, given, prompt
+        self.tokens: list[int] = []
+        self.stream, self.printed = SafeStream(sys.stdout), 0
+        self._print()
+
+    def __call__(self, number: int, token: int) -> None:
+        self.tokens.append(token)
+        self._print()
+
+    def _print(self, last: bool = False) -> None:
+        text = self.writer.whole(self.given, self.prompt, self.tokens)
+        settled = text if last else text.rstrip("\ufffd")
+        if len(settled) > self.printed:
+            lines = settled[self.printed :].split("\n")
+            self.stream.write("\n".join(map(visible, lines)))
+            self.stream.flush()
+            self.printed = len(settled)
+
+    def end(self) -> None:
+        """The rest, and a line end."""
+        self._print(last=True)
+        self.stream.write("\n")
+        self.stream.flush()
+
+
+def _prompts(config: GenerateConfig, trained: Trained) -> Prompts:
+    """The prompts, and (file, line) of each."""
+    if config.prompt is not None:
+        return [config.prompt], [("prompt", 1)]
+    assert config.input is not None
+    if Path(config.input).suffix.lower() in TABLES:
+        table = read_table(regular_file("input", config.input))
+        task = getattr(trained.config, "task", None)
+        name = config.column or (task.text[0] if task is not None else "text")
+        if name not in table.columns:
+            raise UserError(
+                f"input={config.input}: no column {name}; there are {', '.join(table.columns)}", "give column=NAME"
+            )
+        return [str(value) for value in table.columns[name]], table.origin
+    path = STANDARD_INPUT if config.input == "-" else regular_file("input", config.input)
+    lines = [(line, (config.input, number)) for number, line in read_lines(path) if line.strip()]
+    if not lines:
+        raise UserError(f"input={config.input}: no lines of text in it", "give one prompt a line")
+    texts, origin = zip(*lines, strict=True)
+    return list(texts), list(origin)

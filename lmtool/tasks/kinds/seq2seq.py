@@ -1,0 +1,347 @@
+"""A text from a text: translation, summaries, dialogue, data to text, parsing, code, answers without a context.
+
+The targets are learned by teacher forcing (Sutskever et al. 2014), over encoder-decoders and over decoders, which read
+the source in front of the target (Liu et al. 2018); scored on what is generated. Rows of the same source have one
+prediction, which is scored against the targets of them all.
+
+Shape letters: N documents of a batch, T their tokens, M tokens that are predicted, H hidden width.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lmtool import streams
+from lmtool.data.split import Rows, SplitData
+from lmtool.errors import UserError
+from lmtool.heads.lm import LMHead, lm_head
+from lmtool.learners.base import Answers, Progress, Warn, no_progress, silent
+from lmtool.learners.baseline import ConstantPredictor, Predictor, token_counts
+from lmtool.learners.evaluation import Evaluation, Scorer
+from lmtool.learners.targets import places_of
+from lmtool.learners.terms import TermSums
+from lmtool.learners.writing import Writer, writer_of
+from lmtool.metrics import Metric
+from lmtool.metrics.texts import TEXT_METRICS, require_scorers, text_scores
+from lmtool.models.base import Backbone
+from lmtool.tasks.configs import Seq2SeqConfig
+from lmtool.tasks.kinds.base import Prediction, TaskKind, TaskLearner
+from lmtool.tasks.kinds.labels import is_unlabelled, place, row_ids, text_of
+from lmtool.tasks.kinds.scheduled_sampling import share_of_truth
+from lmtool.tasks.kinds.text_pairs import TextPairs
+from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.training.precision import Precision
+from lmtool.types import Batch, Scores, StepOutput, send
+
+# A counter of the sample stream: which development rows are generated in training.
+_GENERATED = 2
+
+
+class Seq2Seq(TaskKind):
+    """Rows of a source, with the texts that are right for it."""
+
+    config: Seq2SeqConfig
+
+    def with_labels(self, columns: Mapping[str, list[Any]], origin: Sequence[tuple[str, int]]) -> Seq2SeqConfig:
+        """The same. UserError where a metric cannot be computed: before anything is trained."""
+        require_scorers(self.config.metrics)
+        return self.config
+
+    def rows(self, columns: dict[str, list[Any]], origin: list[tuple[str, int]], labelled: bool) -> Rows:
+        (name,) = self.config.text
+        sources = [text_of(self.config, name, value, where) for value, where in zip(columns[name], origin, strict=True)]
+        values, labels = columns.get(self.config.label), None
+        if labelled or (values is not None and not is_unlabelled(values)):
+            labels = [self._targets(value, where) for value, where in zip(values or [], origin, strict=True)]
+        return Rows(row_ids(columns, len(origin)), {name: sources}, labels, origin)
+
+    def _targets(self, value: Any, where: tuple[str, int]) -> tuple[str, ...]:
+        """The right texts of a row. UserError where there is none, or one is empty."""
+        texts = value if isinstance(value, list | tuple) else [value]
+        targets = tuple("" if text is None else text_of(self.config, self.config.label, text, where) for text in texts)
+        if not targets or not all(target.strip() for target in targets):
+            raise UserError(
+                f"{place(where)}: the column {self.config.label} is empty: there is no target to learn",
+                "fill it, or take the row out",
+            )
+        return targets
+
+    def facts(self, train: Rows) -> tuple[dict[str, Any], list[str]]:
+        (sources,) = train.columns.values()
+        empty = sum(not source.strip() for source in sources)
+        return {"sources": len(set(sources))}, [f"{empty:,} empty sources in the training rows"] if empty else []
+
+    def texts(self, rows: Rows) -> list[Sequence[str]]:
+        """Both sides."""
+        (sources,) = rows.columns.values()
+        targets = [target for targets in rows.labels or () for target in targets]
+        return [[self.config.prefix, *sources], targets]
+
+    def learner(self, backbone: Backbone, tokenizer: Tokenizer, seed: int) -> Seq2SeqLearner:
+        return Seq2SeqLearner(self, backbone, tokenizer, seed)
+
+    def metrics(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, float]:
+        """Of one prediction a row."""
+        references = [tuple(targets) for targets in rows.labels or ()]
+        return text_scores(self.config.metrics, [row.value for row in predictions], references)
+
+    def constant(self, train: Rows) -> tuple[str, Prediction]:
+        """The most frequent target of the training rows."""
+        counts = Counter(target for targets in train.labels or () for target in targets)
+        text, count = counts.most_common(1)[0]
+        return "most frequent target", Prediction(text, count / counts.total())
+
+    def shown(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return value
+        return value[0] if len(value) == 1 else list(value)
+
+    def line(self, record: Mapping[str, Any]) -> str:
+        return str(record["prediction"])
+
+    @property
+    def metric(self) -> Metric:
+        return TEXT_METRICS[self.config.metric]
+
+
+def by_source(rows: Rows) -> Rows:
+    """The first row of every source, in their order; labelled rows with the targets of all rows of that source."""
+    (sources,) = rows.columns.values()
+    first: dict[str, int] = {}
+    targets: dict[str, list[str]] = {}
+    for number, source in enumerate(sources):
+        first.setdefault(source, number)
+        if rows.labels is not None:
+            targets.setdefault(source, []).extend(rows.labels[number])
+    distinct = rows.take(np.array(list(first.values()), dtype=np.int64))
+    if rows.labels is None:
+        return distinct
+    return replace(distinct, labels=[tuple(dict.fromkeys(targets[source])) for source in first])
+
+
+class Seq2SeqLearner(TaskLearner):
+    """The one term is the cross entropy of every token of the target, its end too."""
+
+    config: Seq2SeqConfig
+
+    def __init__(self, kind: Seq2Seq, backbone: Backbone, tokenizer: Tokenizer, seed: int):
+        super().__init__(kind, backbone, tokenizer, seed)
+        # The pretrained one, where there is one: a target is text like any other.
+        self.add_head("lm", lm_head(backbone))
+        self.scores_part = kind.config.generate_examples is not None
+
+    @property
+    def _lm(self) -> LMHead:
+        return cast(LMHead, self.heads["lm"])
+
+    @property
+    def _table(self) -> Tensor:
+        return self.backbone.embed.token.weight
+
+    def examples(self, data: SplitData, max_length: int) -> TextPairs:
+        return TextPairs(
+            self.config, self.rows(data), self.tokenizer, self.backbone.config, max_length, data.split
+        )  # fmt: skip
+
+    def counts(self, batch: Batch) -> dict[str, float]:
+        return {self.term: float(len(self.labels(batch)))}
+
+    def outputs(self, batch: Batch, step: int) -> Tensor:
+        """(M, H) hidden states at the places that predict."""
+        draws = self.draws(batch, step)
+        if batch.outputs is not None:
+            return self.backbone(batch.inputs, draws, batch.outputs)
+        return self.backbone(batch.inputs, draws, read_M=places_of(batch, self.term))
+
+    def forward(self, batch: Batch, step: int) -> StepOutput:
+        truth = share_of_truth(self.config.scheduled_sampling, step)
+        if self.training and truth < 1.0:
+            batch = self._with_predictions(batch, step, truth)
+        labels = self.labels(batch)
+        total = self._lm.loss_sum(self.outputs(batch, step), self._table, labels, self.config.label_smoothing)
+        return StepOutput({self.term: total}, self.weights)
+
+    @torch.no_grad()
+    def _with_predictions(self, batch: Batch, step: int, truth: float) -> Batch:
+        """The batch with own predictions in the place of some true tokens that are read: those of a forward over the
+        true ones (Mihaylova and Martins 2019), the best token each. truth: the share that stays."""
+        self.eval()
+        try:
+            hidden_MH = self.outputs(batch, step)
+        finally:
+            self.train()
+        _, best_M = self._lm.scores(hidden_MH, self._table, self.labels(batch))
+        side = batch.inputs if batch.outputs is None else batch.outputs
+        # Token m of the targets is read one place behind the one that predicts it, unless it is the text's last one.
+        host = batch.host
+        packed = host.inputs if host.outputs is None else host.outputs
+        at_M = places_of(host, self.term)
+        documents_M = packed.documents[at_M]
+        ends_N = torch.tensor([start + length for start, length in zip(packed.starts, packed.lengths, strict=True)])
+        read_M = at_M + 1 < ends_N[documents_M]
+        uniform = streams.uniform_at(
+            self.seed, "sample", step, host.examples[documents_M].numpy(), packed.positions[at_M].numpy()
+        )
+        own_M = read_M & (torch.from_numpy(uniform) >= truth)
+        chosen = send(own_M.nonzero()[:, 0], side.tokens.device)
+        tokens_T = side.tokens.clone()
+        tokens_T[send(at_M, side.tokens.device)[chosen] + 1] = best_M[chosen]
+        changed = replace(side, tokens=tokens_T)
+        return replace(batch, inputs=changed) if batch.outputs is None else replace(batch, outputs=changed)
+
+    def scores(self, outputs: Tensor, batch: Batch) -> Scores:
+        side = batch.inputs if batch.outputs is None else batch.outputs
+        labels = self.labels(batch)
+        each, best = self._lm.scores(outputs, self._table, labels)
+        return Scores(each, labels, best, side.documents[places_of(batch, self.term)])
+
+    def parts(self, outputs: Tensor, batch: Batch) -> list[Any]:
+        raise TypeError("texts are generated, not read off outputs")
+
+    def scorer(self, data: SplitData, examples: Any, predictors: Mapping[str, Predictor]) -> GeneratedScorer:
+        return GeneratedScorer(self, self.rows(data), data.split, examples, predictors.get(self.term))
+
+    def predictors(self, train: SplitData, examples: TextPairs) -> dict[str, ConstantPredictor]:
+        """Unigrams of the training targets, with the special tokens around them."""
+        assert examples.targets is not None
+        counts = token_counts(examples.targets.ids, self.tokenizer.vocab_size)
+        for token in (
+            examples.template.pieces[-1] if not examples.two_stacks else np.concatenate(examples.template.pieces)
+        ):
+            counts[token] += len(examples.rows)
+        return {self.term: ConstantPredictor.of_counts("unigram", counts)}
+
+    def baseline(
+        self, train: SplitData, held_out: SplitData, batches: Iterable[Batch], predictors: Mapping[str, Predictor]
+    ) -> dict[str, Any]:
+        """The better of two that write without a model: the source again, and the most frequent target."""
+        rows, (name, constant) = by_source(self.rows(held_out)), self.kind.constant(self.rows(train))
+        (sources,) = rows.columns.values()
+        given = {name: [constant] * len(rows), "copy of the source": [Prediction(source, 1.0) for source in sources]}
+        scores = {title: self.kind.metrics(rows, predictions) for title, predictions in given.items()}
+        best = max(scores, key=lambda title: scores[title][self.metric.name])
+        return {
+            "name": best,
+            "prediction": constant.value if best == name else "the source",
+            "metric": self.metric.name,
+            "value": scores[best][self.metric.name],
+            "metrics": scores[best],
+            "all": scores,
+        }
+
+    def samples(self, batch: Batch, n: int) -> list[dict[str, Any]]:
+        return []  # predictions.jsonl has them
+
+    def answers(
+        self,
+        rows: Rows,
+        max_length: int,
+        batch_tokens: int,
+        precision: Precision,
+        warn: Warn = silent,
+        progress: Progress = no_progress,
+    ) -> Answers:
+        """A record a row; rows of the same source have the same text."""
+        answers = super().answers(rows, max_length, batch_tokens, precision, warn, progress)
+        name = self.config.text[0]
+        texts = {record[name]: record for record in answers.records}
+        records = ({**texts[source], "id": rows.ids[row]} for row, source in enumerate(rows.columns[name]))
+        return replace(answers, records=records)
+
+    def writer(self) -> Writer:
+        """Reads a source, as in training."""
+        section = {"prefix": self.config.prefix, "mask": self.config.mask}
+        return writer_of(self.backbone, self._lm, self.tokenizer, section)
+
+
+@dataclass(frozen=True)
+class GeneratedEvaluation(Evaluation):
+    """A split with what was generated. rows: one a source, of which `numbers` were; predictions: theirs."""
+
+    kind: Seq2Seq | None = None
+    rows: Rows | None = None
+    split: str = ""
+    numbers: Sequence[int] = ()
+    predictions: Sequence[Prediction] = field(default=())
+
+    def metrics(self) -> dict[str, float]:
+        """`loss`, the task's scores, and of how many sources they are."""
+        return {"loss": self.loss, **self.scores, "generated": float(len(self.numbers))}
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """Lines of predictions.jsonl: source, gold, prediction."""
+        assert self.kind is not None and self.rows is not None
+        for number, prediction in zip(self.numbers, self.predictions, strict=True):
+            yield {
+                "id": self.rows.ids[number], "split": self.split, **self.kind.record(self.rows, number, prediction)
+            }  # fmt: skip
+
+
+class GeneratedScorer(Scorer):
+    """Token losses of all rows, and texts of all sources; where it calibrates, as in training, of some."""
+
+    def __init__(
+        self, learner: Seq2SeqLearner, rows: Rows, split: str, examples: TextPairs, predictor: Predictor | None
+    ):
+        self.learner, self.rows, self.split, self.examples = learner, rows, split, examples
+        self.predictor, self.sums = predictor, TermSums()
+        self.texts: dict[int, Prediction] = {}
+
+    @cached_property
+    def wanted(self) -> dict[int, int]:
+        """The rows that are generated, and the numbers of their sources."""
+        (sources,) = self.rows.columns.values()
+        first: dict[str, int] = {}
+        for number, source in enumerate(sources):
+            first.setdefault(source, number)
+        numbers, most = list(first.values()), self.learner.config.generate_examples
+        chosen: Iterable[int] = range(len(numbers))
+        if self.selects and most is not None and most < len(numbers):
+            order = streams.Permutation(len(numbers), self.learner.seed, "sample", _GENERATED)
+            chosen = sorted(order(np.arange(most)).tolist())
+        return {numbers[place]: place for place in chosen}
+
+    def add(self, batch: Batch) -> None:
+        learner = self.learner
+        if self.rows.labels is not None:
+            self.sums.add(batch, learner.score(batch)[learner.term], self.predictor)
+        assert batch.rows is not None
+        rows = [row for row in batch.host.rows.tolist() if row in self.wanted]  # type: ignore[union-attr]
+        if not rows:
+            return
+        writer, prompts = learner.writer(), self.examples.prompts(rows)
+        new = writer.write(prompts, learner.config.generation, learner.seed)
+        for row, prompt, ids in zip(rows, prompts, new, strict=True):
+            self.texts[self.wanted[row]] = Prediction(writer.text(prompt, ids), float(len(ids)))
+
+    def result(self) -> GeneratedEvaluation:
+        kind, rows, term = cast(Seq2Seq, self.learner.kind), by_source(self.rows), self.learner.term
+        numbers = sorted(self.texts)
+        if numbers != sorted(self.wanted.values()):
+            raise RuntimeError(f"{len(numbers)} of {len(self.wanted)} sources were generated")
+        predictions = [self.texts[number] for number in numbers]
+        shared: dict[str, Any] = {"kind": kind, "rows": rows, "split": self.split, "numbers": numbers}
+        shared["predictions"] = predictions
+        if rows.labels is None:
+            return GeneratedEvaluation({}, {}, **shared)
+        scored = rows.take(np.array(numbers, dtype=np.int64))
+        sums = self.sums.result(term, self.predictor)
+        return GeneratedEvaluation(
+            {term: sums}, {term: 1.0}, kind.metrics(scored, predictions), self._warnings(predictions), **shared
+        )
+
+    @staticmethod
+    def _warnings(predictions: Sequence[Prediction]) -> tuple[str, ...]:
+        texts = {prediction.value for prediction in predictions}
+        if len(predictions) > 1 and len(texts) == 1:
+            return (f"every text generated is {texts.pop()[:80]!r}: the model learned a constant",)
+        empty = sum(not prediction.value.strip() for prediction in predictions)
+        return (f"{empty:,} of {len(predictions):,} texts generated are empty",) if empty else ()

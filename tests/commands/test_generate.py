@@ -1,0 +1,68 @@
+"""`lmtool generate`: prompts from everywhere, the same text for the same seed, gaps filled in their places."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import lmtool
+from lmtool import cli
+from lmtool.terminal import visible
+from tests.commands.conftest import but_for, pretrain
+
+
+def generate(*words: str, status: int = 0) -> None:
+    assert cli.main(but_for(["generate", "device=cpu", "precision=fp32", "max_new_tokens=6"], words)) == status
+
+
+def test_a_decoder(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pretrain("gpt", model="gpt_tiny")
+    run = "checkpoint=runs/gpt"
+    prompts = ["The lovely cat", "A king, a queen"]
+    Path("prompts.txt").write_text("\n".join(prompts) + "\n")
+    Path("prompts.jsonl").write_text("".join(json.dumps({"said": text}) + "\n" for text in prompts))
+    capsys.readouterr()
+    shown = []
+    for text in prompts:  # streamed, one after the other
+        generate(run, f"prompt={text}", "temperature=1.0")
+        shown.append(capsys.readouterr().out)
+        assert shown[-1].startswith(text)
+    generate(run, "input=prompts.txt", "temperature=1.0")
+    assert capsys.readouterr().out == "".join(shown)
+    generate(run, "input=prompts.jsonl", "column=said", "temperature=1.0", "output=out.jsonl", "seed=0")
+    rows = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
+    assert [visible(row["text"]) + "\n" for row in rows] == shown and [row["prompt"] for row in rows] == prompts
+    assert "2 texts written to out.jsonl" in capsys.readouterr().out
+    generate(run, f"prompt={prompts[0]}", "temperature=1.0", "seed=1")
+    assert capsys.readouterr().out != shown[0]
+    loaded = lmtool.load("runs/gpt")
+    answers = loaded.generate(prompts, temperature=1.0, max_new_tokens=6)
+    assert [visible(prompt + answer) + "\n" for prompt, answer in zip(prompts, answers, strict=True)] == shown
+
+    generate(run, "input=prompts.jsonl", status=2)
+    assert "no column text; there are said" in capsys.readouterr().err
+    Path("long.txt").write_text("A cat.\n" + "The cat saw. " * 400)
+    generate(run, "input=long.txt", status=2)
+    error = capsys.readouterr().err
+    assert "error: long.txt:2: the prompt has" in error and "the model has room for" in error
+    generate(run, status=2)
+    assert "neither prompt nor input given" in capsys.readouterr().err
+    generate(run, "prompt=a", "top_k=3", status=2)
+    assert "give temperature=1.0 too" in capsys.readouterr().err
+
+
+def test_gaps_are_filled_in_their_places_and_an_encoder_is_refused(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pretrain("t5", model="t5_tiny")
+    capsys.readouterr()
+    generate("checkpoint=runs/t5", "prompt=The <extra_id_0> cat saw <extra_id_1> dog.")
+    out = capsys.readouterr().out
+    assert out.startswith("The [") and "] cat saw [" in out and out.endswith("] dog.\n")
+    pretrain("bert")
+    capsys.readouterr()
+    generate("checkpoint=runs/bert", "prompt=a", status=2)
+    error = capsys.readouterr().err
+    assert "generates no text" in error and "lmtool predict" in error

@@ -1,0 +1,226 @@
+"""Texts from texts: what is read and predicted, what is scored, and that it is learned."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from task_fixtures import SIZES, TEXTS, evaluation, examples_of, table, task_config
+
+from lmtool.config.tables import build
+from lmtool.data.loader import PackedLoader
+from lmtool.data.split import Rows
+from lmtool.errors import UserError
+from lmtool.models.configs import GptConfig
+from lmtool.models.encoder_decoder_configs import BartConfig, T5Config
+from lmtool.tasks.configs import ScheduledSamplingConfig
+from lmtool.tasks.kinds.scheduled_sampling import share_of_truth
+from lmtool.tasks.kinds.seq2seq import by_source
+from lmtool.tasks.loading import load_task
+from lmtool.tasks.sources.hub import _flat
+from lmtool.tokenizers.configs import ByteBpeConfig
+from lmtool.types import Packed
+
+STILL = {**SIZES, "dropout": 0.0}
+FAMILIES = {
+    "t5": (T5Config(**STILL, head_size=8), "gpt2"),
+    "bart": (BartConfig(**STILL, activation_dropout=0.0), "roberta"),
+    "gpt": (GptConfig(**STILL), "gpt2"),
+}
+PAIRS = [(f"say {word}", f"{word} {word}") for word in ("dull", "film", "warm", "story", "waste", "time")]
+PLAIN = {"metrics": ["exact_match"], "metric": "exact_match", "target_tokens": 12, "generation__max_new_tokens": 10}
+SHIPPED = ("tatoeba", "e2e_nlg", "geoquery", "xsum", "cnn_dailymail", "samsum", "wmt16_en_de", "conala", "nq_open")
+
+
+def learner_of(family, **fields):
+    config, special_tokens = FAMILIES[family]
+    tokenizer = build(ByteBpeConfig(minimum_count=1, special_tokens=special_tokens), TEXTS * 3, 290)
+    return build(task_config("seq2seq", **{**PLAIN, **fields})).learner(build(config, 0), tokenizer, 0)
+
+
+def rows_of(pairs=PAIRS):
+    sources, targets = zip(*pairs, strict=True)
+    origin = [("rows", number + 1) for number in range(len(pairs))]
+    labels = [target if isinstance(target, tuple) else (target,) for target in targets]
+    return Rows(list(range(len(pairs))), {"source": list(sources)}, labels, origin)
+
+
+def batch_of(learner, rows, max_length=48):
+    examples = examples_of(learner, rows, max_length)
+    return next(iter(PackedLoader(examples, 0, len(rows), None, shuffle=False).epoch_batches()))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_loss_is_that_of_each_target_by_itself(family):
+    """Worked out text by text with the model alone: of the target and its end, given the source."""
+    learner = learner_of(family, prefix="ask: ").eval()
+    tokenizer, backbone = learner.tokenizer, learner.backbone
+    eos = tokenizer.role("eos")
+    total = count = 0.0
+    for source, target in PAIRS[:3]:
+        read, written = (tokenizer.encode(text).tolist() for text in (f"ask: {source}", target))
+        if family == "gpt":
+            ids, labels = [*read, eos, *written], [*written, eos]
+            hidden = backbone(Packed(torch.tensor(ids), (len(ids),)))[len(read) :]
+        else:
+            first = [tokenizer.role("cls")] if family == "bart" else []
+            read, labels = [*first, *read, eos], [*first, *written, eos]
+            start = tokenizer.role(backbone.config.start_role)
+            outputs = Packed(torch.tensor([start, *labels[:-1]]), (len(labels),))
+            hidden = backbone(Packed(torch.tensor(read), (len(read),)), None, outputs)
+        logits = learner.heads["lm"](hidden, backbone.embed.token.weight)
+        total += float(torch.nn.functional.cross_entropy(logits, torch.tensor(labels), reduction="sum"))
+        count += len(labels)
+    batch = batch_of(learner, rows_of(PAIRS[:3]))
+    assert learner.counts(batch) == {"seq2seq": count}
+    assert float(learner(batch, 1).sums["seq2seq"]) == pytest.approx(total, abs=1e-3)
+    assert float(learner.score(batch)["seq2seq"].losses.sum()) == pytest.approx(total, abs=1e-3)
+
+
+@torch.no_grad()
+def test_with_mask_prefix_a_source_sees_all_of_itself():
+    plain, prefix = learner_of("gpt").eval(), learner_of("gpt", mask="prefix").eval()
+    batches = [batch_of(learner, rows_of()) for learner in (plain, prefix)]
+    lengths = [len(plain.tokenizer.encode(source)) + 1 for source, _ in PAIRS]
+    order = batches[1].rows.tolist()
+    assert batches[0].inputs.prefixes == ()
+    assert batches[1].inputs.prefixes == tuple(lengths[row] for row in order)
+    assert float(plain(batches[0], 1).sums["seq2seq"]) != float(prefix(batches[1], 1).sums["seq2seq"])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_pairs_are_learned_and_written(family):
+    learner = learner_of(family, mask="prefix" if family == "gpt" else "causal")
+    rows = rows_of()
+    batch = batch_of(learner, rows)
+    optimizer = torch.optim.Adam(learner.parameters(), 1e-2)
+    for step in range(120):
+        optimizer.zero_grad()
+        (learner(batch, step + 1).sums["seq2seq"] / learner.counts(batch)["seq2seq"]).backward()
+        optimizer.step()
+    scored = evaluation(learner, rows, max_length=48)
+    assert scored.metrics()["exact_match"] == 1.0 and scored.metrics()["generated"] == len(PAIRS)
+    records = list(scored.records())
+    assert [(record["source"], record["gold"], record["prediction"]) for record in records] == [
+        (source, target, target) for source, target in PAIRS
+    ]
+    unlabelled = replace(rows, labels=None)
+    assert [record["prediction"] for record in evaluation(learner, unlabelled, max_length=48).records()] == [
+        target for _, target in PAIRS
+    ]
+    writer = learner.writer()
+    prompt = writer.prompt(PAIRS[0][0])
+    (new,) = writer.write([prompt], learner.config.generation, 0)
+    assert writer.whole(PAIRS[0][0], prompt, new) == PAIRS[0][1]
+
+
+def test_rows_of_one_source_are_one_text_with_all_targets():
+    rows = rows_of([("a", ("x", "y")), ("b", "z"), ("a", ("y", "w"))])
+    joined = by_source(rows)
+    assert joined.columns == {"source": ["a", "b"]} and joined.labels == [("x", "y", "w"), ("z",)]
+    learner = learner_of("t5", generate_examples=1)
+    scored = evaluation(learner, rows, max_length=48)
+    assert len(list(scored.records())) == 2 and scored.terms["seq2seq"].counts_E.shape == (3,)
+
+
+def test_in_training_a_seeded_part_is_generated():
+    learner, rows = learner_of("t5", generate_examples=2), rows_of()
+    examples = examples_of(learner, rows, 48)
+    data = type("Data", (), {"rows": {"seq2seq": rows}, "split": "dev"})()
+    chosen = []
+    for selects in (True, True, False):
+        scorer = learner.scorer(data, examples, {})
+        scorer.selects = selects
+        chosen.append(list(scorer.wanted))
+    assert chosen[0] == chosen[1] and len(chosen[0]) == 2 and chosen[2] == list(range(len(PAIRS)))
+
+
+def test_the_baseline_is_the_better_of_copy_and_most_frequent():
+    learner = learner_of("t5")
+    train = rows_of([("a", "x"), ("b", "x"), ("c", "d")])
+    data = {name: type("Data", (), {"rows": {"seq2seq": rows}})() for name, rows in (("train", train),)}
+    for held_out, name, value in (
+        ([("q", "x"), ("r", "x"), ("s", "s")], "most frequent target", 2 / 3),
+        ([("q", "q"), ("r", "x"), ("s", "s")], "copy of the source", 2 / 3),
+    ):
+        other = type("Data", (), {"rows": {"seq2seq": rows_of(held_out)}})()
+        baseline = learner.baseline(data["train"], other, [], {})
+        assert (baseline["name"], baseline["value"]) == (name, pytest.approx(value))
+
+
+def test_cut_sources_and_targets_are_counted_apart():
+    long = " ".join(["film"] * 30)
+    for family in ("t5", "gpt"):
+        learner = learner_of(family)
+        facts = examples_of(learner, rows_of([(long, "x"), ("a", long), ("b", "c")]), 32).facts()
+        assert (facts["truncated"], facts["truncated_targets"]) == (1, 1)
+        assert "1 train targets (33.3%) are cut" in facts["warnings"][0]
+        assert facts["longest"] <= 32 * (1 + (family == "t5"))
+    with pytest.raises(UserError, match="leave no room for a source"):
+        examples_of(learner_of("gpt"), rows_of(), 12)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "exponential", "inverse_sigmoid"])
+def test_scheduled_sampling_reads_own_predictions(schedule):
+    """By the schedule's formula; where the share is 0, every token read but the first is the model's own."""
+    config = ScheduledSamplingConfig(schedule=schedule, steps=10.0, least=0.1)
+    formula = {"linear": 1 - 3 / 10, "exponential": np.exp(-3 / 10), "inverse_sigmoid": 10 / (10 + np.exp(3 / 10))}
+    assert share_of_truth(config, 3) == pytest.approx(formula[schedule])
+    assert share_of_truth(config, 10**6) == 0.1
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_all_or_some_tokens_are_replaced(family):
+    learner = learner_of(family, scheduled_sampling__schedule="linear", scheduled_sampling__steps=100.0).train()
+    batch = batch_of(learner, rows_of())
+    side = batch.inputs if batch.outputs is None else batch.outputs
+    with torch.no_grad():
+        learner.eval()
+        _, best = learner._lm.scores(learner.outputs(batch, 0), learner._table, learner.labels(batch))
+        learner.train()
+    every, half = (learner._with_predictions(batch, 7, share) for share in (0.0, 0.5))
+    tokens = [(new.inputs if new.outputs is None else new.outputs).tokens for new in (every, half)]
+    at = batch.targets["seq2seq"].at
+    ends = torch.tensor([start + length for start, length in zip(side.starts, side.lengths, strict=True)])
+    read = at + 1 < ends[side.documents[at]]
+    assert torch.equal(tokens[0][at[read] + 1], best[read])
+    untouched = torch.ones(len(side.tokens), dtype=torch.bool)
+    untouched[at[read] + 1] = False
+    assert torch.equal(tokens[0][untouched], side.tokens[untouched])
+    assert 0.2 < (tokens[1] != side.tokens)[at[read] + 1].float().mean() < 0.8
+    learner(batch, 60).sums["seq2seq"].backward()
+    assert learner.training
+
+
+def test_empty_targets_are_refused_with_their_line(tmp_path):
+    (tmp_path / "train.tsv").write_text("source\ttarget\na\tb\nc\t \n")
+    with pytest.raises(UserError, match=r"train.tsv:3: the column target is empty"):
+        load_task(task_config("seq2seq", path=tmp_path, **PLAIN), 0, tmp_path, True)
+
+
+def test_columns_of_objects_from_the_hub_are_flattened():
+    columns = {"translation": [{"de": "ja", "en": "yes"}, {"de": "nein", "en": "no"}], "id": [1, 2]}
+    assert _flat(columns) | columns == {**columns, "translation.de": ["ja", "nein"], "translation.en": ["yes", "no"]}
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_tasks_step_on_tiny_files(name, tmp_path):
+    """In the layout of their source, hub columns included."""
+    config = task_config(name, path=tmp_path, metrics=["exact_match"], metric="exact_match")
+    columns = [config.text[0], config.label]
+    rows = [("name[Blue Spice]", "a warm film"), ("what a story", "the end")] * 3
+    if name == "nq_open":
+        lines = [json.dumps(dict(zip(columns, (source, [target]), strict=True))) for source, target in rows]
+        (tmp_path / "train.jsonl").write_text("\n".join(lines))
+    else:
+        table(tmp_path / "train.tsv", None if config.header else columns, rows)
+    data = load_task(config, 0, tmp_path, True)
+    tokenizer = build(ByteBpeConfig(minimum_count=1, special_tokens="gpt2"), TEXTS * 3, 290)
+    learner = data.config.learner(build(FAMILIES["t5"][0], 0), tokenizer, 0)
+    batch = next(iter(PackedLoader(examples_of(learner, data.train, 32), 0, 2, None).epoch_batches()))
+    learner(batch, 1).sums[name].backward()
+    assert learner.backbone.embed.token.weight.grad.abs().sum() > 0
