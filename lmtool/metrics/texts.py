@@ -6,20 +6,16 @@ Papineni et al. 2002; Popović 2015; Lin 2004; Post 2018. Shape letters: N texts
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from typing import Any
 
 from lmtool.errors import UserError
 from lmtool.metrics.metric import Metric
 
-# By metric, the module that scores it and the package it comes from.
+# By metric, the package that scores it.
 _SCORED_BY = {
-    "bleu": ("sacrebleu", "sacrebleu"),
-    "chrf": ("sacrebleu", "sacrebleu"),
-    "rouge1": ("rouge_score.rouge_scorer", "rouge-score"),
-    "rouge2": ("rouge_score.rouge_scorer", "rouge-score"),
-    "rougeL": ("rouge_score.rouge_scorer", "rouge-score"),
+    **dict.fromkeys(("bleu", "chrf"), "sacrebleu"),
+    **dict.fromkeys(("rouge1", "rouge2", "rougeL"), "rouge-score"),
 }
 TEXT_METRICS = {name: Metric(name) for name in (*_SCORED_BY, "exact_match")}
 
@@ -64,9 +60,16 @@ def _of_corpus(name: str, texts: Sequence[str], references: Sequence[Sequence[st
 
 
 def _module(name: str) -> Any:
-    module, package = _SCORED_BY[name]
+    """What scores a metric."""
+    package = _SCORED_BY[name]
     try:
-        return importlib.import_module(module)
+        if package == "sacrebleu":
+            import sacrebleu
+
+            return sacrebleu
+        from rouge_score import rouge_scorer
+
+        return rouge_scorer
     except ModuleNotFoundError as problem:
         raise UserError(
             f"the metric {name} is scored by the package {package}, which is not installed",
