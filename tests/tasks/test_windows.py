@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import tokenizers
 
 from lmtool.tasks.kinds.windows import windows
 
@@ -37,3 +38,15 @@ def test_neighbours_share_the_overlap_and_part_in_its_middle():
 def test_windows_that_do_not_advance_are_refused():
     with pytest.raises(ValueError, match="cannot share 4"):
         windows(np.array([9]), 4, 4)
+
+
+@pytest.mark.parametrize("length", [5, 6, 7, 10, 11, 23])
+def test_windows_are_those_of_the_tokenizers_library(length):
+    """What transformers' `stride` and `return_overflowing_tokens` give."""
+    library = tokenizers.Tokenizer(tokenizers.models.WordLevel({str(number): number for number in range(30)}, "0"))
+    library.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    library.enable_truncation(6, stride=2)
+    encoded = library.encode(" ".join(map(str, range(length))))
+    cut = windows(np.array([length]), 6, 2)
+    expected = [piece.ids for piece in (encoded, *encoded.overflowing)]
+    assert [list(range(start, end)) for start, end in zip(cut.start, cut.end, strict=True)] == expected
