@@ -111,11 +111,11 @@ def write_predictions(opened: OpenRun, learner: BaseLearner, held_out: HeldOutSp
 
 
 def scores_on(opened: OpenRun, learner: BaseLearner, tests: Mapping[str, SplitData]) -> dict[str, Any]:
-    """By test split, its number of examples and its scores."""
+    """By test split, its number of rows and its scores."""
     config = opened.config
     splits = HeldOutSplits(learner, tests, config.max_length, evaluation_tokens(config), config.seed)
     evaluations = splits.score(opened.precision).splits
-    sizes = {split: len(part.examples.plan(0)) for split, part in splits.splits.items()}
+    sizes = {split: sum(map(len, part.data.rows.values())) for split, part in splits.splits.items()}
     return {split: {"examples": sizes[split], **evaluation.metrics()} for split, evaluation in evaluations.items()}
 
 
