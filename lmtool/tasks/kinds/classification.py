@@ -17,17 +17,17 @@ from lmtool.data.split import Rows, SplitData
 from lmtool.errors import UserError
 from lmtool.heads.losses import loss_sum, losses
 from lmtool.learners.baseline import ConstantPredictor
-from lmtool.metrics import by_class, calibration, compute, confusion
 from lmtool.models.base import Backbone
 from lmtool.tasks.configs import ClassificationConfig
 from lmtool.tasks.kinds.base import Prediction
 from lmtool.tasks.kinds.labels import balanced_weights, class_names, class_numbers, label_counts
+from lmtool.tasks.kinds.one_class import OneClassKind
 from lmtool.tasks.kinds.sequence import SequenceKind, SequenceLearner
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Scores, StepOutput
 
 
-class Classification(SequenceKind):
+class Classification(OneClassKind, SequenceKind):
     """Rows of texts with the number of a class each."""
 
     config: ClassificationConfig
@@ -73,44 +73,16 @@ class Classification(SequenceKind):
     def learner(self, backbone: Backbone, tokenizer: Tokenizer, seed: int) -> ClassificationLearner:
         return ClassificationLearner(self, backbone, tokenizer, seed)
 
+    @property
+    def classes(self) -> Sequence[str]:
+        return self.config.labels or ()
+
     def vote(self, part: Prediction) -> np.ndarray:
         return np.asarray(part.probabilities)
 
     def elected(self, votes: np.ndarray) -> Prediction:
         shares = votes / votes.sum()
         return Prediction(int(shares.argmax()), float(shares.max()), shares)
-
-    def metrics(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, float]:
-        return compute(self.config.metrics, np.asarray(rows.labels), _values(predictions))
-
-    def constant(self, train: Rows) -> tuple[str, Prediction]:
-        """The majority class of the training rows."""
-        counts = np.bincount(np.asarray(train.labels))
-        return "majority", Prediction(int(counts.argmax()), float(counts.max() / counts.sum()))
-
-    def shown(self, value: Any) -> str:
-        """The class by its name."""
-        return (self.config.labels or ())[int(value)]
-
-    def details(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, Any]:
-        """The confusion matrix (counts, rows gold and columns predicted), the scores of each class, and how well the
-        probabilities are calibrated."""
-        counts = confusion(np.asarray(rows.labels), _values(predictions), len(self.config.labels or ()))
-        details = {"labels": list(self.config.labels or ()), "confusion": counts.tolist()}
-        right = np.asarray(rows.labels) == _values(predictions)
-        scores = np.array([prediction.score for prediction in predictions])
-        return {**details, "classes": by_class(counts, self.config.labels or ()), **calibration(right, scores)}
-
-    def record(self, rows: Rows, number: int, prediction: Prediction) -> dict[str, Any]:
-        record = super().record(rows, number, prediction)
-        if prediction.probabilities is not None:
-            shares = prediction.probabilities.tolist()
-            record["probabilities"] = dict(zip(self.config.labels or (), shares, strict=True))
-        return record
-
-
-def _values(predictions: Sequence[Prediction]) -> np.ndarray:
-    return np.array([prediction.value for prediction in predictions], dtype=np.int64)
 
 
 class ClassificationLearner(SequenceLearner):

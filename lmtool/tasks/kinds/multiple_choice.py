@@ -18,31 +18,31 @@ from lmtool.data.plan import Plan
 from lmtool.data.split import Rows, SplitData
 from lmtool.heads.losses import loss_sum, losses
 from lmtool.learners.baseline import ConstantPredictor, Predictor
-from lmtool.metrics import compute
 from lmtool.models.base import Backbone
 from lmtool.tasks.configs import MultipleChoiceConfig
 from lmtool.tasks.kinds.base import Prediction, TaskScorer
 from lmtool.tasks.kinds.inspection import ChoiceInspector
 from lmtool.tasks.kinds.labels import class_numbers
+from lmtool.tasks.kinds.one_class import OneClassKind
 from lmtool.tasks.kinds.sequence import SequenceKind, SequenceLearner
 from lmtool.tasks.kinds.texts import SequenceExamples
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Scores, StepOutput, Target
 
 
-class MultipleChoice(SequenceKind):
+class MultipleChoice(OneClassKind, SequenceKind):
     """Rows of a text and its choices, with the number of the right one."""
 
     config: MultipleChoiceConfig
 
     @property
-    def choices(self) -> tuple[str, ...]:
+    def classes(self) -> tuple[str, ...]:
         """The columns of the choices."""
         return self.config.text[-self.config.choices :]
 
     def decoded_labels(self, values: Sequence[Any], origin: Sequence[tuple[str, int]]) -> np.ndarray:
         """Names of the choices' columns, or their numbers from 0."""
-        return class_numbers(self.config, self.choices, values, origin)
+        return class_numbers(self.config, self.classes, values, origin)
 
     def groups(self, rows: Rows) -> Sequence[Any]:
         return list(zip(*(rows.columns[name] for name in self.config.text[: -self.config.choices]), strict=True))
@@ -53,13 +53,13 @@ class MultipleChoice(SequenceKind):
         before = config.text[: -config.choices]
         columns = {
             name: [config.wordings.get(text, text) for text in rows.columns[name]] for name in before
-        } | {name: rows.columns[name] for name in self.choices}  # fmt: skip
+        } | {name: rows.columns[name] for name in self.classes}  # fmt: skip
         first, begun = (before[:-1], before[-1:]) if config.continued else (before, ())
         firsts, seconds = [], []
         for number in range(len(rows)):
             shared = " ".join(columns[name][number] for name in first)
             beginning = "".join(f"{columns[name][number]} " for name in begun)
-            for name in self.choices:
+            for name in self.classes:
                 firsts.append(shared)
                 seconds.append(beginning + columns[name][number])
         repeated = np.repeat(np.arange(len(rows)), config.choices)
@@ -78,18 +78,6 @@ class MultipleChoice(SequenceKind):
         best = int(shares.argmax())
         return Prediction(best, float(shares[best]))
 
-    def metrics(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, float]:
-        return compute(self.config.metrics, np.asarray(rows.labels), [prediction.value for prediction in predictions])
-
-    def constant(self, train: Rows) -> tuple[str, Prediction]:
-        """The place that is most often right in the training rows."""
-        counts = np.bincount(np.asarray(train.labels))
-        return "majority", Prediction(int(counts.argmax()), float(counts.max() / counts.sum()))
-
-    def shown(self, value: Any) -> str:
-        """The column of the choice."""
-        return self.choices[int(value)]
-
     def line(self, record: Mapping[str, Any]) -> str:
         before = " ".join(str(record[name]) for name in self.config.text[: -self.config.choices])
         return f"{record['prediction']} {record['score']:.2f}  {before} | {record[record['prediction']]}"
@@ -99,7 +87,7 @@ class ChoiceExamples:
     """Implements `data.plan.Examples`: an example is a row with all of its choices, which stay in one batch."""
 
     def __init__(self, rows: Rows, pairs: SequenceExamples, choices: int, term: str):
-        self.rows, self.pairs, self.choices, self.term = rows, pairs, choices, term
+        self.rows, self.pairs, self.classes, self.term = rows, pairs, choices, term
         flat = pairs.plan(0)
         self._plan = Plan(flat.rows.reshape(-1, choices), flat.lengths.reshape(-1, choices).sum(axis=1))
 
@@ -110,24 +98,24 @@ class ChoiceExamples:
         """rows: (G, K) of the plan."""
         numbers = torch.from_numpy(np.asarray(examples, dtype=np.int64))
         flat = self.pairs.batch(rows.reshape(-1), np.arange(rows.size), epoch)
-        row_G = torch.from_numpy(rows["row"][:, 0] // self.choices)
+        row_G = torch.from_numpy(rows["row"][:, 0] // self.classes)
         targets = {}
         if self.rows.labels is not None:
             targets[self.term] = Target(torch.from_numpy(np.asarray(self.rows.labels))[row_G])
         return replace(
             flat,
             targets=targets,
-            examples=numbers.repeat_interleave(self.choices),
-            parts=torch.arange(self.choices, dtype=torch.int32).repeat(len(rows)),
-            rows=row_G.repeat_interleave(self.choices),
-            groups=torch.arange(len(rows)).repeat_interleave(self.choices),
+            examples=numbers.repeat_interleave(self.classes),
+            parts=torch.arange(self.classes, dtype=torch.int32).repeat(len(rows)),
+            rows=row_G.repeat_interleave(self.classes),
+            groups=torch.arange(len(rows)).repeat_interleave(self.classes),
         )
 
     def facts(self) -> dict[str, Any]:
         """Lengths are of rows with all of their choices; `truncated` counts pairs."""
         lengths = self._plan.lengths
         sizes = {"examples": len(lengths), "mean_length": float(lengths.mean()), "longest": int(lengths.max())}
-        return {**self.pairs.facts(), **sizes, "choices": self.choices}
+        return {**self.pairs.facts(), **sizes, "choices": self.classes}
 
 
 class MultipleChoiceLearner(SequenceLearner):

@@ -22,19 +22,19 @@ from lmtool.heads.losses import loss_sum, losses
 from lmtool.heads.sequence import summary_index
 from lmtool.heads.spans import SpanHead, span_vectors
 from lmtool.learners.baseline import ConstantPredictor
-from lmtool.metrics import compute, confusion
 from lmtool.models.base import Backbone
 from lmtool.models.encoder_decoder import shifted
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
 from lmtool.tasks.configs import SpanClassificationConfig
 from lmtool.tasks.kinds.aligned import AlignedTexts
-from lmtool.tasks.kinds.base import Prediction, TaskKind, TaskLearner
+from lmtool.tasks.kinds.base import Prediction, TaskLearner
 from lmtool.tasks.kinds.labels import class_names, class_numbers, is_unlabelled, label_counts, place, row_ids, text_of
+from lmtool.tasks.kinds.one_class import OneClassKind
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Scores, StepOutput, Target
 
 
-class SpanClassification(TaskKind):
+class SpanClassification(OneClassKind):
     """Rows of a text and its spans, with the number of a class each."""
 
     config: SpanClassificationConfig
@@ -82,21 +82,9 @@ class SpanClassification(TaskKind):
     def learner(self, backbone: Backbone, tokenizer: Tokenizer, seed: int) -> SpanClassificationLearner:
         return SpanClassificationLearner(self, backbone, tokenizer, seed)
 
-    def metrics(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, float]:
-        return compute(self.config.metrics, np.asarray(rows.labels), [prediction.value for prediction in predictions])
-
-    def constant(self, train: Rows) -> tuple[str, Prediction]:
-        """The majority class of the training rows."""
-        counts = np.bincount(np.asarray(train.labels))
-        return "majority", Prediction(int(counts.argmax()), float(counts.max() / counts.sum()))
-
-    def shown(self, value: Any) -> str:
-        return (self.config.labels or ())[int(value)]
-
-    def details(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, Any]:
-        """The confusion matrix: counts, rows gold and columns predicted."""
-        values = np.array([prediction.value for prediction in predictions], dtype=np.int64)
-        return {"confusion": confusion(np.asarray(rows.labels), values, len(self.config.labels or ())).tolist()}
+    @property
+    def classes(self) -> Sequence[str]:
+        return self.config.labels or ()
 
     def line(self, record: Mapping[str, Any]) -> str:
         name, *spans = self.config.text

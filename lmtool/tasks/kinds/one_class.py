@@ -1,0 +1,57 @@
+"""What kinds that predict one of several classes a row have in common: scores, the majority, what is shown of them."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from lmtool.data.split import Rows
+from lmtool.metrics import by_class, calibration, compute, confusion
+from lmtool.tasks.kinds.base import Prediction, TaskKind
+
+
+class OneClassKind(TaskKind):
+    """The base of kinds whose labels, and predictions, are numbers of classes."""
+
+    @property
+    @abstractmethod
+    def classes(self) -> Sequence[str]:
+        """The classes by name, in the order of their numbers."""
+
+    def metrics(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, float]:
+        return compute(self.config.metrics, np.asarray(rows.labels), _values(predictions))
+
+    def constant(self, train: Rows) -> tuple[str, Prediction]:
+        """The majority class of the training rows."""
+        counts = np.bincount(np.asarray(train.labels))
+        return "majority", Prediction(int(counts.argmax()), float(counts.max() / counts.sum()))
+
+    def shown(self, value: Any) -> str:
+        """The class by its name."""
+        return self.classes[int(value)]
+
+    def record(self, rows: Rows, number: int, prediction: Prediction) -> dict[str, Any]:
+        record = super().record(rows, number, prediction)
+        if prediction.probabilities is not None:
+            record["probabilities"] = dict(zip(self.classes, prediction.probabilities.tolist(), strict=True))
+        return record
+
+    def details(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, Any]:
+        """The confusion matrix (counts, rows gold and columns predicted), the scores of each class, and how well the
+        probabilities are calibrated."""
+        gold, values = np.asarray(rows.labels), _values(predictions)
+        counts = confusion(gold, values, len(self.classes))
+        scores = np.array([prediction.score for prediction in predictions])
+        return {
+            "labels": list(self.classes),
+            "confusion": counts.tolist(),
+            "classes": by_class(counts, self.classes),
+            **calibration(gold == values, scores),
+        }
+
+
+def _values(predictions: Sequence[Prediction]) -> np.ndarray:
+    return np.array([prediction.value for prediction in predictions], dtype=np.int64)
