@@ -1,13 +1,17 @@
 """Written texts against right ones: BLEU and chrF by sacrebleu, ROUGE by rouge-score, which are imported when they are
 asked for.
 
-Papineni et al. 2002; Popović 2015; Lin 2004; Post 2018. Shape letters: N texts.
+Papineni et al. 2002; Popović 2015; Lin 2004; Post 2018.
+
+Shape letters: N texts, R of them, K numbers that a text adds to a corpus.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from lmtool.errors import UserError
 from lmtool.metrics.metric import Metric
@@ -27,36 +31,47 @@ def require_scorers(names: Sequence[str]) -> None:
             _module(name)
 
 
-def text_scores(names: Sequence[str], texts: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
-    """The named scores of N texts. references: of each text at least one.
+class TextScores:
+    """The named scores of N texts, and of any of them. references: of each text at least one.
 
     bleu: of the corpus, 0 to 100, sacrebleu's tokenisation 13a and exponential smoothing. chrf: chrF2 of the corpus, 0
     to 100. rouge1, rouge2, rougeL: mean F of the best reference, 0 to 1, without stemming. exact_match: share of the
     texts that are one of their references, spaces at the ends aside.
     """
-    scores = {}
-    for name in names:
-        if name == "exact_match":
-            pairs = zip(texts, references, strict=True)
-            right = sum(text.strip() in {other.strip() for other in others} for text, others in pairs)
-            scores[name] = right / len(texts)
-        elif name in ("bleu", "chrf"):
-            scores[name] = _of_corpus(name, texts, references)
-    rouge = [name for name in names if name.startswith("rouge")]
-    if rouge:
-        scorer = _module(rouge[0]).RougeScorer(rouge, use_stemmer=False)
-        rows = [scorer.score_multi(list(others), text) for text, others in zip(texts, references, strict=True)]
-        scores |= {name: sum(row[name].fmeasure for row in rows) / len(rows) for name in rouge}
-    return {name: float(scores[name]) for name in names}
 
+    def __init__(self, names: Sequence[str], texts: Sequence[str], references: Sequence[Sequence[str]]):
+        self.names = tuple(names)
+        # By metric: what scores a corpus, and what each text adds to it; the score of each text.
+        self._corpus: dict[str, tuple[Any, np.ndarray]] = {}
+        self._each: dict[str, np.ndarray] = {}
+        pairs = list(zip(texts, references, strict=True))
+        most = max(map(len, references))
+        # The n-th references of all texts; texts have fewer than others.
+        streams = [[others[place] if place < len(others) else None for others in references] for place in range(most)]
+        for name in set(names) & {"bleu", "chrf"}:
+            sacrebleu = _module(name)
+            scorer = sacrebleu.BLEU(force=True) if name == "bleu" else sacrebleu.CHRF()
+            self._corpus[name] = scorer, np.array(scorer._extract_corpus_statistics(list(texts), streams))
+        rouge = [name for name in names if name.startswith("rouge")]
+        if rouge:
+            scorer = _module(rouge[0]).RougeScorer(rouge, use_stemmer=False)
+            rows = [scorer.score_multi(list(others), text) for text, others in pairs]
+            self._each |= {name: np.array([row[name].fmeasure for row in rows]) for name in rouge}
+        if "exact_match" in names:
+            right = [text.strip() in {other.strip() for other in others} for text, others in pairs]
+            self._each["exact_match"] = np.array(right, dtype=np.float64)
 
-def _of_corpus(name: str, texts: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    most = max(map(len, references))
-    # The n-th references of all texts; texts have fewer than others.
-    streams = [[others[place] if place < len(others) else None for others in references] for place in range(most)]
-    sacrebleu = _module(name)
-    scorer = sacrebleu.BLEU(force=True) if name == "bleu" else sacrebleu.CHRF()
-    return scorer.corpus_score(list(texts), streams).score
+    def scores(self, rows_R: np.ndarray | None = None) -> dict[str, float]:
+        """Of all texts, or of those at these places."""
+        values = {}
+        for name in self.names:
+            if name in self._corpus:
+                scorer, statistics_NK = self._corpus[name]
+                chosen_RK = statistics_NK if rows_R is None else statistics_NK[rows_R]
+                values[name] = float(scorer._compute_score_from_stats(chosen_RK.sum(0).tolist()).score)
+            else:
+                values[name] = float((self._each[name] if rows_R is None else self._each[name][rows_R]).mean())
+        return values
 
 
 def _module(name: str) -> Any:

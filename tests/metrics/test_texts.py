@@ -5,17 +5,34 @@ from __future__ import annotations
 import math
 import sys
 
+import numpy as np
 import pytest
 
 from lmtool.errors import UserError
-from lmtool.metrics.texts import TEXT_METRICS, require_scorers, text_scores
+from lmtool.metrics.texts import TEXT_METRICS, TextScores, require_scorers
 
-pytest.importorskip("sacrebleu")
+sacrebleu = pytest.importorskip("sacrebleu")
 pytest.importorskip("rouge_score")
 
 # Of both texts: 4 + 4 tokens, of which 3 + 3 are in a reference; 3 + 3 pairs, 2 + 1; 2 + 2 triples, 1 + 0; no four.
 TEXTS = ["the cat sat down", "a big dog ran"]
 REFERENCES = [["the cat sat up"], ["a dog ran off", "big dog"]]
+
+
+def text_scores(names, texts, references):
+    return TextScores(names, texts, references).scores()
+
+
+def test_some_of_the_texts_are_a_corpus_of_their_own():
+    names = [name for name in TEXT_METRICS if name != "rouge2"]
+    texts, references = [*TEXTS, "the end of it all"], [*REFERENCES, ["the end of all this"]]
+    scores = TextScores(names, texts, references)
+    chosen = np.array([2, 0, 2])
+    wanted = text_scores(names, [texts[row] for row in chosen], [references[row] for row in chosen])
+    assert scores.scores(chosen) == pytest.approx(wanted, abs=1e-9)
+    streams = [[row[0] for row in references], [None, "big dog", None]]
+    assert scores.scores()["bleu"] == pytest.approx(sacrebleu.corpus_bleu(texts, streams).score, abs=1e-9)
+    assert scores.scores()["chrf"] == pytest.approx(sacrebleu.corpus_chrf(texts, streams).score, abs=1e-9)
 
 
 def test_bleu_of_several_references():

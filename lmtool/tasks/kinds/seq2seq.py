@@ -10,8 +10,8 @@ Shape letters: N documents of a batch, T their tokens, M tokens that are predict
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -25,15 +25,15 @@ from lmtool.errors import UserError
 from lmtool.heads.lm import LMHead, lm_head
 from lmtool.learners.base import Answers, Progress, Warn, no_progress, silent
 from lmtool.learners.baseline import ConstantPredictor, Predictor, token_counts
-from lmtool.learners.evaluation import Evaluation, Scorer
+from lmtool.learners.evaluation import Scorer
 from lmtool.learners.targets import places_of
 from lmtool.learners.terms import TermSums
 from lmtool.learners.writing import Writer, writer_of
 from lmtool.metrics import Metric
-from lmtool.metrics.texts import TEXT_METRICS, require_scorers, text_scores
+from lmtool.metrics.texts import TEXT_METRICS, TextScores, require_scorers
 from lmtool.models.base import Backbone
 from lmtool.tasks.configs import Seq2SeqConfig
-from lmtool.tasks.kinds.base import Prediction, TaskKind, TaskLearner
+from lmtool.tasks.kinds.base import Prediction, TaskEvaluation, TaskKind, TaskLearner
 from lmtool.tasks.kinds.labels import is_unlabelled, place, row_ids, text_of
 from lmtool.tasks.kinds.scheduled_sampling import share_of_truth
 from lmtool.tasks.kinds.text_pairs import TextPairs
@@ -90,8 +90,18 @@ class Seq2Seq(TaskKind):
 
     def metrics(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, float]:
         """Of one prediction a row."""
+        return self._scores(rows, predictions).scores()
+
+    def _scores(self, rows: Rows, predictions: Sequence[Prediction]) -> TextScores:
         references = [tuple(targets) for targets in rows.labels or ()]
-        return text_scores(self.config.metrics, [row.value for row in predictions], references)
+        return TextScores(self.config.metrics, [row.value for row in predictions], references)
+
+    def resampled(
+        self, rows: Rows, predictions: Sequence[Prediction], draws: Iterable[np.ndarray]
+    ) -> dict[str, list[float]]:
+        scores = self._scores(rows, predictions)
+        drawn = [scores.scores(rows_R) for rows_R in draws]
+        return {name: [values[name] for values in drawn] for name in self.config.metrics}
 
     def constant(self, train: Rows) -> tuple[str, Prediction]:
         """The most frequent target of the training rows."""
@@ -262,27 +272,12 @@ class Seq2SeqLearner(TaskLearner):
         return writer_of(self.backbone, self._lm, self.tokenizer, section)
 
 
-@dataclass(frozen=True)
-class GeneratedEvaluation(Evaluation):
-    """A split with what was generated. rows: one a source, of which `numbers` were; predictions: theirs."""
-
-    kind: Seq2Seq | None = None
-    rows: Rows | None = None
-    split: str = ""
-    numbers: Sequence[int] = ()
-    predictions: Sequence[Prediction] = field(default=())
+class GeneratedEvaluation(TaskEvaluation):
+    """A split with what was generated: rows are one a source, those that were."""
 
     def metrics(self) -> dict[str, float]:
         """`loss`, the task's scores, and of how many sources they are."""
-        return {"loss": self.loss, **self.scores, "generated": float(len(self.numbers))}
-
-    def records(self) -> Iterator[dict[str, Any]]:
-        """Lines of predictions.jsonl: source, gold, prediction."""
-        assert self.kind is not None and self.rows is not None
-        for number, prediction in zip(self.numbers, self.predictions, strict=True):
-            yield {
-                "id": self.rows.ids[number], "split": self.split, **self.kind.record(self.rows, number, prediction)
-            }  # fmt: skip
+        return {**super().metrics(), "generated": float(len(self.predictions))}
 
 
 class GeneratedScorer(Scorer):
@@ -323,20 +318,20 @@ class GeneratedScorer(Scorer):
             self.texts[self.wanted[row]] = Prediction(writer.text(prompt, ids), float(len(ids)))
 
     def result(self) -> GeneratedEvaluation:
-        kind, rows, term = cast(Seq2Seq, self.learner.kind), by_source(self.rows), self.learner.term
-        numbers = sorted(self.texts)
+        kind, term, numbers = self.learner.kind, self.learner.term, sorted(self.texts)
         if numbers != sorted(self.wanted.values()):
             raise RuntimeError(f"{len(numbers)} of {len(self.wanted)} sources were generated")
-        predictions = [self.texts[number] for number in numbers]
-        shared: dict[str, Any] = {"kind": kind, "rows": rows, "split": self.split, "numbers": numbers}
-        shared["predictions"] = predictions
+        rows, predictions = by_source(self.rows).take(np.array(numbers)), [self.texts[number] for number in numbers]
+        shared: dict[str, Any] = {"kind": kind, "rows": rows, "split": self.split, "predictions": predictions}
         if rows.labels is None:
             return GeneratedEvaluation({}, {}, **shared)
-        scored = rows.take(np.array(numbers, dtype=np.int64))
         sums = self.sums.result(term, self.predictor)
+        first = sorted(self.wanted, key=lambda row: self.wanted[row])
+        losses = (sums.sums_E / sums.counts_E)[first]
         return GeneratedEvaluation(
-            {term: sums}, {term: 1.0}, kind.metrics(scored, predictions), self._warnings(predictions), **shared
-        )
+            {term: sums}, {term: 1.0}, kind.metrics(rows, predictions), self._warnings(predictions), losses=losses,
+            **shared,
+        )  # fmt: skip
 
     @staticmethod
     def _warnings(predictions: Sequence[Prediction]) -> tuple[str, ...]:
