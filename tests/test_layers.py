@@ -163,6 +163,10 @@ def test_builders_lie_in_the_room_of_their_configuration() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+# What every task kind shares.
+CONTRACT = {"base.py", "learner.py"}
+
+
 def kind_classes() -> dict[str, Path]:
     """The classes of single task kinds, and the file of each: their configurations, and what is built from them."""
     classes = {}
@@ -171,7 +175,7 @@ def kind_classes() -> dict[str, Path]:
             if isinstance(node, ast.ClassDef):
                 # A suite is no kind: it is built elsewhere, and its tasks have runs of their own.
                 configured = any("lmtool.tasks.kinds." in ast.unparse(decorator) for decorator in node.decorator_list)
-                if configured or ("kinds" in path.parts and path.name != "base.py"):
+                if configured or ("kinds" in path.parts and path.name not in CONTRACT):
                     classes[node.name] = path
     return classes
 

@@ -21,7 +21,7 @@ from lmtool.reporting.console import Output
 from lmtool.reporting.evaluation import print_difference, print_evaluation, write_evaluation
 from lmtool.reporting.table import print_table
 from lmtool.tasks.analysis import analysis, difference
-from lmtool.tasks.kinds.base import TaskEvaluation
+from lmtool.tasks.kinds.learner import TaskEvaluation
 from lmtool.tasks.members import read_tasks, rows_of
 from lmtool.tokenizers.tokenizer import Tokenizer
 

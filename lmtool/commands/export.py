@@ -19,7 +19,7 @@ from lmtool.manifest import sha256
 from lmtool.models.configs import ModelConfig
 from lmtool.reporting.console import Output
 from lmtool.secrets import masked
-from lmtool.tasks.kinds.base import TaskLearner
+from lmtool.tasks.kinds.learner import TaskLearner
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import choose_device, choose_precision
 from lmtool.weights.assemble import assemble

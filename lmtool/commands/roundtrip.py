@@ -16,7 +16,7 @@ from lmtool.data.assembly import Template
 from lmtool.data.formats import text_format
 from lmtool.data.plan import Examples
 from lmtool.data.split import Rows, SplitData
-from lmtool.tasks.kinds.base import TaskLearner
+from lmtool.tasks.kinds.learner import TaskLearner
 from lmtool.tasks.kinds.texts import SequenceExamples
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch

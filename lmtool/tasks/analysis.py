@@ -10,7 +10,7 @@ import numpy as np
 
 from lmtool.errors import UserError
 from lmtool.metrics import interval, resampled_rows
-from lmtool.tasks.kinds.base import TaskEvaluation
+from lmtool.tasks.kinds.learner import TaskEvaluation
 
 HARDEST = 20
 

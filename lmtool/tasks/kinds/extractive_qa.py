@@ -30,9 +30,10 @@ from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
 from lmtool.tasks.configs import ExtractiveQaConfig
 from lmtool.tasks.kinds.answer_search import best_spans, padded
 from lmtool.tasks.kinds.answers import Answer, gold_answers, problem_of
-from lmtool.tasks.kinds.base import Prediction, TaskKind, TaskLearner
+from lmtool.tasks.kinds.base import Prediction, TaskKind
 from lmtool.tasks.kinds.inspection import AnswerInspector
 from lmtool.tasks.kinds.labels import IDS, place, row_ids, text_of
+from lmtool.tasks.kinds.learner import TaskLearner
 from lmtool.tasks.kinds.question_windows import CHARACTERS, QuestionWindows, null_first
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Scores, StepOutput

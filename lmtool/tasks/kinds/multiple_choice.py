@@ -20,9 +20,10 @@ from lmtool.heads.losses import loss_sum, losses
 from lmtool.learners.baseline import ConstantPredictor, Predictor
 from lmtool.models.base import Backbone
 from lmtool.tasks.configs import MultipleChoiceConfig
-from lmtool.tasks.kinds.base import Prediction, TaskScorer
+from lmtool.tasks.kinds.base import Prediction
 from lmtool.tasks.kinds.inspection import ChoiceInspector
 from lmtool.tasks.kinds.labels import class_numbers
+from lmtool.tasks.kinds.learner import TaskScorer
 from lmtool.tasks.kinds.one_class import OneClassKind
 from lmtool.tasks.kinds.sequence import SequenceKind, SequenceLearner
 from lmtool.tasks.kinds.texts import SequenceExamples

@@ -33,8 +33,9 @@ from lmtool.metrics import Metric
 from lmtool.metrics.texts import TEXT_METRICS, TextScores, require_scorers
 from lmtool.models.base import Backbone
 from lmtool.tasks.configs import Seq2SeqConfig
-from lmtool.tasks.kinds.base import Prediction, TaskEvaluation, TaskKind, TaskLearner
+from lmtool.tasks.kinds.base import Prediction, TaskKind
 from lmtool.tasks.kinds.labels import is_unlabelled, place, row_ids, text_of
+from lmtool.tasks.kinds.learner import TaskEvaluation, TaskLearner
 from lmtool.tasks.kinds.scheduled_sampling import share_of_truth
 from lmtool.tasks.kinds.text_pairs import TextPairs
 from lmtool.tokenizers.tokenizer import Tokenizer

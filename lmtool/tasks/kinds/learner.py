@@ -1,0 +1,254 @@
+"""The base of the learners of task kinds, and their scorer: from rows to examples, to outputs, to one prediction a row.
+
+A task kind's learner is a learner like any other. What it says of the parts of a row is joined by its kind, and every
+row is predicted exactly once.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lmtool.data.loader import PackedLoader
+from lmtool.data.plan import Examples
+from lmtool.data.split import Rows, SplitData
+from lmtool.errors import NotFinite
+from lmtool.learners.base import Answers, BaseLearner, Progress, Warn, no_progress, silent
+from lmtool.learners.baseline import Predictor
+from lmtool.learners.evaluation import Evaluation, Scorer, evaluate
+from lmtool.learners.terms import TermSums
+from lmtool.models.base import Backbone
+from lmtool.tasks.kinds.base import Prediction, TaskKind
+from lmtool.tasks.kinds.inspection import TaskInspector
+from lmtool.tasks.kinds.labels import IDS
+from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.training.precision import Precision
+from lmtool.types import Batch, Scores
+
+
+class TaskLearner(BaseLearner):
+    """The base of a kind's learner. The one term, and the head, have the task's name. scores_tokens: whether its
+    outputs are of tokens, not of whole texts."""
+
+    predicts_rows = True
+    scores_tokens: bool = False
+
+    def __init__(self, kind: TaskKind, backbone: Backbone, tokenizer: Tokenizer, seed: int):
+        super().__init__(kind.config, backbone, tokenizer, seed)
+        self.kind, self.term = kind, kind.config.name
+        self.weights = {self.term: 1.0}
+        self.metric, self.reads = kind.metric, tuple(kind.config.text)
+
+    @abstractmethod
+    def outputs(self, batch: Batch, step: int) -> Tensor:
+        """What the head gives, finite. step: keys the dropout in training."""
+
+    @abstractmethod
+    def scores(self, outputs: Tensor, batch: Batch) -> Scores:
+        """Each target's loss and best guess."""
+
+    @abstractmethod
+    def parts(self, outputs: Tensor, batch: Batch) -> list[Any]:
+        """What each document of the batch says of its row, on the host: what the kind's `join` reads."""
+
+    def calibrate(self, rows: Rows, predictions: Sequence[Prediction]) -> None:  # noqa: B027 most kinds tune nothing
+        """Tune on labelled development rows what turns scores into decisions, and keep it among the tensors of the
+        head. predictions: as `join` gives them."""
+
+    def decided(self, predictions: Sequence[Prediction]) -> list[Prediction]:
+        """The predictions under what `calibrate` tuned."""
+        return list(predictions)
+
+    def labels(self, batch: Batch) -> Tensor:
+        """The labels of a labelled batch."""
+        labels = batch.targets[self.term].labels
+        if labels is None:
+            raise ValueError("the batch has no labels")
+        return labels
+
+    def score(self, batch: Batch) -> dict[str, Scores]:
+        return {self.term: self.scores(self.outputs(batch, 0), batch)}
+
+    def rows(self, data: SplitData) -> Rows:
+        """The task's rows of a split."""
+        return data.rows[self.config.name]
+
+    def inspector(self, examples: Any, max_length: int) -> TaskInspector:
+        return TaskInspector(self, examples, max_length)
+
+    def scorer(self, data: SplitData, examples: Examples, predictors: Mapping[str, Predictor]) -> Scorer:
+        parts = len(examples.plan(0))
+        return TaskScorer(self, self.rows(data), data.split, parts, predictors.get(self.term))
+
+    def baseline(
+        self, train: SplitData, held_out: SplitData, batches: Iterable[Batch], predictors: Mapping[str, Predictor]
+    ) -> dict[str, Any]:
+        """The constant's scores: also `prediction`, and all `metrics`."""
+        name, prediction = self.kind.constant(self.rows(train))
+        rows = self.rows(held_out)
+        metrics = self.kind.metrics(rows, [prediction] * len(rows))
+        return {
+            "name": name,
+            "prediction": self.kind.shown(prediction.value),
+            "metric": self.metric.name,
+            "value": metrics[self.metric.name],
+            "metrics": metrics,
+        }
+
+    def samples(self, batch: Batch, n: int) -> list[dict[str, Any]]:
+        """The first n texts of a batch as plain data: `text`, `gold`, `prediction` and its `score`."""
+        if batch.targets[self.term].at is not None:
+            return []  # a text has many labels, of which a part of it holds some
+        parts, labels = self.parts(self.outputs(batch, 0), batch), self.labels(batch)
+        documents = batch.inputs.tokens.split(list(batch.inputs.lengths))
+        samples = []
+        for number in range(min(n, len(documents))):
+            prediction = self.decided([self.kind.join([parts[number]])])[0]
+            samples.append(
+                {
+                    "text": self.tokenizer.decode(documents[number]),
+                    "gold": self.kind.shown(labels[number].tolist()),
+                    "prediction": self.kind.shown(prediction.value),
+                    "score": prediction.score,
+                }
+            )
+        return samples
+
+    def read_rows(self, columns: dict[str, list[Any]], origin: list[tuple[str, int]]) -> Rows:
+        columns = {self.config.aliases.get(name, name): values for name, values in columns.items()}
+        read = super().read_rows(columns, origin).columns
+        further = {name: columns[name] for name in (*IDS, self.config.label) if name in columns}
+        return self.kind.rows({**further, **read}, origin, labelled=False)
+
+    def respond(
+        self, rows: Rows, max_length: int, batch_tokens: int, precision: Precision, warn: Warn = silent
+    ) -> Iterator[dict[str, Any]]:
+        return self.answers(rows, max_length, batch_tokens, precision, warn).records
+
+    def answers(
+        self,
+        rows: Rows,
+        max_length: int,
+        batch_tokens: int,
+        precision: Precision,
+        warn: Warn = silent,
+        progress: Progress = no_progress,
+    ) -> Answers:
+        """Records of the rows, as in predictions.jsonl, and their scores where they are labelled."""
+        data = SplitData("input", rows={self.config.name: rows})
+        examples = self.examples(data, max_length)
+        facts = examples.facts()
+        if facts.get("truncated"):
+            warn(f"{facts['truncated']:,} of {len(rows):,} texts are cut to {max_length} tokens")
+        if facts.get("cut_questions"):
+            warn(f"{facts['cut_questions']:,} of {len(rows):,} questions are cut")
+        loader = PackedLoader(examples, 0, None, max(batch_tokens, max_length), shuffle=False)
+        total, done = len(examples.plan(0)), 0
+
+        def shown() -> Iterator[Batch]:
+            nonlocal done
+            for batch in loader.epoch_batches():
+                yield batch
+                done += len(batch.inputs.lengths)
+                progress(done, total)
+
+        evaluation = evaluate(self, self.scorer(data, examples, {}), shown(), precision)
+        return Answers(evaluation.records(), evaluation.scores, 0 if rows.labels is None else len(rows))
+
+    def line(self, record: Mapping[str, Any]) -> str:
+        return self.kind.line(record)
+
+
+@dataclass(frozen=True)
+class TaskEvaluation(Evaluation):
+    """A split of a task, with the prediction of each of its rows. Of unlabelled rows there are only these."""
+
+    kind: TaskKind | None = None
+    rows: Rows | None = None
+    split: str = ""
+    predictions: Sequence[Prediction] = ()
+    losses: np.ndarray | None = None
+    """(N,) the loss of each row, in nats; None without labels."""
+
+    def metrics(self) -> dict[str, float]:
+        """`loss`, and the task's scores."""
+        return {"loss": self.loss, **self.scores}
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """Lines of predictions.jsonl, in the order of the rows."""
+        assert self.kind is not None and self.rows is not None
+        for number, prediction in enumerate(self.predictions):
+            yield {
+                "id": self.rows.ids[number], "split": self.split, **self.kind.record(self.rows, number, prediction)
+            }  # fmt: skip
+
+
+class TaskScorer(Scorer):
+    """Keeps what the learner says of each part of a row, and joins the parts at the end.
+
+    parts: how many there are, of all rows. predictor: the constant that is scored on the same targets, or None.
+    """
+
+    def __init__(self, learner: TaskLearner, rows: Rows, split: str, parts: int, predictor: Predictor | None):
+        self.learner, self.rows, self.split, self.expected, self.predictor = learner, rows, split, parts, predictor
+        self.sums = TermSums()
+        self.parts: list[dict[int, Any]] = [{} for _ in range(len(rows))]
+        self.seen = 0
+
+    def add(self, batch: Batch) -> None:
+        learner = self.learner
+        outputs = learner.outputs(batch, 0)
+        if not bool(torch.isfinite(outputs).all()):
+            raise NotFinite("predictions", batch)
+        if self.rows.labels is not None:
+            self.sums.add(batch, learner.scores(outputs, batch), self.predictor)
+        assert batch.rows is not None
+        places = zip(batch.rows.tolist(), batch.parts.tolist(), strict=True)
+        for (row, part), output in zip(places, learner.parts(outputs, batch), strict=True):
+            self.parts[row][part] = output
+            self.seen += 1
+
+    def result(self) -> TaskEvaluation:
+        kind, rows, term = self.learner.kind, self.rows, self.learner.term
+        kept = sum(map(len, self.parts))
+        if self.seen != self.expected or kept != self.expected or not all(self.parts):
+            raise RuntimeError(f"{self.seen} parts of {len(rows)} rows were predicted, {kept} of {self.expected} once")
+        predictions = [kind.join([parts[number] for number in sorted(parts)]) for parts in self.parts]
+        if self.calibrates and rows.labels is not None:
+            self.learner.calibrate(rows, predictions)
+        predictions = self.learner.decided(predictions)
+        if rows.labels is None:
+            return TaskEvaluation({}, {}, kind=kind, rows=rows, split=self.split, predictions=predictions)
+        scored = self.sums.result(term, self.predictor)
+        return TaskEvaluation(
+            {term: scored},
+            {term: 1.0},
+            kind.metrics(rows, predictions),
+            self._warnings(predictions),
+            kind.details(rows, predictions),
+            kind,
+            rows,
+            self.split,
+            predictions,
+            scored.sums_E,
+        )
+
+    def _warnings(self, predictions: Sequence[Prediction]) -> tuple[str, ...]:
+        kind, labels = self.learner.kind, self.rows.labels
+        assert labels is not None
+        values = kind.single([prediction.value for prediction in predictions])
+        constant = len(values) > 1 and _all_same(values) and not _all_same(kind.single(labels))
+        if not constant:
+            return ()
+        given = kind.shown(values[0]) or "nothing"
+        return (f"every {kind.unit} was predicted {given}: the model learned a constant",)
+
+
+def _all_same(values: Sequence[Any] | np.ndarray) -> bool:
+    return all(np.array_equal(value, values[0]) for value in values)
