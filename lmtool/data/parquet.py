@@ -48,7 +48,9 @@ def _class_names(feature: Any) -> list[str] | None:
 
 
 def named(value: Any, names: Sequence[str]) -> Any:
-    """A class's number, or a list of them, by name; "" for none and for the hub's -1."""
+    """A class's number, or a list of them, by name; "" for none and for the hub's -1. The hub's classes False and True
+    are truth values, as the files of their data sets have them."""
     if isinstance(value, list | tuple):
         return [named(element, names) for element in value]
-    return names[value] if value is not None and value >= 0 else ""
+    name = names[value] if value is not None and value >= 0 else ""
+    return name == "True" if name and {*names} == {"False", "True"} else name

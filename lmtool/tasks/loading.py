@@ -21,8 +21,9 @@ from lmtool.data.split import Rows, SplitData
 from lmtool.errors import UserError
 from lmtool.streams import Permutation
 from lmtool.tasks.configs import TaskConfig
+from lmtool.tasks.configs.base import parts_of
 from lmtool.tasks.kinds.base import TaskKind
-from lmtool.tasks.kinds.labels import repeated_ids
+from lmtool.tasks.kinds.labels import joined, repeated_ids
 from lmtool.tasks.sources.files import Table, canonical, read_folder
 from lmtool.tasks.sources.hub import read_hub
 
@@ -152,7 +153,8 @@ def _columns(config: TaskConfig, split: str, table: Table) -> dict[str, list]:
     for given, name in config.aliases.items():
         if given in columns and name not in columns:
             columns[name] = columns.pop(given)
-    missing = [name for name in config.text if name not in columns]
+    columns = joined(config, columns, table.origin)
+    missing = [part for name in config.text if name not in columns for part in parts_of(name) if part not in columns]
     if missing:
         raise UserError(
             f"{_where(table, split)}: no column {missing[0]} to read; there are {', '.join(table.names)}",

@@ -84,7 +84,7 @@ def glue(name, folder):
     folder.mkdir(parents=True, exist_ok=True)
     {
         "cola": _cola, "sst2": _sst2, "mrpc": _mrpc, "qqp": _qqp, "stsb": _stsb, "mnli": _mnli,
-        "qnli": _qnli, "rte": _rte, "wnli": _wnli, "banking77": _banking77, "boolq": _boolq, "cb": _cb,
+        "qnli": _qnli, "rte": _rte, "wnli": _wnli, "banking77": _banking77, "boolq": _boolq, "cb": _cb, "wic": _wic,
     }[name](folder)  # fmt: skip
     return folder
 
@@ -196,6 +196,10 @@ def _boolq(folder):
 
 def _cb(folder):
     _objects(folder, "val", ["premise", "hypothesis"], ["contradiction", "entailment", "neutral"])
+
+
+def _wic(folder):
+    _objects(folder, "val", ["word", "sentence1", "sentence2"], [True, False])
 
 
 def _objects(folder, development, names, labels):

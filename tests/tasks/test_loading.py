@@ -11,13 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 from task_fixtures import CONF, glue, singles, table, task_config
 
 from lmtool.errors import UserError
 from lmtool.tasks.loading import load_task
 from lmtool.tasks.sources import hub
 
-OTHERS = ("ax", "banking77", "boolq", "cb")
+OTHERS = ("ax", "banking77", "boolq", "cb", "wic")
 GLUE = ["cola", "sst2", "mrpc", "qqp", "stsb", "mnli", "qnli", "rte", "wnli"]
 
 
@@ -233,6 +234,39 @@ def test_missing_columns_list_those_there(tmp_path):
     with pytest.raises(UserError, match="no column label to predict; there are sentence, sentiment") as caught:
         load(task_config("sst2", path=path))
     assert "task.label=" in caught.value.hint
+
+
+def test_columns_joined_to_one_text(tmp_path):
+    config = task_config("wic", path=glue("wic", tmp_path / "wic"))
+    data = load(config)
+    assert [*data.train.columns] == ["word+sentence1", "sentence2"]
+    texts, sentences = texts_of(data.train)
+    assert texts[0] == f"{sentences[0]} {sentences[0]}"
+    table(tmp_path / "train.tsv", ["word", "sentence", "sentence2", "label"], [["a", "b", "c", "true"]])
+    with pytest.raises(UserError, match="no column sentence1 to read; there are word, sentence, sentence2, label"):
+        load(task_config("wic", path=tmp_path / "train.tsv"))
+    with pytest.raises(ValidationError, match="reads label=label, which is predicted"):
+        task_config("wic", text=["word+label", "sentence2"])
+
+
+def test_lists_of_the_hubs_classes_are_named():
+    """Columns of lists of class numbers, of truth values as classes, as the library gives them."""
+
+    class Split(dict):
+        column_names = ("text", "labels", "answer")
+        features = {
+            "text": None,
+            "labels": types.SimpleNamespace(feature=types.SimpleNamespace(names=["joy", "anger"])),
+            "answer": types.SimpleNamespace(names=["False", "True"]),
+        }
+
+        def __len__(self):
+            return 2
+
+    columns = hub._table(
+        task_config("multi_label"), "x", Split(text=["a", "b"], labels=[[1, 0], []], answer=[1, -1])
+    ).columns
+    assert columns == {"text": ["a", "b"], "labels": [["anger", "joy"], []], "answer": [True, ""]}
 
 
 def test_regression_values_are_finite_numbers(tmp_path):

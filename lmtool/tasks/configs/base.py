@@ -12,6 +12,15 @@ from lmtool.config.base import Config
 from lmtool.config.tables import build
 from lmtool.errors import Problem
 
+JOINED = "+"
+"""Between the names of columns that are read as one text."""
+
+
+def parts_of(name: str) -> list[str]:
+    """The columns that are joined to this one: A+B."""
+    parts = name.split(JOINED)
+    return parts if all(parts) else [name]
+
 
 class TaskConfig(Config):
     """The base of every task kind: where labelled rows come from, and which columns are read."""
@@ -27,7 +36,11 @@ class TaskConfig(Config):
 
     kind: str = Field(description="Which kind of task.")
     name: str = Field(description="The task's name: its head is heads.NAME.", pattern=r"^[a-z][a-z0-9_]*$")
-    text: tuple[str, ...] = Field(("text",), min_length=1, description="The columns that are read, in order.")
+    text: tuple[str, ...] = Field(
+        ("text",),
+        min_length=1,
+        description="The columns that are read, in order; A+B: those columns with a space between them, as one text.",
+    )
     label: str = Field("label", description="The column that is predicted.")
     path: str | None = Field(
         None,
@@ -87,6 +100,11 @@ class TaskConfig(Config):
         return self.model_copy(update=dict(form))
 
     @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of a file that are read."""
+        return tuple(part for name in self.text for part in parts_of(name))
+
+    @property
     def needs_two_classes(self) -> bool:
         """Whether one of the metrics is of two classes alone."""
         return False
@@ -103,6 +121,8 @@ class TaskConfig(Config):
     def _columns_differ(self) -> TaskConfig:
         if len({*self.text, self.label}) != len(self.text) + 1:
             raise ValueError(f"text={list(self.text)} and label={self.label} name a column twice")
+        if self.label in self.columns:
+            raise ValueError(f"text={list(self.text)} reads label={self.label}, which is predicted")
         if self.header is not None and len(set(self.header)) != len(self.header):
             raise ValueError(f"header={list(self.header)} names a column twice")
         unknown = sorted(set(self.files.values()) - {"train", "dev", "test"})

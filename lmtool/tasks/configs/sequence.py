@@ -22,7 +22,8 @@ class SequenceConfig(TaskConfig):
         ("text",),
         min_length=1,
         max_length=2,
-        description="The columns that are read: one text, or two for a pair.",
+        description="The columns that are read: one text, or two for a pair; A+B: those columns with a space between "
+        "them, as one text.",
     )
     head: Literal["paper", "transformers"] | None = Field(
         None,

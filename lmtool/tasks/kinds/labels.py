@@ -10,6 +10,7 @@ import numpy as np
 
 from lmtool.errors import UserError
 from lmtool.tasks.configs import TaskConfig
+from lmtool.tasks.configs.base import parts_of
 
 # Columns where a row's own number may stand; the first that a table has is taken.
 IDS = ("id", "idx", "index", "guid")
@@ -145,6 +146,18 @@ def text_of(config: TaskConfig, name: str, value: Any, where: tuple[str, int]) -
         f"{place(where)}: the column {name} holds {given}, not a text",
         "correct the row, or name another column with task.text=",
     )
+
+
+def joined(config: TaskConfig, columns: Mapping[str, list[Any]], origin: Sequence[tuple[str, int]]) -> dict[str, list]:
+    """The columns with those that the task joins (A+B), where the columns of which they are joined are there."""
+    new: dict[str, list] = {}
+    for name in config.text:
+        parts = parts_of(name)
+        if name not in columns and all(part in columns for part in parts):
+            cells = [zip(columns[part], origin, strict=True) for part in parts]
+            texts = [[text_of(config, part, *cell) for cell in own] for part, own in zip(parts, cells, strict=True)]
+            new[name] = [" ".join(row) for row in zip(*texts, strict=True)]
+    return {**columns, **new}
 
 
 def balanced_weights(labels: np.ndarray, classes: int) -> tuple[float, ...]:

@@ -26,7 +26,7 @@ from lmtool.learners.terms import TermSums
 from lmtool.models.base import Backbone
 from lmtool.tasks.kinds.base import Prediction, TaskKind
 from lmtool.tasks.kinds.inspection import TaskInspector
-from lmtool.tasks.kinds.labels import IDS
+from lmtool.tasks.kinds.labels import IDS, joined
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision
 from lmtool.types import Batch, Scores
@@ -122,6 +122,7 @@ class TaskLearner(BaseLearner):
 
     def read_rows(self, columns: dict[str, list[Any]], origin: list[tuple[str, int]]) -> Rows:
         columns = {self.config.aliases.get(name, name): values for name, values in columns.items()}
+        columns = joined(self.config, columns, origin)
         read = super().read_rows(columns, origin).columns
         further = {name: columns[name] for name in (*IDS, self.config.label) if name in columns}
         return self.kind.rows({**further, **read}, origin, labelled=False)

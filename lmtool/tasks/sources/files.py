@@ -119,7 +119,7 @@ def _examples(config: TaskConfig) -> str:
 def _read(config: TaskConfig, file: Path) -> tuple[Table, Rows]:
     rows = read_file(file, config)
     # MNLI's files are mostly parse trees that nobody reads: not kept.
-    kept = {*config.text, config.label, *config.aliases, *IDS, LINES}
+    kept = {*config.text, *config.columns, config.label, *config.aliases, *IDS, LINES}
     columns = {name: values for name, values in rows.columns.items() if name in kept}
     names = tuple(name for name in rows.columns if name != LINES)
     return Table(columns, rows.origin, names), rows

@@ -68,7 +68,7 @@ def read_file(file: Path, config: TaskConfig) -> Rows:
 
 def _table(file: Path, config: TaskConfig) -> Rows:
     header = None if config.header is None or _has_header(config, file) else config.header
-    known = (*config.text, config.label, *config.aliases)
+    known = (*config.columns, config.label, *config.aliases)
     return read_table(file, header=header, skip_ragged=config.ragged_rows == "skip", known=known)
 
 
@@ -80,12 +80,12 @@ def _has_header(config: TaskConfig, file: Path) -> bool:
         return True
     with file.open("rb") as handle:
         line = handle.readline(1 << 20).decode("utf-8-sig", errors="replace").rstrip("\r\n")
-    delimiter = delimiter_of(line, (*config.text, config.label), config.header) if suffix == ".csv" else "\t"
+    delimiter = delimiter_of(line, (*config.columns, config.label), config.header) if suffix == ".csv" else "\t"
     try:
         cells = next(csv.reader([line], delimiter=delimiter), []) if suffix == ".csv" else line.split("\t")
     except csv.Error:  # the strict reader will say what is wrong with it
         return False
-    return {config.aliases.get(cell, cell) for cell in cells}.issuperset(config.text)
+    return {config.aliases.get(cell, cell) for cell in cells}.issuperset(config.columns)
 
 
 def _columns(file: Path, config: TaskConfig) -> Rows:
