@@ -292,9 +292,12 @@ def _row(line: bytes, where: str) -> dict[str, Any]:
 
 def _require_files(path: Path) -> None:
     """UserError where something else stands under the name of a file that a run writes: a folder, a pipe, a link to
-    nothing. It would be met when the training is done."""
+    nothing. It would be met when the training is done. The log alone may be a device, such as /dev/null: it is only
+    appended to, and one that cannot be written costs a warning."""
     for name in _FILES:
         file = path / name
+        if name == "log.txt" and file.is_char_device():
+            continue
         if os.path.lexists(file) and not file.is_file():
             kind = "a folder" if file.is_dir() else "a link to nothing" if not file.exists() else "no regular file"
             raise UserError(f"{file} is {kind}; a run writes a file there", "move it away, or give another name=")

@@ -255,25 +255,34 @@ def test_a_line_of_gigabytes_is_refused_at_once(tmp_path: Path) -> None:
         assert caught.value.hint
 
 
-@pytest.mark.parametrize("name", ["result.json", "predictions.jsonl", "log.txt"])
 @pytest.mark.parametrize(
-    ("make", "kind"),
+    ("make", "kind", "names"),
     [
-        (Path.mkdir, "a folder"),
-        (os.mkfifo, "no regular file"),
-        (lambda path: path.symlink_to("nowhere"), "a link to nothing"),
-        (lambda path: path.symlink_to("/dev/zero"), "no regular file"),
+        (Path.mkdir, "a folder", ("result.json", "predictions.jsonl", "log.txt")),
+        (os.mkfifo, "no regular file", ("result.json", "predictions.jsonl", "log.txt")),
+        (lambda path: path.symlink_to("nowhere"), "a link to nothing", ("result.json", "predictions.jsonl", "log.txt")),
+        # A log may be a device.
+        (lambda path: path.symlink_to("/dev/zero"), "no regular file", ("result.json", "predictions.jsonl")),
     ],
 )
 def test_what_stands_in_the_place_of_a_file_is_refused_before_training(
-    tmp_path: Path, name: str, make: Any, kind: str
+    tmp_path: Path, make: Any, kind: str, names: tuple[str, ...]
 ) -> None:
-    path = tmp_path / "run" / name
-    path.parent.mkdir()
-    make(path)
-    with pytest.raises(UserError, match=f"{name} is {kind}; a run writes a file there") as caught:
-        open_run(tmp_path / "run")
-    assert caught.value.hint and os.path.lexists(path) and len(list(path.parent.iterdir())) == 1
+    for name in names:
+        path = tmp_path / f"run of {name}" / name
+        path.parent.mkdir()
+        make(path)
+        with pytest.raises(UserError, match=f"{name} is {kind}; a run writes a file there") as caught:
+            open_run(path.parent)
+        assert caught.value.hint and os.path.lexists(path) and len(list(path.parent.iterdir())) == 1
+
+
+def test_a_log_may_be_a_device(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/log.txt").symlink_to("/dev/null")
+    with open_run(tmp_path / "run") as run:
+        run.append_log("nobody reads this")
+    assert (tmp_path / "run/log.txt").is_symlink()
 
 
 def test_rows_wait_for_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
