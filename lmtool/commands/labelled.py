@@ -64,7 +64,7 @@ def data_to_score(config: EvaluateConfig, trained: Trained, before: FinetuneConf
     task, checkpoint, known = config.task or before.task, config.checkpoint, before.task
     if trained.foreign:
         task = _own_labels(task, known, checkpoint)
-    elif not _same_question(task, known):
+    elif not task.same_question(known):
         reads = f"task={known.name}, which reads {', '.join(known.text)}"
         raise UserError(
             f"checkpoint={checkpoint} was trained for {reads}; not task={task.name} on {', '.join(task.text)}",
@@ -88,14 +88,6 @@ def data_to_score(config: EvaluateConfig, trained: Trained, before: FinetuneConf
             )
         scored = scored.model_copy(update={"labels": taken.labels})
     return replace(data, config=scored), taken
-
-
-def _same_question(task: TaskConfig, known: TaskConfig) -> bool:
-    """Whether a checkpoint's task is another by its data alone: it has the name, or names the same classes (AX and
-    MNLI), and reads as many texts."""
-    labels, others = (set(getattr(one, "labels", None) or ()) for one in (task, known))
-    named = task.name == known.name or (task.kind == known.kind and bool(labels) and labels == others)
-    return named and len(task.text) == len(known.text)
 
 
 def _own_labels(task: TaskConfig, known: TaskConfig, checkpoint: str) -> TaskConfig:

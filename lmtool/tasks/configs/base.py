@@ -99,6 +99,13 @@ class TaskConfig(Config):
         """The task with the form of a checkpoint's head."""
         return self.model_copy(update=dict(form))
 
+    def same_question(self, other: TaskConfig) -> bool:
+        """Whether two tasks differ in their data alone: they share the name, or the kind and the names of classes (AX
+        and MNLI), and read as many texts."""
+        labels, others = (set(getattr(task, "labels", None) or ()) for task in (self, other))
+        same_classes = self.kind == other.kind and bool(labels) and labels == others
+        return (self.name == other.name or same_classes) and len(self.text) == len(other.text)
+
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns of a file that are read."""

@@ -22,12 +22,12 @@ from lmtool.tasks.configs import ClassificationConfig
 from lmtool.tasks.kinds.base import Prediction
 from lmtool.tasks.kinds.labels import balanced_weights, class_names, class_numbers, label_counts
 from lmtool.tasks.kinds.one_class import OneClassKind
-from lmtool.tasks.kinds.sequence import SequenceKind, SequenceLearner
+from lmtool.tasks.kinds.sequence import SequenceLearner, WindowedKind
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Scores, StepOutput
 
 
-class Classification(OneClassKind, SequenceKind):
+class Classification(OneClassKind, WindowedKind):
     """Rows of texts with the number of a class each."""
 
     config: ClassificationConfig

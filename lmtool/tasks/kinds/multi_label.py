@@ -23,12 +23,12 @@ from lmtool.models.base import Backbone
 from lmtool.tasks.configs import MultiLabelConfig
 from lmtool.tasks.kinds.base import Prediction
 from lmtool.tasks.kinds.labels import class_names, class_numbers, word_of
-from lmtool.tasks.kinds.sequence import SequenceKind, SequenceLearner
+from lmtool.tasks.kinds.sequence import SequenceLearner, WindowedKind
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Scores, StepOutput
 
 
-class MultiLabel(SequenceKind):
+class MultiLabel(WindowedKind):
     """Rows of texts with (C,) labels each: 1 for a class that a text has, 0 for one that it has not. A prediction's
     value has that form too, once it is decided; before, it is the (C,) probabilities."""
 

@@ -21,12 +21,12 @@ from lmtool.models.base import Backbone
 from lmtool.tasks.configs import RegressionConfig
 from lmtool.tasks.kinds.base import Prediction
 from lmtool.tasks.kinds.labels import numbers
-from lmtool.tasks.kinds.sequence import SequenceKind, SequenceLearner
+from lmtool.tasks.kinds.sequence import SequenceLearner, WindowedKind
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Scores, StepOutput
 
 
-class Regression(SequenceKind):
+class Regression(WindowedKind):
     """Rows of texts with a value each."""
 
     config: RegressionConfig

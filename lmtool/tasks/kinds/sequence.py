@@ -50,21 +50,6 @@ class SequenceKind(TaskKind):
             labels = self.decoded_labels(values or [], origin)
         return Rows(row_ids(columns, len(origin)), texts, labels, origin)
 
-    def join(self, parts: Sequence[Any]) -> Prediction:
-        """Of a text in windows what these vote for: the mean of their votes, or the largest of each."""
-        if len(parts) == 1:
-            return parts[0]
-        votes = np.stack([self.vote(part) for part in parts])
-        return self.elected(votes.max(axis=0) if self.config.windows == "max" else votes.mean(axis=0))
-
-    def vote(self, part: Prediction) -> np.ndarray:
-        """A window's prediction as numbers that can be averaged."""
-        raise NotImplementedError(f"task.kind={self.config.kind} reads no windows")
-
-    def elected(self, votes: np.ndarray) -> Prediction:
-        """The prediction that joined votes stand for."""
-        raise NotImplementedError(f"task.kind={self.config.kind} reads no windows")
-
     @abstractmethod
     def decoded_labels(self, values: Sequence[Any], origin: Sequence[tuple[str, int]]) -> np.ndarray:
         """(N,) labels of a column. UserError with file:line at the first value that is none."""
@@ -72,6 +57,25 @@ class SequenceKind(TaskKind):
     def facts(self, train: Rows) -> tuple[dict[str, Any], list[str]]:
         empty = sum(not text.strip() for texts in train.columns.values() for text in texts)
         return {}, [f"{empty:,} empty texts in the training rows"] if empty else []
+
+
+class WindowedKind(SequenceKind):
+    """The base of those whose long texts may be read in windows."""
+
+    def join(self, parts: Sequence[Any]) -> Prediction:
+        """Of a text in windows what these vote for: the mean of their votes, or the largest of each."""
+        if len(parts) == 1:
+            return parts[0]
+        votes = np.stack([self.vote(part) for part in parts])
+        return self.elected(votes.max(axis=0) if self.config.windows == "max" else votes.mean(axis=0))
+
+    @abstractmethod
+    def vote(self, part: Prediction) -> np.ndarray:
+        """A window's prediction as numbers that can be averaged."""
+
+    @abstractmethod
+    def elected(self, votes: np.ndarray) -> Prediction:
+        """The prediction that joined votes stand for."""
 
 
 class SequenceLearner(TaskLearner):
