@@ -57,6 +57,11 @@ def test_every_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         *(f"text number {number} is here,{'good' if number % 2 else 'bad'}" for number in range(40)),
     ]
     Path("reviews.csv").write_text("\n".join(rows) + "\n")
+    Path("prompts.txt").write_text("Return the\nA list of\n")
+    Path("tatoeba").mkdir()
+    for split in ("train", "dev"):
+        pairs = [f"The cat is {word}.\tDie Katze ist {word}." for word in ("old", "new", "red", "big") * 6]
+        Path("tatoeba", f"{split}.tsv").write_text("\n".join(pairs) + "\n")
     Path("my_plugin.py").write_text(next(block for block in blocks("python") if "TuningConfig" in block))
 
     ran = 0
@@ -85,5 +90,5 @@ def test_every_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def _cache(verb: str, words: list[str]) -> list[str]:
     """The user's own cache folder is left alone."""
-    reads = verb in ("pretrain", "finetune", "evaluate", "predict", "plan", "tokenizer")
+    reads = verb in ("pretrain", "finetune", "evaluate", "predict", "generate", "plan", "tokenizer")
     return ["cache_dir=cache"] if reads and "--config" not in words and "--help" not in words else []

@@ -118,6 +118,14 @@ def test_pairs_are_learned_and_written(family):
     assert writer.whole(PAIRS[0][0], prompt, new) == PAIRS[0][1]
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_examples_are_shown_with_the_tokens_they_predict(family):
+    learner = learner_of(family)
+    (entry,) = learner.inspector(examples_of(learner, rows_of(PAIRS[:1]), 48), 48).described(1)
+    pieces = learner.tokenizer.pieces(learner.tokenizer.encode(PAIRS[0][1]))
+    assert pieces and all(repr(piece)[1:-1] in str(entry["targets"]["seq2seq"]) for piece in pieces)
+
+
 def test_rows_of_one_source_are_one_text_with_all_targets():
     rows = rows_of([("a", ("x", "y")), ("b", "z"), ("a", ("y", "w"))])
     joined = by_source(rows)

@@ -56,7 +56,7 @@ class Seq2SeqConfig(TaskConfig):
         description="How the texts that are scored are generated.",
     )
     generate_examples: int | None = Field(
-        200,
+        500,
         ge=1,
         description="Development rows generated at each evaluation in training, a seeded draw; the end of the run "
         "generates all. Null: all, always.",

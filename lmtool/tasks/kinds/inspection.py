@@ -39,3 +39,10 @@ class ChoiceInspector(TaskInspector):
 
     def label(self, value: Any, of_place: bool) -> Any:
         return "right" if value else "wrong"
+
+
+class TextPairInspector(TaskInspector):
+    """Of sources and targets: labels are tokens."""
+
+    def label(self, value: Any, of_place: bool) -> Any:
+        return Inspector.label(self, value, of_place)

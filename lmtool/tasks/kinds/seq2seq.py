@@ -34,6 +34,7 @@ from lmtool.metrics.texts import TEXT_METRICS, TextScores, require_scorers
 from lmtool.models.base import Backbone
 from lmtool.tasks.configs import Seq2SeqConfig
 from lmtool.tasks.kinds.base import Prediction, TaskKind
+from lmtool.tasks.kinds.inspection import TextPairInspector
 from lmtool.tasks.kinds.labels import is_unlabelled, place, row_ids, text_of
 from lmtool.tasks.kinds.learner import TaskEvaluation, TaskLearner
 from lmtool.tasks.kinds.scheduled_sampling import share_of_truth
@@ -161,6 +162,9 @@ class Seq2SeqLearner(TaskLearner):
         return TextPairs(
             self.config, self.rows(data), self.tokenizer, self.backbone.config, max_length, data.split
         )  # fmt: skip
+
+    def inspector(self, examples: TextPairs, max_length: int) -> TextPairInspector:
+        return TextPairInspector(self, examples, max_length)
 
     def counts(self, batch: Batch) -> dict[str, float]:
         return {self.term: float(len(self.labels(batch)))}
