@@ -29,9 +29,13 @@ class Plan:
         return len(self.rows)
 
     def facts(self) -> dict[str, Any]:
-        """How many examples, their tokens, and their mean length."""
-        tokens = int(self.lengths.sum(dtype=np.int64))
-        return {"examples": len(self), "tokens": tokens, "mean_length": float(self.lengths.mean())}
+        """How many examples, their tokens, and their mean and longest length."""
+        return {
+            "examples": len(self),
+            "tokens": int(self.lengths.sum(dtype=np.int64)),
+            "mean_length": float(self.lengths.mean()),
+            "longest": int(self.lengths.max()),
+        }
 
 
 @runtime_checkable

@@ -90,10 +90,7 @@ class MixedExamples:
         plan, own = self.plan(0), {name: member.facts() for name, member in self.members.items()}
         parts = zip(self.shares, own.values(), strict=True)
         return {
-            "examples": len(plan),
-            "tokens": int(plan.lengths.sum()),
-            "mean_length": float(plan.lengths.mean()),
-            "longest": int(plan.lengths.max()),
+            **plan.facts(),
             "predicted_fraction": sum(share * facts.get("predicted_fraction", 0.0) for share, facts in parts),
             **{f"{name}_examples": int(facts["examples"]) for name, facts in own.items()},
         }

@@ -41,14 +41,11 @@ def numbers_of(examples_N: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def plan_facts(plan: Plan, store: TokenStore, split: str) -> dict[str, Any]:
-    lengths = plan.lengths
+    """What the screens say of an objective's examples, and of the store that they are cut from."""
     return {
         "split": split,
         "documents": int(len(store.document_offsets) - 1),
         "documents_without_tokens": int(store.facts.get("documents_without_tokens", 0)),
         "store_tokens": int(store.document_offsets[-1]),
-        "examples": len(lengths),
-        "tokens": int(lengths.sum()),
-        "mean_length": float(lengths.mean()),
-        "longest": int(lengths.max()),
+        **plan.facts(),
     }

@@ -114,9 +114,7 @@ class ChoiceExamples:
 
     def facts(self) -> dict[str, Any]:
         """Lengths are of rows with all of their choices; `truncated` counts pairs."""
-        lengths = self._plan.lengths
-        sizes = {"examples": len(lengths), "mean_length": float(lengths.mean()), "longest": int(lengths.max())}
-        return {**self.pairs.facts(), **sizes, "choices": self.classes}
+        return {**self.pairs.facts(), **self._plan.facts(), "choices": self.classes}
 
 
 class MultipleChoiceLearner(SequenceLearner):

@@ -151,14 +151,10 @@ class QuestionWindows:
 
     def facts(self) -> dict[str, Any]:
         """Questions, windows, tokens; questions cut; and answers that no window holds."""
-        lengths = self._plan.lengths
         facts = {
             "split": self.split,
-            "examples": len(lengths),
+            **self._plan.facts(),
             "questions": len(self.rows),
-            "tokens": int(lengths.sum()),
-            "mean_length": float(lengths.mean()),
-            "longest": int(lengths.max()),
             "cut_questions": self.cut_questions,
         }
         if self._spans_E is not None:

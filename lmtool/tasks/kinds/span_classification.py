@@ -178,11 +178,7 @@ class SpanExamples:
 
     def facts(self) -> dict[str, Any]:
         """Rows, tokens, and how many texts were cut around their spans."""
-        lengths = self._plan.lengths
-        return {
-            "split": self.split, "examples": len(lengths), "tokens": int(lengths.sum()),
-            "mean_length": float(lengths.mean()), "longest": int(lengths.max()), "truncated": self.truncated,
-        }  # fmt: skip
+        return {"split": self.split, **self._plan.facts(), "truncated": self.truncated}
 
 
 class SpanClassificationLearner(TaskLearner):

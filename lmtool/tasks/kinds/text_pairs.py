@@ -118,19 +118,15 @@ class TextPairs:
 
     def facts(self) -> dict[str, Any]:
         """Rows, tokens, and how many sources and targets were cut to fit."""
-        lengths = self._plan.lengths
         facts = {
             "split": self.split,
-            "examples": len(lengths),
-            "tokens": int(lengths.sum()),
-            "mean_length": float(lengths.mean()),
-            "longest": int(lengths.max()),
+            **self._plan.facts(),
             "truncated": self.truncated,
-            "truncated_fraction": self.truncated / len(lengths),
+            "truncated_fraction": self.truncated / len(self._plan),
             "truncated_targets": self.truncated_targets,
         }
         if self.truncated_targets:
-            share = self.truncated_targets / len(lengths)
+            share = self.truncated_targets / len(self._plan)
             facts["warnings"] = [
                 f"{self.truncated_targets:,} {self.split} targets ({share:.1%}) are cut to {self.target_room} tokens: "
                 "give a larger task.target_tokens="

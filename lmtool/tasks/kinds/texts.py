@@ -121,11 +121,9 @@ class SequenceExamples:
 
     def facts(self) -> dict[str, Any]:
         """Rows, tokens, and how many rows were cut to fit."""
-        lengths = self._plan.lengths
         return {
             "split": self.split,
             **self._plan.facts(),
-            "longest": int(lengths.max()),
             "truncated": self.truncated,
-            "truncated_fraction": self.truncated / len(lengths),
+            "truncated_fraction": self.truncated / len(self._plan),
         }

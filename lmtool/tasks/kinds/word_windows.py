@@ -140,13 +140,8 @@ class WordWindows:
 
     def facts(self) -> dict[str, Any]:
         """Windows, tokens, and how many sentences were read in several windows."""
-        lengths, cut = self._plan.lengths, self.windows
-        facts = {
-            "split": self.split,
-            "examples": len(lengths),
-            "tokens": int(lengths.sum()),
-            "mean_length": float(lengths.mean()),
-            "longest": int(lengths.max()),
+        counts = {
+            "sentences_in_windows": int(np.sum(self.windows.part == 1)),
+            "words_without_pieces": self.unknown_words,
         }
-        several = {"sentences_in_windows": int(np.sum(cut.part == 1)), "words_without_pieces": self.unknown_words}
-        return {**facts, **{name: count for name, count in several.items() if count}}
+        return {"split": self.split, **self._plan.facts(), **{name: count for name, count in counts.items() if count}}

@@ -110,11 +110,7 @@ class Windows:
         return Batch(packed, {self.term: target}, numbers, parts, rows=row_N)
 
     def facts(self) -> dict[str, Any]:
-        lengths = self._plan.lengths
-        return {
-            "split": self.split, "examples": len(lengths), "tokens": int(lengths.sum()),
-            "mean_length": float(lengths.mean()), "longest": int(lengths.max()),
-        }  # fmt: skip
+        return {"split": self.split, **self._plan.facts()}
 
 
 class TaggingLearner(TaskLearner):
