@@ -50,6 +50,8 @@ def test_every_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("lmtool.tasks.loading.pydocs_rows", few)
     Path("my_texts").mkdir()
     write_text(tmp_path / "my_texts" / "one.txt")
+    Path("wikitext").mkdir()
+    write_text(tmp_path / "wikitext" / "test.txt")
     Path("glue").mkdir()
     write_rows(tmp_path / "glue" / "sst2")
     rows = [

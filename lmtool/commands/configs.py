@@ -229,7 +229,18 @@ class EvaluateConfig(UseConfig):
         None, description="Labelled data to score on. Null: the checkpoint's task; task.path= alone changes the data."
     )
     data: Annotated[DataConfig | None, Choice("data", optional=True)] = Field(
-        None, description="Text to score on. Null: what the checkpoint was pretrained on."
+        None,
+        description="Text to score on: all of it, or data.validation where that is given. Null: the held-out text of "
+        "what the checkpoint was pretrained on.",
+    )
+    max_length: int | None = Field(
+        None, ge=8, description="Tokens that a language model reads at a time. Null: as in training."
+    )
+    stride: int | None = Field(
+        None,
+        ge=1,
+        description="Tokens between the windows of a causal language model: each token is predicted once, from "
+        "max_length - stride tokens before it at least. Null: windows as in training, one behind the other.",
     )
 
 

@@ -54,13 +54,15 @@ class SplitData:
     """What a learner learns from, or is scored on.
 
     split: train, validation, or the name a data set gives it. store: the text, and `documents` whether an example may
-    span several of its documents. rows: labelled rows by the name of their task.
+    span several of its documents. rows: labelled rows by the name of their task. stride: tokens between the starts of
+    the windows of held-out text, of a learner that `slides`; None: windows as in training.
     """
 
     split: str
     store: TokenStore | None = None
     documents: Literal["separate", "joined"] = "joined"
     rows: Mapping[str, Rows] = field(default_factory=dict)
+    stride: int | None = None
 
     @property
     def text(self) -> TokenStore:

@@ -32,7 +32,7 @@ from lmtool.errors import UserError
 from lmtool.manifest import MANIFEST, Damaged, Manifest, write_manifest
 from lmtool.tokenizers.tokenizer import Tokenizer
 
-VERSION = 2  # of the layout and of how text becomes tokens and sentences: raise it when either changes
+VERSION = 3  # of the layout, of its facts and of how text becomes tokens and sentences: raise it when one changes
 _PORTION = 1_000_000  # characters tokenized at a time
 _FILES = {
     "tokens": "tokens.bin",
@@ -176,6 +176,7 @@ class _Content:
         self._counts = dict.fromkeys(_FILES, 0)
         self._sentences_of = SentenceSplitter()
         self._last_border = self._characters = self._without_tokens = self._unknown = 0
+        self._size = TextSize()
         self._seconds = 0.0
 
     def write(self, source: Source, split: str, progress: Progress | None) -> None:
@@ -218,6 +219,8 @@ class _Content:
         self._append("document_offsets", offsets[borders - sentences_before])
         self._last_border = int(borders[-1]) if len(borders) else self._last_border
         self._characters += sum(len(text) for text, _ in portion)
+        for text, ends in portion:
+            self._size.add(text, ends)
         if ids:
             flat = np.concatenate(ids)
             self._append("tokens", flat)
@@ -238,11 +241,28 @@ class _Content:
             "sentences": self._counts["sentence_offsets"] - 1,
             "tokens": tokens,
             "characters": self._characters,
+            "words": self._size.words,
+            "bytes": self._size.bytes,
             "characters_per_token": self._characters / tokens,
             "unknown_fraction": self._unknown / tokens,
             "seconds": round(self._seconds, 3),
         }
         return facts | {"tokenizer": self._tokenizer.fingerprint, "source": source.fingerprint}
+
+
+class TextSize:
+    """Words of a text, separated by white space, and its bytes in UTF-8; of a document that comes in parts, too."""
+
+    def __init__(self) -> None:
+        self.words = self.bytes = 0
+        self._within_word = False
+
+    def add(self, text: str, ends: bool) -> None:
+        """A part of a document; ends: whether the document ends there."""
+        continued = self._within_word and bool(text) and not text[0].isspace()
+        self.words += len(text.split()) - continued
+        self.bytes += len(text.encode("utf-8", "surrogatepass"))
+        self._within_word = not ends and (not text[-1].isspace() if text else self._within_word)
 
 
 def _portions(parts: Iterator[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]]:

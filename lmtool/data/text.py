@@ -6,6 +6,7 @@ import hashlib
 import re
 from array import array
 from collections.abc import Iterable, Iterator
+from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -63,9 +64,20 @@ class TextSource:
             self._held_out = held_out(_array(scan.sizes), config.validation_fraction)
         elif not own:
             self._cut = split_place(partial(self._stretch, scan), scan.sizes[0], config.validation_fraction)
-        rule = f"text 1 {config.document} {None if own else config.validation_fraction}"
+        self.fingerprint = self._fingerprint(None if own else config.validation_fraction)
+
+    def complete(self) -> TextSource:
+        """The same files with nothing held out: all of `data.path` is what is validated on."""
+        source = copy(self)
+        source._scans = dict.fromkeys(("train", "validation"), self._scans["train"])
+        source._held_out = source._cut = None
+        source.fingerprint = source._fingerprint(None)
+        return source
+
+    def _fingerprint(self, fraction: float | None) -> str:
+        rule = f"text 1 {self._config.document} {fraction}"
         digests = [scan.digest.hexdigest() for scan in self._scans.values()]
-        self.fingerprint = hashlib.sha256(" ".join([rule, *digests]).encode()).hexdigest()
+        return hashlib.sha256(" ".join([rule, *digests]).encode()).hexdigest()
 
     def parts(self, split: str) -> Iterator[tuple[str, bool]]:
         scan = self._scans.get(splits_of(split))

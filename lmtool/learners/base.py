@@ -114,7 +114,8 @@ class BaseLearner(ModelWithHeads, ABC):
     seed: of the run; new heads and dropout derive from it. weights: by term, its coefficient in the loss. metric: the
     score that chooses the best checkpoint. reads: the columns that `respond` reads. predicts_rows: whether its scorer
     keeps a prediction of each row. makes_inputs: whether it makes a part of what it reads itself, so that examples
-    cannot be shown without its weights. scores_part: whether its scores in training are of a part of the rows.
+    cannot be shown without its weights. scores_part: whether its scores in training are of a part of the rows. slides:
+    whether it can be scored over windows that overlap, see `SplitData.stride`.
     """
 
     weights: dict[str, float]
@@ -123,6 +124,7 @@ class BaseLearner(ModelWithHeads, ABC):
     predicts_rows: bool = False
     makes_inputs: bool = False
     scores_part: bool = False
+    slides: bool = False
 
     def __init__(self, config: Config, backbone: Backbone, tokenizer: Tokenizer | None, seed: int):
         super().__init__(backbone, seed)

@@ -48,8 +48,8 @@ class Evaluation:
     def metrics(self) -> dict[str, float]:
         """Plain numbers for metrics.jsonl and result.json: `loss` and its `standard_error`, and for each term NAME
         `NAME_loss`, `NAME_accuracy`, `NAME_count`, `NAME_standard_error` and, with a baseline, `NAME_baseline` and
-        `NAME_gain_standard_error`; then the scores."""
-        values: dict[str, float | None] = {"loss": self.loss, "standard_error": self.standard_error}
+        `NAME_gain_standard_error`; and the scores."""
+        values: dict[str, float | None] = {"loss": self.loss, "standard_error": self.standard_error, **self.scores}
         for name, term in self.terms.items():
             values |= {
                 f"{name}_loss": term.loss,
@@ -60,8 +60,7 @@ class Evaluation:
                 f"{name}_gain_standard_error": term.gain_standard_error,
             }
         # A single example has no standard error, and JSON has no word for that.
-        known = {name: value for name, value in values.items() if value is not None and np.isfinite(value)}
-        return known | self.scores
+        return {name: value for name, value in values.items() if value is not None and np.isfinite(value)}
 
     def records(self) -> Iterator[dict[str, Any]]:
         """What each row was predicted to be, as lines of predictions.jsonl; nothing where no rows are predicted."""
@@ -106,7 +105,11 @@ class TermScorer(Scorer):
 
     def add(self, batch: Batch) -> None:
         for name, scores in self.learner.score(batch).items():
-            self.sums.setdefault(name, TermSums()).add(batch, scores, self.predictors.get(name))
+            self.enter(name, batch, scores)
+
+    def enter(self, name: str, batch: Batch, scores: Scores) -> None:
+        """Take what the learner says of one term."""
+        self.sums.setdefault(name, TermSums()).add(batch, scores, self.predictors.get(name))
 
     def result(self) -> Evaluation:
         if not self.sums:

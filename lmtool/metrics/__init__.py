@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from lmtool.metrics.answers import ANSWER_METRICS
 from lmtool.metrics.bootstrap import Interval, interval, resampled_rows
 from lmtool.metrics.classes import by_class, calibration
 from lmtool.metrics.intervals import paired_standard_error, ratio_standard_error
+from lmtool.metrics.language import LANGUAGE_METRICS
 from lmtool.metrics.metric import LOSS, Metric
 from lmtool.metrics.scores import METRICS, compute, confusion
 
@@ -21,4 +23,18 @@ __all__ = [
     "paired_standard_error",
     "ratio_standard_error",
     "resampled_rows",
+    "smaller_is_better",
 ]
+
+_SMALLER = tuple(
+    name
+    for table in ({LOSS.name: LOSS}, METRICS, ANSWER_METRICS, LANGUAGE_METRICS)
+    for name, metric in table.items()
+    if metric.smaller_is_better
+)
+
+
+def smaller_is_better(name: str) -> bool:
+    """Whether a smaller value of a score is the better one, by its name in result files: of a metric, of a term or of a
+    split (mlm_loss, dev_mse); errors of any kind too."""
+    return name.endswith("error") or any(name == metric or name.endswith(f"_{metric}") for metric in _SMALLER)

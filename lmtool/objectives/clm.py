@@ -7,8 +7,8 @@ Shape letters: T tokens, M places that predict, H hidden width.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import ClassVar, Protocol, cast
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Protocol, cast
 
 import torch
 
@@ -17,7 +17,8 @@ from lmtool.data.split import Rows, SplitData
 from lmtool.generation.configs import GenerationConfig
 from lmtool.heads.lm import LMHead, lm_head
 from lmtool.learners.base import BaseLearner, Warn, silent
-from lmtool.learners.baseline import ConstantPredictor, token_counts
+from lmtool.learners.baseline import ConstantPredictor, Predictor, token_counts
+from lmtool.learners.language_modelling import PerplexityScorer, TextScorer
 from lmtool.learners.targets import labels_of, places_of
 from lmtool.learners.writing import Continuing, written
 from lmtool.models.base import Decoder
@@ -47,6 +48,7 @@ class CausalLanguageModel(BaseLearner):
 
     backbone: Decoder
     term: ClassVar[str] = "clm"
+    slides = True
 
     def __init__(self, config: NextTokenConfig, backbone: Decoder, tokenizer: Tokenizer, seed: int):
         super().__init__(config, backbone, tokenizer, seed)
@@ -54,7 +56,10 @@ class CausalLanguageModel(BaseLearner):
         self.add_head("lm", lm_head(backbone))
 
     def examples(self, data: SplitData, max_length: int) -> TextWindows:
-        return CausalWindows(self.tokenizer, data.text, max_length, data.documents, data.split)
+        return CausalWindows(self.tokenizer, data.text, max_length, data.documents, data.split, data.stride)
+
+    def scorer(self, data: SplitData, examples: Any, predictors: Mapping[str, Predictor]) -> PerplexityScorer:
+        return TextScorer(self, predictors, data.text.facts, self.tokenizer.role("eos"))
 
     def inspector(self, examples: TextWindows, max_length: int) -> StreamInspector:
         return CausalInspector(self, examples, max_length)

@@ -6,7 +6,12 @@ is uniform. A decoder sees the prefix through a mask, an encoder-decoder reads i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from lmtool.data.split import SplitData
+from lmtool.learners.baseline import Predictor
+from lmtool.learners.language_modelling import PerplexityScorer
 from lmtool.models.base import Decoder
 from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.objectives.checks.prefixes import EncodedPrefixesInspector, MaskedPrefixesInspector
@@ -21,9 +26,14 @@ class PrefixDecoder(CausalLanguageModel):
     """The one term `prefix_lm`, on a decoder."""
 
     term = "prefix_lm"
+    slides = False
 
     def examples(self, data: SplitData, max_length: int) -> MaskedPrefixes:
         return MaskedPrefixes(self.tokenizer, data.text, max_length, data.documents, data.split, self.seed)
+
+    def scorer(self, data: SplitData, examples: Any, predictors: Mapping[str, Predictor]) -> PerplexityScorer:
+        """What stands in a prefix is not predicted, so the scores of words and bytes are not known."""
+        return PerplexityScorer(self, predictors)
 
     def inspector(self, examples: TextWindows, max_length: int) -> MaskedPrefixesInspector:
         return MaskedPrefixesInspector(self, examples, max_length)
@@ -35,6 +45,9 @@ class PrefixSequenceToSequence(SequenceToSequence):
     def examples(self, data: SplitData, max_length: int) -> EncodedPrefixes:
         """Neither side is longer than max_length."""
         return EncodedPrefixes(self.sides(), data.text, max_length, data.documents, data.split, self.seed)
+
+    def scorer(self, data: SplitData, examples: Any, predictors: Mapping[str, Predictor]) -> PerplexityScorer:
+        return PerplexityScorer(self, predictors)
 
     def inspector(self, examples: EncodedPrefixes, max_length: int) -> EncodedPrefixesInspector:
         return EncodedPrefixesInspector(self, examples, max_length)

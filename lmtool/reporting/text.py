@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import Any
 
 from lmtool.secrets import masked
 from lmtool.terminal import visible
 
-# Scores where less is better; every other metric is better when larger.
-_LOWER_IS_BETTER = re.compile(r"(^|_)(loss|mse|mae|rmse|perplexity|error|nll|bits_per_\w+)$")
-
 
 def lower_is_better(metric: str) -> bool:
     """Whether a smaller value of the metric is the better one (losses, errors, perplexity)."""
-    return bool(_LOWER_IS_BETTER.search(metric))
+    # The scores need numpy, and a screen without scores does not wait for it.
+    from lmtool.metrics import smaller_is_better
+
+    return smaller_is_better(metric)
 
 
 def plain(text: Any, limit: int | None = None) -> str:

@@ -156,6 +156,18 @@ def test_a_pretrained_run_fills_masks_and_goes_on_with_a_text(place: Path, capsy
         assert cli.main(["evaluate", f"checkpoint={run}", "precision=fp32"]) == 0
         result = json.loads((run / "result.json").read_text())
         assert f"{result['value']:.4f}" in capsys.readouterr().out
+    assert {"perplexity", "word_perplexity", "bits_per_byte"} <= result["metrics"].keys()
+    (place / "other.txt").write_text((place / "text.txt").read_text())
+    sliding = ["evaluate", str(causal), "data=wikitext", "data.path=other.txt", "stride=16"]
+    assert cli.main(sliding) == 0
+    printed = capsys.readouterr().out
+    assert "all text of data.path=other.txt" in printed and "from 16 tokens or more" in printed
+    for words, error in (
+        (["evaluate", str(masked), "stride=16"], "stride=16 is of causal language models"),
+        (["evaluate", str(causal), "max_length=100000"], "max_length=100000 is more than"),
+    ):
+        assert cli.main(words) == 2
+        assert error in capsys.readouterr().err
 
 
 def test_a_plan_counts_without_training(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,13 +47,13 @@ class Stream:
 def windows(stream: Stream, size: int, joined: bool, overlap: int = 0) -> np.ndarray:
     """(E,) records of `WINDOW`: consecutive windows of at most `size` places, each sharing `overlap` with the next.
 
-    joined: cut through documents, so that only the last window is shorter; else within each document. A window that
-    would hold nothing but the overlap is left out.
+    joined: cut through documents, so that only the last window is shorter; else within each document. A further window
+    that would hold nothing but the overlap is left out; so is a single token, where windows share any.
     """
     borders = np.array([0, len(stream)]) if joined else stream.borders
     stride = size - overlap
     lengths = np.diff(borders)
-    counts = np.maximum(-(-(lengths - overlap) // stride), 0)
+    counts = np.where(lengths > min(overlap, 1), np.maximum(-(-(lengths - overlap) // stride), 1), 0)
     owner = np.repeat(np.arange(len(counts)), counts)
     offset = (np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)) * stride
     rows = np.empty(len(owner), dtype=WINDOW)

@@ -1,0 +1,92 @@
+"""`lmtool evaluate` on text: what a pretrained checkpoint scores on held-out text, by windows as in training or by
+windows that overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lmtool.commands.configs import EvaluateConfig, PretrainConfig
+from lmtool.commands.held_out import HeldOutSplits
+from lmtool.commands.predictions import write_output
+from lmtool.commands.trained import Trained
+from lmtool.config.tables import build
+from lmtool.data.configs import DataConfig
+from lmtool.data.split import SplitData
+from lmtool.data.store import open_store
+from lmtool.data.text import TextSource
+from lmtool.errors import UserError
+from lmtool.reporting.console import Output
+from lmtool.reporting.table import print_table
+from lmtool.tasks.members import read_tasks, rows_of
+
+
+def evaluate_text(config: EvaluateConfig, trained: Trained, before: PretrainConfig, output: Output) -> dict[str, Any]:
+    """Score, print, and write predictions where a file is named. Returns the metrics."""
+    require_absent(config, ("against", "report"), f"{config.checkpoint} was trained on text", "evaluate each by itself")
+    learner, max_length = trained.learner(), length_of_windows(config, before)
+    if config.stride is not None and not learner.slides:
+        raise UserError(
+            f"stride={config.stride} is of causal language models; {config.checkpoint} learned {learner.config.name}",
+            "leave stride= out",
+        )
+    data, title = _text(config, trained, before)
+    held_out = HeldOutSplits(learner, {"validation": data}, max_length, config.batch_tokens, before.seed)
+    evaluations = held_out.score(trained.precision)
+    if config.output is not None:
+        write_output(config.output, evaluations.records())
+    metrics = evaluations.metrics()
+    rows = [[name, f"{value:.4f}"] for name, value in metrics.items()]
+    print_table(output, ["metric", "value"], rows, heading=f"{config.checkpoint} · {title}")
+    if learner.slides:
+        output.line(_policy(config, max_length))
+    for warning in evaluations.warnings:
+        output.line(f"warning: {warning}", "yellow")
+    return metrics
+
+
+def require_absent(config: EvaluateConfig, keys: Sequence[str], because: str, hint: str | None = None) -> None:
+    """UserError for a key that would not be read."""
+    for key in keys:
+        if getattr(config, key) is not None:
+            raise UserError(
+                f"{key}={getattr(config, key)} does not apply: checkpoint={because}", hint or f"leave {key}= out"
+            )
+
+
+def length_of_windows(config: EvaluateConfig, before: PretrainConfig) -> int:
+    """Tokens that the model reads at a time: as in training where nothing is typed. UserError where it has no room."""
+    positions = before.model.max_positions
+    if config.max_length is not None and config.max_length > positions:
+        raise UserError(
+            f"max_length={config.max_length} is more than the {positions} positions of checkpoint={config.checkpoint}",
+            f"give max_length={positions} at most",
+        )
+    return config.max_length or before.max_length
+
+
+def _policy(config: EvaluateConfig, max_length: int) -> str:
+    stride = config.stride
+    windows = f"windows of {max_length} tokens"
+    if stride is not None:
+        windows += f", {stride} apart: each token is predicted once, from {max_length - stride} tokens or more"
+    return f"{windows}; the ends of documents count in loss and perplexity, not in word perplexity and bits per byte"
+
+
+def _text(config: EvaluateConfig, trained: Trained, before: PretrainConfig) -> tuple[SplitData, str]:
+    """The held-out text of what the checkpoint was trained on, or other text; and what to call it. Text files that are
+    typed are scored completely, or where data.validation= is typed, that."""
+    data, known = config.data or before.data, before.data
+    source, title = build(data, config.cache_dir), f"validation text of data={data.name}"
+    if isinstance(source, TextSource) and _names_no_validation(data, known):
+        source, title = source.complete(), f"all text of data.path={getattr(data, 'path', '')}"
+    _, tasks = read_tasks(before.objective, before.seed, config.cache_dir, config.offline)
+    store = open_store(source, "validation", trained.tokenizer, config.cache_dir, Output().stage)
+    rows = rows_of(tasks, "validation")
+    return SplitData("validation", store, data.documents, rows, config.stride), title
+
+
+def _names_no_validation(data: DataConfig, known: DataConfig) -> bool:
+    """Whether other files are named than those of training, and none to validate on."""
+    typed, trained_on = data.model_dump(), known.model_dump()
+    return typed.get("path") != trained_on.get("path") and typed["validation"] in (None, trained_on.get("validation"))
