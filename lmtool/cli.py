@@ -183,6 +183,10 @@ def run(verb: str, config: Any, overrides: list[str]) -> Any:
         from lmtool.commands import generate
 
         return generate.run(config, overrides)
+    if verb == "embed":
+        from lmtool.commands import embed
+
+        return embed.run(config, overrides)
     if verb == "export":
         from lmtool.commands import export
 

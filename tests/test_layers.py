@@ -52,7 +52,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tasks": LEARNERS,
     "tuning": LEARNERS,
     "training": NN | {"runs"},
-    "commands": LEARNERS | {"objectives", "tasks", "tuning", "weights", "costs", "reporting"},
+    "representations": LEARNERS | {"tasks", "weights"},
+    "commands": LEARNERS | {"objectives", "tasks", "tuning", "weights", "representations", "costs", "reporting"},
     "sweeps": CONFIG | {"reporting"},
     "manual": {"config"},  # its files, for what a command offers
     "cli": {"errors", "environment", "manual", "terminal", "config", "commands", "sweeps"},

@@ -244,19 +244,24 @@ class EvaluateConfig(UseConfig):
     )
 
 
-class PredictConfig(UseConfig):
-    """`lmtool predict`: label texts, or fill their masks."""
+class AskConfig(UseConfig):
+    """The keys of the commands that read texts of the user's."""
 
     verbatim: ClassVar[tuple[str, ...]] = ("text", "pair")
 
     text: str | None = Field(None, description="One text to read; or give input.")
-    pair: str | None = Field(None, description="The second text, where the task reads pairs.")
+    pair: str | None = Field(None, description="The second text, where pairs are read.")
     input: str | None = Field(
         None,
         description="File to read, one text a line (.txt) or with the task's columns (.tsv, .csv, .jsonl); - reads "
         "lines from standard input.",
         min_length=1,
     )
+
+
+class PredictConfig(AskConfig):
+    """`lmtool predict`: label texts, or fill their masks."""
+
     probabilities: bool = Field(False, description="Write the probabilities of all classes to the output.")
 
 
@@ -276,6 +281,21 @@ class GenerateConfig(UseConfig, GenerationConfig):
         None, description="Column of the prompts in a table. Null: text, or the one that the checkpoint's task reads."
     )
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of the draws: the same seed gives the same text.")
+
+
+class EmbedConfig(AskConfig):
+    """`lmtool embed`: texts as vectors of hidden states."""
+
+    layers: int | Literal["last", "all", "mean"] = Field(
+        "last",
+        description="Layers that are read: last, a number (0 is the embedding), all, or the mean of all but the "
+        "embedding. Of an encoder-decoder its encoder's.",
+    )
+    pooling: Literal["auto", "none", "first", "mean", "max", "last"] = Field(
+        "auto",
+        description="One vector a text: the first token's, the mean, the maximum or the last token's; none: a vector "
+        "a token. auto: what a sentence encoder's folder or the checkpoint's task says, else mean.",
+    )
 
 
 class TokenizerCommandConfig(CommandConfig):
@@ -314,6 +334,7 @@ COMMANDS: dict[str, type[Any]] = {
     "evaluate": EvaluateConfig,
     "predict": PredictConfig,
     "generate": GenerateConfig,
+    "embed": EmbedConfig,
     "tokenizer": TokenizerCommandConfig,
     "export": ExportConfig,
     "import": ImportConfig,

@@ -6,36 +6,31 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+from lmtool.commands.asked import PAIR, TEXT, asked_table, asked_texts
 from lmtool.commands.configs import FinetuneConfig, PredictConfig
 from lmtool.commands.predictions import DELIMITERS, beside_columns, check_output, write_output
 from lmtool.commands.trained import Trained, load_trained
-from lmtool.data.files import STANDARD_INPUT, read_lines, regular_file
 from lmtool.data.split import Rows
 from lmtool.data.tables import Rows as Table
-from lmtool.data.tables import read_table
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner, no_progress
 from lmtool.reporting.console import Output
 from lmtool.reporting.text import number
 from lmtool.tasks.configs import ClassificationConfig
 from lmtool.tasks.labels import TakenHead
-from lmtool.tasks.sources.layouts import read_file, suffixes
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.weights.heads import PAIR_HEADS
 from lmtool.weights.task_heads import CLASSIFIER
-
-TABLES = (".tsv", ".csv", ".jsonl", ".json")
-# The columns of a table where no task names others: the keys of the command.
-TEXT, PAIR = "text", "pair"
 
 
 def run(config: PredictConfig, overrides: list[str]) -> None:
     """Read, predict, and print or write what was predicted."""
     check_output(config.output)
     trained, output = load_trained(config), Output()
-    table = _table(config, trained)
+    task = trained.config.task if isinstance(trained.config, FinetuneConfig) else None
+    table = asked_table(config, task)
     paired = config.pair is not None if table is None else PAIR in table.columns
-    learner = _learner(trained, paired)
+    learner = answering(trained, paired)
     rows = _rows(config, table, learner)
 
     def warn(text: str) -> None:
@@ -57,7 +52,7 @@ def run(config: PredictConfig, overrides: list[str]) -> None:
     output.line(f"{written:,} rows: {config.output}{scored}")
 
 
-def _learner(trained: Trained, paired: bool) -> BaseLearner:
+def answering(trained: Trained, paired: bool) -> BaseLearner:
     """What answers: a published classifier reads one text or two, as they are given; of a pretrained model, pairs are
     for its head over them, which is a classification."""
     if isinstance(trained.config, FinetuneConfig):
@@ -80,22 +75,11 @@ def _learner(trained: Trained, paired: bool) -> BaseLearner:
     return replace(trained, tokenizer=tokenizer).learner(task, TakenHead(name, {}))
 
 
-def _table(config: PredictConfig, trained: Trained) -> Table | None:
-    """The table that is asked about, in any layout that the task reads; None for plain texts."""
-    suffix = "" if config.input is None else Path(config.input).suffix.lower()
-    if config.input is None or suffix in ("", ".txt"):
-        return None
-    task = trained.config.task if isinstance(trained.config, FinetuneConfig) else None
-    if task is not None and suffix in suffixes(task):
-        return read_file(regular_file("input", config.input), task)
-    return read_table(regular_file("input", config.input)) if suffix in TABLES else None
-
-
 def _rows(config: PredictConfig, table: Table | None, learner: BaseLearner) -> Rows:
     """What is asked about: the rows of a table, or texts."""
     if table is not None:
         return learner.read_rows(dict(table.columns), table.origin)
-    texts = _texts(config)
+    texts = asked_texts(config)
     columns, reads = {learner.reads[0]: texts}, ", ".join(learner.reads)
     if len(learner.reads) == 1 and config.pair is not None:
         raise UserError(f"task={learner.config.name} reads one text, {reads}; pair is a second one", "leave pair= out")
@@ -107,16 +91,3 @@ def _rows(config: PredictConfig, table: Table | None, learner: BaseLearner) -> R
             )
         columns[learner.reads[1]] = [config.pair]
     return learner.read_rows(columns, [("text", line + 1) for line in range(len(texts))])
-
-
-def _texts(config: PredictConfig) -> list[str]:
-    """The texts asked about: `text`, or the lines of `input`."""
-    if config.text is not None:
-        return [config.text]
-    if config.input is None:
-        raise UserError("nothing to predict", 'give text="..." or input=FILE (- reads standard input)')
-    path = STANDARD_INPUT if config.input == "-" else regular_file("input", config.input)
-    lines = [line for _, line in read_lines(path) if line.strip()]
-    if not lines:
-        raise UserError(f"input={config.input}: no lines of text in it", "give one text a line")
-    return lines

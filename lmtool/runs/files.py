@@ -9,6 +9,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -58,19 +59,26 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     _in_one_move(path, lines)
 
 
-def _in_one_move(path: Path, write: Callable[[TextIO], None]) -> None:
+@contextmanager
+def in_one_move(path: Path) -> Iterator[Path]:
+    """Where to write a file that takes its place when the block ends; one that was there stays until then. What is no
+    regular file (a pipe, /dev/stdout) is written to directly."""
     path = Path(os.path.realpath(path))
     direct = path.exists() and not path.is_file()
     draft = path if direct else path.with_name(f".tmp-{path.name}-{os.getpid()}")
     try:
-        with draft.open("w", encoding="utf-8", newline="\n") as file:
-            write(file)
+        yield draft
         if not direct:
             os.replace(draft, path)
     except BaseException:
         if not direct:
             draft.unlink(missing_ok=True)
         raise
+
+
+def _in_one_move(path: Path, write: Callable[[TextIO], None]) -> None:
+    with in_one_move(path) as draft, draft.open("w", encoding="utf-8", newline="\n") as file:
+        write(file)
 
 
 class _Commas(csv.unix_dialect):

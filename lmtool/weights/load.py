@@ -55,14 +55,20 @@ class ModelOutput:
 
 @dataclass(frozen=True)
 class Loaded:
-    """model: in evaluation mode. tokenizer: None where the checkpoint has none. config: of the model. report: which
-    parts of the checkpoint were taken. task: the section of the task that it was trained for, if one."""
+    """model: in evaluation mode. tokenizer: as in training; None where the checkpoint has none. config: of the model.
+    report: which parts of the checkpoint were taken. saved: its configuration as it stands there."""
 
     model: PaddedModel
     tokenizer: Tokenizer | None
     config: ModelConfig
     report: LoadReport
-    task: Mapping[str, Any] | None = None
+    saved: Mapping[str, Any]
+
+    @property
+    def task(self) -> Mapping[str, Any] | None:
+        """The section of the task that it was trained for, if one."""
+        task = self.saved.get("task")
+        return task if isinstance(task, dict) else None
 
     def generate(self, prompts: Sequence[str], seed: int = 0, **settings: Any) -> list[str]:
         """What the model writes to each prompt: a decoder's continuation, an encoder-decoder's answer. settings: fields
@@ -135,13 +141,16 @@ def load(checkpoint: str | Path, device: str = "cpu", offline: bool = False) -> 
     """
     checkpoint = str(checkpoint)
     weights = read(checkpoint, offline)
-    saved = saved_model(checkpoint, saved_config(checkpoint, offline), weights.tensors)
-    tokenizer = Tokenizer.load(weights.folder) if has_tokenizer(weights.folder) else None
+    config = saved_config(checkpoint, offline)
+    saved, tokenizer = saved_model(checkpoint, config, weights.tensors), None
+    if has_tokenizer(weights.folder):
+        parses = bool((config.get("tokenizer") or {}).get("parse_special_tokens"))
+        tokenizer = Tokenizer.load(weights.folder, parses)
     parts, report = assemble(saved, tokenizer, trained=weights)
     assert report is not None
     roles = {} if tokenizer is None else tokenizer.roles
     model = PaddedModel(parts, roles.get(getattr(saved.model, "start_role", ""))).to(device).eval()
-    return Loaded(model, tokenizer, saved.model, report, saved.task)
+    return Loaded(model, tokenizer, saved.model, report, config)
 
 
 @dataclass(frozen=True)
@@ -168,10 +177,10 @@ def saved_model(checkpoint: str, saved: Mapping[str, Any], tensors: Mapping[str,
     """The model of a saved configuration. UserError where it is not decoded."""
     task = saved.get("task")
     return SavedModel(
-        _section(checkpoint, saved, Choice("model")),
+        section(checkpoint, saved, Choice("model")),
         tensors,
         task if isinstance(task, dict) else None,
-        _section(checkpoint, saved, Choice("tuning", optional=True)),
+        section(checkpoint, saved, Choice("tuning", optional=True)),
         saved.get("seed") or 0,
     )
 
@@ -189,7 +198,7 @@ def saved_config(checkpoint: str, offline: bool = False) -> dict[str, Any]:
     return saved
 
 
-def _section(checkpoint: str, saved: Mapping[str, Any], choice: Choice) -> Any:
+def section(checkpoint: str, saved: Mapping[str, Any], choice: Choice) -> Any:
     """The strictly decoded section of a component."""
     try:
         return choice.validate(saved.get(choice.group))

@@ -42,6 +42,7 @@ NEEDS = {
     "tokenizer": ["output=x"],
     "evaluate": ["checkpoint=none"],
     "predict": ["checkpoint=none", "text=a"],
+    "embed": ["checkpoint=none", "text=a"],
     "generate": ["checkpoint=none", "prompt=a"],
     "export": ["checkpoint=none", "output=x"],
     "import": ["checkpoint=none", "output=x"],

@@ -1,0 +1,40 @@
+"""What a command is asked about: `text=`, or the lines or the table of `input=`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lmtool.commands.configs import AskConfig
+from lmtool.data.files import STANDARD_INPUT, read_lines, regular_file
+from lmtool.data.tables import Rows as Table
+from lmtool.data.tables import read_table
+from lmtool.errors import UserError
+from lmtool.tasks.configs import TaskConfig
+from lmtool.tasks.sources.layouts import read_file, suffixes
+
+TABLES = (".tsv", ".csv", ".jsonl", ".json")
+# The columns of a table where no task names others: the keys of the command.
+TEXT, PAIR = "text", "pair"
+
+
+def asked_table(config: AskConfig, task: TaskConfig | None) -> Table | None:
+    """The table that is asked about, in any layout that the task reads; None for plain texts."""
+    suffix = "" if config.input is None else Path(config.input).suffix.lower()
+    if config.input is None or suffix in ("", ".txt"):
+        return None
+    if task is not None and suffix in suffixes(task):
+        return read_file(regular_file("input", config.input), task)
+    return read_table(regular_file("input", config.input)) if suffix in TABLES else None
+
+
+def asked_texts(config: AskConfig) -> list[str]:
+    """The texts asked about: `text`, or the lines of `input`. UserError where there are none."""
+    if config.text is not None:
+        return [config.text]
+    if config.input is None:
+        raise UserError("no text is given", 'give text="..." or input=FILE (- reads standard input)')
+    path = STANDARD_INPUT if config.input == "-" else regular_file("input", config.input)
+    lines = [line for _, line in read_lines(path) if line.strip()]
+    if not lines:
+        raise UserError(f"input={config.input}: no lines of text in it", "give one text a line")
+    return lines

@@ -1,0 +1,108 @@
+"""`lmtool embed`: texts as vectors of a model's hidden states, one of each text or one of each token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from lmtool.commands.asked import PAIR, TEXT, asked_table, asked_texts
+from lmtool.commands.configs import EmbedConfig
+from lmtool.config.tables import Choice
+from lmtool.data.split import Rows
+from lmtool.errors import UserError
+from lmtool.learners.base import no_progress
+from lmtool.reporting.console import Output
+from lmtool.representations.files import check_output, write_npy, write_parquet
+from lmtool.representations.reading import embedder
+from lmtool.representations.vectors import Embedder, Vectors
+from lmtool.training.precision import choose_device, choose_precision
+from lmtool.weights.load import Loaded, load, section
+
+_SHOWN = 6
+
+
+def run(config: EmbedConfig, overrides: list[str]) -> None:
+    """Read, embed, and print or write the vectors."""
+    check_output(config.output, config.pooling)
+    output, precision = Output(), choose_precision(config.precision, choose_device(config.device))
+    loaded = load(config.checkpoint, str(precision.device), config.offline)
+    rows = _rows(config, loaded)
+    embeds, stated = embedder(
+        loaded, config.checkpoint, config.layers, config.pooling, config.batch_tokens, precision, config.offline
+    )
+    check_output(config.output, embeds.pooling)
+
+    def warn(text: str) -> None:
+        output.line(f"warning: {text}", "yellow")
+
+    with output.bar("embedding") if config.output is not None else nullcontext(no_progress) as progress:
+        vectors = embeds.vectors(rows, progress, warn)
+        if config.output is None:
+            for line in _lines(rows, vectors, embeds):
+                output.line(line)
+            return
+        written = _write(config.output, rows, vectors, embeds)
+    output.line(f"{written}: {config.output} · {stated} · {precision.name}")
+
+
+def _rows(config: EmbedConfig, loaded: Loaded) -> Rows:
+    """The texts, or pairs, that are embedded: the columns that the checkpoint's task reads, else text and pair."""
+    task = section(config.checkpoint, loaded.saved, Choice("task", key="kind", optional=True))
+    table = asked_table(config, task)
+    if table is None:
+        texts = asked_texts(config)
+        columns: dict[str, list[Any]] = {TEXT: texts}
+        if config.pair is not None:
+            if len(texts) != 1:
+                raise UserError("pair is the second text of text=", "give a file with the columns text and pair")
+            columns[PAIR] = [config.pair]
+        return Rows(list(range(len(texts))), columns, None, [("text", line + 1) for line in range(len(texts))])
+    aliases = {} if task is None else task.aliases
+    present = {aliases.get(name, name): values for name, values in table.columns.items()}
+    names = () if task is None else task.text
+    if len(names) not in (1, 2) or not set(names) <= set(present):
+        names = (TEXT, PAIR) if PAIR in present else (TEXT,)
+    missing = [name for name in names if name not in present]
+    if missing:
+        raise UserError(
+            f"{table.origin[0][0]}: no column {missing[0]} to read; there are {', '.join(table.columns)}",
+            f"name its text column {missing[0]}, in a copy",
+        )
+    columns = {name: [_text(value) for value in present[name]] for name in names}
+    return Rows(list(range(len(table))), columns, None, table.origin)
+
+
+def _text(value: Any) -> str:
+    """A cell as text: a list of words with spaces between them."""
+    return " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+def _write(path: str, rows: Rows, vectors: Iterable[Vectors], embeds: Embedder) -> str:
+    """What was written, in words. UserError where the disk refuses."""
+    try:
+        if Path(path).suffix.lower() == ".npy":
+            shape = write_npy(Path(path).expanduser(), vectors, len(rows), embeds)
+            return f"{' x '.join(f'{size:,}' for size in shape)} numbers"
+        tokens = write_parquet(Path(path).expanduser(), rows, vectors, embeds)
+        return f"{len(rows):,} texts" if embeds.pooling != "none" else f"{tokens:,} tokens of {len(rows):,} texts"
+    except OSError as error:
+        raise UserError(f"output={path}: {error.strerror}", "give another output=") from error
+
+
+def _lines(rows: Rows, vectors: Iterable[Vectors], embeds: Embedder) -> Iterator[str]:
+    """The first numbers of each vector, for the screen."""
+    texts = list(zip(*rows.columns.values(), strict=True))
+    for text, found in zip(texts, vectors, strict=True):
+        pieces = embeds.tokenizer.pieces(found.tokens) if embeds.pooling == "none" else []
+        for number, layer in enumerate(found.vectors):
+            name = "" if len(found.vectors) == 1 else f"layer {embeds.states.layers[number]}  "
+            if embeds.pooling != "none":
+                yield f"{name}{_numbers(layer)}  {' | '.join(text)}"
+            for piece, vector in zip(pieces, layer, strict=False):
+                yield f"{name}{_numbers(vector)}  {piece}"
+
+
+def _numbers(vector: Any) -> str:
+    return " ".join(f"{value: .3f}" for value in vector[:_SHOWN]) + f" ... ({len(vector)} numbers)"

@@ -1,0 +1,52 @@
+"""`lmtool embed` on a run: files and errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lmtool import cli
+from tests.commands.conftest import finetune, pretrain
+
+pytest.importorskip("pyarrow.parquet")
+
+
+def embed(*words: str) -> int:
+    return cli.main(["embed", *words, "device=cpu", "precision=fp32"])
+
+
+def test_files(place: Path, capsys: pytest.CaptureFixture) -> None:
+    import pyarrow.parquet
+
+    pretrain("first")
+    Path("asked.txt").write_text("The happy cat.\n\nA river near the cold stone saw the ship.\n")
+    assert embed("checkpoint=runs/first", "input=asked.txt", "output=pooled.npy") == 0
+    assert "2 x 32 numbers: pooled.npy · layers=last of 1 · pooling=mean" in capsys.readouterr().out
+    pooled = np.load("pooled.npy")
+    assert pooled.shape == (2, 32) and pooled.dtype == np.float32
+    assert embed("checkpoint=runs/first", "input=asked.txt", "output=tokens.parquet", "pooling=none", "layers=all") == 0
+    tokens = pyarrow.parquet.read_table("tokens.parquet").to_pydict()
+    assert list(tokens) == ["row", "position", "token", "layer_0", "layer_1"]
+    assert tokens["token"][:2] == ["[CLS]", "the"] and sorted(set(tokens["row"])) == [0, 1]
+    for row in (0, 1):
+        own = [vector for vector, number in zip(tokens["layer_1"], tokens["row"], strict=True) if number == row]
+        np.testing.assert_allclose(np.mean(own, axis=0), pooled[row], rtol=0, atol=1e-5)
+    # A table with the columns of the checkpoint's task, pooled as its head does.
+    finetune("task", "checkpoint=runs/first", "max_steps=2", "max_epochs=null")
+    assert embed("checkpoint=runs/task", "input=rows/dev.tsv", "output=task.parquet") == 0
+    assert "pooling=first (as its task reads a text)" in capsys.readouterr().out
+    assert pyarrow.parquet.read_table("task.parquet").column_names == ["row", "sentence", "vector"]
+    assert embed("checkpoint=runs/first", "text=the cat", "layers=all", "pooling=none") == 0
+    assert "layer 1   " in capsys.readouterr().out.replace("-", " ")
+    for words, message in (
+        (["input=asked.txt", "output=a.txt"], "output=a.txt: vectors are written as .npy or .parquet"),
+        (["input=asked.txt", "output=a.npy", "pooling=none"], "output=a.npy: an array has no place for the tokens"),
+        (["input=rows/dev.tsv"], "no column text to read; there are sentence, label"),
+        (["input=asked.txt", "layers=2"], "layers=2: the model has 1 layers"),
+        ([], "no text is given"),
+    ):
+        assert embed("checkpoint=runs/first", *words) == 2
+        assert message in capsys.readouterr().err
+    assert not list(Path().glob("a.*")) and not list(Path().glob(".tmp*"))
