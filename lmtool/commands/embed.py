@@ -12,7 +12,7 @@ from lmtool.commands.configs import EmbedConfig
 from lmtool.config.tables import Choice
 from lmtool.data.split import Rows
 from lmtool.errors import UserError
-from lmtool.learners.base import no_progress
+from lmtool.learners.inference import no_progress
 from lmtool.reporting.console import Output
 from lmtool.representations.files import check_output, write_npy, write_parquet
 from lmtool.representations.reading import embedder

@@ -13,7 +13,8 @@ from lmtool.commands.trained import Trained, load_trained
 from lmtool.data.split import Rows
 from lmtool.data.tables import Rows as Table
 from lmtool.errors import UserError
-from lmtool.learners.base import BaseLearner, no_progress
+from lmtool.learners.base import BaseLearner
+from lmtool.learners.inference import Inference, no_progress
 from lmtool.reporting.console import Output
 from lmtool.reporting.text import number
 from lmtool.tasks.configs import ClassificationConfig
@@ -37,7 +38,8 @@ def run(config: PredictConfig, overrides: list[str]) -> None:
         output.line(f"warning: {text}", "yellow")
 
     with output.bar("predicting") if config.output is not None else nullcontext(no_progress) as progress:
-        answers = learner.answers(rows, trained.longest, config.batch_tokens, trained.precision, warn, progress)
+        inference = Inference(trained.longest, config.batch_tokens, trained.precision, warn, progress)
+        answers = learner.answers(rows, inference)
     scores = ", ".join(f"{name} {number(value)}" for name, value in answers.scores.items())
     scored = f"; {scores} on {answers.labelled:,} labelled rows" if scores else ""
     if config.output is None:

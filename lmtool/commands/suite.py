@@ -20,6 +20,7 @@ from lmtool.config.overrides import Typed
 from lmtool.config.tables import Choice
 from lmtool.data.split import Rows
 from lmtool.errors import UserError
+from lmtool.learners.inference import Inference
 from lmtool.manifest import write_bytes
 from lmtool.reporting.console import Output
 from lmtool.reporting.table import print_table
@@ -109,7 +110,7 @@ def _submissions(
             for split, rows in splits.items():
                 if (own, split) in FILES:
                     unlabelled = replace(rows, labels=None)
-                    records = learner.respond(unlabelled, trained.longest, _TOKENS, precision)
+                    records = learner.respond(unlabelled, Inference(trained.longest, _TOKENS, precision))
                     labels = getattr(task, "labels", None)
                     yield FILES[own, split], submission(own, labels, (record["prediction"] for record in records))
 

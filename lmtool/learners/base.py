@@ -7,8 +7,7 @@ An objective, a task, a mixture of them: each is a subclass. In a checkpoint its
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -20,6 +19,7 @@ from lmtool.data.split import Rows, SplitData
 from lmtool.errors import UserError
 from lmtool.learners.baseline import Predictor, mean_losses
 from lmtool.learners.evaluation import Scorer, TermScorer
+from lmtool.learners.inference import Answers, Inference
 from lmtool.learners.inspection import Inspector
 from lmtool.learners.writing import Writer
 from lmtool.metrics import LOSS, Metric
@@ -27,31 +27,7 @@ from lmtool.models.base import Backbone
 from lmtool.nn.dropout import DeviceDraws, Draws, TokenDraws, token_keys
 from lmtool.streams import key
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.training.precision import Precision
 from lmtool.types import Batch, ParameterGroup, Scores, StepOutput
-
-Warn = Callable[[str], None]
-
-
-Progress = Callable[[int, int], None]
-
-
-def no_progress(done: int, total: int) -> None:
-    """Shows nothing."""
-
-
-@dataclass(frozen=True)
-class Answers:
-    """What a trained model answers to rows. records: plain data, one a row. scores: of `labelled` rows, by metric; none
-    where the rows have no labels."""
-
-    records: Iterator[dict[str, Any]]
-    scores: Mapping[str, float] = field(default_factory=dict)
-    labelled: int = 0
-
-
-def silent(text: str) -> None:
-    """Reports nothing."""
 
 
 class Tuning(Protocol):
@@ -228,12 +204,9 @@ class BaseLearner(ModelWithHeads, ABC):
             )
         return Rows(list(range(len(origin))), {name: columns[name] for name in self.reads}, None, origin)
 
-    def respond(
-        self, rows: Rows, max_length: int, batch_tokens: int, precision: Precision, warn: Warn = silent
-    ) -> Iterator[dict[str, Any]]:
+    def respond(self, rows: Rows, inference: Inference) -> Iterator[dict[str, Any]]:
         """What a trained model answers to rows of texts: masks filled, texts completed, labels. Plain data, one a row.
 
-        max_length: tokens of an example, at most; batch_tokens: of a forward. warn: reports what a user should know.
         UserError where it answers nothing.
         """
         raise UserError(
@@ -248,18 +221,9 @@ class BaseLearner(ModelWithHeads, ABC):
             "lmtool predict labels texts and fills their masks; a decoder or an encoder-decoder generates",
         )
 
-    def answers(
-        self,
-        rows: Rows,
-        max_length: int,
-        batch_tokens: int,
-        precision: Precision,
-        warn: Warn = silent,
-        progress: Progress = no_progress,
-    ) -> Answers:
-        """What `respond` gives, and the scores of it where the rows are labelled. progress: is given how many parts of
-        how many are done."""
-        return Answers(self.respond(rows, max_length, batch_tokens, precision, warn))
+    def answers(self, rows: Rows, inference: Inference) -> Answers:
+        """What `respond` gives, and the scores of it where the rows are labelled."""
+        return Answers(self.respond(rows, inference))
 
     def line(self, record: dict[str, Any]) -> str:
         """A record of `respond` as a line on the screen."""

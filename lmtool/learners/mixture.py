@@ -15,17 +15,17 @@ from torch import nn
 
 from lmtool.data.split import Rows, SplitData
 from lmtool.errors import UserError
-from lmtool.learners.base import BaseLearner, Warn, silent
+from lmtool.learners.base import BaseLearner
 from lmtool.learners.baseline import Predictor
 from lmtool.learners.configs import MixtureConfig
 from lmtool.learners.evaluation import Evaluation, Scorer
+from lmtool.learners.inference import Inference
 from lmtool.learners.inspection import Inspector
 from lmtool.learners.mixed_examples import MixedBatch, MixedExamples, term_of
 from lmtool.learners.tally import Tally
 from lmtool.learners.writing import Writer
 from lmtool.models.base import Backbone
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.training.precision import Precision
 from lmtool.types import Batch, Scores, StepOutput
 
 # What a member's parameters are called in front of their own names, until the map to checkpoint names takes it away.
@@ -149,11 +149,9 @@ class Mixture(BaseLearner):
         each = -(-n // max(len(parts), 1))
         return [sample for _, member, own in parts for sample in member.samples(own, each)][:n]
 
-    def respond(
-        self, rows: Rows, max_length: int, batch_tokens: int, precision: Precision, warn: Warn = silent
-    ) -> Iterator[dict[str, Any]]:
+    def respond(self, rows: Rows, inference: Inference) -> Iterator[dict[str, Any]]:
         """What the first member answers."""
-        return self._first.respond(rows, max_length, batch_tokens, precision, warn)
+        return self._first.respond(rows, inference)
 
     def writer(self) -> Writer:
         """The first member's."""

@@ -16,8 +16,9 @@ from lmtool.data.plan import Examples
 from lmtool.data.split import Rows, SplitData
 from lmtool.generation.configs import GenerationConfig
 from lmtool.heads.lm import LMHead, lm_head
-from lmtool.learners.base import BaseLearner, Warn, silent
+from lmtool.learners.base import BaseLearner
 from lmtool.learners.baseline import ConstantPredictor, Predictor, token_counts
+from lmtool.learners.inference import Inference
 from lmtool.learners.language_modelling import PerplexityScorer, TextScorer
 from lmtool.learners.targets import labels_of, places_of
 from lmtool.learners.writing import Continuing, written
@@ -28,7 +29,6 @@ from lmtool.objectives.configs import NextTokenConfig
 from lmtool.objectives.examples.causal import CausalWindows
 from lmtool.objectives.examples.windows import Stream
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.training.precision import Precision
 from lmtool.types import Batch, Scores, StepOutput
 
 # Tokens of a sample's prompt.
@@ -108,12 +108,10 @@ class CausalLanguageModel(BaseLearner):
             for prompt, text in zip(prompts, new, strict=True)
         ]
 
-    def respond(
-        self, rows: Rows, max_length: int, batch_tokens: int, precision: Precision, warn: Warn = silent
-    ) -> Iterator[dict[str, str]]:
+    def respond(self, rows: Rows, inference: Inference) -> Iterator[dict[str, str]]:
         """Complete texts: for each the `text` and its `continuation`, up to the end of the text, where the
         vocabulary has one (GPT's of 2018 has none), or 80 tokens."""
-        yield from written(self.writer(), rows, SAMPLED, self.seed, batch_tokens, precision)
+        yield from written(self.writer(), rows, SAMPLED, self.seed, inference.batch_tokens, inference.precision)
 
     def line(self, record: dict[str, str]) -> str:
         return record["text"] + record["continuation"]

@@ -17,11 +17,11 @@ from torch import Tensor
 from lmtool.data.formats import text_format
 from lmtool.data.split import Rows
 from lmtool.errors import NotFinite, UserError
-from lmtool.learners.base import BaseLearner, Warn, silent
+from lmtool.learners.base import BaseLearner
+from lmtool.learners.inference import Inference
 from lmtool.learners.targets import labels_of, places_of
 from lmtool.models.base import Backbone
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.training.precision import Precision
 from lmtool.types import Batch, Packed
 
 GUESSES = 5
@@ -127,11 +127,10 @@ class MaskFiller(BaseLearner):
         return masked_samples(batch, at, labels, self.logits_at, self.tokenizer, n)
 
     @torch.no_grad()
-    def respond(
-        self, rows: Rows, max_length: int, batch_tokens: int, precision: Precision, warn: Warn = silent
-    ) -> Iterator[dict[str, Any]]:
+    def respond(self, rows: Rows, inference: Inference) -> Iterator[dict[str, Any]]:
         """Fill the masks of texts, see `fill_masks`."""
-        yield from fill_masks(self.backbone, self.logits_at, self.tokenizer, rows.columns["text"], precision.autocast)
+        texts, autocast = rows.columns["text"], inference.precision.autocast
+        yield from fill_masks(self.backbone, self.logits_at, self.tokenizer, texts, autocast)
 
     def line(self, record: dict[str, Any]) -> str:
         return filled_line(record)

@@ -14,8 +14,9 @@ from torch import Tensor
 from lmtool.data.plan import Examples
 from lmtool.data.split import Rows, SplitData
 from lmtool.heads.lm import LMHead, lm_head
-from lmtool.learners.base import BaseLearner, Warn, silent
+from lmtool.learners.base import BaseLearner
 from lmtool.learners.baseline import ConstantPredictor, token_counts
+from lmtool.learners.inference import Inference
 from lmtool.learners.targets import labels_of
 from lmtool.learners.writing import Answering, written
 from lmtool.models.encoder_decoder import EncoderDecoder
@@ -23,7 +24,6 @@ from lmtool.objectives.clm import SAMPLED
 from lmtool.objectives.configs import NextTokenConfig
 from lmtool.objectives.examples.sides import Sides
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.training.precision import Precision
 from lmtool.types import Batch, Packed, Scores, StepOutput, send
 
 
@@ -91,11 +91,9 @@ class SequenceToSequence(BaseLearner):
             for ids, text in zip(inputs, new, strict=True)
         ]
 
-    def respond(
-        self, rows: Rows, max_length: int, batch_tokens: int, precision: Precision, warn: Warn = silent
-    ) -> Iterator[dict[str, str]]:
+    def respond(self, rows: Rows, inference: Inference) -> Iterator[dict[str, str]]:
         """Answer texts: for each the `text` and its `continuation`, up to the end or 80 tokens."""
-        yield from written(self.writer(), rows, SAMPLED, self.seed, batch_tokens, precision)
+        yield from written(self.writer(), rows, SAMPLED, self.seed, inference.batch_tokens, inference.precision)
 
     def line(self, record: dict[str, str]) -> str:
         return record["text"] + record["continuation"]

@@ -14,6 +14,7 @@ from lmtool.data.loader import PackedLoader
 from lmtool.data.split import Rows
 from lmtool.errors import UserError
 from lmtool.learners.evaluation import TermScorer, evaluate
+from lmtool.learners.inference import Inference
 from lmtool.objectives.configs import (
     ClmConfig,
     DenoisingConfig,
@@ -332,10 +333,10 @@ def test_a_vocabulary_without_an_end_goes_on_with_texts():
     tokens = tokenizer("bytebpe")
     tokens.roles = {}
     learner = build(ClmConfig(), backbone("gpt"), tokens, 0).eval()
-    (row,) = learner.respond(Rows.of_texts(text=["the old cat"]), 32, 100, FP32_CPU)
+    (row,) = learner.respond(Rows.of_texts(text=["the old cat"]), Inference(32, 100, FP32_CPU))
     assert row["text"] == "the old cat" and row["continuation"]
     with pytest.raises(UserError, match="no eos token"):
-        next(learner.respond(Rows.of_texts(text=[""]), 32, 100, FP32_CPU))
+        next(learner.respond(Rows.of_texts(text=[""]), Inference(32, 100, FP32_CPU)))
 
 
 @pytest.mark.parametrize("lone", [0, 190])

@@ -14,6 +14,7 @@ from lmtool.errors import UserError
 from lmtool.learners.baseline import mean_losses
 from lmtool.learners.configs import MixtureConfig
 from lmtool.learners.evaluation import evaluate
+from lmtool.learners.inference import Inference
 from lmtool.objectives import configs as configs
 from lmtool.tasks.configs import tasks_of
 from lmtool.tasks.members import read_tasks, rows_of
@@ -110,7 +111,7 @@ def test_members_of_a_mixture(sections, family, tokenizers):
 
 def test_texts_are_labelled(sections, tokenizers):
     _, learner, _ = made(sections[0], "bert", tokenizers["bert"])
-    found = list(learner.respond(Rows.of_texts(text=["a fine film", "a mess"]), 32, 100, FP32_CPU))
+    found = list(learner.respond(Rows.of_texts(text=["a fine film", "a mess"]), Inference(32, 100, FP32_CPU)))
     assert [one["text"] for one in found] == ["a fine film", "a mess"]
     assert all(one["prediction"] in ("good", "bad") and 0.5 <= one["score"] <= 1 for one in found)
     assert learner.reads == ("text",) and learner.line(found[0]).endswith("  a fine film")

@@ -19,16 +19,16 @@ from lmtool.data.loader import PackedLoader
 from lmtool.data.plan import Examples
 from lmtool.data.split import Rows, SplitData
 from lmtool.errors import NotFinite
-from lmtool.learners.base import Answers, BaseLearner, Progress, Warn, no_progress, silent
+from lmtool.learners.base import BaseLearner
 from lmtool.learners.baseline import Predictor
 from lmtool.learners.evaluation import Evaluation, Scorer, evaluate
+from lmtool.learners.inference import Answers, Inference
 from lmtool.learners.terms import TermSums
 from lmtool.models.base import Backbone
 from lmtool.tasks.kinds.base import Prediction, TaskKind
 from lmtool.tasks.kinds.inspection import TaskInspector
 from lmtool.tasks.kinds.labels import IDS, joined
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.training.precision import Precision
 from lmtool.types import Batch, Scores
 
 
@@ -127,29 +127,20 @@ class TaskLearner(BaseLearner):
         further = {name: columns[name] for name in (*IDS, self.config.label) if name in columns}
         return self.kind.rows({**further, **read}, origin, labelled=False)
 
-    def respond(
-        self, rows: Rows, max_length: int, batch_tokens: int, precision: Precision, warn: Warn = silent
-    ) -> Iterator[dict[str, Any]]:
-        return self.answers(rows, max_length, batch_tokens, precision, warn).records
+    def respond(self, rows: Rows, inference: Inference) -> Iterator[dict[str, Any]]:
+        return self.answers(rows, inference).records
 
-    def answers(
-        self,
-        rows: Rows,
-        max_length: int,
-        batch_tokens: int,
-        precision: Precision,
-        warn: Warn = silent,
-        progress: Progress = no_progress,
-    ) -> Answers:
+    def answers(self, rows: Rows, inference: Inference) -> Answers:
         """Records of the rows, as in predictions.jsonl, and their scores where they are labelled."""
         data = SplitData("input", rows={self.config.name: rows})
+        max_length, warn = inference.max_length, inference.warn
         examples = self.examples(data, max_length)
         facts = examples.facts()
         if facts.get("truncated"):
             warn(f"{facts['truncated']:,} of {len(rows):,} texts are cut to {max_length} tokens")
         if facts.get("cut_questions"):
             warn(f"{facts['cut_questions']:,} of {len(rows):,} questions are cut")
-        loader = PackedLoader(examples, 0, None, max(batch_tokens, max_length), shuffle=False)
+        loader = PackedLoader(examples, 0, None, max(inference.batch_tokens, max_length), shuffle=False)
         total, done = len(examples.plan(0)), 0
 
         def shown() -> Iterator[Batch]:
@@ -157,9 +148,9 @@ class TaskLearner(BaseLearner):
             for batch in loader.epoch_batches():
                 yield batch
                 done += len(batch.inputs.lengths)
-                progress(done, total)
+                inference.progress(done, total)
 
-        evaluation = evaluate(self, self.scorer(data, examples, {}), shown(), precision)
+        evaluation = evaluate(self, self.scorer(data, examples, {}), shown(), inference.precision)
         return Answers(evaluation.records(), evaluation.scores, 0 if rows.labels is None else len(rows))
 
     def line(self, record: Mapping[str, Any]) -> str:

@@ -23,9 +23,9 @@ from lmtool import streams
 from lmtool.data.split import Rows, SplitData
 from lmtool.errors import UserError
 from lmtool.heads.lm import LMHead, lm_head
-from lmtool.learners.base import Answers, Progress, Warn, no_progress, silent
 from lmtool.learners.baseline import ConstantPredictor, Predictor, token_counts
 from lmtool.learners.evaluation import Scorer
+from lmtool.learners.inference import Answers, Inference
 from lmtool.learners.targets import places_of
 from lmtool.learners.terms import TermSums
 from lmtool.learners.writing import Writer, writer_of
@@ -40,7 +40,6 @@ from lmtool.tasks.kinds.learner import TaskEvaluation, TaskLearner
 from lmtool.tasks.kinds.scheduled_sampling import share_of_truth
 from lmtool.tasks.kinds.text_pairs import TextPairs
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.training.precision import Precision
 from lmtool.types import Batch, Scores, StepOutput, send
 
 # A counter of the sample stream: which development rows are generated in training.
@@ -255,17 +254,9 @@ class Seq2SeqLearner(TaskLearner):
     def samples(self, batch: Batch, n: int) -> list[dict[str, Any]]:
         return []  # predictions.jsonl has them
 
-    def answers(
-        self,
-        rows: Rows,
-        max_length: int,
-        batch_tokens: int,
-        precision: Precision,
-        warn: Warn = silent,
-        progress: Progress = no_progress,
-    ) -> Answers:
+    def answers(self, rows: Rows, inference: Inference) -> Answers:
         """A record a row; rows of the same source have the same text."""
-        answers = super().answers(rows, max_length, batch_tokens, precision, warn, progress)
+        answers = super().answers(rows, inference)
         name = self.config.text[0]
         texts = {record[name]: record for record in answers.records}
         records = ({**texts[source], "id": rows.ids[row]} for row, source in enumerate(rows.columns[name]))
