@@ -10,7 +10,7 @@ import torch
 
 from lmtool.data.split import Rows
 from lmtool.errors import UserError
-from lmtool.learners.base import no_progress, silent
+from lmtool.learners.inference import no_progress, no_warning
 from lmtool.representations.reading import embedder
 from lmtool.training.precision import FP32_CPU
 from lmtool.weights.load import load
@@ -19,7 +19,7 @@ from tests.weights.published_folders import make
 TEXTS = ["the quick brown fox", "she sells sea shells by the sea shore", "dog", "what a lovely film, what a film!"]
 
 
-def embedded(folder, layers, pooling, texts=TEXTS, batch_tokens=1000, warn=silent):
+def embedded(folder, layers, pooling, texts=TEXTS, batch_tokens=1000, warn=no_warning):
     """The vectors of texts."""
     embeds, stated = embedder(load(folder), str(folder), layers, pooling, batch_tokens, FP32_CPU)
     return list(embeds.vectors(Rows.of_texts(text=list(texts)), no_progress, warn)), stated
