@@ -2,7 +2,8 @@
 
 import lmtool
 loaded = lmtool.load("runs/first")   # a run, a published folder, hf://org/name
-loaded.model(input_ids, attention_mask).logits
+loaded.predict(["a text"])           # as lmtool predict; .embed, .generate
+loaded.model(**loaded.tokenizer(["a text"])).logits
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lmtool.weights.load import load as load
+    from lmtool.api import load as load
 
 __version__ = "0.1.0"
 
@@ -18,7 +19,7 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> Any:
     """`lmtool.load`, imported when it is asked for: it needs torch, the command line's first screens do not."""
     if name == "load":
-        from lmtool.weights.load import load
+        from lmtool.api import load
 
         return load
     raise AttributeError(f"module 'lmtool' has no attribute {name!r}")

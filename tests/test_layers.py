@@ -58,7 +58,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "manual": {"config"},  # its files, for what a command offers
     "cli": {"errors", "environment", "manual", "terminal", "config", "commands", "sweeps"},
     "__main__": {"cli"},
-    "__init__": {"weights"},  # lmtool.load, when it is asked for
+    "api": LEARNERS | {"tasks", "weights", "representations", "commands"},
+    "__init__": {"api"},  # lmtool.load, when it is asked for
 }
 # The one function that opens torch's own files, and the call in it.
 PICKLED = ("weights/pickled.py", "torch.load(path, map_location='cpu', weights_only=True)")

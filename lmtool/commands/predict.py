@@ -82,14 +82,19 @@ def _rows(config: PredictConfig, table: Table | None, learner: BaseLearner) -> R
     if table is not None:
         return learner.read_rows(dict(table.columns), table.origin)
     texts = asked_texts(config)
-    columns, reads = {learner.reads[0]: texts}, ", ".join(learner.reads)
-    if len(learner.reads) == 1 and config.pair is not None:
-        raise UserError(f"task={learner.config.name} reads one text, {reads}; pair is a second one", "leave pair= out")
-    if len(learner.reads) == 2:
-        if config.pair is None:
-            raise UserError(
-                f"task={learner.config.name} reads pairs: {reads}",
-                'give text="..." pair="...", or input=FILE with both columns',
-            )
-        columns[learner.reads[1]] = [config.pair]
+    columns = columns_of(learner, texts, None if config.pair is None else [config.pair])
     return learner.read_rows(columns, [("text", line + 1) for line in range(len(texts))])
+
+
+def columns_of(learner: BaseLearner, texts: list[str], pairs: list[str] | None) -> dict[str, list[str]]:
+    """Texts, and their second ones, under the names of the columns that a learner reads. UserError where it reads
+    something else."""
+    reads = ", ".join(learner.reads)
+    if len(learner.reads) == 1 and pairs is not None:
+        raise UserError(f"task={learner.config.name} reads one text, {reads}; pair is a second one", "leave pair= out")
+    if len(learner.reads) == 2 and pairs is None:
+        raise UserError(
+            f"task={learner.config.name} reads pairs: {reads}",
+            'give text="..." pair="...", or input=FILE with both columns',
+        )
+    return dict(zip(learner.reads, (texts, pairs or []), strict=False))
