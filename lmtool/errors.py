@@ -133,13 +133,13 @@ class NotFinite(Diverged):
     """A model gives something that is no finite number where it is scored or used. batch: the `types.Batch` it was
     given, where known."""
 
-    def __init__(self, what: str, batch: Any = None):
+    def __init__(self, quantity: str, batch: Any = None):
         super().__init__(
-            f"the model's {what} are not finite",
+            f"the model's {quantity} are not finite",
             "give an earlier checkpoint of its run (checkpoint=RUN/checkpoints/step_N), or train with a lower "
             "optimizer.lr",
         )
-        self.what, self.batch = what, batch
+        self.quantity, self.batch = quantity, batch
 
 
 class Stopped(LmtoolError):

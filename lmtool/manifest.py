@@ -100,7 +100,9 @@ class Manifest:
                 )
             body.pop("sha256")
             intact = content == _encoded(body)
-            files = {name: {"bytes": int(one["bytes"]), "sha256": one["sha256"]} for name, one in body["files"].items()}
+            files = {
+                name: {"bytes": int(entry["bytes"]), "sha256": entry["sha256"]} for name, entry in body["files"].items()
+            }
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             intact = False
         if not intact:

@@ -47,7 +47,7 @@ def visible(text: str) -> str:
     """
     if text.isascii() and text.isprintable():
         return text
-    return "".join(_visible(one) for one in text)
+    return "".join(_visible(character) for character in text)
 
 
 def _visible(character: str) -> str:

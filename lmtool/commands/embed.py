@@ -94,10 +94,10 @@ def _write(path: str, rows: Rows, vectors: Iterable[Vectors], embeds: Embedder) 
 def _lines(rows: Rows, vectors: Iterable[Vectors], embeds: Embedder) -> Iterator[str]:
     """The first numbers of each vector, for the screen."""
     texts = list(zip(*rows.columns.values(), strict=True))
-    for text, found in zip(texts, vectors, strict=True):
-        pieces = embeds.tokenizer.pieces(found.tokens) if embeds.pooling == "none" else []
-        for number, layer in enumerate(found.vectors):
-            name = "" if len(found.vectors) == 1 else f"layer {embeds.states.layers[number]}  "
+    for text, embedded in zip(texts, vectors, strict=True):
+        pieces = embeds.tokenizer.pieces(embedded.tokens) if embeds.pooling == "none" else []
+        for number, layer in enumerate(embedded.vectors):
+            name = "" if len(embedded.vectors) == 1 else f"layer {embeds.states.layers[number]}  "
             if embeds.pooling != "none":
                 yield f"{name}{_numbers(layer)}  {' | '.join(text)}"
             for piece, vector in zip(pieces, layer, strict=False):

@@ -72,7 +72,7 @@ def data_to_score(config: EvaluateConfig, trained: Trained, before: FinetuneConf
         )
     others = task.path is not None and task.path != known.path
     data = load_task(task, before.seed, config.cache_dir, config.offline, scoring=others)
-    taken = taken_head(trained.saved["task"], data.config, found=getattr(task, "labels", None) is None)
+    taken = taken_head(trained.saved["task"], data.config, partial=getattr(task, "labels", None) is None)
     if taken is None:
         raise UserError(
             f"checkpoint={checkpoint} gives {_predicted(known)}; task={task.name} has {_predicted(data.config)}",

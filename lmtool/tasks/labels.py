@@ -43,10 +43,10 @@ class TakenHead:
         return taken
 
 
-def taken_head(section: Mapping[str, Any], task: TaskConfig, found: bool = False) -> TakenHead | None:
+def taken_head(section: Mapping[str, Any], task: TaskConfig, partial: bool = False) -> TakenHead | None:
     """The head of a checkpoint's `task` section for another task of the kind; None where their classes differ.
 
-    found: the task's classes are those its data hold, which need not be all of the head's.
+    partial: the task's classes are those its data hold, which need not be all of the head's.
     """
     if section.get("kind") != task.kind:
         return None
@@ -56,7 +56,7 @@ def taken_head(section: Mapping[str, Any], task: TaskConfig, found: bool = False
         return TakenHead(name, form)
     theirs, ours = tuple(section.get("labels") or ()), task.labels or ()
     match = _matched(theirs, ours)
-    if match is None or (len(match) < len(theirs) and not found):
+    if match is None or (len(match) < len(theirs) and not partial):
         return None
     rest = [number for number in range(len(theirs)) if number not in match]
     order = (*match, *rest)
@@ -72,7 +72,7 @@ def _matched(theirs: Sequence[str], ours: Sequence[str]) -> tuple[int, ...] | No
     """For each of our labels the number of theirs; None where one has none."""
     for written in (str, str.casefold):
         numbers = {written(label): number for number, label in enumerate(theirs)}
-        if len(numbers) == len(theirs) and len({written(one) for one in ours}) == len(ours):
+        if len(numbers) == len(theirs) and len({written(label) for label in ours}) == len(ours):
             rows = [numbers.get(written(label)) for label in ours]
             if None not in rows:
                 return tuple(row for row in rows if row is not None)

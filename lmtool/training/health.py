@@ -106,7 +106,7 @@ class Health:
         """The end of a run whose evaluation gives something that is no number; the held-out batch is saved."""
         step = self._progress.step
         offending = data if problem.batch is None else replace(data, batches=[problem.batch.host])
-        message = f"the model's {problem.what} are not finite in the evaluation after step {step}"
+        message = f"the model's {problem.quantity} are not finite in the evaluation after step {step}"
         return _diverged(self._folder, step, offending, message, {"step": step})
 
 

@@ -309,7 +309,7 @@ def test_a_vocabulary_is_learned_from_a_bounded_sample(tmp_path, monkeypatch):
         texts = [f"document {number} {text}" for number, text in enumerate(documents(count))]
         size = sum(map(len, texts))
         trained_tokenizer(
-            WordPieceConfig(), ListSource(texts, [], f"{count}"), 200, tmp_path, lambda what, *_: notes.append(what)
+            WordPieceConfig(), ListSource(texts, [], f"{count}"), 200, tmp_path, lambda stage, *_: notes.append(stage)
         )
         if size <= 20_000:
             assert seen == texts and not notes

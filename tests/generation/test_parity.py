@@ -33,9 +33,9 @@ SETTINGS = {
 
 @cache
 def pair(family):
-    made = loaded(FAMILIES[family]())
-    made.theirs.eval()
-    return made
+    model = loaded(FAMILIES[family]())
+    model.theirs.eval()
+    return model
 
 
 @cache

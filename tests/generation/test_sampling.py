@@ -18,8 +18,8 @@ from lmtool.types import Packed
 @pytest.fixture(scope="module")
 def model():
     sizes = {"vocab_size": 97, "num_layers": 3, "hidden_size": 36, "num_heads": 3, "feedforward_size": 52}
-    made = build(GptConfig(**sizes, max_positions=40, initializer_std=0.3), 0)
-    return made.eval()
+    model = build(GptConfig(**sizes, max_positions=40, initializer_std=0.3), 0)
+    return model.eval()
 
 
 def plain_greedy(model, ids, count):

@@ -48,12 +48,12 @@ def turn(variant, round_number, seconds, tokens=1000, slots=1000, examples=16, p
 @pytest.fixture
 def rows():
     """Three rounds; the machine is twice as slow in the second, for all alike. The fourth was cut short."""
-    made = []
+    lines = []
     for number, (slow, own) in enumerate([(1, 1.0), (2, 1.0), (1, 1.25)]):
-        made.append(turn("trainer_lines", number, 8.0 * slow, slots=2000, peak=400))
-        made.append(turn("trainer_packed", number, 4.0 * slow, tokens=2000, slots=2000, peak=500))
-        made.append(turn("lmtool_language_model", number, own * slow, peak=250))
-    return [*made, turn("trainer_lines", 3, 1.0, slots=2000, peak=400)]
+        lines.append(turn("trainer_lines", number, 8.0 * slow, slots=2000, peak=400))
+        lines.append(turn("trainer_packed", number, 4.0 * slow, tokens=2000, slots=2000, peak=500))
+        lines.append(turn("lmtool_language_model", number, own * slow, peak=250))
+    return [*lines, turn("trainer_lines", 3, 1.0, slots=2000, peak=400)]
 
 
 def test_ratios_are_taken_within_their_round(benchmark, rows):

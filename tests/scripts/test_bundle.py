@@ -22,7 +22,7 @@ PUBLISHED = {
 
 def write_wheel(folder: Path, name: str, size: int = 10) -> None:
     file, needed = PUBLISHED[name]
-    lines = ["Metadata-Version: 2.4", f"Name: {name}", *(f"Requires-Dist: {one}" for one in needed)]
+    lines = ["Metadata-Version: 2.4", f"Name: {name}", *(f"Requires-Dist: {requirement}" for requirement in needed)]
     with zipfile.ZipFile(folder / file, "w") as archive:
         archive.writestr(f"{name}-1.dist-info/METADATA", "\n".join(lines) + "\n")
         archive.writestr("content", b"\0" * size)

@@ -35,9 +35,9 @@ def run(script, monkeypatch, words):
 
 def test_both_sides_run_once_on_the_same_rows(script, monkeypatch, capfd, words, tmp_path):
     assert run(script, monkeypatch, [*words, "1"]) == 0
-    told = capfd.readouterr().out
-    assert "train: 64 rows, the same" in told and "dev: 40 rows, the same" in told
-    assert "one seed has no standard error" in told
+    printed = capfd.readouterr().out
+    assert "train: 64 rows, the same" in printed and "dev: 40 rows, the same" in printed
+    assert "one seed has no standard error" in printed
     rows = [json.loads(line) for line in (tmp_path / "out/rows.jsonl").read_text().splitlines()]
     assert [row["side"] for row in rows] == ["lmtool", "Trainer"]
     assert [(row["steps"], row["scored"]) for row in rows] == [(4, 40)] * 2
@@ -90,7 +90,10 @@ def test_both_sides_have_the_same_hyperparameters(script, words, tmp_path):
     trainer = Trainer(theirs, arguments)
     trainer.create_optimizer_and_scheduler(60)
     sizes = [
-        sorted((sum(one.numel() for one in group["params"]), group["weight_decay"]) for group in optimizer.param_groups)
+        sorted(
+            (sum(tensor.numel() for tensor in group["params"]), group["weight_decay"])
+            for group in optimizer.param_groups
+        )
         for optimizer in (trainer.optimizer, build(config.optimizer, ours.parameter_groups()))
     ]
     assert sizes[0] == sizes[1] and [decay for _, decay in sizes[0]] == [0.0, 0.01]
@@ -122,7 +125,7 @@ def test_the_verdict(script, monkeypatch, capsys, words, tmp_path, gap, status, 
     monkeypatch.setattr(published, "run_lmtool", one_side(gap))
     monkeypatch.setattr(published, "run_trainer", one_side(0.0))
     assert run(script, monkeypatch, [*words, "1,2,3,4"]) == status
-    told = capsys.readouterr().out
-    assert f"{word} two standard errors" in told and "0.0141" in told and f"{gap:+.4f}" in told
-    assert "64.0" in told  # 64 rows, two epochs, in two seconds
+    printed = capsys.readouterr().out
+    assert f"{word} two standard errors" in printed and "0.0141" in printed and f"{gap:+.4f}" in printed
+    assert "64.0" in printed  # 64 rows, two epochs, in two seconds
     assert len((out / "rows.jsonl").read_text().splitlines()) == 8

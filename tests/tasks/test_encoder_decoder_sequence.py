@@ -61,7 +61,7 @@ def test_packing_changes_nothing_also_under_dropout(learner_and_data):
         learner.zero_grad()
         total = sum(learner(batch_of(examples, part), 3).sums[data.config.name] for part in parts)
         total.backward()
-        return total.item(), {name: one.grad.clone() for name, one in learner.named_parameters()}
+        return total.item(), {name: parameter.grad.clone() for name, parameter in learner.named_parameters()}
 
     loss, gradients = step([range(6)])
     single_loss, single = step([[number] for number in range(6)])

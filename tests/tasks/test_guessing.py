@@ -75,7 +75,7 @@ def test_a_folder_and_columns_of_words(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("columns", "told", "forms"),
+    ("columns", "message", "forms"),
     [
         ({"text": TEXTS, "score": [number % 5 / 2 for number in range(60)]}, "is meant",
          ["task.kind=classification", "task.kind=regression"]),
@@ -85,8 +85,8 @@ def test_a_folder_and_columns_of_words(tmp_path):
          ["task.text=[a]", "task.text=[b]"]),
     ],
 )  # fmt: skip
-def test_two_meanings_are_refused_with_both_forms(columns, told, forms, tmp_path):
-    with pytest.raises(UserError, match=told) as caught:
+def test_two_meanings_are_refused_with_both_forms(columns, message, forms, tmp_path):
+    with pytest.raises(UserError, match=message) as caught:
         guess(table(tmp_path, **columns), {})
     assert all(form in caught.value.hint for form in forms)
 

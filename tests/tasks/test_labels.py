@@ -50,9 +50,9 @@ def test_others_are_not(theirs, ours):
 
 
 def test_data_need_not_hold_every_class():
-    taken = taken_head(section(["a", "b", "c"]), task(("c", "a")), found=True)
+    taken = taken_head(section(["a", "b", "c"]), task(("c", "a")), partial=True)
     assert (taken.labels, taken.order) == (("c", "a", "b"), (2, 0, 1))
-    assert taken_head(section(["LABEL_0", "LABEL_1", "LABEL_2"]), task(("c", "a")), found=True) is None
+    assert taken_head(section(["LABEL_0", "LABEL_1", "LABEL_2"]), task(("c", "a")), partial=True) is None
 
 
 def test_kinds_differ():
@@ -67,10 +67,10 @@ def test_rows_follow_the_labels():
         "heads.classifier.output.weight": torch.tensor([[1.0, 2.0], [3.0, 4.0]]),
         "heads.classifier.output.bias": torch.tensor([5.0, 6.0]),
     }  # fmt: skip
-    found = taken_head(section(["a", "b"]), task(("b", "a"))).tensors(tensors, "mine")
-    assert found.keys() == {
+    taken = taken_head(section(["a", "b"]), task(("b", "a"))).tensors(tensors, "mine")
+    assert taken.keys() == {
         "backbone.x", "heads.pooler.dense.weight", "heads.mine.output.weight", "heads.mine.output.bias"
     }  # fmt: skip
-    assert found["heads.mine.output.weight"].tolist() == [[3.0, 4.0], [1.0, 2.0]]
-    assert found["heads.mine.output.bias"].tolist() == [6.0, 5.0]
-    assert found["heads.pooler.dense.weight"] is tensors["heads.pooler.dense.weight"]
+    assert taken["heads.mine.output.weight"].tolist() == [[3.0, 4.0], [1.0, 2.0]]
+    assert taken["heads.mine.output.bias"].tolist() == [6.0, 5.0]
+    assert taken["heads.pooler.dense.weight"] is tensors["heads.pooler.dense.weight"]

@@ -65,14 +65,14 @@ def test_it_is_the_learner_of_the_task(sections, family, tokenizers):
         mine = gradients(learner.train(training), [batch])
         theirs = gradients(own.train(training), [first_rows(own.examples(stores["train"], 32), 9)])
         assert mine[0] == theirs[0] and mine[1].keys() == theirs[1].keys() == dict(own.named_parameters()).keys()
-        assert all(torch.equal(one, theirs[1][name]) for name, one in mine[1].items())
+        assert all(torch.equal(tensor, theirs[1][name]) for name, tensor in mine[1].items())
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_members_of_a_mixture(sections, family, tokenizers):
     section = {"name": "mixture", "members": [TEXT[family], *sections], "weights": [0.5, 0.3, 0.2]}
     objective, learner, stores = made(section, family, tokenizers[family])
-    assert [one.title for one in objective.parts()][1:] == ["mood", "score"] and objective.weights == (0.5, 0.3, 0.2)
+    assert [part.title for part in objective.parts()][1:] == ["mood", "score"] and objective.weights == (0.5, 0.3, 0.2)
     assert tasks_of(objective)[0].labels == ("bad", "good")
     assert learner.weights["mood"] == 0.3 and {"mood", "score"} <= set(learner.heads)
     assert {name.split(".")[0] for name in learner.state_dict()} == {"backbone", "heads"}
@@ -88,33 +88,33 @@ def test_members_of_a_mixture(sections, family, tokenizers):
         torch.testing.assert_close(part_gradients[name], gradient, rtol=1e-4, atol=1e-6)
 
     held_out = learner.examples(stores["validation"], 32)
-    assert len(held_out.plan(0)) == sum(len(one.plan(0)) for one in held_out.members.values()), (
+    assert len(held_out.plan(0)) == sum(len(member.plan(0)) for member in held_out.members.values()), (
         "all, whatever its share"
     )
     batches = list(PackedLoader(held_out, 0, None, 300, shuffle=False).epoch_batches())
     predictors = learner.predictors(stores["train"], examples)
     joined = evaluate(learner, learner.scorer(stores["validation"], held_out, predictors), batches)
-    found, before = joined.metrics(), mean_losses(predictors, batches)
+    metrics, before = joined.metrics(), mean_losses(predictors, batches)
     alone = evaluation(learner.members["mood"], stores["validation"].rows["mood"]).metrics()
-    assert {name: found[f"mood_{name}"] for name in alone} == pytest.approx(alone, rel=1e-6)
+    assert {name: metrics[f"mood_{name}"] for name in alone} == pytest.approx(alone, rel=1e-6)
     rows = stores["validation"].rows
-    assert (found["mood_count"], found["score_count"]) == (len(rows["mood"]), len(rows["score"]))
-    assert {"mood_macro_f1", "score_pearson", "score_mse"} <= set(found) and "score_accuracy" not in found
-    assert found["score_mse"] == pytest.approx(found["score_loss"], rel=1e-5)
+    assert (metrics["mood_count"], metrics["score_count"]) == (len(rows["mood"]), len(rows["score"]))
+    assert {"mood_macro_f1", "score_pearson", "score_mse"} <= set(metrics) and "score_accuracy" not in metrics
+    assert metrics["score_mse"] == pytest.approx(metrics["score_loss"], rel=1e-5)
     mean = stores["train"].rows["score"].labels.mean()
-    assert before["score"] == pytest.approx(np.mean((rows["score"].labels - mean) ** 2)) == found["score_baseline"]
+    assert before["score"] == pytest.approx(np.mean((rows["score"].labels - mean) ** 2)) == metrics["score_baseline"]
     learner.eval()
-    samples = [one for batch in batches for one in learner.samples(batch, 3)]
-    golds = {one["gold"] for one in samples if "gold" in one}
+    samples = [sample for batch in batches for sample in learner.samples(batch, 3)]
+    golds = {sample["gold"] for sample in samples if "gold" in sample}
     assert golds & {"good", "bad"} and golds & {0.5, 2.5, 4.0}
 
 
 def test_texts_are_labelled(sections, tokenizers):
     _, learner, _ = made(sections[0], "bert", tokenizers["bert"])
-    found = list(learner.respond(Rows.of_texts(text=["a fine film", "a mess"]), Inference(32, 100, FP32_CPU)))
-    assert [one["text"] for one in found] == ["a fine film", "a mess"]
-    assert all(one["prediction"] in ("good", "bad") and 0.5 <= one["score"] <= 1 for one in found)
-    assert learner.reads == ("text",) and learner.line(found[0]).endswith("  a fine film")
+    records = list(learner.respond(Rows.of_texts(text=["a fine film", "a mess"]), Inference(32, 100, FP32_CPU)))
+    assert [record["text"] for record in records] == ["a fine film", "a mess"]
+    assert all(record["prediction"] in ("good", "bad") and 0.5 <= record["score"] <= 1 for record in records)
+    assert learner.reads == ("text",) and learner.line(records[0]).endswith("  a fine film")
 
 
 def test_names_are_a_heads_alone(sections, tokenizers):
@@ -126,13 +126,13 @@ def test_names_are_a_heads_alone(sections, tokenizers):
         named("masked_lm", "mlm")
     with pytest.raises(UserError, match="task.name=pooler is the name of a head"):
         named("pooler")
-    for members, told in (
+    for members, message in (
         ([*sections, sections[0]], r"\[mood, score, mood\]: each objective once, tasks by their names"),
         ([{"name": "task", "task": {"kind": "regresion"}}], "members: task: kind=regresion is not known"),
         ([{"name": "task", "task": sections[0]["task"] | {"pat": "x"}}], "members: task.pat: unknown key"),
         (["task"], "members: task: missing required value"),
     ):
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=message):
             MixtureConfig(members=tuple(members))
 
 

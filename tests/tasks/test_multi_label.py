@@ -48,11 +48,11 @@ def test_lists_and_text_are_the_same(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("labels", "told"), [([["a"], ["d", "b"]], "dev.jsonl:2: label 'd' is unknown"), ([["a", "b", "a b"]], "'a b'")]
+    ("labels", "message"), [([["a"], ["d", "b"]], "dev.jsonl:2: label 'd' is unknown"), ([["a", "b", "a b"]], "'a b'")]
 )
-def test_unknown_labels_are_named(labels, told, tmp_path):
+def test_unknown_labels_are_named(labels, message, tmp_path):
     write(tmp_path), write(tmp_path, labels, "dev")
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         load(tmp_path)
 
 
@@ -63,15 +63,15 @@ def test_a_column_without_classes_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "message"),
     [
         ({"thresholds": 1.0}, "between 0 and 1"),
         ({"labels": ("a", "b"), "thresholds": (0.5,)}, "1 numbers for 2 labels"),
         ({"loss": {"label_smoothing": 0.1, "focal_gamma": 2.0}}, "give one of them"),
     ],
 )
-def test_what_does_not_fit_is_refused(fields, told):
-    with pytest.raises(ValidationError, match=told):
+def test_what_does_not_fit_is_refused(fields, message):
+    with pytest.raises(ValidationError, match=message):
         MultiLabelConfig(**fields)
 
 

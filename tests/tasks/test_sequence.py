@@ -68,7 +68,9 @@ def step(learner, batches):
         output = learner(batch, 1).sums[learner.config.name] / count
         output.backward()
         loss += output.item()
-    return loss, {name: one.grad.clone() for name, one in learner.named_parameters() if one.grad is not None}
+    return loss, {
+        name: parameter.grad.clone() for name, parameter in learner.named_parameters() if parameter.grad is not None
+    }
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt"])
@@ -79,11 +81,11 @@ def test_every_task_steps_and_packing_changes_nothing(name, family, tokenizers, 
     assert set(learner.heads) == ({"pooler", data.config.name} if family == "bert" else {data.config.name})
     examples = examples_of(learner, data.train, 32, "train")
     loss, gradients = step(learner, [batch_of(examples, range(6))])
-    assert gradients.keys() == {one for one, _ in learner.named_parameters()}
+    assert gradients.keys() == set(dict(learner.named_parameters()))
     single_loss, single = step(learner, [batch_of(examples, [number]) for number in range(6)])
     assert single_loss == pytest.approx(loss, rel=1e-5)
-    for one, gradient in gradients.items():
-        torch.testing.assert_close(single[one], gradient, rtol=1e-4, atol=1e-6)
+    for key, gradient in gradients.items():
+        torch.testing.assert_close(single[key], gradient, rtol=1e-4, atol=1e-6)
     split = next(iter(data.validation.values()))
     assert evaluation(learner, split).metrics().keys() == {"loss", *data.config.metrics}
     train, held_out = split_data(learner, data.train), split_data(learner, split, "dev")
@@ -99,14 +101,14 @@ def test_the_loss_is_torchs(smoothing, weights, tokenizers, tmp_path):
     learner = data.config.learner(backbone(), tokenizers["bert"], 0).eval()
     examples = examples_of(learner, data.train, 32, "train")
     batches = [batch_of(examples, [0, 1, 2]), batch_of(examples, [3, 4, 5, 6])]
-    count = sum(learner.counts(one)[config.name] for one in batches)
-    ours = sum(learner(one, 1).sums[config.name] for one in batches) / count
-    logits = torch.cat([learner.outputs(one, 0) for one in batches])
-    labels = torch.cat([one.targets[config.name].labels for one in batches])
+    count = sum(learner.counts(batch)[config.name] for batch in batches)
+    ours = sum(learner(batch, 1).sums[config.name] for batch in batches) / count
+    logits = torch.cat([learner.outputs(batch, 0) for batch in batches])
+    labels = torch.cat([batch.targets[config.name].labels for batch in batches])
     tensor = None if weights == "none" else torch.tensor(data.config.loss.class_weights)
     torch.testing.assert_close(ours, F.cross_entropy(logits, labels, tensor, label_smoothing=smoothing))
     # Evaluation reports the plain cross entropy.
-    scores = torch.cat([learner.score(one)[config.name].losses for one in batches])
+    scores = torch.cat([learner.score(batch)[config.name].losses for batch in batches])
     torch.testing.assert_close(scores, F.cross_entropy(logits, labels, reduction="none"))
 
 
@@ -267,7 +269,7 @@ def test_head_tuning_freezes_the_backbone_and_a_pretrained_pooler(new, tokenizer
     learner = data.config.learner(backbone(), tokenizers["bert"], 0).train()
     learner.tune(build(HeadConfig()), new)
     pooler = new is None or "heads.pooler" in new
-    learns = {name.rsplit(".", 2)[0] for name, one in learner.named_parameters() if one.requires_grad}
+    learns = {name.rsplit(".", 2)[0] for name, parameter in learner.named_parameters() if parameter.requires_grad}
     assert learns == ({"heads.sst2", "heads.pooler"} if pooler else {"heads.sst2"})
     assert {name.rsplit(".", 2)[0] for name in learner.tuning.delta(learner)} == learns
     batch = batch_of(examples_of(learner, data.train, 32, "train"), range(6))
@@ -280,7 +282,7 @@ def test_head_tuning_freezes_the_backbone_and_a_pretrained_pooler(new, tokenizer
     learner(batch, 1), learner(batch, 2)
     assert torch.equal(*seen)
     learner.tune(build(FullConfig()))
-    assert all(one.requires_grad for one in learner.parameters())
+    assert all(parameter.requires_grad for parameter in learner.parameters())
     learner(batch, 1), learner(batch, 2)
     assert not torch.equal(*seen[2:])
 

@@ -16,8 +16,8 @@ def test_folders_are_found_by_name(tmp_path):
     for name in ("CoLA", "mnli_10k", "STS-B", "axb"):
         (tmp_path / name).mkdir()
     members = ("cola", "mnli", "stsb", "rte", "ax")
-    found = [path and path.name for path in (folder_of(member, tmp_path) for member in members)]
-    assert found == ["CoLA", "mnli_10k", "STS-B", None, None]
+    names = [path and path.name for path in (folder_of(member, tmp_path) for member in members)]
+    assert names == ["CoLA", "mnli_10k", "STS-B", None, None]
     (tmp_path / "mnli_full").mkdir()
     with pytest.raises(UserError, match="mnli_10k and mnli_full are both mnli"):
         folder_of("mnli", tmp_path)

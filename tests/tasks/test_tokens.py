@@ -134,9 +134,9 @@ def test_windows_predict_every_word_once_with_its_own_states(tokenizers, tmp_pat
         batches = [batch_of(examples, [number]) for number in range(count)]
         alone = [learner.parts(learner.outputs(batch, 0), batch)[0] for batch in batches]
         packed = learner.parts(learner.outputs(together, 0), together)
-    for one, other in zip(alone, packed, strict=True):
-        assert one[0].tolist() == other[0].tolist() and one[1].tolist() == other[1].tolist()
-        np.testing.assert_allclose(one[2], other[2], atol=1e-5)
+    for single, other in zip(alone, packed, strict=True):
+        assert single[0].tolist() == other[0].tolist() and single[1].tolist() == other[1].tolist()
+        np.testing.assert_allclose(single[2], other[2], atol=1e-5)
     (prediction,) = evaluation(learner, data.validation["dev"], max_length=24).predictions
     assert prediction.value == [tag for part in alone for tag in part[1]]
     with pytest.raises(RuntimeError, match="each is to be once"):

@@ -13,15 +13,17 @@ from lmtool.config.tables import build, lookup, names
 
 
 def learner():
-    made = nn.Module()
-    made.backbone = nn.Linear(2, 2)
-    made.heads = nn.ModuleDict({"pooler": nn.Linear(2, 2), "sst2": nn.Linear(2, 2)})
-    return made
+    model = nn.Module()
+    model.backbone = nn.Linear(2, 2)
+    model.heads = nn.ModuleDict({"pooler": nn.Linear(2, 2), "sst2": nn.Linear(2, 2)})
+    return model
 
 
-def learning(made):
+def learning(model):
     return {
-        name.removesuffix(".weight") for name, one in made.named_parameters() if one.requires_grad and one.ndim == 2
+        name.removesuffix(".weight")
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and parameter.ndim == 2
     }
 
 
@@ -40,16 +42,16 @@ def method(name):
     ],
 )
 def test_what_learns(name, new, expected):
-    made = learner()
-    method(name).edit(made, 0, new)
-    assert learning(made) == expected
+    model = learner()
+    method(name).edit(model, 0, new)
+    assert learning(model) == expected
 
 
 def test_a_method_undoes_the_one_before():
-    made = learner()
-    method("head").edit(made, 0)
-    method("full").edit(made, 0)
-    assert learning(made) == {"backbone", "heads.pooler", "heads.sst2"}
+    model = learner()
+    method("head").edit(model, 0)
+    method("full").edit(model, 0)
+    assert learning(model) == {"backbone", "heads.pooler", "heads.sst2"}
 
 
 def test_every_method_has_its_yaml(request):

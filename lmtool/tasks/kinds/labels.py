@@ -95,19 +95,19 @@ def unknown_label(config: TaskConfig, labels: Sequence[str], word: str, where: s
 
 def numbers(config: TaskConfig, values: Sequence[Any], origin: Sequence[tuple[str, int]]) -> np.ndarray:
     """(N,) float64 values of a column; UserError with file:line at the first that is no finite number."""
-    found = np.empty(len(values))
+    numbers_N = np.empty(len(values))
     for index, (value, where) in enumerate(zip(values, origin, strict=True)):
         word = word_of(value)
         try:
-            found[index] = float(word)
+            numbers_N[index] = float(word)
         except ValueError:
-            found[index] = np.nan
-        if not np.isfinite(found[index]):
+            numbers_N[index] = np.nan
+        if not np.isfinite(numbers_N[index]):
             raise UserError(
                 f"{place(where)}: {config.label}={word!r} is no number",
                 "correct the row, or take task.kind=classification for classes",
             )
-    return found
+    return numbers_N
 
 
 def repeated_ids(columns: Mapping[str, list], origin: Sequence[tuple[str, int]]) -> str | None:

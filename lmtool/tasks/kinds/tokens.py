@@ -185,8 +185,8 @@ class TokenClassification(TaskKind):
             counts_S = np.concatenate([counts_S, entities], axis=1)
         values: dict[str, list[float]] = {name: [] for name in self.config.metrics}
         for numbers in draws:
-            right, words, *found = (int(count) for count in counts_S[numbers].sum(0))
-            scores = EntityScores(*found) if found else None
+            right, words, *entity_counts = (int(count) for count in counts_S[numbers].sum(0))
+            scores = EntityScores(*entity_counts) if entity_counts else None
             for name, sample in values.items():
                 sample.append(right / max(words, 1) if name == "accuracy" else float(getattr(scores, name)))
         return values

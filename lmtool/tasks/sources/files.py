@@ -41,11 +41,11 @@ def read_folder(config: TaskConfig, scoring: bool = False) -> tuple[dict[str, Ta
         raise UserError(
             f"task.path={config.path} does not exist", "name a folder with train, dev and test files, or one file"
         )
-    found = _splits(config, path, scoring) if path.is_dir() else {"train": path}
+    paths = _splits(config, path, scoring) if path.is_dir() else {"train": path}
     tables: dict[str, Table] = {}
-    facts: dict[str, Any] = {"source": str(path), "files": {split: file.name for split, file in found.items()}}
+    facts: dict[str, Any] = {"source": str(path), "files": {split: file.name for split, file in paths.items()}}
     facts["skipped_rows"] = 0
-    for split, file in found.items():
+    for split, file in paths.items():
         tables[split], rows = _read(config, file)
         facts["skipped_rows"] += rows.skipped
         for name, fact in rows.facts.items():  # counts of all files together
@@ -62,28 +62,28 @@ def _splits(config: TaskConfig, folder: Path, scoring: bool) -> dict[str, Path]:
     wanted = {"train", *development, *map(canonical, config.test)}
     entries = sorted(folder.iterdir())
     files = [entry for entry in entries if entry.suffix.lower() in suffixes(config)]
-    found: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     for file in files:
         split = canonical(file.stem)
         # A table in .txt is none by its name alone: notes are.
         if split not in wanted or (file.suffix.lower() == ".txt" and layout_of(file, config) == "table"):
             continue
-        if split in found:
+        if split in paths:
             raise UserError(
-                f"task.path={config.path}: {found[split].name} and {file.name} are both {split}",
+                f"task.path={config.path}: {paths[split].name} and {file.name} are both {split}",
                 "keep one of them in the folder",
             )
-        found[split] = file
+        paths[split] = file
     for file in files:
         if file.stem in config.files:
-            found.setdefault(config.files[file.stem], file)
-    if "train" not in found and not (scoring and found):
+            paths.setdefault(config.files[file.stem], file)
+    if "train" not in paths and not (scoring and paths):
         there = ", ".join(entry.name for entry in entries[:12]) or "nothing"
         raise UserError(
             f"task.path={config.path} has no train file; there is {there}",
             f"name a folder with {_examples(config)} (and dev, test), or one file to train on",
         )
-    for split, file in found.items():
+    for split, file in paths.items():
         if not file.is_file():
             kind = "a folder" if file.is_dir() else "a dangling link" if not file.exists() else "a special file"
             raise UserError(
@@ -91,12 +91,12 @@ def _splits(config: TaskConfig, folder: Path, scoring: bool) -> dict[str, Path]:
                 f"put the {split} rows there, or take it out of the folder",
             )
     plain = config.validation == TaskConfig.model_fields["validation"].default
-    stems = {entry: entry.name.split(".")[0].lower() for entry in entries if entry not in found.values()}
+    stems = {entry: entry.name.split(".")[0].lower() for entry in entries if entry not in paths.values()}
     unread = [
         entry for entry, stem in stems.items()
         if canonical(stem) in development or (not plain and _DEVELOPMENT.match(stem))
     ]  # fmt: skip
-    if unread and not development & found.keys():
+    if unread and not development & paths.keys():
         is_table = unread[0] in files and unread[0].suffix.lower() != ".txt"
         why = (
             f"task.validation={list(config.validation)}"
@@ -108,7 +108,7 @@ def _splits(config: TaskConfig, folder: Path, scoring: bool) -> dict[str, Path]:
             f"task.path={config.path}: {unread[0].name} is not read: {why}",
             f"{mend}, or take it out of the folder: a tenth of the training rows is then held out",
         )
-    return found
+    return paths
 
 
 def _examples(config: TaskConfig) -> str:

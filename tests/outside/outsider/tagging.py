@@ -56,7 +56,7 @@ class Tagging(TaskKind):
 
     def metrics(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, float]:
         gold = np.concatenate([np.array(tags) for tags in rows.labels])
-        return compute(("accuracy",), gold, np.concatenate([np.array(one.value) for one in predictions]))
+        return compute(("accuracy",), gold, np.concatenate([np.array(prediction.value) for prediction in predictions]))
 
     def constant(self, train: Rows) -> tuple[str, Prediction]:
         return "first tag", Prediction([0], 1.0)
