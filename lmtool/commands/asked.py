@@ -6,8 +6,7 @@ from pathlib import Path
 
 from lmtool.commands.configs import AskConfig
 from lmtool.data.files import STANDARD_INPUT, read_lines, regular_file
-from lmtool.data.tables import Rows as Table
-from lmtool.data.tables import read_table
+from lmtool.data.tables import Table, read_table
 from lmtool.errors import UserError
 from lmtool.tasks.configs import TaskConfig
 from lmtool.tasks.sources.layouts import read_file, suffixes

@@ -11,7 +11,7 @@ from lmtool.commands.configs import FinetuneConfig, PredictConfig
 from lmtool.commands.predictions import DELIMITERS, beside_columns, check_output, write_output
 from lmtool.commands.trained import Trained, load_trained
 from lmtool.data.split import Rows
-from lmtool.data.tables import Rows as Table
+from lmtool.data.tables import Table
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.inference import Inference, no_progress

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtool.data.columns import LINES
-from lmtool.data.tables import Rows as Table
+from lmtool.data.tables import Table
 from lmtool.errors import UserError
 from lmtool.runs.files import write_delimited, write_rows
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lmtool.data.files import read_lines
-from lmtool.data.tables import Rows
+from lmtool.data.tables import Table
 from lmtool.errors import UserError
 
 LINES = "#lines"
@@ -21,7 +21,7 @@ _SPANNING = re.compile(r"\d+-\d+|\d+\.\d+")
 
 def read_columns(
     path: Path, word: str, label: str, header: Sequence[str] | None = None, skip_ragged: bool = False
-) -> Rows:
+) -> Table:
     """A row a sentence: lists of words, of labels, and of what further columns hold, by name.
 
     Columns are divided by tabs where the first word's line has one, else by spaces. A line of nothing but white space
@@ -31,7 +31,7 @@ def read_columns(
 
     UserError with file:line: another number of columns than the first line has, or an empty word.
     """
-    rows, names, tabs, documents = Rows({}), list(header or ()), None, 0
+    table, names, tabs, documents = Table({}), list(header or ()), None, 0
     for sentence in _sentences(path):
         number, first = sentence[0]
         if first.startswith(DOCUMENT):
@@ -42,29 +42,29 @@ def read_columns(
         cells = [_cells(line, tabs) for _, line in sentence]
         ragged = [place for place, values in enumerate(cells) if len(values) != len(names)]
         if ragged and skip_ragged:
-            rows.skipped += 1
+            table.skipped += 1
             continue
         if ragged:
             raise _wrong_count(path, sentence[ragged[0]][0], cells[ragged[0]], names, header is not None)
         for (number, _), values in zip(sentence, cells, strict=True):
             if word in names and not values[names.index(word)]:
                 raise UserError(f"{path}:{number}: an empty word", "write the word, or take the line out")
-        _append(rows, path, names, cells, [number for number, _ in sentence])
-    if not rows:
+        _append(table, path, names, cells, [number for number, _ in sentence])
+    if not table:
         raise UserError(f"{path}: no sentences", "give a file of a word a line and a blank line behind each sentence")
     if documents:
-        rows.facts["document_lines"] = documents
-    return rows
+        table.facts["document_lines"] = documents
+    return table
 
 
-def read_conllu(path: Path, word: str) -> Rows:
+def read_conllu(path: Path, word: str) -> Table:
     """A row a sentence: lists of what the columns hold by their names in lower case, the forms under `word`.
 
     Ranges of words written as one (1-2) and empty nodes (1.1) are left out and counted. `id` is the sentence's
     sent_id, where all have one. UserError with file:line where a line has not ten columns or words are not numbered 1,
     2, ...
     """
-    rows, left_out = Rows({}), 0
+    table, left_out = Table({}), 0
     names = [LINES if name == "id" else word if name == "form" else name for name in CONLLU]
     ids: list[str] = []
     for sentence in _sentences(path):
@@ -88,15 +88,15 @@ def read_conllu(path: Path, word: str) -> Rows:
             cells.append(values)
             lines.append(number)
         if cells:
-            _append(rows, path, names, cells, lines)
+            _append(table, path, names, cells, lines)
             ids += [value.strip() for key, _, value in comments if key.strip() == "sent_id"]
-    if not rows:
+    if not table:
         raise UserError(f"{path}: no sentences", "give a file in CoNLL-U: ten columns divided by tabs")
-    if len(ids) == len(rows):
-        rows.columns["id"] = list(ids)
+    if len(ids) == len(table):
+        table.columns["id"] = list(ids)
     if left_out:
-        rows.facts["ranges_and_empty_nodes"] = left_out
-    return rows
+        table.facts["ranges_and_empty_nodes"] = left_out
+    return table
 
 
 def _sentences(path: Path) -> Iterator[list[tuple[int, str]]]:
@@ -125,12 +125,12 @@ def _names(word: str, label: str, count: int) -> list[str]:
     return [word] if count == 1 else [word, *(f"column_{number}" for number in range(2, count)), label]
 
 
-def _append(rows: Rows, path: Path, names: Sequence[str], cells: list[list[str]], lines: list[int]) -> None:
+def _append(table: Table, path: Path, names: Sequence[str], cells: list[list[str]], lines: list[int]) -> None:
     """A sentence as a row. Its lines take the place of a column of that name: CoNLL-U's numbers of words."""
     columns = {**dict(zip(names, zip(*cells, strict=True), strict=True)), LINES: lines}
     for name, values in columns.items():
-        rows.columns.setdefault(name, []).append(list(values))
-    rows.origin.append((str(path), lines[0]))
+        table.columns.setdefault(name, []).append(list(values))
+    table.origin.append((str(path), lines[0]))
 
 
 def _wrong_count(path: Path, number: int, values: list[str], names: Sequence[str], given: bool) -> UserError:

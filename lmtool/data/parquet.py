@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lmtool.data.tables import Rows
+from lmtool.data.tables import Table
 from lmtool.errors import UserError
 
 
-def read_parquet(path: Path) -> Rows:
+def read_parquet(path: Path) -> Table:
     """All rows; the origin counts them from 1. UserError where pyarrow is not installed, or cannot read the file."""
     try:
         import pyarrow  # a large library, needed for these files only
@@ -35,7 +35,7 @@ def read_parquet(path: Path) -> Rows:
         names = _class_names(features[name])
         if names:
             columns[name] = [named(value, names) for value in columns[name]]
-    return Rows(columns, [(str(path), number + 1) for number in range(table.num_rows)])
+    return Table(columns, [(str(path), number + 1) for number in range(table.num_rows)])
 
 
 def _class_names(feature: Any) -> list[str] | None:

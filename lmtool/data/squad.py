@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lmtool.data.tables import Rows
+from lmtool.data.tables import Table
 from lmtool.errors import UserError
 
 _BEGINNING = re.compile(r'\s*\{\s*"(version|data)"\s*:')
@@ -20,7 +20,7 @@ def begins_squad(beginning: str) -> bool:
     return _BEGINNING.match(beginning) is not None
 
 
-def read_squad(path: Path) -> Rows:
+def read_squad(path: Path) -> Table:
     """A row a question: `id`, `question`, `context` and, where the file has any, `answers`: a list of objects of `text`
     and `answer_start`, empty where `is_impossible`. The origin is the line on which the question's id stands.
 
@@ -34,7 +34,7 @@ def read_squad(path: Path) -> Rows:
         raise UserError(f"{where}: not JSON: {problem.msg}", "copy the file again") from problem
     except (RecursionError, ValueError) as problem:
         raise UserError(f"{path}: not readable JSON: {problem}", "copy the file again") from problem
-    rows = Rows({name: [] for name in ("id", "question", "context", "answers")})
+    table = Table({name: [] for name in ("id", "question", "context", "answers")})
     place, line, labelled = 0, 1, 0
     for where, context, question in _questions(path, content):
         number = str(question["id"])
@@ -46,18 +46,19 @@ def read_squad(path: Path) -> Rows:
         for name, value in (("question", question["question"]), ("context", context)):
             _require_text(f"{path}:{line}: {where}", name, value)
         values = (question["id"], question["question"], context, answers)
-        for column, value in zip(rows.columns.values(), values, strict=True):
+        for column, value in zip(table.columns.values(), values, strict=True):
             column.append(value)
-        rows.origin.append((str(path), line))
-    if not rows:
+        table.origin.append((str(path), line))
+    if not table:
         raise UserError(f"{path}: no questions in it", _FORM)
     if not labelled:
-        del rows.columns["answers"]
-    elif labelled < len(rows):
+        del table.columns["answers"]
+    elif labelled < len(table):
         raise UserError(
-            f"{path}: {len(rows) - labelled:,} of {len(rows):,} questions have no answers", "give all, or none, answers"
+            f"{path}: {len(table) - labelled:,} of {len(table):,} questions have no answers",
+            "give all, or none, answers",
         )
-    return rows
+    return table
 
 
 def _questions(path: Path, content: Any) -> Iterator[tuple[str, Any, dict[str, Any]]]:

@@ -23,7 +23,7 @@ _CELL = 10_000_000  # characters of a csv cell: the standard library's 131,072 i
 
 
 @dataclass
-class Rows:
+class Table:
     """columns: by name, one value a row, all of the same length. origin: (file, line) of each row. skipped: lines left
     out because their number of columns was wrong, where that was allowed. facts: what else the reader says of the
     file, for the screens: counts, and words."""
@@ -36,15 +36,15 @@ class Rows:
     def __len__(self) -> int:
         return len(self.origin)
 
-    def take(self, numbers: Sequence[int]) -> Rows:
+    def take(self, numbers: Sequence[int]) -> Table:
         """Some of the rows, by number."""
         columns = {name: [values[number] for number in numbers] for name, values in self.columns.items()}
-        return Rows(columns, [self.origin[number] for number in numbers], self.skipped, self.facts)
+        return Table(columns, [self.origin[number] for number in numbers], self.skipped, self.facts)
 
 
 def read_table(
     path: str | Path, header: Sequence[str] | None = None, skip_ragged: bool = False, known: Sequence[str] = ()
-) -> Rows:
+) -> Table:
     """The rows of a .tsv (or .txt), .csv or .jsonl (or .json) file.
 
     tsv: no quoting, every tab divides. csv: RFC 4180, quotes double inside quotes, cells may hold line ends; what
@@ -66,17 +66,17 @@ def read_table(
             "rename the file after what it holds",
         )
     if suffix in (".jsonl", ".json"):
-        rows = _from_objects(path)
+        table = _from_objects(path)
     else:
         delimiter = "\t" if suffix != ".csv" else _delimiter(path, known, header)
         records = _split_quoted(path, delimiter) if suffix == ".csv" else _split_tabs(path)
-        rows = _from_records(path, records, header, skip_ragged)
+        table = _from_records(path, records, header, skip_ragged)
         if suffix == ".csv" and delimiter != ",":
-            rows.facts["delimiter"] = DELIMITERS[delimiter]
-    if not rows:
-        problem = f"no row of {len(rows.columns)} columns" if rows.skipped else "no rows"
+            table.facts["delimiter"] = DELIMITERS[delimiter]
+    if not table:
+        problem = f"no row of {len(table.columns)} columns" if table.skipped else "no rows"
         raise UserError(f"{path}: {problem}", "give a file with rows below its header")
-    return rows
+    return table
 
 
 def delimiter_of(line: str, known: Sequence[str] = (), header: Sequence[str] | None = None) -> str:
@@ -149,25 +149,25 @@ def _from_records(
     records: Iterator[tuple[int, list[str]]],
     header: Sequence[str] | None,
     skip_ragged: bool,
-) -> Rows:
+) -> Table:
     names, at = (list(header), 0) if header is not None else _header(path, records)
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise UserError(f"{path}:{at}: the column {twice[0]!r} is named twice", "rename one of them")
-    rows = Rows({name: [] for name in names})
+    table = Table({name: [] for name in names})
     for number, record in records:
         if len(record) != len(names):
             if skip_ragged:
-                rows.skipped += 1
+                table.skipped += 1
                 continue
             hint = "write a row a line with as many columns as the header names"
             if header is not None:
                 hint = "give as many column names as the file has columns"
             raise UserError(f"{path}:{number}: {len(record)} columns, {len(names)} expected ({', '.join(names)})", hint)
-        for values, value in zip(rows.columns.values(), record, strict=True):
+        for values, value in zip(table.columns.values(), record, strict=True):
             values.append(value)
-        rows.origin.append((str(path), number))
-    return rows
+        table.origin.append((str(path), number))
+    return table
 
 
 def _header(path: Path, records: Iterator[tuple[int, list[str]]]) -> tuple[list[str], int]:
@@ -177,24 +177,24 @@ def _header(path: Path, records: Iterator[tuple[int, list[str]]]) -> tuple[list[
     return names, number
 
 
-def _from_objects(path: Path) -> Rows:
-    rows: Rows | None = None
+def _from_objects(path: Path) -> Table:
+    table: Table | None = None
     kinds: dict[str, tuple[str, int]] = {}
     for number, line in read_lines(path):
         if not line or line.isspace():
             continue
         row = _object(path, number, line)
-        if rows is None:
-            rows = Rows({name: [] for name in row})
-        if rows.columns.keys() != row.keys():
-            name = min(rows.columns.keys() ^ row.keys())
-            problem = "has no" if name in rows.columns else "has a further"
-            first = rows.origin[0][1]
+        if table is None:
+            table = Table({name: [] for name in row})
+        if table.columns.keys() != row.keys():
+            name = min(table.columns.keys() ^ row.keys())
+            problem = "has no" if name in table.columns else "has a further"
+            first = table.origin[0][1]
             raise UserError(
                 f"{path}:{number}: the object {problem} key {name}, other than line {first}",
                 "give all rows the same keys",
             )
-        for name, values in rows.columns.items():
+        for name, values in table.columns.items():
             values.append(row[name])
             if row[name] is None:
                 continue
@@ -205,8 +205,8 @@ def _from_objects(path: Path) -> Rows:
                     f"{path}:{number}: {name} is {kind}, on line {line_before} it is {before}",
                     "write all values of a column alike",
                 )
-        rows.origin.append((str(path), number))
-    return rows if rows is not None else Rows({})
+        table.origin.append((str(path), number))
+    return table if table is not None else Table({})
 
 
 def _object(path: Path, number: int, line: str) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from lmtool.tasks.configs import TaskConfig
 from lmtool.tasks.configs.base import parts_of
 from lmtool.tasks.kinds.base import TaskKind
 from lmtool.tasks.kinds.labels import joined, repeated_ids
-from lmtool.tasks.sources.files import Table, canonical, read_folder
+from lmtool.tasks.sources.files import TaskTable, canonical, read_folder
 from lmtool.tasks.sources.hub import read_hub
 
 HELD_OUT = 0.1
@@ -119,7 +119,9 @@ def load_task(config: TaskConfig, seed: int, cache_dir: str | Path, offline: boo
     return data
 
 
-def _held_out_alone(config: TaskConfig, kind: TaskKind, tables: dict[str, Table], facts: dict[str, Any]) -> TaskData:
+def _held_out_alone(
+    config: TaskConfig, kind: TaskKind, tables: dict[str, TaskTable], facts: dict[str, Any]
+) -> TaskData:
     """The data of a task of which there are development and test splits alone. Its labels are those it names."""
     rows = {split: kind.rows(_columns(config, split, table), table.origin, False) for split, table in tables.items()}
     tests = [split for split in map(canonical, config.test) if split in rows]
@@ -131,13 +133,13 @@ def _held_out_alone(config: TaskConfig, kind: TaskKind, tables: dict[str, Table]
 
 def _tables(
     config: TaskConfig, cache_dir: str | Path, offline: bool, scoring: bool = False
-) -> tuple[dict[str, Table], dict[str, Any]]:
+) -> tuple[dict[str, TaskTable], dict[str, Any]]:
     """Splits by canonical name, and where they came from. A path goes before what is embedded, that before the hub."""
     if config.path is not None:
         return read_folder(config, scoring)
     if config.embedded is not None:
         splits = pydocs_rows(cache_dir)
-        tables = {split: Table(columns, origin, tuple(columns)) for split, (columns, origin) in splits.items()}
+        tables = {split: TaskTable(columns, origin, tuple(columns)) for split, (columns, origin) in splits.items()}
         return tables, {"source": config.embedded}
     if config.hub is not None:
         return read_hub(config, cache_dir, offline), {"source": f"hub {config.hub}"}
@@ -147,7 +149,7 @@ def _tables(
     )
 
 
-def _columns(config: TaskConfig, split: str, table: Table) -> dict[str, list]:
+def _columns(config: TaskConfig, split: str, table: TaskTable) -> dict[str, list]:
     """Columns under the names the task knows; the text columns are there."""
     columns = dict(table.columns)
     for given, name in config.aliases.items():
@@ -166,7 +168,7 @@ def _columns(config: TaskConfig, split: str, table: Table) -> dict[str, list]:
     return columns
 
 
-def _check_label(config: TaskConfig, split: str, columns: dict[str, list], table: Table) -> None:
+def _check_label(config: TaskConfig, split: str, columns: dict[str, list], table: TaskTable) -> None:
     if config.label not in columns:
         raise UserError(
             f"{_where(table, split)}: no column {config.label} to predict; there are {', '.join(table.names)}",
@@ -174,7 +176,7 @@ def _check_label(config: TaskConfig, split: str, columns: dict[str, list], table
         )
 
 
-def _where(table: Table, split: str) -> str:
+def _where(table: TaskTable, split: str) -> str:
     return table.origin[0][0] if table.origin else f"split {split}"
 
 

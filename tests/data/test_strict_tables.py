@@ -7,11 +7,11 @@ import random
 
 import pytest
 
-from lmtool.data.tables import Rows, read_table
+from lmtool.data.tables import Table, read_table
 from lmtool.errors import UserError
 
 
-def table(tmp_path, name: str, content: str | bytes, **keys) -> Rows:
+def table(tmp_path, name: str, content: str | bytes, **keys) -> Table:
     path = tmp_path / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return read_table(path, **keys)

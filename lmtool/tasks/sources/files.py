@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtool.data.columns import LINES
-from lmtool.data.tables import Rows
+from lmtool.data.tables import Table
 from lmtool.errors import UserError
 from lmtool.tasks.configs import TaskConfig
 from lmtool.tasks.kinds.labels import IDS
@@ -18,8 +18,8 @@ _DEVELOPMENT = re.compile(r"^(validation|valid|val|devel|development|dev)(?=$|[_
 
 
 @dataclass(frozen=True)
-class Table:
-    """A file's columns by name, the (file, line) of each row, and the names of all columns the file has."""
+class TaskTable:
+    """What a task reads of a file: columns by name, the (file, line) of each row, the names of all columns it has."""
 
     columns: dict[str, list[Any]]
     origin: list[tuple[str, int]]
@@ -31,7 +31,7 @@ def canonical(split: str) -> str:
     return _DEVELOPMENT.sub("dev", split.lower())
 
 
-def read_folder(config: TaskConfig, scoring: bool = False) -> tuple[dict[str, Table], dict[str, Any]]:
+def read_folder(config: TaskConfig, scoring: bool = False) -> tuple[dict[str, TaskTable], dict[str, Any]]:
     """The tables of `task.path` by canonical split, and facts: the files read, and lines skipped.
 
     scoring: there need be no train file.
@@ -42,13 +42,13 @@ def read_folder(config: TaskConfig, scoring: bool = False) -> tuple[dict[str, Ta
             f"task.path={config.path} does not exist", "name a folder with train, dev and test files, or one file"
         )
     paths = _splits(config, path, scoring) if path.is_dir() else {"train": path}
-    tables: dict[str, Table] = {}
+    tables: dict[str, TaskTable] = {}
     facts: dict[str, Any] = {"source": str(path), "files": {split: file.name for split, file in paths.items()}}
     facts["skipped_rows"] = 0
     for split, file in paths.items():
-        tables[split], rows = _read(config, file)
-        facts["skipped_rows"] += rows.skipped
-        for name, fact in rows.facts.items():  # counts of all files together
+        tables[split], table = _read(config, file)
+        facts["skipped_rows"] += table.skipped
+        for name, fact in table.facts.items():  # counts of all files together
             facts[name] = facts.get(name, 0) + fact if isinstance(fact, int) else fact
     return tables, facts
 
@@ -116,10 +116,10 @@ def _examples(config: TaskConfig) -> str:
     return f"{', '.join(names[:-1])} or {names[-1]}"
 
 
-def _read(config: TaskConfig, file: Path) -> tuple[Table, Rows]:
-    rows = read_file(file, config)
+def _read(config: TaskConfig, file: Path) -> tuple[TaskTable, Table]:
+    table = read_file(file, config)
     # MNLI's files are mostly parse trees that nobody reads: not kept.
     kept = {*config.text, *config.columns, config.label, *config.aliases, *IDS, LINES}
-    columns = {name: values for name, values in rows.columns.items() if name in kept}
-    names = tuple(name for name in rows.columns if name != LINES)
-    return Table(columns, rows.origin, names), rows
+    columns = {name: values for name, values in table.columns.items() if name in kept}
+    names = tuple(name for name in table.columns if name != LINES)
+    return TaskTable(columns, table.origin, names), table

@@ -12,12 +12,12 @@ from lmtool.data.parquet import named
 from lmtool.errors import UserError
 from lmtool.secrets import masked
 from lmtool.tasks.configs import TaskConfig
-from lmtool.tasks.sources.files import Table, canonical
+from lmtool.tasks.sources.files import TaskTable, canonical
 
 _PATIENCE_SECONDS = 5.0
 
 
-def read_hub(config: TaskConfig, cache_dir: str | Path, offline: bool) -> dict[str, Table]:
+def read_hub(config: TaskConfig, cache_dir: str | Path, offline: bool) -> dict[str, TaskTable]:
     """Splits by canonical name. Classes come as their names, so that no order of labels is relied on.
 
     Raises UserError where the data set cannot be had, with the commands that do without.
@@ -67,13 +67,13 @@ def _reachable(endpoint: str) -> bool:
     return True
 
 
-def _table(config: TaskConfig, origin: str, rows: Any) -> Table:
+def _table(config: TaskConfig, origin: str, rows: Any) -> TaskTable:
     columns = {name: list(rows[name]) for name in rows.column_names}
     for name, feature in rows.features.items():
         names = getattr(getattr(feature, "feature", feature), "names", None)  # of a class, or of a list of classes
         if names:
             columns[name] = [named(value, names) for value in columns[name]]
-    return Table(_flat(columns), [(origin, number) for number in range(len(rows))], tuple(columns))
+    return TaskTable(_flat(columns), [(origin, number) for number in range(len(rows))], tuple(columns))
 
 
 def _flat(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:

@@ -1,7 +1,7 @@
 """Which reader reads a data file: by its suffix and, where several formats share one, by how the file begins.
 
 A task kind's configuration names the layouts that it reads (`TaskConfig.layouts`), the first that takes a file reads
-it. To add one: a function from a path and a task's configuration to `lmtool.data.tables.Rows`, and its line in
+it. To add one: a function from a path and a task's configuration to `lmtool.data.tables.Table`, and its line in
 `LAYOUTS`.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from lmtool.data.columns import read_columns, read_conllu
 from lmtool.data.parquet import read_parquet
 from lmtool.data.squad import begins_squad, read_squad
-from lmtool.data.tables import Rows, delimiter_of, read_table
+from lmtool.data.tables import Table, delimiter_of, read_table
 from lmtool.errors import UserError
 from lmtool.tasks.configs import TaskConfig
 
@@ -24,12 +24,12 @@ _HEAD = 4096
 
 
 @dataclass(frozen=True)
-class Layout:
+class FileLayout:
     """suffixes: of the files it may read. read: gives the rows. begins: whether a file that begins with this text is
     one, where the suffix alone does not say; None: it does."""
 
     suffixes: tuple[str, ...]
-    read: Callable[[Path, TaskConfig], Rows]
+    read: Callable[[Path, TaskConfig], Table]
     begins: Callable[[str], bool] | None = None
 
     def takes(self, file: Path) -> bool:
@@ -54,7 +54,7 @@ def layout_of(file: Path, config: TaskConfig) -> str | None:
     return next((name for name in config.layouts if LAYOUTS[name].takes(file)), None)
 
 
-def read_file(file: Path, config: TaskConfig) -> Rows:
+def read_file(file: Path, config: TaskConfig) -> Table:
     """The rows of a task's file, columns under the names that the file gives them. UserError with file:line."""
     name = layout_of(file, config)
     if name is None:
@@ -66,7 +66,7 @@ def read_file(file: Path, config: TaskConfig) -> Rows:
     return LAYOUTS[name].read(file, config)
 
 
-def _table(file: Path, config: TaskConfig) -> Rows:
+def _table(file: Path, config: TaskConfig) -> Table:
     header = None if config.header is None or _has_header(config, file) else config.header
     known = (*config.columns, config.label, *config.aliases)
     return read_table(file, header=header, skip_ragged=config.ragged_rows == "skip", known=known)
@@ -88,19 +88,19 @@ def _has_header(config: TaskConfig, file: Path) -> bool:
     return {config.aliases.get(cell, cell) for cell in cells}.issuperset(config.columns)
 
 
-def _columns(file: Path, config: TaskConfig) -> Rows:
+def _columns(file: Path, config: TaskConfig) -> Table:
     return read_columns(file, config.text[0], config.label, config.header, config.ragged_rows == "skip")
 
 
-def _conllu(file: Path, config: TaskConfig) -> Rows:
+def _conllu(file: Path, config: TaskConfig) -> Table:
     return read_conllu(file, config.text[0])
 
 
-LAYOUTS: dict[str, Layout] = {
-    "squad": Layout((".json",), lambda file, config: read_squad(file), begins_squad),
-    "conll": Layout((".conll", ".bio", ".iob", ".iob2", ".tsv", ".txt"), _columns),
-    "conllu": Layout((".conllu",), _conllu),
-    "table": Layout((".tsv", ".csv", ".jsonl", ".json", ".txt"), _table),
-    "parquet": Layout((".parquet",), lambda file, config: read_parquet(file)),
+LAYOUTS: dict[str, FileLayout] = {
+    "squad": FileLayout((".json",), lambda file, config: read_squad(file), begins_squad),
+    "conll": FileLayout((".conll", ".bio", ".iob", ".iob2", ".tsv", ".txt"), _columns),
+    "conllu": FileLayout((".conllu",), _conllu),
+    "table": FileLayout((".tsv", ".csv", ".jsonl", ".json", ".txt"), _table),
+    "parquet": FileLayout((".parquet",), lambda file, config: read_parquet(file)),
 }
 """By the name that `TaskConfig.layouts` has."""
