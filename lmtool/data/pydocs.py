@@ -20,7 +20,7 @@ from lmtool import streams
 from lmtool.config.tables import nearest
 from lmtool.data import docstrings, packages
 from lmtool.data.configs import PydocsConfig
-from lmtool.data.sources import Progress, held_out, splits_of
+from lmtool.data.sources import OnStage, held_out, splits_of
 from lmtool.data.store import locked, rebuilding, writing
 from lmtool.errors import UserError
 from lmtool.manifest import Damaged
@@ -35,7 +35,7 @@ class PydocsSource:
     UserError: a package that is not installed, no docstrings at all.
     """
 
-    def __init__(self, config: PydocsConfig, cache_dir: str | Path | None = None, progress: Progress | None = None):
+    def __init__(self, config: PydocsConfig, cache_dir: str | Path | None = None, progress: OnStage | None = None):
         self._config = config
         self._documents = _collected(config, cache_dir, progress)
         if len(self._documents) < 2:
@@ -77,7 +77,7 @@ class PydocsSource:
         }
 
 
-def _collected(config: PydocsConfig, cache_dir: str | Path | None, progress: Progress | None) -> list[tuple[str, str]]:
+def _collected(config: PydocsConfig, cache_dir: str | Path | None, progress: OnStage | None) -> list[tuple[str, str]]:
     """(package:module, text) of each document; from the cache folder where the same was collected before."""
     names = list(config.packages) or [packages.STANDARD, *packages.installed()]
     key = _key("documents", config.max_bytes, names)
@@ -92,7 +92,7 @@ def _collected(config: PydocsConfig, cache_dir: str | Path | None, progress: Pro
     return [(name, text) for name, text in documents]
 
 
-def _collect(names: list[str], max_bytes: int, progress: Progress | None) -> Iterator[tuple[str, str]]:
+def _collect(names: list[str], max_bytes: int, progress: OnStage | None) -> Iterator[tuple[str, str]]:
     seen: set[bytes] = set()
     left = max_bytes
     for docs in packages.read(module for name in names for module in packages.modules(name)):
@@ -139,7 +139,7 @@ def _key(*parts: Any) -> str:
     return _hash([code, packages.versions(), packages.installed(), *parts])
 
 
-def _load(path: Path, key: str, progress: Progress | None = None) -> list[Any] | None:
+def _load(path: Path, key: str, progress: OnStage | None = None) -> list[Any] | None:
     """What was saved under the key, or None where it is not there, or damaged, which is reported."""
     if not path.exists():
         return None

@@ -16,8 +16,8 @@ from lmtool.errors import UserError
 
 SPLITS = ("train", "validation")
 
-Progress = Callable[[str, int, int], None]
-"""progress(what, done, total): called from time to time during something long."""
+OnStage = Callable[[str, int, int], None]
+"""progress(stage, done, total): called from time to time during something long."""
 
 PART = 1_000_000
 """Characters after which the rest of a document comes as a further part."""

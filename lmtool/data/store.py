@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from lmtool.data.sentences import SentenceSplitter
-from lmtool.data.sources import Progress, Source, splits_of
+from lmtool.data.sources import OnStage, Source, splits_of
 from lmtool.errors import UserError
 from lmtool.manifest import MANIFEST, Damaged, Manifest, write_manifest
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -72,7 +72,7 @@ class TokenStore:
 
 
 def open_store(
-    source: Source, split: str, tokenizer: Tokenizer, cache_dir: str | Path, progress: Progress | None = None
+    source: Source, split: str, tokenizer: Tokenizer, cache_dir: str | Path, progress: OnStage | None = None
 ) -> TokenStore:
     """The store of a split: mapped where it is there and intact, else built.
 
@@ -109,7 +109,7 @@ def release(values: np.ndarray) -> None:
         base.madvise(mmap.MADV_DONTNEED)
 
 
-def rebuilding(damage: Damaged, progress: Progress | None) -> None:
+def rebuilding(damage: Damaged, progress: OnStage | None) -> None:
     """Report a damaged entry of the cache folder, which is built again from what it was built from."""
     if progress is not None:
         progress(f"warning: {damage}; building it again", 0, 1)
@@ -151,7 +151,7 @@ def _open(folder: Path, key: str) -> TokenStore:
     return TokenStore(**arrays, facts=manifest.facts["facts"], folder=folder)
 
 
-def _build(folder: Path, key: str, source: Source, split: str, tokenizer: Tokenizer, progress: Progress | None) -> None:
+def _build(folder: Path, key: str, source: Source, split: str, tokenizer: Tokenizer, progress: OnStage | None) -> None:
     for left in [*folder.parent.glob(f".{folder.name}.*"), folder]:  # of a process that died, or a damaged store
         shutil.rmtree(left, ignore_errors=True)
     draft = folder.with_name(f".{folder.name}.{os.getpid()}")
@@ -179,7 +179,7 @@ class _Content:
         self._size = TextSize()
         self._seconds = 0.0
 
-    def write(self, source: Source, split: str, progress: Progress | None) -> None:
+    def write(self, source: Source, split: str, progress: OnStage | None) -> None:
         began = time.perf_counter()
         total, done = source.count(split), 0
         with contextlib.ExitStack() as stack:

@@ -16,7 +16,7 @@ import numpy as np
 
 from lmtool.data.configs import TextConfig
 from lmtool.data.files import check_encoding, find, read_pieces
-from lmtool.data.sources import PART, Progress, held_out, split_place, splits_of
+from lmtool.data.sources import PART, OnStage, held_out, split_place, splits_of
 from lmtool.errors import UserError
 
 LONG_LINE = 1_000_000  # characters; longer lines are read and counted
@@ -44,7 +44,7 @@ class TextSource:
     UserError: no such file, not text, bad bytes (file:line:byte), no text at all.
     """
 
-    def __init__(self, config: TextConfig, cache_dir: str | Path | None = None, progress: Progress | None = None):
+    def __init__(self, config: TextConfig, cache_dir: str | Path | None = None, progress: OnStage | None = None):
         self._config, self._progress = config, progress
         check_encoding("data.encoding", config.encoding)
         files = find("data.path", config.path)

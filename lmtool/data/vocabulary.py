@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from lmtool.config.tables import build
-from lmtool.data.sources import Progress, Source, documents
+from lmtool.data.sources import OnStage, Source, documents
 from lmtool.data.store import locked, rebuilding, writing
 from lmtool.manifest import Damaged, Manifest, write_manifest
 from lmtool.tokenizers.configs import TokenizerConfig
@@ -27,7 +27,7 @@ def trained_tokenizer(
     source: Source,
     vocab_size: int,
     cache_dir: str | Path,
-    progress: Progress | None = None,
+    progress: OnStage | None = None,
 ) -> Tokenizer:
     """The tokenizer of `config` for the training split of `source`: read from the cache folder, else trained and kept.
     A damaged one is trained again and reported.
@@ -70,7 +70,7 @@ def trained_tokenizer(
 
 
 def tokenizer_of_rows(
-    config: TokenizerConfig, columns: Sequence[Sequence[str]], vocab_size: int, progress: Progress | None = None
+    config: TokenizerConfig, columns: Sequence[Sequence[str]], vocab_size: int, progress: OnStage | None = None
 ) -> Tokenizer:
     """The tokenizer of `config` for the texts of a table, column by column."""
     characters = sum(len(text) for column in columns for text in column)
@@ -78,7 +78,7 @@ def tokenizer_of_rows(
     return _train(config, (text for column in columns for text in column), characters, vocab_size)
 
 
-def _sampled(config: TokenizerConfig, characters: int, progress: Progress | None) -> bool:
+def _sampled(config: TokenizerConfig, characters: int, progress: OnStage | None) -> bool:
     """Whether the text is too much to learn a vocabulary from all of it; says so."""
     most = config.most_characters
     if progress is not None and config.reads_text and characters > most:

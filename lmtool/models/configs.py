@@ -39,7 +39,7 @@ Layers = Annotated[int, Field(ge=1, le=1000)]
 Width = Annotated[int, Field(ge=4, le=1_000_000)]
 Heads = Annotated[int, Field(ge=1, le=1_000_000)]
 Positions = Annotated[int, Field(ge=8, le=100_000_000)]
-Segments = Annotated[int, Field(ge=1, le=1_000_000)]
+SegmentTypes = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
 class ModelConfig(Config):
@@ -170,7 +170,7 @@ class SegmentedConfig(TransformerConfig):
 
     transformers_form: ClassVar[dict[str, Any] | None] = {}
 
-    segments: Segments = Field(2, description="Rows of the segment table (BERT's token types).")
+    segments: SegmentTypes = Field(2, description="Rows of the segment table (BERT's token types).")
 
 
 @component("model", "bert", builder="lmtool.models.bert:build")

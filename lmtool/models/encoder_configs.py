@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from lmtool.config.tables import component
-from lmtool.models.configs import Layers, SegmentedConfig, Segments, TransformerConfig, Vocabulary, Width
+from lmtool.models.configs import Layers, SegmentedConfig, SegmentTypes, TransformerConfig, Vocabulary, Width
 
 _VOCABULARY = "Rows of the token embedding; at least the tokenizer's entries."
 _EMBEDDING_SIZE = "Width of the embedding tables; a linear map takes it to hidden_size where the two differ."
@@ -21,7 +21,7 @@ class RobertaConfig(SegmentedConfig):
 
     name: Literal["roberta"] = Field("roberta", description="RoBERTa.")
     vocab_size: Vocabulary = Field(50265, description=_VOCABULARY)
-    segments: Segments = Field(1, description="Rows of the segment table; the published one has a single row.")
+    segments: SegmentTypes = Field(1, description="Rows of the segment table; the published one has a single row.")
     norm_epsilon: float = Field(1e-5, gt=0, description="Added to the variance in layer norms.")
 
 
