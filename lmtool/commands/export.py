@@ -42,6 +42,8 @@ def run(config: ExportConfig, overrides: list[str]) -> None:
     if published is not None and classifies(published, weights):
         saved = published.classifier_config()
     task, trained, tokenizer = saved.get("task"), None, loaded.tokenizer
+    if task is not None and not any(name.startswith(f"heads.{task['name']}.") for name in weights.tensors):
+        task = None  # its answers are written by the language model
     if task is not None:
         trained = read_trained(config.checkpoint, config.offline, choose_precision("fp32", choose_device("cpu")))
         tokenizer = trained.tokenizer.with_padding()  # without it a decoder's classifier reads one text at a time

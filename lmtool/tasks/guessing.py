@@ -19,6 +19,7 @@ from lmtool.data.parquet import read_parquet
 from lmtool.data.squad import begins_squad
 from lmtool.data.tables import SUFFIXES, read_table
 from lmtool.errors import UserError
+from lmtool.tasks.configs.base import parts_of
 from lmtool.tasks.kinds.labels import IDS, word_of
 
 _WORDS = (".conll", ".conllu", ".bio", ".iob", ".iob2")
@@ -85,12 +86,13 @@ def guess(value: str, given: Mapping[str, str]) -> Guess:
 def _of_columns(
     value: str, columns: dict[str, list[Any]], kind: str | None, text: tuple[str, ...] | None, label: str | None
 ) -> Guess:
-    unknown = [name for name in (*(text or ()), *([label] if label else [])) if name not in columns]
+    typed = [part for name in text or () for part in ([name] if name in columns else parts_of(name))]
+    unknown = [name for name in (*typed, *([label] if label else [])) if name not in columns]
     if unknown:
         raise UserError(
             f"task={value}: no column {unknown[0]}; there are {', '.join(columns)}", "name columns of the file"
         )
-    read = text or _words_of(columns)
+    read = typed or _words_of(columns)
     kinds = {
         name: _kinds(values, bool(_parallel(columns, name))) for name, values in columns.items() if name not in read
     }

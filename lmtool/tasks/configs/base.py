@@ -112,6 +112,11 @@ class TaskConfig(Config):
         return tuple(part for name in self.text for part in parts_of(name))
 
     @property
+    def reads(self) -> tuple[str, ...]:
+        """The columns of rows: those that are read, where some are joined as one."""
+        return self.text
+
+    @property
     def needs_two_classes(self) -> bool:
         """Whether one of the metrics is of two classes alone."""
         return False

@@ -12,11 +12,17 @@ from lmtool.config.tables import component
 from lmtool.errors import Problem
 from lmtool.tasks.configs.base import TaskConfig
 
+TEXT_TO_TEXT = "text_to_text"
+
 
 class SequenceConfig(TaskConfig):
     """The base of kinds whose rows are one text, or two, and one label."""
 
     head_fields: ClassVar[tuple[str, ...]] = ("head", "pooling", "head_layers")
+    writes_labels: ClassVar[bool] = False
+    """Whether labels can be written as texts."""
+    of_outputs: ClassVar[tuple[str, ...]] = ("pooling", "head_layers", "auxiliary_lm", "dropout", "windows")
+    """The fields that mean nothing where they are."""
 
     text: tuple[str, ...] = Field(
         ("text",),
@@ -25,11 +31,12 @@ class SequenceConfig(TaskConfig):
         description="The columns that are read: one text, or two for a pair; A+B: those columns with a space between "
         "them, as one text.",
     )
-    head: Literal["paper", "transformers"] | None = Field(
+    head: Literal["paper", "transformers", "text_to_text"] | None = Field(
         None,
         description="How a whole text is read. paper: as in the model's paper. transformers: as its "
         "...ForSequenceClassification does (GPT: no end token, no bias; BART, T5: a dense layer more), which alone can "
-        "be exported. Null: as in the checkpoint, where its classes are the task's; else as in the paper.",
+        'be exported. text_to_text: as a text ("sst2 sentence: ..."), for which the label is written as a text (T5). '
+        "Null: as in the checkpoint, where its classes are the task's; else as in the paper.",
     )
 
     pooling: Literal["auto", "first", "mean", "max", "last"] = Field(
@@ -51,6 +58,10 @@ class SequenceConfig(TaskConfig):
         "et al. 2018, section 3.2: 0.5); for decoders. 0: none.",
     )
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return self.columns if self.head == TEXT_TO_TEXT else self.text
+
     def form(self, model: Any) -> Any:
         """How a model of this configuration reads a whole text: its `SequenceForm`."""
         return model.sequence_form(*(getattr(self, name) for name in self.head_fields))
@@ -59,10 +70,14 @@ class SequenceConfig(TaskConfig):
         return self.form(model).text_format
 
     def takes_head(self, form: Mapping[str, Any], model: Any) -> bool:
+        if TEXT_TO_TEXT in (self.head, form.get("head")):
+            return self.head in (None, form.get("head"))
         given = {name: getattr(self, name) for name in self.head_fields if getattr(self, name) not in (None, "auto")}
         return model.sequence_form(**{**form, **given}) == model.sequence_form(**form)
 
     def misfit(self, model: Any) -> Problem | None:
+        if self.head == TEXT_TO_TEXT:
+            return self._unwritten(model)
         if self.auxiliary_lm and model.architecture != "decoder":
             return Problem(
                 "task.auxiliary_lm",
@@ -76,6 +91,23 @@ class SequenceConfig(TaskConfig):
                 f"task.pooling=first: the first token of a decoder such as model={model.name} sees nothing of the text",
                 "give task.pooling=last or task.pooling=mean",
             )
+        return None
+
+    def _unwritten(self, model: Any) -> Problem | None:
+        """Why labels cannot be written as texts, if they cannot."""
+        typed = f"task.head={TEXT_TO_TEXT}"
+        if not self.writes_labels:
+            return Problem("task.head", f"{typed}: labels of task.kind={self.kind} are not written", "leave it out")
+        if model.architecture == "encoder":
+            message = f"{typed}: model={model.name} writes no text: it is an encoder"
+            return Problem("task.head", message, "take an encoder-decoder or a decoder: model=t5")
+        for field in self.of_outputs:
+            value, default = self, type(self).model_validate({})
+            for name in field.split("."):
+                value, default = getattr(value, name), getattr(default, name)
+            if value != default:
+                message = f"task.{field}={value} is of heads whose outputs are classes or values; {typed} has none"
+                return Problem(f"task.{field}", message, "leave it out")
         return None
 
 
@@ -129,6 +161,9 @@ class ClassLossConfig(Config):
 @component("task", "classification", builder="lmtool.tasks.kinds.classification:Classification")
 class ClassificationConfig(WindowedConfig):
     """One of several classes for a text or a pair of texts."""
+
+    writes_labels: ClassVar[bool] = True
+    of_outputs: ClassVar[tuple[str, ...]] = (*WindowedConfig.of_outputs, "loss.class_weights", "loss.focal_gamma")
 
     kind: Literal["classification"] = Field(
         "classification",
@@ -248,6 +283,8 @@ class MultiLabelConfig(WindowedConfig):
 @component("task", "regression", builder="lmtool.tasks.kinds.regression:Regression")
 class RegressionConfig(WindowedConfig):
     """One number for a text or a pair of texts, by squared error."""
+
+    writes_labels: ClassVar[bool] = True
 
     kind: Literal["regression"] = Field(
         "regression",

@@ -23,11 +23,13 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 class Prediction(NamedTuple):
     """value: what a row is predicted to be, in the terms of its kind (a class's number, a value, a list of tags).
     score: how sure the model is of it, or the value again where there is no such thing. probabilities: (C,) of each
-    class in the order of the labels, where the kind has classes."""
+    class in the order of the labels, where the kind has classes. text: what was written, where that is read as a value.
+    """
 
     value: Any
     score: float
     probabilities: np.ndarray | None = None
+    text: str | None = None
 
 
 class TaskKind(ABC):
@@ -115,11 +117,12 @@ class TaskKind(ABC):
         """What predictions.jsonl says of a row behind its id: columns, gold (where known), prediction, score."""
         texts = {name: values[number] for name, values in rows.columns.items()}
         gold = {} if rows.labels is None else {"gold": self.shown(rows.labels[number])}
-        return {**texts, **gold, "prediction": self.shown(prediction.value), "score": prediction.score}
+        written = {} if prediction.text is None else {"written": prediction.text}
+        return {**texts, **gold, "prediction": self.shown(prediction.value), "score": prediction.score, **written}
 
     def line(self, record: Mapping[str, Any]) -> str:
         """A record as a line on the screen, the prediction first."""
-        texts = " | ".join(str(record[name]) for name in self.config.text)
+        texts = " | ".join(str(record[name]) for name in self.config.reads)
         return f"{record['prediction']} {record['score']:.2f}  {texts}"
 
     def details(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, Any]:

@@ -19,15 +19,18 @@ from lmtool.heads.losses import loss_sum, losses
 from lmtool.learners.baseline import ConstantPredictor
 from lmtool.models.base import Backbone
 from lmtool.tasks.configs import ClassificationConfig
+from lmtool.tasks.configs.sequence import TEXT_TO_TEXT
 from lmtool.tasks.kinds.base import Prediction
 from lmtool.tasks.kinds.labels import balanced_weights, class_names, class_numbers, label_counts
+from lmtool.tasks.kinds.learner import TaskLearner
 from lmtool.tasks.kinds.one_class import OneClassKind
-from lmtool.tasks.kinds.sequence import SequenceLearner, WindowedKind
+from lmtool.tasks.kinds.sequence import SequenceLearner
+from lmtool.tasks.kinds.text_to_text import TextToTextLearner, WrittenKind
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Scores, StepOutput
 
 
-class Classification(OneClassKind, WindowedKind):
+class Classification(OneClassKind, WrittenKind):
     """Rows of texts with the number of a class each."""
 
     config: ClassificationConfig
@@ -70,12 +73,28 @@ class Classification(OneClassKind, WindowedKind):
             warnings = [*warnings, f"no training row has the label {', '.join(absent)}"]
         return {**facts, "labels": counts}, warnings
 
-    def learner(self, backbone: Backbone, tokenizer: Tokenizer, seed: int) -> ClassificationLearner:
-        return ClassificationLearner(self, backbone, tokenizer, seed)
+    def learner(self, backbone: Backbone, tokenizer: Tokenizer, seed: int) -> TaskLearner:
+        learner = TextToTextLearner if self.config.head == TEXT_TO_TEXT else ClassificationLearner
+        return learner(self, backbone, tokenizer, seed)
 
     @property
     def classes(self) -> Sequence[str]:
         return self.config.labels or ()
+
+    def label_words(self) -> Sequence[str]:
+        return self.classes
+
+    def written(self, labels: np.ndarray) -> list[str]:
+        return [self.classes[label] for label in labels]
+
+    def parsed(self, text: str) -> Prediction | None:
+        """The class of this name, sure where there is one."""
+        return Prediction(self.classes.index(text), 1.0) if text in self.classes else None
+
+    @property
+    def wrong(self) -> Prediction:
+        """A class beside the others."""
+        return Prediction(len(self.classes), 0.0)
 
     def vote(self, part: Prediction) -> np.ndarray:
         return np.asarray(part.probabilities)

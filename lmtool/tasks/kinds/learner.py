@@ -43,7 +43,7 @@ class TaskLearner(BaseLearner):
         super().__init__(kind.config, backbone, tokenizer, seed)
         self.kind, self.term = kind, kind.config.name
         self.weights = {self.term: 1.0}
-        self.metric, self.reads = kind.metric, tuple(kind.config.text)
+        self.metric, self.reads = kind.metric, tuple(kind.config.reads)
 
     @abstractmethod
     def outputs(self, batch: Batch, step: int) -> Tensor:
@@ -238,7 +238,8 @@ class TaskScorer(Scorer):
         constant = len(values) > 1 and _all_same(values) and not _all_same(kind.single(labels))
         if not constant:
             return ()
-        given = kind.shown(values[0]) or "nothing"
+        given = kind.shown(values[0])
+        given = "nothing" if given in ("", []) else given
         return (f"every {kind.unit} was predicted {given}: the model learned a constant",)
 
 

@@ -12,6 +12,9 @@ from lmtool.data.split import Rows
 from lmtool.metrics import by_class, calibration, compute, confusion
 from lmtool.tasks.kinds.base import Prediction, TaskKind
 
+NO_LABEL = "(no label)"
+"""What is shown of a text that names none of the classes: a class of its own, which is never right."""
+
 
 class OneClassKind(TaskKind):
     """The base of kinds whose labels, and predictions, are numbers of classes."""
@@ -31,7 +34,7 @@ class OneClassKind(TaskKind):
 
     def shown(self, value: Any) -> str:
         """The class by its name."""
-        return self.classes[int(value)]
+        return (*self.classes, NO_LABEL)[int(value)]
 
     def record(self, rows: Rows, number: int, prediction: Prediction) -> dict[str, Any]:
         record = super().record(rows, number, prediction)
@@ -41,16 +44,15 @@ class OneClassKind(TaskKind):
 
     def details(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, Any]:
         """The confusion matrix (counts, rows gold and columns predicted), the scores of each class, and how well the
-        probabilities are calibrated."""
+        probabilities, where there are any, are calibrated."""
         gold, values = np.asarray(rows.labels), _values(predictions)
-        counts = confusion(gold, values, len(self.classes))
+        classes = [*self.classes, *([NO_LABEL] if values.max() == len(self.classes) else [])]
+        counts = confusion(gold, values, len(classes))
+        facts = {"labels": classes, "confusion": counts.tolist(), "classes": by_class(counts, classes)}
+        if any(prediction.text is not None for prediction in predictions):
+            return facts
         scores = np.array([prediction.score for prediction in predictions])
-        return {
-            "labels": list(self.classes),
-            "confusion": counts.tolist(),
-            "classes": by_class(counts, self.classes),
-            **calibration(gold == values, scores),
-        }
+        return {**facts, **calibration(gold == values, scores)}
 
 
 def _values(predictions: Sequence[Prediction]) -> np.ndarray:

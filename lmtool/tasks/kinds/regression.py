@@ -19,14 +19,17 @@ from lmtool.learners.baseline import ConstantValue
 from lmtool.metrics import compute
 from lmtool.models.base import Backbone
 from lmtool.tasks.configs import RegressionConfig
+from lmtool.tasks.configs.sequence import TEXT_TO_TEXT
 from lmtool.tasks.kinds.base import Prediction
 from lmtool.tasks.kinds.labels import numbers
-from lmtool.tasks.kinds.sequence import SequenceLearner, WindowedKind
+from lmtool.tasks.kinds.learner import TaskLearner
+from lmtool.tasks.kinds.sequence import SequenceLearner
+from lmtool.tasks.kinds.text_to_text import TextToTextLearner, WrittenKind
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Scores, StepOutput
 
 
-class Regression(WindowedKind):
+class Regression(WrittenKind):
     """Rows of texts with a value each."""
 
     config: RegressionConfig
@@ -39,8 +42,27 @@ class Regression(WindowedKind):
         labels = np.asarray(train.labels)
         return {**facts, "label_range": [float(labels.min()), float(labels.max())]}, warnings
 
-    def learner(self, backbone: Backbone, tokenizer: Tokenizer, seed: int) -> RegressionLearner:
-        return RegressionLearner(self, backbone, tokenizer, seed)
+    def learner(self, backbone: Backbone, tokenizer: Tokenizer, seed: int) -> TaskLearner:
+        learner = TextToTextLearner if self.config.head == TEXT_TO_TEXT else RegressionLearner
+        return learner(self, backbone, tokenizer, seed)
+
+    def label_words(self) -> Sequence[str]:
+        return ()
+
+    def written(self, labels: np.ndarray) -> list[str]:
+        """The nearest multiples of 0.2 (Raffel et al. 2020, section 2.4)."""
+        return [f"{value:.1f}" for value in np.round(labels * 5) / 5 + 0.0]
+
+    def parsed(self, text: str) -> Prediction | None:
+        try:
+            value = float(text)
+        except ValueError:
+            return None
+        return Prediction(value, value) if np.isfinite(value) else None
+
+    @property
+    def wrong(self) -> Prediction:
+        return Prediction(0.0, 0.0)
 
     def vote(self, part: Prediction) -> np.ndarray:
         return np.array([part.value])
@@ -61,7 +83,7 @@ class Regression(WindowedKind):
         return float(value)
 
     def line(self, record: Mapping[str, Any]) -> str:
-        texts = " | ".join(str(record[name]) for name in self.config.text)
+        texts = " | ".join(str(record[name]) for name in self.config.reads)
         return f"{record['prediction']:.3f}  {texts}"
 
 

@@ -13,34 +13,29 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from lmtool import streams
 from lmtool.data.split import Rows, SplitData
 from lmtool.errors import UserError
-from lmtool.heads.lm import LMHead, lm_head
-from lmtool.learners.baseline import ConstantPredictor, Predictor, token_counts
+from lmtool.learners.baseline import Predictor
 from lmtool.learners.evaluation import Scorer
 from lmtool.learners.inference import Answers, Inference
-from lmtool.learners.targets import places_of
 from lmtool.learners.terms import TermSums
-from lmtool.learners.writing import Writer, writer_of
 from lmtool.metrics import Metric
 from lmtool.metrics.texts import TEXT_METRICS, TextScores, require_scorers
 from lmtool.models.base import Backbone
 from lmtool.tasks.configs import Seq2SeqConfig
 from lmtool.tasks.kinds.base import Prediction, TaskKind
-from lmtool.tasks.kinds.inspection import TextPairInspector
 from lmtool.tasks.kinds.labels import is_unlabelled, place, row_ids, text_of
-from lmtool.tasks.kinds.learner import TaskEvaluation, TaskLearner
-from lmtool.tasks.kinds.scheduled_sampling import share_of_truth
+from lmtool.tasks.kinds.learner import TaskEvaluation
+from lmtool.tasks.kinds.text_learner import TextLearner
 from lmtool.tasks.kinds.text_pairs import TextPairs
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.types import Batch, Scores, StepOutput, send
+from lmtool.types import Batch
 
 # A counter of the sample stream: which development rows are generated in training.
 _GENERATED = 2
@@ -138,100 +133,29 @@ def by_source(rows: Rows) -> Rows:
     return replace(distinct, labels=[tuple(dict.fromkeys(targets[source])) for source in first])
 
 
-class Seq2SeqLearner(TaskLearner):
-    """The one term is the cross entropy of every token of the target, its end too."""
+class Seq2SeqLearner(TextLearner):
+    """Learns the first target of a row."""
 
     config: Seq2SeqConfig
 
     def __init__(self, kind: Seq2Seq, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(kind, backbone, tokenizer, seed)
-        # The pretrained one, where there is one: a target is text like any other.
-        self.add_head("lm", lm_head(backbone))
         self.scores_part = kind.config.generate_examples is not None
 
     @property
-    def _lm(self) -> LMHead:
-        return cast(LMHead, self.heads["lm"])
-
-    @property
-    def _table(self) -> Tensor:
-        return self.backbone.embed.token.weight
+    def writing(self) -> Seq2SeqConfig:
+        return self.config
 
     def examples(self, data: SplitData, max_length: int) -> TextPairs:
         return TextPairs(
             self.config, self.rows(data), self.tokenizer, self.backbone.config, max_length, data.split
         )  # fmt: skip
 
-    def inspector(self, examples: TextPairs, max_length: int) -> TextPairInspector:
-        return TextPairInspector(self, examples, max_length)
-
-    def counts(self, batch: Batch) -> dict[str, float]:
-        return {self.term: float(len(self.labels(batch)))}
-
-    def outputs(self, batch: Batch, step: int) -> Tensor:
-        """(M, H) hidden states at the places that predict."""
-        draws = self.draws(batch, step)
-        if batch.outputs is not None:
-            return self.backbone(batch.inputs, draws, batch.outputs)
-        return self.backbone(batch.inputs, draws, read_M=places_of(batch, self.term))
-
-    def forward(self, batch: Batch, step: int) -> StepOutput:
-        truth = share_of_truth(self.config.scheduled_sampling, step)
-        if self.training and truth < 1.0:
-            batch = self._with_predictions(batch, step, truth)
-        labels = self.labels(batch)
-        total = self._lm.loss_sum(self.outputs(batch, step), self._table, labels, self.config.label_smoothing)
-        return StepOutput({self.term: total}, self.weights)
-
-    @torch.no_grad()
-    def _with_predictions(self, batch: Batch, step: int, truth: float) -> Batch:
-        """The batch with own predictions in the place of some true tokens that are read: those of a forward over the
-        true ones (Mihaylova and Martins 2019), the best token each. truth: the share that stays."""
-        self.eval()
-        try:
-            hidden_MH = self.outputs(batch, step)
-        finally:
-            self.train()
-        _, best_M = self._lm.scores(hidden_MH, self._table, self.labels(batch))
-        side = batch.inputs if batch.outputs is None else batch.outputs
-        # Token m of the targets is read one place behind the one that predicts it, unless it is the text's last one.
-        host = batch.host
-        packed = host.inputs if host.outputs is None else host.outputs
-        at_M = places_of(host, self.term)
-        documents_M = packed.documents[at_M]
-        ends_N = torch.tensor([start + length for start, length in zip(packed.starts, packed.lengths, strict=True)])
-        read_M = at_M + 1 < ends_N[documents_M]
-        uniform = streams.uniform_at(
-            self.seed, "sample", step, host.examples[documents_M].numpy(), packed.positions[at_M].numpy()
-        )
-        own_M = read_M & (torch.from_numpy(uniform) >= truth)
-        chosen = send(own_M.nonzero()[:, 0], side.tokens.device)
-        tokens_T = side.tokens.clone()
-        tokens_T[send(at_M, side.tokens.device)[chosen] + 1] = best_M[chosen]
-        changed = replace(side, tokens=tokens_T)
-        return replace(batch, inputs=changed) if batch.outputs is None else replace(batch, outputs=changed)
-
-    def scores(self, outputs: Tensor, batch: Batch) -> Scores:
-        side = batch.inputs if batch.outputs is None else batch.outputs
-        labels = self.labels(batch)
-        each, best = self._lm.scores(outputs, self._table, labels)
-        return Scores(each, labels, best, side.documents[places_of(batch, self.term)])
-
     def parts(self, outputs: Tensor, batch: Batch) -> list[Any]:
         raise TypeError("texts are generated, not read off outputs")
 
     def scorer(self, data: SplitData, examples: Any, predictors: Mapping[str, Predictor]) -> GeneratedScorer:
         return GeneratedScorer(self, self.rows(data), data.split, examples, predictors.get(self.term))
-
-    def predictors(self, train: SplitData, examples: TextPairs) -> dict[str, ConstantPredictor]:
-        """Unigrams of the training targets, with the special tokens around them."""
-        assert examples.targets is not None
-        counts = token_counts(examples.targets.ids, self.tokenizer.vocab_size)
-        for token in (
-            examples.template.pieces[-1] if not examples.two_stacks else np.concatenate(examples.template.pieces)
-        ):
-            counts[token] += len(examples.rows)
-        return {self.term: ConstantPredictor.of_counts("unigram", counts)}
 
     def baseline(
         self, train: SplitData, held_out: SplitData, batches: Iterable[Batch], predictors: Mapping[str, Predictor]
@@ -251,9 +175,6 @@ class Seq2SeqLearner(TaskLearner):
             "all": scores,
         }
 
-    def samples(self, batch: Batch, n: int) -> list[dict[str, Any]]:
-        return []  # predictions.jsonl has them
-
     def answers(self, rows: Rows, inference: Inference) -> Answers:
         """A record a row; rows of the same source have the same text."""
         answers = super().answers(rows, inference)
@@ -261,11 +182,6 @@ class Seq2SeqLearner(TaskLearner):
         texts = {record[name]: record for record in answers.records}
         records = ({**texts[source], "id": rows.ids[row]} for row, source in enumerate(rows.columns[name]))
         return replace(answers, records=records)
-
-    def writer(self) -> Writer:
-        """Reads a source, as in training."""
-        section = {"prefix": self.config.prefix, "mask": self.config.mask}
-        return writer_of(self.backbone, self._lm, self.tokenizer, section)
 
 
 class GeneratedEvaluation(TaskEvaluation):

@@ -43,7 +43,7 @@ class SequenceKind(TaskKind):
     def rows(self, columns: dict[str, list[Any]], origin: list[tuple[str, int]], labelled: bool) -> Rows:
         texts = {
             name: [text_of(self.config, name, value, place) for value, place in zip(columns[name], origin, strict=True)]
-            for name in self.config.text
+            for name in self.config.reads
         }
         values, labels = columns.get(self.config.label), None
         if labelled or (values is not None and not is_unlabelled(values)):

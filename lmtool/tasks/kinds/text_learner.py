@@ -1,0 +1,126 @@
+"""What learns to write texts: the target of a row, by teacher forcing, over encoder-decoders and over decoders, which
+read the source in front of it.
+
+Shape letters: N documents of a batch, T their tokens, M tokens that are predicted, H hidden width.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lmtool import streams
+from lmtool.data.split import SplitData
+from lmtool.heads.lm import LMHead, lm_head
+from lmtool.learners.baseline import ConstantPredictor, token_counts
+from lmtool.learners.targets import places_of
+from lmtool.learners.writing import Writer, writer_of
+from lmtool.models.base import Backbone
+from lmtool.tasks.configs import Seq2SeqConfig
+from lmtool.tasks.kinds.base import TaskKind
+from lmtool.tasks.kinds.inspection import TextPairInspector
+from lmtool.tasks.kinds.learner import TaskLearner
+from lmtool.tasks.kinds.scheduled_sampling import share_of_truth
+from lmtool.tasks.kinds.text_pairs import TextPairs
+from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.types import Batch, Scores, StepOutput, send
+
+
+class TextLearner(TaskLearner):
+    """The one term is the cross entropy of every token of the target, its end too."""
+
+    def __init__(self, kind: TaskKind, backbone: Backbone, tokenizer: Tokenizer, seed: int):
+        super().__init__(kind, backbone, tokenizer, seed)
+        # The pretrained one, where there is one: a target is text like any other.
+        self.add_head("lm", lm_head(backbone))
+
+    @property
+    @abstractmethod
+    def writing(self) -> Seq2SeqConfig:
+        """How its texts are read, learned and written."""
+
+    @property
+    def _lm(self) -> LMHead:
+        return cast(LMHead, self.heads["lm"])
+
+    @property
+    def _table(self) -> Tensor:
+        return self.backbone.embed.token.weight
+
+    def inspector(self, examples: TextPairs, max_length: int) -> TextPairInspector:
+        return TextPairInspector(self, examples, max_length)
+
+    def counts(self, batch: Batch) -> dict[str, float]:
+        return {self.term: float(len(self.labels(batch)))}
+
+    def outputs(self, batch: Batch, step: int) -> Tensor:
+        """(M, H) hidden states at the places that predict."""
+        draws = self.draws(batch, step)
+        if batch.outputs is not None:
+            return self.backbone(batch.inputs, draws, batch.outputs)
+        return self.backbone(batch.inputs, draws, read_M=places_of(batch, self.term))
+
+    def forward(self, batch: Batch, step: int) -> StepOutput:
+        truth = share_of_truth(self.writing.scheduled_sampling, step)
+        if self.training and truth < 1.0:
+            batch = self._with_predictions(batch, step, truth)
+        labels = self.labels(batch)
+        total = self._lm.loss_sum(self.outputs(batch, step), self._table, labels, self.writing.label_smoothing)
+        return StepOutput({self.term: total}, self.weights)
+
+    @torch.no_grad()
+    def _with_predictions(self, batch: Batch, step: int, truth: float) -> Batch:
+        """The batch with own predictions in the place of some true tokens that are read: those of a forward over the
+        true ones (Mihaylova and Martins 2019), the best token each. truth: the share that stays."""
+        self.eval()
+        try:
+            hidden_MH = self.outputs(batch, step)
+        finally:
+            self.train()
+        _, best_M = self._lm.scores(hidden_MH, self._table, self.labels(batch))
+        side = batch.inputs if batch.outputs is None else batch.outputs
+        # Token m of the targets is read one place behind the one that predicts it, unless it is the text's last one.
+        host = batch.host
+        packed = host.inputs if host.outputs is None else host.outputs
+        at_M = places_of(host, self.term)
+        documents_M = packed.documents[at_M]
+        ends_N = torch.tensor([start + length for start, length in zip(packed.starts, packed.lengths, strict=True)])
+        read_M = at_M + 1 < ends_N[documents_M]
+        uniform = streams.uniform_at(
+            self.seed, "sample", step, host.examples[documents_M].numpy(), packed.positions[at_M].numpy()
+        )
+        own_M = read_M & (torch.from_numpy(uniform) >= truth)
+        chosen = send(own_M.nonzero()[:, 0], side.tokens.device)
+        tokens_T = side.tokens.clone()
+        tokens_T[send(at_M, side.tokens.device)[chosen] + 1] = best_M[chosen]
+        changed = replace(side, tokens=tokens_T)
+        return replace(batch, inputs=changed) if batch.outputs is None else replace(batch, outputs=changed)
+
+    def scores(self, outputs: Tensor, batch: Batch) -> Scores:
+        side = batch.inputs if batch.outputs is None else batch.outputs
+        labels = self.labels(batch)
+        each, best = self._lm.scores(outputs, self._table, labels)
+        return Scores(each, labels, best, side.documents[places_of(batch, self.term)])
+
+    def predictors(self, train: SplitData, examples: TextPairs) -> dict[str, ConstantPredictor]:
+        """Unigrams of the training targets, with the special tokens around them."""
+        assert examples.targets is not None
+        counts = token_counts(examples.targets.ids, self.tokenizer.vocab_size)
+        for token in (
+            examples.template.pieces[-1] if not examples.two_stacks else np.concatenate(examples.template.pieces)
+        ):
+            counts[token] += len(examples.rows)
+        return {self.term: ConstantPredictor.of_counts("unigram", counts)}
+
+    def samples(self, batch: Batch, n: int) -> list[dict[str, Any]]:
+        return []  # predictions.jsonl has them
+
+    def writer(self) -> Writer:
+        """Reads a source, as in training."""
+        section = {"prefix": self.writing.prefix, "mask": self.writing.mask}
+        return writer_of(self.backbone, self._lm, self.tokenizer, section)

@@ -1,0 +1,144 @@
+"""Classes and values as texts (Raffel et al. 2020, section 2.4 and appendix D): a row is read as "sst2 sentence: ...",
+and the name of its class, or its value, is what the model writes.
+
+Rows, labels and scores are those of the kind whose labels are written.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lmtool.data.split import Rows, SplitData
+from lmtool.errors import UserError
+from lmtool.generation.configs import GenerationConfig
+from lmtool.learners.baseline import Predictor
+from lmtool.learners.targets import places_of
+from lmtool.tasks.configs import Seq2SeqConfig
+from lmtool.tasks.configs.base import JOINED
+from lmtool.tasks.configs.sequence import TEXT_TO_TEXT
+from lmtool.tasks.kinds.base import Prediction
+from lmtool.tasks.kinds.learner import TaskScorer
+from lmtool.tasks.kinds.sequence import WindowedKind
+from lmtool.tasks.kinds.text_learner import TextLearner
+from lmtool.tasks.kinds.text_pairs import TextPairs
+from lmtool.types import Batch
+
+# Tokens of a label that is written, at most, its end included, where labels are not known by name: numbers.
+_NUMBER = 16
+
+
+def sources(name: str, rows: Rows) -> list[str]:
+    """Rows as texts: the task's name, and its columns behind their names, sorted by these."""
+    joined = [column for column in rows.columns if JOINED in column]
+    if joined:
+        raise UserError(
+            f"task.text names {joined[0]}; written labels have each column by itself", "give task.head=text_to_text too"
+        )
+    columns = [[f"{column}: {text}" for text in rows.columns[column]] for column in sorted(rows.columns)]
+    return [" ".join([name, *cells]) for cells in zip(*columns, strict=True)]
+
+
+class WrittenKind(WindowedKind):
+    """The base of kinds whose labels can be written."""
+
+    def texts(self, rows: Rows) -> list[Sequence[str]]:
+        if self.config.head != TEXT_TO_TEXT:
+            return super().texts(rows)
+        return [sources(self.config.name, rows), [] if rows.labels is None else self.written(np.asarray(rows.labels))]
+
+    @abstractmethod
+    def label_words(self) -> Sequence[str]:
+        """All that may be written, where that is known; () for values."""
+
+    @abstractmethod
+    def written(self, labels: np.ndarray) -> list[str]:
+        """(N,) labels as texts."""
+
+    @abstractmethod
+    def parsed(self, text: str) -> Prediction | None:
+        """What a text stands for; None for no label."""
+
+    @property
+    @abstractmethod
+    def wrong(self) -> Prediction:
+        """What is predicted by a text that is no label."""
+
+
+class TextToTextLearner(TextLearner):
+    """Learns the label of a row as a text. Predicts what greedy generation writes."""
+
+    kind: WrittenKind
+
+    @cached_property
+    def writing(self) -> Seq2SeqConfig:
+        tokens = [len(self.tokenizer.encode(word)) for word in self.kind.label_words()]
+        longest = max(tokens, default=_NUMBER) + 1
+        return Seq2SeqConfig(
+            name=self.term,
+            target_tokens=longest + 2,
+            label_smoothing=self.config.loss.label_smoothing if hasattr(self.config, "loss") else 0.0,
+            generation=GenerationConfig.model_validate({"max_new_tokens": longest + 1}),
+        )
+
+    def pairs(self, rows: Rows) -> Rows:
+        """Sources, with the label of each as its one target."""
+        labels = None if rows.labels is None else [(word,) for word in self.kind.written(np.asarray(rows.labels))]
+        return replace(rows, columns={"source": sources(self.term, rows)}, labels=labels)
+
+    def examples(self, data: SplitData, max_length: int) -> TextPairs:
+        pairs = self.pairs(self.rows(data))
+        return TextPairs(self.writing, pairs, self.tokenizer, self.backbone.config, max_length, data.split)
+
+    def outputs(self, batch: Batch, step: int) -> Tensor:
+        """(M, H) hidden states at the places that predict; (0, H) where nothing is known to be right."""
+        if self.term in batch.targets:
+            return super().outputs(batch, step)
+        return torch.zeros(0, self.backbone.hidden_size, device=batch.inputs.tokens.device)
+
+    def parts(self, outputs: Tensor, batch: Batch) -> list[Prediction]:
+        """What is written for each document."""
+        writer, prompts = self.writer(), self._prompts(batch.host)
+        written = writer.write(prompts, self.writing.generation, self.seed)
+        texts = [writer.text(prompt, ids).strip() for prompt, ids in zip(prompts, written, strict=True)]
+        return [(self.kind.parsed(text) or self.kind.wrong)._replace(text=text) for text in texts]
+
+    def _prompts(self, batch: Batch) -> list[list[int]]:
+        """What the model reads of each document before it writes."""
+        packed = batch.inputs
+        lengths = torch.tensor(packed.lengths)
+        if batch.outputs is None and self.term in batch.targets:
+            at_M = places_of(batch, self.term)
+            # The first token of a target is predicted at the last one of its source.
+            first_N = torch.full((len(lengths),), len(packed.tokens)).scatter_reduce(
+                0, packed.documents[at_M], at_M, "amin"
+            )
+            lengths = first_N - torch.tensor(packed.starts) + 1
+        ends = zip(packed.starts, lengths.tolist(), strict=True)
+        return [packed.tokens[start : start + length].tolist() for start, length in ends]
+
+    def scorer(self, data: SplitData, examples: Any, predictors: Mapping[str, Predictor]) -> WrittenScorer:
+        parts = len(examples.plan(0))
+        return WrittenScorer(self, self.rows(data), data.split, parts, predictors.get(self.term))
+
+
+class WrittenScorer(TaskScorer):
+    """Counts the texts that are no label."""
+
+    learner: TextToTextLearner
+
+    def _warnings(self, predictions: Sequence[Prediction]) -> tuple[str, ...]:
+        warnings = super()._warnings(predictions)
+        texts = [prediction.text or "" for prediction in predictions]
+        others = [text for text in texts if self.learner.kind.parsed(text) is None]
+        if not others:
+            return warnings
+        counted = f"{len(others):,} of {len(texts):,} texts written are no label and count as wrong"
+        return (f"{counted}, such as {others[0][:40]!r}", *warnings)

@@ -1,0 +1,141 @@
+"""Labels written as texts: what is read, what is learned, and what becomes of texts that are no label."""
+
+from __future__ import annotations
+
+import types
+
+import numpy as np
+import pytest
+import torch
+from task_fixtures import SIZES, TEXTS, evaluation, examples_of, glue, table, task_config
+
+from lmtool.config.tables import build
+from lmtool.data.loader import PackedLoader
+from lmtool.errors import UserError
+from lmtool.models.configs import BertConfig, GptConfig
+from lmtool.models.encoder_decoder_configs import BartConfig, T5Config
+from lmtool.tasks.kinds.text_to_text import sources
+from lmtool.tasks.loading import load_task
+from lmtool.tokenizers.configs import ByteBpeConfig
+
+STILL = {**SIZES, "dropout": 0.0}
+FAMILIES = {
+    "t5": (T5Config(**STILL, head_size=8), "gpt2"),
+    "bart": (BartConfig(**STILL, activation_dropout=0.0), "roberta"),
+    "gpt": (GptConfig(**STILL), "gpt2"),
+}
+
+
+def data_of(name, folder, **overrides):
+    overrides = {"head": "text_to_text", **overrides}
+    return load_task(task_config(name, path=glue(name, folder / name), **overrides), 0, folder, True)
+
+
+def learner_of(data, family="t5"):
+    config, special_tokens = FAMILIES[family]
+    tokenizer = build(ByteBpeConfig(minimum_count=1, special_tokens=special_tokens), TEXTS * 3, 290)
+    return data.config.learner(build(config, 0), tokenizer, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "starts"),
+    [
+        ("sst2", "sst2 sentence: a fine"),
+        ("mnli", "mnli hypothesis: a fine and warm film 0 no premise: a fine"),
+        ("wic", "wic sentence1: a fine and warm film 0 sentence2: a fine and warm film 0 word: a fine"),
+    ],
+)
+def test_rows_are_read_as_published(name, starts, tmp_path):
+    data = data_of(name, tmp_path)
+    texts, labels = build(data.config).texts(data.train)
+    assert texts == sources(name, data.train) and texts[0].startswith(starts)
+    assert set(labels) == set(data.config.labels)
+
+
+def test_columns_joined_before_their_head_was_known_are_refused(tmp_path):
+    data = data_of("wic", tmp_path, head=None)
+    with pytest.raises(UserError, match=r"names word\+sentence1"):
+        sources("wic", data.train)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_labels_are_learned_and_written(family, tmp_path):
+    rows = [("a fine film", "good"), ("a dull mess", "bad"), ("warm", "good"), ("cold", "bad")]
+    for split in ("train", "dev"):
+        table(tmp_path / f"{split}.tsv", ["text", "label"], rows)
+    config = task_config("classification", path=tmp_path, head="text_to_text")
+    data = load_task(config, 0, tmp_path, True)
+    learner, rows = learner_of(data, family), data.train
+    examples = examples_of(learner, rows, 64)
+    batch = next(iter(PackedLoader(examples, 0, len(rows), None, shuffle=False).epoch_batches()))
+    optimizer = torch.optim.Adam(learner.parameters(), 1e-2)
+    for _ in range(160 if family == "gpt" else 70):
+        optimizer.zero_grad()
+        (learner.train()(batch, 1).sums["classification"] / learner.counts(batch)["classification"]).backward()
+        optimizer.step()
+    scored = evaluation(learner.eval(), rows, max_length=64)
+    assert scored.metrics()["accuracy"] == 1.0 and scored.warnings == ()
+    assert [record["written"] for record in scored.records()] == [record["gold"] for record in scored.records()]
+    # What is read is the same whether the labels are there or not.
+    unlabelled = build(data.config).rows({"text": rows.columns["text"]}, rows.origin, False)
+    answers = [record["prediction"] for record in evaluation(learner, unlabelled, max_length=64).records()]
+    assert answers == [record["prediction"] for record in scored.records()]
+
+
+def writes(learner, rows, texts, monkeypatch):
+    """The learner writes these texts for the rows, whatever it knows."""
+    given = dict(zip(sources(learner.term, rows), texts, strict=True))
+
+    def text(prompt, _):
+        return given[learner.tokenizer.decode(prompt)]
+
+    writer = types.SimpleNamespace(write=lambda prompts, *_: prompts, text=text)
+    monkeypatch.setattr(learner, "writer", lambda: writer)
+    return evaluation(learner.eval(), rows, max_length=128)
+
+
+def test_texts_that_are_no_label_are_wrong_and_counted(tmp_path, monkeypatch):
+    data = data_of("sst2", tmp_path)  # gold: positive, negative, positive, ...
+    texts = [" positive", "negative", "Positive", "negative positive", "positive", ""]
+    scored = writes(learner_of(data), data.validation["dev"], texts, monkeypatch)
+    assert scored.metrics()["accuracy"] == 3 / 6
+    assert scored.warnings == ("3 of 6 texts written are no label and count as wrong, such as 'Positive'",)
+    records = list(scored.records())
+    assert [record["prediction"] for record in records][2:4] == ["(no label)", "(no label)"]
+    assert records[3]["written"] == "negative positive"
+    assert scored.details["labels"] == ["negative", "positive", "(no label)"]
+    assert scored.details["confusion"] == [[1, 0, 2], [0, 2, 1], [0, 0, 0]]
+    assert "calibration_error" not in scored.details
+
+
+def test_values_are_written_in_steps_of_a_fifth(tmp_path, monkeypatch):
+    data = data_of("stsb", tmp_path)
+    kind = build(data.config)
+    assert kind.written(np.array([5.0, 0.25, 3.8, 3.72, -0.05])) == ["5.0", "0.2", "3.8", "3.8", "0.0"]
+    texts = ["5.0", "0.4", "nan", "3.8", "x", "-1"]
+    scored = writes(learner_of(data), data.validation["dev"], texts, monkeypatch)
+    assert [record["prediction"] for record in scored.records()] == [5.0, 0.4, 0.0, 3.8, 0.0, -1.0]
+    assert "2 of 6 texts written are no label" in scored.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "fields", "key"),
+    [
+        ("sst2", BertConfig(), {}, "task.head"),
+        ("multi_label", GptConfig(), {}, "task.head"),
+        ("sst2", GptConfig(), {"windows": "mean"}, "task.windows"),
+        ("stsb", T5Config(), {"dropout": 0.1}, "task.dropout"),
+        ("sst2", T5Config(), {"loss__focal_gamma": 2.0}, "task.loss.focal_gamma"),
+    ],
+)
+def test_what_does_not_go_with_it_is_named(name, model, fields, key):
+    assert task_config(name, head="text_to_text", **fields).misfit(model).key == key
+    assert task_config(name, head="text_to_text").misfit(T5Config()) is None or name == "multi_label"
+
+
+def test_a_checkpoint_that_writes_is_learned_further_so():
+    form = {"head": "text_to_text", "pooling": "auto", "head_layers": None}
+    model = T5Config()
+    assert task_config("sst2").takes_head(form, model) and task_config("sst2").with_head(form).head == "text_to_text"
+    assert not task_config("sst2", head="paper").takes_head(form, model)
+    assert not task_config("sst2", head="text_to_text").takes_head({**form, "head": "paper"}, model)
