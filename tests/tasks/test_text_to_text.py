@@ -82,6 +82,13 @@ def test_labels_are_learned_and_written(family, tmp_path):
     assert answers == [record["prediction"] for record in scored.records()]
 
 
+def test_cut_rows_are_no_fault(tmp_path):
+    data = data_of("sst2", tmp_path)
+    learner = learner_of(data)
+    tally = learner.inspector(examples_of(learner, data.train, 12), 12).measured(500)
+    assert tally.statistics["truncated fraction"].measured == 1.0 and not tally.broken()
+
+
 def writes(learner, rows, texts, monkeypatch):
     """The learner writes these texts for the rows, whatever it knows."""
     given = dict(zip(sources(learner.term, rows), texts, strict=True))

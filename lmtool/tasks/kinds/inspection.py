@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lmtool.learners.inspection import Drawn, Inspector
+from lmtool.learners.tally import Tally
 
 
 class TaskInspector(Inspector):
@@ -43,6 +44,11 @@ class ChoiceInspector(TaskInspector):
 
 class TextPairInspector(TaskInspector):
     """Of sources and targets: labels are tokens."""
+
+    def check_plan(self, tally: Tally) -> None:
+        """What is cut. A source may be shorter then than max_length: its target has room too."""
+        facts = self.examples.facts()
+        tally.note("truncated fraction", facts["truncated"], facts["examples"])
 
     def label(self, value: Any, of_place: bool) -> Any:
         return Inspector.label(self, value, of_place)
