@@ -257,7 +257,7 @@ def _sweep(verb: str, arguments: Arguments) -> int:
     plugins.load(arguments.plugins)
     primary = VERBS[verb].primary
     assert primary is not None
-    request = jobs.Request(
+    request = jobs.SweepRequest(
         verb=verb,
         primary=primary,
         overrides=arguments.rest,

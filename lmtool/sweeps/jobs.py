@@ -46,7 +46,7 @@ _QUIET = ["hydra/job_logging=none", "hydra/hydra_logging=none", "hydra.output_su
 
 
 @dataclass(frozen=True)
-class Request:
+class SweepRequest:
     """A sweep as typed. read, decode and run are functions of modules, for launchers that pickle them.
 
     read(overrides, offers) -> what was typed; decode(data, problems, running) -> configuration;
@@ -64,7 +64,7 @@ class Request:
     show: Callable[[Sequence[dict[str, Any]]], None]
 
 
-def run(request: Request, *, print_config: bool = False, root: Path = Path("runs")) -> int:
+def run(request: SweepRequest, *, print_config: bool = False, root: Path = Path("runs")) -> int:
     """Run a sweep, print its table, and return the exit status of its worst job.
 
     Every job is decoded before the first starts, where the jobs are known beforehand: a mistake in any leaves nothing
@@ -110,7 +110,7 @@ def _severity(status: int) -> int:
     return _SEVERITY.index(status) if status in _SEVERITY else len(_SEVERITY)
 
 
-def _decoded_jobs(request: Request, typed: overrides.Typed, running: bool) -> Iterator[Any]:
+def _decoded_jobs(request: SweepRequest, typed: overrides.Typed, running: bool) -> Iterator[Any]:
     """The configuration of each job. Raises ConfigError with the mistakes of all jobs, each told once."""
     problems: dict[str, Problem] = {problem.message: problem for problem in typed.problems}
     configs = []
@@ -145,7 +145,7 @@ def jobs_of(typed: overrides.Typed) -> Iterator[overrides.Typed]:
         yield replace(typed, choices=chosen, values=values)
 
 
-def _folder(request: Request, typed: overrides.Typed, root: Path) -> Path:
+def _folder(request: SweepRequest, typed: overrides.Typed, root: Path) -> Path:
     """The sweep's folder, made: runs/NAME for a typed name, else the verb and the next free number."""
     named = [text.partition("=")[2] for text in typed.values if text.startswith("++name=")]
     try:
@@ -165,7 +165,7 @@ def _folder(request: Request, typed: overrides.Typed, root: Path) -> Path:
     raise AssertionError("itertools.count ends never")
 
 
-def _launch(request: Request, typed: overrides.Typed, folder: Path, chosen: dict[str, str]) -> None:
+def _launch(request: SweepRequest, typed: overrides.Typed, folder: Path, chosen: dict[str, str]) -> None:
     settings = [*_QUIET, f"hydra.sweep.dir='{folder}'", "hydra.sweep.subdir=${hydra.job.num}"]
     settings = [setting for setting in settings if setting.partition("=")[0] not in chosen]
     words = [*typed.all, *settings, *compose.search_path(request.config_dirs)]
