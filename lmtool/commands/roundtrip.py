@@ -64,8 +64,8 @@ def compare_texts(
 def _examples(original: TaskLearner, texts: Sequence[tuple[str, ...]], longest: int) -> Examples:
     """Rows of texts as the task makes examples of them."""
     known = len(original.reads) == len(texts[0])
-    names = original.reads if known else ("first", "second")
-    rows = Rows.of_texts(**{name: [row[side] for row in texts] for side, name in zip((0, 1), names, strict=False)})
+    names = original.reads if known else ("first", "second")[: len(texts[0])]
+    rows = Rows.of_texts(**{name: [row[side] for row in texts] for side, name in enumerate(names)})
     rows = original.read_rows(rows.columns, rows.origin) if known else rows
     return original.examples(SplitData("sample", rows={original.config.name: rows}), longest)
 

@@ -6,6 +6,7 @@ Checkpoints are of lmtool, and published classifiers that transformers made here
 from __future__ import annotations
 
 import json
+import re
 import random
 from pathlib import Path
 from typing import Any
@@ -225,7 +226,7 @@ def test_classes_are_matched_by_name(place: Path, capsys: pytest.CaptureFixture[
         capsys.readouterr()
         scored("checkpoint=published", *words)
         out = capsys.readouterr().out
-        assert f"accuracy  {accuracy:.4f}" in out
+        assert re.search(rf"^accuracy +{accuracy:.4f} ", out, re.MULTILINE)
         assert "ENTAILMENT = entailment" in out and "by number" not in out
     for words in (
         ["task.path=numbered"],
@@ -246,7 +247,8 @@ def test_unnamed_classes_are_matched_by_number(place: Path, capsys: pytest.Captu
     write_three(place / "named", ["b", "c", "a"])
     scored("checkpoint=published", "task=custom", "task.kind=classification", "task.path=named", "output=said.jsonl")
     out = capsys.readouterr().out
-    assert f"accuracy  {agreement('published', 'named', {'a': 0, 'b': 1, 'c': 2}):.4f}" in out
+    accuracy = agreement("published", "named", {"a": 0, "b": 1, "c": 2})
+    assert re.search(rf"^accuracy +{accuracy:.4f} ", out, re.MULTILINE)
     assert "LABEL_0 = a, LABEL_1 = b, LABEL_2 = c (by number: the checkpoint does not name its classes)" in out
     assert {json.loads(line)["prediction"] for line in Path("said.jsonl").read_text().splitlines()} <= {"a", "b", "c"}
 
@@ -304,15 +306,8 @@ def test_heads_as_in_the_paper_and_as_in_transformers(
     assert "transformers has no text classifier of model=transformer" in capsys.readouterr().err
 
 
-def test_what_is_no_single_label_classifier_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    make_classifier("bert", place / "several", 3, problem_type="multi_label_classification")
-    for verb in ("predict", "export", "import"):
-        words = ["text=a"] if verb == "predict" else ["output=out"]
-        run(verb, "checkpoint=several", *words, status=2)
-        error = capsys.readouterr().err
-        assert "its config.json says problem_type=multi_label_classification with labels: 3" in error
-    assert not Path("out").exists()
-    finetune("run", "checkpoint=several", "max_steps=1")
+def test_what_is_no_classifier_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_classifier("bert", place / "several", 3)
     # A choice is scored by a head of the same names; a file of 2019 names no class.
     path = place / "several/config.json"
     config = json.loads(path.read_text()) | {"problem_type": None, "architectures": ["BertForMultipleChoice"]}
