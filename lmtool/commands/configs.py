@@ -242,6 +242,20 @@ class EvaluateConfig(UseConfig):
         description="Tokens between the windows of a causal language model: each token is predicted once, from "
         "max_length - stride tokens before it at least. Null: windows as in training, one behind the other.",
     )
+    shots: int | None = Field(
+        None,
+        ge=0,
+        description="Demonstrations in front of each row of a task, on which a language model is scored by prompts, "
+        "without training (Brown et al. 2020). Null: a finetuned checkpoint is scored.",
+    )
+    prompt_seeds: int = Field(
+        3, ge=1, description="Draws of demonstrations, each with an order of its own; their scores' mean and spread."
+    )
+    normalisation: Literal["none", "length", "calibrated"] = Field(
+        "length",
+        description="Of an answer's log-probability. none: the sum over its tokens. length: their mean. calibrated: "
+        "against its probability where the input says nothing (N/A, [MASK], empty; Zhao et al. 2021).",
+    )
 
 
 class AskConfig(UseConfig):

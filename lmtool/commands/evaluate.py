@@ -12,6 +12,7 @@ from lmtool.commands.evaluate_text import evaluate_text, require_absent
 from lmtool.commands.held_out import HeldOutSplits
 from lmtool.commands.labelled import data_to_score
 from lmtool.commands.predictions import check_output, write_output
+from lmtool.commands.prompted import evaluate_prompted
 from lmtool.commands.trained import Trained, load_trained, read_trained
 from lmtool.errors import UserError
 from lmtool.learners.evaluation import SplitEvaluations
@@ -25,6 +26,8 @@ def run(config: EvaluateConfig, overrides: list[str]) -> dict[str, Any]:
     """Score, print, and write predictions and a report where these are named. Returns the metrics."""
     check_output(config.output)
     trained, output = load_trained(config), Output()
+    if config.shots is not None:
+        return evaluate_prompted(config, trained, output)
     if isinstance(trained.config, PretrainConfig):
         return evaluate_text(config, trained, trained.config, output)
     require_absent(config, ("stride", "max_length"), f"{config.checkpoint} was trained for a task")

@@ -23,8 +23,14 @@ from lmtool.tasks.members import read_tasks, rows_of
 
 def evaluate_text(config: EvaluateConfig, trained: Trained, before: PretrainConfig, output: Output) -> dict[str, Any]:
     """Score, print, and write predictions where a file is named. Returns the metrics."""
+    if config.task is not None:
+        raise UserError(
+            f"checkpoint={config.checkpoint} has no head for task={config.task.name}",
+            f"prompt it: shots=4; or teach it: lmtool finetune task={config.task.name} checkpoint={config.checkpoint}",
+        )
     require_absent(config, ("against", "report"), f"{config.checkpoint} was trained on text", "evaluate each by itself")
-    learner, max_length = trained.learner(), length_of_windows(config, before)
+    require_length(config, before)
+    learner, max_length = trained.learner(), config.max_length or before.max_length
     if config.stride is not None and not learner.slides:
         raise UserError(
             f"stride={config.stride} is of causal language models; {config.checkpoint} learned {learner.config.name}",
@@ -54,15 +60,14 @@ def require_absent(config: EvaluateConfig, keys: Sequence[str], because: str, hi
             )
 
 
-def length_of_windows(config: EvaluateConfig, before: PretrainConfig) -> int:
-    """Tokens that the model reads at a time: as in training where nothing is typed. UserError where it has no room."""
+def require_length(config: EvaluateConfig, before: PretrainConfig) -> None:
+    """UserError where the model has no room for max_length."""
     positions = before.model.max_positions
     if config.max_length is not None and config.max_length > positions:
         raise UserError(
             f"max_length={config.max_length} is more than the {positions} positions of checkpoint={config.checkpoint}",
             f"give max_length={positions} at most",
         )
-    return config.max_length or before.max_length
 
 
 def _policy(config: EvaluateConfig, max_length: int) -> str:

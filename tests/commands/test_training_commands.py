@@ -7,6 +7,7 @@ import errno
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
@@ -270,3 +271,40 @@ def test_secrets_in_the_environment_reach_no_file_and_no_screen(
 def test_tiny_overrides_are_all_real_keys() -> None:
     """The fixtures' own words: a renamed key must not turn these tests into tests of an error."""
     assert cli.main(["pretrain", "model=bert_tiny", *TINY, "--cfg", "job"]) == 0
+
+
+def test_a_language_model_does_a_task_from_prompts(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, masked = pretrain("run", model="gpt_tiny"), pretrain("masked", "max_steps=2")
+    task = ["task=sst2", "task.path=rows", "precision=fp32"]
+    capsys.readouterr()
+    before = {path: path.read_bytes() for path in run.rglob("*.safetensors")}
+    ask = ["evaluate", f"checkpoint={run}", *task, "shots=2", "prompt_seeds=2", "max_length=200", "output=told.jsonl"]
+    assert cli.main(ask) == 0
+    printed = capsys.readouterr().out
+    assert "2 shots · n = " in printed and "2 draws" in printed and "majority" in printed
+    told = [json.loads(line) for line in Path("told.jsonl").read_text().splitlines()]
+    assert {row["draw"] for row in told} == {0, 1} and all(
+        row["prediction"] in ("negative", "positive") for row in told
+    )
+    accuracy = [np.mean([row["prediction"] == row["gold"] for row in told if row["draw"] == draw]) for draw in (0, 1)]
+    assert f"{np.mean(accuracy):.4f}" in printed and f"{np.std(accuracy, ddof=1):.4f}" in printed
+    assert before and before == {path: path.read_bytes() for path in run.rglob("*.safetensors")}
+    assert cli.main([*ask[:-1], "output=again.jsonl"]) == 0
+    assert Path("again.jsonl").read_bytes() == Path("told.jsonl").read_bytes()
+    capsys.readouterr()
+    refused = {
+        "has no head for task=sst2": [f"checkpoint={run}", *task],
+        "no task is named": [f"checkpoint={run}", "shots=1"],
+        "fills masks": [f"checkpoint={masked}", *task, "shots=1"],
+        "stride=8 does not apply": [f"checkpoint={run}", *task, "shots=1", "stride=8"],
+        "without a demonstration": [f"checkpoint={run}", *task, "shots=1", "max_length=8"],
+    }
+    for message, words in refused.items():
+        assert cli.main(["evaluate", *words]) == 2
+        assert message in capsys.readouterr().err
+    sums = iter("ab")
+    monkeypatch.setattr("lmtool.commands.prompted._checksum", lambda module: next(sums))
+    assert cli.main(ask) == 1
+    assert "prompting changed the model's parameters" in capsys.readouterr().err

@@ -7,11 +7,12 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from lmtool.config.tables import component
+from lmtool.tasks.configs.prompt import ANSWER, PromptedConfig
 from lmtool.tasks.configs.sequence import SequenceConfig
 
 
 @component("task", "multiple_choice", builder="lmtool.tasks.kinds.multiple_choice:MultipleChoice")
-class MultipleChoiceConfig(SequenceConfig):
+class MultipleChoiceConfig(PromptedConfig, SequenceConfig):
     """The best of several choices of a row."""
 
     kind: Literal["multiple_choice"] = Field("multiple_choice", description="The best of several choices of a row.")
@@ -39,10 +40,17 @@ class MultipleChoiceConfig(SequenceConfig):
     )
     metric: Literal["accuracy"] = Field("accuracy", description="The score that chooses the best checkpoint.")
 
+    @property
+    def default_template(self) -> str:
+        """The columns before the choices with spaces between them, and the choice."""
+        return "".join(f"{{{name}}} " for name in self.text[: -self.choices]) + f"{{{ANSWER}}}"
+
     @model_validator(mode="after")
     def _text_before_choices(self) -> MultipleChoiceConfig:
         before = len(self.text) - self.choices - self.continued
         if before < 1:
             needed = "a text before the choices" + (", and the beginning of each" if self.continued else "")
             raise ValueError(f"text={list(self.text)} names {self.choices} choices; there must be {needed}")
+        if self.prompt.words:
+            raise ValueError("prompt.words are for classes; here each choice is an answer")
         return self

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from lmtool.config.base import Config
 from lmtool.config.tables import component
 from lmtool.generation.configs import GenerationConfig
-from lmtool.tasks.configs.base import TaskConfig
+from lmtool.tasks.configs.prompt import PromptedConfig
 
 TextMetric = Literal["bleu", "chrf", "rouge1", "rouge2", "rougeL", "exact_match"]
 
@@ -28,7 +28,7 @@ class ScheduledSamplingConfig(Config):
 
 
 @component("task", "seq2seq", builder="lmtool.tasks.kinds.seq2seq:Seq2Seq")
-class Seq2SeqConfig(TaskConfig):
+class Seq2SeqConfig(PromptedConfig):
     """A text from a text: translation, summaries, answers, code."""
 
     architectures: ClassVar[tuple[str, ...]] = ("decoder", "encoder_decoder")
@@ -75,4 +75,6 @@ class Seq2SeqConfig(TaskConfig):
             raise ValueError(f"metric={self.metric} is not in metrics={list(self.metrics)}")
         if self.generation.max_new_tokens < 2:
             raise ValueError("generation.max_new_tokens=1 leaves no room for a text and its end")
+        if self.prompt.words:
+            raise ValueError("prompt.words are for classes; here the answer is a text")
         return self

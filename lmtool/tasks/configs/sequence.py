@@ -11,6 +11,7 @@ from lmtool.config.base import Config
 from lmtool.config.tables import component
 from lmtool.errors import Problem
 from lmtool.tasks.configs.base import TaskConfig
+from lmtool.tasks.configs.prompt import PromptedConfig
 
 TEXT_TO_TEXT = "text_to_text"
 
@@ -159,7 +160,7 @@ class ClassLossConfig(Config):
 
 
 @component("task", "classification", builder="lmtool.tasks.kinds.classification:Classification")
-class ClassificationConfig(WindowedConfig):
+class ClassificationConfig(PromptedConfig, WindowedConfig):
     """One of several classes for a text or a pair of texts."""
 
     writes_labels: ClassVar[bool] = True

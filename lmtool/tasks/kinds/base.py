@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lmtool.data.split import Rows
+from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.metrics import METRICS, Metric
 from lmtool.models.base import Backbone
@@ -75,6 +76,29 @@ class TaskKind(ABC):
     @abstractmethod
     def learner(self, backbone: Backbone, tokenizer: Tokenizer, seed: int) -> BaseLearner:
         """What learns the task on a backbone."""
+
+    # Prompts.
+
+    def candidates(self, rows: Rows) -> list[tuple[str, ...]] | None:
+        """The answers among which a prompted language model chooses for each row, in the order of the classes; None
+        where it writes one. UserError where rows of this kind are not put into words."""
+        raise UserError(
+            f"task={self.config.name} is {self.config.kind}: its rows are not put into words",
+            f"lmtool finetune task={self.config.name} learns it",
+        )
+
+    def right_answers(self, rows: Rows) -> list[str]:
+        """Of labelled rows, as demonstrations show them."""
+        labels = np.asarray(rows.labels)
+        return [texts[label] for texts, label in zip(self.candidates(rows) or [], labels, strict=True)]
+
+    def worded(self, rows: Rows) -> Mapping[str, Sequence[str]]:
+        """The columns as prompts show them."""
+        return rows.columns
+
+    def predicted_rows(self, rows: Rows) -> Rows:
+        """The rows that have a prediction each."""
+        return rows
 
     # Predictions.
 

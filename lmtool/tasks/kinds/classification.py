@@ -73,6 +73,23 @@ class Classification(OneClassKind, WrittenKind):
             warnings = [*warnings, f"no training row has the label {', '.join(absent)}"]
         return {**facts, "labels": counts}, warnings
 
+    def candidates(self, rows: Rows) -> list[tuple[str, ...]]:
+        """The words of the classes, the same for every row."""
+        words = self.config.prompt.words
+        texts = tuple(words.get(label, label.replace("_", " ")) for label in self.classes)
+        unknown = [name for name in words if name not in self.classes]
+        if unknown:
+            raise UserError(
+                f"task.prompt.words names {unknown[0]!r}, which is no label of task={self.config.name}",
+                f"the labels are {', '.join(self.classes[:8])}",
+            )
+        if len(set(texts)) < len(texts):
+            raise UserError(
+                f"task={self.config.name}: two classes have the same word in {', '.join(texts)}",
+                "give each its own: task.prompt.words={CLASS: WORD, ...}",
+            )
+        return [texts] * len(rows)
+
     def learner(self, backbone: Backbone, tokenizer: Tokenizer, seed: int) -> TaskLearner:
         learner = TextToTextLearner if self.config.head == TEXT_TO_TEXT else ClassificationLearner
         return learner(self, backbone, tokenizer, seed)

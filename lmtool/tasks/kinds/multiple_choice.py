@@ -48,13 +48,22 @@ class MultipleChoice(OneClassKind, SequenceKind):
     def groups(self, rows: Rows) -> Sequence[Any]:
         return list(zip(*(rows.columns[name] for name in self.config.text[: -self.config.choices]), strict=True))
 
+    def worded(self, rows: Rows) -> dict[str, list[str]]:
+        """The columns, with the wordings of those before the choices."""
+        config = self.config
+        return {
+            name: [config.wordings.get(text, text) for text in rows.columns[name]]
+            for name in config.text[: -config.choices]
+        } | {name: rows.columns[name] for name in self.classes}  # fmt: skip
+
+    def candidates(self, rows: Rows) -> list[tuple[str, ...]]:
+        """The choices of each row."""
+        return list(zip(*(rows.columns[name] for name in self.classes), strict=True))
+
     def pairs(self, rows: Rows) -> Rows:
         """A row for each choice, those of a row together: what stands before it, and the choice."""
-        config = self.config
+        config, columns = self.config, self.worded(rows)
         before = config.text[: -config.choices]
-        columns = {
-            name: [config.wordings.get(text, text) for text in rows.columns[name]] for name in before
-        } | {name: rows.columns[name] for name in self.classes}  # fmt: skip
         first, begun = (before[:-1], before[-1:]) if config.continued else (before, ())
         firsts, seconds = [], []
         for number in range(len(rows)):

@@ -81,6 +81,17 @@ class Seq2Seq(TaskKind):
         targets = [target for targets in rows.labels or () for target in targets]
         return [[self.config.prefix, *sources], targets]
 
+    def candidates(self, rows: Rows) -> None:
+        """None: the answer is written."""
+
+    def right_answers(self, rows: Rows) -> list[str]:
+        """The first target of each row."""
+        return [targets[0] for targets in rows.labels or ()]
+
+    def predicted_rows(self, rows: Rows) -> Rows:
+        """One a source."""
+        return by_source(rows)
+
     def learner(self, backbone: Backbone, tokenizer: Tokenizer, seed: int) -> Seq2SeqLearner:
         return Seq2SeqLearner(self, backbone, tokenizer, seed)
 

@@ -1,0 +1,178 @@
+"""A task from a prompt alone, without training (Brown et al. 2020): the answers are scored as texts behind the prompt,
+or written.
+
+Shape letters: C candidates of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from lmtool.config.nearest import nearest
+from lmtool.data.split import Rows
+from lmtool.errors import UserError
+from lmtool.generation.scoring import CandidateScorer
+from lmtool.learners.writing import Writer
+from lmtool.tasks.configs.prompt import ANSWER, places
+from lmtool.tasks.kinds.base import Prediction, TaskKind
+from lmtool.tasks.prompting.prompts import Prompts, Question, values_of
+from lmtool.tasks.prompting.template import Template
+from lmtool.training.precision import FP32_CPU, Precision
+
+Normalisation = Literal["none", "length", "calibrated"]
+# Inputs that say nothing (Zhao et al. 2021, section 5).
+_CONTENT_FREE = ("N/A", "[MASK]", "")
+
+
+@dataclass(frozen=True)
+class PromptedEvaluation:
+    """One draw of demonstrations on one split. rows: those that have a prediction each. kept: how many demonstrations
+    each was asked behind, of `shots`. prompt: of the first row, as text."""
+
+    rows: Rows
+    predictions: Sequence[Prediction]
+    scores: dict[str, float]
+    kept: np.ndarray
+    shots: int
+    prompt: str
+
+
+class FewShot:
+    """longest: tokens that the model reads at a time. normalisation: of a candidate's log-probability. none: the sum
+    over its tokens. length: their mean. calibrated: against the probability that it has behind the same prompt with
+    inputs that say nothing (contextual calibration, Zhao et al. 2021)."""
+
+    def __init__(
+        self,
+        kind: TaskKind,
+        writer: Writer,
+        longest: int,
+        normalisation: Normalisation = "length",
+        batch_tokens: int = 8192,
+        precision: Precision = FP32_CPU,
+    ):
+        self.kind, self.writer, self.normalisation = kind, writer, normalisation
+        self.longest = min(longest, writer.backbone.longest_text)
+        self.batch_tokens, self.precision = batch_tokens, precision
+        self.template = Template(_checked(kind))
+        self.scorer = CandidateScorer(
+            writer.backbone, writer.head, writer.space.start, writer.prefix, batch_tokens
+        )  # fmt: skip
+
+    def evaluate(self, shown: Rows, rows: Rows, seed: int = 0) -> PromptedEvaluation:
+        """Predict labelled rows behind demonstrations. seed: of texts that are drawn where the task draws them."""
+        rows = self.kind.predicted_rows(rows)
+        prompts = Prompts(self.kind, self.template, self.writer, shown, self.longest)
+        candidates = self.kind.candidates(rows)
+        with self.precision.autocast():
+            if candidates is None:
+                predictions, kept = self._written(prompts, rows, seed)
+            else:
+                predictions, kept = self._chosen(prompts, rows, candidates)
+        scores = self.kind.metrics(rows, predictions)
+        text = prompts.text(values_of(self.kind, rows)[0])
+        return PromptedEvaluation(rows, predictions, scores, np.array(kept), prompts.shots, text)
+
+    def _written(self, prompts: Prompts, rows: Rows, seed: int) -> tuple[list[Prediction], list[int]]:
+        """Texts generated up to the end of the line, or to what follows the answer."""
+        settings, values = self.kind.config.generation, values_of(self.kind, rows)
+        questions = [
+            prompts.question(own, settings.max_new_tokens, where)
+            for own, where in zip(values, rows.origin, strict=True)
+        ]
+        tokens = [question.tokens for question in questions]
+        new = self.writer.write(tokens, settings, seed, self.batch_tokens)
+        texts = [
+            self.writer.text(prompt, ids).lstrip(" ").split(self.template.stop(own))[0].strip()
+            for prompt, ids, own in zip(tokens, new, values, strict=True)
+        ]
+        predictions = [Prediction(text, float(len(ids))) for text, ids in zip(texts, new, strict=True)]
+        return predictions, [question.kept for question in questions]
+
+    def _chosen(
+        self, prompts: Prompts, rows: Rows, candidates: Sequence[Sequence[str]]
+    ) -> tuple[list[Prediction], list[int]]:
+        """The best candidate of each row, and its share of the softmax over their scores."""
+        values = values_of(self.kind, rows)
+        answers = [
+            [self._tokens(self.template.answer(text, own)) for text in texts]
+            for texts, own in zip(candidates, values, strict=True)
+        ]
+        questions = [
+            prompts.question(own, max(map(len, texts)) - 1, where)
+            for own, texts, where in zip(values, answers, rows.origin, strict=True)
+        ]
+        predictions: list[Prediction] = [Prediction(0, 0.0)] * len(rows)
+        for kept in sorted({question.kept for question in questions}):
+            group = [number for number, question in enumerate(questions) if question.kept == kept]
+            own = [answers[number] for number in group]
+            sums = self._scored([questions[number] for number in group], own)
+            prior = None
+            if self.normalisation == "calibrated":
+                prior = self._prior(prompts, kept, [candidates[number] for number in group])
+            for place, number in enumerate(group):
+                scores_C = sums[place]
+                if self.normalisation == "length":
+                    scores_C = scores_C / np.array([len(text) for text in own[place]])
+                elif prior is not None:
+                    scores_C = scores_C - np.log(prior[place])
+                shares_C = _softmax(scores_C)
+                best = int(scores_C.argmax())
+                predictions[number] = Prediction(best, float(shares_C[best]), shares_C)
+        return predictions, [question.kept for question in questions]
+
+    def _scored(self, questions: Sequence[Question], answers: Sequence[Sequence[tuple[int, ...]]]) -> list[np.ndarray]:
+        """Questions of the same demonstrations."""
+        return self.scorer.score(questions[0].shared, [question.own for question in questions], answers)
+
+    def _prior(self, prompts: Prompts, kept: int, candidates: Sequence[Sequence[str]]) -> list[np.ndarray]:
+        """(C,) of each row: the probability of its candidates among each other behind inputs that say nothing, the mean
+        over these."""
+        names, texts = self.kind.config.reads, list(dict.fromkeys(text for row in candidates for text in row))
+        place = {text: number for number, text in enumerate(texts)}
+        sums = []
+        for nothing in _CONTENT_FREE:
+            values = dict.fromkeys(names, nothing)
+            answers = [self._tokens(self.template.answer(text, values)) for text in texts]
+            question = prompts.with_kept(values, kept)
+            sums.append(self._scored([question], [answers])[0])
+        return [
+            np.mean([_softmax(row[[place[text] for text in own]]) for row in sums], axis=0) for own in candidates
+        ]  # fmt: skip
+
+    def _tokens(self, text: str) -> tuple[int, ...]:
+        tokens = tuple(self.writer.encode(text).tolist())
+        if not tokens:
+            raise UserError(
+                f"task={self.kind.config.name}: the answer {text!r} has no tokens in this vocabulary",
+                "give words for the classes: task.prompt.words={CLASS: WORD, ...}",
+            )
+        return tokens
+
+
+def _checked(kind: TaskKind) -> str:
+    """The template of a kind. UserError where rows of the kind are not put into words, and where it names a column that
+    is not read."""
+    template = getattr(kind.config, "template", None)
+    if template is None:
+        raise UserError(
+            f"task={kind.config.name} is {kind.config.kind}: its rows are not put into words",
+            f"lmtool finetune task={kind.config.name} learns it",
+        )
+    for name in places(template):
+        if name not in (*kind.config.reads, ANSWER):
+            close = nearest(name, kind.config.reads)
+            raise UserError(
+                f"task.prompt.template names {{{name}}}; task={kind.config.name} reads {', '.join(kind.config.reads)}",
+                f"did you mean {{{close}}}?" if close else "name those columns alone: task.prompt.template=",
+            )
+    return template
+
+
+def _softmax(scores_C: np.ndarray) -> np.ndarray:
+    shares_C = np.exp(scores_C - scores_C.max())
+    return shares_C / shares_C.sum()
