@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -16,10 +16,12 @@ Path = Annotated[str, Field(min_length=1)]
 @dataclass(frozen=True)
 class FormatFacts:
     """What a text format (data/formats.py) asks for. roles: the special tokens that stand around texts. segments:
-    whether it has the column that tells the two texts of a pair apart."""
+    whether it has the column that tells the two texts of a pair apart. new: special tokens by role that no vocabulary
+    has: a head brings their embeddings."""
 
     roles: tuple[str, ...]
     segments: bool = False
+    new: dict[str, str] = field(default_factory=dict)
 
 
 FORMATS = {
@@ -27,6 +29,7 @@ FORMATS = {
     "roberta": FormatFacts(("cls", "sep")),
     "bart": FormatFacts(("cls", "sep")),
     "gpt": FormatFacts(("eos",)),
+    "gpt1": FormatFacts((), new={"bos": "[START]", "sep": "[DELIM]", "cls": "[EXTRACT]"}),
     "plain": FormatFacts(()),
     "t5": FormatFacts(("eos",)),
 }

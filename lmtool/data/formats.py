@@ -2,9 +2,9 @@
 
 bert: [CLS] a [SEP], or [CLS] a [SEP] b [SEP], with the column "segment": 1 from the first token of b on
 (Devlin et al. 2019). roberta: <s> a </s>, or <s> a </s></s> b </s>, no columns (Liu et al. 2019). gpt: a <eos>, or
-a <eos> b <eos>, no columns; the last token is the one a head reads (Radford et al. 2018). t5: the same, with </s>
-(Raffel et al. 2020). bart: as roberta (Lewis et al. 2020). plain: a, or a b: what transformers' tokenizers of GPT and
-GPT-2 give.
+a <eos> b <eos>, no columns; the last token is the one a head reads. gpt1: [START] a [EXTRACT], or [START] a [DELIM] b
+[EXTRACT], tokens that finetuning adds (Radford et al. 2018, section 3.3). t5: as gpt, with </s> (Raffel et al. 2020).
+bart: as roberta (Lewis et al. 2020). plain: a, or a b: what transformers' tokenizers of GPT and GPT-2 give.
 """
 
 from __future__ import annotations
@@ -74,6 +74,19 @@ class GptFormat:
         return _join(first, [self._eos], second, [self._eos]), {}
 
 
+class Gpt1Format:
+    single_overhead, pair_overhead = 2, 3
+
+    def __init__(self, tokenizer: Tokenizer):
+        self._start, self._delimiter, self._extract = (tokenizer.role(name) for name in ("bos", "sep", "cls"))
+
+    def single(self, ids: np.ndarray) -> Formatted:
+        return _join([self._start], ids, [self._extract]), {}
+
+    def pair(self, first: np.ndarray, second: np.ndarray) -> Formatted:
+        return _join([self._start], first, [self._delimiter], second, [self._extract]), {}
+
+
 class PlainFormat:
     single_overhead, pair_overhead = 0, 0
 
@@ -91,6 +104,7 @@ _FORMATS: dict[str, Callable[[Tokenizer], TextFormat]] = {
     "bert": BertFormat,
     "roberta": RobertaFormat,
     "gpt": GptFormat,
+    "gpt1": Gpt1Format,
     "plain": PlainFormat,
     "t5": GptFormat,
     "bart": RobertaFormat,

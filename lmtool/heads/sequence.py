@@ -50,10 +50,20 @@ class Pooler(nn.Module):
 
 
 class SequenceHead(nn.Module):
-    """Dropout and a linear map: classes or values of a document. dense: behind a layer of its own with tanh."""
+    """Dropout and a linear map: classes or values of a document. dense: behind a layer of its own with tanh. tokens:
+    special tokens that it brings, whose embeddings it learns; `attach` enters them."""
 
-    def __init__(self, hidden_size: int, outputs: int, dropout: float = 0.0, bias: bool = True, dense: bool = False):
+    def __init__(
+        self,
+        hidden_size: int,
+        outputs: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        dense: bool = False,
+        tokens: int = 0,
+    ):
         super().__init__()
+        self.tokens = nn.Embedding(tokens, hidden_size) if tokens else None
         self.dense = nn.Linear(hidden_size, hidden_size) if dense else None
         self.dropout = Dropout(dropout)
         self.output = nn.Linear(hidden_size, outputs, bias)

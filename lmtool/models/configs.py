@@ -49,6 +49,8 @@ class ModelConfig(Config):
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder"]] = "encoder"
     text_format: ClassVar[str] = "bert"
     """How a text or a pair is laid out: a name in `lmtool.data.formats`."""
+    sequence_format: ClassVar[str | None] = None
+    """How a text that is classified is laid out, where it is another way."""
     summary: ClassVar[Literal["pooled_first", "first", "last", "mean"]] = "pooled_first"
     """Where a whole text is summed up, for classification."""
     transformers_form: ClassVar[dict[str, Any] | None] = None
@@ -88,13 +90,14 @@ class ModelConfig(Config):
     def sequence_form(
         self, head: str | None = None, pooling: str | None = None, head_layers: int | None = None
     ) -> SequenceForm:
-        """How a task reads a whole text. head: "transformers", or the paper's. pooling: "first", "mean", "max" or
-        "last"; "auto" or None: the family's. head_layers: 1 or 2; None: the family's.
+        """How a task reads a whole text. head: "transformers", "text_to_text" (as any text), or the paper's. pooling:
+        "first", "mean", "max" or "last"; "auto" or None: the family's. head_layers: 1 or 2; None: the family's.
 
         ValueError where transformers has no classifier of this family.
         """
         pooled = self.summary == "pooled_first"
-        form = SequenceForm(self.text_format, "first" if self.summary == "pooled_first" else self.summary, pooled)
+        layout = self.text_format if head == "text_to_text" else self.sequence_format or self.text_format
+        form = SequenceForm(layout, "first" if self.summary == "pooled_first" else self.summary, pooled)
         if head == "transformers":
             if self.transformers_form is None:
                 raise ValueError(f"transformers has no text classifier of model={self.name}")
@@ -213,6 +216,7 @@ class Gpt1Config(TransformerConfig):
 
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder"]] = "decoder"
     text_format: ClassVar[str] = "gpt"
+    sequence_format: ClassVar[str | None] = "gpt1"
     summary: ClassVar[Literal["pooled_first", "first", "last", "mean"]] = "last"
     transformers_form: ClassVar[dict[str, Any] | None] = {"text_format": "plain", "bias": False}
 

@@ -5,6 +5,7 @@ Between the two, virtual tokens are inserted. Shape letters: T tokens, H hidden 
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from lmtool.nn.dropout import Draws, Dropout
@@ -56,8 +57,9 @@ class StackInput(nn.Module):
 class Embeddings(StackInput):
     """Token vectors, and what a stack adds to them.
 
-    token: (V, E). segments: rows of the segment table, 0 for none. scale: of the token vectors. project: maps what
-    comes out to the stack's width, where the tables are narrower (ALBERT, ELECTRA); without it E is H.
+    token: (V, E). further: tables of tokens behind those of the vocabulary, which belong to heads. segments: rows of
+    the segment table, 0 for none. scale: of the token vectors. project: maps what comes out to the stack's width, where
+    the tables are narrower (ALBERT, ELECTRA); without it E is H.
     """
 
     def __init__(
@@ -74,12 +76,26 @@ class Embeddings(StackInput):
         segment = nn.Embedding(segments, hidden_size) if segments else None
         super().__init__(position, dropout, segment, norm)
         self.token = nn.Embedding(vocab_size, hidden_size)
+        self.further: tuple[nn.Embedding, ...] = ()  # in a tuple: their tensors are the heads'
         self.scale = scale
         self.project = project
 
+    def extend(self, table: nn.Embedding) -> int:
+        """Tokens with a table of their own, behind all there are. Returns the id of the first."""
+        first = self.token.num_embeddings + sum(other.num_embeddings for other in self.further)
+        self.further = (*self.further, table)
+        return first
+
     def tokens(self, ids_T: Tensor) -> Tensor:
         """(T,) ids to (T, H)."""
-        vectors_TH = self.token(ids_T)
+        first = self.token.num_embeddings
+        vectors_TH = self.token(ids_T if not self.further else ids_T.clamp(max=first - 1))
+        for table in self.further:
+            numbers_T = ids_T - first
+            inside_T = (numbers_T >= 0) & (numbers_T < table.num_embeddings)
+            own_TH = table(numbers_T.clamp(0, table.num_embeddings - 1))
+            vectors_TH = torch.where(inside_T[:, None], own_TH, vectors_TH)
+            first += table.num_embeddings
         return vectors_TH if self.scale == 1.0 else vectors_TH * self.scale
 
     def finish(self, vectors_TH: Tensor, packed: Packed, positions_T: Tensor, draws: Draws | None = None) -> Tensor:

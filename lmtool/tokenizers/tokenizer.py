@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -211,6 +211,15 @@ class Tokenizer:
             return self
         roles = {**self.roles, "pad": self.roles["eos"]}
         return Tokenizer(self._backend, roles, self._origin, self.parse_special_tokens, self._unflagged)
+
+    def with_tokens(self, words: Mapping[str, str], first: int) -> Tokenizer:
+        """A copy with special tokens that no text has and no file names, by role, of the ids from `first` on."""
+        numbers = {role: first + number for number, role in enumerate(words)}
+        copy = Tokenizer(
+            self._backend, {**self.roles, **numbers}, self._origin, self.parse_special_tokens, self._unflagged
+        )
+        copy._words = [*self._words, *[None] * (first - len(self._words)), *words.values()]
+        return copy
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """Text of ids; WordPiece loses white space, accents and case on the way."""

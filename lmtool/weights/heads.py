@@ -50,6 +50,9 @@ class CheckpointModel(ModelWithHeads):
         self.over_words = published.name == WORDS
         complete = given in self.heads and (self.of_tokens or not self.form.pooled or "pooler" in self.heads)
         self.task = given if complete else None
+        # The tokens that the head of the task brings have ids from here on; none where it brings none.
+        own = getattr(self.heads[given], "tokens", None) if complete else None
+        self.first_token = None if own is None else backbone.embed.extend(own)
         pairs = [name for name in PAIR_HEADS if name in self.heads and "pooler" in self.heads]
         self.pair = pairs[0] if pairs else None
 
@@ -103,10 +106,12 @@ def _head(backbone: Backbone, name: str, own: Mapping[str, Tensor]) -> nn.Module
         return ReplacedTokenHead(width, backbone.head_activation)
     weight, bias = f"heads.{name}.output.weight", f"heads.{name}.output.bias"
     dense = {f"heads.{name}.dense.weight", f"heads.{name}.dense.bias"} & set(own)
+    tokens = own.get(f"heads.{name}.tokens.weight")
     decisions = {key.rpartition(".")[2]: own[key] for key in own if key.rpartition(".")[2] in DECISIONS}
-    own = {key: tensor for key, tensor in own.items() if key.rpartition(".")[2] not in DECISIONS}
+    own = {key: own[key] for key in own if key.rpartition(".")[2] not in DECISIONS and own[key] is not tokens}
     if weight in own and set(own) - dense <= {weight, bias} and own[weight].shape[1:] == torch.Size([width]):
-        linear = SequenceHead(width, len(own[weight]), bias=bias in own, dense=bool(dense))
+        brought = 0 if tokens is None else len(tokens)
+        linear = SequenceHead(width, len(own[weight]), bias=bias in own, dense=bool(dense), tokens=brought)
         for key, tensor in decisions.items():
             linear.register_buffer(key, tensor.clone())
         return linear

@@ -18,6 +18,7 @@ from lmtool.config import plugins
 from lmtool.config.base import Config
 from lmtool.config.checkpoint import find, read_config
 from lmtool.config.tables import Choice
+from lmtool.data.configs import FORMATS
 from lmtool.errors import UserError
 from lmtool.generation.configs import GenerationConfig
 from lmtool.heads.lm import LMHead
@@ -149,6 +150,8 @@ def load(checkpoint: str | Path, device: str = "cpu", offline: bool = False) -> 
     parts, report = assemble(saved, tokenizer, trained=weights)
     assert report is not None
     roles = {} if tokenizer is None else tokenizer.roles
+    if tokenizer is not None and parts.first_token is not None:
+        tokenizer = tokenizer.with_tokens(FORMATS[parts.form.text_format].new, parts.first_token)
     model = PaddedModel(parts, roles.get(getattr(saved.model, "start_role", ""))).to(device).eval()
     return Loaded(model, tokenizer, saved.model, report, config)
 

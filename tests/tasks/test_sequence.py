@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from task_fixtures import (
     CONF,
+    SIZES,
     TEXTS,
     backbone,
     evaluation,
@@ -25,7 +26,7 @@ from lmtool.config.tables import build
 from lmtool.data.loader import PackedLoader
 from lmtool.heads.losses import loss_sum
 from lmtool.learners.evaluation import SplitEvaluations, evaluate
-from lmtool.models.configs import BertConfig, GptConfig
+from lmtool.models.configs import BertConfig, Gpt1Config, GptConfig
 from lmtool.tasks import loading
 from lmtool.tasks.loading import load_task
 from lmtool.tuning.configs import FullConfig, HeadConfig
@@ -164,6 +165,48 @@ def test_pooling_and_layers_of_the_head(family, pooling, layers, tokenizers, tmp
     loaded.load_state_dict(tensors)
     hidden = loaded.eval().hidden(batch.inputs, None)
     torch.testing.assert_close(loaded.logits(hidden, batch.inputs), learner.eval().outputs(batch, 0))
+
+
+@pytest.mark.parametrize("name", ["sst2", "rte"])
+def test_a_head_brings_the_tokens_that_gpt_adds_in_finetuning(name, tokenizers, tmp_path):
+    """[START] a [EXTRACT], [START] a [DELIM] b [EXTRACT], their embeddings with the head (Radford et al. 2018, 3.3)."""
+    data, words = data_of(name, tmp_path, auxiliary_lm=0.5), tokenizers["gpt"]
+    learner = data.config.learner(build(Gpt1Config(**SIZES), 0), words, 0).train()
+    batch = batch_of(examples_of(learner, data.train, 48), [0])
+    texts = [words.encode(column[0]).tolist() for column in data.train.columns.values()]
+    wanted = [300, *texts[0], *([301, *texts[1]] if name == "rte" else []), 302]
+    assert batch.inputs.tokens.tolist() == wanted
+    pieces = learner.tokenizer.pieces(wanted)
+    assert (pieces[0], pieces[-1]) == ("[START]", "[EXTRACT]") and ("[DELIM]" in pieces) == (name == "rte")
+    # The language model predicts no token that it has no row for.
+    assert learner.counts(batch)["lm"] == len(wanted) - len(texts) - 1
+    learner(batch, 1).sums[name].backward()
+    table = learner.heads[name].tokens.weight
+    assert (table.grad.abs().sum(-1) > 0).tolist() == [True, name == "rte", True]
+    assert learner.backbone.embed.token.weight.shape[0] == 300 and "backbone.embed.further" not in learner.state_dict()
+    assert {key for key in learner.state_dict() if "tokens" in key} == {f"heads.{name}.tokens.weight"}
+    with torch.no_grad():
+        embedded = learner.backbone.embed.tokens(batch.inputs.tokens)
+    torch.testing.assert_close(embedded[[0, -1]], table[[0, 2]])
+    # `lmtool.load` has them too; transformers' form has none of them.
+    tensors = learner.eval().state_dict()
+    loaded = CheckpointModel(build(learner.backbone.config, 0), tensors, data.config.model_dump())
+    loaded.load_state_dict(tensors, strict=False)
+    assert loaded.first_token == 300
+    hidden = loaded.eval().hidden(batch.inputs, None)
+    torch.testing.assert_close(loaded.logits(hidden, batch.inputs), learner.outputs(batch, 0))
+    theirs = data_of(name, tmp_path, head="transformers").config.learner(learner.backbone, words, 0)
+    assert theirs.heads[name].tokens is None
+    assert batch_of(examples_of(theirs, data.train, 48), [0]).inputs.tokens.tolist() == sum(texts, [])
+
+
+def test_the_tokens_of_a_head_learn_with_it_alone(tokenizers, tmp_path):
+    data = data_of("sst2", tmp_path)
+    learner = data.config.learner(build(Gpt1Config(**SIZES), 0), tokenizers["gpt"], 0).train()
+    learner.tune(build(HeadConfig()), frozenset({"heads.sst2"}))
+    batch = batch_of(examples_of(learner, data.train), [0, 1])
+    learner(batch, 1).sums["sst2"].backward()
+    assert learner.heads["sst2"].tokens.weight.grad.abs().sum() > 0
 
 
 @pytest.mark.parametrize("name", ["sst2", "stsb", "multi_label"])

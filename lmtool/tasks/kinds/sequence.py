@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lmtool.data.configs import FORMATS
 from lmtool.data.split import Rows, SplitData
 from lmtool.heads.lm import LMHead, lm_head
 from lmtool.heads.sequence import Pooler, SequenceHead, summary, summary_index
@@ -31,7 +32,7 @@ from lmtool.tasks.kinds.labels import is_unlabelled, row_ids, text_of
 from lmtool.tasks.kinds.learner import TaskLearner
 from lmtool.tasks.kinds.texts import SequenceExamples
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.types import Batch, Packed, StepOutput
+from lmtool.types import Batch, Packed, StepOutput, send
 
 LANGUAGE_MODEL = "lm"
 """The term, and the head, of the auxiliary language model."""
@@ -90,7 +91,13 @@ class SequenceLearner(TaskLearner):
         if self.config.auxiliary_lm:
             self.add_head(LANGUAGE_MODEL, lm_head(backbone))
             self.weights = {**self.weights, LANGUAGE_MODEL: self.config.auxiliary_lm}
-        self.add_head(self.term, SequenceHead(backbone.hidden_size, outputs, dropout, self.form.bias, self.form.dense))
+        new = FORMATS[self.form.text_format].new
+        form, width = self.form, backbone.hidden_size
+        head = SequenceHead(width, outputs, dropout, form.bias, form.dense, len(new))
+        self.add_head(self.term, head)
+        if head.tokens is not None:
+            first = backbone.embed.extend(head.tokens)
+            self.tokenizer = None if tokenizer is None else tokenizer.with_tokens(new, first)
 
     def examples(self, data: SplitData, max_length: int) -> SequenceExamples:
         """Rows tokenised, cut and laid out for this backbone."""
@@ -117,7 +124,7 @@ class SequenceLearner(TaskLearner):
         with self._features() as learns:
             hidden_TH = self.backbone(batch.inputs, draws if learns else None)
         total = loss(self._of_summary(summary(hidden_TH, batch.inputs, self.form.place), batch, draws))
-        at_M = self._predicting(batch)
+        at_M = send(self._predicting(batch, self.backbone.config.vocab_size), hidden_TH.device)
         table_VH, labels_M = self.backbone.embed.token.weight, batch.inputs.tokens[at_M + 1].long()
         of_text = cast(LMHead, self.heads[LANGUAGE_MODEL]).loss_sum(hidden_TH[at_M], table_VH, labels_M)
         return StepOutput({self.term: total, LANGUAGE_MODEL: of_text}, self.weights)
@@ -126,7 +133,7 @@ class SequenceLearner(TaskLearner):
         """`counts` of a batch whose task has so many."""
         if LANGUAGE_MODEL not in self.weights:
             return {self.term: count}
-        return {self.term: count, LANGUAGE_MODEL: float(sum(batch.inputs.lengths) - len(batch.inputs.lengths))}
+        return {self.term: count, LANGUAGE_MODEL: float(len(self._predicting(batch, self.backbone.config.vocab_size)))}
 
     def uninformed_loss(self, batches: Iterable[Batch], predictors: Mapping[str, Predictor]) -> float:
         """With an auxiliary language model, also what guessing among all tokens loses."""
@@ -134,16 +141,19 @@ class SequenceLearner(TaskLearner):
         return super().uninformed_loss(batches, predictors) + of_text
 
     @staticmethod
-    def _predicting(batch: Batch) -> Tensor:
-        """(M,) flat indices of the tokens that have a next one in their text."""
-        has_next_T = torch.ones_like(batch.inputs.tokens, dtype=torch.bool)
-        has_next_T[summary_index(batch.inputs, "last")] = False
+    def _predicting(batch: Batch, vocabulary: int) -> Tensor:
+        """(M,) flat indices, on the host, of the tokens that have a next one in their text, which the language model
+        has a row for."""
+        inputs = batch.host.inputs
+        has_next_T = (inputs.tokens < vocabulary).roll(-1)
+        has_next_T[summary_index(inputs, "last")] = False
         return has_next_T.nonzero()[:, 0]
 
     @contextmanager
     def _features(self) -> Iterator[bool]:
-        """Without gradient where nothing of the backbone learns; whether something does."""
-        learns = any(parameter.requires_grad for parameter in self.backbone.parameters())
+        """Without gradient where nothing that the backbone reads learns; whether something does."""
+        read = [*self.backbone.parameters(), *(table.weight for table in self.backbone.embed.further)]
+        learns = any(parameter.requires_grad for parameter in read)
         with nullcontext() if learns else torch.no_grad():
             yield learns
 
