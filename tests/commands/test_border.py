@@ -6,8 +6,8 @@ Checkpoints are of lmtool, and published classifiers that transformers made here
 from __future__ import annotations
 
 import json
-import re
 import random
+import re
 from pathlib import Path
 from typing import Any
 
