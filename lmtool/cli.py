@@ -85,6 +85,8 @@ def _main(words: list[str]) -> int:
 
 
 def _dispatch(verb: str, arguments: Arguments) -> int:
+    if verb == "probe":
+        arguments.rest = _tasks_as_targets(arguments.rest)
     if any(word.startswith("task=") for word in arguments.rest):
         from lmtool.commands.own_file import spelled_out
 
@@ -161,6 +163,16 @@ def _keyed(verb: str, words: list[str]) -> list[str]:
     return [word if "=" in word or (key := next(keys, None)) is None else f"{key}={word}" for word in words]
 
 
+def _tasks_as_targets(words: list[str]) -> list[str]:
+    """`target=NAME` of a task as the two keys that it stands for."""
+    spelled: list[str] = []
+    for word in words:
+        key, _, value = word.partition("=")
+        of_task = key == "target" and value not in ("token", "previous", "next", "task")
+        spelled += ["target=task", f"task={value}"] if of_task else [word]
+    return spelled
+
+
 def run(verb: str, config: Any, overrides: list[str]) -> Any:
     """Run a command on its decoded configuration: the modules by literals, imported when chosen."""
     if verb == "pretrain":
@@ -187,6 +199,10 @@ def run(verb: str, config: Any, overrides: list[str]) -> Any:
         from lmtool.commands import embed
 
         return embed.run(config, overrides)
+    if verb == "probe":
+        from lmtool.commands import probe
+
+        return probe.run(config, overrides)
     if verb == "export":
         from lmtool.commands import export
 

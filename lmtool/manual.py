@@ -24,6 +24,7 @@ VERBS: dict[str, Verb] = {
     "predict": Verb("label texts, fill masks", 'lmtool predict checkpoint=runs/NAME text="..."', "predict"),
     "generate": Verb("write text", 'lmtool generate checkpoint=runs/NAME prompt="..."', "generate"),
     "embed": Verb("texts as vectors", "lmtool embed checkpoint=runs/NAME input=FILE output=vectors.npy", "embed"),
+    "probe": Verb("what every layer holds", "lmtool probe checkpoint=runs/NAME target=next", "probe"),
     "tokenizer": Verb("train a vocabulary", "lmtool tokenizer output=vocabulary", "train_tokenizer"),
     "export": Verb("write a folder for transformers", "lmtool export checkpoint=runs/NAME output=exported", "export"),
     "import": Verb("take published weights", "lmtool import checkpoint=hf://org/name output=imported", "import"),

@@ -52,7 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tasks": LEARNERS,
     "tuning": LEARNERS,
     "training": NN | {"runs"},
-    "representations": LEARNERS | {"tasks", "weights"},
+    "representations": LEARNERS | {"objectives", "tasks", "weights"},
     "commands": LEARNERS | {"objectives", "tasks", "tuning", "weights", "representations", "costs", "reporting"},
     "sweeps": CONFIG | {"reporting"},
     "manual": {"config"},  # its files, for what a command offers

@@ -23,6 +23,7 @@ SMALL = {
         "data.validation_fraction=0.2", "evaluate_every=2",
     ],
     "finetune": ["max_steps=2", "evaluate_every=2"],
+    "probe": ["examples=50", "held_out=50", "classes=10"],
 }  # fmt: skip
 
 
@@ -91,5 +92,5 @@ def test_every_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def _cache(verb: str, words: list[str]) -> list[str]:
     """The user's own cache folder is left alone."""
-    reads = verb in ("pretrain", "finetune", "evaluate", "predict", "generate", "embed", "plan", "tokenizer")
+    reads = verb in ("pretrain", "finetune", "evaluate", "predict", "generate", "embed", "probe", "plan", "tokenizer")
     return ["cache_dir=cache"] if reads and "--config" not in words and "--help" not in words else []

@@ -188,23 +188,28 @@ class FinetuneConfig(RunConfig):
         return self.tuning
 
 
-class UseConfig(CommandConfig):
+class MachineConfig(CommandConfig):
+    """Where and how the commands run that use trained checkpoints."""
+
+    device: str = Field("auto", description="Where to run: auto, cpu, cuda or cuda:N.", pattern=_DEVICE)
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+        "auto", description="Number format of the matrix products. auto: bf16 where the device has it, else fp32."
+    )
+    batch_tokens: int = Field(8192, ge=1, description="Real tokens in one forward, at most.")
+    cache_dir: str = Field(
+        "~/.cache/lmtool", description="Folder of the token stores, shared by all runs.", min_length=1
+    )
+    offline: bool = Field(False, description="Open no network connection.")
+
+
+class UseConfig(MachineConfig):
     """The keys of the commands that use a trained checkpoint."""
 
     checkpoint: str = Field(
         description="What to use: a run or checkpoint folder, a published folder, or hf://org/name@revision.",
         min_length=1,
     )
-    device: str = Field("auto", description="Where to run: auto, cpu, cuda or cuda:N.", pattern=_DEVICE)
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
-        "auto", description="Number format of the matrix products. auto: bf16 where the device has it, else fp32."
-    )
-    batch_tokens: int = Field(8192, ge=1, description="Real tokens in one forward, at most.")
     output: str | None = Field(None, description="File that is written. Null: only the screen.", min_length=1)
-    cache_dir: str = Field(
-        "~/.cache/lmtool", description="Folder of the token stores, shared by all runs.", min_length=1
-    )
-    offline: bool = Field(False, description="Open no network connection.")
 
 
 class EvaluateConfig(UseConfig):
@@ -312,6 +317,45 @@ class EmbedConfig(AskConfig):
     )
 
 
+class ProbeConfig(MachineConfig):
+    """`lmtool probe`: linear probes on every layer."""
+
+    auto: ClassVar[dict[str, Auto]] = {
+        "data": Auto(("checkpoint",), hint="give data=text data.path=FOLDER", implied=True)
+    }
+
+    checkpoint: tuple[str, ...] = Field(
+        min_length=1,
+        description="What is probed: a run or checkpoint folder, a published folder, or hf://org/name@revision; or a "
+        "list of them, which are drawn together.",
+    )
+    target: Literal["token", "previous", "next", "task"] = Field(
+        description="What a probe predicts of a hidden state: the token at its place, the one before or the one after "
+        "it; or the classes of a task, typed by its name."
+    )
+    output: str = Field("probe", description="Folder that is written: probe.json and probe.png.", min_length=1)
+    pooling: Literal["first", "mean", "max", "last"] = Field(
+        "mean", description="What stands for a whole text, of a task that labels texts."
+    )
+    classes: int = Field(1000, ge=2, description="Of tokens: the most frequent types, among which a probe chooses.")
+    examples: int = Field(10000, ge=2, description="Tokens or texts that a probe learns from, at most.")
+    held_out: int = Field(5000, ge=2, description="Tokens or texts that it is scored on, at most.")
+    max_length: int = Field(128, ge=8, description="Tokens of a text, at most.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of the random weights, and of what is drawn and held out.")
+    task: Annotated[TaskConfig | None, Choice("task", key="kind", optional=True)] = Field(
+        None, description="Labelled data, for target=NAME."
+    )
+    data: Annotated[DataConfig | None, Choice("data", optional=True)] = Field(
+        None, description="Text, whose held-out documents are read. Null: what the first checkpoint was pretrained on."
+    )
+
+    @classmethod
+    def filled(cls, data: dict[str, Any]) -> dict[str, Any]:
+        """One checkpoint is a list of one."""
+        checkpoint = data.get("checkpoint")
+        return {**data, "checkpoint": [checkpoint]} if isinstance(checkpoint, str) and checkpoint != "???" else data
+
+
 class TokenizerCommandConfig(CommandConfig):
     """`lmtool tokenizer`: train a vocabulary on text."""
 
@@ -349,6 +393,7 @@ COMMANDS: dict[str, type[Any]] = {
     "predict": PredictConfig,
     "generate": GenerateConfig,
     "embed": EmbedConfig,
+    "probe": ProbeConfig,
     "tokenizer": TokenizerCommandConfig,
     "export": ExportConfig,
     "import": ImportConfig,

@@ -40,6 +40,8 @@ def decoded(
     data = {**data, "plugins": list(plugins.typed())}
     checkpoint_config = None
     checkpoint = data.get("checkpoint")
+    if isinstance(checkpoint, list) and checkpoint:
+        checkpoint = checkpoint[0]  # of several, the first says what is taken from checkpoints
     if isinstance(checkpoint, str) and checkpoint not in ("none", "???", ""):
         try:
             published = published_folder(checkpoint, bool(data.get("offline")))

@@ -304,6 +304,40 @@ def overlay_figure(runs: Sequence[RunFiles], metric: str, split: str) -> Figure 
     return figure
 
 
+def layers_figure(target: str, checkpoints: Sequence[Mapping[str, Any]]) -> Figure:
+    """Accuracy of probes by layer: a line a checkpoint with its standard errors, dashed for random weights, dotted for
+    the commonest class. checkpoints: as in probe.json."""
+    with matplotlib.rc_context(_STYLE):
+        figure = _figure(7.2, 3.8)
+        axes = figure.add_subplot()
+        _tidy(axes, "layer (0: embedding)")
+        axes.margins(x=0.03)
+        axes.set_title(
+            f"{plain(target, 40)}: accuracy of a linear probe (dashed: random weights, dotted: commonest class)"
+        )
+        for index, probes in enumerate(checkpoints):
+            colour, name = COLOURS[index % len(COLOURS)], plain(probes["checkpoint"], 40)
+            layers = [row["layer"] for row in probes["layers"]]
+            for weights, style, label in (("trained", "-", name), ("random", "--", None)):
+                scores = [row[weights] for row in probes["layers"]]
+                axes.errorbar(
+                    layers,
+                    [score["accuracy"] for score in scores],
+                    yerr=[score["standard_error"] for score in scores],
+                    color=colour,
+                    linestyle=style,
+                    linewidth=1.6 if style == "-" else 1.0,
+                    marker="o" if style == "-" else None,
+                    markersize=3.5,
+                    capsize=2,
+                    label=label,
+                )
+            axes.axhline(probes["majority"]["accuracy"], color=colour, linewidth=0.9, linestyle=":")
+        axes.set_ylim(bottom=0)
+        axes.legend(frameon=False, fontsize=8, labelcolor=INK, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return figure
+
+
 _drawings = itertools.count(1)
 # CSS pixels a point: the widest figure fills the page, the narrow ones keep the size of their letters.
 _SCALE = 1.59

@@ -43,6 +43,7 @@ NEEDS = {
     "evaluate": ["checkpoint=none"],
     "predict": ["checkpoint=none", "text=a"],
     "embed": ["checkpoint=none", "text=a"],
+    "probe": ["checkpoint=none", "target=token"],
     "generate": ["checkpoint=none", "prompt=a"],
     "export": ["checkpoint=none", "output=x"],
     "import": ["checkpoint=none", "output=x"],

@@ -1,0 +1,164 @@
+"""`lmtool probe`: what every layer of a checkpoint holds, by linear probes, beside random weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lmtool.commands.configs import ProbeConfig
+from lmtool.config.tables import build
+from lmtool.data.assembly import Template
+from lmtool.data.formats import text_format
+from lmtool.data.plan import Examples
+from lmtool.data.split import SplitData
+from lmtool.data.store import open_store
+from lmtool.errors import UserError
+from lmtool.models.base import Backbone
+from lmtool.reporting.console import Output
+from lmtool.reporting.probes import print_probes, write_probes
+from lmtool.representations.hidden import HiddenStates
+from lmtool.representations.layers import cached, majority, score_layers
+from lmtool.representations.probe import ITERATIONS, RIDGE
+from lmtool.representations.reading import layout_of, tokenizer_of
+from lmtool.representations.targets import OFFSETS, TERM, TokenTargets, frequent_types, windows_of
+from lmtool.streams import Permutation
+from lmtool.tasks.loading import TaskData, load_task
+from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.training.precision import Precision, choose_device, choose_precision
+from lmtool.weights.load import Loaded, load
+
+# Of the stream "sample": which windows are held out of the probe's training.
+_HOLD_OUT = 8
+
+
+def run(config: ProbeConfig, overrides: list[str]) -> dict[str, Any]:
+    """Probe each checkpoint, print its table, and write probe.json and probe.png. Returns what is in probe.json."""
+    output, precision = Output(), choose_precision(config.precision, choose_device(config.device))
+    task = _task(config)
+    details: dict[str, Any] = {
+        "target": config.target if task is None else task.config.name,
+        "data": getattr(config.data, "name", None) if task is None else task.facts["source"],
+        "pooling": config.pooling,
+        "ridge": RIDGE,
+        "iterations_at_most": ITERATIONS,
+        "checkpoints": [],
+    }
+    for checkpoint in config.checkpoint:
+        loaded = load(checkpoint, str(precision.device), config.offline)
+        probed = _Probed(config, checkpoint, loaded, precision, task, output)
+        details["checkpoints"].append(probed.scores())
+        print_probes(output, details["target"], details["checkpoints"][-1])
+    write_probes(Path(config.output).expanduser(), details)
+    output.line(f"probe.json and probe.png: {config.output}")
+    return details
+
+
+def _task(config: ProbeConfig) -> TaskData | None:
+    """The labelled data, where a task is the target. UserError where the target has no data."""
+    if config.target == "task":
+        if config.task is None:
+            raise UserError("target=task names no task", "target=NAME task.path=FOLDER; `lmtool list task`")
+        return load_task(config.task, config.seed, config.cache_dir, config.offline)
+    if config.data is None:
+        raise UserError(
+            f"target={config.target} is probed on text, and the checkpoint names none",
+            "give data=text data.path=FOLDER, or data=pydocs",
+        )
+    return None
+
+
+@dataclass(frozen=True)
+class _Probed:
+    """One checkpoint."""
+
+    config: ProbeConfig
+    checkpoint: str
+    loaded: Loaded
+    precision: Precision
+    task: TaskData | None
+    output: Output
+
+    def scores(self) -> dict[str, Any]:
+        """Plain data: by layer the accuracy of the trained weights and of random ones, and the majority's."""
+        config, loaded = self.config, self.loaded
+        tokenizer = tokenizer_of(loaded, self.checkpoint)
+        trained = loaded.model.parts.backbone
+        random: Backbone = build(loaded.config, config.seed).to(self.precision.device).eval()
+        result: dict[str, Any] = {"checkpoint": self.checkpoint, "model": loaded.config.name}
+        layers = HiddenStates(trained, self.precision).layers
+        total, done = 2 * len(layers), 0
+        with self.output.bar(f"probing {self.checkpoint}") as bar:
+
+            def progress() -> None:
+                nonlocal done
+                done += 1
+                bar(done, total)
+
+            bar(0, total)
+            for name, backbone in (("trained", trained), ("random", random)):
+                result |= self._of(name, backbone, tokenizer, progress)
+        result["layers"] = [
+            {"layer": layer, "trained": own, "random": other}
+            for layer, own, other in zip(layers, result.pop("trained"), result.pop("random"), strict=True)
+        ]
+        return result
+
+    def _of(self, name: str, backbone: Backbone, tokenizer: Tokenizer, progress: Callable[[], None]) -> dict[str, Any]:
+        """The scores of one set of weights under its name, and what is the same of both."""
+        config, states = self.config, HiddenStates(backbone, self.precision)
+        of_text = self.task is None
+        train, held_out, term, classes = self._text(tokenizer) if of_text else self._rows(backbone, tokenizer)
+        read = (term, config.pooling)
+        batch = config.batch_tokens
+        learned = cached(states, train, *read, config.examples, config.seed, batch)
+        scored = cached(states, held_out, *read, config.held_out, config.seed, batch)
+        return {
+            name: score_layers(learned, scored, classes, progress),
+            "majority": majority(learned, scored, classes),
+            "classes": classes,
+            "examples": len(learned),
+            "n": len(scored),
+        }
+
+    def _text(self, tokenizer: Tokenizer) -> tuple[Examples, Examples, str, int]:
+        """Windows of the validation text: a third of them is held out of the probe's training."""
+        config = self.config
+        assert config.data is not None
+        source = build(config.data, config.cache_dir)
+        store = open_store(source, "validation", tokenizer, config.cache_dir, self.output.stage)
+        template = Template.of(text_format(layout_of(self.loaded), tokenizer), 1)
+        room = min(config.max_length, self.loaded.model.parts.backbone.longest_text) - template.overhead
+        windows = windows_of(store, room)
+        if len(windows) < 3:
+            raise UserError(
+                f"the validation text has {len(windows)} windows of {room} tokens; a probe needs 3",
+                "give more text, or a smaller max_length=",
+            )
+        order = Permutation(len(windows), config.seed, "sample", _HOLD_OUT)(np.arange(len(windows)))
+        third = len(windows) // 3
+        held_out, train = windows[np.sort(order[:third])], windows[np.sort(order[third:])]
+        classes_V = frequent_types(store, train, tokenizer, config.classes)
+        sides = [
+            TokenTargets(store, side, tokenizer, template, OFFSETS[str(config.target)], classes_V)
+            for side in (train, held_out)
+        ]
+        return sides[0], sides[1], TERM, int(classes_V.max()) + 1
+
+    def _rows(self, backbone: Backbone, tokenizer: Tokenizer) -> tuple[Examples, Examples, str, int]:
+        """The training rows of the task, and those of its first development split."""
+        assert self.task is not None
+        task = self.task.config
+        learner = task.learner(backbone, tokenizer, self.config.seed)
+        longest = min(self.config.max_length, backbone.longest_text)
+        development = next(iter(self.task.validation.values()))
+        # Of training rows a tagger would read all pieces of a word; a probe reads the first.
+        train, held_out = (
+            learner.examples(SplitData("probe", rows={task.name: rows}), longest)
+            for rows in (self.task.train, development)
+        )
+        labels = getattr(task, "labels", None) or ()
+        return train, held_out, learner.term, max(len(labels), 2)

@@ -1,0 +1,59 @@
+"""`lmtool probe` on runs: text and tasks, several checkpoints, one picture."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lmtool import cli
+from tests.commands.conftest import finetune, pretrain
+
+
+def probe(*words: str) -> int:
+    small = ["examples=200", "held_out=100", "classes=20", "cache_dir=cache", "device=cpu", "precision=fp32"]
+    return cli.main(["probe", *words, *small])
+
+
+def test_layers_of_several_checkpoints(place: Path, capsys: pytest.CaptureFixture) -> None:
+    pretrain("masked", "data.validation_fraction=0.2")
+    pretrain("causal", "data.validation_fraction=0.2", model="gpt_tiny")
+    assert probe("checkpoint=[runs/masked,runs/causal]", "target=token", "output=out") == 0
+    said = capsys.readouterr().out
+    assert "runs/causal · token · accuracy" in said and "0 (embedding)" in said and "majority" in said
+    details = json.loads(Path("out/probe.json").read_text())
+    assert [probes["checkpoint"] for probes in details["checkpoints"]] == ["runs/masked", "runs/causal"]
+    for probes in details["checkpoints"]:
+        assert probes["n"] == 100 and probes["examples"] == 200 and probes["classes"] == 20
+        assert [row["layer"] for row in probes["layers"]] == [0, 1]
+        # The embedding holds the token, of trained weights and of random ones.
+        assert all(probes["layers"][0][weights]["accuracy"] > 0.9 for weights in ("trained", "random"))
+        assert 0 < probes["majority"]["accuracy"] < 0.5
+    assert Path("out/probe.png").stat().st_size > 5000
+    # Labelled texts, under the task's own name.
+    assert probe("checkpoint=runs/masked", "target=sst2", "task.path=rows", "output=task") == 0
+    (probes,) = json.loads(Path("task/probe.json").read_text())["checkpoints"]
+    assert probes["n"] == 40 and probes["examples"] == 96 and probes["classes"] == 2
+    assert probes["majority"]["accuracy"] == 0.5
+    assert probes["layers"][0]["trained"]["accuracy"] > 0.9  # good and bad adjectives
+    # Words of labelled sentences, on the first piece of each.
+    Path("tags").mkdir()
+    lines = ["The\tDT", "unbelievable\tJJ", "cat\tNN", "sleeps\tVB", ""] * 12
+    for split in ("train", "dev"):
+        Path(f"tags/{split}.tsv").write_text("\n".join(lines) + "\n")
+    assert probe("checkpoint=runs/masked", "target=pos", "task.path=tags", "output=words") == 0
+    (probes,) = json.loads(Path("words/probe.json").read_text())["checkpoints"]
+    assert probes["n"] == 48 and probes["layers"][0]["trained"]["accuracy"] == 1.0
+    finetune("task", "checkpoint=runs/masked", "max_steps=1", "max_epochs=null")
+    capsys.readouterr()
+    for words, message in (
+        (["checkpoint=runs/task", "target=next"], "target=next is probed on text, and the checkpoint names none"),
+        (["checkpoint=runs/masked", "target=task"], "target=task names no task"),
+        (
+            ["checkpoint=runs/masked", "target=stsb", "task.path=rows", "task.text=[sentence]"],
+            "is no task of one class",
+        ),
+    ):
+        assert probe(*words) == 2
+        assert message in capsys.readouterr().err
