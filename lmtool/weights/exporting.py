@@ -105,7 +105,7 @@ def _published_head(model: ModelConfig, task: Mapping[str, Any], family: Any) ->
         raise UserError(
             f"heads.{name} has no place in transformers' classifier of model={model.name}, which has another "
             f"{' and '.join(differing)}",
-            "use the run with lmtool, or finetune with task.head=transformers and neither task.pooling nor "
+            f"use the run with lmtool, or finetune with task.head=transformers task.pooling={theirs.place} and no "
             "task.head_layers",
         )
     return head
