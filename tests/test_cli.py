@@ -87,6 +87,7 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("pretrain --plugin mine/my.py", ["--plugin mine.my, which python imports from this folder"]),
     ("pretrain --plugin /mine/my.py", ["--plugin my, which python imports from /mine"]),
     ("pretrain modle=bert", ["unknown key modle", "did you mean model=bert?"]),
+    ("finetune task=wikitext", ["task=wikitext is not one of", "wikitext is an option of data"]),
     ("pretrain model=bertt", ["model=bertt is not one of albert,", "did you mean model=bert?"]),
     ("pretrain optimizer.lrr=1", ["unknown key optimizer.lrr", "did you mean optimizer.lr=1?"]),
     ("pretrain +optimizer.lrr=1", ["unknown key optimizer.lrr", "did you mean optimizer.lr=1?"]),

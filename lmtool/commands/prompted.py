@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from lmtool.config.tables import build
 from lmtool.data.split import Rows
 from lmtool.errors import UserError
 from lmtool.reporting.console import Output
+from lmtool.reporting.evaluation import write_evaluation
 from lmtool.reporting.prompting import print_prompted
 from lmtool.tasks.kinds.base import TaskKind
 from lmtool.tasks.loading import TaskData, load_task
@@ -41,7 +43,7 @@ def evaluate_prompted(config: EvaluateConfig, trained: Trained, output: Output) 
             f"give a decoder or an encoder-decoder, or: lmtool finetune task={config.task.name} "
             f"checkpoint={config.checkpoint}",
         )
-    require_absent(config, ("against", "report", "stride"), f"{config.checkpoint} is prompted, by shots={shots}")
+    require_absent(config, ("against", "stride"), f"{config.checkpoint} is prompted, by shots={shots}")
     # Without demonstrations training rows serve for nothing but the baseline.
     data = load_task(config.task, before.seed, config.cache_dir, config.offline, scoring=not shots)
     learner, kind = trained.learner(), build(data.config)
@@ -60,6 +62,12 @@ def evaluate_prompted(config: EvaluateConfig, trained: Trained, output: Output) 
     if config.output is not None:
         write_output(config.output, _records(kind, splits))
     results = {split: _summary(kind, data.train, evaluations) for split, evaluations in splits.items()}
+    if config.report is not None:
+        folder = Path(config.report).expanduser()
+        write_output(str(folder / "predictions.jsonl"), _records(kind, splits), key="report")
+        about = {"checkpoint": config.checkpoint, "task": data.config.name, "shots": shots}
+        about |= {"template": few_shot.template.text, "normalisation": config.normalisation}
+        write_evaluation(folder, {**about, "splits": results})
     for split, evaluations in splits.items():
         title = f"{config.checkpoint} · {data.config.name} · {split}"
         print_prompted(output, title, shots, results[split], evaluations[0].prompt)

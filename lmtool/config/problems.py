@@ -129,6 +129,9 @@ def unknown_choice(group: str, key: str, given: str, offered: tuple[str, ...] | 
     close = nearest(given, offered)
     typed = form or key
     hint = f"did you mean {typed}={close}?" if close else f"`lmtool list {group}` prints them with a line each"
+    homes = [other for other in groups.all_groups() if other != group and given in groups.options(other)]
+    if homes and not close:
+        hint = f"{given} is an option of {homes[0]}: `lmtool show {homes[0]}={given}` says how it is used"
     return Problem(key, f"{typed}={given} is not one of {', '.join(offered)}", hint)
 
 

@@ -23,7 +23,7 @@ def print_prompted(output: Output, title: str, shots: int, summary: Mapping[str,
         each = " ".join(f"{value:.4f}" for value in score["draws"])
         rows.append([name, f"{score['mean']:.4f}", deviation, each, f"{baseline['metrics'][name]:.4f}"])
     several = f"{draws} draws" if draws > 1 else "1 draw"
-    heading = f"{title} · {shots} shots · n = {summary['n']:,} · {several}"
+    heading = f"{title} · {shots} {'shot' if shots == 1 else 'shots'} · n = {summary['n']:,} · {several}"
     print_table(output, ["metric", "mean", "standard deviation", "draws", str(baseline["name"])], rows, heading=heading)
     lines = prompt.split("\n")
     output.line("the first prompt ends:" if len(lines) > _LINES else "the first prompt:")
@@ -36,4 +36,4 @@ def print_prompted(output: Output, title: str, shots: int, summary: Mapping[str,
             "yellow",
         )
     for warning in summary["warnings"]:
-        output.line(f"warning: {warning}", "yellow")
+        output.line(f"warning: {plain(warning, 2 * _WIDTH)}", "yellow")

@@ -291,8 +291,11 @@ def test_a_language_model_does_a_task_from_prompts(
     accuracy = [np.mean([row["prediction"] == row["gold"] for row in told if row["draw"] == draw]) for draw in (0, 1)]
     assert f"{np.mean(accuracy):.4f}" in printed and f"{np.std(accuracy, ddof=1):.4f}" in printed
     assert before and before == {path: path.read_bytes() for path in run.rglob("*.safetensors")}
-    assert cli.main([*ask[:-1], "output=again.jsonl"]) == 0
+    assert cli.main([*ask[:-1], "output=again.jsonl", "report=scores"]) == 0
     assert Path("again.jsonl").read_bytes() == Path("told.jsonl").read_bytes()
+    assert Path("scores/predictions.jsonl").read_bytes() == Path("told.jsonl").read_bytes()
+    report = json.loads(Path("scores/evaluation.json").read_text())
+    assert report["splits"]["dev"]["metrics"]["accuracy"]["draws"] == accuracy and report["shots"] == 2
     capsys.readouterr()
     refused = {
         "has no head for task=sst2": [f"checkpoint={run}", *task],

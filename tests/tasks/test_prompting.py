@@ -173,6 +173,8 @@ def test_texts_are_written_up_to_the_end_of_the_line(gpt, t5, family, tmp_path, 
     assert evaluation.scores["exact_match"] == 1.0
     assert [prediction.value for prediction in evaluation.predictions][:2] == ["das 0", "das 8"]
     monkeypatch.undo()
+    ends = FewShot(kind, writer, 200)._line_ends()
+    assert [writer.tokenizer.decode([end]) for end in ends] == (["\n"] if family == "gpt" else [])
     text = writer.tokenizer.decode(read[0])
     assert text.count("German:") == 3 or family == "t5"
     assert len(FewShot(kind, writer, 200).evaluate(shown, dev).predictions) == len(dev)

@@ -7,6 +7,7 @@ Shape letters: C candidates of a row.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Literal
 
@@ -85,13 +86,22 @@ class FewShot:
             for own, where in zip(values, rows.origin, strict=True)
         ]
         tokens = [question.tokens for question in questions]
-        new = self.writer.write(tokens, settings, seed, self.batch_tokens)
+        writer = copy(self.writer)
+        if all(self.template.stop(own) == "\n" for own in values):
+            writer.ends = (*writer.ends, *self._line_ends())
+        new = writer.write(tokens, settings, seed, self.batch_tokens)
         texts = [
-            self.writer.text(prompt, ids).lstrip(" ").split(self.template.stop(own))[0].strip()
+            writer.text(prompt, ids).lstrip(" ").split(self.template.stop(own))[0].strip()
             for prompt, ids, own in zip(tokens, new, values, strict=True)
         ]
         predictions = [Prediction(text, float(len(ids))) for text, ids in zip(texts, new, strict=True)]
         return predictions, [question.kept for question in questions]
+
+    def _line_ends(self) -> list[int]:
+        """The tokens that stand for ends of lines alone: behind them nothing counts, and nothing need be written."""
+        texts = [self.writer.encode(text).tolist() for text in ("\n", "\n\n")]
+        decode = self.writer.tokenizer.decode
+        return [ids[0] for ids in texts if len(ids) == 1 and "\n" in decode(ids, skip_special=False)]
 
     def _chosen(
         self, prompts: Prompts, rows: Rows, candidates: Sequence[Sequence[str]]

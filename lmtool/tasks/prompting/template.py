@@ -19,6 +19,7 @@ class Template:
     """text: with places for columns, and one for the answer, as `PromptConfig.template`."""
 
     def __init__(self, text: str):
+        self.text = text
         before, _, self._after = text.partition(f"{{{ANSWER}}}")
         self._before = before.rstrip()
         self._space = before[len(self._before) :]
