@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from task_fixtures import TEXTS, task_config
+from task_fixtures import CONF, TEXTS, task_config
 from task_fixtures import backbone as tiny
 from task_fixtures import tokenizer as vocabulary
 
@@ -15,6 +15,7 @@ from lmtool.config.tables import build
 from lmtool.errors import UserError
 from lmtool.heads.lm import lm_head
 from lmtool.learners.writing import writer_of
+from lmtool.tasks.configs.prompt import ANSWER, places
 from lmtool.tasks.loading import load_task
 from lmtool.tasks.prompting.few_shot import FewShot
 from lmtool.tasks.prompting.prompts import Prompts, demonstrations, values_of
@@ -224,6 +225,17 @@ def test_templates_keep_white_space_with_what_follows_it():
     assert typed.template == "{sentence}\n{label}" and typed.model_validate(typed.model_dump()) == typed
 
 
+SHIPPED = [path.stem for path in sorted(CONF.glob("*.yaml")) if "\nprompt:" in path.read_text()]
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_prompts_name_columns_and_classes(name):
+    config = task_config(name, path="x")
+    assert {*places(config.template)} <= {*config.reads, ANSWER} and config.template.endswith("{label}")
+    assert not config.prompt.words or list(config.prompt.words) == list(config.labels)
+    assert len(set(config.prompt.words.values())) == len(config.prompt.words) and len(SHIPPED) >= 11
+
+
 def test_what_cannot_be_asked_is_refused(gpt, tmp_path):
     cases = [
         ({"prompt__template": "{sentense} {label}"}, "did you mean {sentence}"),
@@ -237,6 +249,8 @@ def test_what_cannot_be_asked_is_refused(gpt, tmp_path):
         with pytest.raises(UserError) as error:
             FewShot(kind, gpt, 200).evaluate(data.train.take(np.zeros(0, int)), data.validation["dev"])
         assert message in f"{error.value.message} {error.value.hint}"
+    with pytest.raises(UserError, match="reads a column called label"):
+        FewShot(build(task_config("classification", path="x", text=["label"], label="class")), gpt, 200)
     with pytest.raises(UserError, match="not put into words"):
         FewShot(build(task_config("stsb", path="x")), gpt, 200)
     for template in ("no answer", "{label} {label}", "{label:3}", "{label"):

@@ -173,6 +173,11 @@ def _checked(kind: TaskKind) -> str:
             f"task={kind.config.name} is {kind.config.kind}: its rows are not put into words",
             f"lmtool finetune task={kind.config.name} learns it",
         )
+    if ANSWER in kind.config.reads:
+        raise UserError(
+            f"task={kind.config.name} reads a column called {ANSWER}, which in a template is the place of the answer",
+            f"give it another name: task.aliases={{{ANSWER}: text}} task.text=[text]",
+        )
     for name in places(template):
         if name not in (*kind.config.reads, ANSWER):
             close = nearest(name, kind.config.reads)
