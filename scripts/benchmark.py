@@ -1,4 +1,5 @@
-"""lmtool and the transformers Trainer side by side: speed and memory of masked-LM pretraining and of finetuning.
+"""lmtool and transformers side by side: speed and memory of masked-LM pretraining and of finetuning beside the Trainer,
+of prediction beside the pipeline.
 
     python scripts/benchmark.py             about a quarter of an hour on two slow cores (`make bench`)
     python scripts/benchmark.py --quick     about two minutes: at most two rounds, wide spreads
@@ -85,6 +86,16 @@ WORKS = (
             Variant("trainer_padded", "Trainer, padded to the longest of the batch"),
             Variant("trainer_grouped", "Trainer, the same, group_by_length", aim=1.25, steps=GROUPED_STEPS),
             Variant("lmtool_classification", "lmtool finetune"),
+        ),
+    ),
+    Work(
+        "prediction",
+        "Prediction of classes, texts of natural length cut at 128 tokens, 128 at a time",
+        "examples",
+        (
+            Variant("pipeline_single", "pipeline, a text at a time (its default)", aim=2.0),
+            Variant("pipeline_batched", "pipeline, batch_size=32", aim=2.0),
+            Variant("lmtool_prediction", "lmtool predict"),
         ),
     ),
 )
@@ -179,7 +190,7 @@ def compose(work: Work, rows: Sequence[dict[str, Any]]) -> str:
         )
     same = "yes" if same_examples(work, rows) else "no"
     lines.append(f"  {rounds[0]['rounds']} rounds; memory: aim at most {MEMORY_AIM}x")
-    lines.append(f"  each turn of lmtool and of the first Trainer had the same examples: {same}")
+    lines.append(f"  each turn of lmtool and of the first rival had the same examples: {same}")
     return "\n".join(lines)
 
 
@@ -331,7 +342,7 @@ def prepare(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two minutes instead of eighteen")
-    parser.add_argument("--only", choices=[work.name for work in WORKS], help="one of the two tables")
+    parser.add_argument("--only", choices=[work.name for work in WORKS], help="one of the tables")
     parser.add_argument("--precision", choices=["bf16", "fp32"], default="bf16", help="of the matrix products")
     parser.add_argument("--attention-dropout", type=float, default=0.1, help="on both sides (0.1, as published)")
     parser.add_argument("--output", type=Path, help="JSON lines are appended here (runs/bench/TIME.jsonl)")

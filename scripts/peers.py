@@ -529,6 +529,10 @@ def main() -> None:
     gate = Gate(sys.stdin, answers, settings["device"])
     if variant == "prepare":
         gate.say(prepare(folder, settings))
+    elif variant.startswith(("pipeline", "lmtool_prediction")):
+        from predicting import run_prediction
+
+        run_prediction(variant, folder, settings, gate)
     elif variant.startswith("trainer"):
         run_trainer(variant, folder, settings, gate)
     else:

@@ -70,7 +70,7 @@ def test_the_table_says_what_was_measured(benchmark, rows):
     padded = next(line for line in table.splitlines() if "padded to the longest" in line)
     assert "50%" in padded and "125" in padded  # half of the places are padding; the median of 125, 62.5, 125, 1000
     assert "8.00x" in table and "(6.40-8.00)" in table and "0.62x" in table
-    assert "Trainer had the same examples: yes" in table
+    assert "first rival had the same examples: yes" in table
 
 
 def test_a_table_without_rows_or_with_different_examples_says_so(benchmark, rows):

@@ -1,0 +1,80 @@
+"""The processes that `scripts/benchmark.py` times on prediction: a classifier labels texts of natural length, as the
+pipeline of transformers does and as `lmtool predict` does. Tokenising is part of it on both sides. Used by peers.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+TEXTS = 128  # predicted in a step: what a file of them is to `lmtool predict`
+BATCHES = {"pipeline_single": 1, "pipeline_batched": 32}
+
+
+def portions(folder: Path) -> Iterator[list[str]]:
+    """The documents of the corpus, so many at a time, over and over."""
+    lines = [line for line in (folder / "documents.txt").read_text(encoding="utf-8").splitlines() if line]
+    cycle = itertools.cycle(lines)
+    while True:
+        yield list(itertools.islice(cycle, TEXTS))
+
+
+def run_prediction(variant: str, folder: Path, settings: dict[str, Any], gate: Any) -> None:
+    """Predict until the gate closes. Both sides have a model of the same size with random weights."""
+    from peers import peak_bytes
+
+    from lmtool.tokenizers.tokenizer import Tokenizer
+
+    imports_bytes = peak_bytes("cpu")
+    tokenizer, longest = Tokenizer.load(folder / "tokenizer"), settings["max_length"]
+    own = variant.startswith("lmtool")
+    predict, parameters = (lmtool_predictor if own else pipeline)(variant, folder, settings, tokenizer)
+    batch = BATCHES.get(variant, 1)
+    gate.say({"ready": variant, "imports_bytes": imports_bytes, "parameters": parameters})
+    for texts in portions(folder):
+        if not gate.open():
+            return
+        assert predict(texts) == len(texts)
+        lengths = [min(len(ids) + 2, longest) for ids in tokenizer.encode_batch(texts)]
+        batches = (lengths[start : start + batch] for start in range(0, len(lengths), batch))
+        slots = sum(max(group) * len(group) for group in batches)
+        gate.count(sum(lengths), len(texts), slots)
+
+
+def pipeline(variant: str, folder: Path, settings: dict[str, Any], tokenizer: Any) -> tuple[Any, int]:
+    """The pipeline over a model in the precision that is asked for, and its parameters."""
+    import torch
+    import transformers
+    from peers import trainer_model
+
+    model = trainer_model(settings, True).eval()
+    if settings["precision"] == "bf16":
+        model = model.to(torch.bfloat16)
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(str(folder / "tokenizer"))
+    theirs.model_max_length = settings["max_length"]
+    pipe = transformers.pipeline("text-classification", model=model, tokenizer=theirs, batch_size=BATCHES[variant])
+    return lambda texts: len(pipe(texts, truncation=True)), model.num_parameters()
+
+
+def lmtool_predictor(variant: str, folder: Path, settings: dict[str, Any], tokenizer: Any) -> tuple[Any, int]:
+    """What `lmtool predict` does with the texts of a file."""
+    from peers import CLASSES
+
+    from lmtool.config.tables import build
+    from lmtool.learners.inference import Inference
+    from lmtool.models.configs import BertConfig
+    from lmtool.tasks.configs import ClassificationConfig
+    from lmtool.training.precision import choose_device, choose_precision
+
+    backbone = build(BertConfig(**settings["model"]), settings["seed"])
+    learner = ClassificationConfig(name="bench", labels=CLASSES).learner(backbone, tokenizer, settings["seed"]).eval()
+    precision = choose_precision(settings["precision"], choose_device("cpu"))
+
+    def predict(texts: list[str]) -> int:
+        rows = learner.read_rows({"text": texts}, [("text", number) for number in range(len(texts))])
+        answers = learner.answers(rows, Inference(settings["max_length"], 8192, precision))
+        return len(list(answers.records))
+
+    return predict, sum(parameter.numel() for parameter in learner.parameters())
