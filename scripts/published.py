@@ -263,7 +263,9 @@ def show(rows: Rows) -> bool:
         seconds = [mean_and_error(rows.values("seconds", task=task, side=side))[0] for side in SIDES]
         interval = "(one seed)"
         if min(map(len, values)) > 1:
-            low, high = stats.ttest_ind(*values, equal_var=False).confidence_interval(0.95)
+            low = high = means[0][0] - means[1][0]
+            if any(error for _, error in means):  # seeds that all score the same have no t
+                low, high = stats.ttest_ind(*values, equal_var=False).confidence_interval(0.95)
             interval, agree = f"{low:+.4f} to {high:+.4f}", agree and bool(low <= 0 <= high)
         table.append(
             [

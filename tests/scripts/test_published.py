@@ -198,3 +198,14 @@ def test_the_verdict(script, monkeypatch, capsys, words, tmp_path, gap, status):
         and "(0.0115)" in printed
     )
     assert len(lines(tmp_path / "out/rows.jsonl")) == 8
+
+
+@pytest.mark.parametrize("theirs, agree", [(0.0, True), (0.25, False)])
+def test_seeds_that_all_score_the_same(script, capsys, tmp_path, theirs, agree):
+    rows = script("rows").Rows(tmp_path, ("task", "side", "seed"), {})
+    for seed in (1, 2):
+        for side, value in (("lmtool", 0.0), ("Trainer", theirs)):
+            row = {"task": "cola", "side": side, "seed": seed, "metric": "matthews", "value": value}
+            rows.add({**row, "scored": 8, "steps": 4, "seconds": 2.0})
+    assert script("published").show(rows) is agree
+    assert f"{0 - theirs:+.4f} to {0 - theirs:+.4f}" in capsys.readouterr().out
