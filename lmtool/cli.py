@@ -21,7 +21,7 @@ from lmtool.errors import ConfigError, LmtoolError, Problem, UserError
 from lmtool.manual import SWEEPABLE, VERBS, help_of, overview
 from lmtool.terminal import say, say_error
 
-REPORT_TO = "this is a fault of lmtool: please report it, with the lines above and what you typed"
+REPORT_TO = "this is a bug in lmtool: please report it, with the lines above and what you typed"
 
 
 @dataclass
@@ -217,7 +217,7 @@ def run(verb: str, config: Any, overrides: list[str]) -> Any:
 
 
 def configuration(verb: str, arguments: Arguments, *, running: bool) -> Any:
-    """The decoded configuration of a command line. Raises ConfigError with every mistake in it."""
+    """The decoded configuration of a command line. Raises ConfigError with every error in it."""
     from lmtool.commands.decoding import decoded
     from lmtool.config import compose, overrides, plugins
 

@@ -43,7 +43,7 @@ class UserError(LmtoolError):
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake in a configuration: the dotted key, what is wrong with it, and what to do.
+    """One error in a configuration: the dotted key, what is wrong with it, and what to do.
 
     meant: the keys that an unknown one probably stands for. absent: the key has no value, and needs one.
     """
@@ -99,7 +99,7 @@ def _reason(error: OSError) -> str:
 
 
 class ConfigError(UserError):
-    """All mistakes of a configuration together."""
+    """All errors of a configuration together."""
 
     def __init__(self, problems: Sequence[Problem]):
         self.problems = tuple(problems)

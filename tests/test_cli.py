@@ -1,4 +1,4 @@
-"""The command line: help, mistakes, exit statuses. Commands themselves are not run here."""
+"""The command line: help, errors, exit statuses. Commands themselves are not run here."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_each_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> No
 
 
 # What is typed, and what the answer must hold. All end in exit 2 with an error and, but for a few, a hint.
-MISTAKES: list[tuple[str, list[str]]] = [
+ERRORS: list[tuple[str, list[str]]] = [
     ("pretran", ["unknown command pretran", "did you mean lmtool pretrain?"]),
     ("model=bert", ["unknown command model=bert", "a command comes first"]),
     ("pretrain --multirn", ["unknown flag --multirn", "did you mean --multirun?"]),
@@ -220,27 +220,27 @@ print(json.dumps({"answers": answers, "torch": "torch" in sys.modules}))
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Every mistake typed in an empty folder: one process for all, since each would only import the same again."""
+    """Every error typed in an empty folder: one process for all, since each would only import the same again."""
     folder = tmp_path_factory.mktemp("empty")
-    done = python(RUN_ALL, folder, json.dumps([line for line, _ in MISTAKES]))
+    done = python(RUN_ALL, folder, json.dumps([line for line, _ in ERRORS]))
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1]) | {"left": [str(path) for path in folder.rglob("*")]}
 
 
-def test_mistakes_import_no_torch_and_leave_nothing_behind(answers: dict[str, Any]) -> None:
-    assert len(MISTAKES) >= 40
+def test_errors_import_no_torch_and_leave_nothing_behind(answers: dict[str, Any]) -> None:
+    assert len(ERRORS) >= 40
     assert answers["torch"] is False and answers["left"] == []
     # Processor seconds: the limit is 3 in all, on a machine that does nothing else.
     assert max(answer[4] for answer in answers["answers"]) < 3
 
 
-@pytest.mark.parametrize("index", range(len(MISTAKES)), ids=[line for line, _ in MISTAKES])
-def test_mistake(index: int, answers: dict[str, Any]) -> None:
+@pytest.mark.parametrize("index", range(len(ERRORS)), ids=[line for line, _ in ERRORS])
+def test_error(index: int, answers: dict[str, Any]) -> None:
     line, status, out, error, _ = answers["answers"][index]
     assert status == 2, error
     assert "Traceback" not in error + out and error.startswith("error: ") and out == ""
     assert all(text.startswith(("error: ", "hint: ")) for text in error.splitlines()), error
-    for part in MISTAKES[index][1]:
+    for part in ERRORS[index][1]:
         assert part in error, error
 
 

@@ -82,14 +82,14 @@ def test_components_are_listed_shown_composed_and_checked(tmp_path: Path) -> Non
         "pretrain --plugin outsider model=averagr",
         "pretrain model=averager --cfg job",
     )
-    listed, shown, key, job, wide, mistakes, misfit, task, typo, without = answers
+    listed, shown, key, job, wide, errors, misfit, task, typo, without = answers
     assert not any(answer[3] for answer in answers), "no torch is needed for any of this"
     assert "averager Each token sees the mean of its document: no attention at all." in " ".join(listed[1].split())
     assert "pull: 0.5" in shown[1] and "Distance from which the loss is linear." in key[1]
     assert job[0] == 0 and "pull: 0.25" in job[1] and "n: 5" in job[1] and "name: constant" in job[1]
     assert "plugins:\n- outsider" in job[1]
     assert wide[0] == 0 and "hidden_size: 32" in wide[1] and "pull: 0.5" in wide[1]
-    assert mistakes[0] == 2 and "did you mean model.pull=1?" in mistakes[2] and "objective.n: given 1" in mistakes[2]
+    assert errors[0] == 2 and "did you mean model.pull=1?" in errors[2] and "objective.n: given 1" in errors[2]
     assert misfit[0] == 2 and "objective=every_nth trains an encoder" in misfit[2]
     assert task[0] == 0 and "forgiveness: 1.0" in task[1] and "lr: 0.02" in task[1] and "name: vectors" in task[1]
     assert typo[0] == 2 and "did you mean model=averager?" in typo[2]

@@ -64,7 +64,7 @@ def run(config: PretrainConfig | FinetuneConfig, verb: str, looking: Looking) ->
         names = "; ".join(statistic.name for statistic in broken)
         raise CheckFailed(
             f"{len(broken)} of {len(tally.statistics)} statistics are not as defined: {names}",
-            "give another seed=; what fails again is a fault of lmtool: please report it with the table above",
+            "give another seed=; what fails again is a bug in lmtool: please report it with the table above",
         )
     return 0
 

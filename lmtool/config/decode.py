@@ -1,4 +1,4 @@
-"""The strict decoder: plain data in, a frozen configuration out, or all its mistakes at once.
+"""The strict decoder: plain data in, a frozen configuration out, or all its errors at once.
 
 The same door for what Hydra composed, for a saved `config.yaml` and for a checkpoint's `config.json`: no Hydra, no
 resolvers, no imports of what a string names.

@@ -18,7 +18,7 @@ _Path = tuple[str, ...]
 MAX_SIZE = 1_000_000
 """Characters that a value may stand for at most, a reference counted as one more."""
 
-_REFERENCE = re.compile(r"\$\{([^${}]*)(\$?)")  # a name or a resolver's call, and whether its name goes on with another
+_REFERENCE = re.compile(r"\$\{([^${}]*)(\$?)")  # a name or resolver's call, and whether another follows in it
 
 
 def check(data: dict[str, Any]) -> None:

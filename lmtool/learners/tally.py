@@ -21,7 +21,7 @@ FAMILY = 0.001
 class Statistic:
     """One line of the table.
 
-    total: the sum of the draws, of which there are `count` (0: a number that is told as it is). expected, variance,
+    total: the sum of the draws, of which there are `count` (0: a number that is reported as it is). expected, variance,
     bound: of the sum; None for what has no definition and is only told. exact: the sum must be what is expected.
     """
 
@@ -95,7 +95,7 @@ class Tally:
         self.exact(name, times, 0.0, of)
 
     def note(self, name: str, total: float, count: float) -> None:
-        """A mean that is told and has no definition."""
+        """A mean that is reported and has no definition."""
         statistic = self._of(name)
         statistic.total += float(total)
         statistic.count += float(count)

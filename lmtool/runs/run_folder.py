@@ -169,7 +169,7 @@ class RunFolder:
             self._resume_point, self._chosen = folder, True
         return self._resume_point
 
-    # --- what is told about the run -------------------------------------------------------------------------------
+    # --- what is reported about the run -------------------------------------------------------------------------------
 
     def announce(self) -> None:
         """Make this the run that `latest`, beside it, names."""

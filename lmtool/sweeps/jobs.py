@@ -111,7 +111,7 @@ def _severity(status: int) -> int:
 
 
 def _decoded_jobs(request: SweepRequest, typed: overrides.Typed, running: bool) -> Iterator[Any]:
-    """The configuration of each job. Raises ConfigError with the mistakes of all jobs, each told once."""
+    """The configuration of each job. Raises ConfigError with the errors of all jobs, each reported once."""
     problems: dict[str, Problem] = {problem.message: problem for problem in typed.problems}
     configs = []
     for job in jobs_of(typed):
@@ -205,7 +205,7 @@ def _job(run_command: Callable[[dict[str, Any], list[str]], Any], config: Any) -
     except LmtoolError as error:
         record |= {"exit_status": error.exit_status, "error": error.message}
         say_error(f"job {settings.job.num}: {error.message}", error.hint)
-    # A fault in one job (memory, a bug) must not cost the others; it is told here and in the table.
+    # A fault in one job (memory, a bug) must not cost the others; it is reported here and in the table.
     except Exception as error:
         record["error"] = f"{type(error).__name__}: {error}"
         say(traceback.format_exc().rstrip(), sys.stderr)

@@ -233,7 +233,7 @@ def test_experiments_can_be_looked_into(place: Path, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("words", [["n=some"], ["tokens=0"], ["predict"], ["n=1", "output=none/there.jsonl"]])
-def test_mistakes_exit_2(place: Path, words: list[str]) -> None:
+def test_errors_exit_2(place: Path, words: list[str]) -> None:
     assert cli.main(["inspect", *words, "model=bert_tiny", *TINY, *DATA]) == 2
 
 

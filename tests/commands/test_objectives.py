@@ -94,7 +94,7 @@ def pretrain_parameters(name: str, *more: str) -> int:
         ("path: rows", "members: task: no kind given"),
     ],
 )
-def test_mistakes_in_a_task_are_told_before_anything_is_made(
+def test_errors_in_a_task_are_reported_before_anything_is_written(
     place: Path, section: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pretrain("run", "objective=mixture", f"objective.members=[mlm,{{name: task, task: {{{section}}}}}]", status=2)

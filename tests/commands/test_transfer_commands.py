@@ -129,7 +129,7 @@ def test_a_tokenizer_of_the_hub(
     assert "tokenizer.path=no: no such folder" in capsys.readouterr().err
 
 
-def test_mistakes_are_told(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_are_reported(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make("bert", place / "published")
     for words, message in (
         (("export", "checkpoint=nowhere", "output=x"), "checkpoint=nowhere: no such folder"),

@@ -1,4 +1,4 @@
-"""The decoder tells every mistake at once, in plain words, and resolves `auto`."""
+"""The decoder reports every error at once, in plain words, and resolves `auto`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_sound_configuration_is_frozen_and_typed() -> None:
         config.seed = 2
 
 
-def test_all_mistakes_are_told_together() -> None:
+def test_all_errors_are_reported_together() -> None:
     data = drive(
         road="???",
         seed=1000.0,
@@ -168,7 +168,7 @@ def test_auto_without_a_source() -> None:
     assert set(problems) == {"engine"}, "the wheels depend on the engine: one error, reported once"
 
 
-def test_what_depends_on_a_section_with_a_mistake_is_checked_all_the_same() -> None:
+def test_what_depends_on_a_section_with_an_error_is_checked_all_the_same() -> None:
     data = drive(engine={"name": "steam", "boiler": 2}, wheels={"name": "auto", "spokes": 1})
     assert set(problems_of(data)) == {"engine.boiler", "wheels.spokes"}
 

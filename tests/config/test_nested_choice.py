@@ -67,7 +67,7 @@ def test_a_checkpoint_must_agree() -> None:
         ("model.num_heads=128", "model.positions", "a head of model=bert has 1 | give model/positions=alibi"),
     ],
 )
-def test_mistakes(typed: str, key: str, message: str) -> None:
+def test_errors(typed: str, key: str, message: str) -> None:
     assert message in problems("model=bert_tiny", "model/positions=rotary", typed)[key]
 
 

@@ -92,7 +92,7 @@ def test_names_weights_and_heads():
     }
 
 
-def test_mistakes():
+def test_errors():
     for fields, message in (
         ({"members": ("mlm", "mlm")}, "each objective once"),
         ({"members": ("mlm", "nothing")}, "nothing is not one of clm, "),

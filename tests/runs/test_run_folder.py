@@ -190,7 +190,7 @@ def test_the_text_and_the_data_of_a_configuration_are_the_same(tmp_path: Path) -
         assert (run.path / "config.yaml").read_text().startswith("# the rate")
 
 
-def test_a_users_mistake_before_training_leaves_nothing(tmp_path: Path) -> None:
+def test_a_users_error_before_training_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(UserError), open_run(tmp_path / "run") as run:
         run.write_environment(["lmtool"])
         raise UserError("no rows")

@@ -73,7 +73,7 @@ def test_an_interrupt_ends_the_sweep(seen: list[Any], capsys: pytest.CaptureFixt
     assert "stopped at step 1" in capsys.readouterr().out
 
 
-def test_a_mistake_in_any_job_stops_before_the_first(seen: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_in_any_job_stops_before_the_first(seen: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["pretrain", "-m", "model=bert_tiny,gpt_tiny", "objective=mlm", "max_length=64,1024"]) == 2
     assert seen == [] and not Path("runs").exists()
     error = capsys.readouterr().err

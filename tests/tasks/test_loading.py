@@ -1,4 +1,4 @@
-"""Labelled data from files: layouts, labels by name, held-out rows, and mistakes with their file and line."""
+"""Labelled data from files: layouts, labels by name, held-out rows, and errors with their file and line."""
 
 from __future__ import annotations
 
