@@ -14,6 +14,7 @@ from lmtool.tasks.sources.layouts import read_file, suffixes
 TABLES = (".tsv", ".csv", ".jsonl", ".json")
 # The columns of a table where no task names others: the keys of the command.
 TEXT, PAIR = "text", "pair"
+Origin = list[tuple[str, int]]
 
 
 def asked_table(config: AskConfig, task: TaskConfig | None) -> Table | None:
@@ -26,14 +27,21 @@ def asked_table(config: AskConfig, task: TaskConfig | None) -> Table | None:
     return read_table(regular_file("input", config.input)) if suffix in TABLES else None
 
 
-def asked_texts(config: AskConfig) -> list[str]:
-    """The texts asked about: `text`, or the lines of `input`. UserError where there are none."""
+def asked_texts(config: AskConfig) -> tuple[list[str], Origin]:
+    """The texts asked about, and (file, line) of each: `text`, or the lines of `input`. UserError where there are
+    none."""
     if config.text is not None:
-        return [config.text]
+        return [config.text], [("text", 1)]
     if config.input is None:
         raise UserError("no text is given", 'give text="..." or input=FILE (- reads standard input)')
-    path = STANDARD_INPUT if config.input == "-" else regular_file("input", config.input)
-    lines = [line for _, line in read_lines(path) if line.strip()]
+    return input_lines(config.input)
+
+
+def input_lines(given: str) -> tuple[list[str], Origin]:
+    """The lines of an `input=`, empty ones left out, and (file, line) of each. UserError where there are none."""
+    path = STANDARD_INPUT if given == "-" else regular_file("input", given)
+    lines = [(line, (given, number)) for number, line in read_lines(path) if line.strip()]
     if not lines:
-        raise UserError(f"input={config.input}: no lines of text in it", "give one text a line")
-    return lines
+        raise UserError(f"input={given}: no lines of text in it", "give one text a line")
+    texts, origin = zip(*lines, strict=True)
+    return list(texts), list(origin)

@@ -52,13 +52,13 @@ def _rows(config: EmbedConfig, loaded: Loaded) -> Rows:
     task = section(config.checkpoint, loaded.saved, Choice("task", key="kind", optional=True))
     table = asked_table(config, task)
     if table is None:
-        texts = asked_texts(config)
+        texts, origin = asked_texts(config)
         columns: dict[str, list[Any]] = {TEXT: texts}
         if config.pair is not None:
             if len(texts) != 1:
                 raise UserError("pair is the second text of text=", "give a file with the columns text and pair")
             columns[PAIR] = [config.pair]
-        return Rows(list(range(len(texts))), columns, None, [("text", line + 1) for line in range(len(texts))])
+        return Rows(list(range(len(texts))), columns, None, origin)
     aliases = {} if task is None else task.aliases
     present = {aliases.get(name, name): values for name, values in table.columns.items()}
     names = () if task is None else task.text

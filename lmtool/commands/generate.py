@@ -6,10 +6,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from lmtool.commands.asked import TABLES, input_lines
 from lmtool.commands.configs import GenerateConfig
 from lmtool.commands.predictions import check_output, write_output
 from lmtool.commands.trained import Trained, load_trained
-from lmtool.data.files import STANDARD_INPUT, read_lines, regular_file
+from lmtool.data.files import regular_file
 from lmtool.data.tables import read_table
 from lmtool.errors import UserError
 from lmtool.generation.configs import GenerationConfig
@@ -17,7 +18,6 @@ from lmtool.learners.writing import Writer
 from lmtool.reporting.console import Output, SafeStream
 from lmtool.terminal import visible
 
-TABLES = (".tsv", ".csv", ".jsonl", ".json")
 Prompts = tuple[list[str], list[tuple[str, int]]]
 
 
@@ -92,9 +92,4 @@ def _prompts(config: GenerateConfig, trained: Trained) -> Prompts:
                 f"input={config.input}: no column {name}; there are {', '.join(table.columns)}", "give column=NAME"
             )
         return [str(value) for value in table.columns[name]], table.origin
-    path = STANDARD_INPUT if config.input == "-" else regular_file("input", config.input)
-    lines = [(line, (config.input, number)) for number, line in read_lines(path) if line.strip()]
-    if not lines:
-        raise UserError(f"input={config.input}: no lines of text in it", "give one prompt a line")
-    texts, origin = zip(*lines, strict=True)
-    return list(texts), list(origin)
+    return input_lines(config.input)

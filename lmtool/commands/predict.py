@@ -81,9 +81,9 @@ def _rows(config: PredictConfig, table: Table | None, learner: BaseLearner) -> R
     """What is asked about: the rows of a table, or texts."""
     if table is not None:
         return learner.read_rows(dict(table.columns), table.origin)
-    texts = asked_texts(config)
+    texts, origin = asked_texts(config)
     columns = columns_of(learner, texts, None if config.pair is None else [config.pair])
-    return learner.read_rows(columns, [("text", line + 1) for line in range(len(texts))])
+    return learner.read_rows(columns, origin)
 
 
 def columns_of(learner: BaseLearner, texts: list[str], pairs: list[str] | None) -> dict[str, list[str]]:
