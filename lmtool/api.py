@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import tokenizers
 import torch
 from torch import Tensor
 
@@ -53,8 +52,7 @@ class CallableTokenizer(Tokenizer):
     def _reader(self) -> Tokenizer:
         if not self._reads_special or self.parse_special_tokens:
             return self
-        copy = tokenizers.Tokenizer.from_str(self._backend.to_str())
-        return Tokenizer(copy, self.roles, self._origin, True, self._unflagged)
+        return self.parsing(True)
 
     def __call__(self, texts: Texts, pairs: Texts | None = None, max_length: int | None = None) -> dict[str, Tensor]:
         """`input_ids`, `attention_mask` and, where the model has segments, `token_type_ids`: (B, L) int64.

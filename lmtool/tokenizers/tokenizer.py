@@ -205,6 +205,11 @@ class Tokenizer:
         backend.post_processor = processors.TemplateProcessing(list(single), list(pair), named)
         return Tokenizer(backend, self.roles, self._origin, self.parse_special_tokens, self._unflagged)
 
+    def parsing(self, special_tokens: bool) -> Tokenizer:
+        """A copy that takes what looks like a special token in texts for one, or for text."""
+        backend = tokenizers.Tokenizer.from_str(self._backend.to_str())
+        return Tokenizer(backend, self.roles, self._origin, special_tokens, self._unflagged)
+
     def with_padding(self) -> Tokenizer:
         """The tokenizer; where it has no padding token, a copy that pads with its end token, as GPT-2's users do."""
         if "pad" in self.roles or "eos" not in self.roles:

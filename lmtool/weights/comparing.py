@@ -129,7 +129,9 @@ def compare_outputs(comparison: Comparison, original: CheckpointModel, copy: Che
 
 
 def compare_tokenizers(comparison: Comparison, original: Tokenizer, copy: Tokenizer) -> None:
-    """Enter the strings that the two encode differently."""
+    """Enter the strings that the two encode differently. A folder and a checkpoint may say otherwise whether special
+    tokens are read in texts; here they are text to both."""
+    original, copy = original.parsing(False), copy.parsing(False)
     both = zip(ADVERSARIAL, original.encode_batch(ADVERSARIAL), copy.encode_batch(ADVERSARIAL), strict=True)
     comparison.strings = [text for text, mine, theirs in both if mine.tolist() != theirs.tolist()]
     comparison.strings_compared = len(ADVERSARIAL)
