@@ -130,6 +130,12 @@ class TaskConfig(Config):
         return tensors
 
     @model_validator(mode="after")
+    def _metric_is_listed(self) -> TaskConfig:
+        if self.metric not in self.metrics:
+            raise ValueError(f"metric={self.metric} is not in metrics={list(self.metrics)}")
+        return self
+
+    @model_validator(mode="after")
     def _columns_differ(self) -> TaskConfig:
         if len({*self.text, self.label}) != len(self.text) + 1:
             raise ValueError(f"text={list(self.text)} and label={self.label} name a column twice")

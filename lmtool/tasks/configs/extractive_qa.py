@@ -81,8 +81,6 @@ class ExtractiveQaConfig(TaskConfig):
 
     @model_validator(mode="after")
     def _metrics_fit(self) -> ExtractiveQaConfig:
-        if self.metric not in self.metrics:
-            raise ValueError(f"metric={self.metric} is not in metrics={list(self.metrics)}")
         of_null = [name for name in self.metrics if name not in ("exact_match", "f1")]
         if of_null and not self.unanswerable:
             raise ValueError(f"metrics names {of_null[0]}, which is of data with unanswerable=true")

@@ -71,8 +71,6 @@ class Seq2SeqConfig(PromptedConfig):
 
     @model_validator(mode="after")
     def _metric_listed(self) -> Seq2SeqConfig:
-        if self.metric not in self.metrics:
-            raise ValueError(f"metric={self.metric} is not in metrics={list(self.metrics)}")
         if self.generation.max_new_tokens < 2:
             raise ValueError("generation.max_new_tokens=1 leaves no room for a text and its end")
         if self.prompt.words:

@@ -207,8 +207,6 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
                 raise ValueError(f"loss.class_weights has {len(weights)} weights for {len(labels)} labels")
             if "f1" in self.metrics and len(labels) != 2:
                 raise ValueError(f"metrics names f1, which is of two classes; there are {len(labels)}: take macro_f1")
-        if self.metric not in self.metrics:
-            raise ValueError(f"metric={self.metric} is not in metrics={list(self.metrics)}")
         return self
 
 
@@ -276,8 +274,6 @@ class MultiLabelConfig(WindowedConfig):
             for name, given in (("loss.class_weights", self.loss.class_weights), ("thresholds", self.thresholds)):
                 if isinstance(given, tuple) and len(given) != len(self.labels):
                     raise ValueError(f"{name} has {len(given)} numbers for {len(self.labels)} labels")
-        if self.metric not in self.metrics:
-            raise ValueError(f"metric={self.metric} is not in metrics={list(self.metrics)}")
         return self
 
 
@@ -305,9 +301,3 @@ class RegressionConfig(WindowedConfig):
         "pearson",
         description="The score that chooses the best checkpoint; of mse the smallest.",
     )
-
-    @model_validator(mode="after")
-    def _metric_listed(self) -> RegressionConfig:
-        if self.metric not in self.metrics:
-            raise ValueError(f"metric={self.metric} is not in metrics={list(self.metrics)}")
-        return self

@@ -50,6 +50,4 @@ class SpanClassificationConfig(TaskConfig):
     def _labels_fit(self) -> SpanClassificationConfig:
         if self.labels is not None and (len(self.labels) < 2 or len(set(self.labels)) != len(self.labels)):
             raise ValueError(f"labels={list(self.labels)}: at least two different names")
-        if self.metric not in self.metrics:
-            raise ValueError(f"metric={self.metric} is not in metrics={list(self.metrics)}")
         return self

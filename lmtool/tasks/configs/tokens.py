@@ -87,8 +87,6 @@ class TokenClassificationConfig(TaskConfig):
                 raise ValueError(f"labels={list(labels)}: at least two different names")
             if isinstance(weights, tuple) and len(weights) != len(labels):
                 raise ValueError(f"loss.class_weights has {len(weights)} weights for {len(labels)} labels")
-        if self.metric not in self.metrics:
-            raise ValueError(f"metric={self.metric} is not in metrics={list(self.metrics)}")
         if self.scheme == "none" and self.metrics != ("accuracy",):
             raise ValueError(f"metrics={list(self.metrics)} score entities; of scheme=none there is accuracy alone")
         return self
