@@ -193,6 +193,12 @@ class Scores:
     documents: Tensor
 
 
+def part_of(name: str) -> str:
+    """The part a tensor belongs to: `backbone`, `objective` or `heads.NAME`."""
+    pieces = name.split(".")
+    return ".".join(pieces[:2]) if pieces[0] == "heads" else pieces[0]
+
+
 @dataclass
 class ParameterGroup:
     """Parameters that share a learning rate (as a multiple of the schedule's) and a weight decay (as a multiple

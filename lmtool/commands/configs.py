@@ -145,8 +145,8 @@ class FinetuneConfig(RunConfig):
     auto: ClassVar[dict[str, Auto]] = {
         "model": _FROM_CHECKPOINT,
         "tokenizer": Auto(("checkpoint", "model.recipe.tokenizer"), hint="give tokenizer=NAME", agrees=True),
-        "optimizer": Auto(("model.recipe.finetune.optimizer",)),
-        "schedule": Auto(("model.recipe.finetune.schedule",)),
+        "optimizer": Auto(("tuning.recipe.optimizer", "model.recipe.finetune.optimizer")),
+        "schedule": Auto(("tuning.recipe.schedule", "model.recipe.finetune.schedule")),
     }
 
     task: Annotated[TaskConfig, Choice("task", key="kind")] = Field(

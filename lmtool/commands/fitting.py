@@ -16,6 +16,7 @@ from lmtool.errors import Problem
 from lmtool.learners.configs import MixtureConfig, ObjectiveConfig
 from lmtool.models.configs import ModelConfig
 from lmtool.tokenizers.configs import TokenizerConfig
+from lmtool.tuning.configs import TuningConfig
 
 Roles = Collection[str] | None
 """The roles of a vocabulary's special tokens; None where they are not known yet."""
@@ -90,6 +91,14 @@ def task_fits_model(task: Any, model: ModelConfig) -> Iterator[Problem]:
         ]
         yield Problem("task", f"task={problem}", _hint(models[:1]))
     elif (misfit := task.misfit(model)) is not None:
+        yield misfit
+
+
+@rule(FinetuneConfig, "tuning", "model", "task")
+def tuning_fits(tuning: TuningConfig, model: ModelConfig, task: Any) -> Iterator[Problem]:
+    """A tuning method has something to edit, and to train."""
+    misfit = tuning.misfit(model, task)
+    if misfit is not None:
         yield misfit
 
 

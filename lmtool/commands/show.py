@@ -152,10 +152,20 @@ def _show_choice(group: str, name: str, config_dirs: Sequence[Path]) -> None:
 
         problem = unknown_choice(group, group, name, groups.options(group, config_dirs) or tables.names(group))
         raise UserError(problem.message, problem.hint)
-    family = tables.lookup(group, _component(group, name, config_dirs)) if group == "model" else None
-    for recipe in [] if family is None else recipes.files_of(family.config):
+    for recipe in _recipes(group, _component(group, name, config_dirs)):
         say(f"\n# {_short(recipe)}")
         say(recipe.read_text(encoding="utf-8").removesuffix("\n"))
+
+
+def _recipes(group: str, name: str) -> list[Path]:
+    """What papers prescribe for a model or a tuning method of this name."""
+    entry = tables.lookup(group, name)
+    if entry is None or group not in ("model", "tuning"):
+        return []
+    if group == "model":
+        return recipes.files_of(entry.config)
+    file = recipes.tuning_file(entry.config)
+    return [] if file is None else [file]
 
 
 def _component(group: str, name: str, config_dirs: Sequence[Path]) -> str:

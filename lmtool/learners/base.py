@@ -63,6 +63,7 @@ class ModelWithHeads(nn.Module):
         self.backbone: Backbone = backbone
         self.heads = nn.ModuleDict()
         self.tuning: Tuning | None = None
+        self.added: frozenset[str] = frozenset()  # names of the parameters that the tuning method put in
 
     @property
     def device(self) -> torch.device:
@@ -80,7 +81,9 @@ class ModelWithHeads(nn.Module):
     def tune(self, tuning: Tuning, new: Collection[str] | None = None) -> None:
         """Edit the model by a tuning method, which answers for what learns from then on. new: the parts that did
         not come from a checkpoint; None: not known."""
+        own = {name for name, _ in self.named_parameters()}
         tuning.edit(self, self.seed, new)
+        self.added = frozenset(name for name, _ in self.named_parameters()) - own
         self.tuning = tuning
 
 

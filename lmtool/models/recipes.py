@@ -105,6 +105,21 @@ def recipe_of(family: type[Config], width: int) -> dict[str, Any]:
     return nested
 
 
+def of_tuning(method: type[Config]) -> dict[str, Section]:
+    """The sections `optimizer` and `schedule` that a tuning method has a recipe for, `tuning/NAME.yaml` beside those of
+    the families: the same at every width. Raises UserError where it is none."""
+    path = tuning_file(method)
+    return {} if path is None else {key: section for key, section in read(path).finetune if section}
+
+
+def tuning_file(method: type[Config]) -> Path | None:
+    """The recipe of a tuning method, where it has one."""
+    field = method.model_fields.get("name")
+    name = "" if field is None else field.default
+    path = _folder(method) / "tuning" / f"{name}.yaml"
+    return path if path.is_file() else None
+
+
 def files_of(family: type[Config]) -> list[Path]:
     """The recipes of a family, those that count first: its own, those of the classes it derives from, the default."""
     return [*(path for _, path in reversed(_layers(family))), _default()]

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from lmtool.learners.base import BaseLearner, decayed_groups
-from lmtool.types import ParameterGroup
+from lmtool.types import ParameterGroup, part_of
 
 
 class TuningMethod(ABC):
@@ -27,6 +27,10 @@ class TuningMethod(ABC):
         ...); None: not known, and every head is taken to be new.
         """
 
+    def merge(self, learner: BaseLearner) -> None:  # noqa: B027 most methods add nothing
+        """Fold what was added into the weights of the base, so that the model is a plain one again. UserError, which
+        names a way to export it, where that cannot be."""
+
     def parameter_groups(self, learner: BaseLearner) -> list[ParameterGroup]:
         """What learns, with learning rates and decay of its own."""
         return decayed_groups(learner)
@@ -40,4 +44,15 @@ class TuningMethod(ABC):
 
     def delta(self, learner: BaseLearner) -> set[str]:
         """Names of the tensors that tell the tuned learner from its base: what learns, and what was added."""
-        return {name for name, parameter in learner.named_parameters() if parameter.requires_grad}
+        learns = {name for name, parameter in learner.named_parameters() if parameter.requires_grad}
+        return learns | learner.added
+
+
+def freeze(learner: BaseLearner, new: Collection[str] | None) -> None:
+    """Freeze what came from a checkpoint, all but the heads of what is learned: these learn, and so do parts that are
+    new (a pooler that the checkpoint lacked; random, it is a part of the head). A pretrained pooler and a pretrained
+    language model's head stay as they are. new: as in `TuningMethod.edit`."""
+    for name, parameter in learner.named_parameters():
+        part = part_of(name)
+        learns = part != "backbone" and (new is None or part in new or part.removeprefix("heads.") in learner.weights)
+        parameter.requires_grad_(learns)

@@ -19,10 +19,10 @@ from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
 from lmtool.models.keymap import Tied
 from lmtool.runs.checkpoints import save_tensors
 from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.types import part_of
 from lmtool.weights.classifiers import labels_of
 from lmtool.weights.folders import CONFIG
 from lmtool.weights.heads import form_of
-from lmtool.weights.loading import part_of
 from lmtool.weights.reading import their_names
 from lmtool.weights.task_heads import CLASSIFIER, DECISIONS, HEADS, WORDS, TaskHead, head_of_task
 

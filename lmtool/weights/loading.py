@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from lmtool.errors import UserError
 from lmtool.heads.lm import LMHead
+from lmtool.types import part_of
 
 
 @dataclass(frozen=True)
@@ -36,12 +37,6 @@ class LoadReport:
         if self.ignored:
             sentence += f"; {len(self.ignored)} keys of its config.json not read: {', '.join(self.ignored[:8])}"
         return sentence
-
-
-def part_of(name: str) -> str:
-    """The part a tensor belongs to: `backbone`, `objective` or `heads.NAME`."""
-    pieces = name.split(".")
-    return ".".join(pieces[:2]) if pieces[0] == "heads" else pieces[0]
 
 
 def by_part(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:

@@ -1,0 +1,37 @@
+"""What a tuning method is as configuration: a file a method. Imports no torch."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from lmtool.config.base import Config
+from lmtool.errors import Problem
+from lmtool.models import recipes
+
+
+class TuningConfig(Config):
+    """The base of every tuning method. What a paper gives for it, its learning rate above all, stands in
+    `conf/recipe/tuning/NAME.yaml`; without one it learns as the model's recipe has it."""
+
+    of_transformers: ClassVar[bool] = True
+    """Whether it edits the layers of a transformer; False: any model will do."""
+
+    name: str = Field(description="Which tuning method.")
+
+    def recipe(self) -> dict[str, Any]:
+        """What `optimizer=auto` and `schedule=auto` stand for with this method: by section, {} where its YAML does not
+        say."""
+        return recipes.of_tuning(type(self))
+
+    def misfit(self, model: Any, task: Any) -> Problem | None:
+        """Why this method does not go with a model's or a task's configuration, if it does not: what is given, why
+        not, and the nearest override that does."""
+        if self.of_transformers and not hasattr(model, "num_heads"):
+            return Problem(
+                "tuning",
+                f"tuning={self.name} edits the layers of a transformer; model={model.name} is none",
+                "give tuning=full or tuning=head",
+            )
+        return None
