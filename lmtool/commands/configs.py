@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from lmtool.commands.base_configs import DEVICE, CommandConfig
 from lmtool.commands.use_configs import AskConfig as AskConfig
@@ -33,6 +33,8 @@ _START = (
     "give checkpoint=runs/NAME (a run of lmtool pretrain), or model=bert_tiny for random weights; "
     "a task's data are read from task.path=FOLDER"
 )
+SHORTEST = 8
+"""The least that max_length may be."""
 _FROM_CHECKPOINT = Auto(("checkpoint",), hint=_START, agrees=True)
 
 
@@ -82,7 +84,7 @@ class RunConfig(CommandConfig):
         "result beyond rounding.",
     )
     max_length: int = Field(
-        128, ge=8, description="Tokens in one packed sequence, at most; longer texts are cut or split."
+        128, ge=SHORTEST, description="Tokens in one packed sequence, at most; longer texts are cut or split."
     )
     log_every: int = Field(10, ge=1, description="Steps between rows in metrics.jsonl.")
     evaluate_every: int | None = Field(
@@ -163,7 +165,9 @@ class FinetuneConfig(RunConfig):
         entry = lookup("task", str(task.get("kind"))) if isinstance(task, dict) else None
         length = getattr(entry.config if entry is not None else TaskConfig, "default_max_length", 128)
         positions = model.get("max_positions") if isinstance(model, dict) else None
-        return {**data, "max_length": min(length, positions) if isinstance(positions, int) else length}
+        if not isinstance(positions, int):
+            return {**data, "max_length": length}
+        return {**data, "max_length": min(length, max(positions - _positions_taken(data), SHORTEST))}
 
     @property
     def learns(self) -> TaskConfig:
@@ -174,6 +178,15 @@ class FinetuneConfig(RunConfig):
     def tuned_by(self) -> TuningConfig:
         """The section of the method."""
         return self.tuning
+
+
+def _positions_taken(data: dict[str, Any]) -> int:
+    """Positions that the tuning method takes of the model's, where both sections are sound."""
+    try:
+        tuning, model = (Choice(key).validate(data.get(key)) for key in ("tuning", "model"))
+    except ValidationError:
+        return 0
+    return tuning.positions_taken(model) if isinstance(tuning, TuningConfig) else 0
 
 
 class TokenizerCommandConfig(CommandConfig):

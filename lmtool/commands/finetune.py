@@ -39,6 +39,7 @@ def run(config: FinetuneConfig, overrides: list[str]) -> dict[str, Any]:
         require_fit(config, tokenizer)
         learner, loaded = assemble(config, tokenizer, start_weights(config, taken, opened.checkpoint is not None))
         facts = {**task.facts, **({"head": taken.note} if taken is not None and taken.note else {})}
+        facts["warnings"] = [*facts.get("warnings", ()), *config.tuning.warnings(config.optimizer)]
         following = _next(str(opened.folder.path))
         return fit(
             opened,

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from lmtool.commands.configs import FinetuneConfig, PretrainConfig, RunConfig
+from lmtool.commands.configs import SHORTEST, FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.config.rules import rule
 from lmtool.config.tables import Choice, entries
 from lmtool.data.configs import FORMATS
@@ -100,6 +100,21 @@ def tuning_fits(tuning: TuningConfig, model: ModelConfig, task: Any) -> Iterator
     misfit = tuning.misfit(model, task)
     if misfit is not None:
         yield misfit
+
+
+@rule(FinetuneConfig, "tuning", "model", "max_length")
+def virtual_tokens_fit_positions(tuning: TuningConfig, model: ModelConfig, max_length: int) -> Iterator[Problem]:
+    """A text and what a tuning method puts into it have a position each, where there is a last one."""
+    taken = tuning.positions_taken(model)
+    room = model.max_positions - taken
+    if taken and room < max_length <= model.max_positions:  # more is another rule's
+        fewer = f"a smaller tuning.length={max(1, model.max_positions - max_length)}"
+        yield Problem(
+            "max_length",
+            f"max_length={max_length} and the {taken} virtual tokens of tuning={tuning.name} are more than "
+            f"model.max_positions={model.max_positions}",
+            f"give max_length={room}" if room >= SHORTEST else f"give {fewer}",
+        )
 
 
 @rule(RunConfig, "model", "tokenizer")

@@ -15,7 +15,7 @@ from lmtool.config.tables import build
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.nn.cache import Cache
 from lmtool.nn.dropout import Draws
-from lmtool.nn.embeddings import Embeddings
+from lmtool.nn.embeddings import Embeddings, positions_taken
 from lmtool.nn.feedforward import Activation
 from lmtool.nn.initialization import Draw, initialize, materialize
 from lmtool.nn.positions import Position, PositionSizes
@@ -59,7 +59,7 @@ class Backbone(nn.Module):
     @property
     def longest_text(self) -> int:
         """Tokens of the longest text it reads, beside virtual ones."""
-        return self.config.max_positions - self.embed.virtual_count
+        return self.config.max_positions - positions_taken(self.embed)
 
     @property
     def head_norm_epsilon(self) -> float:
@@ -92,11 +92,15 @@ class OneStack(Stack, Backbone):
         self.config = config
         self.hidden_size = config.hidden_size
 
+    @property
+    def longest_text(self) -> int:
+        return self.config.max_positions - positions_taken(self.embed, self.ahead)
+
     def read(
         self, packed: Packed, draws: Draws | None, cache: Cache | None, read_M: Tensor | None, tap: Tap | None
     ) -> Tensor:
         """Enter, run, leave."""
-        entered = enter(self.embed, self.embed.tokens(packed.tokens), packed, draws, cache)
+        entered = enter(self.embed, self.embed.tokens(packed.tokens), packed, draws, cache, self.ahead)
         return self.run(entered, entered.read(read_M), tap=tap)
 
 
@@ -137,9 +141,7 @@ class Decoder(OneStack):
 
     def new_cache(self, documents: int, capacity: int) -> Cache:
         """An empty cache for this many texts of at most `capacity` tokens, and their virtual ones."""
-        virtual = self.embed.virtual_count
-        self.embed.position.check(capacity + virtual, virtual)
-        return Cache(len(list(self.depth())), documents, capacity + virtual)
+        return self.cache_for(self.embed, documents, capacity)
 
 
 def new(family: Callable[[AnyConfig], AnyBackbone], config: AnyConfig, seed: int) -> AnyBackbone:

@@ -20,7 +20,7 @@ from lmtool.nn.context import EncoderState
 from lmtool.nn.cross_attention import CrossAttention
 from lmtool.nn.decoder_blocks import PostNormCrossLayer
 from lmtool.nn.dropout import Draws
-from lmtool.nn.embeddings import Embeddings, StackInput
+from lmtool.nn.embeddings import Embeddings, StackInput, positions_taken
 from lmtool.nn.feedforward import Activation, FeedForward
 from lmtool.nn.stack import Stack, Tap, enter
 from lmtool.types import Packed, send
@@ -70,14 +70,14 @@ class EncoderDecoder(Backbone):
 
     def encode(self, inputs: Packed, draws: Draws | None = None, tap: Tap | None = None) -> EncoderState:
         """What the decoder reads of the inputs."""
-        entered = enter(self.embed, self.embed.tokens(inputs.tokens), inputs, draws)
+        entered = enter(self.embed, self.embed.tokens(inputs.tokens), inputs, draws, ahead=self.encoder.ahead)
         return EncoderState(self.encoder.run(entered, tap=tap), entered.packed.segments)
 
     def read_inputs(
         self, inputs: Packed, draws: Draws | None = None, read_M: Tensor | None = None, tap: Tap | None = None
     ) -> Tensor:
         """Hidden states of the encoder alone: (T, H), or (M, H) of the inputs with the flat indices `read_M`."""
-        entered = enter(self.embed, self.embed.tokens(inputs.tokens), inputs, draws)
+        entered = enter(self.embed, self.embed.tokens(inputs.tokens), inputs, draws, ahead=self.encoder.ahead)
         return self.encoder.run(entered, entered.read(read_M), tap=tap)
 
     def decode(
@@ -92,19 +92,22 @@ class EncoderDecoder(Backbone):
         """Hidden states (T, H) of the outputs, or (M, H). draws: of the outputs. cache: the tokens before these; these
         are added to it, and `encoded` keeps the keys and values of the inputs."""
         encoded.keep = encoded.keep or cache is not None
-        entered = enter(self.decoder.embed, self.embed.tokens(outputs.tokens), outputs, draws, cache)
+        vectors_TE = self.embed.tokens(outputs.tokens)
+        entered = enter(self.decoder.embed, vectors_TE, outputs, draws, cache, self.decoder.ahead)
         return self.decoder.run(entered, entered.read(read_M), encoded, tap)
 
     def new_cache(self, documents: int, capacity: int) -> Cache:
         """An empty cache for this many outputs of at most `capacity` tokens, and their virtual ones."""
-        virtual = self.decoder.embed.virtual_count
-        self.decoder.embed.position.check(capacity + virtual, virtual)
-        return Cache(len(list(self.decoder.depth())), documents, capacity + virtual)
+        return self.decoder.cache_for(self.decoder.embed, documents, capacity)
 
     @property
     def longest_answer(self) -> int:
         """Tokens of the longest outputs it reads, beside virtual ones."""
-        return self.config.max_positions - self.decoder.embed.virtual_count
+        return self.config.max_positions - positions_taken(self.decoder.embed, self.decoder.ahead)
+
+    @property
+    def longest_text(self) -> int:
+        return self.config.max_positions - positions_taken(self.embed, self.encoder.ahead)
 
 
 def shifted(packed: Packed, start: int) -> Packed:

@@ -215,6 +215,8 @@ class SelfAttention(MultiHead):
         if position.rotates:
             q_TAD, k_TAD = position.rotate(q_TAD, k_TAD, context.positions_T, context.positions_T)
         if context.cache is not None:
-            k_TAD, v_TAD = context.cache.append(k_TAD, v_TAD)
+            k_TAD, v_TAD = context.cache.append(k_TAD, v_TAD, context.prefix)
+        elif context.prefix is not None:
+            k_TAD, v_TAD = context.prefix.before(k_TAD, v_TAD)
         bias = position if position.scores else None
         return self.attended(q_TAD, k_TAD, v_TAD, context.layout, bias, context, read_M)

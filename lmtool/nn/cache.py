@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from lmtool.nn.layout import Causal, Layout, Mask, PrefixLM
+from lmtool.nn.prefix import LayerPrefix
 from lmtool.types import Packed, Segments, send
 
 # Rows grow by this many tokens, and by a quarter of their length.
@@ -25,14 +26,23 @@ _GROWTH = 64
 class Cache:
     """For `documents` texts of at most `capacity` tokens, without gradients.
 
-    lengths: tokens read of each. room: tokens a row has room for by now. fresh: whether the tokens that came last are
+    ahead: places in front of each text, of a prefix; they come on top of the capacity. lengths: tokens read of each.
+    room: places a row has by now. fresh: whether the tokens that came last are
     the first of all texts. layers: what each layer keeps, given to it in its context; new_layer makes one of the
     cache, keys and values where None. It has `select(rows_R)`, as `LayerCache` has.
     """
 
-    def __init__(self, num_layers: int, documents: int, capacity: int, new_layer: Callable[[Cache], Any] | None = None):
+    def __init__(
+        self,
+        num_layers: int,
+        documents: int,
+        capacity: int,
+        new_layer: Callable[[Cache], Any] | None = None,
+        ahead: int = 0,
+    ):
         self.documents = documents
         self.capacity = capacity
+        self.ahead = ahead
         self.room = 0
         self.lengths = [0] * documents
         self.fresh = True
@@ -49,23 +59,25 @@ class Cache:
         longest = max(self.lengths, default=0)
         if longest > self.capacity:
             raise ValueError(f"{longest} tokens in a cache for {self.capacity}")
-        if longest > self.room:
-            self.room = min(self.capacity, -(-max(longest, self.room * 5 // 4) // _GROWTH) * _GROWTH)
+        if longest + self.ahead > self.room:
+            wanted = -(-max(longest + self.ahead, self.room * 5 // 4) // _GROWTH) * _GROWTH
+            self.room = min(self.capacity + self.ahead, wanted)
         device, documents_T = packed.tokens.device, packed.documents
-        positions_T = packed.positions + send(torch.tensor(self._before), device)[documents_T]
+        positions_T = packed.positions + send(torch.tensor(self._before) + self.ahead, device)[documents_T]
         self.places_T = positions_T + documents_T * self.room
         return positions_T
 
     def layout(self, packed: Packed, mask: Mask) -> Layout:
         """How the new tokens stand to all that are there."""
         if self.fresh:
-            return Layout.of(packed, mask)
+            return Layout.of(packed, mask, self.ahead)
         one_each = self.documents > 1 and all(length == 1 for length in packed.lengths)
         hides_room = isinstance(mask, Causal | PrefixLM)
-        lengths = (self.room,) * self.documents if one_each and hides_room else tuple(self.lengths)
+        read = tuple(length + self.ahead for length in self.lengths)
+        lengths = (self.room,) * self.documents if one_each and hides_room else read
         starts = tuple(range(0, self.documents * self.room, self.room))
         keys = Segments(starts, lengths, packed.tokens.device)
-        return Layout(packed.segments, keys, mask, tuple(self._before))
+        return Layout(packed.segments, keys, mask, tuple(before + self.ahead for before in self._before))
 
     def select(self, rows: Sequence[int]) -> None:
         """Keep these documents alone, in this order; one may come several times."""
@@ -84,13 +96,16 @@ class LayerCache:
         self._keys_NCAD: Tensor | None = None
         self._values_NCAD: Tensor | None = None
 
-    def append(self, k_TAD: Tensor, v_TAD: Tensor) -> tuple[Tensor, Tensor]:
-        """Write the new tokens behind the old ones; give what the layout's keys are: the new ones themselves where
-        there were none before, else all rows, (N*C, A, D)."""
+    def append(self, k_TAD: Tensor, v_TAD: Tensor, prefix: LayerPrefix | None = None) -> tuple[Tensor, Tensor]:
+        """Write the new tokens behind the old ones, the first ones behind the prefix; give what the layout's keys
+        are: the new ones themselves where there were none before, else all rows, (N*C, A, D)."""
         self._keys_NCAD = self._written(self._keys_NCAD, k_TAD)
         self._values_NCAD = self._written(self._values_NCAD, v_TAD)
+        if prefix is not None:
+            # Once, since rows that grow or are chosen keep it.
+            self._keys_NCAD[:, : self._cache.ahead], self._values_NCAD[:, : self._cache.ahead] = prefix.heads(k_TAD)
         if self._cache.fresh:
-            return k_TAD, v_TAD
+            return (k_TAD, v_TAD) if prefix is None else prefix.before(k_TAD, v_TAD)
         return self._keys_NCAD.flatten(0, 1), self._values_NCAD.flatten(0, 1)
 
     def _written(self, rows_NCAD: Tensor | None, x_TAD: Tensor) -> Tensor:

@@ -15,6 +15,8 @@ class PositionsConfig(Config):
 
     even_heads: ClassVar[bool] = False
     """Whether it needs an even width of a head."""
+    ends: ClassVar[bool] = False
+    """Whether there is a last position, which virtual tokens bring nearer."""
 
     name: str = Field(description="Which kind of positions.")
 
@@ -22,6 +24,8 @@ class PositionsConfig(Config):
 @component("model/positions", "learned", builder="lmtool.nn.positions:build_learned")
 class LearnedPositionsConfig(PositionsConfig):
     """One learned vector a position, up to model.max_positions of them (Gehring et al. 2017; BERT, GPT-2)."""
+
+    ends: ClassVar[bool] = True
 
     name: Literal["learned"] = Field("learned", description="One learned vector a position.")
 

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from lmtool.nn.dropout import Draws, draws_of
-from lmtool.nn.layout import First, Full, Layout, Mask
+from lmtool.nn.layout import First, Full, Layout, Mask, behind
 from lmtool.nn.positions import Position
+from lmtool.nn.prefix import LayerPrefix
 from lmtool.types import Packed, Segments, send
 
 AttentionKind = Literal["self_attn", "cross_attn"]
@@ -42,17 +43,21 @@ class EncoderState:
     outputs: int = 1
     _layouts: dict[tuple[int, ...], Layout] = field(default_factory=dict, repr=False)
 
-    def layout(self, outputs: Packed) -> Layout:
-        """How the tokens of the decoder stand to those of the encoder: each sees its whole input."""
+    def layout(self, outputs: Packed, ahead: int = 0) -> Layout:
+        """How the tokens of the decoder stand to those of the encoder: each sees its whole input, and as many keys of
+        a prefix in front of it as `ahead` says."""
+        keys, mask = behind(self.segments, ahead), self.mask
+        if ahead and isinstance(mask, First):
+            mask = First(tuple(length + ahead for length in mask.lengths))
         if not self.keep:
-            return Layout(outputs.segments, self.segments, self.mask)
+            return Layout(outputs.segments, keys, mask)
         lengths = outputs.lengths
         if self.outputs > 1:
             lengths = tuple(sum(lengths[at : at + self.outputs]) for at in range(0, len(lengths), self.outputs))
         if lengths not in self._layouts:
             # Step after step has one token a text: the plan of the last step is that of the next.
             queries = Segments.packed(lengths, outputs.tokens.device)
-            self._layouts = {lengths: Layout(queries, self.segments, self.mask)}
+            self._layouts = {lengths: Layout(queries, keys, mask)}
         return self._layouts[lengths]
 
     def in_rows(self) -> EncoderState:
@@ -73,13 +78,14 @@ class EncoderState:
     def select(self, rows: Sequence[int], outputs: int) -> None:
         """Keep the inputs of these rows alone, each for this many outputs. After `in_rows`."""
         self.outputs, self._layouts = outputs, {}
-        if list(rows) == list(range(len(self.segments.lengths))):
+        inputs = len(self.segments.lengths)
+        if list(rows) == list(range(inputs)):
             return
         longest, device = self.segments.lengths[0], self.hidden_SH.device
         rows_N = send(torch.tensor(rows), device)
 
         def kept(x_S: Tensor) -> Tensor:
-            return x_S.unflatten(0, (-1, longest)).index_select(0, rows_N).flatten(0, 1)
+            return x_S.unflatten(0, (inputs, -1)).index_select(0, rows_N).flatten(0, 1)
 
         self.hidden_SH = kept(self.hidden_SH)
         self.kept = {module: (kept(keys), kept(values)) for module, (keys, values) in self.kept.items()}
@@ -96,7 +102,8 @@ class Context:
     in their documents. position: how attention uses that. draws: dropout's, None in evaluation. cache: what the layer
     keeps of the tokens before these. encoded, cross_layout: what a decoder reads of its encoder, and how its tokens
     stand to that. read_M: flat indices of the tokens whose result is wanted; None for all. watch: asks who takes the
-    layer's attention weights.
+    layer's attention weights. prefix, cross_prefix: keys and values in front of those of the texts, and of those of
+    the encoder; None where there are none, and where they are kept with the others by now.
     """
 
     packed: Packed
@@ -109,6 +116,8 @@ class Context:
     cross_layout: Layout | None = None
     read_M: Tensor | None = None
     watch: Callable[[AttentionKind], TakesWeights | None] | None = None
+    prefix: LayerPrefix | None = None
+    cross_prefix: LayerPrefix | None = None
 
     @classmethod
     def of(cls, packed: Packed, mask: Mask, position: Position | None = None, **more: Any) -> Self:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lmtool.nn.attention import MultiHead
 from lmtool.nn.context import Context, EncoderState
+from lmtool.nn.prefix import LayerPrefix
 
 
 class CrossAttention(MultiHead):
@@ -18,11 +19,13 @@ class CrossAttention(MultiHead):
 
     kind = "cross_attn"
 
-    def keys_values(self, encoded: EncoderState) -> tuple[Tensor, Tensor]:
-        """(S, A, D) keys and values of the encoder's hidden states."""
+    def keys_values(self, encoded: EncoderState, prefix: LayerPrefix | None = None) -> tuple[Tensor, Tensor]:
+        """(S, A, D) keys and values of the encoder's hidden states, behind those of a prefix where there is one."""
         if self in encoded.kept:
             return encoded.kept[self]
         keys_values = self.heads(self.k_proj(encoded.hidden_SH)), self.heads(self.v_proj(encoded.hidden_SH))
+        if prefix is not None:
+            keys_values = prefix.before(*keys_values)
         if encoded.keep:
             encoded.kept[self] = keys_values
         return keys_values
@@ -32,6 +35,6 @@ class CrossAttention(MultiHead):
         the context has no encoder."""
         if context.encoded is None or context.cross_layout is None:
             raise ValueError("cross-attention reads an encoder; the context has none")
-        k_SAD, v_SAD = self.keys_values(context.encoded)
+        k_SAD, v_SAD = self.keys_values(context.encoded, context.cross_prefix)
         q_TAD = self.heads(self.q_proj(x_TH))
         return self.attended(q_TAD, k_SAD, v_SAD, context.cross_layout, None, context, read_M)

@@ -54,6 +54,12 @@ class StackInput(nn.Module):
         return self.dropout(x_TH, draws)
 
 
+def positions_taken(embed: StackInput, ahead: int = 0) -> int:
+    """Positions that a text lacks, since virtual tokens and a prefix of this length have them; none where positions
+    have no end."""
+    return embed.virtual_count + ahead if embed.position.ends else 0
+
+
 class Embeddings(StackInput):
     """Token vectors, and what a stack adds to them.
 

@@ -83,6 +83,14 @@ class First:
         return key_R1K < torch.tensor(self.lengths)[documents_R][:, None, None]
 
 
+def behind(segments: Segments, ahead: int) -> Segments:
+    """The documents laid end to end, with so many places more in front of each that has tokens; the same ones for
+    0."""
+    if not ahead:
+        return segments
+    return Segments.packed(tuple(length + ahead if length else 0 for length in segments.lengths), segments.device)
+
+
 def left_to_right(packed: Packed) -> Causal | PrefixLM:
     """The mask of a stack that reads left to right, but for the prefixes of its documents."""
     return PrefixLM(packed.prefixes) if packed.prefixes else Causal()
@@ -150,9 +158,11 @@ class Layout:
             object.__setattr__(self, "query_start", (0,) * len(self.query.lengths))
 
     @classmethod
-    def of(cls, packed: Packed, mask: Mask) -> Layout:
-        """Self-attention within each document of a packed batch."""
-        return cls(packed.segments, packed.segments, mask)
+    def of(cls, packed: Packed, mask: Mask, ahead: int = 0) -> Layout:
+        """Self-attention within each document of a packed batch. ahead: keys in front of each document that are no
+        tokens of it."""
+        keys = behind(packed.segments, ahead)
+        return cls(packed.segments, keys, mask, (ahead,) * len(packed.lengths))
 
     @property
     def device(self) -> torch.device:

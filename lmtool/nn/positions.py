@@ -56,6 +56,8 @@ class Position(nn.Module):
     """Whether `score` adds to the attention scores; the variable-length kernels cannot, so they are passed by then."""
     weighs: ClassVar[bool] = False
     """Whether `value` adds to the attention's result; it needs the weights, which no fused kernel gives."""
+    ends: ClassVar[bool] = False
+    """Whether there is a last position."""
 
     def check(self, longest: int, virtual: int = 0) -> None:
         """Refuse documents longer than the kind can number. longest: tokens, of which some are virtual."""
@@ -82,6 +84,8 @@ class Position(nn.Module):
 
 class Learned(Position):
     """A table of one vector a position (Gehring et al. 2017; BERT, GPT-2). `weight`: (offset + max_positions, H)."""
+
+    ends: ClassVar[bool] = True
 
     def __init__(self, max_positions: int, hidden_size: int, offset: int = 0):
         super().__init__()

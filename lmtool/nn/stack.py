@@ -10,7 +10,7 @@ Shape letters: T tokens, M of them that are read, E width of the token vectors, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -23,6 +23,7 @@ from lmtool.nn.dropout import Draws, Dropout, draws_at, draws_of
 from lmtool.nn.embeddings import StackInput
 from lmtool.nn.layout import Full, Layout, Mask, left_to_right
 from lmtool.nn.positions import Position
+from lmtool.nn.prefix import KeyPrefix, LayerPrefix
 from lmtool.types import Packed
 
 Side = Literal["inputs", "outputs"]
@@ -60,7 +61,7 @@ class Entered:
 
     x_TH: their states. packed, positions_T, draws: of the tokens that entered, virtual ones included. position: what
     the stack's attention knows of positions. cache: the tokens before these. batch_T: where the tokens of the batch
-    stand among those that entered; None where they are the same.
+    stand among those that entered; None where they are the same. ahead: places in front of each text, of a prefix.
     """
 
     x_TH: Tensor
@@ -70,6 +71,7 @@ class Entered:
     draws: Draws | None = None
     cache: Cache | None = None
     batch_T: Tensor | None = None
+    ahead: int = 0
 
     def read(self, read_M: Tensor | None) -> Tensor | None:
         """Of tokens of the batch (None: all), where they stand among those that entered; None: all of these."""
@@ -79,7 +81,7 @@ class Entered:
 
     def layout(self, mask: Mask) -> Layout:
         """Which tokens see which under a mask."""
-        return Layout.of(self.packed, mask) if self.cache is None else self.cache.layout(self.packed, mask)
+        return Layout.of(self.packed, mask, self.ahead) if self.cache is None else self.cache.layout(self.packed, mask)
 
     def tapped(self, tap: Tap, place: Place, x_TH: Tensor) -> Tensor:
         """The states behind a tap."""
@@ -91,20 +93,30 @@ class Entered:
 
 
 def enter(
-    embed: StackInput, vectors_TE: Tensor, packed: Packed, draws: Draws | None = None, cache: Cache | None = None
+    embed: StackInput,
+    vectors_TE: Tensor,
+    packed: Packed,
+    draws: Draws | None = None,
+    cache: Cache | None = None,
+    ahead: int = 0,
 ) -> Entered:
-    """Token vectors to what the first layer reads. cache: of the tokens before these; it makes room for these."""
+    """Token vectors to what the first layer reads. cache: of the tokens before these; it makes room for these. ahead:
+    places in front of each text, of a prefix."""
     batch_T = None
     if embed.virtual is not None:
         insertion = embed.virtual.insertion(packed, None if cache is None else cache.lengths)
         vectors_TE = embed.virtual.among(vectors_TE, insertion)
         packed, batch_T = insertion.packed, insertion.batch_T
         draws = None if draws is None else draws.inserted(insertion.source_S, insertion.number_S)
+    if ahead and packed.prefixes:
+        packed = replace(packed, prefixes=tuple(prefix + ahead for prefix in packed.prefixes))
     if cache is None:
-        embed.position.check(max(packed.lengths, default=0), embed.virtual_count)
-    positions_T = packed.positions if cache is None else cache.extend(packed)
+        embed.position.check(max(packed.lengths, default=0) + ahead, embed.virtual_count + ahead)
+        positions_T = packed.positions + ahead if ahead else packed.positions
+    else:
+        positions_T = cache.extend(packed)
     x_TH = embed.finish(vectors_TE, packed, positions_T, draws)
-    return Entered(x_TH, packed, positions_T, embed.position, draws, cache, batch_T)
+    return Entered(x_TH, packed, positions_T, embed.position, draws, cache, batch_T, ahead)
 
 
 class Stack(nn.Module):
@@ -112,7 +124,12 @@ class Stack(nn.Module):
 
     causal: whether a token sees only itself and what is before it. final_norm: None for none. dropout: behind it.
     side: the side of a batch that it reads. embed: the embedding, where it is the stack's own.
+    prefix, cross_prefix: learned keys and values in front of each text, and in front of what the cross-attention reads,
+    for who tunes a model by them; no family has any.
     """
+
+    prefix: KeyPrefix | None
+    cross_prefix: KeyPrefix | None
 
     def __init__(
         self,
@@ -131,6 +148,19 @@ class Stack(nn.Module):
         self.final_norm = final_norm
         self.dropout = Dropout(dropout)
         self.side: Side = side
+        self.prefix, self.cross_prefix = None, None
+
+    @property
+    def ahead(self) -> int:
+        """Places that a prefix takes in front of each text."""
+        return 0 if self.prefix is None else len(self.prefix)
+
+    def cache_for(self, embed: StackInput, documents: int, capacity: int) -> Cache:
+        """An empty cache for this many texts of at most `capacity` tokens, and their virtual ones. UserError where
+        there are not so many positions."""
+        virtual = embed.virtual_count
+        embed.position.check(capacity + virtual + self.ahead, virtual + self.ahead)
+        return Cache(len(list(self.depth())), documents, capacity + virtual, ahead=self.ahead)
 
     def depth(self) -> Iterator[nn.Module]:
         """The layers in the order they are applied."""
@@ -161,7 +191,9 @@ class Stack(nn.Module):
         if tap is not None:
             x_TH = entered.tapped(tap, Place(0, self.side), x_TH)
         layouts: dict[Mask, Layout] = {}
-        cross_layout = None if encoded is None else encoded.layout(entered.packed)
+        crossed = 0 if self.cross_prefix is None else len(self.cross_prefix)
+        cross_layout = None if encoded is None else encoded.layout(entered.packed, crossed)
+        prefixes, cross_prefixes = self._prefixes(entered), self._cross_prefixes(encoded)
         for number, layer in enumerate(layers):
             mask, place = self.mask(number, entered.packed), Place(number + 1, self.side)
             if mask not in layouts:
@@ -178,6 +210,8 @@ class Stack(nn.Module):
                 cross_layout,
                 read_M if tap is None and number == len(layers) - 1 else None,
                 None if tap is None else partial(tap.weights, place),
+                None if prefixes is None else prefixes[number],
+                None if cross_prefixes is None else cross_prefixes[number],
             )
             x_TH = layer(x_TH, context)
             if tap is not None:
@@ -185,3 +219,15 @@ class Stack(nn.Module):
         if tap is not None:
             x_TH = only(x_TH, read_M)
         return self.leave(x_TH, draws_of(entered.draws, read_M))
+
+    def _prefixes(self, entered: Entered) -> list[LayerPrefix] | None:
+        """The prefix of each layer; None where a cache has it."""
+        if self.prefix is None or (entered.cache is not None and not entered.cache.fresh):
+            return None
+        return self.prefix.layers(entered.packed.segments)
+
+    def _cross_prefixes(self, encoded: EncoderState | None) -> list[LayerPrefix] | None:
+        """The prefix of each layer's cross-attention; None where it is kept with the keys of the encoder."""
+        if self.cross_prefix is None or encoded is None or encoded.kept:
+            return None
+        return self.cross_prefix.layers(encoded.segments)

@@ -46,6 +46,10 @@ class VirtualTokens(nn.Module):
     def __len__(self) -> int:
         return len(self.weight)
 
+    def vectors(self) -> Tensor:
+        """(P, E): what stands in the texts."""
+        return self.weight
+
     def insertion(self, packed: Packed, before: Sequence[int] | None = None) -> Insertion:
         """Where they stand in these texts. before: tokens of each document that a cache has read; a document that goes
         on has its virtual tokens there. ValueError where a text that begins has fewer than `after` tokens."""
@@ -74,6 +78,8 @@ class VirtualTokens(nn.Module):
 
     def among(self, vectors_TE: Tensor, insertion: Insertion) -> Tensor:
         """(S, E): the vectors of the batch's tokens, and these where they stand."""
+        if len(insertion.number_S) == len(vectors_TE):
+            return vectors_TE  # no text begins here
         own_SE = vectors_TE.index_select(0, insertion.source_S)
-        virtual_SE = nn.functional.embedding((insertion.number_S - 1).clamp(min=0), self.weight)
+        virtual_SE = nn.functional.embedding((insertion.number_S - 1).clamp(min=0), self.vectors())
         return torch.where(insertion.number_S[:, None] > 0, virtual_SE.to(own_SE.dtype), own_SE)

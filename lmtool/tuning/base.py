@@ -31,6 +31,11 @@ class TuningMethod(ABC):
         """Fold what was added into the weights of the base, so that the model is a plain one again. UserError, which
         names a way to export it, where that cannot be."""
 
+    def fold(self, learner: BaseLearner) -> Any:
+        """Replace what training alone needs (the map of a prefix) by what it computes; outputs stay as they are.
+        Returns the configuration that builds the learner as it is then."""
+        return self.config
+
     def parameter_groups(self, learner: BaseLearner) -> list[ParameterGroup]:
         """What learns, with learning rates and decay of its own."""
         return decayed_groups(learner)

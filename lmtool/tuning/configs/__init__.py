@@ -3,9 +3,15 @@
 from lmtool.tuning.configs.base import TuningConfig
 from lmtool.tuning.configs.full import FullConfig
 from lmtool.tuning.configs.head import HeadConfig
+from lmtool.tuning.configs.prefix import PrefixConfig
+from lmtool.tuning.configs.prompt import PromptConfig
+from lmtool.tuning.configs.ptuning import PTuningConfig
 
 __all__ = [
     "FullConfig",
     "HeadConfig",
+    "PTuningConfig",
+    "PrefixConfig",
+    "PromptConfig",
     "TuningConfig",
 ]

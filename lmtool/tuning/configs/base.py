@@ -25,6 +25,19 @@ class TuningConfig(Config):
         say."""
         return recipes.of_tuning(type(self))
 
+    @property
+    def positions(self) -> int:
+        """Positions that it takes in every text of the input."""
+        return 0
+
+    def positions_taken(self, model: Any) -> int:
+        """Those that a text of a model of this configuration lacks then: none where positions have no end."""
+        return self.positions if getattr(getattr(model, "positions", None), "ends", False) else 0
+
+    def warnings(self, optimizer: Any) -> list[str]:
+        """What a user should know before training with an optimizer of this configuration."""
+        return []
+
     def misfit(self, model: Any, task: Any) -> Problem | None:
         """Why this method does not go with a model's or a task's configuration, if it does not: what is given, why
         not, and the nearest override that does."""

@@ -1,0 +1,196 @@
+"""A prefix of keys and values on every family: the model that has read as many tokens before, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from lmtool.config.tables import entries
+from lmtool.errors import UserError
+from lmtool.generation.configs import GenerationConfig
+from lmtool.generation.generate import generate
+from lmtool.generation.scoring import CandidateScorer
+from lmtool.heads.lm import lm_head
+from lmtool.nn.cache import Cache
+from lmtool.nn.context import EncoderState
+from lmtool.nn.dropout import TokenDraws, token_keys
+from lmtool.nn.prefix import KeyPrefix
+from lmtool.types import Packed, Segments
+from tests.models.test_read import FAMILIES, LENGTHS, READ, SIZES, packed
+from tests.models.test_taps import of_family
+from tests.models.test_virtual_tokens import WRITTEN, part, spelled
+
+COUNT = len(WRITTEN)
+ENCODER_DECODERS = ["bart", "t5", "transformer"]
+READ_BEFORE = Packed(torch.tensor(WRITTEN), (COUNT,))
+
+
+def width_of(backbone):
+    return backbone.config.num_heads * backbone.config.width_of_head
+
+
+def set_prefix(stack, attribute, rows):
+    """A prefix of these keys and values: for each layer a pair of (P, W)."""
+    prefix = KeyPrefix(COUNT, len(rows), rows[0][0].shape[1]).double()
+    with torch.no_grad():
+        prefix.weight.copy_(torch.cat([tensor for pair in rows for tensor in pair], 1))
+    setattr(stack, attribute, prefix)
+
+
+def random_prefixes(backbone, seed=0):
+    """One in every attention."""
+    generator = torch.Generator().manual_seed(seed)
+    stacks = [backbone] if hasattr(backbone, "layers") else [backbone.encoder, backbone.decoder]
+    for stack in stacks:
+        for attribute in ("prefix", *(["cross_prefix"] if hasattr(stack.layers[0], "cross_attn") else [])):
+            drawn = torch.randn(len(list(stack.depth())), 2, COUNT, width_of(backbone), generator=generator).double()
+            set_prefix(stack, attribute, [tuple(pair) for pair in drawn])
+
+
+def projected(stack, read):
+    """Keys and values of a stack's layers, as `read` makes them."""
+    rows = []
+    hooks = [
+        module.register_forward_hook(lambda module, given, output: rows.append(output.detach()))
+        for layer in stack.layers
+        for module in (layer.self_attn.k_proj, layer.self_attn.v_proj)
+    ]
+    read()
+    for hook in hooks:
+        hook.remove()
+    return list(zip(rows[::2], rows[1::2], strict=True))
+
+
+@pytest.mark.parametrize("kind", ["learned", "t5", "rotary", "alibi", "shaw", "sinusoidal"])
+@pytest.mark.parametrize("family", ["gpt", "bart"])
+def test_it_is_what_a_model_keeps_of_tokens_read_before(family, kind):
+    """In a stack that reads left to right, whatever its positions; of a decoder that reads an encoder too in its first
+    layer, before tokens take anything from the input."""
+    depth = 2 if family == "gpt" else 1
+    backbone, outputs = of_family(family, positions={"name": kind}, num_layers=depth)
+    texts, own = spelled(packed(2), 0)
+    cache, stack = Cache(depth, 1, COUNT), backbone.decoder if outputs else backbone
+    with torch.no_grad():
+        if outputs:
+            wanted = backbone(packed(1), outputs=texts)[own]
+            state = backbone.encode(part(packed(1), [0]))
+            backbone.decode(state, READ_BEFORE, cache=cache)
+        else:
+            wanted = backbone(texts)[own]
+            backbone(READ_BEFORE, cache=cache)
+        kept = [(layer._keys_NCAD[0].flatten(-2), layer._values_NCAD[0].flatten(-2)) for layer in cache.layers]
+        set_prefix(stack, "prefix", kept)
+        got = backbone(packed(1), outputs=packed(2)) if outputs else backbone(packed(2))
+    torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if not name.startswith("gpt")])
+def test_an_encoder_of_one_layer_reads_it_as_tokens(family):
+    """Keys of the first layer do not depend on what stands beside them."""
+    backbone, outputs = of_family(family, num_layers=1)
+    texts, own = spelled(packed(1), 0)
+    stack, read = (backbone.encoder, backbone.read_inputs) if outputs else (backbone, backbone)
+    with torch.no_grad():
+        wanted = read(texts)[own]
+        set_prefix(stack, "prefix", projected(stack, lambda: read(READ_BEFORE)))
+        torch.testing.assert_close(read(packed(1)), wanted, rtol=0, atol=1e-12)
+        torch.testing.assert_close(read(packed(1), read_M=READ), wanted[READ], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("family", ENCODER_DECODERS)
+def test_cross_attention_reads_it_in_front_of_every_input(family):
+    backbone, _ = of_family(family)
+    with torch.no_grad():
+        state, extra = backbone.encode(packed(1)), torch.randn(COUNT, SIZES["hidden_size"]).double()
+        parts = [torch.cat([extra, part]) for part in state.hidden_SH.split(LENGTHS)]
+        longer = Segments.packed(tuple(length + COUNT for length in LENGTHS))
+        wanted = backbone.decode(EncoderState(torch.cat(parts), longer), packed(2))
+        attentions = [layer.cross_attn for layer in backbone.decoder.layers]
+        rows = [(attention.k_proj(extra), attention.v_proj(extra)) for attention in attentions]
+        set_prefix(backbone.decoder, "cross_prefix", rows)
+        torch.testing.assert_close(backbone.decode(state, packed(2)), wanted, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_packed_is_alone_with_dropout_and_each_layer_learns_its_own(family):
+    backbone, outputs = of_family(family)
+    random_prefixes(backbone)
+
+    def hidden(documents):
+        texts = [part(packed(seed), documents) for seed in (1, 2)]
+        numbers = torch.tensor(documents)
+        keys = [token_keys(0, 1, numbers, numbers * 0, text, outputs=side) for side, text in enumerate(texts)]
+        return backbone(texts[0], TokenDraws(*keys), **({"outputs": texts[1]} if outputs else {}))
+
+    together = hidden([0, 1, 2, 3])
+    for document, wanted in enumerate(together.split(LENGTHS)):
+        torch.testing.assert_close(hidden([document]), wanted, rtol=0, atol=1e-12)
+    together.square().sum().backward()
+    for name, parameter in backbone.named_parameters():
+        if "prefix" in name:
+            assert (parameter.grad.unflatten(-1, (-1, width_of(backbone))).abs().amax((0, 2)) > 0).all()
+
+
+def test_a_document_without_tokens_has_no_prefix():
+    backbone, _ = of_family("bert")
+    random_prefixes(backbone)
+    tokens = packed(1).tokens[:6]
+    wanted = backbone(Packed(tokens, (5, 1)))
+    torch.testing.assert_close(backbone(Packed(tokens, (5, 0, 1))), wanted, rtol=0, atol=1e-12)
+
+
+def test_a_prefix_that_all_of_a_text_sees_stands_behind_it():
+    """A masked prefix of the text counts from its first token."""
+    backbone, _ = of_family("gpt")
+    random_prefixes(backbone)
+    texts = packed(1)
+    whole = backbone(replace(texts, prefixes=LENGTHS))
+    plain = backbone(replace(texts, prefixes=(0,) * len(LENGTHS)))
+    torch.testing.assert_close(plain, backbone(texts), rtol=0, atol=1e-12)
+    backbone.causal = False
+    torch.testing.assert_close(whole, backbone(texts), rtol=0, atol=1e-12)
+    assert not torch.allclose(whole, plain)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("family", ["gpt", *ENCODER_DECODERS])
+def test_cached_is_uncached(family, beams):
+    backbone, outputs = of_family(family)
+    random_prefixes(backbone)
+    head = lm_head(backbone).double()
+    backbone.initialize(head, 0, "heads.lm.")
+    prompts, table = [[3, 4, 5, 9], [7], [8, 6]], backbone.embed.token.weight
+    config = GenerationConfig(max_new_tokens=6, beams=beams)
+    written = generate(backbone, head, prompts, config, start=0 if outputs else None)
+    scorer = CandidateScorer(backbone, head, start=0 if outputs else None)
+    scores = scorer.score([], prompts, [[new, [1, 2, 3]] for new in written])
+    for prompt, new, (score, _) in zip(prompts, written, scores, strict=True):
+        inputs, read = Packed(torch.tensor(prompt), (len(prompt),)), [0, *new[:-1]] if outputs else [*prompt, *new[:-1]]
+        texts = Packed(torch.tensor(read), (len(read),))
+        hidden = (backbone(inputs, outputs=texts) if outputs else backbone(texts))[-len(new) :]
+        logits = head(hidden, table)
+        if beams == 1:
+            assert logits.argmax(-1).tolist() == new
+        likelihoods = logits.log_softmax(-1).gather(1, torch.tensor(new)[:, None])
+        assert float(likelihoods.sum()) == pytest.approx(score, abs=1e-5)
+
+
+def test_it_counts_towards_the_longest_text_where_positions_end():
+    backbone, _ = of_family("bert")
+    random_prefixes(backbone)
+    assert backbone.longest_text == SIZES["max_positions"] - COUNT
+    with pytest.raises(UserError, match="33 tokens, 3 of them virtual"):
+        backbone(Packed(torch.zeros(30, dtype=torch.int64), (30,)))
+    t5, _ = of_family("t5")
+    random_prefixes(t5)
+    assert t5.longest_text == t5.longest_answer == SIZES["max_positions"]
+    bart, _ = of_family("bart")
+    random_prefixes(bart)
+    assert bart.longest_text == bart.longest_answer == SIZES["max_positions"] - COUNT
+
+
+def test_every_family_is_here():
+    assert {entry.name for entry in entries("model")} >= set(FAMILIES) and len(FAMILIES) > 9

@@ -1,0 +1,74 @@
+"""Runs of the methods that add virtual tokens: cut and resumed they end bit for bit the same, and what was frozen,
+saved and read again is what it was."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from lmtool import cli
+from tests.commands.conftest import finetune, pretrain, skip_reports, write_rows, write_text
+
+METHODS = {
+    "prompt": ("tuning=prompt", "tuning.length=5", "tuning.init=class_labels"),
+    "prefix": ("tuning=prefix", "tuning.length=5"),
+    "lstm": ("tuning=ptuning", "tuning.length=5"),
+    "deep": ("tuning=ptuning", "tuning.length=5", "tuning.deep=true"),
+}
+LAST = Path("checkpoints") / "step_00000008"
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A folder with labelled rows and a pretrained model."""
+    place = tmp_path_factory.mktemp("prompts")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        skip_reports(patch)
+        write_text(place / "text.txt")
+        write_rows(place / "rows")
+        pretrain("base", "max_steps=2")
+    return place
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_is_resumed_and_read_again_as_it_was(base, monkeypatch, method):
+    monkeypatch.chdir(base)
+    skip_reports(monkeypatch)
+    words = [*METHODS[method], "checkpoint=runs/base", "max_steps=8", "checkpoint_every=4"]
+    run, cut = finetune(method, *words), Path("runs") / f"{method}_cut"
+    shutil.copytree(run, cut)
+    shutil.rmtree(cut / LAST)
+    (cut / "result.json").unlink()
+    finetune(cut.name, *words)
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        assert (cut / LAST / name).read_bytes() == (run / LAST / name).read_bytes()
+    tensors = load_file(run / LAST / "model.safetensors")
+    before = load_file(Path("runs/base/checkpoints/step_00000002/model.safetensors"))
+    kept = [name for name in before if name.startswith("backbone.")]
+    assert all(torch.equal(tensors[name], before[name]) for name in kept)
+    added = {name for name in tensors if name.startswith("backbone.")} - set(kept)
+    learned = sum(tensors[name].numel() for name in tensors if name in added or name.startswith("heads.sst2."))
+    assert json.loads((run / "result.json").read_text())["trainable_parameters"] == learned
+    common = [f"checkpoint={run}", "device=cpu", "precision=fp32"]
+    assert cli.main(["evaluate", *common, f"output={method}.jsonl"]) == 0
+    assert Path(f"{method}.jsonl").read_text() == (run / "predictions.jsonl").read_text()
+    first = json.loads((run / "predictions.jsonl").read_text().splitlines()[0])
+    assert cli.main(["predict", *common, f"text={first['sentence']}", f"output={method}_first.jsonl"]) == 0
+    (again,) = map(json.loads, Path(f"{method}_first.jsonl").read_text().splitlines())
+    assert again["prediction"] == first["prediction"] and again["score"] == pytest.approx(first["score"], abs=1e-6)
+
+
+def test_a_small_rate_is_warned_of(base, monkeypatch, capsys):
+    monkeypatch.chdir(base)
+    skip_reports(monkeypatch)
+    words = ["tuning=prompt", "tuning.length=5", "checkpoint=runs/base", "max_steps=1"]
+    finetune("slow", *words, "optimizer=adamw", "optimizer.lr=0.001")
+    assert "optimizer.lr=0.001: soft prompts hardly move below 0.01" in capsys.readouterr().out
+    finetune("fast", *words)
+    assert "hardly move" not in capsys.readouterr().out

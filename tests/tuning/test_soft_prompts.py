@@ -1,0 +1,256 @@
+"""Soft prompts, prefixes and P-tuning over every architecture and kind of task: what learns, what it begins as, what a
+user is told, and that what is folded is what it was."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from lmtool.commands.decoding import decoded
+from lmtool.config.tables import build, lookup
+from lmtool.data.loader import PackedLoader
+from lmtool.data.split import Rows, SplitData
+from lmtool.errors import ConfigError, UserError
+from lmtool.models.configs import BertConfig, GptConfig
+from lmtool.models.encoder_configs import AlbertConfig
+from lmtool.models.encoder_decoder_configs import BartConfig, T5Config
+from lmtool.tokenizers.configs import ByteBpeConfig, WordPieceConfig
+from lmtool.tuning.configs import PrefixConfig, PromptConfig, PTuningConfig
+
+SIZES = {
+    "vocab_size": 340, "num_layers": 2, "hidden_size": 16, "num_heads": 2, "feedforward_size": 24, "max_positions": 64,
+}  # fmt: skip
+FAMILIES = {
+    "bert": (BertConfig(**SIZES), "bert"),
+    "albert": (AlbertConfig(**SIZES, embedding_size=8), "bert"),
+    "gpt": (GptConfig(**SIZES), "gpt2"),
+    "t5": (T5Config(**SIZES, head_size=6), "gpt2"),
+    "bart": (BartConfig(**SIZES), "roberta"),
+}
+METHODS = {
+    "prompt": PromptConfig(length=3),
+    "prefix": PrefixConfig(length=3, inner_size=5),
+    "lstm": PTuningConfig(length=3),
+    "mlp": PTuningConfig(length=3, encoder="mlp"),
+    "deep": PTuningConfig(length=3, deep=True),
+}
+TEXTS = ["a fine and warm film", "what a lovely story", "a dull, cold mess", "this is a waste of time", "the end"]
+WORDS = ["the cat saw Zoe", "a dog sat", "old river towns"]
+KINDS = {
+    "classification": ({"text": TEXTS}, np.arange(5) % 2, {"labels": ["no", "yes"]}),
+    "token_classification": (
+        {"tokens": [tuple(text.split()) for text in TEXTS]},
+        [tuple(len(word) % 2 for word in text.split()) for text in TEXTS],
+        {"labels": ["O", "B-X"]},
+    ),
+    "seq2seq": ({"source": TEXTS}, [(text[:9],) for text in TEXTS], {"target_tokens": 8}),
+}
+PAIRS = [
+    *(("bert", kind) for kind in ("classification", "token_classification")), ("albert", "classification"),
+    ("gpt", "classification"), ("gpt", "seq2seq"), ("t5", "seq2seq"), ("t5", "token_classification"),
+    ("bart", "classification"), ("bart", "seq2seq"),
+]  # fmt: skip
+
+
+def tokenizer_of(special_tokens):
+    if special_tokens == "bert":
+        return build(WordPieceConfig(minimum_count=1), TEXTS * 3, 300)
+    return build(ByteBpeConfig(minimum_count=1, special_tokens=special_tokens), TEXTS * 3, 330)
+
+
+def task_of(kind, **fields):
+    config = lookup("task", kind).config
+    metrics = {"seq2seq": "exact_match"}.get(kind, "accuracy")
+    given = {"kind": kind, "name": kind, "metrics": [metrics], "metric": metrics, **KINDS[kind][2], **fields}
+    return config.model_validate_json(json.dumps(given))
+
+
+def learner_of(family, kind="classification", method=None, **fields):
+    """A learner of a tiny model, tuned by a method with its pretrained parts frozen."""
+    config, special_tokens = FAMILIES[family]
+    learner = task_of(kind, **fields).learner(build(config, 0), tokenizer_of(special_tokens), 0)
+    if method is not None:
+        learner.tune(build(method), {f"heads.{kind}", "heads.pooler"})
+    return learner
+
+
+def data_of(kind):
+    columns, labels, _ = KINDS[kind]
+    rows = Rows(list(range(5)), columns, labels, [("rows", number + 1) for number in range(5)])
+    return SplitData("train", rows={kind: rows})
+
+
+def batches_of(learner, kind, size=5):
+    examples = learner.examples(data_of(kind), 40)
+    return list(PackedLoader(examples, 0, size, None, shuffle=False).epoch_batches())
+
+
+def gradients(learner, kind, size):
+    learner.zero_grad()
+    for batch in batches_of(learner, kind, size):
+        sum(learner(batch, 1).sums.values()).backward()
+    return {name: tensor.grad for name, tensor in learner.named_parameters() if tensor.requires_grad}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("family", "kind"), PAIRS)
+def test_what_is_added_learns_alone_and_texts_do_not_depend_on_their_batch(family, kind, method):
+    learner = learner_of(family, kind, METHODS[method])
+    frozen = [name for name, tensor in learner.named_parameters() if not tensor.requires_grad]
+    assert {name for name in frozen if name.startswith("backbone.")} == {
+        name for name, _ in learner_of(family, kind).named_parameters() if name.startswith("backbone.")
+    }
+    together, alone = (gradients(learner, kind, size) for size in (5, 1))
+    for name, gradient in together.items():
+        if (family, kind) == ("t5", "token_classification") and name.startswith("backbone.decoder."):
+            assert gradient is None, "words are read off the encoder"
+            continue
+        assert gradient is not None and gradient.abs().max() > 0, name
+        torch.testing.assert_close(alone[name], gradient, rtol=1e-4, atol=1e-6)
+    assert set(learner.added) <= set(together) and learner.added
+    assert all(tensor.grad is None for name, tensor in learner.named_parameters() if name in frozen)
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name not in ("prompt", "deep")])
+@pytest.mark.parametrize(("family", "kind"), [("albert", "classification"), ("gpt", "seq2seq"), ("bart", "seq2seq")])
+def test_what_is_folded_is_what_it_was(family, kind, method):
+    learner = learner_of(family, kind, METHODS[method]).eval()
+    (batch,) = batches_of(learner, kind)
+    with torch.no_grad():
+        wanted = learner.outputs(batch, 0)
+        before = learner.added
+        config = learner.tuning.fold(learner)
+        torch.testing.assert_close(learner.outputs(batch, 0), wanted, rtol=0, atol=1e-6)
+        again = learner_of(family, kind, config).eval()
+        again.load_state_dict(learner.state_dict())
+        assert torch.equal(again.outputs(batch, 0), learner.outputs(batch, 0))
+    assert learner.added == again.added and len(learner.added) < len(before)
+    assert learner.added <= {name for name, _ in learner.named_parameters()}
+    with pytest.raises(UserError, match="stands beside the weights of the base"):
+        learner.tuning.merge(learner)
+
+
+def count(learner):
+    return {name: tensor.numel() for name, tensor in learner.named_parameters() if name in learner.added}
+
+
+@pytest.mark.parametrize(
+    ("family", "method", "expected"),
+    [
+        ("bert", PromptConfig(), 100 * 16),
+        ("albert", PromptConfig(length=7), 7 * 8),
+        ("bert", PrefixConfig(reparametrize=False), 2 * 2 * 10 * 16),
+        ("albert", PTuningConfig(deep=True), 2 * 2 * 20 * 16),
+        ("gpt", PTuningConfig(deep=True), 2 * 2 * 20 * 16),
+        # Encoder, decoder and what the decoder reads of the encoder; three heads of six.
+        ("t5", PrefixConfig(reparametrize=False), 3 * 2 * 2 * 10 * 12),
+        ("bert", PrefixConfig(), 10 * 16 + 16 * 512 + 512 + 512 * 64 + 64),
+        ("bert", PTuningConfig(encoder="mlp"), 20 * 16 + 3 * (16 * 16 + 16)),
+        # Two directions of two layers with four gates of eight states, and two maps.
+        ("bert", PTuningConfig(), 20 * 16 + 2 * 2 * 4 * 8 * (16 + 8 + 2) + 2 * (16 * 16 + 16)),
+    ],
+)
+def test_added_parameters_are_those_of_the_papers(family, method, expected):
+    assert sum(count(learner_of(family, method=method)).values()) == expected
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt"])
+def test_a_prompt_begins_as_entries_of_the_vocabulary(family):
+    learner = learner_of(family, method=PromptConfig(length=400))
+    tokenizer, embed = learner.tokenizer, learner.backbone.embed
+    vectors = embed.virtual.weight.detach()
+    matches = (vectors[:, None] == embed.token.weight[None]).all(-1).float()
+    assert (matches.sum(1) == 1).all()
+    drawn = matches.argmax(1).tolist()
+    pieces, entries = tokenizer.pieces(drawn), len(set(drawn))
+    assert not set(drawn) & tokenizer.special_ids and not any(piece.startswith("[") for piece in pieces if piece[1:])
+    assert drawn[:entries] != sorted(drawn[:entries]) and drawn[entries:] == drawn[: 400 - entries]
+    assert drawn == (learner_of(family, method=PromptConfig(length=400)).backbone.embed.virtual.weight[:, None]
+                     == embed.token.weight[None]).all(-1).float().argmax(1).tolist()  # fmt: skip
+
+
+def test_a_prompt_begins_as_the_labels():
+    learner = learner_of("bert", method=PromptConfig(length=3, init="class_labels"), labels=["a_film", "mess"])
+    embed, encode = learner.backbone.embed, learner.tokenizer.encode
+    for row, words in enumerate(("a film", "mess")):
+        ids = torch.from_numpy(np.asarray(encode(words))).long()
+        torch.testing.assert_close(embed.virtual.weight[row], embed.token.weight[ids].mean(0))
+    assert (embed.virtual.weight[2] == embed.token.weight).all(-1).any()
+    drawn = learner_of("bert", method=PromptConfig(length=50, init="random")).backbone.embed.virtual.weight
+    assert drawn.abs().max() <= 0.5 and drawn.std() > 0.25
+
+
+def test_a_prompt_of_an_encoder_stands_behind_its_first_token():
+    """Whose state, at its own position, stands for the text."""
+    for family, after in (("bert", 1), ("albert", 1), ("gpt", 0), ("t5", 0), ("bart", 0)):
+        for method in ("prompt", "lstm"):
+            assert learner_of(family, method=METHODS[method]).backbone.embed.virtual.after == after
+
+
+def test_heads_learn_at_a_rate_of_their_own_beside_a_prompt():
+    learner = learner_of("bert", method=PromptConfig(length=3))
+    groups = {group.name: group for group in learner.parameter_groups()}
+    assert [name for name, _ in groups["prompt"].parameters] == ["backbone.embed.virtual.weight"]
+    assert groups["prompt"].learning_rate_scale == 1.0 and groups["decay"].learning_rate_scale == 0.01
+    learned = [name for group in groups.values() for name, _ in group.parameters]
+    assert sorted(learned) == sorted(name for name, tensor in learner.named_parameters() if tensor.requires_grad)
+
+
+def composed(**sections):
+    """A decoded finetuning of a model with learned positions for 64 tokens."""
+    metrics = {"metrics": ["accuracy"], "metric": "accuracy"}
+    given = {
+        "task": {"kind": "classification", "name": "mine", "path": "rows", **metrics},
+        "model": {"name": "bert", **SIZES}, "tokenizer": "auto", "checkpoint": "none", "optimizer": "auto",
+        "schedule": "auto", "max_steps": 1, "batch_examples": 2, "max_length": None, "tuning": {"name": "prompt"},
+    }  # fmt: skip
+    return decoded("finetune", {**given, **sections})
+
+
+def test_a_recipe_is_that_of_the_method():
+    config = composed(tuning={"name": "prompt", "length": 20})
+    assert (config.optimizer.name, config.optimizer.lr, config.schedule.name) == ("adafactor", 0.3, "constant")
+    assert not config.optimizer.scale_parameter and not config.tuning.warnings(config.optimizer)
+    assert config.max_length == 64 - 20, "a null max_length leaves room for them"
+    assert composed(tuning={"name": "prefix"}).max_length == 54
+    slow = composed(tuning={"name": "prompt", "length": 20}, optimizer={"name": "adamw", "lr": 5e-5})
+    assert "optimizer.lr=5e-05: soft prompts hardly move below 0.01" in slow.tuning.warnings(slow.optimizer)[0]
+    assert composed(tuning={"name": "prefix"}, optimizer={"name": "adamw", "lr": 5e-5}).tuning.warnings(None) == []
+
+
+@pytest.mark.parametrize(
+    ("sections", "message", "hint"),
+    [
+        (
+            {"tuning": {"name": "prompt", "length": 20}, "max_length": 64},
+            "max_length=64 and the 20 virtual tokens of tuning=prompt are more than model.max_positions=64",
+            "give max_length=44",
+        ),
+        ({"tuning": {"name": "prefix"}, "max_length": 55}, "the 10 virtual tokens", "give max_length=54"),
+        (
+            {"tuning": {"name": "ptuning", "length": 60}, "max_length": 40},
+            "60 virtual tokens", "give a smaller tuning.length=24",
+        ),
+        (
+            {"tuning": {"name": "prompt", "length": 8, "init": "class_labels"}, "task": {
+                "kind": "regression", "name": "mine", "path": "rows", "metrics": ["pearson"], "metric": "pearson"}},
+            "tuning.init=class_labels: task.kind=regression has no labels", "give tuning.init=vocabulary",
+        ),
+        ({"tuning": {"name": "ptuning", "deep": True, "encoder": "mlp"}}, "with deep=true there is none", None),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_together_is_refused(sections, message, hint):
+    with pytest.raises(ConfigError) as caught:
+        composed(**sections)
+    (problem,) = caught.value.problems
+    assert message in problem.message and (hint is None or problem.hint == hint)
+
+
+def test_positions_without_an_end_leave_texts_as_long_as_they_were():
+    config = composed(
+        model={"name": "t5", **SIZES, "head_size": 8}, tuning={"name": "prompt", "length": 60}, max_length=64
+    )
+    assert config.max_length == 64
