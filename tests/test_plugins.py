@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from safetensors.torch import load_file
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -207,7 +206,7 @@ def test_a_tuning_method_that_adds_modules_and_virtual_tokens(tmp_path: Path) ->
         "export --plugin outsider checkpoint=runs/tuned output=exported",
     )
     assert [answer[0] for answer in answers] == [0] * 8 + [2], "\n".join(answer[2] for answer in answers)
-    assert "backbone.embed.virtual.weight and 8 more tensors have no place in a published model=bert" in answers[8][2]
+    assert "backbone.embed.virtual.weight and 8 more tensors, which its tuning method added, cannot be" in answers[8][2]
     assert not (tmp_path / "exported").exists()
     (row,) = map(json.loads, (tmp_path / "first.jsonl").read_text().splitlines())
     label, score = answers[7][1].split()
@@ -216,11 +215,9 @@ def test_a_tuning_method_that_adds_modules_and_virtual_tokens(tmp_path: Path) ->
     assert (cut / weights).read_bytes() == (run / weights).read_bytes(), "resumed bit for bit"
     assert (tmp_path / "again.jsonl").read_text() == (run / "predictions.jsonl").read_text()
     tensors = load_file(run / weights)
-    before = load_file(tmp_path / "runs" / "base" / "checkpoints" / "step_00000004" / "model.safetensors")
     added = {name for name in tensors if "virtual" in name or "adapter" in name}
     assert "backbone.embed.virtual.weight" in added and len(added) == 1 + 2 * 4
-    kept = {name for name in tensors if name.startswith("backbone.")} - added
-    assert all(torch.equal(tensors[name], before[name]) for name in kept), "what is frozen stays as it was"
+    assert added == {name for name in tensors if name.startswith("backbone.")}, "what is frozen is left to the base"
     result = json.loads((run / "result.json").read_text())
     learned = sum(tensors[name].numel() for name in tensors if name in added or name.startswith("heads."))
     assert result["trainable_parameters"] == learned

@@ -212,7 +212,13 @@ class TransferConfig(CommandConfig):
 
 
 class ExportConfig(TransferConfig):
-    """`lmtool export`: a folder that transformers loads."""
+    """`lmtool export`: a folder that transformers loads; of a tuned run also what was tuned alone."""
+
+    format: Literal["transformers", "delta"] = Field(
+        "transformers",
+        description="transformers: complete weights, with those that a tuning method added merged into them. delta: of "
+        "a tuned run what its base lacks, without the optimizer's state, for lmtool.",
+    )
 
 
 class ImportConfig(TransferConfig):

@@ -12,32 +12,41 @@ from lmtool.commands.configs import ExportConfig
 from lmtool.commands.opening import words
 from lmtool.commands.roundtrip import compare_texts
 from lmtool.commands.trained import classifies, has_segments, read_trained
+from lmtool.config.checkpoint import find
 from lmtool.data.configs import FORMATS
 from lmtool.data.layouts import with_format
 from lmtool.errors import CheckFailed, UserError
 from lmtool.manifest import sha256
 from lmtool.models.configs import ModelConfig
 from lmtool.reporting.console import Output
+from lmtool.reporting.text import size
 from lmtool.secrets import masked
 from lmtool.tasks.kinds.learner import TaskLearner
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import choose_device, choose_precision
 from lmtool.weights.assemble import assemble
+from lmtool.weights.bases import saved_base
 from lmtool.weights.comparing import Comparison, compare_outputs, compare_tensors, compare_tokenizers, tied_names
-from lmtool.weights.exporting import Export, Reading, export_of, write_export
+from lmtool.weights.exporting import Export, Reading, export_of, write_delta, write_export
 from lmtool.weights.folders import published_folder
 from lmtool.weights.heads import format_of
-from lmtool.weights.load import Loaded, load, saved_config, saved_model
+from lmtool.weights.load import load, saved_config, saved_model
+from lmtool.weights.merging import merged
 from lmtool.weights.reading import Weights, read
 
 
 def run(config: ExportConfig, overrides: list[str]) -> None:
     """Write the folder, read it again, compare, and print what differs. CheckFailed where anything does."""
+    if config.format == "delta":
+        export_delta(config)
+        return
     loaded = load(config.checkpoint, offline=config.offline)
     if loaded.tokenizer is None:
         raise UserError(f"checkpoint={config.checkpoint} has no tokenizer", "give a checkpoint of lmtool")
     saved = saved_config(config.checkpoint, config.offline)
-    weights = read(config.checkpoint, config.offline)
+    weights = merged(read(config.checkpoint, config.offline), saved)
+    if weights.merged:
+        saved = {key: value for key, value in saved.items() if key != "tuning"}
     published = published_folder(config.checkpoint, config.offline)
     if published is not None and classifies(published, weights):
         saved = published.classifier_config()
@@ -48,7 +57,7 @@ def run(config: ExportConfig, overrides: list[str]) -> None:
         trained = read_trained(config.checkpoint, config.offline, choose_precision("fp32", choose_device("cpu")))
         tokenizer = trained.tokenizer.with_padding()  # without it a decoder's classifier reads one text at a time
     export = export_of(loaded.config, weights.tensors, task, tokenizer)
-    require_places(config.checkpoint, loaded, export)
+    require_places(weights, loaded.config, export)
     layout = layout_of(loaded.config, task, tokenizer)
     tokenizer = tokenizer if layout is None else with_format(tokenizer, layout)
     folder = Path(config.output).expanduser()
@@ -73,15 +82,39 @@ def run(config: ExportConfig, overrides: list[str]) -> None:
         raise CheckFailed(f"{folder} is not what was exported", "see what changed above, and keep the checkpoint")
 
 
-def require_places(checkpoint: str, loaded: Loaded, export: Export) -> None:
-    """UserError where the model has more than a published one: what a tuning method added."""
-    lost = [name for name in loaded.model.parts.state_dict() if name[:6] != "heads." and name not in export.kept]
+def require_places(weights: Weights, model: ModelConfig, export: Export) -> None:
+    """UserError where the backbone has more than a published one."""
+    lost = [name for name in weights.tensors if name.startswith("backbone.") and name not in export.kept]
     if lost:
         more = f" and {len(lost) - 1} more tensors have" if len(lost) > 1 else " has"
         raise UserError(
-            f"checkpoint={checkpoint}: {lost[0]}{more} no place in a published model={loaded.config.name}",
+            f"checkpoint={weights.origin}: {lost[0]}{more} no place in a published model={model.name}",
             "use the run with lmtool",
         )
+
+
+def export_delta(config: ExportConfig) -> None:
+    """Write what a tuned run's best checkpoint holds beside its base, and nothing that resumes it."""
+    tuned = find_tuned(config)
+    folder = Path(config.output).expanduser()
+    write_delta(tuned, folder)
+    base = saved_base(folder)
+    assert base is not None
+    read(str(folder), config.offline)
+    sizes = [file.stat().st_size for file in folder.iterdir()]
+    Output().line(f"{folder} · {size(sum(sizes))} beside the weights of {base.checkpoint} (sha256 {base.sha256[:16]})")
+
+
+def find_tuned(config: ExportConfig) -> Path:
+    """The tuned checkpoint that is meant. UserError where it is none: it holds everything."""
+    published = published_folder(config.checkpoint, config.offline)
+    folder = None if published is not None else find(config.checkpoint)
+    if folder is None or saved_base(folder) is None:
+        raise UserError(
+            f"format={config.format}: checkpoint={config.checkpoint} holds all its weights, and was tuned on no others",
+            "leave format= out; a run of tuning=full, or with checkpoint=none, has no smaller file",
+        )
+    return folder
 
 
 def layout_of(model: ModelConfig, task: Mapping[str, Any] | None, tokenizer: Tokenizer) -> str | None:

@@ -112,6 +112,15 @@ def _smaller(config: TrainingConfig, fits: Callable[[TrainingConfig], bool]) -> 
     return f"give model.num_layers={low}, or a smaller model" if low else "take a smaller model: `lmtool list model`"
 
 
+def saved_values(config: RunConfig, learner: nn.Module) -> int | None:
+    """Parameters in a checkpoint of a run; None for all of them: a tuned run leaves some to what it starts from."""
+    tuning = getattr(learner, "tuning", None)
+    if tuning is None or config.checkpoint in (None, "none"):
+        return None
+    delta = tuning.delta(learner)
+    return sum(parameter.numel() for name, parameter in learner.named_parameters() if name in delta)
+
+
 def plan_of(
     config: RunConfig, learner: nn.Module, facts: Mapping[str, Any], precision: Precision
 ) -> tuple[RunPlan, float]:
@@ -138,6 +147,7 @@ def plan_of(
             parameters=parameters_by_part(learner),
             trainable_parameters=sum(prod(shape) for shape in trained.values()),
             optimizer_values=sum(config.optimizer.state_size(*parameter) for parameter in trained.items()),
+            saved_values=saved_values(config, learner),
             micro_batch_tokens=config.micro_batch_tokens,
             half=precision.name != "fp32",
             body_trains=any(name.startswith("backbone.") for name in trained),

@@ -42,7 +42,7 @@ def run(config: PretrainConfig, overrides: list[str]) -> dict[str, Any]:
         for split in ("train", "validation"):
             store = open_store(source, split, tokenizer, config.cache_dir, progress)
             data[split] = SplitData(split, store, config.data.documents, rows_of(tasks, split))
-        learner, loaded = assemble(config, tokenizer, start_weights(config, resumes=opened.checkpoint is not None))
+        learner, loaded = assemble(config, tokenizer, start_weights(config, own=opened.checkpoint))
         facts = {**source.facts(), **{f"task {name}": task.facts for name, task in tasks.items()}}
         following = _next(str(opened.folder.path), tokenizer)
         return fit(opened, learner, data, tokenizer, loaded, choices, facts, contents, following)

@@ -2,6 +2,7 @@
 
 data.json   {"data=text": {"text": sha256, "bytes": ..., ...}, "task=sst2": {"train rows": ..., "train texts": sha256,
             "train labels": sha256, "dev rows": ..., ...}}
+base.json   of a tuned run: which weights it left out, see weights/bases.py
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from lmtool.manifest import write_bytes
 from lmtool.runs.files import to_json
 from lmtool.tasks.loading import TaskData
 from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.weights.bases import BASE, Base
 
 Contents = dict[str, dict[str, Any]]
 """By origin ("data=text", "task=sst2"): hashes and counts of what it holds, by what they are of."""
@@ -59,11 +61,13 @@ def _change(key: str, before: Any, now: Any) -> str:
     return f"{key} {before:,} -> {now:,}" if type(before) is type(now) is int else f"other {key}"
 
 
-def extras(tokenizer: Tokenizer, contents: Contents) -> Callable[[Path], None]:
+def extras(tokenizer: Tokenizer, contents: Contents, base: Base | None = None) -> Callable[[Path], None]:
     """What writes the files of a checkpoint that the loop does not know."""
 
     def write(folder: Path) -> None:
         tokenizer.save(folder)
         write_bytes(folder / DATA, to_json(contents).encode())
+        if base is not None:
+            write_bytes(folder / BASE, to_json(base.to_plain()).encode())
 
     return write

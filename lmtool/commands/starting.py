@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from lmtool.commands.configs import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.commands.fitting import lacks_around, lacks_tokens
 from lmtool.commands.opening import OpenRun
 from lmtool.config.checkpoint import find
 from lmtool.errors import UserError
+from lmtool.learners.base import BaseLearner
+from lmtool.runs.checkpoints import tensor_names
 from lmtool.tasks.labels import TakenHead
 from lmtool.tasks.loading import TaskData
 from lmtool.tasks.members import read_tasks
 from lmtool.tokenizers.configs import FolderConfig, TokenizerConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.types import part_of
+from lmtool.weights.bases import Base, digest, left_to_base, saved_base
 from lmtool.weights.folders import published_folder, tokenizer_folder
-from lmtool.weights.reading import Weights, read
+from lmtool.weights.load import saved_config
+from lmtool.weights.loading import LoadReport
+from lmtool.weights.merging import merged
+from lmtool.weights.reading import Weights, read, read_base
 
 
 def saved_tokenizer(opened: OpenRun) -> Tokenizer | None:
@@ -75,18 +83,39 @@ def require_fit(config: RunConfig, tokenizer: Tokenizer) -> None:
             )
 
 
-def start_weights(config: RunConfig, taken: TakenHead | None = None, resumes: bool = False) -> Weights | None:
-    """The weights the run starts from. taken: the head of its task in them. resumes: from a checkpoint of its own, so
-    that they may be gone. None where they are random, or gone."""
+def start_weights(config: RunConfig, taken: TakenHead | None = None, own: Path | None = None) -> Weights | None:
+    """The weights the run starts from; of a tuned run what its method added is merged. taken: the head of its task in
+    them. own: the checkpoint of the run itself that it resumes from: one that holds everything needs them no more. None
+    where they are random, or gone. UserError where they cannot be read, or are not those the run was started with."""
     origin = starts_from(config)
     if origin is None:
         return None
-    try:
-        weights = read(origin, config.offline)
-    except UserError:
-        if not resumes:
-            raise
-        return None
+    base = None if own is None else saved_base(own)
+    if own is not None and base is not None:
+        weights = read_base(base, tensor_names(own), str(own), config.offline)
+    else:
+        try:
+            weights = merged(read(origin, config.offline), saved_config(origin, config.offline))
+        except UserError:
+            if own is None:
+                raise
+            return None
     if taken is not None and isinstance(config, FinetuneConfig):
         weights = replace(weights, tensors=taken.tensors(weights.tensors, config.task.name))
     return weights
+
+
+def base_of(
+    opened: OpenRun, learner: BaseLearner, start: Weights | None, loaded: LoadReport | None, tokenizer: Tokenizer
+) -> Base | None:
+    """What the checkpoints of a run leave to the one that it starts from; None where they hold everything."""
+    resumes = opened.checkpoint
+    if start is None or loaded is None or start.merged or (resumes is not None and saved_base(resumes) is None):
+        return None
+    names = left_to_base(learner, loaded)
+    if not names:
+        return None
+    path = None if start.revision is not None else str(start.folder.expanduser().resolve())
+    sha256 = digest({name: start.tensors[name] for name in names})
+    parts = tuple(sorted({part_of(name) for name in names}))
+    return Base(str(starts_from(opened.config)), path, start.revision, parts, sha256, tokenizer.fingerprint, names)

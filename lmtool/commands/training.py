@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,15 +14,18 @@ from lmtool.commands.held_out import HeldOutSplits
 from lmtool.commands.opening import OpenRun, words
 from lmtool.commands.planning import plan_of
 from lmtool.commands.provenance import Contents, extras
+from lmtool.config.checkpoint import MODEL
 from lmtool.data.loader import PackedLoader
 from lmtool.data.split import SplitData
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.metrics import Metric
-from lmtool.runs.checkpoints import read_weights
+from lmtool.runs.checkpoints import load_weights, read_weights
+from lmtool.secrets import masked
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.loop import train
 from lmtool.training.progress import TrainingResult, TrainingSettings
+from lmtool.weights.bases import Base
 from lmtool.weights.loading import LoadReport
 
 SAMPLES = 6
@@ -40,13 +43,15 @@ def fit(
     contents: Contents,
     next_commands: Sequence[str],
     tests: Mapping[str, SplitData] | None = None,
+    base: Base | None = None,
 ) -> dict[str, Any]:
     """Train on data["train"], score on the other splits, of which the first gives the headline; show, write and return
     result.json.
 
     loaded: what was taken of a checkpoint. choices: what the run is called on the screens. facts: of the data.
     contents: hashes of the data, which a resumed run must find again. next_commands: what a user may type next.
-    tests: labelled splits that choose nothing: the best checkpoint is scored on them once, at the end.
+    tests: labelled splits that choose nothing: the best checkpoint is scored on them once, at the end. base: what the
+    checkpoints of a tuned run leave out.
     """
     config, precision = opened.config, opened.precision
     examples = learner.examples(data["train"], config.max_length)
@@ -56,6 +61,7 @@ def fit(
     baseline = held_out.baseline(data["train"])
     uninformed_loss = held_out.uninformed_loss(baseline)
     plan, epochs = plan_of(config, learner, loader.facts(), precision)
+    in_base = frozenset() if base is None else base.names
     screens.begin(
         opened,
         learner,
@@ -76,12 +82,14 @@ def fit(
             config.optimizer,
             config.schedule,
             [listener],
-            extras(tokenizer, contents),
+            extras(tokenizer, contents, base),
+            in_base=in_base,
         )
-    best_weights(opened, training, learner)
+    best_weights(opened, training, learner, in_base)
     baseline = screens.settled(opened, baseline, learner.weights, training.metrics)
     more = {"baseline": baseline["value"], "padding_fraction": loader.facts()["padding_fraction"]}
     more |= {name: training.metrics[name] for name in ("standard_error",) if name in training.metrics}
+    more |= {} if base is None else tuned_size(base, training)
     more |= write_predictions(opened, learner, held_out)
     if tests:
         more["tests"] = scores_on(opened, learner, tests)
@@ -136,9 +144,16 @@ def settings_of(config: RunConfig, metric: Metric, flops_per_token: float, uninf
     )
 
 
-def best_weights(opened: OpenRun, training: TrainingResult, learner: nn.Module) -> None:
-    """Put the best checkpoint's weights into the learner, for the last evaluation and the examples. UserError where it
-    was damaged since it was written."""
+def tuned_size(base: Base, training: TrainingResult) -> dict[str, Any]:
+    """What result.json says of a tuned run's file: what its weights are tuned on, and the bytes of those it holds."""
+    folder = training.best or training.last
+    sizes = {} if folder is None else {"delta_bytes": (folder / MODEL).stat().st_size}
+    return {"base": masked(base.checkpoint), **sizes}
+
+
+def best_weights(opened: OpenRun, training: TrainingResult, learner: nn.Module, in_base: Collection[str] = ()) -> None:
+    """Put the best checkpoint's weights into the learner, for the last evaluation and the examples. in_base: names of
+    those that stay as they are. UserError where it was damaged since it was written."""
     if training.best is None or training.best == training.last:
         return
     try:
@@ -146,4 +161,4 @@ def best_weights(opened: OpenRun, training: TrainingResult, learner: nn.Module) 
     except UserError as error:
         resume = words(["lmtool", "resume", str(opened.folder.path)])
         raise UserError(error.message, f"{resume} sets it aside and ends with the best of the others") from error
-    learner.load_state_dict(weights)
+    load_weights(learner, weights, training.best, in_base)

@@ -68,6 +68,7 @@ def plan(
     parameters: Mapping[str, int],
     trainable_parameters: int,
     optimizer_values: int,
+    saved_values: int | None = None,
     micro_batch_tokens: float | None = None,
     half: bool = False,
     body_trains: bool = True,
@@ -78,10 +79,10 @@ def plan(
 
     shapes: of every stack whose activations are kept. works: of every part. steps: optimizer steps. tokens_per_step:
     real tokens in a step, mean. predicted_fraction: share of tokens at which the vocabulary is computed (0 for a
-    task). parameters: by part. optimizer_values: numbers the optimizer keeps between steps. micro_batch_tokens: tokens
-    in one forward (None: the whole step). half: bf16 or fp16 products. body_trains: False where only a head learns, so
-    that nothing of the body is kept for a backward. checkpoints: how many are kept on disk. flops_per_second: measured
-    or given rate (None: no time).
+    task). parameters: by part. optimizer_values: numbers the optimizer keeps between steps. saved_values: parameters in
+    a checkpoint (None: all). micro_batch_tokens: tokens in one forward (None: the whole step). half: bf16 or fp16
+    products. body_trains: False where only a head learns, so that nothing of the body is kept for a backward.
+    checkpoints: how many are kept on disk. flops_per_second: measured or given rate (None: no time).
     """
     total = sum(parameters.values())
     forward_tokens = min(micro_batch_tokens or tokens_per_step, tokens_per_step)
@@ -97,7 +98,7 @@ def plan(
             "optimizer": VALUE_BYTES * optimizer_values,
             "activations": kept if body_trains else 0,
         },
-        checkpoint_bytes=VALUE_BYTES * (total + optimizer_values),
+        checkpoint_bytes=VALUE_BYTES * ((total if saved_values is None else saved_values) + optimizer_values),
         checkpoints=checkpoints,
         flops_per_second=flops_per_second,
     )

@@ -144,6 +144,8 @@ def end_screen(
     if speed := _speed_text(result):
         rows.append(("speed", speed))
     rows.append(("run", plain(run_dir)))
+    if result.get("delta_bytes"):
+        rows.append(("weights", f"{size(result['delta_bytes'])} beside those of {plain(str(result['base']))}"))
     if report is not None:
         rows.append(("report", plain(report)))
     rows += [("next" if index == 0 else "", plain(command)) for index, command in enumerate(next_commands)]

@@ -1,10 +1,10 @@
 """A checkpoint on disk: written completely or not at all, verified on every load, no pickle.
 
-    step_00001000/  model.safetensors      the learner's tensors; tied ones once
+    step_00001000/  model.safetensors      the learner's tensors; tied ones once; of a tuned run those that its base lacks
                     optimizer.safetensors  KIND.PARAMETER
                     state.json             step, cursor, budgets, best score: see progress.py
                     config.json            the resolved configuration
-                    ...                    what the command adds (tokenizer files, data.json)
+                    ...                    what the command adds (tokenizer files, data.json, base.json)
                     manifest.json          bytes and sha256 of each; written last: see manifest.py
 
 It is written to a temporary folder, every file is synced, then the manifest, then the folder is renamed.
@@ -18,7 +18,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -126,14 +126,28 @@ def read_tensors(folder: Path, name: str) -> dict[str, Tensor]:
     return tensors | {alias: tensors[first] for alias, first in tied.items()}
 
 
+def tensor_names(folder: Path) -> set[str]:
+    """The names of the tensors that a checkpoint holds, without reading them. UserError as in `read_tensors`."""
+    path = folder / MODEL
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {*file.keys(), *json.loads((file.metadata() or {}).get(_TIED, "{}"))}
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} is no safetensors file: {error}", "give another checkpoint=") from error
+
+
 def read_weights(folder: str | Path) -> dict[str, Tensor]:
-    """Every tensor of the learner by name: `backbone.`, `heads.NAME.`, `objective.`."""
+    """The tensors that a checkpoint holds, by name: `backbone.`, `heads.NAME.`, `objective.`. Of a tuned run they are
+    not all: see weights/reading.py."""
     return read_tensors(Path(folder), MODEL)
 
 
-def load_weights(learner: nn.Module, tensors: Mapping[str, Tensor], origin: str | Path) -> None:
-    """Put all weights into the learner. UserError, naming the first three, where names or shapes differ."""
-    own = learner.state_dict()
+def load_weights(
+    learner: nn.Module, tensors: Mapping[str, Tensor], origin: str | Path, in_base: Collection[str] = ()
+) -> None:
+    """Put all weights into the learner. in_base: names of those that stay as they are, which no checkpoint of the run
+    holds. UserError, naming the first three, where names or shapes differ."""
+    own = {name: tensor for name, tensor in learner.state_dict().items() if name not in in_base}
     wrong = [f"{name} is missing" for name in own.keys() - tensors.keys()]
     wrong += [f"{name} is unknown" for name in tensors.keys() - own.keys()]
     wrong += [
@@ -147,4 +161,4 @@ def load_weights(learner: nn.Module, tensors: Mapping[str, Tensor], origin: str 
             f"{origin} is of another model: {'; '.join(sorted(wrong)[:3])}{more}",
             "resume with the configuration it was trained with, or give another name=",
         )
-    learner.load_state_dict(dict(tensors))
+    learner.load_state_dict(dict(tensors), strict=not in_base)

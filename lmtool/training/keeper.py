@@ -7,11 +7,11 @@ a run resumes from: see resuming.py.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
@@ -32,7 +32,8 @@ FAILURES = 3
 
 class Keeper:
     """Saves and restores everything a run needs to resume. Where the run's folder belongs to another process, it
-    restores, and leaves the rest to that one."""
+    restores, and leaves the rest to that one. in_base: names of the tensors that are left to the checkpoint which the
+    run starts from."""
 
     def __init__(
         self,
@@ -42,9 +43,10 @@ class Keeper:
         named: Mapping[str, nn.Parameter],
         scaler: GradScaler | None,
         write_extras: Callable[[Path], None] | None,
+        in_base: Collection[str] = (),
     ):
         self.run, self.learner, self.optimizer, self.named = run, learner, optimizer, named
-        self.scaler, self.write_extras = scaler, write_extras
+        self.scaler, self.write_extras, self.in_base = scaler, write_extras, in_base
         self.folder = run.checkpoints
         self.saved_step: int | None = None
         self._failures = 0
@@ -61,7 +63,7 @@ class Keeper:
         folder = self.run.resume_point()
         progress = Progress()
         if folder is not None:
-            disk.load_weights(self.learner, disk.read_weights(folder), folder)
+            disk.load_weights(self.learner, disk.read_weights(folder), folder, self.in_base)
             load_state_tensors(self.optimizer, self.named, disk.read_tensors(folder, OPTIMIZER))
             progress = _progress(folder)
             if self.scaler is not None and progress.scaler:
@@ -80,11 +82,11 @@ class Keeper:
                 shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
 
     def require_space(self) -> None:
-        """UserError where the disk cannot hold the checkpoints of this run: weights, and two moments of what learns,
-        KEEP times, the best one, and one being written."""
+        """UserError where the disk cannot hold the checkpoints of this run: its own weights, and two moments of what
+        learns, KEEP times, the best one, and one being written."""
         if not self.run.writes:
             return
-        weights = sum(tensor.nbytes for tensor in self.learner.state_dict().values())
+        weights = sum(tensor.nbytes for tensor in self._own_weights().values())
         moments = 2 * sum(parameter.nbytes for parameter in self.named.values())
         needed = (weights + moments) * (KEEP + 2) + (1 << 20)
         held = sum(
@@ -97,6 +99,10 @@ class Keeper:
                 f"{needed / 1e6:,.1f} MB ({KEEP} newest, the best, one being written)",
                 "free some space, or give run_dir= on another disk",
             )
+
+    def _own_weights(self) -> dict[str, Tensor]:
+        """What a checkpoint holds of the learner."""
+        return {name: tensor for name, tensor in self.learner.state_dict().items() if name not in self.in_base}
 
     # --- on the way -----------------------------------------------------------------------------------------------
 
@@ -111,7 +117,7 @@ class Keeper:
         try:
             self.run.sync()  # the rows of these steps are never written again
             disk.write_checkpoint(
-                self.folder, progress.step, self.learner.state_dict(), optimizer, progress.to_plain(), self.run.config,
+                self.folder, progress.step, self._own_weights(), optimizer, progress.to_plain(), self.run.config,
                 self.write_extras,
             )  # fmt: skip
         except OSError as error:

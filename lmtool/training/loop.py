@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +47,14 @@ def train(
     listeners: Sequence[Listener] = (),
     write_extras: Callable[[Path], None] | None = None,
     group: Group = ALONE,
+    in_base: Collection[str] = (),
 ) -> TrainingResult:
     """Train until a budget is spent, resuming from the run's newest whole checkpoint where it has one.
 
     evaluate: step -> scores by name, `settings.metric` among them; called with the learner in evaluation mode.
     write_extras: puts further files (the tokenizer) into the folder of each checkpoint. The learner is left with the
-    last weights; the best ones are in the result's `best`. group: the processes that train together.
+    last weights; the best ones are in the result's `best`. group: the processes that train together. in_base: names of
+    tensors that do not change and that no checkpoint holds.
 
     Raises UserError (no budget, no space, a checkpoint of another model), Diverged, and Stopped after a signal, with a
     checkpoint saved.
@@ -67,7 +69,7 @@ def train(
     named = named_parameters(groups)
     optimizer, schedule, scaler = build(optimizer_config, groups), build(schedule_config), precision.scaler()
     budget = Budget(settings, loader)
-    keeper = Keeper(run, learner, optimizer, named, scaler, write_extras)
+    keeper = Keeper(run, learner, optimizer, named, scaler, write_extras, in_base)
     progress = resume(keeper, budget, settings)
     health = Health(device, settings.uninformed_loss, progress, loader, run.path if run.writes else None)
     run.announce()

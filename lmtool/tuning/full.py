@@ -13,3 +13,7 @@ class FullTuning(TuningMethod):
 
     def edit(self, learner: BaseLearner, seed: int, new: Collection[str] | None = None) -> None:
         learner.requires_grad_(True)
+
+    def delta(self, learner: BaseLearner) -> set[str]:
+        """Everything: its checkpoints stand alone."""
+        return set(learner.state_dict())

@@ -12,8 +12,10 @@ from typing import Any
 
 from torch import Tensor
 
+from lmtool.config.checkpoint import DATA, OPTIMIZER, read_manifest
 from lmtool.config.tables import builder_module, entry_of
 from lmtool.errors import UserError
+from lmtool.manifest import write_manifest
 from lmtool.models.configs import ModelConfig
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
 from lmtool.models.keymap import Tied
@@ -153,6 +155,20 @@ def write_export(
         if model.architecture != "encoder":
             _write_json(draft / "generation_config.json", special_ids(model, tokenizer))
         (draft / "README.md").write_text(card, encoding="utf-8")
+
+    whole_folder(output, fill)
+
+
+def write_delta(tuned: Path, output: Path) -> None:
+    """A tuned checkpoint without what resumes its run, whole or not at all. Its files are verified by what reads the
+    copy. UserError where the folder is not empty or cannot be written."""
+
+    def fill(draft: Path) -> None:
+        manifest = read_manifest(tuned)
+        for name in manifest.files:
+            if name not in (OPTIMIZER, DATA):
+                (draft / name).write_bytes(manifest.read_bytes(name))
+        write_manifest(draft, manifest.facts)
 
     whole_folder(output, fill)
 

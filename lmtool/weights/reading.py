@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from torch import Tensor
 from lmtool.config.checkpoint import find
 from lmtool.errors import UserError
 from lmtool.runs.checkpoints import read_weights
+from lmtool.weights.bases import Base, saved_base
 from lmtool.weights.classifiers import is_multi_label
 from lmtool.weights.folders import PublishedFolder, fetched, published_folder, weight_file
 from lmtool.weights.pickled import read_pickled
@@ -27,20 +28,28 @@ _OVER_WORDS = {f"classifier.{kind}": f"heads.{WORDS}.output.{kind}" for kind in 
 @dataclass(frozen=True)
 class Weights:
     """Tensors under our names. folder: where tokenizer files lie too. origin: the `checkpoint=` that named them.
-    ignored: keys of a published config.json that were not read."""
+    ignored: keys of a published config.json that were not read. revision: the commit on the hub. merged: whether they
+    were computed from a tuned checkpoint, so that no file holds them."""
 
     tensors: dict[str, Tensor]
     folder: Path
     origin: str
     ignored: tuple[str, ...] = ()
+    revision: str | None = None
+    merged: bool = False
 
 
-def read(checkpoint: str, offline: bool = False) -> Weights:
-    """The weights a `checkpoint=` names, on the CPU. UserError where they are missing, damaged or unreadable."""
+def read(checkpoint: str, offline: bool = False, tuned: tuple[Path, ...] = ()) -> Weights:
+    """The weights a `checkpoint=` names, on the CPU; of a tuned run with those of its base. tuned: the checkpoints
+    whose base this is. UserError where they are missing, damaged or unreadable."""
     published = published_folder(checkpoint, offline)
     if published is None:
         folder = find(checkpoint)
-        return Weights(read_weights(folder), folder, checkpoint)
+        own, base = read_weights(folder), saved_base(folder)
+        if base is None:
+            return Weights(own, folder, checkpoint)
+        whole = read_base(base, own, checkpoint, offline, (*tuned, folder.resolve()))
+        return Weights({**base.held(whole.tensors, own), **own}, folder, checkpoint)
     published.model_section()  # a variant that we do not compute is refused here, and its keys are read
     try:
         tensors = our_names(published, read_published(published, offline))
@@ -49,7 +58,30 @@ def read(checkpoint: str, offline: bool = False) -> Weights:
     output = tensors.get(f"heads.{CLASSIFIER}.output.weight")
     if output is not None and is_multi_label(published.config):
         tensors[f"heads.{CLASSIFIER}.thresholds"] = torch.full((len(output),), 0.5, dtype=torch.float64)
-    return Weights(wide(tensors), published.path, checkpoint, published.config.ignored)
+    return Weights(wide(tensors), published.path, checkpoint, published.config.ignored, published.revision)
+
+
+def read_base(
+    base: Base, own: Collection[str], checkpoint: str, offline: bool = False, tuned: tuple[Path, ...] = ()
+) -> Weights:
+    """The weights that a tuned checkpoint was tuned on, complete. own: names of the tensors that it has itself.
+    checkpoint: what to call it in errors. UserError where its base is gone, or is not what it was."""
+    address = base.address()
+    if address is None:
+        raise UserError(
+            f"checkpoint={checkpoint} holds what was tuned of {base.checkpoint} alone, and that is gone: "
+            f"{' and '.join(base.addresses)}",
+            f"bring it back, or leave a link to where it is now: ln -s FOLDER {base.checkpoint}",
+        )
+    if Path(address).resolve() in tuned:
+        raise UserError(f"checkpoint={checkpoint}: {address} is its own base", "copy the checkpoint again")
+    try:
+        weights = read(address, offline, tuned)
+    except UserError as error:
+        why = f"checkpoint={checkpoint} needs the weights that it was tuned on: {error.message}"
+        raise UserError(why, error.hint) from error
+    base.require_same(base.held(weights.tensors, own), address, checkpoint)
+    return weights
 
 
 def our_names(published: PublishedFolder, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

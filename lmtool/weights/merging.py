@@ -1,0 +1,46 @@
+"""Weights of a tuned checkpoint as those of a plain model: what its method added is folded in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from lmtool.errors import UserError
+from lmtool.weights.assemble import assemble
+from lmtool.weights.load import saved_model
+from lmtool.weights.reading import Weights
+
+
+def merged(weights: Weights, saved: Mapping[str, Any]) -> Weights:
+    """The weights with what a tuning method added merged into the others; the same ones where it added nothing.
+
+    saved: the configuration of their checkpoint. UserError where the method cannot be merged.
+    """
+    model = saved_model(weights.origin, saved, weights.tensors)
+    if model.tuned_by is None:
+        return weights
+    with torch.device("meta"):
+        adds = assemble(model, None)[0].added
+    if not adds:
+        return weights
+    parts, _ = assemble(model, None, trained=weights)
+    # Heads that stand for nothing outside of their training are in no model of a checkpoint.
+    rest = {name: tensor for name, tensor in weights.tensors.items() if name not in parts.state_dict()}
+    assert parts.tuning is not None
+    try:
+        parts.tuning.merge(parts)
+    except UserError as error:
+        raise UserError(f"checkpoint={weights.origin}: {error.message}", error.hint) from error
+    tensors = {name: tensor.detach() for name, tensor in parts.state_dict().items()}
+    left = [name for name in tensors if name in adds]
+    if left:
+        more = f" and {len(left) - 1} more tensors" if len(left) > 1 else ""
+        raise UserError(
+            f"checkpoint={weights.origin}: {left[0]}{more}, which its tuning method added, cannot be merged into "
+            f"model={model.model.name}",
+            "lmtool export format=delta writes them beside their base; or use the run with lmtool",
+        )
+    return replace(weights, tensors={**rest, **tensors}, merged=True)

@@ -1,0 +1,161 @@
+"""Tuned runs: their checkpoints hold what their base lacks, and are used with that base alone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import lmtool
+from lmtool import cli
+from lmtool.commands import finetune as finetuning
+from tests.commands.conftest import copied, finetune, pretrain, skip_reports, write_rows, write_text
+
+TUNED = ("tuning=head", "checkpoint=runs/words", "max_steps=4", "checkpoint_every=2", "evaluate_every=4")
+LAST = Path("checkpoints/step_00000004")
+ASK = ("device=cpu", "precision=fp32")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """runs/words, a pretrained encoder, and runs/head, tuned on it."""
+    folder = tmp_path_factory.mktemp("tuned")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        skip_reports(patch)
+        write_text(folder / "text.txt")
+        write_rows(folder / "rows")
+        pretrain("words", "objective=mlm", "max_steps=2")
+        finetune("head", *TUNED)
+        yield folder
+
+
+@pytest.fixture
+def place(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy to work in, without the original: what is read is what was copied."""
+    place = copied(trained, tmp_path / "copy", monkeypatch)
+    for file in (place / "runs/head/checkpoints").glob("*/base.json"):
+        assert str(trained) in file.read_text()
+    monkeypatch.setattr("lmtool.weights.bases.Base.addresses", property(lambda base: [base.checkpoint]))
+    return place
+
+
+def run(*words: str, status: int = 0) -> None:
+    assert cli.main([*words]) == status
+
+
+def cut(name: str = "head") -> None:
+    """As if the run had been killed behind its first checkpoint."""
+    shutil.rmtree(Path("runs") / name / LAST)
+    (Path("runs") / name / "result.json").unlink()
+
+
+def predictions(checkpoint: str, capsys: pytest.CaptureFixture[str]) -> str:
+    capsys.readouterr()
+    run("evaluate", f"checkpoint={checkpoint}", *ASK, "output=out.jsonl")
+    return Path("out.jsonl").read_text()
+
+
+def test_a_checkpoint_holds_what_its_base_lacks(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own, base = (
+        load_file(Path("runs/head") / LAST / "model.safetensors"),
+        load_file(Path("runs/words/checkpoints/step_00000002/model.safetensors")),
+    )
+    assert {name.partition(".")[0] for name in own} == {"heads"} and "heads.sst2.output.weight" in own
+    optimizer = load_file(Path("runs/head") / LAST / "optimizer.safetensors")
+    assert optimizer and all(name.partition(".")[2] in own for name in optimizer)
+    saved = json.loads((Path("runs/head") / LAST / "base.json").read_text())
+    assert saved["checkpoint"] == "runs/words" and saved["parts"] == ["backbone"] and len(saved["sha256"]) == 64
+    loaded = lmtool.load("runs/head")
+    assert saved["tokenizer"] == loaded.tokenizer.fingerprint
+    state = loaded.model.parts.state_dict()
+    assert all(torch.equal(state[name], tensor) for name, tensor in own.items())
+    backbone = [name for name in base if name.startswith("backbone.")]
+    assert backbone and all(torch.equal(state[name], base[name]) for name in backbone)
+    assert state.keys() == {*own, *backbone}
+    result = json.loads(Path("runs/head/result.json").read_text())
+    assert result["base"] == "runs/words"
+    assert result["delta_bytes"] == (Path("runs/head") / LAST / "model.safetensors").stat().st_size < 10_000
+    assert predictions("runs/head", capsys) == Path("runs/head/predictions.jsonl").read_text()
+
+
+def test_another_base_is_refused_with_both_hashes(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved = json.loads((Path("runs/head") / LAST / "base.json").read_text())
+    Path("runs/words").rename("elsewhere")
+    cut()
+    for words in (("predict", "checkpoint=runs/head", "text=x"), ("resume", "runs/head")):
+        capsys.readouterr()
+        run(*words, status=2)
+        error = capsys.readouterr().err
+        assert "holds what was tuned of runs/words alone, and that is gone" in error
+        assert "ln -s FOLDER runs/words" in error
+    pretrain("words", "objective=mlm", "max_steps=2", "seed=1")
+    for words in (("predict", "checkpoint=runs/head", "text=x"), ("resume", "runs/head")):
+        capsys.readouterr()
+        run(*words, status=2)
+        error = capsys.readouterr().err
+        there = error.partition(" then, ")[2][:16]
+        assert f"sha256 {saved['sha256'][:16]} then" in error and there != saved["sha256"][:16]
+        assert set(there) <= set("0123456789abcdef") and "bring runs/words back" in error
+    shutil.rmtree("runs/words")
+    Path("runs/words").symlink_to(place / "elsewhere")
+    run("predict", "checkpoint=runs/head", "text=x")
+    run("resume", "runs/head")
+
+
+def test_a_killed_run_resumes_bit_for_bit(place: Path) -> None:
+    alone = {name: (Path("runs/head") / LAST / name).read_bytes() for name in ("model.safetensors", "base.json")}
+    moments = load_file(Path("runs/head") / LAST / "optimizer.safetensors")
+    cut()
+    run("resume", "runs/head")
+    assert (Path("runs/head") / LAST / "model.safetensors").read_bytes() == alone["model.safetensors"]
+    again = load_file(Path("runs/head") / LAST / "optimizer.safetensors")
+    assert again.keys() == moments.keys() and all(torch.equal(again[name], moments[name]) for name in moments)
+    saved = json.loads((Path("runs/head") / LAST / "base.json").read_text())
+    before = json.loads(alone["base.json"])
+    assert saved == {**before, "path": str(place / "runs/words/checkpoints/step_00000002")}
+
+
+def test_exported_complete_and_alone(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    expected = predictions("runs/head", capsys)
+    run("export", "checkpoint=runs/head", "output=complete")
+    run("export", "checkpoint=runs/head", "output=alone", "format=delta")
+    assert "beside the weights of runs/words" in capsys.readouterr().out
+    assert {"model.safetensors", "base.json", "tokenizer.json"} <= {file.name for file in Path("alone").iterdir()}
+    assert not Path("alone/optimizer.safetensors").exists()
+    assert predictions("alone", capsys) == expected
+    shutil.rmtree("runs")
+    run("predict", "checkpoint=complete", "text=A lovely cat.", *ASK)
+    run("predict", "checkpoint=alone", "text=A lovely cat.", *ASK, status=2)
+
+
+def test_a_tuned_run_is_a_start_and_a_base(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    finetune("further", *TUNED, "checkpoint=runs/head", "seed=1")
+    assert json.loads((Path("runs/further") / LAST / "base.json").read_text())["checkpoint"] == "runs/head"
+    assert predictions("runs/further", capsys) == Path("runs/further/predictions.jsonl").read_text()
+    run("export", "checkpoint=runs/words", "output=x", "format=delta", status=2)
+    assert "checkpoint=runs/words holds all its weights" in capsys.readouterr().err
+
+
+def test_runs_without_a_base_stand_alone(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From random weights; and a run of an older lmtool, whose checkpoints hold everything and resume as they are."""
+    finetune("random", *TUNED, "checkpoint=none", "model=bert_tiny", "model.num_layers=1", "model.vocab_size=400")
+    assert not (Path("runs/random") / LAST / "base.json").exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(finetuning, "base_of", lambda *given: None)
+        finetune("older", *TUNED)
+    whole = load_file(Path("runs/older") / LAST / "model.safetensors")
+    assert not (Path("runs/older") / LAST / "base.json").exists() and "backbone.embed.token.weight" in whole
+    own = load_file(Path("runs/head") / LAST / "model.safetensors")
+    assert own and all(torch.equal(whole[name], tensor) for name, tensor in own.items())
+    cut("older")
+    Path("runs/words").rename("elsewhere")
+    run("predict", "checkpoint=runs/older", "text=x", *ASK)
+    run("resume", "runs/older")
+    again = load_file(Path("runs/older") / LAST / "model.safetensors")
+    assert again.keys() == whole.keys() and all(torch.equal(again[name], whole[name]) for name in whole)
