@@ -17,7 +17,6 @@ from lmtool.nn.stack import Stack
 from lmtool.tuning.base import TuningMethod, freeze
 from lmtool.tuning.initial import draw_as_torch, made_for
 from lmtool.tuning.places import stacks
-from lmtool.tuning.prompt import beside_the_base
 
 
 class MappedPrefix(KeyPrefix):
@@ -47,9 +46,6 @@ class PrefixTuning(TuningMethod):
         """The maps by what they compute."""
         fold_prefixes(learner)
         return self.config.model_copy(update={"reparametrize": False})
-
-    def merge(self, learner: BaseLearner) -> None:
-        raise beside_the_base(self.config)
 
 
 class PrefixPlace(NamedTuple):

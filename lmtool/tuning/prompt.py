@@ -65,22 +65,11 @@ class PromptTuning(TuningMethod):
             group.learning_rate_scale = self.config.head_scale
         return [ParameterGroup("prompt", prompt), *(group for group in groups if group.parameters)]
 
-    def merge(self, learner: BaseLearner) -> None:
-        raise beside_the_base(self.config)
-
 
 def tokens_before(backbone: Backbone) -> int:
     """How many tokens of a text stand before its virtual ones: none, but for an encoder the first. Its state stands for
     the text, and at another position than the pretrained one it is another's."""
     return 1 if backbone.config.architecture == "encoder" else 0
-
-
-def beside_the_base(config: Any) -> UserError:
-    """What is to be said where someone wants to merge what stands beside the weights of the base."""
-    return UserError(
-        f"tuning={config.name}: what it learns stands beside the weights of the base, and cannot be merged into them",
-        "use the run with lmtool",
-    )
 
 
 def drawn_from_vocabulary(tokenizer: Any, rows: int, count: int, seed: int) -> np.ndarray:

@@ -18,7 +18,7 @@ from lmtool.tuning.base import TuningMethod, freeze
 from lmtool.tuning.configs import PromptConfig
 from lmtool.tuning.initial import draw_as_torch, made_for
 from lmtool.tuning.prefix import add_prefixes
-from lmtool.tuning.prompt import NAME, beside_the_base, tokens_before
+from lmtool.tuning.prompt import NAME, tokens_before
 
 
 class EncodedTokens(VirtualTokens):
@@ -68,6 +68,3 @@ class PTuning(TuningMethod):
         embed.virtual = folded
         learner.added = frozenset({f"{NAME}weight"})
         return PromptConfig(length=len(vectors_PE))
-
-    def merge(self, learner: BaseLearner) -> None:
-        raise beside_the_base(self.config)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from lmtool import cli
+from lmtool.weights.reading import read
 from tests.commands.conftest import finetune, pretrain, skip_reports, write_rows, write_text
 
 METHODS = {
@@ -48,8 +48,7 @@ def test_a_run_is_resumed_and_read_again_as_it_was(base, monkeypatch, method):
     finetune(cut.name, *words)
     for name in ("model.safetensors", "optimizer.safetensors"):
         assert (cut / LAST / name).read_bytes() == (run / LAST / name).read_bytes()
-    tensors = load_file(run / LAST / "model.safetensors")
-    before = load_file(Path("runs/base/checkpoints/step_00000002/model.safetensors"))
+    tensors, before = (read(str(checkpoint)).tensors for checkpoint in (run / LAST, "runs/base"))
     kept = [name for name in before if name.startswith("backbone.")]
     assert all(torch.equal(tensors[name], before[name]) for name in kept)
     added = {name for name in tensors if name.startswith("backbone.")} - set(kept)

@@ -13,7 +13,7 @@ from lmtool.commands.decoding import decoded
 from lmtool.config.tables import build, lookup
 from lmtool.data.loader import PackedLoader
 from lmtool.data.split import Rows, SplitData
-from lmtool.errors import ConfigError, UserError
+from lmtool.errors import ConfigError
 from lmtool.models.configs import BertConfig, GptConfig
 from lmtool.models.encoder_configs import AlbertConfig
 from lmtool.models.encoder_decoder_configs import BartConfig, T5Config
@@ -129,8 +129,6 @@ def test_what_is_folded_is_what_it_was(family, kind, method):
         assert torch.equal(again.outputs(batch, 0), learner.outputs(batch, 0))
     assert learner.added == again.added and len(learner.added) < len(before)
     assert learner.added <= {name for name, _ in learner.named_parameters()}
-    with pytest.raises(UserError, match="stands beside the weights of the base"):
-        learner.tuning.merge(learner)
 
 
 def count(learner):
