@@ -11,7 +11,7 @@ from lmtool.commands.opening import open_run, words
 from lmtool.commands.planning import require_memory
 from lmtool.commands.provenance import contents_of, require_same_data
 from lmtool.commands.screens import told_again
-from lmtool.commands.starting import base_of, require_fit, saved_tokenizer, start_weights
+from lmtool.commands.starting import base_of, earlier_weights, require_fit, saved_tokenizer, start_weights
 from lmtool.commands.training import fit
 from lmtool.config.tables import build
 from lmtool.data.vocabulary import tokenizer_of_rows
@@ -38,9 +38,10 @@ def run(config: FinetuneConfig, overrides: list[str]) -> dict[str, Any]:
         tokenizer = saved_tokenizer(opened) or own_tokenizer(config, task, opened.output)
         require_fit(config, tokenizer)
         start = start_weights(config, taken, opened.checkpoint)
-        learner, loaded = assemble(config, tokenizer, start)
+        earlier = [] if opened.checkpoint is not None else earlier_weights(config)
+        learner, loaded = assemble(config, tokenizer, start, earlier=earlier)
         base = base_of(opened, learner, start, loaded, tokenizer)
-        del start  # what stays of it is in the learner
+        del start, earlier  # what stays of them is in the learner
         facts = {**task.facts, **({"head": taken.note} if taken is not None and taken.note else {})}
         facts["warnings"] = [*facts.get("warnings", ()), *config.tuning.warnings(config.optimizer)]
         following = _next(str(opened.folder.path))

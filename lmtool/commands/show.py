@@ -164,7 +164,8 @@ def _recipes(group: str, name: str) -> list[Path]:
         return []
     if group == "model":
         return recipes.files_of(entry.config)
-    file = recipes.tuning_file(entry.config)
+    defaults: Any = entry.config.model_construct()
+    file = recipes.tuning_file(entry.config, defaults.recipe_name)
     return [] if file is None else [file]
 
 

@@ -119,3 +119,8 @@ def base_of(
     sha256 = digest({name: start.tensors[name] for name in names})
     parts = tuple(sorted({part_of(name) for name in names}))
     return Base(str(starts_from(opened.config)), path, start.revision, parts, sha256, tokenizer.fingerprint, names)
+
+
+def earlier_weights(config: FinetuneConfig) -> list[Weights]:
+    """Those of the runs that the tuning method builds on. A checkpoint of the run itself has what was taken of them."""
+    return [read(path, config.offline) for path in config.tuning.builds_on]

@@ -105,17 +105,15 @@ def recipe_of(family: type[Config], width: int) -> dict[str, Any]:
     return nested
 
 
-def of_tuning(method: type[Config]) -> dict[str, Section]:
+def of_tuning(method: type[Config], name: str) -> dict[str, Section]:
     """The sections `optimizer` and `schedule` that a tuning method has a recipe for, `tuning/NAME.yaml` beside those of
     the families: the same at every width. Raises UserError where it is none."""
-    path = tuning_file(method)
+    path = tuning_file(method, name)
     return {} if path is None else {key: section for key, section in read(path).finetune if section}
 
 
-def tuning_file(method: type[Config]) -> Path | None:
-    """The recipe of a tuning method, where it has one."""
-    field = method.model_fields.get("name")
-    name = "" if field is None else field.default
+def tuning_file(method: type[Config], name: str) -> Path | None:
+    """The recipe of this name of a tuning method, where there is one."""
     path = _folder(method) / "tuning" / f"{name}.yaml"
     return path if path.is_file() else None
 

@@ -1,7 +1,8 @@
 """One layer of a transformer, its norms behind the sublayers or before them. Takes its parts as arguments.
 
 Where a context reads some tokens alone, what comes behind the attention, three quarters of a layer's work, is done for
-those alone. In a stack that is its last layer.
+those alone. In a stack that is its last layer. Behind each sublayer is a slot, which is empty until an adapter is put
+there, see `adapters`.
 
 Shape letters: T tokens, M of them that are read, H hidden width.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from lmtool.nn.adapters import AdapterSlot
 from lmtool.nn.attention import SelfAttention, only
 from lmtool.nn.context import Context
 from lmtool.nn.dropout import Dropout
@@ -25,6 +27,8 @@ class _Layer(nn.Module):
         self.norm2 = norm2
         self.dropout1 = Dropout(dropout)
         self.dropout2 = Dropout(dropout)
+        self.attn_adapter = AdapterSlot()
+        self.ffn_adapter = AdapterSlot()
 
 
 class PostNormLayer(_Layer):
@@ -34,8 +38,9 @@ class PostNormLayer(_Layer):
         """(T, H) to (T, H), or (M, H) of the tokens that the context reads."""
         attended = self.self_attn(x_TH, context, context.read_M)
         x_TH, draws = only(x_TH, context.read_M), context.read_draws
-        x_TH = self.norm1(x_TH + self.dropout1(attended, draws))
-        return self.norm2(x_TH + self.dropout2(self.ffn(x_TH, draws), draws))
+        x_TH = self.norm1(x_TH + self.attn_adapter(self.dropout1(attended, draws), x_TH, self.norm1))
+        fed_TH = self.dropout2(self.ffn(x_TH, draws), draws)
+        return self.norm2(x_TH + self.ffn_adapter(fed_TH, x_TH, self.norm2))
 
 
 class PreNormLayer(_Layer):
@@ -45,5 +50,7 @@ class PreNormLayer(_Layer):
         """(T, H) to (T, H), or (M, H) of the tokens that the context reads."""
         attended = self.self_attn(self.norm1(x_TH), context, context.read_M)
         x_TH, draws = only(x_TH, context.read_M), context.read_draws
-        x_TH = x_TH + self.dropout1(attended, draws)
-        return x_TH + self.dropout2(self.ffn(self.norm2(x_TH), draws), draws)
+        x_TH = x_TH + self.attn_adapter(self.dropout1(attended, draws), x_TH)
+        normed_TH = self.norm2(x_TH)
+        fed_TH = self.dropout2(self.ffn(normed_TH, draws), draws)
+        return x_TH + self.ffn_adapter(fed_TH, x_TH, read_MH=normed_TH)

@@ -9,6 +9,12 @@ from pydantic import Field, model_validator
 from lmtool.config.base import Config
 from lmtool.config.tables import component
 
+Activation = Literal["relu", "gelu", "gelu_tanh"]
+"""gelu: with the error function (BERT); gelu_tanh: by its tanh approximation (GPT-2)."""
+AdapterReads = Literal["output", "sum", "input"]
+"""What an adapter reads: what its sublayer gives; that and the residual, added and normalised as the layer does it; or
+what the sublayer itself reads, so that the adapter stands beside it."""
+
 
 class PositionsConfig(Config):
     """The base of every kind of positions."""

@@ -2,6 +2,7 @@
 sublayers or before them.
 
 Where a context reads some tokens alone, what comes behind the cross-attention is done for those alone, as in `blocks`.
+Behind self-attention and feed-forward part are slots for adapters, see `adapters`.
 
 Shape letters: T tokens of the decoder, M of them that are read, H hidden width.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from lmtool.nn.adapters import AdapterSlot
 from lmtool.nn.attention import SelfAttention, only
 from lmtool.nn.context import Context
 from lmtool.nn.cross_attention import CrossAttention
@@ -38,6 +40,8 @@ class _CrossLayer(nn.Module):
         self.dropout1 = Dropout(dropout)
         self.dropout2 = Dropout(dropout)
         self.dropout3 = Dropout(dropout)
+        self.attn_adapter = AdapterSlot()
+        self.ffn_adapter = AdapterSlot()
 
 
 class PostNormCrossLayer(_CrossLayer):
@@ -45,11 +49,13 @@ class PostNormCrossLayer(_CrossLayer):
 
     def forward(self, x_TH: Tensor, context: Context) -> Tensor:
         """(T, H) to (T, H), or (M, H) of the tokens that the context reads."""
-        x_TH = self.norm1(x_TH + self.dropout1(self.self_attn(x_TH, context), context.draws))
+        attended = self.dropout1(self.self_attn(x_TH, context), context.draws)
+        x_TH = self.norm1(x_TH + self.attn_adapter(attended, x_TH, self.norm1))
         attended = self.cross_attn(x_TH, context, context.read_M)
         x_TH, draws = only(x_TH, context.read_M), context.read_draws
         x_TH = self.norm2(x_TH + self.dropout2(attended, draws))
-        return self.norm3(x_TH + self.dropout3(self.ffn(x_TH, draws), draws))
+        fed_TH = self.dropout3(self.ffn(x_TH, draws), draws)
+        return self.norm3(x_TH + self.ffn_adapter(fed_TH, x_TH, self.norm3))
 
 
 class PreNormCrossLayer(_CrossLayer):
@@ -57,8 +63,11 @@ class PreNormCrossLayer(_CrossLayer):
 
     def forward(self, x_TH: Tensor, context: Context) -> Tensor:
         """(T, H) to (T, H), or (M, H) of the tokens that the context reads."""
-        x_TH = x_TH + self.dropout1(self.self_attn(self.norm1(x_TH), context), context.draws)
+        attended = self.dropout1(self.self_attn(self.norm1(x_TH), context), context.draws)
+        x_TH = x_TH + self.attn_adapter(attended, x_TH)
         attended = self.cross_attn(self.norm2(x_TH), context, context.read_M)
         x_TH, draws = only(x_TH, context.read_M), context.read_draws
         x_TH = x_TH + self.dropout2(attended, draws)
-        return x_TH + self.dropout3(self.ffn(self.norm3(x_TH), draws), draws)
+        normed_TH = self.norm3(x_TH)
+        fed_TH = self.dropout3(self.ffn(normed_TH, draws), draws)
+        return x_TH + self.ffn_adapter(fed_TH, x_TH, read_MH=normed_TH)

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lmtool.nn.configs import Activation as Activation
 from lmtool.nn.dropout import Draws, Dropout
-
-Activation = Literal["relu", "gelu", "gelu_tanh"]
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -26,6 +26,13 @@ class TuningMethod(ABC):
         seed: of the run, for what is added. new: the parts that did not come from the checkpoint ("heads.pooler",
         ...); None: not known, and every head is taken to be new.
         """
+
+    def build_on(  # noqa: B027 most methods build on nothing
+        self, learner: BaseLearner, earlier: Sequence[tuple[str, Mapping[str, Tensor]]]
+    ) -> None:
+        """Take what the runs of its configuration's `builds_on` added to the model, before training; not where a
+        trained learner is built again, whose checkpoint holds it. earlier: the origin of each, and its tensors.
+        UserError where they do not fit."""
 
     def merge(self, learner: BaseLearner) -> None:  # noqa: B027 most methods add nothing
         """Fold what was added into the weights of the base, so that the model is a plain one again. UserError, which

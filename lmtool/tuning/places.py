@@ -37,6 +37,14 @@ def layers(backbone: Backbone) -> Iterator[LayerPlace]:
             yield LayerPlace(f"{name}.layers.{number}", layer, stack, number)
 
 
+def norms(backbone: Backbone) -> Iterator[nn.Module]:
+    """The norms of the layers, and those behind the last layers. That of an embedding is none of them: where it learns,
+    backward goes through the lowest layer's attention for its sake alone."""
+    for place in layers(backbone):
+        yield from (part for name, part in place.layer.named_children() if name.startswith("norm"))
+    yield from (stack.final_norm for _, stack in stacks(backbone) if stack.final_norm is not None)
+
+
 def linears(backbone: Backbone, names: Collection[str]) -> Iterator[tuple[str, nn.Linear]]:
     """The linear maps in the layers that are called one of these names ("q_proj", "fc_out", ...), with their names in a
     checkpoint."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
@@ -46,12 +47,13 @@ def assemble(
     start: Weights | None = None,
     trained: Weights | None = None,
     learns: Teaches[Built] | None = None,
+    earlier: Sequence[Weights] = (),
 ) -> tuple[Built, LoadReport | None]:
     """The learner of a run on the default device, edited by its tuning method, and what was taken of a checkpoint.
 
     start: the weights that a run starts from, loaded before the edit; what they lack is new. trained: those of this
     very learner, edit and all, every tensor of which must be there. tokenizer: None to count parameters alone. learns:
-    another section than the configuration's.
+    another section than the configuration's. earlier: of the runs that the tuning method builds on, before training.
     UserError where a checkpoint does not fit.
     """
     learner = (learns or config.learns).learner(build(config.model, config.seed), tokenizer, config.seed)
@@ -59,7 +61,10 @@ def assemble(
     if start is not None:
         report = replace(load_into(learner, start.tensors, start.origin), ignored=start.ignored)
     if config.tuned_by is not None:
-        learner.tune(build(config.tuned_by), None if report is None else frozenset(report.new))
+        method = build(config.tuned_by)
+        learner.tune(method, None if report is None else frozenset(report.new))
+        if earlier:
+            method.build_on(learner, [(weights.origin, weights.tensors) for weights in earlier])
     if trained is not None:
         report = replace(load_into(learner, trained.tensors, trained.origin, whole=True), ignored=trained.ignored)
     return learner, report

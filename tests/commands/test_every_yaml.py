@@ -67,7 +67,12 @@ def test_tokenizers(place: Path, tokenizer: str) -> None:
 @pytest.mark.parametrize("tuning", names("tuning"))
 def test_tunings(place: Path, tuning: str) -> None:
     sizes = [word for word in TINY if word.startswith("model.")]
-    assert steps(finetune("run", f"tuning={tuning}", "checkpoint=none", "model=bert_tiny", *sizes, "max_steps=2")) == 2
+    words = ["checkpoint=none", "model=bert_tiny", *sizes, "max_steps=2"]
+    more = []
+    if tuning == "adapter_fusion":
+        runs = [str(finetune(name, *words, "tuning=adapter")) for name in ("first", "second")]
+        more = [f"tuning.adapters=[{','.join(runs)}]"]
+    assert steps(finetune("run", f"tuning={tuning}", *words, *more)) == 2
 
 
 @pytest.mark.parametrize("experiment", names("experiment"))

@@ -102,6 +102,9 @@ def required(group: str, name: str) -> Iterator[str]:
     for key, value in fields.items():
         if value == "???":
             yield f"{group}.{key}=x"
+    if (group, name) == ("tuning", "adapter_fusion"):
+        shape = "placement: pfeiffer, bottleneck: 8, activation: relu, scale: 1.0, hidden_size: 128, num_layers: 2"
+        yield f"tuning.adapters=[{{path: x, {shape}}},{{path: y, {shape}}}]"
     if group == "task" and not fields.get("hub") and not fields.get("embedded"):
         yield "task.path=x"
 

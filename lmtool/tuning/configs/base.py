@@ -20,10 +20,20 @@ class TuningConfig(Config):
 
     name: str = Field(description="Which tuning method.")
 
+    @property
+    def builds_on(self) -> tuple[str, ...]:
+        """Earlier runs whose additions to the model it takes as they are: none."""
+        return ()
+
+    @property
+    def recipe_name(self) -> str:
+        """Which YAML of `conf/recipe/tuning/` is its: that of its name, where its fields do not choose another."""
+        return self.name
+
     def recipe(self) -> dict[str, Any]:
         """What `optimizer=auto` and `schedule=auto` stand for with this method: by section, {} where its YAML does not
         say."""
-        return recipes.of_tuning(type(self))
+        return recipes.of_tuning(type(self), self.recipe_name)
 
     @property
     def positions(self) -> int:

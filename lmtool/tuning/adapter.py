@@ -1,0 +1,107 @@
+"""Adapters learn between the sublayers of a frozen model, and the head on it (Houlsby et al. 2019)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lmtool.errors import UserError
+from lmtool.learners.base import BaseLearner
+from lmtool.models.base import Backbone
+from lmtool.nn.adapters import AdapterSlot, BottleneckAdapter, StackedAdapters
+from lmtool.nn.initialization import Draw, initialize_each, materialize, normal, truncated_normal
+from lmtool.tuning.base import TuningMethod, freeze
+from lmtool.tuning.configs.adapter import PUBLISHED, AdapterConfig, TrainedAdapter
+from lmtool.tuning.places import BACKBONE, layers, norms, replace
+
+
+class AdapterTuning(TuningMethod):
+    """Puts an adapter into each slot of its placement, above trained ones where it is stacked."""
+
+    config: AdapterConfig
+
+    def edit(self, learner: BaseLearner, seed: int, new: Collection[str] | None = None) -> None:
+        freeze(learner, new)
+        config, size = self.config, learner.backbone.hidden_size
+        published = config.published
+        width = config.width_at(size)
+        scale = None if config.scale_used == "learned" else config.scale_used
+
+        def adapter() -> AdapterSlot:
+            top = BottleneckAdapter(size, width, config.activation_used, published.reads, scale)
+            below = [trained_adapter(trained) for trained in config.stack_on]
+            return StackedAdapters(below, top) if below else top
+
+        for name in slots(learner.backbone, published.slots):
+            with torch.device(learner.device):
+                module = materialize(adapter)
+            initialize_each(module, seed, self._draw_of, f"{name}.")
+            if isinstance(module, StackedAdapters):
+                module.below.requires_grad_(False)
+            replace(learner, name, module)
+        if config.learns_norms:
+            for norm in norms(learner.backbone):
+                norm.requires_grad_(True)
+
+    def _draw_of(self, name: str, part: nn.Module) -> Draw:
+        """Where the upper map is 0 the lower one is drawn as a linear map of torch is (He et al. 2022, code): its scale
+        is that of the model's width."""
+        std = self.config.init_std
+        if std is not None:
+            return truncated_normal(std)
+        assert isinstance(part, nn.Linear)
+        return normal(0.0) if name.endswith("up") else normal((3 * part.in_features) ** -0.5)
+
+    def build_on(self, learner: BaseLearner, earlier: Sequence[tuple[str, Mapping[str, Tensor]]]) -> None:
+        for number, (origin, tensors) in enumerate(earlier):
+            take(learner, tensors, f"below.{number}.", origin)
+
+
+def trained_adapter(trained: TrainedAdapter) -> BottleneckAdapter:
+    """A module of the shape of an earlier run's adapters."""
+    scale = None if trained.scale == "learned" else trained.scale
+    reads = PUBLISHED[trained.placement].reads
+    return BottleneckAdapter(trained.hidden_size, trained.bottleneck, trained.activation, reads, scale)
+
+
+def slots(backbone: Backbone, names: Collection[str]) -> Iterator[str]:
+    """Names of the empty slots of these names in all layers, in a checkpoint. UserError where a layer has none."""
+    for place in layers(backbone):
+        for name in names:
+            if type(getattr(place.layer, name, None)) is not AdapterSlot:
+                raise UserError(
+                    f"tuning: the layers of {type(backbone).__name__} have no slot for adapters: {place.name}.{name}",
+                    "give tuning=full or tuning=head",
+                )
+            yield f"{place.name}.{name}"
+
+
+def take(learner: BaseLearner, tensors: Mapping[str, Tensor], inside: str, origin: str) -> None:
+    """Put an earlier run's adapters into those that stand for them. inside: their place in a slot.
+
+    UserError where the run has other adapters, or where its model is not this one: all its frozen tensors, as far as
+    the checkpoint holds them, are those of the learner.
+    """
+    own = dict(learner.state_dict())
+    adapters = {name: tensor for name, tensor in tensors.items() if "_adapter." in name}
+    for name, tensor in tensors.items():
+        if name.startswith(f"{BACKBONE}.") and name not in adapters and not _equal(own.get(name), tensor):
+            raise UserError(
+                f"{origin}: its adapters were trained on another model: {name} differs",
+                "start from the checkpoint that they were trained on (checkpoint=), or train them on this one",
+            )
+    taken = {name.replace("_adapter.", f"_adapter.{inside}"): tensor for name, tensor in adapters.items()}
+    wanted = {name for name in own if f"_adapter.{inside}" in name}
+    if taken.keys() != wanted or any(own[name].shape != tensor.shape for name, tensor in taken.items()):
+        raise UserError(
+            f"{origin}: its adapters are not those that its configuration names",
+            "copy the run again, or train it again",
+        )
+    learner.load_state_dict(taken, strict=False)
+
+
+def _equal(own: Any, tensor: Tensor) -> bool:
+    return own is not None and own.shape == tensor.shape and torch.equal(own.cpu(), tensor.cpu())

@@ -1,0 +1,237 @@
+"""Adapters, and the fusion of trained ones, as configuration. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from lmtool.config.base import Config
+from lmtool.config.checkpoint import read_checkpoint
+from lmtool.config.tables import Choice, component
+from lmtool.errors import Problem, UserError
+from lmtool.nn.configs import Activation, AdapterReads
+from lmtool.tuning.configs.base import TuningConfig
+
+_GIVE = "give a run of lmtool finetune tuning=adapter"
+Placement = Literal["houlsby", "pfeiffer", "parallel"]
+Scale = float | Literal["learned"]
+
+
+@dataclass(frozen=True)
+class Published:
+    """A placement as it was published. slots: of a layer. reads: what an adapter reads. bottleneck: its width, or
+    reduction: the hidden size over it. scale: of what it adds. trains_norms: whether the layers' norms learn too."""
+
+    slots: tuple[str, ...]
+    reads: AdapterReads
+    activation: Activation
+    bottleneck: int | None = None
+    reduction: float | None = None
+    scale: float = 1.0
+    trains_norms: bool = False
+
+
+PUBLISHED: dict[Placement, Published] = {
+    # Section 2.1, with the middle one of its sizes; activation and norms as in github.com/google-research/adapter-bert.
+    "houlsby": Published(("attn_adapter", "ffn_adapter"), "output", "gelu", bottleneck=64, trains_norms=True),
+    # Section 3.1 and appendix B of "AdapterFusion"; the values of AdapterHub's `seq_bn`.
+    "pfeiffer": Published(("ffn_adapter",), "sum", "relu", reduction=16.0),
+    # Table 1 and section 4.6; the values of AdapterHub's `par_bn`.
+    "parallel": Published(("ffn_adapter",), "input", "relu", reduction=2.0, scale=4.0),
+}
+
+
+class TrainedAdapter(Config):
+    """The adapters of an earlier run, as they are named and as they were trained. A path alone is completed from the
+    run's configuration, so that a checkpoint made with them is built again without that run."""
+
+    path: str = Field(description="The run or checkpoint they are taken from.", min_length=1)
+    placement: Placement = Field(description="Where they stand.")
+    bottleneck: int = Field(description="Their width.", ge=1)
+    activation: Activation = Field(description="Between down and up.")
+    scale: Scale = Field(description="Of what they add.")
+    hidden_size: int = Field(description="Of the model they were trained in.", ge=1)
+    num_layers: int = Field(description="Of the model they were trained in.", ge=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_a_path(cls, given: Any) -> Any:
+        return _read(given) if isinstance(given, str) else given
+
+
+def _read(path: str) -> dict[str, Any]:
+    """What the configuration of a run says of its adapters. UserError where it has none that can be used again."""
+    try:
+        saved = read_checkpoint(path)
+    except UserError as error:
+        raise UserError(error.message.removeprefix("checkpoint="), _GIVE) from error
+    tuning, model = saved.get("tuning") or {}, saved["model"]
+    if tuning.get("name") != "adapter":
+        raise UserError(
+            f"{path}: it was trained with tuning={tuning.get('name', 'full')}, and has no adapters",
+            _GIVE,
+        )
+    trained: Any = Choice("tuning").validate(tuning)
+    if trained.stack_on:
+        raise UserError(
+            f"{path}: its adapters are stacked on those of {trained.stack_on[0].path}",
+            "give a run whose adapters stand on the model itself",
+        )
+    if trained.learns_norms:
+        raise UserError(
+            f"{path}: its layers' norms were trained too, so its adapters do not stand on the model it started from",
+            "train it again with tuning.train_norms=false",
+        )
+    return {
+        "path": path,
+        "placement": trained.placement,
+        "bottleneck": trained.width_at(model["hidden_size"]),
+        "activation": trained.activation_used,
+        "scale": trained.scale_used,
+        "hidden_size": model["hidden_size"],
+        "num_layers": model["num_layers"],
+    }
+
+
+def _strangers(key: str, trained: tuple[TrainedAdapter, ...], placement: Placement, model: Any) -> Problem | None:
+    """Why trained adapters do not go into this model, or not with each other, if they do not."""
+    for adapter in trained:
+        if adapter.placement != placement:
+            return Problem(
+                key,
+                f"{adapter.path}: its adapters have tuning.placement={adapter.placement}, not {placement}",
+                f"train them with tuning.placement={placement}",
+            )
+        sizes = [(name, getattr(adapter, name), getattr(model, name)) for name in ("hidden_size", "num_layers")]
+        for name, theirs, own in sizes:
+            if theirs != own:
+                return Problem(
+                    key,
+                    f"{adapter.path}: its adapters are of a model with {name}={theirs}, and this one has {own}",
+                    "start from the checkpoint that they were trained on",
+                )
+    return None
+
+
+@component("tuning", "adapter", builder="lmtool.tuning.adapter:AdapterTuning")
+class AdapterConfig(TuningConfig):
+    """Small maps between the layers' sublayers learn, and the head (Houlsby et al. 2019)."""
+
+    name: Literal["adapter"] = Field("adapter", description="Adapters and the head learn; the model is frozen.")
+    placement: Placement = Field(
+        "pfeiffer",
+        description="houlsby: two a layer, behind attention and feed-forward part; pfeiffer: one a layer, behind the "
+        "feed-forward part; parallel: one beside it.",
+    )
+    bottleneck: int | None = Field(
+        None, ge=1, description="Width of an adapter; or give reduction. Null: as published for the placement."
+    )
+    reduction: float | None = Field(
+        None, ge=1, description="The hidden size over the width of an adapter. Null: as published for the placement."
+    )
+    activation: Activation | None = Field(
+        None, description="Between down and up. Null: as published (houlsby gelu; pfeiffer and parallel relu)."
+    )
+    scale: Scale | None = Field(
+        None,
+        description="Factor of what an adapter adds; learned: a number for each adapter, from 1 on. Null: as published "
+        "(parallel 4, the others 1).",
+    )
+    train_norms: bool | None = Field(
+        None,
+        description="Whether the norms of the layers learn too. Null: as published (houlsby true, the others false).",
+    )
+    init_std: float | None = Field(
+        None,
+        gt=0,
+        description="Standard deviation that both maps are drawn with (published: houlsby 0.01, pfeiffer 0.02), for "
+        "a start near the model. Null: the upper map starts at 0, and the model's output is unchanged.",
+    )
+    stack_on: tuple[TrainedAdapter, ...] = Field(
+        (),
+        description="Runs whose trained adapters stand frozen below the new ones, the lowest first; of the same "
+        "placement.",
+    )
+
+    @model_validator(mode="after")
+    def _one_width(self) -> Self:
+        if self.bottleneck is not None and self.reduction is not None:
+            raise ValueError(f"bottleneck={self.bottleneck} and reduction={self.reduction:g} both give the width")
+        return self
+
+    @property
+    def published(self) -> Published:
+        """The placement as published."""
+        return PUBLISHED[self.placement]
+
+    @property
+    def activation_used(self) -> Activation:
+        """Between down and up."""
+        return self.activation or self.published.activation
+
+    @property
+    def scale_used(self) -> Scale:
+        """Of what an adapter adds."""
+        return self.published.scale if self.scale is None else self.scale
+
+    @property
+    def learns_norms(self) -> bool:
+        """Whether the norms of the layers learn."""
+        return self.published.trains_norms if self.train_norms is None else self.train_norms
+
+    @property
+    def recipe_name(self) -> str:
+        return f"{self.name}_{self.placement}"
+
+    @property
+    def builds_on(self) -> tuple[str, ...]:
+        return tuple(adapter.path for adapter in self.stack_on)
+
+    def width_at(self, hidden_size: int) -> int:
+        """Of an adapter in a model of this width; 0 where the reduction leaves none."""
+        own = self if self.bottleneck is not None or self.reduction is not None else self.published
+        return int(hidden_size // own.reduction) if own.reduction is not None else own.bottleneck or 0
+
+    def misfit(self, model: Any, task: Any) -> Problem | None:
+        problem = super().misfit(model, task)
+        if problem is None and not self.width_at(model.hidden_size):
+            problem = Problem(
+                "tuning.reduction",
+                f"tuning.reduction={self.reduction:g} of model.hidden_size={model.hidden_size} leaves an adapter no "
+                "width",
+                "give tuning.bottleneck=1 or more",
+            )
+        return problem or _strangers("tuning.stack_on", self.stack_on, self.placement, model)
+
+
+@component("tuning", "adapter_fusion", builder="lmtool.tuning.adapter_fusion:AdapterFusionTuning")
+class AdapterFusionConfig(TuningConfig):
+    """Trained adapters are frozen; how they are mixed learns, and the head (Pfeiffer et al. 2021, "AdapterFusion")."""
+
+    name: Literal["adapter_fusion"] = Field(
+        "adapter_fusion", description="An attention over trained adapters learns, and the head."
+    )
+    adapters: tuple[TrainedAdapter, ...] = Field(
+        (), description="The runs of tuning=adapter whose adapters are mixed, two or more; of the same placement."
+    )
+    value_penalty: float = Field(
+        0.01, ge=0, description="Weight of the squared distance between the values' map and the identity, it starts at."
+    )
+
+    fewest: ClassVar[int] = 2
+
+    @property
+    def builds_on(self) -> tuple[str, ...]:
+        return tuple(adapter.path for adapter in self.adapters)
+
+    def misfit(self, model: Any, task: Any) -> Problem | None:
+        problem = super().misfit(model, task)
+        if problem is None and len(self.adapters) < self.fewest:
+            problem = Problem(
+                "tuning.adapters",
+                f"tuning.adapters names {len(self.adapters) or 'no'} run; a fusion mixes {self.fewest} or more",
+                "train them with tuning=adapter, and give tuning.adapters=[runs/A,runs/B]",
+            )
+        return problem or _strangers("tuning.adapters", self.adapters, self.adapters[0].placement, model)
