@@ -49,7 +49,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "costs": LEARNERS | {"reporting"},
     "learners": LEARN,
     "objectives": LEARNERS,
-    "tasks": LEARNERS,
+    # Masked texts beside prompts are masked as in pretraining.
+    "tasks": LEARNERS | {"objectives"},
     "tuning": LEARNERS,
     "training": NN | {"runs"},
     "representations": LEARNERS | {"objectives", "tasks", "weights"},

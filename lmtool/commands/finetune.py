@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from lmtool.commands import suite
@@ -15,11 +16,13 @@ from lmtool.commands.starting import base_of, earlier_weights, require_fit, save
 from lmtool.commands.training import fit
 from lmtool.config.tables import build
 from lmtool.data.vocabulary import tokenizer_of_rows
+from lmtool.learners.base import BaseLearner
 from lmtool.reporting.console import Output
 from lmtool.tasks.configs import GlueConfig
 from lmtool.tasks.loading import TaskData
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.weights.assemble import assemble
+from lmtool.weights.loading import LoadReport
 
 
 def run(config: FinetuneConfig, overrides: list[str]) -> dict[str, Any]:
@@ -44,6 +47,8 @@ def run(config: FinetuneConfig, overrides: list[str]) -> dict[str, Any]:
         del start, earlier  # what stays of them is in the learner
         facts = {**task.facts, **({"head": taken.note} if taken is not None and taken.note else {})}
         facts["warnings"] = [*facts.get("warnings", ()), *config.tuning.warnings(config.optimizer)]
+        if opened.checkpoint is None:
+            facts["warnings"] += _begins_in_vain(learner, loaded)
         following = _next(str(opened.folder.path))
         return fit(
             opened,
@@ -64,6 +69,16 @@ def own_tokenizer(config: FinetuneConfig, task: TaskData, output: Output) -> Tok
     """A run that starts from nothing trains its tokenizer on its own training rows."""
     size = config.tokenizer.vocab_size or config.model.vocab_size
     return tokenizer_of_rows(config.tokenizer, build(task.config).texts(task.train), size, output.stage)
+
+
+def _begins_in_vain(learner: BaseLearner, loaded: LoadReport | None) -> Iterator[str]:
+    """What a task is read with that no checkpoint taught."""
+    for name in learner.pretrained:
+        if loaded is None or f"heads.{name}" in loaded.new:
+            yield (
+                f"heads.{name} is new: what it says of words means nothing yet; checkpoint= with a language model's "
+                "head has one (lmtool pretrain, or a published folder of it)"
+            )
 
 
 def _next(folder: str) -> list[str]:

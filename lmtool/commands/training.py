@@ -90,6 +90,7 @@ def fit(
     more = {"baseline": baseline["value"], "padding_fraction": loader.facts()["padding_fraction"]}
     more |= {name: training.metrics[name] for name in ("standard_error",) if name in training.metrics}
     more |= {} if base is None else tuned_size(base, training)
+    more |= {name: facts[name] for name in ("few_shot",) if name in facts}
     more |= write_predictions(opened, learner, held_out)
     if tests:
         more["tests"] = scores_on(opened, learner, tests)

@@ -127,9 +127,21 @@ def truncate_pair(
 
     Numbers or (N,) arrays of them; limit: tokens of both together, at most. (`_truncate_seq_pair` of BERT's scripts.)
     """
-    a, b = np.asarray(first), np.asarray(second)
-    share = limit // 2
-    shorter_second = np.where(b <= share, limit - b, np.minimum(a, limit - share))
-    new_a = np.where(a + b <= limit, a, shorter_second)
-    new_b = np.minimum(b, limit - new_a)
-    return (int(new_a), int(new_b)) if new_a.ndim == 0 else (new_a, new_b)
+    pair = np.stack(np.broadcast_arrays(np.atleast_1d(first), np.atleast_1d(second)))
+    new_a, new_b = truncate_texts(pair, limit)
+    scalars = np.ndim(first) == np.ndim(second) == 0
+    return (int(new_a[0]), int(new_b[0])) if scalars else (new_a, new_b)
+
+
+def truncate_texts(lengths_KN: np.ndarray, limit: int) -> np.ndarray:
+    """(K, N) lengths of the K texts of N examples after taking tokens off the longest one, the later of equal ones,
+    until those of an example fit. limit: tokens of an example, at most."""
+    texts = len(lengths_KN)
+    shorter_KN = np.sort(lengths_KN, axis=0)
+    before_KN = np.cumsum(shorter_KN, axis=0) - shorter_KN
+    # With the k shortest texts complete, the others have so many tokens each; the best k leaves them most.
+    cap_N = ((limit - before_KN) // (texts - np.arange(texts))[:, None]).max(axis=0)
+    kept_KN = np.minimum(lengths_KN, cap_N)
+    cut_KN = lengths_KN > cap_N
+    left_N = limit - kept_KN.sum(axis=0)
+    return kept_KN + (cut_KN & (np.cumsum(cut_KN, axis=0) <= left_N))

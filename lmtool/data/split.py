@@ -49,13 +49,18 @@ class Rows:
         )
 
 
+def unlabelled(task: str) -> str:
+    """The name of a task's rows whose labels are not read."""
+    return f"{task} unlabelled"
+
+
 @dataclass(frozen=True)
 class SplitData:
     """What a learner learns from, or is scored on.
 
     split: train, validation, or the name a data set gives it. store: the text, and `documents` whether an example may
-    span several of its documents. rows: labelled rows by the name of their task. stride: tokens between the starts of
-    the windows of held-out text, of a learner that `slides`; None: windows as in training.
+    span several of its documents. rows: labelled rows by the name of their task, and `unlabelled` ones. stride: tokens
+    between the starts of the windows of held-out text, of a learner that `slides`; None: windows as in training.
     """
 
     split: str

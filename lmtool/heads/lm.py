@@ -44,6 +44,11 @@ class LMHead(nn.Module):
         """Logits (M, V)."""
         return nn.functional.linear(self.transform(hidden_MH), self.table(table_VH), self.bias)
 
+    def of_tokens(self, hidden_MH: Tensor, table_VH: Tensor, tokens_C: Tensor) -> Tensor:
+        """(M, C) logits of some tokens alone."""
+        bias_C = None if self.bias is None else self.bias[tokens_C]
+        return nn.functional.linear(self.transform(hidden_MH), self.table(table_VH)[tokens_C], bias_C)
+
     def loss_sum(self, hidden_MH: Tensor, table_VH: Tensor, labels_M: Tensor, label_smoothing: float = 0.0) -> Tensor:
         """Sum of the cross entropies, without ever holding all logits."""
         table_VH = self.table(table_VH)

@@ -96,7 +96,8 @@ class BaseLearner(ModelWithHeads, ABC):
     score that chooses the best checkpoint. reads: the columns that `respond` reads. predicts_rows: whether its scorer
     keeps a prediction of each row. makes_inputs: whether it makes a part of what it reads itself, so that examples
     cannot be shown without its weights. scores_part: whether its scores in training are of a part of the rows. slides:
-    whether it can be scored over windows that overlap, see `SplitData.stride`.
+    whether it can be scored over windows that overlap, see `SplitData.stride`. pretrained: heads that say nothing until
+    a checkpoint brings them.
     """
 
     weights: dict[str, float]
@@ -106,6 +107,7 @@ class BaseLearner(ModelWithHeads, ABC):
     makes_inputs: bool = False
     scores_part: bool = False
     slides: bool = False
+    pretrained: tuple[str, ...] = ()
 
     def __init__(self, config: Config, backbone: Backbone, tokenizer: Tokenizer | None, seed: int):
         super().__init__(backbone, seed)

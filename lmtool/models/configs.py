@@ -90,13 +90,15 @@ class ModelConfig(Config):
     def sequence_form(
         self, head: str | None = None, pooling: str | None = None, head_layers: int | None = None
     ) -> SequenceForm:
-        """How a task reads a whole text. head: "transformers", "text_to_text" (as any text), or the paper's. pooling:
-        "first", "mean", "max" or "last"; "auto" or None: the family's. head_layers: 1 or 2; None: the family's.
+        """How a task reads a whole text. head: "transformers", "text_to_text" or "prompt" (as any text), or the
+        paper's. pooling: "first", "mean", "max" or "last"; "auto" or None: the family's. head_layers: 1 or 2; None: the
+        family's.
 
         ValueError where transformers has no classifier of this family.
         """
         pooled = self.summary == "pooled_first"
-        layout = self.text_format if head == "text_to_text" else self.sequence_format or self.text_format
+        as_text = head in ("text_to_text", "prompt")
+        layout = self.text_format if as_text else self.sequence_format or self.text_format
         form = SequenceForm(layout, "first" if self.summary == "pooled_first" else self.summary, pooled)
         if head == "transformers":
             if self.transformers_form is None:

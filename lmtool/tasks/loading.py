@@ -17,13 +17,14 @@ import numpy as np
 
 from lmtool.config.tables import build
 from lmtool.data.pydocs import pydocs_rows
-from lmtool.data.split import Rows, SplitData
+from lmtool.data.split import Rows, SplitData, unlabelled
 from lmtool.errors import UserError
 from lmtool.streams import Permutation
 from lmtool.tasks.configs import TaskConfig
 from lmtool.tasks.configs.base import parts_of
 from lmtool.tasks.kinds.base import TaskKind
 from lmtool.tasks.kinds.labels import joined, repeated_ids
+from lmtool.tasks.shots import draw_shots
 from lmtool.tasks.sources.files import TaskTable, canonical, read_folder
 from lmtool.tasks.sources.hub import read_hub
 
@@ -35,26 +36,31 @@ _HOLD_OUT, _SUBSET = 0, 1
 @dataclass(frozen=True)
 class TaskData:
     """config: the task with its labels and class weights filled in; build the learner from it. validation, test:
-    rows by split, in the order of the config. facts: plain data for the screens and the report."""
+    rows by split, in the order of the config. facts: plain data for the screens and the report. unlabelled: further
+    training rows, of which texts alone are read."""
 
     config: TaskConfig
     train: Rows
     validation: dict[str, Rows]
     test: dict[str, Rows]
     facts: dict[str, Any]
+    unlabelled: Rows | None = None
 
     def contents(self) -> dict[str, Any]:
         """Counts and hashes of what is trained and scored on, by what they are of ("dev labels")."""
         contents: dict[str, Any] = {}
         for split, rows in {"train": self.train, **self.validation}.items():
-            labels = rows.labels.tolist() if isinstance(rows.labels, np.ndarray) else list(rows.labels or ())
             contents |= {f"{split} rows": len(rows), f"{split} texts": _sha256(list(rows.columns.values()))}
-            contents[f"{split} labels"] = _sha256(labels)
+            contents[f"{split} labels"] = _sha256(_labels(rows))
         return contents
 
     def splits(self) -> dict[str, SplitData]:
         """The training rows and those of the development splits, as a learner takes them."""
-        return self._data({"train": self.train, **self.validation})
+        splits = self._data({"train": self.train, **self.validation})
+        if self.unlabelled is not None:
+            name = self.config.name
+            splits["train"] = SplitData("train", rows={name: self.train, unlabelled(name): self.unlabelled})
+        return splits
 
     def labelled_tests(self) -> dict[str, SplitData]:
         """The test splits that can be scored."""
@@ -101,6 +107,16 @@ def load_task(config: TaskConfig, seed: int, cache_dir: str | Path, offline: boo
     if config.train_examples is not None and config.train_examples < len(train):
         facts["train_rows_available"] = len(train)
         train = train.take(np.sort(Permutation(len(train), seed, "sample", _SUBSET)(np.arange(config.train_examples))))
+    further = None
+    shots = getattr(config, "shots_per_class", None)
+    if shots is not None:
+        held_out = {split: rows for split, rows in {**validation, **test}.items() if rows.labels is not None}
+        train, few, rest = draw_shots(kind, train, [*validation.values(), *test.values()], shots, seed)
+        validation, test = {"dev": few}, {**test, **{f"full_{split}": held_out[split] for split in validation}}
+        further = rest if getattr(config, "auxiliary_mlm", 0) and len(rest) else None
+        facts["few_shot"] = {
+            "rows_of_a_class": shots, "seed": seed, "train_sha256": _checksum(train), "dev_sha256": _checksum(few)
+        }  # fmt: skip
     own, warnings = kind.facts(train)
     repeated = [repeated_ids(columns[split], tables[split].origin) for split in columns]
     warnings = [*warnings, *(problem for problem in repeated if problem is not None)]
@@ -114,7 +130,7 @@ def load_task(config: TaskConfig, seed: int, cache_dir: str | Path, offline: boo
         **own,
         "warnings": warnings,
     }
-    data = TaskData(kind.fitted(train), train, validation, test, facts)
+    data = TaskData(kind.fitted(train), train, validation, test, facts, further)
     facts["fingerprint"] = _sha256(data.contents())
     return data
 
@@ -207,6 +223,15 @@ def _hold_out(train: Rows, groups: Sequence[Any], seed: int) -> tuple[Rows, Rows
     count = min(max(round(HELD_OUT * len(group)), 1), len(group) - 1)
     held = np.isin(member, Permutation(len(group), seed, "sample", _HOLD_OUT)(np.arange(count)))
     return train.take(np.flatnonzero(~held)), train.take(np.flatnonzero(held))
+
+
+def _labels(rows: Rows) -> list[Any]:
+    return rows.labels.tolist() if isinstance(rows.labels, np.ndarray) else list(rows.labels or ())
+
+
+def _checksum(rows: Rows) -> str:
+    """The hash of rows: their texts and labels, in their order."""
+    return _sha256([list(rows.columns.values()), _labels(rows)])
 
 
 def _sha256(content: Any) -> str:

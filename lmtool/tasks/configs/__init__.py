@@ -1,13 +1,13 @@
 """What finetuning learns, as configuration: a file a kind. Imports no torch."""
 
 from lmtool.tasks.configs.base import TaskConfig
+from lmtool.tasks.configs.classification import ClassificationConfig
 from lmtool.tasks.configs.extractive_qa import ExtractiveQaConfig
 from lmtool.tasks.configs.glue import GlueConfig
 from lmtool.tasks.configs.multiple_choice import MultipleChoiceConfig
 from lmtool.tasks.configs.objective import TaskObjectiveConfig, tasks_of
 from lmtool.tasks.configs.seq2seq import ScheduledSamplingConfig, Seq2SeqConfig
 from lmtool.tasks.configs.sequence import (
-    ClassificationConfig,
     ClassLossConfig,
     MultiLabelConfig,
     MultiLabelLossConfig,

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from string import Formatter
+from typing import Any
 
 from pydantic import Field, field_validator
 
 from lmtool.config.base import Config
+from lmtool.config.nearest import nearest
+from lmtool.errors import Problem
 from lmtool.tasks.configs.base import TaskConfig
 
 ANSWER = "label"
 """The place of the answer in a template."""
+PROMPT = "prompt"
+"""The head that reads a row as its prompt, and predicts the word in the place of the answer."""
 
 
 class PromptConfig(Config):
@@ -46,7 +51,7 @@ class PromptedConfig(TaskConfig):
 
     prompt: PromptConfig = Field(
         default_factory=lambda: PromptConfig.model_validate({}),
-        description="The task in words, for `lmtool evaluate shots=`.",
+        description="The task in words, for task.head=prompt and for `lmtool evaluate shots=`.",
     )
 
     @property
@@ -57,3 +62,40 @@ class PromptedConfig(TaskConfig):
     @property
     def template(self) -> str:
         return self.prompt.template or self.default_template
+
+    def unworded(self) -> Problem | None:
+        """Why rows cannot be put into words, if they cannot: the template names what is not read."""
+        if ANSWER in self.reads:
+            return Problem(
+                "task.text",
+                f"task={self.name} reads a column called {ANSWER}, which in a template is the place of the answer",
+                f"give it another name: task.aliases={{{ANSWER}: text}} task.text=[text]",
+            )
+        named = places(self.template)
+        if named == [ANSWER]:
+            return Problem(
+                "task.prompt.template",
+                f"task.prompt.template={self.template!r} names no column to read",
+                f"name those of task={self.name}: {', '.join(f'{{{name}}}' for name in self.reads)}",
+            )
+        for name in named:
+            if name not in (*self.reads, ANSWER):
+                close = nearest(name, self.reads)
+                return Problem(
+                    "task.prompt.template",
+                    f"task.prompt.template names {{{name}}}; task={self.name} reads {', '.join(self.reads)}",
+                    f"did you mean {{{close}}}?" if close else "name those columns alone: task.prompt.template=",
+                )
+        return None
+
+    def unasked(self, model: Any) -> Problem | None:
+        """Why a model of this configuration cannot learn the answer in its place of the template, if it cannot."""
+        after = self.template.partition(f"{{{ANSWER}}}")[2]
+        if model.architecture != "decoder" or not places(after):
+            return self.unworded()
+        return Problem(
+            "task.prompt.template",
+            f"task.prompt.template={self.template!r}: model={model.name} reads from left to right, and {{{ANSWER}}} "
+            f"stands before {{{places(after)[0]}}}",
+            f"put the answer last: task.prompt.template={self.default_template!r}",
+        )

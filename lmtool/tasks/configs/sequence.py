@@ -11,19 +11,25 @@ from lmtool.config.base import Config
 from lmtool.config.tables import component
 from lmtool.errors import Problem
 from lmtool.tasks.configs.base import TaskConfig
-from lmtool.tasks.configs.prompt import PromptedConfig
+from lmtool.tasks.configs.prompt import PROMPT
 
 TEXT_TO_TEXT = "text_to_text"
+FORM = ("head", "pooling", "head_layers")
+"""The fields that a model's `sequence_form` reads."""
 
 
 class SequenceConfig(TaskConfig):
     """The base of kinds whose rows are one text, or two, and one label."""
 
-    head_fields: ClassVar[tuple[str, ...]] = ("head", "pooling", "head_layers")
+    head_fields: ClassVar[tuple[str, ...]] = FORM
     writes_labels: ClassVar[bool] = False
     """Whether labels can be written as texts."""
-    of_outputs: ClassVar[tuple[str, ...]] = ("pooling", "head_layers", "auxiliary_lm", "dropout", "windows")
-    """The fields that mean nothing where they are."""
+    prompted: ClassVar[bool] = False
+    """Whether a label can be the word that a language model puts in a place of the text."""
+    of_summary: ClassVar[tuple[str, ...]] = ("pooling", "head_layers", "auxiliary_lm", "dropout", "windows")
+    """The fields that mean nothing where no vector stands for the text."""
+    of_outputs: ClassVar[tuple[str, ...]] = of_summary
+    """The fields that mean nothing where labels are written."""
 
     text: tuple[str, ...] = Field(
         ("text",),
@@ -32,11 +38,12 @@ class SequenceConfig(TaskConfig):
         description="The columns that are read: one text, or two for a pair; A+B: those columns with a space between "
         "them, as one text.",
     )
-    head: Literal["paper", "transformers", "text_to_text"] | None = Field(
+    head: Literal["paper", "transformers", "text_to_text", "prompt"] | None = Field(
         None,
         description="How a whole text is read. paper: as in the model's paper. transformers: as its "
         "...ForSequenceClassification does (GPT: no end token, no bias; BART, T5: a dense layer more), which alone can "
         'be exported. text_to_text: as a text ("sst2 sentence: ..."), for which the label is written as a text (T5). '
+        "prompt: as the task's prompt, in which the language model's own head predicts the word of the class. "
         "Null: as in the checkpoint, where its classes are the task's; else as in the paper.",
     )
 
@@ -65,20 +72,23 @@ class SequenceConfig(TaskConfig):
 
     def form(self, model: Any) -> Any:
         """How a model of this configuration reads a whole text: its `SequenceForm`."""
-        return model.sequence_form(*(getattr(self, name) for name in self.head_fields))
+        return model.sequence_form(*(getattr(self, name) for name in FORM))
 
     def text_format(self, model: Any) -> str:
         return self.form(model).text_format
 
     def takes_head(self, form: Mapping[str, Any], model: Any) -> bool:
-        if TEXT_TO_TEXT in (self.head, form.get("head")):
+        if {TEXT_TO_TEXT, PROMPT} & {self.head, form.get("head")}:
             return self.head in (None, form.get("head"))
-        given = {name: getattr(self, name) for name in self.head_fields if getattr(self, name) not in (None, "auto")}
-        return model.sequence_form(**{**form, **given}) == model.sequence_form(**form)
+        theirs = {name: form[name] for name in FORM if name in form}
+        given = {name: getattr(self, name) for name in FORM if getattr(self, name) not in (None, "auto")}
+        return model.sequence_form(**{**theirs, **given}) == model.sequence_form(**theirs)
 
     def misfit(self, model: Any) -> Problem | None:
         if self.head == TEXT_TO_TEXT:
             return self._unwritten(model)
+        if self.head == PROMPT:
+            return self._unprompted(model)
         if self.auxiliary_lm and model.architecture != "decoder":
             return Problem(
                 "task.auxiliary_lm",
@@ -102,12 +112,24 @@ class SequenceConfig(TaskConfig):
         if model.architecture == "encoder":
             message = f"{typed}: model={model.name} writes no text: it is an encoder"
             return Problem("task.head", message, "take an encoder-decoder or a decoder: model=t5")
-        for field in self.of_outputs:
+        return self._meaningless(self.of_outputs, "is of heads whose outputs are classes or values", "has none")
+
+    def _unprompted(self, model: Any) -> Problem | None:
+        """Why labels cannot be words of a prompt, if they cannot."""
+        if not self.prompted:
+            message = f"task.head={PROMPT} tells classes apart by words; task.kind={self.kind} has none"
+            return Problem("task.head", message, "leave it out")
+        fields = self.of_outputs if model.architecture == "encoder_decoder" else self.of_summary
+        return self._meaningless(fields, "is of heads over the whole text", "reads one place of it")
+
+    def _meaningless(self, fields: tuple[str, ...], whose: str, but: str) -> Problem | None:
+        """The first of the fields that has a value, which means nothing with this head."""
+        for field in fields:
             value, default = self, type(self).model_validate({})
             for name in field.split("."):
                 value, default = getattr(value, name), getattr(default, name)
             if value != default:
-                message = f"task.{field}={value} is of heads whose outputs are classes or values; {typed} has none"
+                message = f"task.{field}={value} {whose}; task.head={self.head} {but}"
                 return Problem(f"task.{field}", message, "leave it out")
         return None
 
@@ -156,57 +178,6 @@ class ClassLossConfig(Config):
     def _weights_positive(self) -> ClassLossConfig:
         if isinstance(self.class_weights, tuple) and (not self.class_weights or min(self.class_weights) <= 0):
             raise ValueError(f"class_weights={list(self.class_weights)}: a positive number for each class")
-        return self
-
-
-@component("task", "classification", builder="lmtool.tasks.kinds.classification:Classification")
-class ClassificationConfig(PromptedConfig, WindowedConfig):
-    """One of several classes for a text or a pair of texts."""
-
-    writes_labels: ClassVar[bool] = True
-    of_outputs: ClassVar[tuple[str, ...]] = (*WindowedConfig.of_outputs, "loss.class_weights", "loss.focal_gamma")
-
-    kind: Literal["classification"] = Field(
-        "classification",
-        description="One of several classes for a text or a pair of texts.",
-    )
-    name: str = Field(
-        "classification",
-        description="The task's name: its head is heads.NAME.",
-        pattern=r"^[a-z][a-z0-9_]*$",
-    )
-    labels: tuple[str, ...] | None = Field(
-        None,
-        description="The classes by name, in order; quote them. A file may hold the names or their numbers from "
-        "0. Null: the sorted values found in train.",
-    )
-    metrics: tuple[Literal["accuracy", "f1", "macro_f1", "matthews"], ...] = Field(
-        ("accuracy",),
-        min_length=1,
-        description="Scores that are reported. f1 is of the second label against the first.",
-    )
-    metric: Literal["accuracy", "f1", "macro_f1", "matthews"] = Field(
-        "accuracy",
-        description="The score that chooses the best checkpoint.",
-    )
-    loss: ClassLossConfig = Field(
-        default_factory=lambda: ClassLossConfig.model_validate({}), description="Smoothing and weights of the loss."
-    )
-
-    @property
-    def needs_two_classes(self) -> bool:
-        return "f1" in self.metrics
-
-    @model_validator(mode="after")
-    def _labels_fit(self) -> ClassificationConfig:
-        labels, weights = self.labels, self.loss.class_weights
-        if labels is not None:
-            if len(labels) < 2 or len(set(labels)) != len(labels):
-                raise ValueError(f"labels={list(labels)}: at least two different names")
-            if isinstance(weights, tuple) and len(weights) != len(labels):
-                raise ValueError(f"loss.class_weights has {len(weights)} weights for {len(labels)} labels")
-            if "f1" in self.metrics and len(labels) != 2:
-                raise ValueError(f"metrics names f1, which is of two classes; there are {len(labels)}: take macro_f1")
         return self
 
 

@@ -9,25 +9,23 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from lmtool.data.plan import Examples
-from lmtool.data.split import Rows, SplitData
+from lmtool.data.split import Rows
 from lmtool.errors import UserError
-from lmtool.heads.losses import loss_sum, losses
-from lmtool.learners.baseline import ConstantPredictor
 from lmtool.models.base import Backbone
 from lmtool.tasks.configs import ClassificationConfig
+from lmtool.tasks.configs.prompt import PROMPT
 from lmtool.tasks.configs.sequence import TEXT_TO_TEXT
 from lmtool.tasks.kinds.base import Prediction
+from lmtool.tasks.kinds.class_learner import ClassLearner
 from lmtool.tasks.kinds.labels import balanced_weights, class_names, class_numbers, label_counts
 from lmtool.tasks.kinds.learner import TaskLearner
 from lmtool.tasks.kinds.one_class import OneClassKind
+from lmtool.tasks.kinds.prompted import PromptedLearner, PromptWriter, prompted_texts
 from lmtool.tasks.kinds.sequence import SequenceLearner
 from lmtool.tasks.kinds.text_to_text import TextToTextLearner, WrittenKind
+from lmtool.tasks.prompting.demonstrations import kept_rows
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.types import Batch, Scores, StepOutput
 
 
 class Classification(OneClassKind, WrittenKind):
@@ -63,6 +61,8 @@ class Classification(OneClassKind, WrittenKind):
                 f"task.metrics names f1, which is of two classes; the data have {len(names)}",
                 "take macro_f1, accuracy or matthews",
             )
+        if self.config.demonstrations and self.config.demonstration_rows is None:
+            values["demonstration_rows"] = kept_rows(train, names)
         return type(self.config).model_validate(values)
 
     def facts(self, train: Rows) -> tuple[dict[str, Any], list[str]]:
@@ -75,43 +75,49 @@ class Classification(OneClassKind, WrittenKind):
 
     def candidates(self, rows: Rows) -> list[tuple[str, ...]]:
         """The words of the classes, the same for every row."""
-        words = self.config.prompt.words
-        texts = tuple(words.get(label, label.replace("_", " ")) for label in self.classes)
-        unknown = [name for name in words if name not in self.classes]
-        if unknown:
-            raise UserError(
-                f"task.prompt.words names {unknown[0]!r}, which is no label of task={self.config.name}",
-                f"the labels are {', '.join(self.classes[:8])}",
-            )
-        if len(set(texts)) < len(texts):
-            raise UserError(
-                f"task={self.config.name}: two classes have the same word in {', '.join(texts)}",
-                "give each its own: task.prompt.words={CLASS: WORD, ...}",
-            )
-        return [texts] * len(rows)
+        problem = self.config.ambiguous()
+        if problem is not None:
+            raise UserError(problem.message, problem.hint)
+        return [self.config.words] * len(rows)
 
     def learner(self, backbone: Backbone, tokenizer: Tokenizer, seed: int) -> TaskLearner:
-        learner = TextToTextLearner if self.config.head == TEXT_TO_TEXT else ClassificationLearner
-        return learner(self, backbone, tokenizer, seed)
+        if self.config.head == TEXT_TO_TEXT:
+            return TextToTextLearner(self, backbone, tokenizer, seed)
+        if self.config.head != PROMPT:
+            return ClassificationLearner(self, backbone, tokenizer, seed)
+        writes = backbone.config.architecture == "encoder_decoder"
+        return (PromptWriter if writes else PromptedLearner)(self, backbone, tokenizer, seed)
 
     @property
     def classes(self) -> Sequence[str]:
         return self.config.labels or ()
 
+    def texts(self, rows: Rows) -> list[Sequence[str]]:
+        return prompted_texts(self.config, rows) if self.config.head == PROMPT else super().texts(rows)
+
     def label_words(self) -> Sequence[str]:
-        return self.classes
+        return self.config.words if self.config.head == PROMPT else self.classes
 
     def written(self, labels: np.ndarray) -> list[str]:
-        return [self.classes[label] for label in labels]
+        words = self.label_words()
+        return [words[label] for label in labels]
 
     def parsed(self, text: str) -> Prediction | None:
-        """The class of this name, sure where there is one."""
-        return Prediction(self.classes.index(text), 1.0) if text in self.classes else None
+        """The class of this name, or of this word, sure where there is one."""
+        words = list(self.label_words())
+        return Prediction(words.index(text), 1.0) if text in words else None
 
     @property
     def wrong(self) -> Prediction:
         """A class beside the others."""
         return Prediction(len(self.classes), 0.0)
+
+    def join(self, parts: Sequence[Any]) -> Prediction:
+        """Beside several demonstrations the mean of the logits decides."""
+        if not self.config.demonstrations:
+            return super().join(parts)
+        logs = np.log(np.maximum([part.probabilities for part in parts], np.finfo(np.float32).tiny))
+        return self.elected(np.exp(logs.mean(axis=0)))
 
     def vote(self, part: Prediction) -> np.ndarray:
         return np.asarray(part.probabilities)
@@ -121,49 +127,9 @@ class Classification(OneClassKind, WrittenKind):
         return Prediction(int(shares.argmax()), float(shares.max()), shares)
 
 
-class ClassificationLearner(SequenceLearner):
-    """Cross entropy, smoothed, focal and weighted by class as the task says.
-
-    With class weights the loss is the weighted sum of the losses over the sum of the weights of the labels, as in
-    torch; without, the mean over examples. A focal loss is divided by the same, not by its own weights: texts that are
-    learned already lower it.
-    """
-
-    class_weights: Tensor | None
+class ClassificationLearner(SequenceLearner, ClassLearner):
+    """By a head over the whole text."""
 
     def __init__(self, kind: Classification, backbone: Backbone, tokenizer: Tokenizer, seed: int):
-        config = kind.config
-        if config.labels is None or config.loss.class_weights == "balanced":
-            raise ValueError("build a task from the config that load_task gives back: its labels are filled in")
-        super().__init__(kind, backbone, tokenizer, seed, len(config.labels))
-        weights = config.loss.class_weights
-        self.loss = config.loss
-        self.register_buffer("class_weights", torch.tensor(weights) if weights != "none" else None, persistent=False)
-
-    def counts(self, batch: Batch) -> dict[str, float]:
-        labels = self.labels(batch)
-        if self.class_weights is None:
-            return self.counted(batch, float(len(labels)))
-        return self.counted(batch, float(self.class_weights.to(labels.device).double()[labels].sum()))
-
-    def forward(self, batch: Batch, step: int) -> StepOutput:
-        labels_N, smoothing, gamma = self.labels(batch), self.loss.label_smoothing, self.loss.focal_gamma
-        weights_C = None if self.class_weights is None else self.class_weights.to(labels_N.device)
-        return self.stepped(batch, step, lambda logits_NC: loss_sum(logits_NC, labels_N, smoothing, weights_C, gamma))
-
-    def scores(self, outputs: Tensor, batch: Batch) -> Scores:
-        """Plain cross entropy, whatever smoothing and weights train with."""
-        labels_N = self.labels(batch)
-        documents = torch.arange(len(labels_N), device=labels_N.device)
-        return Scores(losses(outputs, labels_N), labels_N, outputs.argmax(-1), documents)
-
-    def parts(self, outputs: Tensor, batch: Batch) -> list[Prediction]:
-        """The best class of each text, its probability, and those of all classes."""
-        shares_NC = outputs.detach().float().softmax(-1)
-        best, classes = shares_NC.max(-1)
-        return list(map(Prediction, classes.tolist(), best.tolist(), shares_NC.cpu().numpy()))
-
-    def predictors(self, train: SplitData, examples: Examples) -> dict[str, ConstantPredictor]:
-        """The shares of the classes in the training rows."""
-        counts = np.bincount(np.asarray(self.rows(train).labels), minlength=len(self.kind.config.labels))
-        return {self.term: ConstantPredictor.of_counts("base rate", counts)}
+        SequenceLearner.__init__(self, kind, backbone, tokenizer, seed, len(kind.config.labels or ()))
+        self.weigh(kind.config)

@@ -28,6 +28,15 @@ def _is_words(cell: Any) -> bool:
     return isinstance(cell, list) and all(isinstance(word, str) for word in cell)
 
 
+class PromptInspector(TaskInspector):
+    """Of prompts: classes with their words."""
+
+    def label(self, value: Any, of_place: bool) -> Any:
+        if of_place:  # of masked texts beside the prompts
+            return Inspector.label(self, value, of_place)
+        return f"{super().label(value, of_place)}: {self.learner.config.words[int(value)]}"
+
+
 class AnswerInspector(TaskInspector):
     """Of questions and windows."""
 

@@ -42,10 +42,9 @@ class TextPairs:
         self.template = Template.of(layout, 1 if self.two_stacks else 2)
         self.start = tokenizer.role(model.start_role) if isinstance(model, EncoderDecoderConfig) else None
         source_room, self.target_room = self._room(max_length)
-        (sources,) = rows.columns.values()
-        self.sources = EncodedTexts([config.prefix + source for source in sources], tokenizer)
+        self.tokenizer = tokenizer
+        self.sources, self.truncated = self.sourced(source_room)
         self.source_lengths = np.minimum(self.sources.lengths, source_room)
-        self.truncated = int(np.sum(self.sources.lengths > source_room))
         self.targets, self.target_lengths = None, np.zeros(len(rows), dtype=np.int64)
         self.truncated_targets = 0
         if rows.labels is not None:
@@ -71,6 +70,12 @@ class TextPairs:
                 f"give max_length={2 * wanted + overhead}, or a smaller task.target_tokens=",
             )
         return source, target
+
+    def sourced(self, room: int) -> tuple[EncodedTexts, int]:
+        """The sources, whose ends are left out behind `room` tokens, and how many these cut."""
+        (texts,) = self.rows.columns.values()
+        sources = EncodedTexts([self.config.prefix + text for text in texts], self.tokenizer)
+        return sources, int(np.sum(sources.lengths > room))
 
     def plan(self, epoch: int) -> Plan:
         return self._plan

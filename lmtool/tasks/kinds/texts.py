@@ -30,6 +30,14 @@ _SIDES = ("first", "second")
 class EncodedTexts:
     """E texts as ids laid end to end, with their (E,) borders."""
 
+    @classmethod
+    def of_ids(cls, ids: np.ndarray, lengths: np.ndarray) -> EncodedTexts:
+        """Texts that are tokens already. ids: laid end to end. lengths: (E,) of each."""
+        texts = cls.__new__(cls)
+        texts.ids, texts.lengths = ids, np.asarray(lengths, dtype=np.int64)
+        texts.starts = np.cumsum(texts.lengths) - texts.lengths
+        return texts
+
     def __init__(self, texts: list[str], tokenizer: Tokenizer):
         pieces = [
             ids

@@ -13,12 +13,10 @@ from typing import Literal
 
 import numpy as np
 
-from lmtool.config.nearest import nearest
 from lmtool.data.split import Rows
 from lmtool.errors import UserError
 from lmtool.generation.scoring import CandidateScorer
 from lmtool.learners.writing import Writer
-from lmtool.tasks.configs.prompt import ANSWER, places
 from lmtool.tasks.kinds.base import Prediction, TaskKind
 from lmtool.tasks.prompting.prompts import Prompts, Question, values_of
 from lmtool.tasks.prompting.template import Template
@@ -173,18 +171,9 @@ def _checked(kind: TaskKind) -> str:
             f"task={kind.config.name} is {kind.config.kind}: its rows are not put into words",
             f"lmtool finetune task={kind.config.name} learns it",
         )
-    if ANSWER in kind.config.reads:
-        raise UserError(
-            f"task={kind.config.name} reads a column called {ANSWER}, which in a template is the place of the answer",
-            f"give it another name: task.aliases={{{ANSWER}: text}} task.text=[text]",
-        )
-    for name in places(template):
-        if name not in (*kind.config.reads, ANSWER):
-            close = nearest(name, kind.config.reads)
-            raise UserError(
-                f"task.prompt.template names {{{name}}}; task={kind.config.name} reads {', '.join(kind.config.reads)}",
-                f"did you mean {{{close}}}?" if close else "name those columns alone: task.prompt.template=",
-            )
+    problem = kind.config.unworded()
+    if problem is not None:
+        raise UserError(problem.message, problem.hint)
     return template
 
 

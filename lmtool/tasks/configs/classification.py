@@ -1,0 +1,175 @@
+"""One of several classes for a text or a pair of texts, as configuration. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from lmtool.config.tables import component
+from lmtool.errors import Problem
+from lmtool.tasks.configs.prompt import PROMPT, PromptedConfig
+from lmtool.tasks.configs.sequence import FORM, ClassLossConfig, WindowedConfig
+
+DEMONSTRATIONS = 16
+"""Draws that a prediction joins, as published."""
+
+
+@component("task", "classification", builder="lmtool.tasks.kinds.classification:Classification")
+class ClassificationConfig(PromptedConfig, WindowedConfig):
+    """One of several classes for a text or a pair of texts."""
+
+    head_fields: ClassVar[tuple[str, ...]] = (*FORM, "prompt", "demonstrations", "demonstration_rows")
+    writes_labels: ClassVar[bool] = True
+    prompted: ClassVar[bool] = True
+    of_outputs: ClassVar[tuple[str, ...]] = (*WindowedConfig.of_outputs, "loss.class_weights", "loss.focal_gamma")
+
+    kind: Literal["classification"] = Field(
+        "classification",
+        description="One of several classes for a text or a pair of texts.",
+    )
+    name: str = Field(
+        "classification",
+        description="The task's name: its head is heads.NAME.",
+        pattern=r"^[a-z][a-z0-9_]*$",
+    )
+    labels: tuple[str, ...] | None = Field(
+        None,
+        description="The classes by name, in order; quote them. A file may hold the names or their numbers from "
+        "0. Null: the sorted values found in train.",
+    )
+    metrics: tuple[Literal["accuracy", "f1", "macro_f1", "matthews"], ...] = Field(
+        ("accuracy",),
+        min_length=1,
+        description="Scores that are reported. f1 is of the second label against the first.",
+    )
+    metric: Literal["accuracy", "f1", "macro_f1", "matthews"] = Field(
+        "accuracy",
+        description="The score that chooses the best checkpoint.",
+    )
+    loss: ClassLossConfig = Field(
+        default_factory=lambda: ClassLossConfig.model_validate({}), description="Smoothing and weights of the loss."
+    )
+    shots_per_class: int | None = Field(
+        None,
+        ge=1,
+        description="Train on this many rows of each class and choose the best checkpoint by as many others, both "
+        "drawn by the run's seed from the training rows; the development splits are scored once, at the end (Gao et "
+        "al. 2021, section 3). Null: all.",
+    )
+    auxiliary_mlm: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="With head=prompt on an encoder: weight of masked language modelling beside the task, on the rows "
+        "that shots_per_class leaves, their labels unread, else on the training texts; the task has the rest (Schick "
+        "and Schuetze 2021, section 3.4: 1e-4). 0: none.",
+    )
+    demonstrations: int = Field(
+        0,
+        ge=0,
+        description="With head=prompt: each text is read together with an answered training row of each class; "
+        "training draws them every epoch, and a prediction joins so many draws (Gao et al. 2021, section 6: 16, which "
+        "true stands for). 0: none.",
+    )
+    demonstration_rows: dict[str, tuple[tuple[str, ...], ...]] | None = Field(
+        None,
+        description="By class, the rows that demonstrations are drawn from, the text columns of each; kept with the "
+        "checkpoint. Null: the training rows, at most 16 of a class.",
+    )
+
+    @field_validator("demonstrations", mode="before")
+    @classmethod
+    def _as_published(cls, value: Any) -> Any:
+        return DEMONSTRATIONS if value is True else 0 if value is False else value
+
+    @property
+    def needs_two_classes(self) -> bool:
+        return "f1" in self.metrics
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What is written for the classes, in their order."""
+        return tuple(self.prompt.words.get(label, label.replace("_", " ")) for label in self.labels or ())
+
+    def text_format(self, model: Any) -> str:
+        if self.head != PROMPT:
+            return super().text_format(model)
+        return "plain" if model.architecture == "decoder" else model.text_format
+
+    def with_head(self, form: Mapping[str, Any]) -> ClassificationConfig:
+        if form.get("head") != PROMPT:
+            return self.model_copy(update={name: form[name] for name in FORM if name in form})
+        own = {**self.model_dump(), **form}
+        return type(self).model_validate_json(json.dumps(own))
+
+    def misfit(self, model: Any) -> Problem | None:
+        problem = super().misfit(model)
+        if problem is not None or self.head != PROMPT:
+            return problem or self._out_of_prompt()
+        return self.unasked(model) or self.ambiguous() or self._beyond(model)
+
+    def ambiguous(self) -> Problem | None:
+        """Why the words do not tell the classes apart, if they do not."""
+        unknown = [name for name in self.prompt.words if self.labels is not None and name not in self.labels]
+        if unknown:
+            return Problem(
+                "task.prompt.words",
+                f"task.prompt.words names {unknown[0]!r}, which is no label of task={self.name}",
+                f"the labels are {', '.join((self.labels or ())[:8])}",
+            )
+        if len(set(self.words)) < len(self.words):
+            return Problem(
+                "task.prompt.words",
+                f"task={self.name}: two classes have the same word in {', '.join(self.words)}",
+                "give each its own: task.prompt.words={CLASS: WORD, ...}",
+            )
+        return None
+
+    def _out_of_prompt(self) -> Problem | None:
+        """What means nothing where no prompt is read."""
+        for field in ("auxiliary_mlm", "demonstrations", "demonstration_rows"):
+            value = getattr(self, field)
+            if value:
+                shown = value if field != "demonstration_rows" else "..."
+                message = f"task.{field}={shown} is of texts that are read as prompts"
+                return Problem(f"task.{field}", message, f"give task.head={PROMPT} too")
+        return None
+
+    def _beyond(self, model: Any) -> Problem | None:
+        """What a model of another architecture does not learn from prompts."""
+        if self.auxiliary_mlm and model.architecture != "encoder":
+            message = f"task.auxiliary_mlm={self.auxiliary_mlm:g}: model={model.name} fills no masks"
+            return Problem("task.auxiliary_mlm", message, "leave it out, or take an encoder: model=bert")
+        if self.demonstrations and model.architecture == "encoder_decoder":
+            message = f"task.demonstrations={self.demonstrations}: model={model.name} writes the word of a prompt alone"
+            return Problem("task.demonstrations", message, "leave it out, or take an encoder or a decoder")
+        return None
+
+    @model_validator(mode="after")
+    def _labels_fit(self) -> ClassificationConfig:
+        labels, weights = self.labels, self.loss.class_weights
+        if labels is not None:
+            if len(labels) < 2 or len(set(labels)) != len(labels):
+                raise ValueError(f"labels={list(labels)}: at least two different names")
+            if isinstance(weights, tuple) and len(weights) != len(labels):
+                raise ValueError(f"loss.class_weights has {len(weights)} weights for {len(labels)} labels")
+            if "f1" in self.metrics and len(labels) != 2:
+                raise ValueError(f"metrics names f1, which is of two classes; there are {len(labels)}: take macro_f1")
+        return self
+
+    @model_validator(mode="after")
+    def _rows_fit(self) -> ClassificationConfig:
+        if self.shots_per_class is not None and self.train_examples is not None:
+            raise ValueError(
+                f"shots_per_class={self.shots_per_class} and train_examples={self.train_examples} both say how many "
+                "rows are trained on: give one of them"
+            )
+        for name, rows in (self.demonstration_rows or {}).items():
+            if self.labels is not None and name not in self.labels:
+                raise ValueError(f"demonstration_rows names {name!r}, which is no label: {', '.join(self.labels[:8])}")
+            if not rows or any(len(row) != len(self.text) for row in rows):
+                raise ValueError(f"demonstration_rows: a row of {name} has {len(self.text)} texts: {list(self.text)}")
+        return self

@@ -1,0 +1,132 @@
+"""A template as tokens: what stands around the texts of a row, and in the place of the answer.
+
+What the template says and each text are cut into tokens by themselves. White space in front of a text or of the answer
+belongs to it, as in `template`.
+
+Shape letters: K columns of a template, E rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from string import Formatter
+
+import numpy as np
+
+from lmtool.data.split import Rows
+from lmtool.errors import UserError
+from lmtool.tasks.configs.prompt import ANSWER
+from lmtool.tasks.kinds.texts import EncodedTexts
+from lmtool.tokenizers.tokenizer import Tokenizer
+
+# A letter, behind which what stands in the middle of a text is cut as it is there.
+_LETTER = "a"
+
+
+class Pattern:
+    """columns: the columns it names, in their order, each with the white space in front of it (`spaces`). space: that
+    in front of the answer."""
+
+    def __init__(self, template: str, tokenizer: Tokenizer):
+        self.tokenizer = tokenizer
+        self._literals, self._names, spaces, literal = [], [], [], ""
+        for text, name, _, _ in Formatter().parse(template):
+            literal += text
+            if name is not None:
+                stripped = literal.rstrip()
+                self._literals.append(stripped)
+                spaces.append(literal[len(stripped) :])
+                self._names.append(name)
+                literal = ""
+        self._last = literal
+        self.columns = tuple(name for name in self._names if name != ANSWER)
+        self.spaces = tuple(space for name, space in zip(self._names, spaces, strict=True) if name != ANSWER)
+        self.space = spaces[self._names.index(ANSWER)]
+
+    @property
+    def ends_with_answer(self) -> bool:
+        """Whether nothing follows the answer."""
+        return self._names[-1] == ANSWER and not self._last.strip()
+
+    def pieces(self, answer: Sequence[int] | None, before: str = "") -> tuple[list[list[int]], tuple[int, int]]:
+        """The K+1 runs of tokens around the columns, with the answer in one of them; its place: the run, and the first
+        token in it. answer: its tokens; None: what stands before it alone. before: text in front of all."""
+        pieces: list[list[int]] = [[]]
+        place, literal = (0, 0), before
+        for text, name in zip(self._literals, self._names, strict=True):
+            pieces[-1] += self._tokens(literal + text, len(pieces) == 1 and not pieces[0] and not before)
+            literal = ""
+            if name != ANSWER:
+                pieces.append([])
+                continue
+            place = (len(pieces) - 1, len(pieces[-1]))
+            if answer is None:
+                return pieces, place
+            pieces[-1] += answer
+        pieces[-1] += self._tokens(self._last, False)
+        return pieces, place
+
+    def answer(self, word: str) -> list[int]:
+        """The tokens of a word in the place of the answer."""
+        return self.tokenizer.encode(self.space + word).tolist()
+
+    def _tokens(self, text: str, first: bool) -> list[int]:
+        """first: whether nothing stands in front of it."""
+        if not text:
+            return []
+        ids = self.tokenizer.encode(text).tolist()
+        if first:
+            return ids
+        letter, joined = (self.tokenizer.encode(start).tolist() for start in (_LETTER, _LETTER + text))
+        return joined[len(letter) :] if joined[: len(letter)] == letter else ids
+
+
+class PatternTexts:
+    """The texts of E rows in the places of a pattern. lengths: (K, E) their tokens."""
+
+    def __init__(self, rows: Rows, pattern: Pattern):
+        self.texts = [
+            EncodedTexts([space + text if text else "" for text in rows.columns[name]], pattern.tokenizer)
+            for name, space in zip(pattern.columns, pattern.spaces, strict=True)
+        ]
+        self.lengths = np.array([text.lengths for text in self.texts], dtype=np.int64).reshape(-1, len(rows))
+
+
+def room_for_texts(max_length: int, overhead: int, texts: int) -> int:
+    """Tokens that a prompt leaves its texts. overhead: its own tokens. texts: how many there are. UserError where they
+    have none each."""
+    if max_length - overhead < texts:
+        raise UserError(
+            f"max_length={max_length} leaves no room for text: the prompt around it has {overhead} tokens",
+            f"give max_length={overhead + 16 * max(texts, 1)}, as far as the model goes, or a shorter "
+            "task.prompt.template=",
+        )
+    return max_length - overhead
+
+
+def label_tokens(pattern: Pattern, labels: Sequence[str], words: Sequence[str]) -> list[int]:
+    """The one token that each class's word is in the place of the answer. UserError where a word is several, or none of
+    the vocabulary, and where two words are the same."""
+    tokens: list[int] = []
+    hint = "give words of one token each: task.prompt.words={CLASS: WORD, ...}"
+    unknown = pattern.tokenizer.roles.get("unk")
+    for label, word in zip(labels, words, strict=True):
+        ids = pattern.answer(word)
+        if len(ids) != 1:
+            pieces = " ".join(pattern.tokenizer.pieces(ids))
+            raise UserError(
+                f"task.prompt.words: {word!r}, for {label}, has {len(ids)} tokens in this vocabulary ({pieces}); "
+                "one is predicted",
+                hint,
+            )
+        if ids[0] == unknown:
+            raise UserError(f"task.prompt.words: {word!r}, for {label}, is not in this vocabulary", hint)
+        if ids[0] in tokens:
+            other = labels[tokens.index(ids[0])]
+            raise UserError(
+                f"task.prompt.words: {word!r}, for {label}, is the same token as the word for {other}: "
+                f"{pattern.tokenizer.pieces(ids)[0]}",
+                hint,
+            )
+        tokens += ids
+    return tokens

@@ -1,0 +1,80 @@
+"""A few rows of each class: which ones, that the seed decides, and what remains."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from task_fixtures import task_config
+
+from lmtool.config.tables import build
+from lmtool.data.split import unlabelled
+from lmtool.errors import UserError
+from lmtool.tasks.loading import load_task
+from lmtool.tasks.shots import draw_shots
+
+LABELS = ("negative", "positive")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Forty training texts, two of them twice, one of them held out too."""
+    place = tmp_path_factory.mktemp("shots")
+    train = [{"sentence": f"text {n % 40}", "label": LABELS[n % 2]} for n in range(42)]
+    dev = [{"sentence": f"dev {n}", "label": LABELS[n % 2]} for n in range(6)]
+    dev.insert(0, {"sentence": "text 7", "label": "positive"})
+    for split, rows in (("train", train), ("dev", dev), ("test", dev[1:4])):
+        (place / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return place
+
+
+def data_of(folder, seed=13, **overrides):
+    return load_task(task_config("sst2", path=folder, **{"shots_per_class": 4, **overrides}), seed, folder, True)
+
+
+def test_rows_of_each_class_are_drawn_by_the_seed_and_their_checksums_kept(folder):
+    draws = [data_of(folder, seed) for seed in (13, 21, 13)]
+    for data in draws:
+        train, dev = data.train, data.validation["dev"]
+        assert np.bincount(train.labels).tolist() == np.bincount(dev.labels).tolist() == [4, 4]
+        texts = [*train.columns["sentence"], *dev.columns["sentence"]]
+        assert len({*texts}) == 16 and "text 7" not in texts
+        assert len(data.test["full_dev"]) == 7 and list(data.test) == ["test", "full_dev"]
+        assert list(data.labelled_tests()) == ["test", "full_dev"]
+        assert data.facts["few_shot"]["rows_of_a_class"] == 4
+    first, second, again = (data.facts["few_shot"] for data in draws)
+    assert first == again and first["train_sha256"] != second["train_sha256"] != first["dev_sha256"]
+    # Frozen: the same rows for the same seed in every version.
+    assert (first["seed"], first["train_sha256"][:12], first["dev_sha256"][:12]) == (13, "bd521cec9d65", "9d2dc6238345")
+
+
+def test_every_row_comes_as_often(folder):
+    config = task_config("sst2", path=folder)
+    data = load_task(config, 0, folder, True)
+    kind, held_out = build(data.config), list(data.validation.values())
+    counts = np.zeros(42)
+    for seed in range(400):
+        drawn = draw_shots(kind, data.train, held_out, 4, seed)
+        chosen = [*drawn.train.ids, *drawn.development.ids]
+        counts[chosen] += 1
+        assert len({*chosen, *drawn.rest.ids}) == 39 and len(chosen) == 16
+    assert counts[[7, 40, 41]].tolist() == [0, 0, 0]
+    for label, rows in ((0, 20), (1, 19)):
+        own = counts[np.flatnonzero(data.train.labels == label)]
+        share = 8 / rows
+        np.testing.assert_allclose(own[own > 0] / 400, share, atol=4.5 * (share * (1 - share) / 400) ** 0.5)
+
+
+def test_what_is_left_serves_as_text(folder):
+    data = data_of(folder, head="prompt", auxiliary_mlm=1e-4)
+    rows = data.splits()["train"].rows
+    assert len(rows["sst2"]) == 8 and len(rows[unlabelled("sst2")]) == 39 - 16
+    assert list(data_of(folder).splits()["train"].rows) == ["sst2"]
+
+
+def test_too_few_rows_are_refused(folder):
+    with pytest.raises(UserError, match="takes 20 training rows of each class, of different texts; positive has 19"):
+        data_of(folder, shots_per_class=10)
+    with pytest.raises(ValueError, match="both say how many"):
+        data_of(folder, train_examples=8)
