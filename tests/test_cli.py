@@ -189,7 +189,7 @@ ERRORS: list[tuple[str, list[str]]] = [
     ("finetune model=bert_tiny task=custom", ["missing required value: task.path"]),
     ("finetune model=bert_tiny task=sst2 task.labels=[true,false]", ["quote your labels"]),
     ("finetune model=bert_tiny task=sst2 task.loss.label_smoothin=1", ["did you mean task.loss.label_smoothing=1?"]),
-    ("finetune model=bert_tiny task=sst2 tuning=lora", ["tuning=lora is not one of full, head"]),
+    ("finetune model=bert_tiny task=sst2 tuning=lore", ["tuning=lore is not one of", "did you mean tuning=lora?"]),
     ("-m finetune model=bert_tiny task=sst2,colla seed=1,2", ["did you mean task=cola?"]),
     ("-m pretrain seed=1,-2 max_stepss=3", ["seed: given -2", "did you mean max_steps=3?"]),
     ("-m predict checkpoint=x", ["does not sweep"]),

@@ -18,10 +18,12 @@ from lmtool.costs.plan import VALUE_BYTES, plan
 from lmtool.costs.rate import measure_rate
 from lmtool.costs.work import shapes_of, works_of
 from lmtool.errors import UserError
+from lmtool.learners.base import ModelWithHeads
 from lmtool.reporting.plan import RunPlan
 from lmtool.reporting.text import size
 from lmtool.training.budgets import MOST_STEPS
 from lmtool.training.precision import Precision
+from lmtool.types import part_of
 from lmtool.weights.assemble import assemble
 from lmtool.weights.loading import by_part
 
@@ -37,6 +39,19 @@ def parameters_by_part(learner: nn.Module) -> dict[str, int]:
         part: sum(tensor.numel() for tensor in tensors.values())
         for part, tensors in by_part(dict(learner.named_parameters())).items()
     }
+
+
+def learning_by_role(learner: ModelWithHeads) -> dict[str, dict[str, int]]:
+    """Parameters that learn (`trainable`) and that are there (`total`), tied ones once: of the backbone, of what the
+    tuning method added (`method`), of the heads (`head`), and of what an objective has besides."""
+    roles = {role: {"trainable": 0, "total": 0} for role in ("backbone", "method", "head")}
+    for name, parameter in learner.named_parameters():
+        part = part_of(name)
+        role = "method" if name in learner.added else "head" if part.startswith("heads.") else part
+        counts = roles.setdefault(role, {"trainable": 0, "total": 0})
+        counts["total"] += parameter.numel()
+        counts["trainable"] += parameter.numel() * parameter.requires_grad
+    return roles
 
 
 def require_memory(config: TrainingConfig, precision: Precision) -> None:

@@ -12,7 +12,9 @@ from torch import nn
 
 from lmtool.commands.configs import PretrainConfig, RunConfig
 from lmtool.commands.opening import OpenRun
+from lmtool.commands.planning import learning_by_role
 from lmtool.config.checkpoint import read_state
+from lmtool.learners.base import BaseLearner
 from lmtool.models.configs import ModelConfig
 from lmtool.nn.attention import attention_path
 from lmtool.reporting.plan import RunPlan
@@ -48,7 +50,7 @@ def machine_facts(config: RunConfig, learner: nn.Module, precision: Precision) -
 
 def begin(
     opened: OpenRun,
-    learner: nn.Module,
+    learner: BaseLearner,
     *,
     choices: Mapping[str, Any],
     data: Mapping[str, Any],
@@ -61,9 +63,12 @@ def begin(
     config = opened.config
     machine = machine_facts(config, learner, opened.precision)
     state = {} if opened.checkpoint is None else read_state(opened.checkpoint)
+    # Of a run without a tuning method everything learns.
+    learns = {} if learner.tuning is None else learning_by_role(learner)
     facts = {
         "data": dict(data),
         "model": {**model, "parameters": plan.parameters, **machine},
+        "learns": learns,
         "baseline": dict(baseline),
     }
     opened.folder.write_json("facts.json", facts)
@@ -75,6 +80,7 @@ def begin(
         data=_told(data),
         model=model,
         plan=plan,
+        learns=learns,
         baseline=baseline,
         machine=machine,
         epochs=epochs,

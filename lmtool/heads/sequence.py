@@ -37,21 +37,27 @@ def summary(hidden_TH: Tensor, packed: Packed, how: Literal["first", "last", "me
 
 
 class Pooler(nn.Module):
-    """activation(dense(first token)): tanh (BERT, RoBERTa, ALBERT), relu (DistilBERT) or gelu (ELECTRA)."""
+    """activation(dense(first token)): tanh (BERT, RoBERTa, ALBERT), relu (DistilBERT) or gelu (ELECTRA). input_size: F;
+    hidden_size where None."""
 
-    def __init__(self, hidden_size: int, activation: Literal["tanh", "relu", "gelu"] = "tanh"):
+    def __init__(
+        self,
+        hidden_size: int,
+        activation: Literal["tanh", "relu", "gelu"] = "tanh",
+        input_size: int | None = None,
+    ):
         super().__init__()
         self.activation = torch.tanh if activation == "tanh" else ACTIVATIONS[activation]
-        self.dense = nn.Linear(hidden_size, hidden_size)
+        self.dense = nn.Linear(hidden_size if input_size is None else input_size, hidden_size)
 
     def forward(self, first_NH: Tensor) -> Tensor:
-        """(N, H) to (N, H)."""
+        """(N, F) to (N, H)."""
         return self.activation(self.dense(first_NH))
 
 
 class SequenceHead(nn.Module):
     """Dropout and a linear map: classes or values of a document. dense: behind a layer of its own with tanh. tokens:
-    special tokens that it brings, whose embeddings it learns; `attach` enters them."""
+    special tokens that it brings, whose embeddings it learns, of the width `token_size`; hidden_size where None."""
 
     def __init__(
         self,
@@ -61,9 +67,10 @@ class SequenceHead(nn.Module):
         bias: bool = True,
         dense: bool = False,
         tokens: int = 0,
+        token_size: int | None = None,
     ):
         super().__init__()
-        self.tokens = nn.Embedding(tokens, hidden_size) if tokens else None
+        self.tokens = nn.Embedding(tokens, token_size or hidden_size) if tokens else None
         self.dense = nn.Linear(hidden_size, hidden_size) if dense else None
         self.dropout = Dropout(dropout)
         self.output = nn.Linear(hidden_size, outputs, bias)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -17,6 +18,7 @@ from lmtool.config.base import Config
 from lmtool.data.plan import Examples
 from lmtool.data.split import Rows, SplitData
 from lmtool.errors import UserError
+from lmtool.heads.features import KeptLayers, LayerFeatures
 from lmtool.learners.baseline import Predictor, mean_losses
 from lmtool.learners.evaluation import Scorer, TermScorer
 from lmtool.learners.inference import Answers, Inference
@@ -24,10 +26,12 @@ from lmtool.learners.inspection import Inspector
 from lmtool.learners.writing import Writer
 from lmtool.metrics import LOSS, Metric
 from lmtool.models.base import Backbone
+from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.nn.dropout import DeviceDraws, Draws, TokenDraws, token_keys
+from lmtool.nn.stack import Side, Tap
 from lmtool.streams import key
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.types import Batch, ParameterGroup, Scores, StepOutput
+from lmtool.types import Batch, Packed, ParameterGroup, Scores, StepOutput
 
 
 class Tuning(Protocol):
@@ -71,6 +75,41 @@ class ModelWithHeads(nn.Module):
     def device(self) -> torch.device:
         """Where its parameters are."""
         return next(self.backbone.parameters()).device
+
+    @property
+    def head_side(self) -> Side:
+        """The side of a batch whose hidden states the heads read."""
+        return "outputs" if isinstance(self.backbone, EncoderDecoder) else "inputs"
+
+    @property
+    def extracts(self) -> bool:
+        """Whether nothing learns that the backbone reads, so that it only extracts features."""
+        read = [*self.backbone.parameters(), *(table.weight for table in self.backbone.embed.further)]
+        return not any(parameter.requires_grad for parameter in read)
+
+    def hidden(
+        self,
+        inputs: Packed,
+        outputs: Packed | None = None,
+        draws: Draws | None = None,
+        read_M: Tensor | None = None,
+        tap: Tap | None = None,
+    ) -> Tensor:
+        """What heads read: hidden states (T, F) of the outputs where there are any, else of the inputs (in an
+        encoder-decoder the encoder's), or (M, F) of the tokens with the flat indices `read_M`. F is the backbone's
+        `feature_size`. A backbone that only extracts features runs without gradient and without dropout."""
+        features = next((head for head in self.heads.values() if isinstance(head, LayerFeatures)), None)
+        kept = None if features is None else KeptLayers(features, self.head_side, read_M, tap)
+        tap, extracts = tap if kept is None else kept, self.extracts
+        draws = None if extracts else draws
+        with torch.no_grad() if extracts else nullcontext():
+            if outputs is not None:
+                states = self.backbone(inputs, draws, outputs, read_M=read_M, tap=tap)
+            elif isinstance(self.backbone, EncoderDecoder):
+                states = self.backbone.read_inputs(inputs, draws, read_M=read_M, tap=tap)
+            else:
+                states = self.backbone(inputs, draws, read_M=read_M, tap=tap)
+        return states if kept is None else kept.read(states)
 
     def add_head(self, name: str, head: nn.Module) -> None:
         """Enter a head under its name and give it the initial weights of the backbone's family. UserError where there
@@ -152,6 +191,10 @@ class BaseLearner(ModelWithHeads, ABC):
             return TokenDraws(keys_T, output_keys_T)
         first = (int(batch.examples[0]), int(batch.parts[0])) if len(batch.examples) else ()
         return DeviceDraws(key(self.seed, "dropout", step, *first), device)
+
+    def hidden_of(self, batch: Batch, draws: Draws | None, read_M: Tensor | None = None) -> Tensor:
+        """`hidden` of a batch."""
+        return self.hidden(batch.inputs, batch.outputs, draws, read_M)
 
     # What it reads.
 

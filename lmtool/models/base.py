@@ -50,11 +50,18 @@ class Backbone(nn.Module):
     config: ModelConfig
     hidden_size: int
     embed: Embeddings
+    states_read: int = 1
+    """How many layers' states the heads of tasks read side by side; a tuning method may ask for more."""
     vocabulary_head: VocabularyHead = VocabularyHead()
     head_activation: Activation = "gelu"
     """Of a masked language model's head."""
     pooler_activation: Literal["tanh", "relu", "gelu"] = "tanh"
     """Of the map between the first token's hidden state and a classifier."""
+
+    @property
+    def feature_size(self) -> int:
+        """Width of the vectors that the heads of tasks read."""
+        return self.hidden_size * self.states_read
 
     @property
     def longest_text(self) -> int:

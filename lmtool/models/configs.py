@@ -123,6 +123,10 @@ class TransformerConfig(ModelConfig):
     free_fields: ClassVar[tuple[str, ...]] = (*ModelConfig.free_fields, "attention_dropout", "norm_epsilon")
     position_kinds: ClassVar[tuple[str, ...] | None] = None
     """The kinds of positions the family can have; None: all there are."""
+    has_biases: ClassVar[bool] = True
+    """Whether its linear maps and norms have biases."""
+    shares_layers: ClassVar[bool] = False
+    """Whether one layer is applied at every depth."""
 
     hidden_size: Width = Field(768, description="Width of the hidden states; a multiple of num_heads.")
     num_heads: Heads = Field(12, description="Attention heads a layer.")

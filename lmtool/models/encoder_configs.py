@@ -47,6 +47,8 @@ class DistilbertConfig(TransformerConfig):
 class AlbertConfig(SegmentedConfig):
     """ALBERT (Lan et al. 2020): one layer applied num_layers times, a narrow embedding. Defaults: base, version 2."""
 
+    shares_layers: ClassVar[bool] = True
+
     name: Literal["albert"] = Field("albert", description="ALBERT.")
     vocab_size: Vocabulary = Field(30000, description=_VOCABULARY)
     embedding_size: Width = Field(128, description=_EMBEDDING_SIZE)

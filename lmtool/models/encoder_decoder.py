@@ -71,7 +71,7 @@ class EncoderDecoder(Backbone):
     def encode(self, inputs: Packed, draws: Draws | None = None, tap: Tap | None = None) -> EncoderState:
         """What the decoder reads of the inputs."""
         entered = enter(self.embed, self.embed.tokens(inputs.tokens), inputs, draws, ahead=self.encoder.ahead)
-        return EncoderState(self.encoder.run(entered, tap=tap), entered.packed.segments)
+        return EncoderState(self.encoder.run(entered, tap=tap), entered.packed.segments, draws=entered.draws)
 
     def read_inputs(
         self, inputs: Packed, draws: Draws | None = None, read_M: Tensor | None = None, tap: Tap | None = None

@@ -36,6 +36,7 @@ class T5Config(EncoderDecoderConfig):
     transformers_form: ClassVar[dict[str, Any] | None] = {"pooled": True}
     # As transformers' T5ForTokenClassification: the encoder alone.
     token_states: ClassVar[Literal["inputs", "outputs"] | None] = "inputs"
+    has_biases: ClassVar[bool] = False
 
     name: Literal["t5"] = Field("t5", description="T5, both versions.")
     vocab_size: Vocabulary = Field(32128, description="Rows of the token embedding; at least the tokenizer's entries.")

@@ -32,7 +32,7 @@ class EncoderState:
     hidden_SH: the last hidden states of the inputs. segments: its documents. keep: keep each layer's keys and values
     for the next call, as generation wants; without gradients only. kept: those keys and values, (S, A, D) each, by the
     attention they belong to. mask: which tokens of an input are read. outputs: texts of the decoder, one after the
-    other, that read the same input.
+    other, that read the same input. draws: dropout's of the inputs' tokens, for what the decoder makes of their states.
     """
 
     hidden_SH: Tensor
@@ -41,6 +41,7 @@ class EncoderState:
     kept: dict[nn.Module, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
     mask: Mask = field(default_factory=Full)
     outputs: int = 1
+    draws: Draws | None = None
     _layouts: dict[tuple[int, ...], Layout] = field(default_factory=dict, repr=False)
 
     def layout(self, outputs: Packed, ahead: int = 0) -> Layout:

@@ -15,6 +15,7 @@ from lmtool.reporting import html
 from lmtool.reporting.examples import PredictionSummary, predictions_html, samples_html, summarise
 from lmtool.reporting.run_files import RunFiles, read_predictions, read_run
 from lmtool.reporting.scores import Score, score_of, selected_on, test_scores
+from lmtool.reporting.screens import learning_rows
 from lmtool.reporting.text import count, duration, number, percent, plain, size, title
 from lmtool.secrets import masked
 
@@ -182,8 +183,17 @@ def _facts(run: RunFiles) -> str:
     known = metrics.items() if isinstance(metrics, dict) else ()
     scores = {key: number(value) for key, value in known if isinstance(value, (int, float))}
     left = html.facts("data", run.section("data"))
-    right = html.facts("model", run.section("model")) + html.facts("scores", scores)
+    right = html.facts("model", run.section("model")) + _learning(run) + html.facts("scores", scores)
     return html.columns(left, right)
+
+
+def _learning(run: RunFiles) -> str:
+    """How many parameters learn, of how many, by role."""
+    learns = run.section("learns")
+    whole = all(isinstance(counts, dict) and {"trainable", "total"} <= set(counts) for counts in learns.values())
+    if not learns or not whole:
+        return ""
+    return html.table(["parameters", "learn", "of"], learning_rows(learns))
 
 
 def _classes(run: RunFiles) -> str:

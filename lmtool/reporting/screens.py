@@ -58,6 +58,25 @@ def _plan_rows(plan: RunPlan, epochs: float | None) -> list[tuple[str, str]]:
     ]
 
 
+def learning_rows(learns: Mapping[str, Mapping[str, int]]) -> list[tuple[str, ...]]:
+    """How many parameters learn of how many, by role and in all. learns: by role, {"trainable", "total"}; roles without
+    parameters have no row. The numbers are exact, so that they can be held against published ones."""
+    roles = {role: counts for role, counts in learns.items() if counts["total"]}
+    rows = [(title(role), f"{counts['trainable']:,}", f"{counts['total']:,}") for role, counts in roles.items()]
+    trainable, total = (sum(counts[kind] for counts in roles.values()) for kind in ("trainable", "total"))
+    return [*rows, ("in all", f"{trainable:,}", f"{total:,}")]
+
+
+def _learning_text(learns: Mapping[str, Mapping[str, int]]) -> list[tuple[str, str]]:
+    """`learning_rows` in columns, the first behind a label."""
+    if not learns:
+        return []
+    rows = learning_rows(learns)
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    texts = [f"{role:{widths[0]}}  {own:>{widths[1]}} of {whole:>{widths[2]}}" for role, own, whole in rows]
+    return [("learns" if number == 0 else "", text) for number, text in enumerate(texts)]
+
+
 def baseline_text(baseline: Mapping[str, Any] | None) -> str:
     """'unigram: loss 6.931'. The baseline is {"name", "metric", "value"}."""
     if not baseline or baseline.get("value") is None:
@@ -74,6 +93,7 @@ def start_screen(
     data: Mapping[str, Any],
     model: Mapping[str, Any],
     plan: RunPlan | None,
+    learns: Mapping[str, Mapping[str, int]] | None = None,
     baseline: Mapping[str, Any] | None,
     machine: Mapping[str, Any],
     epochs: float | None = None,
@@ -82,7 +102,8 @@ def start_screen(
     """Say on one screen what will happen.
 
     choices: what was chosen ({"model": "bert_tiny", "data": "pydocs"}). data: facts, with nested sections a split.
-    model: facts beside the parameters (layers, width, where the weights come from). machine: device, precision, the
+    model: facts beside the parameters (layers, width, where the weights come from). learns: parameters that learn and
+    that are there, by role. machine: device, precision, the
     attention's path, the kind of dropout. resumed_step: the step a started run resumes from.
     """
     chosen = " ".join(f"{plain(key)}={plain(value, 80)}" for key, value in choices.items())
@@ -91,6 +112,7 @@ def start_screen(
     rows = [("run", where), *_sections("data", data), *_sections("model", model)]
     if plan is not None:
         rows += _plan_rows(plan, epochs)
+    rows += _learning_text(learns or {})
     rows.append(("baseline", baseline_text(baseline)))
     rows.append(("machine", facts_text(machine)))
     output.rows(rows)

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from lmtool.learners.base import BaseLearner, decayed_groups
+from lmtool.models.base import Backbone
 from lmtool.types import ParameterGroup, part_of
 
 
@@ -18,6 +19,10 @@ class TuningMethod(ABC):
 
     def __init__(self, config: Any):
         self.config = config
+
+    def prepare(self, backbone: Backbone) -> None:  # noqa: B027 most methods leave the heads as they are
+        """Called before the heads are built on a backbone: tell it what these will read, where that is not its last
+        hidden states."""
 
     @abstractmethod
     def edit(self, learner: BaseLearner, seed: int, new: Collection[str] | None = None) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from lmtool.config.base import Config
 from lmtool.config.tables import build
+from lmtool.errors import UserError
 from lmtool.learners.base import ModelWithHeads
 from lmtool.models.configs import ModelConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -54,15 +55,21 @@ def assemble(
     start: the weights that a run starts from, loaded before the edit; what they lack is new. trained: those of this
     very learner, edit and all, every tensor of which must be there. tokenizer: None to count parameters alone. learns:
     another section than the configuration's. earlier: of the runs that the tuning method builds on, before training.
-    UserError where a checkpoint does not fit.
+    UserError where a checkpoint does not fit, and where nothing is left to learn.
     """
-    learner = (learns or config.learns).learner(build(config.model, config.seed), tokenizer, config.seed)
+    backbone, tuned_by = build(config.model, config.seed), config.tuned_by
+    method = None if tuned_by is None else build(tuned_by)
+    if method is not None:
+        method.prepare(backbone)
+    learner = (learns or config.learns).learner(backbone, tokenizer, config.seed)
     report = None
     if start is not None:
         report = replace(load_into(learner, start.tensors, start.origin), ignored=start.ignored)
-    if config.tuned_by is not None:
-        method = build(config.tuned_by)
+    if method is not None and tuned_by is not None:
         learner.tune(method, None if report is None else frozenset(report.new))
+        if not any(parameter.requires_grad for parameter in learner.parameters()):
+            method_name = getattr(tuned_by, "name", "")
+            raise UserError(f"tuning={method_name}: nothing of this model learns", "give tuning=full")
         if earlier:
             method.build_on(learner, [(weights.origin, weights.tensors) for weights in earlier])
     if trained is not None:

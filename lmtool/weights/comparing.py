@@ -117,7 +117,7 @@ def compare_outputs(comparison: Comparison, original: CheckpointModel, copy: Che
     seen: list[tuple[dict[str, Tensor], Tensor | None, Tensor | None]] = []
     for parts in (original.eval(), copy.eval()):
         layers = _Layers()
-        hidden_TH = parts.hidden(sample, outputs, layers)
+        hidden_TH = parts.hidden(sample, outputs, tap=layers)
         logits = parts.logits(hidden_TH, read), parts.pair_logits(hidden_TH, read)
         seen.append((layers.states | {"hidden": hidden_TH}, *logits))
     (mine, *my_logits), (theirs, *their_logits) = seen

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from lmtool.heads.lm import lm_head, masked_lm_head
@@ -17,8 +16,8 @@ from lmtool.heads.sequence import Pooler, SequenceHead, summary
 from lmtool.learners.base import ModelWithHeads
 from lmtool.models.base import Backbone
 from lmtool.models.configs import ModelConfig, Place, SequenceForm
-from lmtool.models.encoder_decoder import EncoderDecoder
-from lmtool.nn.stack import Tap
+from lmtool.nn.dropout import Draws
+from lmtool.nn.stack import Side, Tap
 from lmtool.types import Packed
 from lmtool.weights.loading import by_part
 from lmtool.weights.task_heads import CLASSIFIER, DECISIONS, HEADS, WORDS, head_of_task
@@ -47,7 +46,7 @@ class CheckpointModel(ModelWithHeads):
         name = str((task or {}).get("name"))
         published = head_of_task(task or {}) or HEADS[CLASSIFIER]
         given, self.of_tokens = name if name in self.heads else published.name, published.tokens
-        self.over_words = published.name == WORDS
+        self.of_inputs = published.name == WORDS and backbone.config.token_states == "inputs"
         complete = given in self.heads and (self.of_tokens or not self.form.pooled or "pooler" in self.heads)
         self.task = given if complete else None
         # The tokens that the head of the task brings have ids from here on; none where it brings none.
@@ -56,14 +55,20 @@ class CheckpointModel(ModelWithHeads):
         pairs = [name for name in PAIR_HEADS if name in self.heads and "pooler" in self.heads]
         self.pair = pairs[0] if pairs else None
 
-    def hidden(self, inputs: Packed, outputs: Packed | None, tap: Tap | None = None) -> Tensor:
-        """(T, H) of the last layer; of the decoder's where there are two stacks, but for words that the encoder's
-        states stand for."""
-        if self.over_words and self.backbone.config.token_states == "inputs":
-            if isinstance(self.backbone, EncoderDecoder):
-                return self.backbone.read_inputs(inputs, tap=tap)
-            return self.backbone(inputs, tap=tap)
-        return self.backbone(inputs, tap=tap) if outputs is None else self.backbone(inputs, None, outputs, tap=tap)
+    @property
+    def head_side(self) -> Side:
+        return "inputs" if self.of_inputs else super().head_side
+
+    def hidden(
+        self,
+        inputs: Packed,
+        outputs: Packed | None = None,
+        draws: Draws | None = None,
+        read_M: Tensor | None = None,
+        tap: Tap | None = None,
+    ) -> Tensor:
+        """What heads read; of words that the encoder's states stand for, these."""
+        return super().hidden(inputs, None if self.of_inputs else outputs, draws, read_M, tap)
 
     def logits(self, hidden_TH: Tensor, read: Packed) -> Tensor | None:
         """(N, C) of a task, (T, C) of one that scores tokens; else (T, V) of a language model, or (T,) of replaced
@@ -92,7 +97,7 @@ class CheckpointModel(ModelWithHeads):
 
 def _head(backbone: Backbone, name: str, own: Mapping[str, Tensor]) -> nn.Module | None:
     """The module of a head, by its name; None for one that stands for nothing outside of its training."""
-    width = backbone.hidden_size
+    width, read = backbone.hidden_size, backbone.feature_size
     if name == "masked_lm":
         return masked_lm_head(backbone)
     if name == "lm":
@@ -101,7 +106,7 @@ def _head(backbone: Backbone, name: str, own: Mapping[str, Tensor]) -> nn.Module
         # A table of its own is not invented where the checkpoint has none.
         return head if {f"heads.lm.{layer}" for layer in trained} <= set(own) else None
     if name == "pooler":
-        return Pooler(width, backbone.pooler_activation)
+        return Pooler(width, backbone.pooler_activation, read)
     if name == "replaced_token":
         return ReplacedTokenHead(width, backbone.head_activation)
     weight, bias = f"heads.{name}.output.weight", f"heads.{name}.output.bias"
@@ -109,9 +114,10 @@ def _head(backbone: Backbone, name: str, own: Mapping[str, Tensor]) -> nn.Module
     tokens = own.get(f"heads.{name}.tokens.weight")
     decisions = {key.rpartition(".")[2]: own[key] for key in own if key.rpartition(".")[2] in DECISIONS}
     own = {key: own[key] for key in own if key.rpartition(".")[2] not in DECISIONS and own[key] is not tokens}
-    if weight in own and set(own) - dense <= {weight, bias} and own[weight].shape[1:] == torch.Size([width]):
+    inputs = own[weight].shape[-1] if weight in own and own[weight].ndim == 2 else None
+    if inputs in (width, read) and set(own) - dense <= {weight, bias}:
         brought = 0 if tokens is None else len(tokens)
-        linear = SequenceHead(width, len(own[weight]), bias=bias in own, dense=bool(dense), tokens=brought)
+        linear = SequenceHead(inputs, len(own[weight]), 0.0, bias in own, bool(dense), brought, width)
         for key, tensor in decisions.items():
             linear.register_buffer(key, tensor.clone())
         return linear

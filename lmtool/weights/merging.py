@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from lmtool.errors import UserError
+from lmtool.learners.base import ModelWithHeads
 from lmtool.weights.assemble import assemble
 from lmtool.weights.load import saved_model
 from lmtool.weights.reading import Weights
@@ -23,19 +24,16 @@ def merged(weights: Weights, saved: Mapping[str, Any]) -> Weights:
     if model.tuned_by is None:
         return weights
     with torch.device("meta"):
-        adds = assemble(model, None)[0].added
-    if not adds:
+        planned, _ = assemble(model, None)
+    if not planned.added:
+        _merge(planned, weights.origin)
         return weights
     parts, _ = assemble(model, None, trained=weights)
     # Heads that stand for nothing outside of their training are in no model of a checkpoint.
     rest = {name: tensor for name, tensor in weights.tensors.items() if name not in parts.state_dict()}
-    assert parts.tuning is not None
-    try:
-        parts.tuning.merge(parts)
-    except UserError as error:
-        raise UserError(f"checkpoint={weights.origin}: {error.message}", error.hint) from error
+    _merge(parts, weights.origin)
     tensors = {name: tensor.detach() for name, tensor in parts.state_dict().items()}
-    left = [name for name in tensors if name in adds]
+    left = [name for name in tensors if name in planned.added]
     if left:
         more = f" and {len(left) - 1} more tensors" if len(left) > 1 else ""
         raise UserError(
@@ -44,3 +42,11 @@ def merged(weights: Weights, saved: Mapping[str, Any]) -> Weights:
             "lmtool export format=delta writes them beside their base; or use the run with lmtool",
         )
     return replace(weights, tensors={**rest, **tensors}, merged=True)
+
+
+def _merge(parts: ModelWithHeads, origin: str) -> None:
+    assert parts.tuning is not None
+    try:
+        parts.tuning.merge(parts)
+    except UserError as error:
+        raise UserError(f"checkpoint={origin}: {error.message}", error.hint) from error

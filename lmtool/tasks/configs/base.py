@@ -121,6 +121,16 @@ class TaskConfig(Config):
         """Whether one of the metrics is of two classes alone."""
         return False
 
+    @property
+    def writes_text(self) -> bool:
+        """Whether a language model's head writes its answers."""
+        return False
+
+    def states_read(self, model: Any) -> Literal["inputs", "outputs"]:
+        """The side of a batch whose hidden states the head reads; in an encoder-decoder the decoder's reads the same
+        text."""
+        return "outputs" if model.architecture == "encoder_decoder" else "inputs"
+
     def misfit(self, model: Any) -> Problem | None:
         """Why this task does not go with a model of one of its architectures, if it does not."""
         return None

@@ -69,6 +69,10 @@ class Seq2SeqConfig(PromptedConfig):
     )
     metric: TextMetric = Field("bleu", description="The score that chooses the best checkpoint.")
 
+    @property
+    def writes_text(self) -> bool:
+        return True
+
     @model_validator(mode="after")
     def _metric_listed(self) -> Seq2SeqConfig:
         if self.generation.max_new_tokens < 2:

@@ -70,6 +70,10 @@ class SequenceConfig(TaskConfig):
     def reads(self) -> tuple[str, ...]:
         return self.columns if self.head == TEXT_TO_TEXT else self.text
 
+    @property
+    def writes_text(self) -> bool:
+        return self.head == TEXT_TO_TEXT
+
     def form(self, model: Any) -> Any:
         """How a model of this configuration reads a whole text: its `SequenceForm`."""
         return model.sequence_form(*(getattr(self, name) for name in FORM))

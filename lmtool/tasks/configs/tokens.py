@@ -66,6 +66,9 @@ class TokenClassificationConfig(TaskConfig):
         default_factory=lambda: ClassLossConfig.model_validate({}), description="Smoothing and weights of the loss."
     )
 
+    def states_read(self, model: Any) -> Literal["inputs", "outputs"]:
+        return model.token_states or super().states_read(model)
+
     def misfit(self, model: Any) -> Problem | None:
         if model.token_states is not None:
             return None

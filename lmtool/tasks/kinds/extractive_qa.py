@@ -276,7 +276,7 @@ class ExtractiveQaLearner(TaskLearner):
 
     def __init__(self, kind: ExtractiveQa, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(kind, backbone, tokenizer, seed)
-        head = SequenceHead(backbone.hidden_size, 2, kind.config.dropout)
+        head = SequenceHead(backbone.feature_size, 2, kind.config.dropout)
         self.add_head(self.term, head)
         if kind.config.unanswerable:
             given = kind.config.null_threshold
@@ -293,10 +293,10 @@ class ExtractiveQaLearner(TaskLearner):
     def outputs(self, batch: Batch, step: int) -> Tensor:
         """(T, 2) scores of each token as the start and as the end."""
         draws = self.draws(batch, step)
-        if batch.outputs is None:
-            return self.heads[self.term](self.backbone(batch.inputs, draws), draws)
-        hidden_TH = self.backbone(batch.inputs, draws, batch.outputs)
-        return self.heads[self.term](hidden_TH, None if draws is None else draws.for_outputs())
+        hidden_TH = self.hidden_of(batch, draws)
+        if draws is not None and batch.outputs is not None:
+            draws = draws.for_outputs()
+        return self.heads[self.term](hidden_TH, draws)
 
     def inspector(self, examples: QuestionWindows, max_length: int) -> AnswerInspector:
         return AnswerInspector(self, examples, max_length)

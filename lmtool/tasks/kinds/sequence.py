@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from lmtool.data.configs import FORMATS
@@ -86,14 +84,14 @@ class SequenceLearner(TaskLearner):
         super().__init__(kind, backbone, tokenizer, seed)
         self.form = self.config.form(backbone.config)
         if self.form.pooled:
-            self.add_head("pooler", Pooler(backbone.hidden_size, backbone.pooler_activation))
+            self.add_head("pooler", Pooler(backbone.hidden_size, backbone.pooler_activation, backbone.feature_size))
         dropout = backbone.config.dropout if self.config.dropout is None else self.config.dropout
         if self.config.auxiliary_lm:
             self.add_head(LANGUAGE_MODEL, lm_head(backbone))
             self.weights = {**self.weights, LANGUAGE_MODEL: self.config.auxiliary_lm}
         new = FORMATS[self.form.text_format].new
-        form, width = self.form, backbone.hidden_size
-        head = SequenceHead(width, outputs, dropout, form.bias, form.dense, len(new))
+        form, width = self.form, backbone.hidden_size if self.form.pooled else backbone.feature_size
+        head = SequenceHead(width, outputs, dropout, form.bias, form.dense, len(new), backbone.hidden_size)
         self.add_head(self.term, head)
         if head.tokens is not None:
             first = backbone.embed.extend(head.tokens)
@@ -109,20 +107,16 @@ class SequenceLearner(TaskLearner):
         return SequenceExamples(rows, self.tokenizer, layout, max_length, self.term, data.split, start, stride)
 
     def outputs(self, batch: Batch, step: int) -> Tensor:
-        """(N, C) outputs of the head. A backbone of which nothing learns is a feature extractor: it runs without
-        gradient and without dropout, and only the head drops."""
+        """(N, C) outputs of the head."""
         draws = self.draws(batch, step)
-        with self._features() as learns:
-            summary_NH = self._summary(batch, draws if learns else None)
-        return self._of_summary(summary_NH, batch, draws)
+        return self._of_summary(self._summary(batch, draws), batch, draws)
 
     def stepped(self, batch: Batch, step: int, loss: Callable[[Tensor], Tensor]) -> StepOutput:
         """The output of a training step. loss: from the (N, C) outputs of the head to the sum of their losses."""
         if LANGUAGE_MODEL not in self.weights:
             return StepOutput({self.term: loss(self.outputs(batch, step))}, self.weights)
         draws = self.draws(batch, step)
-        with self._features() as learns:
-            hidden_TH = self.backbone(batch.inputs, draws if learns else None)
+        hidden_TH = self.hidden_of(batch, draws)
         total = loss(self._of_summary(summary(hidden_TH, batch.inputs, self.form.place), batch, draws))
         at_M = send(self._predicting(batch, self.backbone.config.vocab_size), hidden_TH.device)
         table_VH, labels_M = self.backbone.embed.token.weight, batch.inputs.tokens[at_M + 1].long()
@@ -149,14 +143,6 @@ class SequenceLearner(TaskLearner):
         has_next_T[summary_index(inputs, "last")] = False
         return has_next_T.nonzero()[:, 0]
 
-    @contextmanager
-    def _features(self) -> Iterator[bool]:
-        """Without gradient where nothing that the backbone reads learns; whether something does."""
-        read = [*self.backbone.parameters(), *(table.weight for table in self.backbone.embed.further)]
-        learns = any(parameter.requires_grad for parameter in read)
-        with nullcontext() if learns else torch.no_grad():
-            yield learns
-
     def _of_summary(self, summary_NH: Tensor, batch: Batch, draws: Draws | None) -> Tensor:
         """(N, C): the pooler, where there is one, and the head."""
         if self.form.pooled:
@@ -169,10 +155,9 @@ class SequenceLearner(TaskLearner):
     def _summary(self, batch: Batch, draws: Draws | None) -> Tensor:
         """(N, H): one token's hidden state, the only one that the last layer gives, or the mean or maximum over the
         text."""
-        sides = (batch.inputs, draws) if batch.outputs is None else (batch.inputs, draws, batch.outputs)
         if self.form.place in ("mean", "max"):
-            return summary(self.backbone(*sides), self._read(batch), self.form.place)
-        return self.backbone(*sides, read_M=self._place(batch))
+            return summary(self.hidden_of(batch, draws), self._read(batch), self.form.place)
+        return self.hidden_of(batch, draws, self._place(batch))
 
     def _place(self, batch: Batch) -> Tensor:
         """(N,) flat index of the token that stands for the text."""

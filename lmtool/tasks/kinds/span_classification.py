@@ -192,7 +192,7 @@ class SpanClassificationLearner(TaskLearner):
         if config.labels is None:
             raise ValueError("build a task from the config that load_task gives back: its labels are filled in")
         dropout = backbone.config.dropout if config.dropout is None else config.dropout
-        self.add_head(self.term, SpanHead(backbone.hidden_size, len(config.text) - 1, len(config.labels), dropout))
+        self.add_head(self.term, SpanHead(backbone.feature_size, len(config.text) - 1, len(config.labels), dropout))
 
     def examples(self, data: SplitData, max_length: int) -> SpanExamples:
         return SpanExamples(self, self.rows(data), max_length, data.split)
@@ -200,9 +200,8 @@ class SpanClassificationLearner(TaskLearner):
     def outputs(self, batch: Batch, step: int) -> Tensor:
         """(N, C) of the spans of each row."""
         draws, target = self.draws(batch, step), batch.targets[self.term]
-        sides = (batch.inputs, draws) if batch.outputs is None else (batch.inputs, draws, batch.outputs)
         assert target.span is not None
-        spans_ND = span_vectors(self.backbone(*sides), target.span).reshape(len(batch.inputs.lengths), -1)
+        spans_ND = span_vectors(self.hidden_of(batch, draws), target.span).reshape(len(batch.inputs.lengths), -1)
         if draws is not None:
             draws = (draws if batch.outputs is None else draws.for_outputs()).rows(summary_index(batch.inputs, "first"))
         return self.heads[self.term](spans_ND, draws)

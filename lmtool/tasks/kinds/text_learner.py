@@ -60,10 +60,8 @@ class TextLearner(TaskLearner):
 
     def outputs(self, batch: Batch, step: int) -> Tensor:
         """(M, H) hidden states at the places that predict."""
-        draws = self.draws(batch, step)
-        if batch.outputs is not None:
-            return self.backbone(batch.inputs, draws, batch.outputs)
-        return self.backbone(batch.inputs, draws, read_M=places_of(batch, self.term))
+        read_M = places_of(batch, self.term) if batch.outputs is None else None
+        return self.hidden_of(batch, self.draws(batch, step), read_M)
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
         truth = share_of_truth(self.writing.scheduled_sampling, step)

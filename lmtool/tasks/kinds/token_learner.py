@@ -6,7 +6,6 @@ Shape letters: N windows, M words or pieces that predict, H hidden width, C tags
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from contextlib import nullcontext
 from itertools import chain
 from typing import Any
 
@@ -21,6 +20,7 @@ from lmtool.heads.sequence import SequenceHead
 from lmtool.learners.baseline import ConstantPredictor, Predictor
 from lmtool.models.base import Backbone
 from lmtool.models.encoder_decoder import EncoderDecoder
+from lmtool.nn.stack import Side
 from lmtool.tasks.kinds.base import Prediction, TaskKind
 from lmtool.tasks.kinds.learner import TaskLearner
 from lmtool.tasks.kinds.schemes import inside_tags
@@ -39,6 +39,10 @@ class TokenLearner(TaskLearner):
     scores_tokens = True
     class_weights: Tensor | None
 
+    @property
+    def head_side(self) -> Side:
+        return self.config.states_read(self.backbone.config)
+
     def __init__(self, kind: TaskKind, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         config = kind.config
         if config.labels is None or config.loss.class_weights == "balanced":
@@ -48,7 +52,7 @@ class TokenLearner(TaskLearner):
             raise UserError(misfit.message, misfit.hint)
         super().__init__(kind, backbone, tokenizer, seed)
         dropout = backbone.config.dropout if config.dropout is None else config.dropout
-        self.add_head(self.term, SequenceHead(backbone.hidden_size, len(config.labels), dropout))
+        self.add_head(self.term, SequenceHead(backbone.feature_size, len(config.labels), dropout))
         weights = config.loss.class_weights
         self.loss = config.loss
         self.register_buffer("class_weights", torch.tensor(weights) if weights != "none" else None, persistent=False)
@@ -72,18 +76,9 @@ class TokenLearner(TaskLearner):
         )
 
     def outputs(self, batch: Batch, step: int) -> Tensor:
-        """(M, C). A backbone of which nothing learns is a feature extractor: it runs without gradient and without
-        dropout, and only the head drops."""
+        """(M, C)."""
         draws, at_M = self.draws(batch, step), self._places(batch)
-        learns = any(parameter.requires_grad for parameter in self.backbone.parameters())
-        with nullcontext() if learns else torch.no_grad():
-            given = draws if learns else None
-            if batch.outputs is not None:
-                hidden_MH = self.backbone(batch.inputs, given, batch.outputs, read_M=at_M)
-            elif isinstance(self.backbone, EncoderDecoder):
-                hidden_MH = self.backbone.read_inputs(batch.inputs, given, read_M=at_M)
-            else:
-                hidden_MH = self.backbone(batch.inputs, given, read_M=at_M)
+        hidden_MH = self.hidden_of(batch, draws, at_M)
         if draws is not None:
             draws = (draws if batch.outputs is None else draws.for_outputs()).rows(at_M)
         return self.heads[self.term](hidden_MH, draws)

@@ -58,3 +58,10 @@ class TuningConfig(Config):
                 "give tuning=full or tuning=head",
             )
         return None
+
+
+def depth_read(model: Any, task: Any) -> int:
+    """How many layers the stack has whose states the head of a task reads."""
+    if model.architecture == "encoder_decoder" and task.states_read(model) == "outputs":
+        return model.layers_of_decoder
+    return model.num_layers

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from lmtool.config.tables import component
-from lmtool.tuning.configs.base import TuningConfig
+from lmtool.errors import Problem
+from lmtool.tuning.configs.base import TuningConfig, depth_read
+
+_SIDE_BY_SIDE = 4
 
 
 @component("tuning", "head", builder="lmtool.tuning.head:HeadTuning")
@@ -20,3 +23,33 @@ class HeadConfig(TuningConfig):
         "head",
         description="Feature extraction: only the task's head learns; the pooler too where it is new.",
     )
+    layers: Literal["last", "scalar_mix", "concat_last_4"] = Field(
+        "last",
+        description="What the head reads. last: the last layer. scalar_mix: a learned mean of all, the embedding too "
+        "(ELMo, Peters et al. 2018). concat_last_4: the last four side by side (Devlin et al. 2019, section 5.3). Of "
+        "several layers the pooler learns too.",
+    )
+
+    def misfit(self, model: Any, task: Any) -> Problem | None:
+        if task.writes_text and getattr(model, "tied", True):
+            return Problem(
+                "tuning",
+                f"tuning=head: the answers of task={task.name} are written by the language model's head, which is the "
+                f"frozen token table of model={model.name}: nothing would learn",
+                "give tuning=last_n, tuning=lora or tuning=full",
+            )
+        return None if self.layers == "last" else self._unread(model, task)
+
+    def _unread(self, model: Any, task: Any) -> Problem | None:
+        """Why several layers are not read, if they are not."""
+        typed = f"tuning.layers={self.layers}"
+        if not hasattr(model, "num_heads"):
+            message = f"{typed} reads the layers of a transformer; model={model.name} is none"
+            return Problem("tuning.layers", message, "give tuning.layers=last")
+        if task.writes_text or getattr(task, "auxiliary_lm", 0.0):
+            message = f"{typed}: the language model's head of task={task.name} reads the last layer alone"
+            return Problem("tuning.layers", message, "give tuning.layers=last")
+        if self.layers == "concat_last_4" and depth_read(model, task) < _SIDE_BY_SIDE:
+            message = f"{typed}: {depth_read(model, task)} layers stand before the head of model={model.name}"
+            return Problem("tuning.layers", message, "give tuning.layers=scalar_mix")
+        return None

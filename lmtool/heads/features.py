@@ -1,0 +1,86 @@
+"""What heads read of several layers of a backbone, not of its last one alone.
+
+The layers are numbered as transformers' `output_hidden_states` has them: 0 behind the embedding, then one a layer, the
+last one behind the final norm.
+
+Shape letters: T tokens, M of them that are read, H hidden width, L layers that are read.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from lmtool.nn.attention import only
+from lmtool.nn.context import AttentionKind, TakesWeights
+from lmtool.nn.stack import Place, Side, Tap
+
+LAYERS = "layers"
+"""Its name among the heads of a model."""
+
+
+class LayerFeatures(nn.Module, ABC):
+    """The states of some layers as one vector a token. first, depth: numbers of the lowest and of the highest of them.
+    states: how wide the vector is, as a multiple of H."""
+
+    states: int = 1
+
+    def __init__(self, first: int, depth: int):
+        super().__init__()
+        self.first, self.depth = first, depth
+
+    @abstractmethod
+    def forward(self, states: Sequence[Tensor]) -> Tensor:
+        """L times (M, H), the lowest layer first, to (M, states * H)."""
+
+
+class ScalarMix(LayerFeatures):
+    """gamma * sum_j softmax(weight)_j h_j over all layers, the embedding too (Peters et al. 2018, "Deep Contextualized
+    Word Representations", equation 1). The weights are equal and gamma is 1 at the start."""
+
+    def __init__(self, depth: int):
+        super().__init__(0, depth)
+        self.weight = nn.Parameter(torch.ones(depth + 1))
+        self.gamma = nn.Parameter(torch.ones(1))
+
+    def forward(self, states: Sequence[Tensor]) -> Tensor:
+        weights_L = self.gamma * self.weight.softmax(0)
+        return torch.einsum("l,lmh->mh", weights_L.to(states[0].dtype), torch.stack(tuple(states)))
+
+
+class LastFour(LayerFeatures):
+    """The last four layers side by side (Devlin et al. 2019, section 5.3)."""
+
+    states = 4
+
+    def __init__(self, depth: int):
+        super().__init__(depth - 3, depth)
+
+    def forward(self, states: Sequence[Tensor]) -> Tensor:
+        return torch.cat(tuple(states), -1)
+
+
+class KeptLayers(Tap):
+    """Keeps what `features` reads in a forward: of the layers of one side, below the last, the tokens that are read.
+    tap: another one that sees and replaces before it."""
+
+    def __init__(self, features: LayerFeatures, side: Side, read_M: Tensor | None = None, tap: Tap | None = None):
+        self.features, self.side, self.read_M, self.tap = features, side, read_M, tap
+        self.states: list[Tensor] = []
+
+    def __call__(self, place: Place, x_TH: Tensor) -> Tensor:
+        if self.tap is not None:
+            x_TH = self.tap(place, x_TH)
+        if place.side == self.side and self.features.first <= place.layer < self.features.depth:
+            self.states.append(only(x_TH, self.read_M))
+        return x_TH
+
+    def weights(self, place: Place, kind: AttentionKind) -> TakesWeights | None:
+        return None if self.tap is None else self.tap.weights(place, kind)
+
+    def read(self, last_MH: Tensor) -> Tensor:
+        """(M, states * H). last_MH: what the forward gave."""
+        return self.features([*self.states, last_MH])

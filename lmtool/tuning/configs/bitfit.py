@@ -1,0 +1,26 @@
+"""BitFit as configuration. Imports no torch."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from lmtool.config.tables import component
+from lmtool.errors import Problem
+from lmtool.tuning.configs.base import TuningConfig
+
+
+@component("tuning", "bitfit", builder="lmtool.tuning.bitfit:BitFitTuning")
+class BitFitConfig(TuningConfig):
+    """Only biases learn (Ben Zaken et al. 2022)."""
+
+    name: Literal["bitfit"] = Field("bitfit", description="The biases of all maps and norms learn.")
+
+    def misfit(self, model: Any, task: Any) -> Problem | None:
+        problem = super().misfit(model, task)
+        if problem is not None or model.has_biases:
+            return problem
+        return Problem(
+            "tuning", f"tuning=bitfit trains biases; model={model.name} has none", "give tuning=ia3 or tuning=lora"
+        )

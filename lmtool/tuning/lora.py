@@ -1,0 +1,96 @@
+"""LoRA: Hu, Shen, Wallis, Allen-Zhu, Li, Wang, Wang, Chen, "LoRA: Low-Rank Adaptation of Large Language Models", ICLR
+2022 (arXiv 2021), with the published code, https://github.com/microsoft/LoRA. Its scale for high ranks: Kalajdzievski,
+"A Rank Stabilization Scaling Factor for Fine-Tuning with LoRA", 2023.
+
+Shape letters: T tokens, I inputs and O outputs of a map, R rank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lmtool.learners.base import BaseLearner
+from lmtool.nn.context import Context
+from lmtool.nn.dropout import Draws, Dropout, name_sites
+from lmtool.nn.initialization import generator_for
+from lmtool.tuning.base import TuningMethod, freeze
+from lmtool.tuning.configs import LoraConfig
+from lmtool.tuning.edited import EditedLinear, edit_linears, merge_linears
+from lmtool.tuning.places import layers
+
+
+class LoraLinear(EditedLinear):
+    """W0 x + b + scale B A x. lora_a: (R, I), lora_b: (O, R), zero at the start. dropout: of what A reads; `draws` are
+    those of the tokens that come next (`hand_draws`)."""
+
+    def __init__(self, base: nn.Linear, rank: int, scale: float, dropout: float):
+        super().__init__(base)
+        device, dtype = base.weight.device, base.weight.dtype
+        self.lora_a = nn.Parameter(torch.empty(rank, self.in_features, device=device, dtype=dtype))
+        self.lora_b = nn.Parameter(torch.zeros(self.out_features, rank, device=device, dtype=dtype))
+        self.scale = scale
+        self.lora_dropout = Dropout(dropout)
+        self.draws: Draws | None = None
+
+    def forward(self, x_TI: Tensor) -> Tensor:
+        """(T, I) to (T, O)."""
+        low_TR = F.linear(self.lora_dropout(x_TI, self.draws), self.lora_a)
+        return torch.addmm(super().forward(x_TI), low_TR, self.lora_b.T, alpha=self.scale)
+
+    def fold(self) -> None:
+        self.weight.addmm_(self.lora_b, self.lora_a, alpha=self.scale)
+
+
+class LoraTuning(TuningMethod):
+    """Everything that came from a checkpoint is frozen but for the head; A and B learn."""
+
+    config: LoraConfig
+
+    def edit(self, learner: BaseLearner, seed: int, new: Collection[str] | None = None) -> None:
+        freeze(learner, new)
+        config = self.config
+
+        def edited(name: str, linear: nn.Linear) -> LoraLinear:
+            lora = LoraLinear(linear, config.rank, config.scale, config.dropout)
+            _initialize(lora.lora_a, seed, f"{name}.lora_a")
+            name_sites(lora, f"{name}.")
+            return lora
+
+        edit_linears(learner, config.projections, edited)
+        if config.dropout:
+            for place in layers(learner.backbone):
+                place.layer.register_forward_pre_hook(hand_draws)
+
+    def merge(self, learner: BaseLearner) -> None:
+        merge_linears(learner)
+
+
+@torch.no_grad()
+def _initialize(lora_a: Tensor, seed: int, name: str) -> None:
+    """As published (Kaiming's uniform draw with a = sqrt(5)), which is uniform within 1/sqrt(inputs)."""
+    if not lora_a.is_meta:
+        bound = 1 / math.sqrt(lora_a.shape[1])
+        lora_a.copy_(torch.empty(lora_a.shape).uniform_(-bound, bound, generator=generator_for(seed, name)))
+
+
+def hand_draws(layer: nn.Module, given: tuple[Any, ...]) -> None:
+    """Before a layer runs, give each map in it the draws of the tokens it will read: those of the encoder, all of the
+    layer's, or, behind the last attention, those that are read further on."""
+    context: Context = given[1]
+    last = "cross_attn" if hasattr(layer, "cross_attn") else "self_attn"
+    for name, module in layer.named_modules():
+        if not isinstance(module, LoraLinear):
+            continue
+        attention, _, projection = name.partition(".")
+        if attention == "cross_attn" and projection in ("k_proj", "v_proj"):
+            module.draws = None if context.encoded is None else context.encoded.draws
+        elif attention == "ffn" or (projection == "out_proj" and attention == last):
+            module.draws = context.read_draws
+        else:
+            module.draws = context.draws

@@ -1,0 +1,116 @@
+"""tuning=head over several layers: what the head reads of them, by definition, with every kind of head."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lmtool.config.tables import build
+from lmtool.errors import UserError
+from lmtool.heads.features import LAYERS
+from lmtool.nn.stack import Tap
+from lmtool.tasks.configs import ExtractiveQaConfig, SpanClassificationConfig, TokenClassificationConfig
+from tests.tuning.tuning_fixtures import FAMILIES, TASK, batch_for, model_config, outputs_of, side, train, tuned
+
+LABELS = ("no", "yes")
+WORDS = TokenClassificationConfig(labels=LABELS, scheme="none", metrics=("accuracy",), metric="accuracy")
+
+
+class Seen(Tap):
+    def __init__(self):
+        self.states = {"inputs": [], "outputs": []}
+
+    def __call__(self, place, x_TH):
+        self.states[place.side].append(x_TH)
+        return x_TH
+
+
+def states_of(learner, batch):
+    """The hidden states of every layer of the side that is read, the last one behind the final norm."""
+    tap, backbone = Seen(), learner.backbone
+    if batch.outputs is None:
+        last = backbone(batch.inputs, tap=tap)
+    else:
+        last = backbone(batch.inputs, None, batch.outputs, tap=tap)
+    return [*tap.states[learner.head_side][:-1], last]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_scalar_mix_is_elmos(family):
+    learner = tuned(model_config(family), {"name": "head", "layers": "scalar_mix"}).eval()
+    batch = batch_for(learner)
+    mix = learner.heads[LAYERS]
+    assert learner.added == {"heads.layers.weight", "heads.layers.gamma"} and len(mix.weight) == 3
+    with torch.no_grad():
+        states = states_of(learner, batch)
+        # Equal weights at the start.
+        torch.testing.assert_close(learner.hidden_of(batch, None), torch.stack(states).mean(0))
+        mix.weight.copy_(torch.tensor([0.5, -1.0, 2.0])), mix.gamma.fill_(1.7)
+        shares = torch.tensor([0.5, -1.0, 2.0]).softmax(0)
+        expected = 1.7 * sum(share * state for share, state in zip(shares, states, strict=True))
+        read = torch.tensor([0, 5, 8])
+        torch.testing.assert_close(learner.hidden_of(batch, None, read), expected[read])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_four_layers_side_by_side(family):
+    learner = tuned(model_config(family, num_layers=5), {"name": "head", "layers": "concat_last_4"}).eval()
+    batch = batch_for(learner)
+    with torch.no_grad():
+        torch.testing.assert_close(learner.hidden_of(batch, None), torch.cat(states_of(learner, batch)[-4:], -1))
+    assert outputs_of(learner).shape == (4, 2)
+
+
+@pytest.mark.parametrize("layers", ["last", "scalar_mix", "concat_last_4"])
+def test_the_backbone_only_extracts(layers):
+    """No dropout in it, no gradient through it, and it stays as it is."""
+    learner = tuned(model_config("bert", num_layers=4), {"name": "head", "layers": layers})
+    batch = batch_for(learner)
+    learner.train()
+    draws = learner.draws(batch, 1)
+    assert torch.equal(learner.hidden_of(batch, draws), learner.hidden_of(batch, None))
+    assert learner.hidden_of(batch, draws).requires_grad == (layers == "scalar_mix")
+    before = {name: tensor.clone() for name, tensor in learner.state_dict().items()}
+    train(learner)
+    moved = {name for name, tensor in learner.state_dict().items() if not torch.equal(tensor, before[name])}
+    expected = {name for name in before if name.startswith("heads.") and (layers != "last" or "pooler" not in name)}
+    assert moved == expected
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        WORDS,
+        ExtractiveQaConfig(),
+        SpanClassificationConfig(text=("text", "span1"), labels=LABELS),
+        TASK.model_copy(update={"pooling": "mean", "head_layers": 2}),
+        TASK.model_copy(update={"pooling": "max"}),
+    ],
+    ids=lambda task: f"{task.kind}-{getattr(task, 'pooling', '')}",
+)
+def test_every_kind_of_head_reads_them(task):
+    learner = tuned(model_config("bert", num_layers=4), {"name": "head", "layers": "concat_last_4"}, None, task)
+    reads = next(part for part in learner.heads[learner.term].modules() if isinstance(part, torch.nn.Linear))
+    assert reads.in_features % 64 == 0
+    hidden = learner.hidden(side())
+    assert hidden.shape == (27, 64)
+
+
+def test_words_are_tagged_by_the_encoder_of_t5():
+    learner = tuned(model_config("t5", decoder_layers=3), {"name": "head", "layers": "scalar_mix"}, None, WORDS)
+    assert len(learner.heads[LAYERS].weight) == 3  # the encoder's two layers
+    assert learner.hidden(side()).shape == (27, 16)
+
+
+def test_a_mix_has_no_published_form():
+    learner = tuned(model_config("bert"), {"name": "head", "layers": "scalar_mix"})
+    with pytest.raises(UserError, match="the head reads several layers"):
+        learner.tuning.merge(learner)
+
+
+def test_the_new_tokens_of_gpt1_keep_their_width():
+    config = model_config("gpt1", num_layers=4)
+    learner = tuned(config, {"name": "head", "layers": "concat_last_4"})
+    assert learner.heads[TASK.name].tokens.weight.shape[1] == 16
+    assert learner.heads[TASK.name].output.in_features == 64
+    assert build(TASK) is not None

@@ -1,0 +1,238 @@
+"""LoRA, (IA)3, BitFit and the last layers on every architecture: neutral at the start, nothing frozen moves, merged
+and saved they are the same."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from lmtool.config.tables import build
+from lmtool.errors import UserError
+from lmtool.learners.base import ModelWithHeads
+from lmtool.weights.assemble import assemble
+from lmtool.weights.reading import Weights
+from tests.tuning.tuning_fixtures import (
+    FAMILIES,
+    TASK,
+    batch_for,
+    hashes,
+    model_config,
+    outputs_of,
+    train,
+    tuned,
+    tuning_config,
+)
+
+EVERYWHERE = ("q_proj", "k_proj", "v_proj", "out_proj", "fc_in", "fc_out")
+LORA = {"name": "lora", "rank": 3, "dropout": 0.3, "projections": EVERYWHERE}
+METHODS = {
+    "lora": {"name": "lora"},
+    "lora everywhere": LORA,
+    "ia3": {"name": "ia3"},
+    "bitfit": {"name": "bitfit"},
+    "last_n": {"name": "last_n", "layers": 1},
+    "head": {"name": "head"},
+}
+PAIRS = [
+    (family, name)
+    for family in FAMILIES
+    for name in METHODS
+    if (family, name) not in {("t5", "bitfit"), ("albert", "last_n")}
+]
+
+
+@pytest.mark.parametrize(("family", "name"), PAIRS)
+def test_neutral_then_learning_then_merged(family, name):
+    config = model_config(family)
+    base = outputs_of(tuned(config, None))
+    learner = tuned(config, METHODS[name])
+    # Exactly the base's at the start.
+    assert torch.equal(outputs_of(learner), base)
+    before = hashes(learner)
+    optimizer = train(learner)
+    after = hashes(learner)
+    learns = {name for name, parameter in learner.named_parameters() if parameter.requires_grad}
+    moved = {name for name in before if before[name] != after[name]}
+    # All that learns moves, but for what has no part in the output: the biases of keys move no softmax.
+    still = {name for name in learns - moved if not name.endswith(".k_proj.bias")}
+    assert moved <= learns and not still
+    assert learner.tuning.delta(learner) == learns and learner.added <= learns
+    assert all(parameter.grad is None for parameter in learner.parameters())
+    states = {id(parameter) for parameter in optimizer.state}
+    assert states <= {id(parameter) for parameter in learner.parameters() if parameter.requires_grad}
+    tuned_output = outputs_of(learner)
+    assert not torch.equal(tuned_output, base)
+    # Folded into the weights it is a plain model of the same output.
+    learner.tuning.merge(learner)
+    assert {type(module) for module in learner.backbone.modules() if isinstance(module, nn.Linear)} == {nn.Linear}
+    assert set(hashes(learner)) == set(hashes(tuned(config, None)))
+    torch.testing.assert_close(outputs_of(learner), tuned_output, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("tuning", [LORA, {"name": "ia3"}], ids=lambda fields: fields["name"])
+def test_saved_and_built_again_it_gives_the_same(family, tuning):
+    config = model_config(family)
+    learner = tuned(config, tuning)
+    train(learner)
+    blueprint = SimpleNamespace(model=config, seed=0, learns=build(TASK), tuned_by=tuning_config(**tuning))
+    tensors = {name: tensor.clone() for name, tensor in learner.state_dict().items()}
+    again, _ = assemble(blueprint, None, trained=Weights(tensors, Path("here"), "here"))
+    assert torch.equal(outputs_of(again), outputs_of(learner))
+    assert again.added == learner.added
+
+
+def test_lora_is_drawn_by_name_and_seed():
+    one, other = (tuned(model_config("bert"), {"name": "lora"}) for _ in range(2))
+    first, second = ("backbone.layers.0.self_attn.q_proj.lora_a", "backbone.layers.1.self_attn.q_proj.lora_a")
+    drawn = dict(one.named_parameters())
+    assert torch.equal(drawn[first], dict(other.named_parameters())[first]) and not torch.equal(
+        *map(drawn.get, (first, second))
+    )
+    # Kaiming's uniform draw with a = sqrt(5).
+    assert 0.2 < drawn[first].abs().max() <= 16**-0.5
+    assert not drawn[first.replace("lora_a", "lora_b")].any()
+
+
+@pytest.mark.parametrize("stabilised", [False, True])
+def test_the_scale_of_lora(stabilised):
+    learner = tuned(model_config("bert"), {**LORA, "dropout": 0.0, "rank_stabilised": stabilised})
+    linear = learner.backbone.layers[0].ffn.fc_in
+    nn.init.normal_(linear.lora_b)
+    x = torch.randn(4, 16)
+    scale = 16 / 3**0.5 if stabilised else 16 / 3
+    expected = x @ (linear.weight + scale * linear.lora_b @ linear.lora_a).T + linear.bias
+    torch.testing.assert_close(linear(x), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt", "bart", "albert"])
+def test_dropout_of_lora_belongs_to_the_token(family):
+    """The same in the same step whatever else is in the batch, another in another step."""
+    learner = tuned(model_config(family, dropout=0.0, attention_dropout=0.0), LORA).train()
+    for name, parameter in learner.named_parameters():
+        if name.endswith("lora_b"):
+            nn.init.normal_(parameter, std=0.1)
+    with torch.no_grad():
+        whole, again, other = (learner.outputs(batch_for(learner), step) for step in (1, 1, 2))
+        part = learner.outputs(batch_for(learner, [2, 0]), 1)
+    assert torch.equal(whole, again) and not torch.allclose(whole, other)
+    torch.testing.assert_close(part, whole[[2, 0]], rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(outputs_of(learner), whole)
+
+
+def test_the_layers_of_a_shared_depth_have_one_pair_of_matrices():
+    learner = tuned(model_config("albert"), {"name": "lora"})
+    assert sum(name.endswith("lora_a") for name, _ in learner.named_parameters()) == 2
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "layers"),
+    [
+        ("bert", {"num_layers": 5}, {3, 4}),  # a quarter, rounded up
+        ("gpt", {"num_layers": 3}, {2}),
+        ("bart", {"num_layers": 2, "decoder_layers": 3}, {2}),
+    ],
+)
+def test_the_last_layers_of_the_stack_that_is_read(family, fields, layers):
+    learner = tuned(model_config(family, **fields), {"name": "last_n"})
+    learns = {name for name, parameter in learner.backbone.named_parameters() if parameter.requires_grad}
+    stack = "decoder.layers." if family == "bart" else "layers."
+    assert {
+        int(name.removeprefix(stack).split(".")[0]) for name in learns if not name.startswith("final_norm")
+    } == layers
+    assert ("final_norm.weight" in learns) == (family == "gpt")
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "tuning", "hint"),
+    [
+        ("t5", {}, {"name": "bitfit"}, "tuning=ia3"),
+        ("albert", {}, {"name": "last_n"}, "tuning=lora"),
+        ("bert", {}, {"name": "last_n", "layers": 3}, "tuning.layers=2"),
+        ("bart", {"decoder_layers": 1}, {"name": "last_n", "layers": 2}, "tuning.layers=1"),
+        ("bert", {}, {"name": "lora", "projections": ("fc_gate", "fc_in")}, "tuning.projections=[fc_in]"),
+        ("t5", {}, {"name": "lora", "projections": ("fc_gate",)}, "tuning.projections=[fc_in]"),
+        ("bert", {}, {"name": "head", "layers": "concat_last_4"}, "tuning.layers=scalar_mix"),
+    ],
+)
+def test_pairs_that_do_not_go_together(family, fields, tuning, hint):
+    problem = tuning_config(**tuning).misfit(model_config(family, **fields), TASK)
+    assert problem is not None and hint in problem.hint
+    assert tuning["name"] in problem.message or "tuning." in problem.message
+
+
+def test_gated_maps_have_updates_too():
+    config = model_config("t5", feedforward="gated_gelu")
+    tuning = {"name": "lora", "projections": ("fc_gate",)}
+    assert tuning_config(**tuning).misfit(config, TASK) is None
+    assert sum(name.endswith("fc_gate.lora_a") for name, _ in tuned(config, tuning).named_parameters()) == 4
+
+
+def test_nothing_to_learn_is_refused():
+    words = TASK.model_copy(update={"head": "text_to_text"})
+    t5 = model_config("t5")
+    head = tuning_config(name="head")
+    assert "tuning=lora" in head.misfit(t5, words).hint
+    assert head.misfit(model_config("t5", tied=False), words) is None and head.misfit(t5, TASK) is None
+    headless = SimpleNamespace(learner=lambda backbone, *_: ModelWithHeads(backbone, 0))
+    blueprint = SimpleNamespace(model=t5, seed=0, tuned_by=head, learns=headless)
+    with pytest.raises(UserError, match="nothing of this model learns"):
+        assemble(blueprint, None)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="peft is not installed")
+@pytest.mark.parametrize("family", ["bert", "t5"])
+def test_the_same_matrices_give_what_peft_gives(family, tmp_path):
+    import peft
+    import transformers
+
+    from lmtool.weights.load import load
+    from tests.weights.published_folders import make
+
+    make(family, folder := tmp_path / "published")
+    names = {"bert": ("query", "value"), "t5": ("q", "v")}[family]
+    theirs = transformers.AutoModel.from_pretrained(folder).eval()
+    config = peft.LoraConfig(r=3, lora_alpha=16, target_modules=list(names), init_lora_weights=False)
+    theirs = peft.get_peft_model(theirs, config).eval()
+    ours = load(folder).model
+    ours.parts.tune(build(tuning_config(name="lora", rank=3)))
+    ours.eval()
+    given = {name: tensor for name, tensor in theirs.named_parameters() if "lora_" in name}
+    own = {name: tensor for name, tensor in ours.parts.named_parameters() if "lora_" in name}
+    assert len(own) == len(given) and given
+    # Both list the layers of the encoder, then those of the decoder, queries before values.
+    with torch.no_grad():
+        for mine, other in zip(_ordered(own), _ordered(given), strict=True):
+            own[mine].copy_(given[other])
+    ids = torch.arange(20).reshape(2, 10) * 7 % 300 + 5
+    inputs = {"input_ids": ids} if family == "bert" else {"input_ids": ids, "decoder_input_ids": ids.flip(1)}
+    with torch.no_grad():
+        expected = theirs(**inputs).last_hidden_state
+        found = ours(**inputs).hidden
+        plain = load(folder).model(**inputs).hidden
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(found, plain, atol=1e-3)
+
+
+def _ordered(names):
+    """Names of LoRA's tensors in the order of their stacks, layers, attentions, maps and matrices."""
+    ranks = {"q_proj": 0, "query": 0, "q": 0, "v_proj": 1, "value": 1, "v": 1}
+    attentions = {"self_attn": 0, "SelfAttention": 0, "attention": 0, "cross_attn": 1, "EncDecAttention": 1}
+
+    def place(name):
+        pieces = name.split(".")
+        numbers = [int(piece) for piece in pieces if piece.isdigit()]
+        return (
+            "decoder" in pieces,
+            numbers[0],
+            max(attentions.get(piece, 0) for piece in pieces),
+            next(ranks[piece] for piece in reversed(pieces) if piece in ranks),
+            "lora_b" in name.lower(),
+        )
+
+    return sorted(names, key=place)
