@@ -84,15 +84,20 @@ class Loaded(weights.Loaded):
     offline: bool
 
     def predict(
-        self, texts: Texts | Mapping[str, Sequence[Any]], pairs: Texts | None = None, batch_tokens: int = _BATCH_TOKENS
+        self,
+        texts: Texts | Mapping[str, Sequence[Any]],
+        pairs: Texts | None = None,
+        batch_tokens: int = _BATCH_TOKENS,
+        task: str | None = None,
     ) -> list[dict[str, Any]]:
         """What `lmtool predict` answers to texts, a record each: the label and its score, masks filled, a continuation.
 
         texts: texts; or, of a task, its columns by name. pairs: the second texts, where pairs are read. batch_tokens:
-        real tokens in one forward. UserError where the checkpoint answers nothing, or reads something else.
+        real tokens in one forward. task: whose head answers, where several tasks were learned. UserError where the
+        checkpoint answers nothing, or reads something else.
         """
         paired = pairs is not None or (isinstance(texts, Mapping) and PAIR in texts)
-        learner = self._answering(paired)
+        learner = self._answering(paired, task)
         if isinstance(texts, Mapping):
             columns = {name: list(values) for name, values in texts.items()}
         else:
@@ -131,14 +136,15 @@ class Loaded(weights.Loaded):
         return read_trained(self.checkpoint, self.offline, self._precision)
 
     @cached_property
-    def _learners(self) -> dict[bool, BaseLearner]:
+    def _learners(self) -> dict[tuple[bool, str | None], BaseLearner]:
         return {}
 
-    def _answering(self, paired: bool) -> BaseLearner:
+    def _answering(self, paired: bool, task: str | None) -> BaseLearner:
         """What answers, over the tensors of `model`: what is changed there is changed here."""
-        if paired not in self._learners:
-            self._learners[paired] = answering(self._trained, paired)
-        learner = self._learners[paired].to(self._precision.device)
+        key, own = (paired, task), self._trained.task(task)
+        if key not in self._learners:
+            self._learners[key] = answering(self._trained, paired) if own is None else self._trained.learner(own)
+        learner = self._learners[key].to(self._precision.device)
         learner.load_state_dict(self.model.parts.state_dict(), strict=False, assign=True)
         return learner
 

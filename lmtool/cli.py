@@ -87,7 +87,7 @@ def _main(words: list[str]) -> int:
 def _dispatch(verb: str, arguments: Arguments) -> int:
     if verb == "probe":
         arguments.rest = _tasks_as_targets(arguments.rest)
-    if any(word.startswith("task=") for word in arguments.rest):
+    if verb != "predict" and any(word.startswith("task=") for word in arguments.rest):
         from lmtool.commands.own_file import spelled_out
 
         arguments.rest = spelled_out(verb, arguments.rest, arguments.config_dirs)
@@ -218,6 +218,7 @@ def run(verb: str, config: Any, overrides: list[str]) -> Any:
 
 def configuration(verb: str, arguments: Arguments, *, running: bool) -> Any:
     """The decoded configuration of a command line. Raises ConfigError with every error in it."""
+    from lmtool.commands import members
     from lmtool.commands.decoding import decoded
     from lmtool.config import compose, overrides, plugins
 
@@ -225,16 +226,17 @@ def configuration(verb: str, arguments: Arguments, *, running: bool) -> Any:
     primary = VERBS[verb].primary
     assert primary is not None
     offers = compose.what_is_offered(primary, arguments.config_dirs)
-    forms = _forms(verb)
+    forms, words = _forms(verb), members.spelled_out(arguments.rest)
     if arguments.config is not None:
         data, problems = _saved(verb, arguments.config)
-        values, more = overrides.as_values(arguments.rest, offers, **forms)
+        values, more = overrides.as_values(words, offers, **forms)
         from lmtool.config.auto import merge
 
         data, problems = merge(data, values), problems + more
     else:
-        typed = overrides.read(arguments.rest, offers, **forms)
+        typed = overrides.read(words, offers, **forms)
         data, problems = compose.compose(primary, typed, arguments.config_dirs), typed.problems
+    data = members.with_sections(data, arguments.config_dirs)
     return decoded(verb, data, earlier=problems, running=running)
 
 
@@ -263,6 +265,7 @@ def _print(config: Any, verb: str) -> int:
 
 
 def _sweep(verb: str, arguments: Arguments) -> int:
+    from lmtool.commands import members
     from lmtool.config import overrides, plugins
     from lmtool.sweeps import jobs, table
 
@@ -276,28 +279,37 @@ def _sweep(verb: str, arguments: Arguments) -> int:
     request = jobs.SweepRequest(
         verb=verb,
         primary=primary,
-        overrides=arguments.rest,
+        overrides=members.spelled_out(arguments.rest),
         config_dirs=arguments.config_dirs,
-        decode=partial(_decode_job, verb),
+        decode=partial(_decode_job, verb, tuple(arguments.config_dirs)),
         read=partial(overrides.read, multirun=True, **_forms(verb)),
-        run=partial(run_job, verb, tuple(arguments.plugins)),
+        run=partial(run_job, verb, tuple(arguments.plugins), tuple(arguments.config_dirs)),
         show=table.show,
     )
     return jobs.run(request, print_config=arguments.cfg)
 
 
-def _decode_job(verb: str, data: dict[str, Any], problems: Sequence[Problem], running: bool) -> Any:
+def _decode_job(
+    verb: str, config_dirs: Sequence[Path], data: dict[str, Any], problems: Sequence[Problem], running: bool
+) -> Any:
+    from lmtool.commands import members
     from lmtool.commands.decoding import decoded
 
-    return decoded(verb, data, earlier=problems, running=running)
+    return decoded(verb, members.with_sections(data, config_dirs), earlier=problems, running=running)
 
 
-def run_job(verb: str, plugin_names: tuple[str, ...], data: dict[str, Any], overrides: list[str]) -> Any:
+def run_job(
+    verb: str,
+    plugin_names: tuple[str, ...],
+    config_dirs: tuple[Path, ...],
+    data: dict[str, Any],
+    overrides: list[str],
+) -> Any:
     """One job of a sweep, in whatever process its launcher has put it: decode, run, give back the result."""
     from lmtool.config import plugins
 
     plugins.load(plugin_names)
-    return run(verb, _decode_job(verb, data, (), True), overrides)
+    return run(verb, _decode_job(verb, config_dirs, data, (), True), overrides)
 
 
 def parse(words: Sequence[str]) -> Arguments:

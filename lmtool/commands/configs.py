@@ -163,7 +163,8 @@ class FinetuneConfig(RunConfig):
             return data
         task, model = data.get("task"), data.get("model")
         entry = lookup("task", str(task.get("kind"))) if isinstance(task, dict) else None
-        length = getattr(entry.config if entry is not None else TaskConfig, "default_max_length", 128)
+        kind: Any = entry.config if entry is not None else TaskConfig
+        length = kind.longest(task if isinstance(task, dict) else {})
         positions = model.get("max_positions") if isinstance(model, dict) else None
         if not isinstance(positions, int):
             return {**data, "max_length": length}

@@ -20,6 +20,7 @@ from lmtool.reporting.console import Output
 from lmtool.reporting.evaluation import print_difference, print_evaluation, write_evaluation
 from lmtool.tasks.analysis import analysis, difference
 from lmtool.tasks.kinds.learner import TaskEvaluation
+from lmtool.tasks.mixture import AVERAGE, MixedEvaluation
 
 
 def run(config: EvaluateConfig, overrides: list[str]) -> dict[str, Any]:
@@ -38,11 +39,14 @@ def run(config: EvaluateConfig, overrides: list[str]) -> dict[str, Any]:
     details: dict[str, Any] = {"checkpoint": config.checkpoint, "task": scored.title, "splits": {}}
     for split, evaluation in scored.splits().items():
         of_split = details["splits"][split] = analysis(evaluation)
-        print_evaluation(output, f"{config.checkpoint} · {scored.title}", split, of_split, scored.constant)
+        print_evaluation(output, f"{config.checkpoint} · {scored.title}", split, of_split, scored.beside(split))
         if other is not None and split in other.splits():
             gap = difference(evaluation, other.splits()[split])
             of_split["difference"] = {"against": config.against, **gap}
             print_difference(output, config.checkpoint, str(config.against), evaluation.scores, gap)
+    for split, mixed in scored.evaluations.splits.items():
+        if isinstance(mixed, MixedEvaluation):
+            output.line(f"{split}: {AVERAGE.name} {mixed.scores[AVERAGE.name]:.4f} of {', '.join(mixed.members)}")
     if config.report is not None:
         folder = Path(config.report).expanduser()
         write_output(str(folder / "predictions.jsonl"), scored.evaluations.records(), key="report")
@@ -60,11 +64,19 @@ class _Scored:
     constant: dict[str, Any]
 
     def splits(self) -> dict[str, TaskEvaluation]:
-        return {
-            split: evaluation
-            for split, evaluation in self.evaluations.splits.items()
-            if isinstance(evaluation, TaskEvaluation)
-        }
+        """The evaluation of each split, of a mixture those of its members in it."""
+        splits: dict[str, TaskEvaluation] = {}
+        for split, evaluation in self.evaluations.splits.items():
+            if isinstance(evaluation, MixedEvaluation):
+                splits |= {f"{name} {split}": own for name, own in evaluation.members.items()}
+            elif isinstance(evaluation, TaskEvaluation):
+                splits[split] = evaluation
+        return splits
+
+    def beside(self, split: str) -> dict[str, Any]:
+        """The baseline of one of the splits, of a mixture its member's."""
+        members: dict[str, dict[str, Any]] = self.constant.get("members", {})
+        return members.get(split.partition(" ")[0], self.constant)
 
 
 def _on_task(config: EvaluateConfig, trained: Trained, output: Output, checkpoint: str | None = None) -> _Scored:
@@ -75,8 +87,8 @@ def _on_task(config: EvaluateConfig, trained: Trained, output: Output, checkpoin
     if checkpoint is not None:
         config = config.model_copy(update={"checkpoint": checkpoint})
     task, taken = data_to_score(config, trained, before)
-    if taken.note:
-        output.line(f"labels: {taken.note}")
+    for note in [head.note for head in taken.values() if head.note]:
+        output.line(f"labels: {note}")
     data, learner = task.splits(), trained.learner(task.config, taken)
     held_out = HeldOutSplits(learner, data, before.max_length, config.batch_tokens, before.seed)
     return _Scored(task.config.name, held_out.score(trained.precision), held_out.baseline(data["train"]))

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from lmtool.commands import suite
 from lmtool.commands.configs import FinetuneConfig
-from lmtool.commands.labelled import data_to_learn
+from lmtool.commands.labelled import LabelledData, data_to_learn
 from lmtool.commands.opening import open_run, words
 from lmtool.commands.planning import require_memory
 from lmtool.commands.provenance import contents_of, require_same_data
 from lmtool.commands.screens import told_again
 from lmtool.commands.starting import base_of, earlier_weights, require_fit, saved_tokenizer, start_weights
 from lmtool.commands.training import fit
-from lmtool.config.tables import build
 from lmtool.data.vocabulary import tokenizer_of_rows
 from lmtool.learners.base import BaseLearner
 from lmtool.reporting.console import Output
 from lmtool.tasks.configs import GlueConfig
-from lmtool.tasks.loading import TaskData
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.weights.assemble import assemble
 from lmtool.weights.loading import LoadReport
@@ -36,7 +34,7 @@ def run(config: FinetuneConfig, overrides: list[str]) -> dict[str, Any]:
         if finished is not None:
             return told_again(opened, finished)
         require_memory(config, opened.precision)
-        contents = contents_of({config.task.name: task})
+        contents = contents_of(task.members)
         require_same_data(opened, contents)
         tokenizer = saved_tokenizer(opened) or own_tokenizer(config, task, opened.output)
         require_fit(config, tokenizer)
@@ -45,11 +43,12 @@ def run(config: FinetuneConfig, overrides: list[str]) -> dict[str, Any]:
         learner, loaded = assemble(config, tokenizer, start, earlier=earlier)
         base = base_of(opened, learner, start, loaded, tokenizer)
         del start, earlier  # what stays of them is in the learner
-        facts = {**task.facts, **({"head": taken.note} if taken is not None and taken.note else {})}
+        notes = [head.note for head in taken.values() if head.note]
+        facts = {**task.facts, **({"head": "; ".join(notes)} if notes else {})}
         facts["warnings"] = [*facts.get("warnings", ()), *config.tuning.warnings(config.optimizer)]
         if opened.checkpoint is None:
             facts["warnings"] += _begins_in_vain(learner, loaded)
-        following = _next(str(opened.folder.path))
+        following = _next(str(opened.folder.path), list(task.members))
         return fit(
             opened,
             learner,
@@ -65,10 +64,10 @@ def run(config: FinetuneConfig, overrides: list[str]) -> dict[str, Any]:
         )
 
 
-def own_tokenizer(config: FinetuneConfig, task: TaskData, output: Output) -> Tokenizer:
+def own_tokenizer(config: FinetuneConfig, task: LabelledData, output: Output) -> Tokenizer:
     """A run that starts from nothing trains its tokenizer on its own training rows."""
     size = config.tokenizer.vocab_size or config.model.vocab_size
-    return tokenizer_of_rows(config.tokenizer, build(task.config).texts(task.train), size, output.stage)
+    return tokenizer_of_rows(config.tokenizer, task.texts(), size, output.stage)
 
 
 def _begins_in_vain(learner: BaseLearner, loaded: LoadReport | None) -> Iterator[str]:
@@ -81,9 +80,10 @@ def _begins_in_vain(learner: BaseLearner, loaded: LoadReport | None) -> Iterator
             )
 
 
-def _next(folder: str) -> list[str]:
+def _next(folder: str, tasks: Sequence[str]) -> list[str]:
     """What may be typed next."""
+    named = [f"task={tasks[0]}"] if len(tasks) > 1 else []
     return [
-        words(["lmtool", "predict", f"checkpoint={folder}", "text=..."]),
+        words(["lmtool", "predict", f"checkpoint={folder}", *named, "text=..."]),
         words(["lmtool", "evaluate", f"checkpoint={folder}"]),
     ]

@@ -84,13 +84,16 @@ def objective_fits_model(objective: ObjectiveConfig, model: ModelConfig) -> Iter
 @rule(FinetuneConfig, "task", "model")
 def task_fits_model(task: Any, model: ModelConfig) -> Iterator[Problem]:
     """A task names the architectures it can stand on."""
-    problem = wrong_architecture(task, model)
-    if problem is not None:
-        models = [
-            f"model={default.name}" for default in _defaults("model") if default.architecture in task.architectures
-        ]
-        yield Problem("task", f"task={problem}", _hint(models[:1]))
-    elif (misfit := task.misfit(model)) is not None:
+    for part in task.parts():
+        problem = wrong_architecture(part, model)
+        if problem is not None:
+            inside = "task.members: " if part is not task else ""
+            models = [
+                f"model={default.name}" for default in _defaults("model") if default.architecture in part.architectures
+            ]
+            yield Problem("task", f"{inside}task={problem}", _hint(models[:1]))
+            return
+    if (misfit := task.misfit(model)) is not None:
         yield misfit
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,30 +12,58 @@ from lmtool.commands.starting import starts_from
 from lmtool.commands.trained import Trained
 from lmtool.config.checkpoint import saved_steps
 from lmtool.errors import UserError
-from lmtool.tasks.configs import TaskConfig
+from lmtool.tasks.configs import MixtureTaskConfig, TaskConfig
 from lmtool.tasks.labels import TakenHead, taken_head
 from lmtool.tasks.loading import TaskData, load_task
+from lmtool.tasks.members import MixedData, with_members
 from lmtool.weights.folders import published_folder
 from lmtool.weights.load import saved_config
 from lmtool.weights.sentence_encoders import sentence_pooling
 from lmtool.weights.task_heads import HEADS
 
+LabelledData = TaskData | MixedData
 
-def data_to_learn(config: FinetuneConfig) -> tuple[FinetuneConfig, TaskData, TakenHead | None]:
+
+def data_to_learn(config: FinetuneConfig) -> tuple[FinetuneConfig, LabelledData, dict[str, TakenHead]]:
     """The configuration with its task as it is learned: with the labels as found, for a checkpoint must know their
-    names, and the form of its head. The data; and the head that is learned further, where the checkpoint that the run
-    starts from has one for these labels."""
-    data = load_task(config.task, config.seed, config.cache_dir, config.offline)
-    task, origin = data.config, starts_from(config)
+    names, and the form of its head; so are the members of a mixture. The data; and by task the head that is learned
+    further, where the checkpoint that the run starts from has one for these labels."""
+    origin = starts_from(config)
     try:
         saved = {} if origin is None else saved_config(origin, config.offline)
     except UserError:
         if config.run_dir is None or not saved_steps(Path(config.run_dir) / "checkpoints"):
             raise
         saved = {}  # the run resumes: its own configuration has the labels, and the form of the head
-    section, taken = saved.get("task"), None
+    sections, members, heads = sections_of(saved), dict[str, TaskData](), dict[str, TakenHead]()
+    for part in config.task.parts():
+        data, taken = _to_learn(config, part, sections, origin)
+        members[part.name] = data
+        heads |= {} if taken is None else {part.name: taken}
+    joined = with_members(config.task, members)
+    return config.model_copy(update={"task": joined.config}), joined, heads
+
+
+def sections_of(saved: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The sections of the tasks that a saved configuration is of, by their names: its task's, or those of the members
+    of a mixture."""
+    section = saved.get("task")
+    if not isinstance(section, dict):
+        return {}
+    members = section.get("members")
+    parts = [section] if not isinstance(members, list) else [part for part in members if isinstance(part, dict)]
+    return {str(part.get("name")): part for part in parts}
+
+
+def _to_learn(
+    config: FinetuneConfig, task: TaskConfig, sections: Mapping[str, dict[str, Any]], origin: str | None
+) -> tuple[TaskData, TakenHead | None]:
+    """The data of one task, and the head that it takes from a checkpoint with tasks of these sections."""
+    data = load_task(task, config.seed, config.cache_dir, config.offline)
+    task, taken = data.config, None
     # A published classifier's task has no name; a run's head is its task's.
-    if isinstance(section, dict) and section.get("name") in (*HEADS, task.name):
+    section = next((sections[name] for name in (task.name, *HEADS) if name in sections), None)
+    if section is not None:
         taken = taken_head(section, task)
     if taken is not None and not task.takes_head(taken.form, config.model):
         taken = None
@@ -43,7 +72,7 @@ def data_to_learn(config: FinetuneConfig) -> tuple[FinetuneConfig, TaskData, Tak
     facts = data.facts
     if taken is None and origin is not None and getattr(task, "pooling", None) == "auto":
         task, facts = _pooled_as_published(task, facts, origin, config.offline)
-    return config.model_copy(update={"task": task}), replace(data, config=task, facts=facts), taken
+    return replace(data, config=task, facts=facts), taken
 
 
 def _pooled_as_published(
@@ -58,10 +87,46 @@ def _pooled_as_published(
     return task.model_copy(update=fields), {**facts, "pooling": f"{fields['pooling']} (the checkpoint's {file})"}
 
 
-def data_to_score(config: EvaluateConfig, trained: Trained, before: FinetuneConfig) -> tuple[TaskData, TakenHead]:
-    """The data, their task as it is scored, and the checkpoint's head under the labels of the data. UserError where the
-    two do not go together."""
-    task, checkpoint, known = config.task or before.task, config.checkpoint, before.task
+def data_to_score(
+    config: EvaluateConfig, trained: Trained, before: FinetuneConfig
+) -> tuple[LabelledData, dict[str, TakenHead]]:
+    """The data, their task as it is scored, and by task the checkpoint's head under the labels of the data. UserError
+    where the two do not go together. Of a mixture's checkpoint all members are scored, or the one that is named."""
+    task, known, sections = config.task or before.task, before.task, sections_of(trained.saved)
+    if isinstance(task, MixtureTaskConfig) and isinstance(known, MixtureTaskConfig):
+        parts = {part.name: part for part in known.parts()}
+        pairs = [(part, parts.get(part.name)) for part in task.parts()]
+    else:
+        asked = [part for part in known.parts() if part.name == task.name or task.same_question(part)]
+        alone = known if len(known.parts()) == 1 else None
+        pairs = [(task, asked[0] if asked else alone)]
+    members, heads = dict[str, TaskData](), dict[str, TakenHead]()
+    for part, own in pairs:
+        if own is None:
+            names = ", ".join(part.name for part in known.parts())
+            raise UserError(
+                f"checkpoint={config.checkpoint} was trained for {names}; not task={part.name}",
+                "leave task= out, or name one of these",
+            )
+        data, heads[part.name] = _to_score(config, trained, before, part, own, sections[own.name])
+        members[part.name] = data
+    joined = with_members(task, members)
+    if isinstance(joined, MixedData) and isinstance(known, MixtureTaskConfig):
+        # The weights of the losses are those of the training.
+        joined = replace(joined, config=joined.config.model_copy(update={"rows": known.rows}))
+    return joined, heads
+
+
+def _to_score(
+    config: EvaluateConfig,
+    trained: Trained,
+    before: FinetuneConfig,
+    task: TaskConfig,
+    known: TaskConfig,
+    section: Mapping[str, Any],
+) -> tuple[TaskData, TakenHead]:
+    """The same of one task. known: what the checkpoint was trained for; section: the same as saved."""
+    checkpoint = config.checkpoint
     if trained.foreign:
         task = _own_labels(task, known, checkpoint)
     elif not task.same_question(known):
@@ -72,7 +137,7 @@ def data_to_score(config: EvaluateConfig, trained: Trained, before: FinetuneConf
         )
     others = task.path is not None and task.path != known.path
     data = load_task(task, before.seed, config.cache_dir, config.offline, scoring=others)
-    taken = taken_head(trained.saved["task"], data.config, partial=getattr(task, "labels", None) is None)
+    taken = taken_head(section, data.config, partial=getattr(task, "labels", None) is None)
     if taken is None:
         raise UserError(
             f"checkpoint={checkpoint} gives {_predicted(known)}; task={task.name} has {_predicted(data.config)}",

@@ -39,7 +39,7 @@ def run(config: PretrainConfig | FinetuneConfig, verb: str) -> int:
     notes = []
     if isinstance(config, FinetuneConfig):
         config, task, _ = data_to_learn(config)
-        rows, predicted = len(task.train), 0.0
+        rows, predicted = sum(len(data.train) for data in task.members.values()), 0.0
         notes.append(f"{rows:,} training rows, each taken as max_length={config.max_length} long; most are shorter")
     else:
         config, tasks = with_tasks(config)

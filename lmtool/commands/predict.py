@@ -28,10 +28,11 @@ def run(config: PredictConfig, overrides: list[str]) -> None:
     """Read, predict, and print or write what was predicted."""
     check_output(config.output)
     trained, output = load_trained(config), Output()
-    task = trained.config.task if isinstance(trained.config, FinetuneConfig) else None
-    table = asked_table(config, task)
+    task = trained.task(config.task)
+    own = trained.config.task if isinstance(trained.config, FinetuneConfig) else None
+    table = asked_table(config, task or own)
     paired = config.pair is not None if table is None else PAIR in table.columns
-    learner = answering(trained, paired)
+    learner = trained.learner(task) if task is not None else answering(trained, paired)
     rows = _rows(config, table, learner)
 
     def warn(text: str) -> None:
@@ -74,7 +75,7 @@ def answering(trained: Trained, paired: bool) -> BaseLearner:
     # What looks like a mask in its texts is one, as in those that are filled.
     tokenizer = Tokenizer.load(trained.weights.folder, parse_special_tokens=True)
     task = ClassificationConfig(name=name, text=(TEXT, PAIR), labels=PAIR_HEADS[name])
-    return replace(trained, tokenizer=tokenizer).learner(task, TakenHead(name, {}))
+    return replace(trained, tokenizer=tokenizer).learner(task, {name: TakenHead(name, {})})
 
 
 def _rows(config: PredictConfig, table: Table | None, learner: BaseLearner) -> Rows:

@@ -22,7 +22,7 @@ from lmtool.config.rules import rule
 from lmtool.config.tables import entries
 from lmtool.errors import Problem
 from lmtool.models.configs import TransformerConfig
-from lmtool.tasks.configs import TaskConfig, tasks_of
+from lmtool.tasks.configs import MixtureTaskConfig, TaskConfig, TaskObjectiveConfig, tasks_of
 
 
 @rule(PretrainConfig, "objective", "max_steps")
@@ -179,7 +179,10 @@ def one_place(name: str | None, run_dir: str | None) -> Iterator[Problem]:
 @rule(FinetuneConfig, "task")
 def task_has_data(task: Any) -> Iterator[Problem]:
     """Labelled data come from somewhere."""
-    if _without_data(task):
+    for part in filter(_without_data, task.parts() if len(task.parts()) > 1 else ()):
+        message = f"the member {part.name} of task.members names no data of its own"
+        yield Problem(f"task.with.{part.name}.path", message, f"give task.with.{part.name}.path=FOLDER")
+    if len(task.parts()) == 1 and _without_data(task):
         message = f"missing required value: task.path; task {task.name} names no data of its own"
         yield Problem("task.path", message, "give task.path=FOLDER, or a file to train on")
 
@@ -189,15 +192,35 @@ def tasks_have_data(objective: Any) -> Iterator[Problem]:
     """So do those of tasks among the objectives."""
     for task in filter(_without_data, tasks_of(objective)):
         message = f"the task {task.name} among the objectives names no data of its own"
-        yield Problem("objective", message, "give its section a path: a folder, or a file to train on")
+        key = (
+            "objective.task.path" if isinstance(objective, TaskObjectiveConfig) else f"objective.with.{task.name}.path"
+        )
+        yield Problem("objective", message, f"give {key}=FOLDER, or a file to train on")
 
 
 @rule(FinetuneConfig, "task", "model")
 def head_has_a_class(task: Any, model: Any) -> Iterator[Problem]:
     """A task read as transformers reads it is on a family of which transformers has a classifier."""
-    if getattr(task, "head", None) == "transformers" and model.transformers_form is None:
-        message = f"task.head=transformers: transformers has no text classifier of model={model.name}"
-        yield Problem("task.head", message, "give task.head=paper")
+    for part in task.parts():
+        if getattr(part, "head", None) == "transformers" and model.transformers_form is None:
+            key = "task.head" if part is task else f"task.with.{part.name}.head"
+            message = f"{key}=transformers: transformers has no text classifier of model={model.name}"
+            yield Problem("task.head", message, f"give {key}=paper")
+
+
+@rule(FinetuneConfig, "task")
+def scores_have_a_mean(task: Any) -> Iterator[Problem]:
+    """Of the members of a mixture the larger score is the better one."""
+    from lmtool.metrics import smaller_is_better  # needs numpy, which no other configuration waits for
+
+    for part in task.parts() if isinstance(task, MixtureTaskConfig) else ():
+        if smaller_is_better(part.metric):
+            others = [metric for metric in part.metrics if not smaller_is_better(metric)]
+            key = f"task.with.{part.name}.metric"
+            message = (
+                f"{key}={part.metric}: small where it is good; the mean of the members is of scores that are large"
+            )
+            yield Problem("task.members", message, f"give {key}={others[0] if others else 'NAME'}")
 
 
 def _without_data(task: TaskConfig) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,8 +74,10 @@ def require_fit(config: RunConfig, tokenizer: Tokenizer) -> None:
         )
     roles = {*tokenizer.roles, *(["sentinel"] if tokenizer.sentinels else [])}
     parts = config.objective.parts() if isinstance(config, PretrainConfig) else ()
-    layout = config.task.text_format(model) if isinstance(config, FinetuneConfig) else None
-    for problem in (lacks_around(model, roles, layout), *(lacks_tokens(part, roles) for part in parts)):
+    tasks = config.task.parts() if isinstance(config, FinetuneConfig) else ()
+    layouts: list[str | None] = [task.text_format(model) for task in tasks]
+    around = [lacks_around(model, roles, layout) for layout in layouts or [None]]
+    for problem in (*around, *(lacks_tokens(part, roles) for part in parts)):
         if problem is not None:
             have = ", ".join(sorted(roles)) or "none"
             raise UserError(
@@ -83,8 +86,10 @@ def require_fit(config: RunConfig, tokenizer: Tokenizer) -> None:
             )
 
 
-def start_weights(config: RunConfig, taken: TakenHead | None = None, own: Path | None = None) -> Weights | None:
-    """The weights the run starts from; of a tuned run what its method added is merged. taken: the head of its task in
+def start_weights(
+    config: RunConfig, taken: Mapping[str, TakenHead] | None = None, own: Path | None = None
+) -> Weights | None:
+    """The weights the run starts from; of a tuned run what its method added is merged. taken: by task, its head in
     them. own: the checkpoint of the run itself that it resumes from: one that holds everything needs them no more. None
     where they are random, or gone. UserError where they cannot be read, or are not those the run was started with."""
     origin = starts_from(config)
@@ -100,8 +105,8 @@ def start_weights(config: RunConfig, taken: TakenHead | None = None, own: Path |
             if own is None:
                 raise
             return None
-    if taken is not None and isinstance(config, FinetuneConfig):
-        weights = replace(weights, tensors=taken.tensors(weights.tensors, config.task.name))
+    for task, head in (taken or {}).items():
+        weights = replace(weights, tensors=head.tensors(weights.tensors, task))
     return weights
 
 

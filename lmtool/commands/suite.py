@@ -16,7 +16,6 @@ from lmtool.commands.configs import FinetuneConfig
 from lmtool.commands.opening import RUNS
 from lmtool.commands.trained import read_trained
 from lmtool.config import compose
-from lmtool.config.overrides import Typed
 from lmtool.config.tables import Choice
 from lmtool.data.split import Rows
 from lmtool.errors import UserError
@@ -39,11 +38,11 @@ def run(config: FinetuneConfig, suite: GlueConfig, overrides: list[str], finetun
     """Train every member that has data, print the table, write glue.json and glue.zip. Returns glue.json."""
     output, members = Output(), dict(_members(suite))
     trained = {name: task for name, task in members.items() if task is not None and name != DIAGNOSTIC}
-    absent = [name for name in suite.members if name not in trained]
+    absent = [name for name in suite.names if name not in trained]
     if not trained:
         raise UserError(
             f"task.path={suite.path}: there is no folder of a task of {suite.name}",
-            f"name the folders after the tasks: {', '.join(suite.members)}",
+            f"name the folders after the tasks: {', '.join(suite.names)}",
         )
     root = Path(config.run_dir) if config.run_dir else RUNS / (config.name or f"{suite.name}-{config.model.name}")
     output.line(f"{suite.name}: {', '.join(trained)} in {root}; without data: {', '.join(absent) or 'none'}", "bold")
@@ -78,16 +77,18 @@ def _members(suite: GlueConfig) -> Iterator[tuple[str, TaskConfig | None]]:
     """Each task, and the diagnostic set: as its YAML has it, on its folder; None where there is none."""
     path = None if suite.path is None else Path(suite.path).expanduser()
     if path is not None and not path.is_dir():
-        raise UserError(f"task.path={suite.path} is no folder", f"give one with folders of {', '.join(suite.members)}")
-    for name in (*suite.members, DIAGNOSTIC):
-        folder = None if path is None else folder_of(name, path)
-        if path is not None and folder is None:
+        raise UserError(f"task.path={suite.path} is no folder", f"give one with folders of {', '.join(suite.names)}")
+    for name, member in zip((*suite.names, DIAGNOSTIC), (*suite.members, DIAGNOSTIC), strict=True):
+        data = member if isinstance(member, dict) else compose.option("task", member)
+        folder = None if path is None or data["path"] is not None else folder_of(name, path)
+        if path is not None and folder is None and data["path"] is None:
             yield name, None
             continue
-        data = compose.compose("finetune", Typed(choices=[f"task={name}"]))["task"]
-        own = {"train_examples": suite.train_examples, **({"dropout": suite.dropout} if suite.dropout else {})}
+        own: dict[str, Any] = {"path": None if folder is None else str(folder), "train_examples": suite.train_examples}
+        own |= {"dropout": suite.dropout} if suite.dropout else {}
+        # What was typed of a task itself goes before what was typed of all.
         task: Any = Choice("task", key="kind").validate(
-            {**data, **own, "path": None if folder is None else str(folder)}
+            data | {key: value for key, value in own.items() if data[key] is None}
         )
         yield name, task
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from lmtool.commands.configs import FinetuneConfig, PretrainConfig, UseConfig
 from lmtool.commands.decoding import decoded
 from lmtool.config.auto import AUTO, chosen_class
+from lmtool.config.nearest import nearest
 from lmtool.config.saved import body
 from lmtool.config.tables import Choice
 from lmtool.data.configs import FORMATS
@@ -16,7 +18,7 @@ from lmtool.errors import ConfigError, UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.models.configs import ModelConfig
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
-from lmtool.tasks.configs import TaskConfig
+from lmtool.tasks.configs import TaskConfig, tasks_of
 from lmtool.tasks.labels import TakenHead
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision, choose_device, choose_precision
@@ -47,13 +49,38 @@ class Trained:
         """The longest text in tokens that is read at a time: of a task as in training, else what the model can."""
         return self.config.max_length if isinstance(self.config, FinetuneConfig) else self.config.model.max_positions
 
-    def learner(self, task: TaskConfig | None = None, taken: TakenHead | None = None) -> BaseLearner:
+    @property
+    def tasks(self) -> dict[str, TaskConfig]:
+        """The tasks that it was trained for, by their names: its own, the members of a mixture, or those among the
+        objectives of pretraining."""
+        config = self.config
+        parts = config.task.parts() if isinstance(config, FinetuneConfig) else tasks_of(config.objective)
+        return {part.name: part for part in parts}
+
+    def task(self, name: str | None) -> TaskConfig | None:
+        """One of its tasks, whose head is used by itself. name: None where none was named; then None, too. UserError
+        where there is no such task, and where several were learned and none was named."""
+        known = self.tasks
+        if name is None and not (isinstance(self.config, FinetuneConfig) and len(known) > 1):
+            return None
+        if name not in known:
+            said = f"has no head for task={name}" if name is not None else f"was trained for {len(known)} tasks"
+            hint = f"name one of them: task={nearest(name or '', known) or next(iter(known), 'NAME')}"
+            there = ", ".join(known) or "none"
+            raise UserError(
+                f"checkpoint={self.checkpoint} {said}; its tasks: {there}", hint if known else "leave it out"
+            )
+        return known[name]
+
+    def learner(self, task: TaskConfig | None = None, taken: Mapping[str, TakenHead] | None = None) -> BaseLearner:
         """The objective's or the task's learner, whole, on its device, in evaluation mode. task: another one than the
-        checkpoint's. taken: its head in the checkpoint, where that has another name or order. UserError where the
-        weights do not fit."""
+        checkpoint's. taken: by task, its head in the checkpoint, where that has another name or order. UserError where
+        the weights do not fit."""
         weights = self.weights
-        if task is not None and taken is not None:
-            weights = replace(weights, tensors=task.completed(taken.tensors(weights.tensors, task.name)))
+        for name, head in (taken or {}).items():
+            weights = replace(weights, tensors=head.tensors(weights.tensors, name))
+        for part in task.parts() if task is not None and taken is not None else ():
+            weights = replace(weights, tensors=part.completed(weights.tensors))
         learner, _ = assemble(self.config, self.tokenizer, trained=weights, learns=task)
         return learner.to(self.precision.device).eval()
 

@@ -19,6 +19,7 @@ from lmtool.data.loader import PackedLoader
 from lmtool.data.split import SplitData
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
+from lmtool.learners.mixed_examples import MixedExamples
 from lmtool.metrics import Metric
 from lmtool.runs.checkpoints import load_weights, read_weights
 from lmtool.secrets import masked
@@ -91,11 +92,26 @@ def fit(
     more |= {name: training.metrics[name] for name in ("standard_error",) if name in training.metrics}
     more |= {} if base is None else tuned_size(base, training)
     more |= {name: facts[name] for name in ("few_shot",) if name in facts}
+    if isinstance(examples, MixedExamples):
+        more["mixture"] = realised(examples, loader, training.steps)
     more |= write_predictions(opened, learner, held_out)
     if tests:
         more["tests"] = scores_on(opened, learner, tests)
     result = screens.result_of(opened, training, choices, learner.metric.name, more)
     return screens.finish(opened, result, baseline, next_commands)
+
+
+def realised(examples: MixedExamples, loader: PackedLoader, steps: int) -> dict[str, dict[str, float]]:
+    """Of each member of a mixture, how many of its examples a run has read (`examples`), their `share`, and the share
+    that was `planned`."""
+    read = dict.fromkeys(examples.members, 0)
+    for rows in loader.read(steps):
+        for name, count in examples.drawn(rows).items():
+            read[name] += count
+    return {
+        name: {"examples": count, "share": count / sum(read.values()), "planned": share}
+        for (name, count), share in zip(read.items(), examples.shares, strict=True)
+    }
 
 
 def write_predictions(opened: OpenRun, learner: BaseLearner, held_out: HeldOutSplits) -> dict[str, Any]:

@@ -107,6 +107,11 @@ class AskConfig(UseConfig):
 class PredictConfig(AskConfig):
     """`lmtool predict`: label texts, or fill their masks."""
 
+    verbatim: ClassVar[tuple[str, ...]] = (*AskConfig.verbatim, "task")
+
+    task: str | None = Field(
+        None, description="Whose head answers, of a checkpoint that was trained for several tasks: its name."
+    )
     probabilities: bool = Field(False, description="Write the probabilities of all classes to the output.")
 
 

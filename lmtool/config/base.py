@@ -18,5 +18,5 @@ class Config(BaseModel):
 
     @classmethod
     def filled(cls, data: dict[str, Any]) -> dict[str, Any]:
-        """The data of a command with values that follow from its sections, which are resolved: none."""
+        """The data of a command, or of a section, with values that follow from its other values: none."""
         return data

@@ -174,6 +174,14 @@ def compose(primary: str, typed: Typed, config_dirs: Sequence[Path] = ()) -> dic
         return to_data(config) | typed.verbatim
 
 
+def option(group: str, name: str, config_dirs: Sequence[Path] = ()) -> dict[str, Any]:
+    """What one option of a group says by itself, as plain data. UserError where the group has none of that name."""
+    with plainly(), hydra_at():
+        composed = to_data(hydra_compose(f"{group}/{name}", overrides=search_path(config_dirs)))
+    section: dict[str, Any] = composed[group]
+    return section
+
+
 def to_data(config: Any) -> dict[str, Any]:
     """A composed configuration as plain data, interpolations resolved. UserError where they stand for too much."""
     unresolved = OmegaConf.to_container(config, resolve=False)

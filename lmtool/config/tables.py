@@ -130,7 +130,7 @@ class Choice:
                 "choice_unknown", "{key}={given}", {"key": self.key, "given": value[self.key], "group": self.group}
             )
         # JSON mode, like the outermost decode: lists become tuples, but "fast" is no number and 2.5 is no count.
-        return entry.config.model_validate_json(json.dumps(value))
+        return entry.config.model_validate_json(json.dumps(entry.config.filled(value)))
 
 
 def choices(config: type[Config]) -> dict[str, Choice]:

@@ -80,6 +80,15 @@ class PackedLoader:
     def steps_in_epoch(self, epoch: int) -> int:
         return self._epoch(epoch).steps
 
+    def read(self, steps: int) -> Iterator[np.ndarray]:
+        """The rows of the plans that so many steps from the beginning read, epoch by epoch, in no order."""
+        epoch = 0
+        while steps > 0:
+            current = self._epoch(epoch)
+            taken = current.order[: current.borders[min(steps, current.steps)]]
+            yield current.plan.rows[taken]
+            steps, epoch = steps - current.steps, epoch + 1
+
     def epoch_batches(self, epoch: int = 0) -> Iterator[Batch]:
         """One pass over all examples for evaluation: in the plan's order within batches of like length, longest
         first; `Batch.examples` says which is which."""

@@ -198,6 +198,10 @@ class BaseLearner(ModelWithHeads, ABC):
 
     # What it reads.
 
+    def is_in(self, data: SplitData) -> bool:
+        """Whether a split has something for it."""
+        return True
+
     @abstractmethod
     def examples(self, data: SplitData, max_length: int) -> Examples:
         """What is made of a split. An example may have several parts: windows of a long text, choices."""

@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, Protocol
 
 from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from lmtool.config.base import Config
+from lmtool.config.members import reached
 from lmtool.config.tables import Choice, build, component, names
+
+
+class Member(Protocol):
+    """What a mixture is made of. title: what it is called in it."""
+
+    @property
+    def title(self) -> str: ...
+
+    def learner(self, *arguments: Any) -> Any: ...
+
+
+class Mixed(Protocol):
+    """The configuration of a mixture. members_key: where its members are typed. repeats: whether an epoch has as many
+    examples as all members together, so that some come several times, or ends where one of them would."""
+
+    members_key: ClassVar[str]
+    repeats: ClassVar[bool]
+
+    def parts(self) -> tuple[Member, ...]: ...
+
+    def shares(self) -> tuple[float, ...]: ...
 
 
 class ObjectiveConfig(Config):
@@ -59,16 +82,24 @@ class MixtureConfig(ObjectiveConfig):
     architectures: ClassVar[tuple[str, ...]] = ("encoder", "decoder", "encoder_decoder")
     """Its parts say more."""
 
+    members_key: ClassVar[str] = "objective.members"
+    repeats: ClassVar[bool] = False
+
     name: Literal["mixture"] = Field("mixture", description="A mixture of objectives.")
     members: tuple[str | dict[str, Any], ...] = Field(
         ("mlm", "span"),
         min_length=1,
         description="The objectives: names, or sections with a name and the keys that differ from its defaults. No "
-        "name twice; tasks go by theirs: {name: task, task: {kind: classification, name: reviews, path: FOLDER}}.",
+        "name twice; tasks go by theirs: sst2, or {name: task, task: {kind: classification, name: reviews, path: "
+        "FOLDER}}. objective.with.NAME.KEY= sets a key of one of them.",
     )
     weights: tuple[float, ...] | None = Field(
         None, description="A number for each member: its share of the examples and of the loss. Null: all alike."
     )
+
+    @classmethod
+    def filled(cls, data: dict[str, Any]) -> dict[str, Any]:
+        return reached(data)
 
     def parts(self) -> tuple[ObjectiveConfig, ...]:
         """The members."""
@@ -98,16 +129,8 @@ class MixtureConfig(ObjectiveConfig):
     def _members_fit(self) -> MixtureConfig:
         try:
             members = self.parts()
-        except ValidationError as error:
-            problem = error.errors(include_url=False, include_input=False)[0]
-            messages = {"extra_forbidden": "unknown key", "missing": "missing required value"}
-            where, message = ".".join(map(str, problem["loc"])), messages.get(problem["type"], problem["msg"])
-            message += " is not known" if problem["type"] == "choice_unknown" else ""
-            raise ValueError(f"members: {where}: {message}") from error
-        except PydanticCustomError as error:
-            given = (error.context or {}).get("given")
-            subject = "a section has no name, which is" if given is None else f"{given} is not"
-            raise ValueError(f"members: {subject} one of {', '.join(names('objective'))}") from error
+        except (ValidationError, PydanticCustomError) as error:
+            raise ValueError(f"members: {member_problem(error, names('objective'))}") from error
         titles = [member.title for member in members]
         if len(set(titles)) < len(titles) or any(isinstance(member, MixtureConfig) for member in members):
             written = ", ".join(titles)
@@ -115,3 +138,16 @@ class MixtureConfig(ObjectiveConfig):
         if self.weights is not None and (len(self.weights) != len(titles) or min(self.weights) <= 0):
             raise ValueError(f"weights={list(self.weights)}: a number above 0 for each of the {len(titles)} members")
         return self
+
+
+def member_problem(error: ValidationError | PydanticCustomError, known: Sequence[str]) -> str:
+    """What is wrong with a member that is not decoded, in words. known: the names there are."""
+    if isinstance(error, PydanticCustomError):
+        given = (error.context or {}).get("given")
+        subject = "a section has no name, which is" if given is None else f"{given} is not"
+        return f"{subject} one of {', '.join(known)}"
+    problem = error.errors(include_url=False, include_input=False)[0]
+    messages = {"extra_forbidden": "unknown key", "missing": "missing required value"}
+    where, message = ".".join(map(str, problem["loc"])), messages.get(problem["type"], problem["msg"])
+    message += " is not known" if problem["type"] == "choice_unknown" else ""
+    return ": ".join(part for part in (where, message.removeprefix("Value error, ")) if part)

@@ -44,23 +44,43 @@ def term_of(member: str, term: str) -> str:
     return term if term == member else f"{member}_{term}"
 
 
-class MixedExamples:
-    """An epoch is as long as no member has to repeat an example in it; which of its examples a member gives is drawn
-    anew each epoch. whole: all examples of every member, whatever its share: to evaluate on."""
+def joined(parts: Sequence[tuple[str, Batch]]) -> MixedBatch:
+    """Batches of members, by their names, as one."""
+    batches = [batch for _, batch in parts]
+    inputs = Packed(
+        torch.cat([batch.inputs.tokens for batch in batches]), sum((batch.inputs.lengths for batch in batches), ())
+    )
+    targets = {term_of(name, term): target for name, batch in parts for term, target in batch.targets.items()}
+    examples_N, parts_N = (torch.cat([getattr(batch, key) for batch in batches]) for key in ("examples", "parts"))
+    return MixedBatch(inputs, targets, examples_N, parts_N, members=tuple(parts))
 
-    def __init__(self, members: dict[str, Examples], shares: Sequence[float], seed: int, whole: bool = False):
-        self.members, self.shares, self.seed, self.whole = members, tuple(shares), seed, whole
+
+class MixedExamples:
+    """Which of its examples a member gives is drawn anew each epoch.
+
+    An epoch is as long as no member has to repeat an example in it. repeats: it has as many examples as all members
+    together; one whose share is more than it has gives all of them several times, and some of them once more. whole:
+    all examples of every member, whatever its share: to evaluate on.
+    """
+
+    def __init__(
+        self,
+        members: dict[str, Examples],
+        shares: Sequence[float],
+        seed: int,
+        whole: bool = False,
+        repeats: bool = False,
+    ):
+        self.members, self.shares, self.seed, self.whole, self.repeats = members, tuple(shares), seed, whole, repeats
         self._plans: dict[int, Plan] = {}
 
     def plan(self, epoch: int) -> Plan:
         if epoch not in self._plans:
             plans = [member.plan(epoch) for member in self.members.values()]
-            size = min(len(plan) / share for plan, share in zip(plans, self.shares, strict=True))
             rows, lengths = [], []
-            for number, (plan, share) in enumerate(zip(plans, self.shares, strict=True)):
-                count = len(plan) if self.whole else min(max(1, round(size * share)), len(plan))
+            for number, (plan, count) in enumerate(zip(plans, self._counts(plans), strict=True)):
                 order = streams.Permutation(len(plan), self.seed, "order", epoch * len(plans) + number)
-                taken = order(np.arange(count))
+                taken = order(np.arange(count) % len(plan))
                 records = np.empty(count, dtype=MIXED)
                 records["member"], records["row"] = number, taken
                 rows.append(records)
@@ -77,20 +97,31 @@ class MixedExamples:
                 # Numbers of their own, so that no two members share a draw.
                 own = taken * len(self.members) + number
                 parts.append((name, member.batch(member.plan(epoch).rows[taken], own, epoch)))
-        batches = [batch for _, batch in parts]
-        inputs = Packed(
-            torch.cat([batch.inputs.tokens for batch in batches]), sum((batch.inputs.lengths for batch in batches), ())
-        )
-        targets = {term_of(name, term): target for name, batch in parts for term, target in batch.targets.items()}
-        examples_N, parts_N = (torch.cat([getattr(batch, key) for batch in batches]) for key in ("examples", "parts"))
-        return MixedBatch(inputs, targets, examples_N, parts_N, members=tuple(parts))
+        return joined(parts)
+
+    def _counts(self, plans: Sequence[Plan]) -> list[int]:
+        """How many examples of each member are in an epoch."""
+        sizes = [len(plan) for plan in plans]
+        if self.whole:
+            return sizes
+        if self.repeats:
+            return [max(1, round(sum(sizes) * share)) for share in self.shares]
+        size = min(size / share for size, share in zip(sizes, self.shares, strict=True))
+        return [min(max(1, round(size * share)), own) for own, share in zip(sizes, self.shares, strict=True)]
+
+    def drawn(self, rows: np.ndarray) -> dict[str, int]:
+        """How many of these rows of a plan are of each member."""
+        return dict(zip(self.members, np.bincount(rows["member"], minlength=len(self.members)).tolist(), strict=True))
 
     def facts(self) -> dict[str, Any]:
         """Size of the first epoch, and of each member's own."""
         plan, own = self.plan(0), {name: member.facts() for name, member in self.members.items()}
-        parts = zip(self.shares, own.values(), strict=True)
-        return {
+        drawn = self.drawn(plan.rows)
+        facts = {
             **plan.facts(),
-            "predicted_fraction": sum(share * facts.get("predicted_fraction", 0.0) for share, facts in parts),
+            "predicted_fraction": sum(
+                count / len(plan) * own[name].get("predicted_fraction", 0.0) for name, count in drawn.items()
+            ),
             **{f"{name}_examples": int(facts["examples"]) for name, facts in own.items()},
         }
+        return facts if self.whole else {**facts, **{f"{name}_in_an_epoch": count for name, count in drawn.items()}}

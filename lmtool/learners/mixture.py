@@ -13,11 +13,12 @@ from typing import Any, cast
 import numpy as np
 from torch import nn
 
+from lmtool.config.base import Config
 from lmtool.data.split import Rows, SplitData
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.baseline import Predictor
-from lmtool.learners.configs import MixtureConfig
+from lmtool.learners.configs import Mixed
 from lmtool.learners.evaluation import Evaluation, Scorer
 from lmtool.learners.inference import Inference
 from lmtool.learners.inspection import Inspector
@@ -39,8 +40,13 @@ class Mixture(BaseLearner):
     there once.
     """
 
-    def __init__(self, config: MixtureConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int):
-        super().__init__(config, backbone, tokenizer, seed)
+    @property
+    def joins(self) -> type[MixedScorer]:
+        """What joins the scores of the members."""
+        return MixedScorer
+
+    def __init__(self, config: Mixed, backbone: Backbone, tokenizer: Tokenizer, seed: int):
+        super().__init__(cast(Config, config), backbone, tokenizer, seed)
         parts = config.parts()
         learners = {part.title: part.learner(backbone, tokenizer, seed) for part in parts}
         self.shares = dict(zip(learners, config.shares(), strict=True))
@@ -55,11 +61,12 @@ class Mixture(BaseLearner):
             if isinstance(own, nn.Module):
                 if hasattr(self, "objective"):
                     raise UserError(
-                        f"objective.members: {name} has networks of its own, and so has another member",
+                        f"{config.members_key}: {name} has networks of its own, and so has another member",
                         "train them in two runs, one after the other",
                     )
                 self.objective = own
         self.makes_inputs = any(member.makes_inputs for member in learners.values())
+        self.pretrained = tuple(dict.fromkeys(name for member in learners.values() for name in member.pretrained))
         # Behind the parts that they share: a tensor goes by the first name it is met with.
         self.members = nn.ModuleDict(learners)
         self.register_state_dict_post_hook(_without_members)
@@ -71,7 +78,7 @@ class Mixture(BaseLearner):
         for head in list(member.heads):
             if head in self.heads and head in learners:
                 raise UserError(
-                    f"objective.members: the task {head} has the name of another member's head",
+                    f"{self.config.members_key}: the task {head} has the name of another member's head",
                     "give it another task.name",
                 )
             if head in self.heads:
@@ -89,9 +96,10 @@ class Mixture(BaseLearner):
             member.on_step(step)
 
     def examples(self, data: SplitData, max_length: int) -> MixedExamples:
-        """What all members learn of a split; where it is not trained on, all examples of each."""
-        examples = {name: member.examples(data, max_length) for name, member in self.named()}
-        return MixedExamples(examples, list(self.shares.values()), self.seed, whole=data.split != "train")
+        """What all members learn of a split; where it is not trained on, all examples of each that has some there."""
+        examples = {name: member.examples(data, max_length) for name, member in self.named() if member.is_in(data)}
+        shares = [self.shares[name] for name in examples]
+        return MixedExamples(examples, shares, self.seed, data.split != "train", self.config.repeats)
 
     def inspector(self, examples: MixedExamples, max_length: int) -> MixedInspector:
         """Those of all members."""
@@ -138,10 +146,12 @@ class Mixture(BaseLearner):
         """The scorers of all members, each with its own predictors."""
         scorers = {}
         for name, member in self.named():
+            if name not in examples.members:
+                continue
             names = {term: term_of(name, term) for term in member.weights}
             own = {term: predictors[mixed] for term, mixed in names.items() if mixed in predictors}
             scorers[name] = member.scorer(data, examples.members[name], own)
-        return MixedScorer(scorers, self.weights)
+        return self.joins(scorers, self.weights)
 
     def samples(self, batch: Batch, n: int) -> list[dict[str, Any]]:
         """Some examples of each member."""
@@ -180,7 +190,10 @@ class MixedScorer(Scorer):
     def result(self) -> Evaluation:
         for scorer in self.members.values():
             scorer.calibrates = self.calibrates
-        evaluations = {name: scorer.result() for name, scorer in self.members.items()}
+        return self.joined({name: scorer.result() for name, scorer in self.members.items()})
+
+    def joined(self, evaluations: Mapping[str, Evaluation]) -> Evaluation:
+        """The evaluations of the members as one, under the names of the mixture's terms."""
         terms = {
             term_of(name, term): value
             for name, evaluation in evaluations.items()

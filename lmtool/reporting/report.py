@@ -41,6 +41,7 @@ def _write(run: RunFiles, predictions: PredictionSummary) -> Path:
         _headline(run, predictions),
         html.section("Curves", drawings.get("loss", ""), drawings.get("small", "")),
         html.section("Predictions", drawings.get("confusion", "") or drawings.get("scatter", "")),
+        html.section("Mixture", _mixture(run)),
         html.section("Classes", _classes(run)),
         html.section("Examples", samples_html(run.samples), predictions_html(predictions)),
         html.section("Facts", _facts(run)),
@@ -194,6 +195,22 @@ def _learning(run: RunFiles) -> str:
     if not learns or not whole:
         return ""
     return html.table(["parameters", "learn", "of"], learning_rows(learns))
+
+
+def _mixture(run: RunFiles) -> str:
+    """Of each member of a mixture, how many examples were read and planned, and its scores beside its baseline."""
+    members, metrics = run.result.get("mixture"), run.result.get("metrics")
+    if not isinstance(members, dict) or not isinstance(metrics, dict):
+        return ""
+    baselines = run.baseline.get("members") or {}
+    rows = []
+    for name, read in members.items():
+        baseline = baselines.get(name) or {}
+        metric, value = baseline.get("metric"), baseline.get("value")
+        score = metrics.get(f"{name}_{metric}")
+        shares = [percent(read[key]) for key in ("share", "planned")]
+        rows.append([name, read["examples"], *shares, metric, score, value, metrics.get(f"{name}_loss")])
+    return html.table(["member", "examples", "share", "planned", "metric", "score", "baseline", "loss"], rows)
 
 
 def _classes(run: RunFiles) -> str:

@@ -156,6 +156,9 @@ def end_screen(
     more = "" if selected is None else f" · {selected}"
     rows = [("score", f"{score.text} · {score.sentence}{more}")] if score else []
     rows += [("test" if index == 0 else "", sentence) for index, sentence in enumerate(test_scores(result))]
+    if read := result.get("mixture"):
+        shown = [f"{plain(name)} {count(own['examples'])} ({percent(own['share'])})" for name, own in read.items()]
+        rows.append(("mixture", f"examples read: {' · '.join(shown)}"))
     others = {
         key: value
         for key, value in (result.get("metrics") or {}).items()

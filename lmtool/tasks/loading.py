@@ -46,6 +46,16 @@ class TaskData:
     facts: dict[str, Any]
     unlabelled: Rows | None = None
 
+    @property
+    def members(self) -> dict[str, TaskData]:
+        """The tasks that these data are of, by their names: this one."""
+        return {self.config.name: self}
+
+    def texts(self) -> list[Sequence[str]]:
+        """What is read in training, column by column."""
+        kind: TaskKind = build(self.config)
+        return kind.texts(self.train)
+
     def contents(self) -> dict[str, Any]:
         """Counts and hashes of what is trained and scored on, by what they are of ("dev labels")."""
         contents: dict[str, Any] = {}

@@ -1,17 +1,65 @@
-"""Tasks among the objectives of pretraining, alone or as members of a mixture (Raffel et al. 2020, sections 2.4 and
-3.5.3): their rows are read before the run begins, and lie beside its text. All else is the task's own learner.
+"""The data of several tasks: of `task=mixture`, and of tasks among the objectives of pretraining, alone or as members
+of a mixture (Raffel et al. 2020, sections 2.4 and 3.5.3), whose rows lie beside its text. They are read before the run
+begins. All else is each task's own learner.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lmtool.data.split import Rows
+from lmtool.data.split import Rows, SplitData
 from lmtool.learners.configs import ObjectiveConfig
-from lmtool.tasks.configs import TaskObjectiveConfig, tasks_of
+from lmtool.tasks.configs import MixtureTaskConfig, TaskConfig, TaskObjectiveConfig, tasks_of
 from lmtool.tasks.loading import TaskData, load_task
+
+
+@dataclass(frozen=True)
+class MixedData:
+    """As `TaskData`, of several tasks: `members`, by their names."""
+
+    config: TaskConfig
+    members: Mapping[str, TaskData]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Those of each member."""
+        return {f"task {name}": data.facts for name, data in self.members.items()}
+
+    def texts(self) -> list[Sequence[str]]:
+        return [column for data in self.members.values() for column in data.texts()]
+
+    def splits(self) -> dict[str, SplitData]:
+        """The training rows of all members; the first development split of each, together; and the further ones that
+        some of them have, under their own names."""
+        splits: dict[str, dict[str, Rows]] = {"train": {name: data.train for name, data in self.members.items()}}
+        firsts = [next(iter(data.validation)) for data in self.members.values()]
+        first = firsts[0] if len(set(firsts)) == 1 else "dev"
+        for (name, data), own in zip(self.members.items(), firsts, strict=True):
+            for split, rows in data.validation.items():
+                title = first if split == own else split if split != first else f"{name}_{split}"
+                splits.setdefault(title, {})[name] = rows
+        order = ["train", first, *(split for split in splits if split not in ("train", first))]
+        return {split: SplitData(split, rows=splits[split]) for split in order}
+
+    def labelled_tests(self) -> dict[str, SplitData]:
+        splits: dict[str, dict[str, Rows]] = {}
+        for name, data in self.members.items():
+            for split, rows in data.test.items():
+                if rows.labels is not None:
+                    splits.setdefault(split, {})[name] = rows
+        return {split: SplitData(split, rows=rows) for split, rows in splits.items()}
+
+
+def with_members(config: TaskConfig, members: Mapping[str, TaskData]) -> TaskData | MixedData:
+    """The data of a task, or of a mixture, from those of its parts."""
+    if not isinstance(config, MixtureTaskConfig):
+        (data,) = members.values()
+        return data
+    counted = config.model_copy(update={"rows": tuple(len(data.train) for data in members.values())})
+    return MixedData(counted.with_parts(tuple(data.config for data in members.values())), members)
 
 
 def learner(config: TaskObjectiveConfig, *arguments: Any) -> Any:

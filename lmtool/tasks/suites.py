@@ -40,7 +40,7 @@ class Glue:
     def __init__(self, config: GlueConfig):
         raise UserError(
             f"task={config.name} is {len(config.members)} tasks, which lmtool finetune trains one after the other",
-            f"give one of them: task={config.members[0]}",
+            f"give one of them: task={config.names[0]}",
         )
 
 

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 
 from lmtool.commands.configs import COMMANDS
 from lmtool.commands.decoding import decoded
+from lmtool.commands.members import with_sections
 from lmtool.commands.show import PRIMARY
 from lmtool.config import compose, groups, overrides, tables
 from lmtool.config.base import Config
@@ -32,7 +33,7 @@ def compose_and_decode(verb: str, *typed: str) -> Any:
     primary = PRIMARY[verb]
     read = overrides.read(typed, compose.what_is_offered(primary))
     assert not read.problems
-    return decoded(verb, compose.compose(primary, read))
+    return decoded(verb, with_sections(compose.compose(primary, read)))
 
 
 # What a command needs besides the choice under test.
@@ -97,6 +98,9 @@ def required(group: str, name: str) -> Iterator[str]:
     """Overrides for what an option's YAML leaves to be given, or a task's rules ask for."""
     if (group, name) == ("objective", "task"):
         yield "objective.task={kind: classification, path: x}"
+        return
+    if (group, name) == ("task", "mixture"):
+        yield from ("task.members=[sst2,wnut17]", "task.with.wnut17.path=x")
         return
     fields = yaml.safe_load((CONF / group / f"{name}.yaml").read_text(encoding="utf-8"))
     for key, value in fields.items():

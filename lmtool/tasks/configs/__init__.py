@@ -4,6 +4,7 @@ from lmtool.tasks.configs.base import TaskConfig
 from lmtool.tasks.configs.classification import ClassificationConfig
 from lmtool.tasks.configs.extractive_qa import ExtractiveQaConfig
 from lmtool.tasks.configs.glue import GlueConfig
+from lmtool.tasks.configs.mixture import MixtureTaskConfig
 from lmtool.tasks.configs.multiple_choice import MultipleChoiceConfig
 from lmtool.tasks.configs.objective import TaskObjectiveConfig, tasks_of
 from lmtool.tasks.configs.seq2seq import ScheduledSamplingConfig, Seq2SeqConfig
@@ -22,6 +23,7 @@ __all__ = [
     "ClassificationConfig",
     "ExtractiveQaConfig",
     "GlueConfig",
+    "MixtureTaskConfig",
     "MultiLabelConfig",
     "MultiLabelLossConfig",
     "MultipleChoiceConfig",

@@ -87,6 +87,24 @@ class TaskConfig(Config):
         """The learner of this task: `arguments` are backbone, tokenizer and seed."""
         return build(self).learner(*arguments)
 
+    @classmethod
+    def longest(cls, section: dict[str, Any]) -> int:
+        """Tokens of a packed sequence, at most, where the run says nothing. section: the task's data."""
+        return cls.default_max_length
+
+    @property
+    def title(self) -> str:
+        """What it is called among the members of a mixture."""
+        return self.name
+
+    def parts(self) -> tuple[TaskConfig, ...]:
+        """The tasks it is made of: itself."""
+        return (self,)
+
+    def with_parts(self, parts: tuple[TaskConfig, ...]) -> TaskConfig:
+        """The same of other parts, in their order."""
+        return parts[0]
+
     def text_format(self, model: Any) -> str:
         """The name of the format in which a model of this configuration reads the rows, see `lmtool.data.formats`."""
         return model.text_format

@@ -32,6 +32,8 @@ class Seq2SeqConfig(PromptedConfig):
     """A text from a text: translation, summaries, answers, code."""
 
     architectures: ClassVar[tuple[str, ...]] = ("decoder", "encoder_decoder")
+    writes: ClassVar[bool] = True
+    """Its labels are texts."""
 
     kind: Literal["seq2seq"] = Field("seq2seq", description="A text from a text.")
     name: str = Field("seq2seq", description="The task's name.", pattern=r"^[a-z][a-z0-9_]*$")

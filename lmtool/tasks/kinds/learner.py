@@ -75,6 +75,9 @@ class TaskLearner(BaseLearner):
     def score(self, batch: Batch) -> dict[str, Scores]:
         return {self.term: self.scores(self.outputs(batch, 0), batch)}
 
+    def is_in(self, data: SplitData) -> bool:
+        return self.config.name in data.rows
+
     def rows(self, data: SplitData) -> Rows:
         """The task's rows of a split."""
         return data.rows[self.config.name]

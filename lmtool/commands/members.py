@@ -1,0 +1,78 @@
+"""Shipped tasks by their names among the members of a mixture: put into the sections that they stand for, once what was
+typed is composed and before it is decoded. A saved configuration holds the sections."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lmtool.config import compose
+from lmtool.config.auto import merge
+from lmtool.config.problems import unknown_choice
+from lmtool.config.tables import lookup
+from lmtool.errors import ConfigError
+
+_NESTED = {"data.task": "data", "objective.task": "objective"}
+"""Keys that take a task by its name, beside the group in which what has them is chosen."""
+
+
+def spelled_out(words: Sequence[str]) -> list[str]:
+    """Overrides with `data=task:NAME` and `data.task=NAME` (and `objective.task=NAME`) as `data.task.name=NAME`, so
+    that the task's keys may stand beside its name."""
+    spelled: list[str] = []
+    for word in words:
+        key, equals, value = word.partition("=")
+        group, _, name = value.partition(":")
+        if key in _NESTED.values() and group == "task" and name:
+            spelled += [f"{key}=task", f"{key}.task.name={name}"]
+        elif key in _NESTED and equals and value.isidentifier():
+            spelled.append(f"{key}.name={value}")
+        else:
+            spelled.append(word)
+    return spelled
+
+
+def with_sections(data: dict[str, Any], config_dirs: Sequence[Path] = ()) -> dict[str, Any]:
+    """Composed data with the sections of tasks that are named in a list of members, in `data.task` and in
+    `objective.task`. UserError where there is no such task."""
+    completed = dict(data)
+    for key in ("task", "objective", "data"):
+        section = data.get(key)
+        if not isinstance(section, dict):
+            continue
+        section = dict(section)
+        if isinstance(section.get("members"), list):
+            form = _task if key == "task" else _objective
+            section["members"] = [form(member, config_dirs) for member in section["members"]]
+        if key != "task" and section.get("name") == "task" and "task" in section:
+            section["task"] = _task(section["task"], config_dirs)
+        completed[key] = section
+    return completed
+
+
+def _task(member: Any, config_dirs: Sequence[Path]) -> Any:
+    """The section of a task that is named, alone or with the keys that differ; any other stays."""
+    given = member if isinstance(member, str) else None
+    if isinstance(member, dict) and "kind" not in member and isinstance(member.get("name"), str):
+        given = member["name"]
+    if given is None or given == "???":
+        return member
+    offered = _tasks(config_dirs)
+    if given not in offered:
+        raise ConfigError([unknown_choice("task", "task", given, offered)])
+    section = compose.option("task", given, config_dirs)
+    return merge(section, member) if isinstance(member, dict) else section
+
+
+def _objective(member: Any, config_dirs: Sequence[Path]) -> Any:
+    """A member of a mixture of objectives: what is no objective's name is a task's."""
+    if isinstance(member, dict) and member.get("name") == "task" and "task" in member:
+        return {**member, "task": _task(member["task"], config_dirs)}
+    if isinstance(member, str) and lookup("objective", member) is None and member in _tasks(config_dirs):
+        return {"name": "task", "task": _task(member, config_dirs)}
+    return member
+
+
+def _tasks(config_dirs: Sequence[Path]) -> tuple[str, ...]:
+    return compose.what_is_offered("finetune", config_dirs).groups.get("task", ())

@@ -1,0 +1,51 @@
+"""Sections with a list of named members: a mapping beside the list, `with`, reaches each of them by its name
+(`task.with.sst2.path=FOLDER`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic_core import PydanticCustomError
+
+from lmtool.config.auto import merge
+from lmtool.config.nearest import nearest
+
+WITH = "with"
+
+
+def reached(section: dict[str, Any]) -> dict[str, Any]:
+    """A section's data with the values of `with` in its members. Raises pydantic's error where one is of no member."""
+    changes, given = section.get(WITH), section.get("members")
+    if not isinstance(changes, dict) or not isinstance(given, list):
+        return section
+    members = list(given)
+    titles = [title_of(member) for member in members]
+    for name, values in changes.items():
+        if name not in titles or not isinstance(values, dict):
+            raise PydanticCustomError("value_error", "{problem}", {"problem": _unreached(name, values, titles)})
+        number = titles.index(name)
+        members[number] = _changed(members[number], values)
+    return {**{key: value for key, value in section.items() if key != WITH}, "members": members}
+
+
+def title_of(member: Any) -> str:
+    """The name by which a member is reached: of a task among objectives the task's."""
+    if not isinstance(member, dict):
+        return str(member)
+    inner = member.get("task")
+    return title_of(inner) if inner is not None else str(member.get("name", member.get("kind")))
+
+
+def _changed(member: Any, values: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(member, dict):
+        return {"name": member, **values}
+    inner = member.get("task")
+    return merge(member, values) if inner is None else {**member, "task": _changed(inner, values)}
+
+
+def _unreached(name: str, values: Any, titles: list[str]) -> str:
+    if name in titles:
+        return f"{WITH}.{name}={values}: no keys of a member; write {WITH}.{name}.KEY=VALUE"
+    close = nearest(name, titles)
+    meant = f"; did you mean {WITH}.{close}?" if close else ""
+    return f"{WITH}.{name} is of no member; the members are {', '.join(titles)}{meant}"

@@ -1,0 +1,91 @@
+"""Shares of the members of a mixture of tasks, and what of it is realised."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from task_fixtures import backbone, singles, table, tokenizer
+
+from lmtool.config.tables import Choice
+from lmtool.data.loader import PackedLoader
+from lmtool.data.split import Rows
+from lmtool.learners.mixed_examples import MixedExamples
+from lmtool.tasks.kinds.texts import SequenceExamples
+from lmtool.tasks.loading import load_task
+from lmtool.tasks.members import with_members
+
+SIZES = (40, 160, 1000)
+
+
+def section(sampling: str, **more):
+    members = [{"kind": "regression", "name": name, "path": "unread"} for name in ("one", "two", "three")]
+    return {"kind": "mixture", "members": members, "sampling": sampling, "rows": list(SIZES), **more}
+
+
+@pytest.mark.parametrize(
+    ("sampling", "more", "expected"),
+    [
+        ("proportional", {}, SIZES),
+        ("uniform", {}, (1, 1, 1)),
+        ("temperature", {}, np.sqrt(SIZES)),
+        ("temperature", {"temperature": 1.0}, SIZES),
+        ("capped", {"cap": 100}, (40, 100, 100)),
+    ],
+)
+def test_shares(sampling, more, expected) -> None:
+    shares = Choice("task", key="kind").validate(section(sampling, **more)).shares()
+    assert shares == pytest.approx(np.array(expected) / np.sum(expected))
+
+
+@pytest.mark.parametrize("sampling", ["uniform", "temperature", "proportional"])
+def test_what_is_read_is_what_was_planned(sampling) -> None:
+    """Counts of a part of an epoch, by chi-square at one in a thousand; those of whole epochs exactly."""
+    shares = Choice("task", key="kind").validate(section(sampling)).shares()
+    tokens, members = tokenizer(), {}
+    for name, size in zip(("one", "two", "three"), SIZES, strict=True):
+        members[name] = texts_of(tokens, size)
+    examples = MixedExamples(members, shares, 3, repeats=True)
+    loader = PackedLoader(examples, 3, batch_examples=10)
+    counts = np.array([len(rows) for rows in loader.read(7)])
+    assert counts.sum() == 70
+    read = sum((np.array([*examples.drawn(rows).values()]) for rows in loader.read(50)), np.zeros(3))
+    wanted = 500 * np.array(shares)
+    assert read.sum() == 500 and np.sum((read - wanted) ** 2 / wanted) < 13.8  # two degrees of freedom
+    rows = examples.plan(0).rows
+    assert [*examples.drawn(rows).values()] == [round(sum(SIZES) * share) for share in shares]
+    for number, size in enumerate(SIZES):
+        times = np.bincount(rows["row"][rows["member"] == number], minlength=size)
+        assert times.max() - times.min() <= 1, "none comes twice more than another"
+    steps = loader.steps_in_epoch(0)
+    first, second = list(loader.read(steps + 3))
+    assert len(first) == len(rows) and len(second) == 30
+
+
+def texts_of(tokens, size):
+    texts = [f"a film {number}" for number in range(size)]
+    rows = Rows(list(range(size)), {"text": texts}, np.zeros(size), [("x", 1)] * size)
+    return SequenceExamples(rows, tokens, "bert", 32, "one", "train")
+
+
+def test_further_development_splits_are_those_of_some(tmp_path) -> None:
+    members = {}
+    for name, splits in (("one", ("dev",)), ("two", ("dev_matched", "dev_mismatched"))):
+        folder = tmp_path / name
+        folder.mkdir()
+        for split in ("train", *splits):
+            table(folder / f"{split}.tsv", ["text", "label"], singles(12, ["good", "bad"]))
+        config = {"kind": "classification", "name": name, "path": str(folder), "validation": list(splits)}
+        members[name] = load_task(Choice("task", key="kind").validate(config), 0, tmp_path, True)
+    given = [{"kind": "classification", "name": name, "path": "x"} for name in members]
+    data = with_members(Choice("task", key="kind").validate({"kind": "mixture", "members": given}), members)
+    assert {split: list(part.rows) for split, part in data.splits().items()} == {
+        "train": ["one", "two"], "dev": ["one", "two"], "dev_mismatched": ["two"]
+    }  # fmt: skip
+    learner = data.config.learner(backbone(), tokenizer(), 0).eval()
+    only = learner.examples(data.splits()["dev_mismatched"], 32)
+    assert list(only.members) == ["two"] and len(only.plan(0)) == 12
+    assert {name.split(".")[1] for name in learner.state_dict() if name.startswith("heads.")} == {
+        "pooler",
+        "one",
+        "two",
+    }
