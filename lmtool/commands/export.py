@@ -20,6 +20,7 @@ from lmtool.manifest import sha256
 from lmtool.models.configs import ModelConfig
 from lmtool.reporting.console import Output
 from lmtool.reporting.text import size
+from lmtool.runs.checkpoints import read_weights
 from lmtool.secrets import masked
 from lmtool.tasks.kinds.learner import TaskLearner
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -31,7 +32,7 @@ from lmtool.weights.exporting import Export, Reading, export_of, write_delta, wr
 from lmtool.weights.folders import published_folder
 from lmtool.weights.heads import format_of
 from lmtool.weights.load import load, saved_config, saved_model
-from lmtool.weights.merging import merged
+from lmtool.weights.merging import folded, merged
 from lmtool.weights.reading import Weights, read
 
 
@@ -94,10 +95,12 @@ def require_places(weights: Weights, model: ModelConfig, export: Export) -> None
 
 
 def export_delta(config: ExportConfig) -> None:
-    """Write what a tuned run's best checkpoint holds beside its base, and nothing that resumes it."""
+    """Write what a tuned run's best checkpoint holds beside its base, and nothing that resumes it or that only training
+    needs."""
     tuned = find_tuned(config)
     folder = Path(config.output).expanduser()
-    write_delta(tuned, folder)
+    weights, saved = read(config.checkpoint, config.offline), saved_config(config.checkpoint, config.offline)
+    write_delta(tuned, folder, folded(weights, read_weights(tuned), saved))
     base = saved_base(folder)
     assert base is not None
     read(str(folder), config.offline)

@@ -49,6 +49,8 @@ class Tuning(Protocol):
 
     def delta(self, learner: Any) -> set[str]: ...
 
+    def fold(self, learner: Any) -> Any: ...
+
 
 def decayed_groups(learner: nn.Module) -> list[ParameterGroup]:
     """Every parameter that learns, once: matrices decay, vectors (norms and biases) do not."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lmtool.config.checkpoint import DATA, OPTIMIZER, read_manifest
+from lmtool.config.checkpoint import DATA, MODEL, OPTIMIZER, read_manifest
 from lmtool.config.tables import builder_module, entry_of
 from lmtool.errors import UserError
 from lmtool.manifest import write_manifest
@@ -122,6 +122,14 @@ def special_ids(model: ModelConfig, tokenizer: Tokenizer) -> dict[str, int]:
 
 
 @dataclass(frozen=True)
+class Folded:
+    """A tuned checkpoint without what its method needs in training alone. tensors: those it holds. config: its own."""
+
+    tensors: dict[str, Tensor]
+    config: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class Reading:
     """How AutoTokenizer is to read texts. segments: whether the model tells the two texts of a pair apart. max_length:
     the longest text, in tokens. split_special_tokens: whether what looks like a special token is text."""
@@ -159,15 +167,19 @@ def write_export(
     whole_folder(output, fill)
 
 
-def write_delta(tuned: Path, output: Path) -> None:
+def write_delta(tuned: Path, output: Path, folded: Folded | None = None) -> None:
     """A tuned checkpoint without what resumes its run, whole or not at all. Its files are verified by what reads the
-    copy. UserError where the folder is not empty or cannot be written."""
+    copy. folded: what stands there instead of its weights and its configuration. UserError where the folder is not
+    empty or cannot be written."""
 
     def fill(draft: Path) -> None:
         manifest = read_manifest(tuned)
         for name in manifest.files:
             if name not in (OPTIMIZER, DATA):
                 (draft / name).write_bytes(manifest.read_bytes(name))
+        if folded is not None:
+            save_tensors(folded.tensors, draft / MODEL)
+            _write_json(draft / CONFIG, folded.config)
         write_manifest(draft, manifest.facts)
 
     whole_folder(output, fill)

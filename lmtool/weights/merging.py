@@ -1,4 +1,5 @@
-"""Weights of a tuned checkpoint as those of a plain model: what its method added is folded in."""
+"""Weights of a tuned checkpoint as those of a plain model, what its method added folded in; or as those of a tuned one
+without what its method needs in training alone."""
 
 from __future__ import annotations
 
@@ -7,10 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from lmtool.errors import UserError
 from lmtool.learners.base import ModelWithHeads
 from lmtool.weights.assemble import assemble
+from lmtool.weights.exporting import Folded
 from lmtool.weights.load import saved_model
 from lmtool.weights.reading import Weights
 
@@ -50,3 +53,23 @@ def _merge(parts: ModelWithHeads, origin: str) -> None:
         parts.tuning.merge(parts)
     except UserError as error:
         raise UserError(f"checkpoint={origin}: {error.message}", error.hint) from error
+
+
+def folded(weights: Weights, own: Mapping[str, Tensor], saved: Mapping[str, Any]) -> Folded | None:
+    """A tuned checkpoint with what training alone needs (the map of a prefix) replaced by what it computes; None where
+    there is no such thing.
+
+    weights: complete. own: of these the ones that the checkpoint holds. saved: its configuration.
+    """
+    model = saved_model(weights.origin, saved, weights.tensors)
+    if model.tuned_by is None:
+        return None
+    parts, _ = assemble(model, None, trained=weights)
+    assert parts.tuning is not None
+    before, config = parts.added, parts.tuning.fold(parts)
+    if config == model.tuned_by:
+        return None
+    state = parts.state_dict()
+    tensors = {name: tensor for name, tensor in own.items() if name not in before}
+    tensors |= {name: state[name] for name in sorted(parts.added)}
+    return Folded(tensors, {**saved, "tuning": config.model_dump(mode="json")})

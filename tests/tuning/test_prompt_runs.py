@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from lmtool import cli
 from lmtool.weights.reading import read
@@ -54,6 +55,21 @@ def test_a_run_is_resumed_and_read_again_as_it_was(base, monkeypatch, method):
     added = {name for name in tensors if name.startswith("backbone.")} - set(kept)
     learned = sum(tensors[name].numel() for name in tensors if name in added or name.startswith("heads.sst2."))
     assert json.loads((run / "result.json").read_text())["trainable_parameters"] == learned
+    assert cli.main(["export", f"checkpoint={run}", f"output={method}_alone", "format=delta"]) == 0
+    small = load_file(Path(f"{method}_alone/model.safetensors"))
+    left = {name for name in small if name.startswith("backbone.")}
+    # Without the map of a prefix and the encoder of prompts.
+    assert left <= added and all(name.endswith(("prefix.weight", "virtual.weight")) for name in left)
+    alone = [f"checkpoint={method}_alone", "device=cpu", "precision=fp32"]
+    assert cli.main(["evaluate", *alone, f"output={method}_alone.jsonl"]) == 0
+    for mine, theirs in zip(
+        *(
+            map(json.loads, Path(path).read_text().splitlines())
+            for path in (f"{method}_alone.jsonl", run / "predictions.jsonl")
+        ),
+        strict=True,
+    ):
+        assert mine["prediction"] == theirs["prediction"] and mine["score"] == pytest.approx(theirs["score"], abs=1e-6)
     common = [f"checkpoint={run}", "device=cpu", "precision=fp32"]
     assert cli.main(["evaluate", *common, f"output={method}.jsonl"]) == 0
     assert Path(f"{method}.jsonl").read_text() == (run / "predictions.jsonl").read_text()
