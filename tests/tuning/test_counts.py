@@ -44,6 +44,21 @@ COUNTS = [
     (T5, {"name": "ia3"}, 0, 12 * (2 * 768 + 3072) + 12 * (4 * 768 + 3072), CLASSIFIER),
     # Ben Zaken et al. 2022: 102,912 with the pooler's 768.
     (BERT, {"name": "bitfit"}, 102_912 - 768, 0, 768 + CLASSIFIER),
+    # Lester et al. 2021: a prompt of P tokens has P x d values, of ALBERT those of its narrow embedding.
+    (BERT, {"name": "prompt"}, 0, 100 * 768, CLASSIFIER),
+    (T5, {"name": "prompt", "length": 20}, 0, 20 * 768, CLASSIFIER),
+    (ALBERT, {"name": "prompt"}, 0, 100 * 128, CLASSIFIER),
+    # Li and Liang 2021: a key and a value a layer; of T5 base also in the decoder, and for what it reads of the
+    # encoder. In training with the vectors, the layer and the map that compute them.
+    (GPT, {"name": "prefix", "reparametrize": False}, 0, 2 * 12 * 10 * 768, CLASSIFIER),
+    (T5, {"name": "prefix", "reparametrize": False}, 0, 3 * 2 * 12 * 10 * 768, CLASSIFIER),
+    (GPT, {"name": "prefix"}, 0, 10 * 768 + 768 * 512 + 512 + (512 + 1) * 2 * 12 * 768, CLASSIFIER),
+    # Liu et al. 2022: prompts at every depth, of ALBERT too.
+    (BERT, {"name": "ptuning", "deep": True}, 0, 2 * 12 * 20 * 768, CLASSIFIER),
+    (ALBERT, {"name": "ptuning", "deep": True}, 0, 2 * 12 * 20 * 768, CLASSIFIER),
+    # Liu et al. 2021: two layers in both directions, four gates of 384 states each, and two maps.
+    (BERT, {"name": "ptuning"}, 0, 20 * 768 + 2 * 2 * 4 * 384 * (768 + 384 + 2) + 2 * (768 * 768 + 768), CLASSIFIER),
+    (BERT, {"name": "ptuning", "encoder": "mlp"}, 0, 20 * 768 + 3 * (768 * 768 + 768), CLASSIFIER),
 ]
 
 

@@ -27,6 +27,10 @@ class PTuningConfig(TuningConfig):
     deep: bool = Field(False, description="Prompts in every layer, as keys and values, instead of at the input.")
 
     @property
+    def recipe_name(self) -> str:
+        return f"{self.name}_deep" if self.deep else self.name
+
+    @property
     def positions(self) -> int:
         return self.length
 
