@@ -21,11 +21,13 @@ def decoded(
     *,
     earlier: Sequence[Problem] = (),
     running: bool = False,
+    reads_checkpoint: bool = True,
 ) -> Any:
     """The configuration of `verb`, of the class COMMANDS[verb]. Raises ConfigError with every mistake.
 
     data: composed plain data, or the body of a saved configuration. earlier: problems to tell with the others.
-    running: the command runs here and now (not a plan of it).
+    running: the command runs here and now (not a plan of it). reads_checkpoint: False of a complete configuration,
+    which takes nothing from the checkpoint it names.
     """
     problems = list(earlier)
     unknown = [plugin for plugin in data.get("plugins") or () if plugin not in plugins.typed()]
@@ -42,7 +44,7 @@ def decoded(
     checkpoint = data.get("checkpoint")
     if isinstance(checkpoint, list) and checkpoint:
         checkpoint = checkpoint[0]  # of several, the first says what is taken from checkpoints
-    if isinstance(checkpoint, str) and checkpoint not in ("none", "???", ""):
+    if reads_checkpoint and isinstance(checkpoint, str) and checkpoint not in ("none", "???", ""):
         try:
             published = published_folder(checkpoint, bool(data.get("offline")))
             checkpoint_config = read_checkpoint(checkpoint) if published is None else published.saved_config()

@@ -120,6 +120,18 @@ def virtual_tokens_fit_positions(tuning: TuningConfig, model: ModelConfig, max_l
         )
 
 
+@rule(FinetuneConfig, "tuning", "checkpoint", running=True)
+def pretrained_weights_are_there(tuning: TuningConfig, checkpoint: str | None) -> Iterator[Problem]:
+    """What holds weights at the pretrained ones has some. A trained checkpoint is read without what it started from."""
+    if tuning.needs_start and checkpoint in (None, "none"):
+        held: Any = getattr(tuning, "regularization", tuning)
+        yield Problem(
+            "tuning.regularization",
+            f"tuning/regularization={held.name} holds weights at pretrained ones, and checkpoint=none has none",
+            "give checkpoint=RUN, or tuning/regularization=none",
+        )
+
+
 @rule(RunConfig, "model", "tokenizer")
 def tokenizer_fits_model(model: ModelConfig, tokenizer: TokenizerConfig) -> Iterator[Problem]:
     """The vocabulary has the special tokens that stand around the model's texts."""

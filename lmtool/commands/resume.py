@@ -21,9 +21,7 @@ def main(words: list[str]) -> dict[str, Any]:
     if verb not in ("pretrain", "finetune"):
         raise UserError(f"{folder}/config.yaml names no training command", "lmtool resume runs/NAME")
     # The configuration is complete, and the checkpoint it started from may be gone by now.
-    config = decoded(verb, {**saved.body(data), "checkpoint": "none"}, running=True)
-    config = config.model_copy(
-        update={"name": None, "run_dir": str(folder), "checkpoint": data.get("checkpoint", "none")}
-    )
+    config = decoded(verb, saved.body(data), running=True, reads_checkpoint=False)
+    config = config.model_copy(update={"name": None, "run_dir": str(folder)})
     command = pretrain.run if verb == "pretrain" else finetune.run
     return command(config, [])

@@ -105,6 +105,17 @@ def positions_fit_model(model: Any) -> Iterator[Problem]:
         )
 
 
+@rule(RunConfig, "optimizer", "model")
+def rates_fall_with_the_depth(optimizer: Any, model: Any) -> Iterator[Problem]:
+    """Layers with learning rates of their own are layers of their own."""
+    if optimizer.layer_decay != 1 and model.shares_layers:
+        yield Problem(
+            "optimizer.layer_decay",
+            f"optimizer.layer_decay={optimizer.layer_decay}: model={model.name} has one layer, applied at every depth",
+            "give optimizer.layer_decay=1.0",
+        )
+
+
 @rule(RunConfig, "max_steps", "max_epochs", "max_tokens", "max_minutes", "max_flops")
 def some_budget(*budgets: float | None) -> Iterator[Problem]:
     """A run ends some time."""

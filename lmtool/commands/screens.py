@@ -13,6 +13,7 @@ from torch import nn
 from lmtool.commands.configs import PretrainConfig, RunConfig
 from lmtool.commands.opening import OpenRun
 from lmtool.commands.planning import learning_by_role
+from lmtool.commands.rates import never
 from lmtool.config.checkpoint import read_state
 from lmtool.learners.base import BaseLearner
 from lmtool.models.configs import ModelConfig
@@ -57,6 +58,7 @@ def begin(
     model: Mapping[str, Any],
     plan: RunPlan,
     epochs: float,
+    rates: Sequence[Mapping[str, Any]],
     baseline: Mapping[str, Any],
 ) -> None:
     """Write facts.json and show the screen that says what will happen."""
@@ -69,6 +71,7 @@ def begin(
         "data": dict(data),
         "model": {**model, "parameters": plan.parameters, **machine},
         "learns": learns,
+        "rates": list(rates),
         "baseline": dict(baseline),
     }
     opened.folder.write_json("facts.json", facts)
@@ -81,12 +84,14 @@ def begin(
         model=model,
         plan=plan,
         learns=learns,
+        rates=rates,
         baseline=baseline,
         machine=machine,
         epochs=epochs,
         resumed_step=state.get("step"),
     )
-    for warning in warnings_of(data):
+    late = never(rates)
+    for warning in (*warnings_of(data), *([late] if late else ())):
         opened.output.line(f"warning: {warning}", "yellow")
     threads, before = torch.get_num_threads(), state.get("threads")
     if before not in (None, threads) and opened.precision.device.type == "cpu":

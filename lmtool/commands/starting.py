@@ -90,8 +90,9 @@ def start_weights(
     config: RunConfig, taken: Mapping[str, TakenHead] | None = None, own: Path | None = None
 ) -> Weights | None:
     """The weights the run starts from; of a tuned run what its method added is merged. taken: by task, its head in
-    them. own: the checkpoint of the run itself that it resumes from: one that holds everything needs them no more. None
-    where they are random, or gone. UserError where they cannot be read, or are not those the run was started with."""
+    them. own: the checkpoint of the run itself that it resumes from: one that holds everything needs them no more,
+    unless the run reads them all along. None where they are random, or gone. UserError where they cannot be read, or
+    are not those the run was started with."""
     origin = starts_from(config)
     if origin is None:
         return None
@@ -102,7 +103,7 @@ def start_weights(
         try:
             weights = merged(read(origin, config.offline), saved_config(origin, config.offline))
         except UserError:
-            if own is None:
+            if own is None or (isinstance(config, FinetuneConfig) and config.tuning.needs_start):
                 raise
             return None
     for task, head in (taken or {}).items():

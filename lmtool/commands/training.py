@@ -14,6 +14,7 @@ from lmtool.commands.held_out import HeldOutSplits
 from lmtool.commands.opening import OpenRun, words
 from lmtool.commands.planning import plan_of
 from lmtool.commands.provenance import Contents, extras
+from lmtool.commands.rates import rates
 from lmtool.config.checkpoint import MODEL
 from lmtool.data.loader import PackedLoader
 from lmtool.data.split import SplitData
@@ -57,6 +58,7 @@ def fit(
     config, precision = opened.config, opened.precision
     examples = learner.examples(data["train"], config.max_length)
     loader = PackedLoader(examples, config.seed, config.batch_examples, config.batch_tokens, config.micro_batch_tokens)
+    learner.begin(loader.steps_in_epoch)
     predictors = learner.predictors(data["train"], examples)
     held_out = HeldOutSplits(learner, data, config.max_length, evaluation_tokens(config), config.seed, predictors)
     baseline = held_out.baseline(data["train"])
@@ -71,6 +73,7 @@ def fit(
         model=screens.model_facts(config.model, tokenizer, loaded),
         plan=plan,
         epochs=epochs,
+        rates=rates(learner, config.optimizer, plan.steps),
         baseline=baseline,
     )
     with screens.listener(opened, learner.metric.name, baseline) as listener:

@@ -27,6 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 from lmtool.config import groups, interpolation, plugins, yaml_files
 from lmtool.config.nearest import nearest
 from lmtool.config.overrides import Offers, Typed, offers
+from lmtool.config.tables import entries
 from lmtool.errors import UserError
 
 
@@ -107,6 +108,13 @@ def plainly() -> Iterator[None]:
             raise UserError(
                 f"{group}={name} sets {section}, which this command does not have",
                 f"`lmtool show {group}={name}` says which command it is for",
+            ) from error
+        if absent := re.search(r"Could not override '(\w+)/(\w+)'\. No match", said):
+            section, name = absent.groups()
+            having = [entry.name for entry in entries(section) if name in entry.config.model_fields]
+            raise UserError(
+                f"{section}/{name} is given, and the chosen {section} has no {name}",
+                f"leave it out, or give {section}={having[0]}" if having else f"leave {section}/{name}= out",
             ) from error
         raise UserError(
             f"the configuration does not compose: {said}", "see `lmtool list` and the YAML you named"

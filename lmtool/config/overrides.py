@@ -176,6 +176,10 @@ def _written(value: Any) -> str:
 def _sort(override: Override, sign: str, key: str, offers: Offers, multirun: bool, typed: Typed) -> None:
     group, text = key.partition("@")[0], str(override.input_line)
     value = text.partition("=")[2]
+    nested, names = key.replace(".", "/"), _names(override)
+    if "." in key and nested in offers.groups and names and all(isinstance(name, str) for name in names):
+        # A choice within a section may be typed like a value of it.
+        group, text = nested, f"{nested}={value}"
     if key.startswith(("hydra.", "hydra/")):
         if multirun and key.startswith(_SWEEP):
             typed.hydra.append(text)

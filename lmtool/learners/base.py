@@ -7,7 +7,7 @@ An objective, a task, a mixture of them: each is a subclass. In a checkpoint its
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, Protocol
 
@@ -52,6 +52,22 @@ class Tuning(Protocol):
     def fold(self, learner: Any) -> Any: ...
 
 
+class TuningScheme(Protocol):
+    """A scheme beside the tuning method as a learner knows it, see `lmtool.tuning.schemes`."""
+
+    def attach(self, learner: Any, new: Collection[str] | None) -> None: ...
+
+    def begin(self, steps_in_epoch: Callable[[int], int]) -> None: ...
+
+    def first_step(self, name: str, steps: int) -> int | None: ...
+
+    def groups(self, groups: list[ParameterGroup]) -> list[ParameterGroup]: ...
+
+    def on_step(self, learner: Any, step: int) -> None: ...
+
+    def penalties(self, learner: Any) -> dict[str, Tensor]: ...
+
+
 def decayed_groups(learner: nn.Module) -> list[ParameterGroup]:
     """Every parameter that learns, once: matrices decay, vectors (norms and biases) do not."""
     decay, rest = ParameterGroup("decay", []), ParameterGroup("no_decay", [], weight_decay_scale=0.0)
@@ -71,7 +87,9 @@ class ModelWithHeads(nn.Module):
         self.backbone: Backbone = backbone
         self.heads = nn.ModuleDict()
         self.tuning: Tuning | None = None
+        self.schemes: tuple[TuningScheme, ...] = ()
         self.added: frozenset[str] = frozenset()  # names of the parameters that the tuning method put in
+        self.learning: frozenset[str] = frozenset()  # of those that learn by it, be it later in the run
 
     @property
     def device(self) -> torch.device:
@@ -121,13 +139,16 @@ class ModelWithHeads(nn.Module):
         self.heads[name] = head.to(self.device)
         self.backbone.initialize(head, self.seed, f"heads.{name}.")
 
-    def tune(self, tuning: Tuning, new: Collection[str] | None = None) -> None:
-        """Edit the model by a tuning method, which answers for what learns from then on. new: the parts that did
-        not come from a checkpoint; None: not known."""
+    def tune(self, tuning: Tuning, new: Collection[str] | None = None, schemes: Sequence[TuningScheme] = ()) -> None:
+        """Edit the model by a tuning method, which answers for what learns from then on, with the schemes beside it.
+        new: the parts that did not come from a checkpoint; None: not known."""
         own = {name for name, _ in self.named_parameters()}
         tuning.edit(self, self.seed, new)
         self.added = frozenset(name for name, _ in self.named_parameters()) - own
-        self.tuning = tuning
+        self.learning = frozenset(name for name, parameter in self.named_parameters() if parameter.requires_grad)
+        self.tuning, self.schemes = tuning, tuple(schemes)
+        for scheme in self.schemes:
+            scheme.attach(self, new)
 
 
 class BaseLearner(ModelWithHeads, ABC):
@@ -166,17 +187,35 @@ class BaseLearner(ModelWithHeads, ABC):
         """The sums of the terms' losses over a batch."""
 
     def penalties(self) -> dict[str, Tensor]:
-        """Terms added once a step, whatever the batch: those of the tuning method."""
-        return {} if self.tuning is None else self.tuning.penalties(self)
+        """Terms added once a step, whatever the batch: those of the tuning method and its schemes."""
+        terms = {} if self.tuning is None else dict(self.tuning.penalties(self))
+        for scheme in self.schemes:
+            terms |= scheme.penalties(self)
+        return terms
+
+    def begin(self, steps_in_epoch: Callable[[int], int]) -> None:
+        """Called before training, with the optimizer steps of each pass over the examples by its number from 0."""
+        for scheme in self.schemes:
+            scheme.begin(steps_in_epoch)
+
+    def first_step(self, name: str, steps: int) -> int | None:
+        """The step from which a parameter that learns does so; None where it does not within these many steps."""
+        firsts = [scheme.first_step(name, steps) for scheme in self.schemes]
+        return max((first or 0 for first in firsts), default=1) if None not in firsts else None
 
     def on_step(self, step: int) -> None:
         """Called before the forward of each optimizer step, with its number from 1."""
         if self.tuning is not None:
             self.tuning.on_step(self, step)
+        for scheme in self.schemes:
+            scheme.on_step(self, step)
 
     def parameter_groups(self) -> list[ParameterGroup]:
         """What learns, each tensor once."""
-        return decayed_groups(self) if self.tuning is None else self.tuning.parameter_groups(self)
+        groups = decayed_groups(self) if self.tuning is None else self.tuning.parameter_groups(self)
+        for scheme in self.schemes:
+            groups = scheme.groups(groups)
+        return groups
 
     def draws(self, batch: Batch, step: int) -> Draws | None:
         """The dropout of this batch in this step, for its inputs (and `for_outputs`); None in evaluation. Keyed by

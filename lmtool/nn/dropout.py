@@ -112,6 +112,15 @@ class _Keyed(torch.autograd.Function):
         return factors(kept, ctx.rate, gradient.dtype).mul_(gradient), None, None, None
 
 
+def matrix_factors(weight_RC: Tensor, draw: int, rate: float) -> Tensor:
+    """(R, C) what the values of a matrix are multiplied with: 0 for a share `rate` of them, 1/(1-rate) for the others.
+    A function of `draw` alone, on every device."""
+    rows, columns = weight_RC.shape
+    keys_R = mix(torch.arange(rows, device=weight_RC.device) * _GOLDEN + _signed(draw))
+    constants = lane_constants(0, (-(-columns // _LANES),), weight_RC.device)
+    return factors(keep(keys_R[:, None], constants, columns, rate), rate, weight_RC.dtype)
+
+
 class Draws(Protocol):
     """The randomness of one forward, at a place of the model. The same place draws the same."""
 

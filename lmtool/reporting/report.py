@@ -45,6 +45,7 @@ def _write(run: RunFiles, predictions: PredictionSummary) -> Path:
         html.section("Classes", _classes(run)),
         html.section("Examples", samples_html(run.samples), predictions_html(predictions)),
         html.section("Facts", _facts(run)),
+        html.section("Learning rates", _rates(run)),
         html.section("Repeat it", html.commands(repeat_commands(run))),
         html.section(
             "Details",
@@ -211,6 +212,14 @@ def _mixture(run: RunFiles) -> str:
         shares = [percent(read[key]) for key in ("share", "planned")]
         rows.append([name, read["examples"], *shares, metric, score, value, metrics.get(f"{name}_loss")])
     return html.table(["member", "examples", "share", "planned", "metric", "score", "baseline", "loss"], rows)
+
+
+def _rates(run: RunFiles) -> str:
+    """The full learning rate of each part of the model, and the step from which it learns."""
+    columns = ("group", "parameters", "learning_rate", "weight_decay", "without_decay", "from_step")
+    rows = [row for row in run.facts.get("rates") or () if isinstance(row, dict)]
+    names = ["group", "parameters", "learning rate", "weight decay", "without decay", "from step"]
+    return html.table(names, [[row.get(column) for column in columns] for row in rows]) if rows else ""
 
 
 def _classes(run: RunFiles) -> str:

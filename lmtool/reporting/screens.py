@@ -77,6 +77,16 @@ def _learning_text(learns: Mapping[str, Mapping[str, int]]) -> list[tuple[str, s
     return [("learns" if number == 0 else "", text) for number, text in enumerate(texts)]
 
 
+def rate_text(row: Mapping[str, Any]) -> str:
+    """A row of the learning rates by depth: 'layer 2: 198 272 · rate 1.00e-04 · decay 0.010 (1 280 without) · from step
+    1'."""
+    without = f" ({count(row['without_decay'])} without)" if row["weight_decay"] and row["without_decay"] else ""
+    decay = f"decay {number(row['weight_decay'])}{without}" if row["weight_decay"] else "no decay"
+    first = "not in this run" if row["from_step"] is None else f"from step {count(row['from_step'])}"
+    parameters = f"{title(str(row['group']))}: {count(row['parameters'])}"
+    return " · ".join([parameters, f"rate {number(row['learning_rate'])}", decay, first])
+
+
 def baseline_text(baseline: Mapping[str, Any] | None) -> str:
     """'unigram: loss 6.931'. The baseline is {"name", "metric", "value"}."""
     if not baseline or baseline.get("value") is None:
@@ -96,6 +106,7 @@ def start_screen(
     learns: Mapping[str, Mapping[str, int]] | None = None,
     baseline: Mapping[str, Any] | None,
     machine: Mapping[str, Any],
+    rates: Sequence[Mapping[str, Any]] = (),
     epochs: float | None = None,
     resumed_step: int | None = None,
 ) -> None:
@@ -103,7 +114,7 @@ def start_screen(
 
     choices: what was chosen ({"model": "bert_tiny", "data": "pydocs"}). data: facts, with nested sections a split.
     model: facts beside the parameters (layers, width, where the weights come from). learns: parameters that learn and
-    that are there, by role. machine: device, precision, the
+    that are there, by role. rates: learning rates by depth, as facts.json has them. machine: device, precision, the
     attention's path, the kind of dropout. resumed_step: the step a started run resumes from.
     """
     chosen = " ".join(f"{plain(key)}={plain(value, 80)}" for key, value in choices.items())
@@ -113,6 +124,7 @@ def start_screen(
     if plan is not None:
         rows += _plan_rows(plan, epochs)
     rows += _learning_text(learns or {})
+    rows += [("rates" if index == 0 else "", rate_text(row)) for index, row in enumerate(rates)]
     rows.append(("baseline", baseline_text(baseline)))
     rows.append(("machine", facts_text(machine)))
     output.rows(rows)

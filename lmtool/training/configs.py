@@ -22,6 +22,10 @@ _SCALE_PARAMETER = (
     "Multiply a parameter's learning rate by the root mean square of its values, at least 1e-3: steps are then "
     "relative to what they change."
 )
+_LAYER_DECAY = (
+    "Learning rate of each layer as a multiple of the one above it: the head has the full one, the embeddings the "
+    "lowest; 1: all alike. ELECTRA 0.8, ULMFiT 0.385."
+)
 _WARMUP_START = "Share of the full learning rate that the warm-up begins at; 1: level until its end."
 _WARMUP_STEPS = "Steps until the full learning rate, rising linearly; counts before warmup_fraction. Null: see there."
 _WARMUP_FRACTION = "Share of all steps until the full learning rate, rising linearly. Null or 0: no warm-up."
@@ -35,6 +39,7 @@ class OptimizerConfig(Config):
     name: str = Field(description="The optimizer.")
     lr: float = Field(1e-4, gt=0, le=_MOST, description="Full learning rate, before the schedule.")
     clip_norm: float | None = Field(1.0, gt=0, description=_CLIP_NORM)
+    layer_decay: float = Field(1.0, gt=0, le=1, description=_LAYER_DECAY)
 
     def state_size(self, name: str, shape: tuple[int, ...]) -> int:
         """Values that are kept of a parameter between steps: two running means of its shape."""

@@ -25,7 +25,7 @@ from lmtool.training.group import ALONE, Group
 from lmtool.training.health import Health
 from lmtool.training.keeper import Keeper
 from lmtool.training.memory import keep_freed_memory
-from lmtool.training.optimizers import named_parameters, set_learning_rate
+from lmtool.training.optimizers import named_parameters, set_learning_rate, training_groups
 from lmtool.training.precision import choose_device, choose_precision, deterministic
 from lmtool.training.progress import Best, Listener, Listeners, Progress, TrainingResult, TrainingSettings
 from lmtool.training.results import training_result
@@ -65,7 +65,7 @@ def train(
     if device.type == "cpu":
         keep_freed_memory()
     learner.to(device).train()
-    groups = learner.parameter_groups()
+    groups = training_groups(learner, optimizer_config.layer_decay)
     named = named_parameters(groups)
     optimizer, schedule, scaler = build(optimizer_config, groups), build(schedule_config), precision.scaler()
     budget = Budget(settings, loader)

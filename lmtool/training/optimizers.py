@@ -14,7 +14,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lmtool.errors import UserError
-from lmtool.types import ParameterGroup
+from lmtool.training.depth import layer_decayed
+from lmtool.types import Learner, ParameterGroup
+
+
+def training_groups(learner: Learner, layer_decay: float) -> list[ParameterGroup]:
+    """What learns, as an optimizer gets it: the learner's groups, with rates that fall with the depth. layer_decay: of
+    the optimizer's configuration."""
+    assert isinstance(learner, nn.Module)
+    return layer_decayed(learner.parameter_groups(), [name for name, _ in learner.named_parameters()], layer_decay)
 
 
 def torch_groups(groups: Iterable[ParameterGroup], lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:

@@ -61,8 +61,7 @@ class TuningMethod(ABC):
 
     def delta(self, learner: BaseLearner) -> set[str]:
         """Names of the tensors that tell the tuned learner from its base: what learns, and what was added."""
-        learns = {name for name, parameter in learner.named_parameters() if parameter.requires_grad}
-        return learns | learner.added
+        return {*learner.learning, *learner.added}
 
 
 def freeze(learner: BaseLearner, new: Collection[str] | None) -> None:

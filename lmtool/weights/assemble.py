@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
-from lmtool.config.base import Config
 from lmtool.config.tables import build
 from lmtool.errors import UserError
 from lmtool.learners.base import ModelWithHeads
@@ -38,8 +37,8 @@ class Blueprint(Protocol[BuiltCo]):
     def learns(self) -> Teaches[BuiltCo]: ...
 
     @property
-    def tuned_by(self) -> Config | None:
-        """The section of the tuning method, where there is one."""
+    def tuned_by(self) -> Any:
+        """The section of the tuning method, whose `schemes` stand beside it; None where there is none."""
 
 
 def assemble(
@@ -66,7 +65,8 @@ def assemble(
     if start is not None:
         report = replace(load_into(learner, start.tensors, start.origin), ignored=start.ignored)
     if method is not None and tuned_by is not None:
-        learner.tune(method, None if report is None else frozenset(report.new))
+        schemes = [build(scheme) for scheme in tuned_by.schemes]
+        learner.tune(method, None if report is None else frozenset(report.new), schemes)
         if not any(parameter.requires_grad for parameter in learner.parameters()):
             method_name = getattr(tuned_by, "name", "")
             raise UserError(f"tuning={method_name}: nothing of this model learns", "give tuning=full")

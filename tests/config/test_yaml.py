@@ -73,6 +73,8 @@ def cases() -> Iterator[tuple[str, tuple[str, ...]]]:
         ("model", "finetune"),
         ("task", "finetune"),
         ("tuning", "finetune"),
+        ("tuning/schedule", "finetune"),
+        ("tuning/regularization", "finetune"),
         ("debug", "finetune"),
         ("data", "tokenizer"),
         ("tokenizer", "tokenizer"),

@@ -6,8 +6,10 @@ import math
 from typing import Any
 
 import pytest
+import yaml
 from pydantic import ValidationError
 
+from lmtool.config import groups
 from lmtool.config.tables import build
 from lmtool.training.configs import (
     AdamWConfig,
@@ -104,3 +106,16 @@ def test_every_factor_is_between_zero_and_one(name: str) -> None:
 def test_wrong_numbers_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         AdamWConfig(**change)
+
+
+def test_the_slanted_triangle() -> None:
+    """Howard and Ruder 2018, equation 3, with T 100, cut_frac 0.1 and ratio 32: t is the step on the way up, and the
+    step before on the way down."""
+    preset = yaml.safe_load((groups.conf_dir() / "schedule" / "slanted_triangular.yaml").read_text())
+    assert preset.pop("defaults") == ["linear", "_self_"]
+    schedule, total, cut, ratio = build(LinearConfig(**preset)), 100, 10, 32
+    for step in range(1, total + 2):
+        t = step if step <= cut else step - 1
+        p = t / cut if t < cut else 1 - (t - cut) / (cut * (1 / 0.1 - 1))
+        assert schedule(step, total) == pytest.approx((1 + p * (ratio - 1)) / ratio)
+    assert (schedule(10, 100), schedule(101, 100)) == (1.0, 1 / 32)

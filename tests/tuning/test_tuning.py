@@ -59,5 +59,6 @@ def test_every_method_has_its_yaml(request):
     assert shipped
     for name in shipped:
         data = yaml.safe_load((request.config.rootpath / "conf" / "tuning" / f"{name}.yaml").read_text())
+        data |= {key: {"name": choice} for item in data.pop("defaults", ())[:-1] for key, choice in item.items()}
         config = lookup("tuning", name).config
         assert config.model_validate_json(json.dumps(data)) == config()

@@ -11,13 +11,16 @@ from lmtool.tuning.configs.lora import LoraConfig
 from lmtool.tuning.configs.prefix import PrefixConfig
 from lmtool.tuning.configs.prompt import PromptConfig
 from lmtool.tuning.configs.ptuning import PTuningConfig
+from lmtool.tuning.configs.schemes import ByDepthConfig, OfPretrainedConfig
 
 __all__ = [
     "AdapterConfig",
     "AdapterFusionConfig",
     "BitFitConfig",
+    "ByDepthConfig",
     "FullConfig",
     "HeadConfig",
+    "OfPretrainedConfig",
     "PTuningConfig",
     "PrefixConfig",
     "PromptConfig",

@@ -48,6 +48,16 @@ class TuningConfig(Config):
         """What a user should know before training with an optimizer of this configuration."""
         return []
 
+    @property
+    def schemes(self) -> tuple[Config, ...]:
+        """The schemes beside the method: when its parameters learn, and what holds them."""
+        return ()
+
+    @property
+    def needs_start(self) -> bool:
+        """Whether the weights that a run starts from are read all along, also where it resumes."""
+        return False
+
     def misfit(self, model: Any, task: Any) -> Problem | None:
         """Why this method does not go with a model's or a task's configuration, if it does not: what is given, why
         not, and the nearest override that does."""

@@ -1,0 +1,70 @@
+"""How deep a parameter stands in a model, by its uniform name: the head, the layers from the top down, the embeddings.
+
+Of several stacks the later one stands above the earlier: the decoder of an encoder-decoder above its encoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from torch import nn
+
+from lmtool.types import ParameterGroup, part_of
+
+HEAD, EMBEDDINGS = "head", "embeddings"
+
+
+def levels(names: Iterable[str]) -> dict[str, list[str]]:
+    """Names of parameters by the level they stand at, from the top down: "head" (all that is no backbone; maybe empty),
+    "layer 2", "layer 1" (with several stacks "decoder layer 1", ...), "embeddings".
+
+    What stands in a stack, but in no layer of it (its final norm), belongs to its top layer; in a backbone without
+    layers to the head. Tables of positions and virtual tokens belong to the embeddings.
+    """
+    head: list[str] = []
+    embeddings: list[str] = []
+    beside: list[str] = []
+    stacks: dict[str, dict[int, list[str]]] = {}
+    for name in names:
+        path = name.split(".")
+        if part_of(name) != "backbone":
+            head.append(name)
+        elif "embed" in path:
+            embeddings.append(name)
+        elif "layers" in path:
+            at = path.index("layers")
+            stacks.setdefault(".".join(path[:at]), {}).setdefault(int(path[at + 1]), []).append(name)
+        else:
+            beside.append(name)
+    for name in beside:
+        layers = next((stacks[stack] for stack in reversed(stacks) if name.startswith(f"{stack}.")), {0: head})
+        layers[max(layers)].append(name)
+    ordered = {HEAD: head}
+    for stack in reversed(stacks):
+        title = f"{stack.rpartition('.')[2]} layer" if len(stacks) > 1 else "layer"
+        ordered |= {f"{title} {number + 1}": stacks[stack][number] for number in sorted(stacks[stack], reverse=True)}
+    return ordered | ({EMBEDDINGS: embeddings} if embeddings else {})
+
+
+def layer_decayed(groups: Sequence[ParameterGroup], names: Iterable[str], decay: float) -> list[ParameterGroup]:
+    """The groups, cut by level, with learning rates that fall from the top down: the head's as it is, each level's
+    `decay` times that of the level above it.
+
+    names: of all parameters of the model, also of those that do not learn. ELECTRA's paper (Clark et al. 2020, appendix
+    B) says no more than this; its code leaves a step out below the head, so that there the top layer has decay^2
+    (`n_layers + 2 - depth` in run_finetuning.py). ULMFiT (Howard and Ruder 2018, section 3.2) has 1/2.6.
+    """
+    if decay == 1:
+        return list(groups)
+    depths = {name: depth for depth, members in enumerate(levels(names).values()) for name in members}
+    cut = []
+    for group in groups:
+        of_depth: dict[int, list[tuple[str, nn.Parameter]]] = {}
+        for name, parameter in group.parameters:
+            of_depth.setdefault(depths[name], []).append((name, parameter))
+        cut += [
+            replace(group, parameters=members, learning_rate_scale=group.learning_rate_scale * decay**depth)
+            for depth, members in sorted(of_depth.items())
+        ]
+    return cut

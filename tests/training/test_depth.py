@@ -1,0 +1,69 @@
+"""Levels of a model by the names of its parameters, and learning rates that fall with them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from lmtool.training.depth import layer_decayed, levels
+from lmtool.types import ParameterGroup
+
+ENCODER = [
+    "backbone.embed.token.weight", "backbone.embed.norm.weight", "backbone.layers.0.ffn.fc_in.weight",
+    "backbone.layers.1.ffn.fc_in.weight", "backbone.layers.1.ffn.fc_in.lora_a", "backbone.final_norm.weight",
+    "heads.pooler.dense.weight", "heads.sst2.output.weight",
+]  # fmt: skip
+
+
+def test_levels_of_an_encoder() -> None:
+    assert levels(ENCODER) == {
+        "head": ENCODER[6:], "layer 2": ENCODER[3:6], "layer 1": ENCODER[2:3], "embeddings": ENCODER[:2],
+    }  # fmt: skip
+    assert list(levels([f"backbone.layers.{number}.norm.weight" for number in range(11)]))[1] == "layer 11"
+
+
+def test_the_decoder_stands_above_the_encoder() -> None:
+    names = [
+        "backbone.embed.token.weight", "backbone.encoder.layers.0.w", "backbone.encoder.final_norm.weight",
+        "backbone.decoder.layers.0.w", "backbone.decoder.embed.position.weight", "heads.lm.output.weight",
+    ]  # fmt: skip
+    assert levels(names) == {
+        "head": names[5:], "decoder layer 1": names[3:4], "encoder layer 1": names[1:3],
+        "embeddings": [names[0], names[4]],
+    }  # fmt: skip
+
+
+def test_a_model_without_layers_has_its_body_with_the_head() -> None:
+    assert levels(["backbone.embed.token.weight", "backbone.lstm.weight"]) == {
+        "head": ["backbone.lstm.weight"], "embeddings": ["backbone.embed.token.weight"],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("decay", "scales"), [(0.8, [1.0, 0.8, 0.64, 0.512]), (1 / 2.6, [1, 1 / 2.6, 1 / 6.76, 1 / 17.576])]
+)
+def test_rates_fall_from_the_head_down(decay: float, scales: list[float]) -> None:
+    """ELECTRA's 0.8 and ULMFiT's 2.6, on the two layers and the groups there are."""
+    pairs = [(name, nn.Parameter(torch.zeros(2))) for name in ENCODER]
+    groups = [ParameterGroup("decay", pairs[:6], 2.0), ParameterGroup("rest", pairs[6:], 1.0, 0.0)]
+    assert layer_decayed(groups, ENCODER, 1.0) == groups
+    rates = {
+        name: (group.learning_rate_scale, group.weight_decay_scale)
+        for group in layer_decayed(groups, ENCODER, decay)
+        for name, _ in group.parameters
+    }
+    expected = {
+        name: scale for scale, members in zip(scales, levels(ENCODER).values(), strict=True) for name in members
+    }
+    assert rates == {
+        name: (pytest.approx(scale if name.startswith("heads") else 2 * scale), float(not name.startswith("heads")))
+        for name, scale in expected.items()
+    }
+
+
+def test_frozen_layers_count() -> None:
+    """The rate of a layer is that of its place in the model, whichever others learn."""
+    learning = ParameterGroup("all", [(ENCODER[2], nn.Parameter(torch.zeros(2)))])
+    (group,) = layer_decayed([learning], ENCODER, 0.5)
+    assert group.learning_rate_scale == 0.25

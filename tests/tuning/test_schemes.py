@@ -1,0 +1,173 @@
+"""Gradual unfreezing, L2-SP, mixout and frozen layers on a learner of two layers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from lmtool.config.tables import build
+from lmtool.models.configs import BertConfig
+from lmtool.models.encoder_configs import AlbertConfig
+from lmtool.models.encoder_decoder_configs import BartConfig
+from lmtool.nn.dropout import matrix_factors
+from lmtool.tasks.configs import ClassificationConfig
+from lmtool.training.depth import levels
+from lmtool.training.optimizers import training_groups
+from lmtool.tuning.configs import FullConfig
+from lmtool.tuning.configs.schemes import GradualUnfreezingConfig, L2SpConfig, MixoutConfig
+from lmtool.tuning.mixout import MixedLinear, mixed
+from tests.tasks.task_fixtures import SIZES, backbone
+
+HEADS = frozenset({"heads.sst2", "heads.pooler"})
+
+
+def tuned(new=HEADS, **fields):
+    config = FullConfig(**fields)
+    task = ClassificationConfig(name="sst2", path="x", labels=("bad", "good"))
+    learner = task.learner(backbone(), None, 0).train()
+    learner.tune(build(config), new, [build(scheme) for scheme in config.schemes])
+    return learner
+
+
+def learning(learner):
+    """The levels all of which learns; the others are frozen completely."""
+    named = dict(learner.named_parameters())
+    kinds_of = {level: {named[name].requires_grad for name in names} for level, names in levels(named).items()}
+    assert all(len(kinds) == 1 for kinds in kinds_of.values())
+    return [level for level, kinds in kinds_of.items() if kinds == {True}]
+
+
+ORDER = ["head", "layer 2", "layer 1", "embeddings"]
+
+
+def test_gradual_unfreezing_after_each_epoch():
+    learner = tuned(schedule=GradualUnfreezingConfig())
+    learner.begin(lambda epoch: [3, 2, 4][epoch])  # the fourth is never reached
+    expected = {1: 1, 3: 1, 4: 2, 5: 2, 6: 3, 9: 3, 10: 4}
+    # In any order: what learns is a function of the step.
+    for step in (10, 1, 4, 9, 3, 6, 5, 1):
+        learner.on_step(step)
+        assert learning(learner) == ORDER[: expected[step]]
+    learner.on_step(1)
+    everything = {name for name, _ in learner.named_parameters()}
+    assert learner.learning == everything
+    grouped = {
+        name for group in tuned(schedule=GradualUnfreezingConfig()).parameter_groups() for name, _ in group.parameters
+    }
+    assert grouped == everything  # before the first step: the optimizer has all
+
+
+def test_gradual_unfreezing_every_few_steps():
+    learner = tuned(schedule=GradualUnfreezingConfig(every_steps=5), freeze_embeddings=True)
+    for step, count in ((5, 1), (6, 2), (10, 2), (11, 3), (100, 3)):
+        learner.on_step(step)
+        assert learning(learner) == ORDER[:count]
+    firsts = {name: learner.first_step(name, 10) for name in learner.learning}
+    assert firsts["heads.sst2.output.weight"] == 1 and firsts["backbone.layers.1.norm1.weight"] == 6
+    assert firsts["backbone.layers.0.norm1.weight"] is None
+    assert not any("embed" in name for name in learner.learning)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, ORDER),
+        ({"freeze_embeddings": True}, ORDER[:3]),
+        ({"freeze_embeddings": True, "freeze_layers": 1}, ORDER[:2]),
+        ({"freeze_layers": 2}, ["head", "embeddings"]),
+    ],
+)
+def test_frozen_embeddings_and_layers(fields, expected):
+    assert learning(tuned(**fields)) == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "model", "problem"),
+    [
+        ({"freeze_layers": 3}, BertConfig(**SIZES), "has 2 layers"),
+        ({"freeze_layers": 5}, BartConfig(**SIZES), "has 4 layers"),
+        ({"freeze_layers": 1}, AlbertConfig(**SIZES), "one layer, applied at every depth"),
+        ({"schedule": GradualUnfreezingConfig()}, AlbertConfig(**SIZES), "one layer, applied at every depth"),
+    ],
+)
+def test_what_has_no_such_layers_is_refused(fields, model, problem):
+    misfit = FullConfig(**fields).misfit(model, None)
+    assert problem in misfit.message and misfit.hint.startswith("give tuning")
+
+
+def test_legal_depths():
+    assert FullConfig(freeze_layers=4, schedule=GradualUnfreezingConfig()).misfit(BartConfig(**SIZES), None) is None
+    assert FullConfig(regularization=MixoutConfig()).misfit(AlbertConfig(**SIZES), None) is None
+
+
+def test_l2_sp_is_the_distance_from_the_start():
+    learner = tuned(regularization=L2SpConfig(alpha=0.2, beta=0.5))
+    named = dict(learner.named_parameters())
+    heads = [tensor for name, tensor in named.items() if name.startswith("heads.")]
+    penalty = learner.penalties()["l2_sp"]
+    penalty.backward()
+    assert penalty.item() == pytest.approx(0.25 * sum(tensor.square().sum().item() for tensor in heads))
+    for name, tensor in named.items():
+        expected = 0.5 * tensor if name.startswith("heads.") else torch.zeros_like(tensor)
+        assert torch.equal(tensor.grad, expected), name
+    assert {group.weight_decay_scale for group in learner.parameter_groups()} == {0.0}
+    with torch.no_grad():
+        named["backbone.layers.0.norm1.bias"].add_(3.0)
+    moved = learner.penalties()["l2_sp"] - penalty
+    assert moved.item() == pytest.approx(0.1 * 9 * SIZES["hidden_size"], rel=1e-4)
+    assert learner.state_dict().keys() == tuned().state_dict().keys()
+
+
+def test_mixout_at_its_limits_and_in_the_mean():
+    torch.manual_seed(0)
+    weight, start = torch.randn(64, 36), torch.randn(64, 36)
+    assert torch.equal(mixed(weight, start, 0.0, 7), weight)
+    assert torch.equal(mixed(weight, start, 1.0, 7), start)
+    draws = torch.stack([mixed(weight, start, 0.7, draw) for draw in range(2000)])
+    # Each draw is the start, or so far from it that the mean is the weight: a deviation of 1.53 times the distance.
+    assert ((draws - start).abs() < 1e-6).float().mean().item() == pytest.approx(0.7, abs=0.002)
+    z = (draws.mean(0) - weight) / ((weight - start).abs() * (0.7 / 0.3) ** 0.5 / 2000**0.5)
+    assert z.abs().max() < 5 and z.square().mean().item() == pytest.approx(1.0, abs=0.1)
+    assert torch.equal(draws[3], mixed(weight, start, 0.7, 3)) and not torch.equal(draws[3], draws[4])
+    assert not torch.equal(matrix_factors(weight, 3, 0.7)[0], matrix_factors(weight, 3, 0.7)[1])
+
+
+def test_mixout_mixes_pretrained_linear_maps_in_training():
+    learner = tuned(regularization=MixoutConfig(probability=0.5), new=frozenset({"heads.sst2"}))
+    maps = {name: part for name, part in learner.named_modules() if isinstance(part, MixedLinear)}
+    plain = {name for name, part in learner.named_modules() if type(part) is nn.Linear}
+    assert len(maps) == 2 * 6 + 1 and "heads.pooler.dense" in maps and plain == {"heads.sst2.output"}
+    assert learner.state_dict().keys() == tuned().state_dict().keys()
+    assert [name for name, _ in learner.named_parameters()] == [name for name, _ in tuned().named_parameters()]
+    linear = maps["backbone.layers.0.ffn.fc_in"]
+    x_TC = torch.randn(3, SIZES["hidden_size"])
+    with torch.no_grad():
+        linear.weight.add_(torch.randn_like(linear.weight))
+
+    def at(step):
+        learner.on_step(step)
+        return linear(x_TC)
+
+    assert torch.equal(at(1), at(1)) and not torch.equal(at(1), at(2))
+    other = maps["backbone.layers.1.ffn.fc_in"]
+    assert linear.draw != other.draw
+    at(1).sum().backward()
+    factors = matrix_factors(linear.weight, linear.draw, 0.5)
+    assert torch.allclose(linear.weight.grad, factors * x_TC.sum(0)) and factors.eq(0).any()
+    learner.eval()
+    assert torch.equal(linear(x_TC), nn.functional.linear(x_TC, linear.weight, linear.bias))
+
+
+def test_nothing_is_kept_where_nothing_is_trained():
+    """A trained checkpoint is built again without what it started from."""
+    learner = tuned(new=None, regularization=MixoutConfig())
+    assert not any(isinstance(part, MixedLinear) for part in learner.modules())
+    assert tuned(new=None, regularization=L2SpConfig()).penalties() == {}
+
+
+def test_rates_with_depth_and_schemes_together():
+    learner = tuned(schedule=GradualUnfreezingConfig(every_steps=2), regularization=L2SpConfig())
+    groups = training_groups(learner, 0.5)
+    assert sum(len(group.parameters) for group in groups) == len(list(learner.parameters()))
+    assert {group.learning_rate_scale for group in groups} == {1.0, 0.5, 0.25, 0.125}
