@@ -141,7 +141,7 @@ class TaskConfig(Config):
 
     @property
     def writes_text(self) -> bool:
-        """Whether a language model's head writes its answers."""
+        """Whether its answers are a language model's: what its head writes, or says of words."""
         return False
 
     def states_read(self, model: Any) -> Literal["inputs", "outputs"]:

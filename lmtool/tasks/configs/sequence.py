@@ -72,7 +72,7 @@ class SequenceConfig(TaskConfig):
 
     @property
     def writes_text(self) -> bool:
-        return self.head == TEXT_TO_TEXT
+        return self.head in (TEXT_TO_TEXT, PROMPT)
 
     def form(self, model: Any) -> Any:
         """How a model of this configuration reads a whole text: its `SequenceForm`."""

@@ -31,10 +31,11 @@ class HeadConfig(TuningConfig):
     )
 
     def misfit(self, model: Any, task: Any) -> Problem | None:
-        if task.writes_text and getattr(model, "tied", True):
+        # A head that fills masks has layers of its own.
+        if task.writes_text and model.architecture != "encoder" and getattr(model, "tied", True):
             return Problem(
                 "tuning",
-                f"tuning=head: the answers of task={task.name} are written by the language model's head, which is the "
+                f"tuning=head: the answers of task={task.name} are given by the language model's head, which is the "
                 f"frozen token table of model={model.name}: nothing would learn",
                 "give tuning=last_n, tuning=lora or tuning=full",
             )
