@@ -51,7 +51,15 @@ def test_a_run(place: Path, capsys: pytest.CaptureFixture[str], model: str, plac
     kept = {name for name in after.keys() - added if not name.startswith("heads.")}
     assert bool(kept) == (placement == "houlsby") and all("norm" in name for name in kept)
     assert all(not torch.equal(after[name], before[name]) for name in kept)
-    assert len(evaluated(run, capsys)) == 40
+    answers = evaluated(run, capsys)
+    assert len(answers) == 40
+    if model == "bert_tiny":
+        assert cli.main(["export", f"checkpoint={run}", "output=exported"]) == 2
+        assert "cannot be merged into model=bert" in capsys.readouterr().err
+        assert cli.main(["export", f"checkpoint={run}", "output=small", "format=delta"]) == 0
+        assert cli.main(["predict", "checkpoint=small", "input=rows/dev.tsv", "output=small.jsonl", "device=cpu"]) == 0
+        guesses = [json.loads(line)["prediction"] for line in Path("small.jsonl").read_text().splitlines()]
+        assert guesses == [row["prediction"] for row in answers]
     resumed = Path("runs/resumed")
     shutil.copytree(run, resumed)
     shutil.rmtree(resumed / "checkpoints" / "step_00000004")

@@ -1,179 +1,192 @@
-"""Adapters start as the model they stand in, learn alone, and are what was published in number."""
+"""Adapters start as the model they stand in, learn alone, and are read wherever the model's tokens are."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from lmtool.config.tables import build, entries
+from lmtool.config.tables import build
 from lmtool.errors import UserError
-from lmtool.heads.sequence import SequenceHead
-from lmtool.learners.base import BaseLearner
-from lmtool.models.configs import BertConfig
 from lmtool.nn.dropout import TokenDraws, token_keys
 from lmtool.nn.stack import Place
-from lmtool.tuning.configs import AdapterConfig, AdapterFusionConfig
 from lmtool.tuning.configs.adapter import TrainedAdapter
-from tests.models.test_read import LENGTHS, READ, SIZES, packed
+from lmtool.types import Packed
+from lmtool.weights.assemble import assemble
+from lmtool.weights.reading import Weights
 from tests.models.test_taps import Changed
+from tests.tuning.tuning_fixtures import (
+    FAMILIES,
+    LENGTHS,
+    TASK,
+    batch_for,
+    hashes,
+    model_config,
+    outputs_of,
+    side,
+    train,
+    tuned,
+    tuning_config,
+)
 
+READ = torch.tensor([0, 3, 5, 6, 16, 18, 24])
+HEAD = f"heads.{TASK.name}."
 PLACEMENTS = ("houlsby", "pfeiffer", "parallel")
-# Post-norm, shared layers, pre-norm, and both stacks of either kind of norm.
-FAMILIES = ("bert", "albert", "gpt", "t5", "bart")
+PAIRS = pytest.mark.parametrize(("family", "placement"), [(family, name) for family in FAMILIES for name in PLACEMENTS])
 
 
-class Plain(BaseLearner):
-    counts = examples = score = predictors = None
-    weights = {"task": 1.0}
-
-    def forward(self, batch, step):
-        return self.backbone(batch)
+def adapted(family: str, **fields: Any) -> Any:
+    return tuned(model_config(family), {"name": "adapter", "bottleneck": 3, **fields})
 
 
-def learner_of(family: str, **fields: Any) -> Plain:
-    config = next(entry.config for entry in entries("model") if entry.name == family)(**SIZES | fields)
-    learner = Plain(None, build(config, 0).double(), None, 3)
-    learner.add_head("task", SequenceHead(config.hidden_size, 2, 0.1).double())
+def disturbed(family: str, **fields: Any) -> Any:
+    """With adapters that do something, in double precision."""
+    learner, generator = adapted(family, **fields).double(), torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for name, parameter in learner.named_parameters():
+            if name in learner.added:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
     return learner
 
 
-def hidden(learner: Plain, train: bool = False, **more: Any) -> torch.Tensor:
-    """Of a batch, with dropout where it trains."""
-    examples = torch.arange(len(LENGTHS))
-    sides = [packed(1), packed(2)]
-    draws = TokenDraws(*[token_keys(0, 1, examples, examples * 0, side) for side in sides]) if train else None
+def hidden(learner: Any, **more: Any) -> torch.Tensor:
+    """States of a batch, with dropout."""
+    examples, sides = torch.arange(len(LENGTHS)), [side(), side(seed=2)]
+    draws = TokenDraws(*[token_keys(0, 1, examples, examples * 0, tokens) for tokens in sides])
     outputs = {"outputs": sides[1]} if learner.backbone.config.architecture == "encoder_decoder" else {}
     return learner.backbone(sides[0], draws, **outputs, **more)
 
 
-def tuned(family: str, **fields: Any) -> Plain:
-    learner = learner_of(family)
-    learner.tune(build(AdapterConfig(bottleneck=3, **fields)), {"heads.task"})
-    return learner.double()
-
-
-def disturb(learner: Plain, match: str = "_adapter") -> None:
-    """Adapters that do something."""
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for name, parameter in learner.named_parameters():
-            if match in name:
-                parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
-
-
-@pytest.mark.parametrize("placement", PLACEMENTS)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_they_start_as_the_model_and_learn_alone(family: str, placement: str) -> None:
-    base, learner = learner_of(family), tuned(family, placement=placement)
-    before = {name: tensor.clone() for name, tensor in base.state_dict().items()}
-    assert all(torch.equal(learner.state_dict()[name], tensor) for name, tensor in before.items())
-    with torch.no_grad():  # torch's attention and norms round otherwise where something learns
-        assert all(torch.equal(hidden(base, train), hidden(learner, train)) for train in (False, True))
-    added = {name for name, _ in learner.named_parameters() if "_adapter." in name}
-    assert learner.added == added and added
-    layers = learner.backbone.config.num_layers
-    count = {"albert": 1, "t5": 2 * layers, "bart": 2 * layers}.get(family, layers)
-    assert len(added) == 4 * count * (2 if placement == "houlsby" else 1)
+@PAIRS
+def test_neutral_then_learning_alone(family: str, placement: str) -> None:
+    config = model_config(family)
+    plain, learner = tuned(config, None), adapted(family, placement=placement)
+    assert torch.equal(outputs_of(learner), outputs_of(plain))
+    before = hashes(learner)
+    assert {name: before[name] for name in hashes(plain)} == hashes(plain)
+    assert learner.added == {name for name in before if "_adapter." in name}
+    layers = {"albert": 1, "t5": 4, "bart": 4}.get(family, 2)
+    assert len(learner.added) == 4 * layers * (2 if placement == "houlsby" else 1)
+    norms = {name for name in hashes(plain) if ".norm" in name and "embed" not in name or ".final_norm" in name}
+    optimizer = train(learner)
+    moved = {name for name, sha in hashes(learner).items() if sha != before[name]}
     learns = {name for name, parameter in learner.named_parameters() if parameter.requires_grad}
-    norms = {name for name in before if ".norm" in name and "embed" not in name or "final_norm" in name}
-    assert norms
-    assert learns == added | {"heads.task.output.weight", "heads.task.output.bias"} | (
+    assert norms and learns == learner.added | {name for name in before if name.startswith(HEAD)} | (
         norms if placement == "houlsby" else set()
     )
-    disturb(learner)
-    assert not torch.allclose(hidden(base), hidden(learner))
-    hidden(learner, True).square().sum().backward()
-    for name, parameter in learner.named_parameters():
-        in_backbone = name in learns and name.startswith("backbone.")
-        assert (parameter.grad is not None and bool(parameter.grad.abs().sum() > 0)) == in_backbone, name
+    # Adam moves whatever has a gradient; what follows a ReLU may have none.
+    assert moved <= learns and {name for name in learns - moved} <= {name for name in learns if ".down." in name}
+    assert learner.tuning.delta(learner) == learns
+    assert {id(parameter) for parameter in optimizer.state} <= {
+        id(parameter) for parameter in learner.parameters() if parameter.requires_grad
+    }
+    assert not torch.equal(outputs_of(learner), outputs_of(plain))
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("family", FAMILIES)
+def test_saved_and_built_again_it_gives_the_same(family: str) -> None:
+    fields = {"name": "adapter", "placement": "houlsby", "bottleneck": 3, "scale": "learned"}
+    config = model_config(family)
+    learner = tuned(config, fields)
+    train(learner)
+    blueprint = SimpleNamespace(model=config, seed=0, learns=build(TASK), tuned_by=tuning_config(**fields))
+    tensors = {name: tensor.clone() for name, tensor in learner.state_dict().items()}
+    again, _ = assemble(blueprint, None, trained=Weights(tensors, Path("here"), "here"))
+    assert torch.equal(outputs_of(again), outputs_of(learner)) and again.added == learner.added
+
+
+@PAIRS
 def test_tokens_that_are_read_alone_and_taps(family: str, placement: str) -> None:
-    learner = tuned(family, placement=placement)
-    disturb(learner)
-    whole = hidden(learner, True)
-    torch.testing.assert_close(hidden(learner, True, read_M=READ), whole[READ], rtol=1e-10, atol=1e-12)
-    tap = Changed(Place(1), lambda x_TH: x_TH)
-    torch.testing.assert_close(hidden(learner, True, read_M=READ, tap=tap), whole[READ], rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize("placement", PLACEMENTS)
-@pytest.mark.parametrize("family", ["gpt", "t5"])
-def test_generation_with_a_cache(family: str, placement: str) -> None:
-    """Tokens written step by step with a cache are those of the whole text read at once."""
-    learner = tuned(family, placement=placement)
-    disturb(learner)
-    backbone, texts = learner.backbone, packed(1)
+    learner = disturbed(family, placement=placement)
     whole = hidden(learner)
+    for tap in (None, Changed(Place(1), lambda x_TH: x_TH)):
+        torch.testing.assert_close(hidden(learner, read_M=READ, tap=tap), whole[READ], rtol=1e-10, atol=1e-12)
+    learner.eval()
+    together = learner.outputs(batch_for(learner), 0)
+    torch.testing.assert_close(learner.outputs(batch_for(learner, [2, 0]), 0), together[[2, 0]], rtol=1e-10, atol=1e-12)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("family", ["gpt", "t5", "bart"])
+def test_step_by_step_with_a_cache(family: str, placement: str) -> None:
+    backbone, texts = disturbed(family, placement=placement).backbone, side()
+    cache = backbone.new_cache(len(LENGTHS), max(LENGTHS))
     if family == "gpt":
-        cache = backbone.new_cache(1, LENGTHS[0])
-        steps = [backbone(part(texts, at), cache=cache) for at in range(LENGTHS[0])]
+        whole, step = backbone(texts), lambda tokens: backbone(tokens, cache=cache)
     else:
-        encoded = backbone.encode(first(texts)).in_rows()
-        cache = backbone.new_cache(1, LENGTHS[0])
-        steps = [backbone.decode(encoded, part(packed(2), at), cache=cache) for at in range(LENGTHS[0])]
-    torch.testing.assert_close(torch.cat(steps), whole[: LENGTHS[0]], rtol=1e-9, atol=1e-11)
-
-
-def first(texts: Any) -> Any:
-    return type(texts)(texts.tokens[: LENGTHS[0]], LENGTHS[:1])
-
-
-def part(texts: Any, at: int) -> Any:
-    return type(texts)(texts.tokens[at : at + 1], (1,))
-
-
-@pytest.mark.parametrize(
-    ("placement", "adapters", "norms"),
-    [("houlsby", 2_379_264, 36_864), ("pfeiffer", 894_528, 0), ("parallel", 7_091_712, 0)],
-)
-def test_published_numbers_at_base_size(placement: str, adapters: int, norms: int) -> None:
-    with torch.device("meta"):
-        learner = Plain(None, build(BertConfig(), 0), None, 0)
-        learner.tune(build(AdapterConfig(placement=placement)), set())
-    learns = {name: tensor.numel() for name, tensor in learner.named_parameters() if tensor.requires_grad}
-    own = sum(count for name, count in learns.items() if name in learner.added)
-    assert (own, sum(learns.values()) - own) == (adapters, norms)
+        encoded = backbone.encode(side(seed=2))
+        whole = backbone(side(seed=2), outputs=texts)
+        step = lambda tokens: backbone.decode(encoded, tokens, cache=cache)  # noqa: E731
+    shortest = min(LENGTHS)
+    starts = torch.tensor(texts.starts)
+    for at in range(shortest):
+        states = step(Packed(texts.tokens[starts + at], (1,) * len(LENGTHS)))
+        torch.testing.assert_close(states, whole[starts + at], rtol=1e-9, atol=1e-11)
 
 
 def test_values_of_the_configuration() -> None:
-    def shapes(**fields: Any) -> tuple[Any, ...]:
-        learner = learner_of("bert")
-        learner.tune(build(AdapterConfig(**fields)))
-        slot = learner.backbone.layers[0].ffn_adapter
-        return len(slot.down.weight), slot.scale, slot.up.weight.abs().sum().item() > 0
+    def first(**fields: Any) -> Any:
+        return tuned(model_config("bert"), {"name": "adapter", **fields}).backbone.layers[0].ffn_adapter
 
-    assert shapes(placement="houlsby") == (64, 1.0, False)
-    assert shapes() == (1, 1.0, False)
-    assert shapes(placement="parallel") == (8, 4.0, False)
-    assert shapes(reduction=2.5) == (6, 1.0, False)
-    width, scale, drawn = shapes(bottleneck=5, scale="learned", init_std=0.01)
-    assert (width, scale.item(), drawn) == (5, 1.0, True) and scale.requires_grad
-    learner = tuned("bert", init_std=0.01)
-    assert 0 < (hidden(learner) - hidden(learner_of("bert"))).abs().max() < 1e-2
-    again = tuned("bert", init_std=0.01)
-    assert torch.equal(hidden(again), hidden(learner))
+    slots = {placement: first(placement=placement) for placement in PLACEMENTS}
+    assert {name: (len(slot.down.weight), slot.scale, slot.activation.__name__) for name, slot in slots.items()} == {
+        "houlsby": (64, 1.0, "gelu"), "pfeiffer": (1, 1.0, "relu"), "parallel": (8, 4.0, "relu"),
+    }  # fmt: skip
+    assert not any(slot.up.weight.any() for slot in slots.values())
+    assert len(first(reduction=2.5).down.weight) == 6
+    drawn = first(bottleneck=5, scale="learned", init_std=0.01, activation="gelu")
+    assert drawn.scale.item() == 1.0 and drawn.scale.requires_grad and drawn.activation.__name__ == "gelu"
+    assert 0 < drawn.up.weight.abs().max() <= 0.02 and 0 < drawn.down.weight.abs().max() <= 0.02
+    near = outputs_of(adapted("bert", init_std=0.01)) - outputs_of(tuned(model_config("bert"), None))
+    assert 0 < near.abs().max() < 1e-3
+    assert torch.equal(outputs_of(adapted("bert", init_std=0.01)), outputs_of(adapted("bert", init_std=0.01)))
+
+
+TRAINED = TrainedAdapter(
+    path="runs/a", placement="parallel", bottleneck=3, activation="relu", scale=4.0, hidden_size=16, num_layers=2
+)
+
+
+def test_a_fusion_learns_how_trained_adapters_are_mixed() -> None:
+    fields = {"name": "adapter_fusion", "adapters": [TRAINED.model_dump()] * 2}
+    learner = tuned(model_config("bert"), fields)
+    learns = {name for name, parameter in learner.named_parameters() if parameter.requires_grad}
+    maps = ("query.weight", "query.bias", "key.weight", "key.bias", "value.weight")
+    own = {f"backbone.layers.{layer}.ffn_adapter.{name}" for layer in range(2) for name in maps}
+    assert learns == own | {name for name, _ in learner.named_parameters() if name.startswith(HEAD)}
+    assert learner.tuning.delta(learner) == learns | learner.added and len(learner.added) == 2 * (5 + 2 * 4)
+    (penalty,) = learner.penalties().values()
+    assert penalty.item() == pytest.approx(0.01 * 2 * 16 * 15 * 1e-12, rel=1e-3)
+    with torch.no_grad():
+        learner.backbone.layers[0].ffn_adapter.value.weight[0, 0] += 2.0
+    assert learner.penalties()["value_penalty"].item() == pytest.approx(0.04)
+    silent = tuned(model_config("bert"), {**fields, "value_penalty": 0.0})
+    assert silent.penalties() == {}
 
 
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="bottleneck=4 and reduction=2 both"):
-        AdapterConfig(bottleneck=4, reduction=2.0)
-    misfit = AdapterConfig(reduction=100.0).misfit(BertConfig(**SIZES), None)
-    assert misfit.key == "tuning.reduction" and "hidden_size=16" in misfit.message
-    trained = TrainedAdapter(
-        path="runs/a", placement="parallel", bottleneck=3, activation="relu", scale=4.0, hidden_size=16, num_layers=2
-    )
-    model = BertConfig(**SIZES)
-    assert "placement=parallel, not pfeiffer" in AdapterConfig(stack_on=(trained,)).misfit(model, None).message
-    wide = trained.model_copy(update={"hidden_size": 32})
-    assert AdapterFusionConfig(adapters=(trained, trained)).misfit(model, None) is None
-    for runs, said in (((), "no run;"), ((trained,), "1 run;"), ((wide, trained), "=32, and this one has 16")):
-        assert said in AdapterFusionConfig(adapters=runs).misfit(model, None).message
+        tuning_config(name="adapter", bottleneck=4, reduction=2.0)
+    model, wide = model_config("bert"), TRAINED.model_copy(update={"hidden_size": 32})
+    for name, fields, said in (
+        ("adapter", {"reduction": 100.0}, "hidden_size=16 leaves an adapter no width"),
+        ("adapter", {"stack_on": [TRAINED]}, "placement=parallel, not pfeiffer"),
+        ("adapter_fusion", {}, "names no run; a fusion mixes 2 or more"),
+        ("adapter_fusion", {"adapters": [TRAINED]}, "names 1 run;"),
+        ("adapter_fusion", {"adapters": [wide, TRAINED]}, "hidden_size=32, and this one has 16"),
+    ):
+        data = {
+            key: [part.model_dump() for part in value] if isinstance(value, list) else value
+            for key, value in fields.items()
+        }
+        problem = tuning_config(name=name, **data).misfit(model, TASK)
+        assert said in problem.message and problem.hint
+    assert tuning_config(name="adapter_fusion", adapters=[TRAINED.model_dump()] * 2).misfit(model, TASK) is None
+    learner = tuned(model, None)
+    learner.backbone.layers[1] = torch.nn.Linear(2, 2)
     with pytest.raises(UserError, match="no slot for adapters"):
-        learner = learner_of("bert")
-        learner.backbone.layers[1] = torch.nn.Linear(2, 2)
-        learner.tune(build(AdapterConfig()))
+        learner.tune(build(tuning_config(name="adapter")))

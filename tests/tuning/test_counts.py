@@ -59,6 +59,13 @@ COUNTS = [
     # Liu et al. 2021: two layers in both directions, four gates of 384 states each, and two maps.
     (BERT, {"name": "ptuning"}, 0, 20 * 768 + 2 * 2 * 4 * 384 * (768 + 384 + 2) + 2 * (768 * 768 + 768), CLASSIFIER),
     (BERT, {"name": "ptuning", "encoder": "mlp"}, 0, 20 * 768 + 3 * (768 * 768 + 768), CLASSIFIER),
+    # Houlsby et al. 2019: two a layer of width 64, and norms. Pfeiffer et al. 2021: one of width 48. He et al. 2022.
+    (BERT, {"name": "adapter", "placement": "houlsby"}, 12 * 2 * 2 * 768, 2_379_264, CLASSIFIER),
+    (BERT, {"name": "adapter", "placement": "pfeiffer"}, 0, 894_528, CLASSIFIER),
+    (BERT, {"name": "adapter", "placement": "parallel"}, 0, 12 * (2 * 768 * 384 + 768 + 384), CLASSIFIER),
+    (ALBERT, {"name": "adapter", "placement": "pfeiffer"}, 0, 894_528 // 12, CLASSIFIER),
+    # A decoder's layer has the same slots as one of an encoder.
+    (T5, {"name": "adapter", "placement": "pfeiffer"}, 0, 2 * 894_528, CLASSIFIER),
 ]
 
 
