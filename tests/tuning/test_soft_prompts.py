@@ -12,7 +12,7 @@ import torch
 from lmtool.commands.decoding import decoded
 from lmtool.config.tables import build, lookup
 from lmtool.data.loader import PackedLoader
-from lmtool.data.split import Rows, SplitData
+from lmtool.data.split import SplitData
 from lmtool.errors import ConfigError
 from lmtool.models.configs import BertConfig, GptConfig
 from lmtool.models.encoder_configs import AlbertConfig
@@ -38,16 +38,29 @@ METHODS = {
     "deep": PTuningConfig(length=3, deep=True),
 }
 TEXTS = ["a fine and warm film", "what a lovely story", "a dull, cold mess", "this is a waste of time", "the end"]
-WORDS = ["the cat saw Zoe", "a dog sat", "old river towns"]
+CONTEXT = "Nobody knows why a fine film is warm, and what a lovely story the end of it tells."
+# What is read, by column; the labels; fields of the task.
 KINDS = {
-    "classification": ({"text": TEXTS}, np.arange(5) % 2, {"labels": ["no", "yes"]}),
+    "classification": ({"text": TEXTS}, [0, 1] * 2 + [0], {"labels": ["no", "yes"]}),
+    "regression": ({"text": TEXTS}, [0.5, 1.5, 2.5, 0.0, 1.0], {}),
+    "multi_label": ({"text": TEXTS}, [["no"], ["no", "yes"], [], ["yes"], ["no"]], {"labels": ["no", "yes"]}),
     "token_classification": (
-        {"tokens": [tuple(text.split()) for text in TEXTS]},
-        [tuple(len(word) % 2 for word in text.split()) for text in TEXTS],
-        {"labels": ["O", "B-X"]},
+        {"tokens": [text.split() for text in TEXTS]},
+        [["O" if len(word) % 2 else "B-X" for word in text.split()] for text in TEXTS],
+        {"labels": ["O", "B-X"], "text": ["tokens"], "label": "tags"},
     ),
-    "seq2seq": ({"source": TEXTS}, [(text[:9],) for text in TEXTS], {"target_tokens": 8}),
-}
+    "span_classification": (
+        {"text": TEXTS, "span": [[2, 6]] * 5}, [0, 1] * 2 + [0], {"labels": ["no", "yes"]},
+    ),
+    "multiple_choice": ({"text": TEXTS, "choice1": TEXTS[::-1], "choice2": ["a dog"] * 5}, [0, 1] * 2 + [0], {}),
+    "extractive_qa": (
+        {"question": TEXTS, "context": [CONTEXT] * 5},
+        [{"text": [word], "answer_start": [CONTEXT.index(word)]} for word in ("film", "warm", "why", "story", "end")],
+        {"question_tokens": 8, "stride": 8},
+    ),
+    "seq2seq": ({"source": TEXTS}, [text[:9] for text in TEXTS], {"target_tokens": 8, "label": "target"}),
+}  # fmt: skip
+METRICS = {"seq2seq": "exact_match", "regression": "pearson", "extractive_qa": "f1", "multi_label": "micro_f1"}
 PAIRS = [
     *(("bert", kind) for kind in ("classification", "token_classification")), ("albert", "classification"),
     ("gpt", "classification"), ("gpt", "seq2seq"), ("t5", "seq2seq"), ("t5", "token_classification"),
@@ -62,9 +75,8 @@ def tokenizer_of(special_tokens):
 
 
 def task_of(kind, **fields):
-    config = lookup("task", kind).config
-    metrics = {"seq2seq": "exact_match"}.get(kind, "accuracy")
-    given = {"kind": kind, "name": kind, "metrics": [metrics], "metric": metrics, **KINDS[kind][2], **fields}
+    config, metric = lookup("task", kind).config, METRICS.get(kind, "accuracy")
+    given = {"kind": kind, "name": kind, "metrics": [metric], "metric": metric, **KINDS[kind][2], **fields}
     return config.model_validate_json(json.dumps(given))
 
 
@@ -78,8 +90,9 @@ def learner_of(family, kind="classification", method=None, **fields):
 
 
 def data_of(kind):
-    columns, labels, _ = KINDS[kind]
-    rows = Rows(list(range(5)), columns, labels, [("rows", number + 1) for number in range(5)])
+    task, (columns, labels, _) = task_of(kind), KINDS[kind]
+    origin = [("rows", number + 1) for number in range(5)]
+    rows = build(task).rows({**columns, task.label: labels}, origin, labelled=True)
     return SplitData("train", rows={kind: rows})
 
 
@@ -95,8 +108,12 @@ def gradients(learner, kind, size):
     return {name: tensor.grad for name, tensor in learner.named_parameters() if tensor.requires_grad}
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(("family", "kind"), PAIRS)
+CASES = [(family, kind, method) for family, kind in PAIRS for method in METHODS]
+CASES += [("bert", kind, method) for kind in KINDS if ("bert", kind) not in PAIRS for method in ("prompt", "prefix")]
+CASES += [("gpt", "extractive_qa", "lstm"), ("bart", "extractive_qa", "deep")]
+
+
+@pytest.mark.parametrize(("family", "kind", "method"), [case for case in CASES if case[:2] != ("bert", "seq2seq")])
 def test_what_is_added_learns_alone_and_texts_do_not_depend_on_their_batch(family, kind, method):
     learner = learner_of(family, kind, METHODS[method])
     frozen = [name for name, tensor in learner.named_parameters() if not tensor.requires_grad]
