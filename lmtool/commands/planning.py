@@ -154,7 +154,7 @@ def plan_of(
 
     def of(steps: int) -> RunPlan:
         return plan(
-            shapes_of(learner),
+            shapes_of(learner, facts["mean_length"]),
             works,
             steps=steps,
             tokens_per_step=tokens / steps_per_epoch,

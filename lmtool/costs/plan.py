@@ -37,12 +37,14 @@ class Work:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The sizes that what a forward keeps depends on. inner_size: width inside a layer."""
+    """The sizes that what a forward keeps depends on. inner_size: width inside a layer. lengthening: tokens in the
+    layers for each of a batch, with the virtual ones."""
 
     num_layers: int
     hidden_size: int
     inner_size: int
     vocab_size: int
+    lengthening: float = 1.0
 
 
 def activation_bytes(shape: ModelShape, tokens: float, predicted_fraction: float, half: bool) -> int:
@@ -55,7 +57,8 @@ def activation_bytes(shape: ModelShape, tokens: float, predicted_fraction: float
     element = 2 if half else 4
     layer = element * (8 * shape.hidden_size + 2 * shape.inner_size) + 2 * shape.hidden_size
     logits = predicted_fraction * shape.vocab_size * (element + 4)
-    return round(tokens * (shape.num_layers * layer + 4 * shape.hidden_size + logits))
+    body = shape.num_layers * layer + 4 * shape.hidden_size
+    return round(tokens * (shape.lengthening * body + logits))
 
 
 def plan(

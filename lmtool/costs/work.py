@@ -7,6 +7,7 @@ of its tokens are read is not taken off.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.nn.positions import Position
 from lmtool.nn.virtual import VirtualTokens
 
-_TABLES = (nn.Embedding, Position, VirtualTokens)
+_TABLES = (nn.Embedding, Position)
 
 
 def shape_of(model: ModelConfig) -> ModelShape:
@@ -27,9 +28,14 @@ def shape_of(model: ModelConfig) -> ModelShape:
     return ModelShape(model.num_layers, model.hidden_size, model.inner_size, model.vocab_size)
 
 
-def shapes_of(learner: Any) -> list[ModelShape]:
-    """Of every backbone in a learner."""
-    return [shape_of(module.config) for module in learner.modules() if isinstance(module, Backbone)]
+def shapes_of(learner: Any, length: float | None = None) -> list[ModelShape]:
+    """Of every backbone in a learner. length: mean tokens of an example, to which it may add virtual ones; None: it is
+    not known, and they do not count."""
+    return [
+        replace(shape_of(module.config), lengthening=1.0 if length is None else 1 + module.embed.virtual_count / length)
+        for module in learner.modules()
+        if isinstance(module, Backbone)
+    ]
 
 
 def works_of(
@@ -57,29 +63,41 @@ def works_of(
 
 
 def _body(backbone: Backbone, length: float, outputs: float, share: float, passes: int) -> Iterator[Work]:
-    """A backbone's layers, each of its tokens once; shared layers as often as they are applied."""
+    """A backbone's layers, each of its tokens once, virtual ones too; shared layers as often as they are applied. The
+    rows of a prefix are seen, and are no work besides."""
     if isinstance(backbone, EncoderDecoder):
         embedding = _matrices([backbone.embed])
         inputs, encoder, decoder = 1 - outputs, backbone.encoder.layers, backbone.decoder.layers
         crossed: list[Any] = [layer.cross_attn for layer in decoder]
         # Keys and values are made of the inputs.
         keys = _matrices(attention for cross in crossed for attention in (cross.k_proj, cross.v_proj))
-        seen, read = inputs * length, outputs * length
-        yield Work(share * inputs, embedding + _matrices(encoder) + keys, _attention(encoder), seen, passes)
-        yield Work(share * outputs, embedding + _matrices(decoder) - keys, _attention(decoder), read / 2, passes)
-        yield Work(share * outputs, 0, sum(_width(cross) for cross in crossed), seen, passes)
+        seen, read = inputs * length + backbone.embed.virtual_count, outputs * length
+        inside = seen + backbone.encoder.ahead, read / 2 + backbone.decoder.ahead, seen + backbone.decoder.crossed
+        inputs = share * seen / length
+        yield Work(inputs, embedding + _matrices(encoder) + keys, _attention(encoder), inside[0], passes)
+        yield Work(share * outputs, embedding + _matrices(decoder) - keys, _attention(decoder), inside[1], passes)
+        yield Work(share * outputs, 0, sum(_width(cross) for cross in crossed), inside[2], passes)
         return
     # A family with a forward of its own is taken as a whole, each of its parts once.
     layers = list(backbone.depth()) if isinstance(backbone, OneStack) else []
     values = _matrices([backbone.embed, *layers] if layers else [backbone])
-    causal = backbone.config.architecture == "decoder"
-    yield Work(share, values, _attention(layers), length / 2 if causal else length, passes)
+    whole = length + backbone.embed.virtual_count
+    seen = (whole / 2 if backbone.config.architecture == "decoder" else whole) + getattr(backbone, "ahead", 0)
+    yield Work(share * whole / length, values, _attention(layers), seen, passes)
 
 
 def _matrices(modules: Iterable[nn.Module]) -> int:
-    """Values of the matrices in modules that a token's vector is multiplied with; tables are looked up."""
-    parts = (part for module in modules for part in module.modules() if not isinstance(part, _TABLES))
-    return sum(values.numel() for part in parts for values in part.parameters(recurse=False) if values.ndim > 1)
+    """Values of the matrices in modules that a token's vector is multiplied with; tables are looked up, and what
+    computes virtual tokens does so once a batch."""
+    parts = [part for module in modules for part in module.modules()]
+    once = {inner for part in parts if isinstance(part, VirtualTokens) for inner in part.modules()}
+    return sum(
+        values.numel()
+        for part in parts
+        if part not in once and not isinstance(part, _TABLES)
+        for values in part.parameters(recurse=False)
+        if values.ndim > 1
+    )
 
 
 def _attention(layers: Iterable[nn.Module]) -> int:

@@ -155,6 +155,11 @@ class Stack(nn.Module):
         """Places that a prefix takes in front of each text."""
         return 0 if self.prefix is None else len(self.prefix)
 
+    @property
+    def crossed(self) -> int:
+        """Those that one takes in front of what the cross-attention reads."""
+        return 0 if self.cross_prefix is None else len(self.cross_prefix)
+
     def cache_for(self, embed: StackInput, documents: int, capacity: int) -> Cache:
         """An empty cache for this many texts of at most `capacity` tokens, and their virtual ones. UserError where
         there are not so many positions."""
@@ -191,8 +196,7 @@ class Stack(nn.Module):
         if tap is not None:
             x_TH = entered.tapped(tap, Place(0, self.side), x_TH)
         layouts: dict[Mask, Layout] = {}
-        crossed = 0 if self.cross_prefix is None else len(self.cross_prefix)
-        cross_layout = None if encoded is None else encoded.layout(entered.packed, crossed)
+        cross_layout = None if encoded is None else encoded.layout(entered.packed, self.crossed)
         prefixes, cross_prefixes = self._prefixes(entered), self._cross_prefixes(encoded)
         for number, layer in enumerate(layers):
             mask, place = self.mask(number, entered.packed), Place(number + 1, self.side)

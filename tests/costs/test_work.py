@@ -19,6 +19,7 @@ from lmtool.models.configs import BertConfig, GptConfig, ModelConfig
 from lmtool.models.encoder_configs import AlbertConfig, ElectraConfig
 from lmtool.models.encoder_decoder_configs import BartConfig, T5Config
 from lmtool.nn.attention import only
+from lmtool.nn.stack import Tap
 from lmtool.objectives.configs import (
     ClmConfig,
     DenoisingConfig,
@@ -38,7 +39,8 @@ from lmtool.training.configs import (
     MuonConfig,
     OptimizerConfig,
 )
-from lmtool.tuning.configs import HeadConfig
+from lmtool.tuning.configs import HeadConfig, PrefixConfig, PromptConfig, TuningConfig
+from lmtool.types import Packed
 from tests.objectives.objective_fixtures import SIZES, split, store, tokenizer
 
 SMALL = {**SIZES, "hidden_size": 64, "num_heads": 4, "feedforward_size": 160, "num_layers": 3}
@@ -151,3 +153,25 @@ def test_optimizers_keep_what_they_say(config: OptimizerConfig, case: str) -> No
     assert kept == sum(
         config.state_size(name, tuple(parameter.shape)) for name, parameter in learner.named_parameters()
     )
+
+
+@pytest.mark.parametrize("family", [BertConfig, GptConfig, T5Config])
+@pytest.mark.parametrize(
+    "method",
+    [PromptConfig(length=9), PrefixConfig(length=9, reparametrize=False)],
+    ids=lambda method: method.name,
+)
+def test_virtual_tokens_are_work_and_a_prefix_is_seen(family: Any, method: TuningConfig) -> None:
+    """A forward over four texts of twelve tokens, each with nine more."""
+    sizes = {**SMALL, **({"head_size": 16} if family is T5Config else {})}
+    learner = ClassificationConfig(name="x", labels=("a", "b")).learner(build(family(**sizes), 0), None, 0)
+    learner.tune(build(method))
+    side = Packed(torch.arange(48) % 20, (12,) * 4)
+    outputs, parts = ({"outputs": side}, 3) if family is T5Config else ({}, 1)
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter, torch.no_grad():
+        learner.backbone(side, **outputs, tap=Tap())  # with one the last layer works on all tokens
+    tokens = 48 * (1 + len(outputs))
+    body = list(works_of(learner, {}, 0.0, tokens / 4))[:parts]
+    assert sum(work.flops / work.passes for work in body) * tokens == pytest.approx(counter.get_total_flops(), rel=0.05)
+    assert all(shape.lengthening == (1 + 9 / (tokens / 4) if method.name == "prompt" else 1) for shape in
+               shapes_of(learner, tokens / 4))  # fmt: skip
