@@ -127,8 +127,6 @@ class TransformerConfig(ModelConfig):
     """The kinds of positions the family can have; None: all there are."""
     has_biases: ClassVar[bool] = True
     """Whether its linear maps and norms have biases."""
-    shares_layers: ClassVar[bool] = False
-    """Whether one layer is applied at every depth."""
 
     hidden_size: Width = Field(768, description="Width of the hidden states; a multiple of num_heads.")
     num_heads: Heads = Field(12, description="Attention heads a layer.")

@@ -37,10 +37,10 @@ FEW = ["checkpoint=runs/first", "schedule=constant", "max_epochs=null", "batch_e
 ULMFIT = ["tuning.schedule=gradual_unfreezing", "optimizer.layer_decay=0.5", "optimizer.lr=0.001"]
 
 
-@pytest.mark.parametrize("regularization", ["mixout", "l2_sp"])
-def test_a_resumed_run_is_the_same_bitwise(place: Path, monkeypatch: pytest.MonkeyPatch, regularization: str) -> None:
+@pytest.mark.parametrize("choice", ["tuning.regularization=mixout", "tuning.regularization=l2_sp", "tuning=lora"])
+def test_a_resumed_run_is_the_same_bitwise(place: Path, monkeypatch: pytest.MonkeyPatch, choice: str) -> None:
     """An epoch is three steps: a layer begins to learn in step 4, behind which the one run stops, another in step 7."""
-    words = [*FEW, *ULMFIT, f"tuning.regularization={regularization}", "max_steps=8"]
+    words = [*FEW, *ULMFIT, choice, "max_steps=8"]
     complete = finetune("complete", *words)
     steps = iter(range(5))
     with monkeypatch.context() as patch:

@@ -14,7 +14,7 @@ from lmtool.nn.dropout import matrix_factors
 from lmtool.tasks.configs import ClassificationConfig
 from lmtool.training.depth import levels
 from lmtool.training.optimizers import training_groups
-from lmtool.tuning.configs import FullConfig
+from lmtool.tuning.configs import AdapterConfig, BitFitConfig, FullConfig, Ia3Config, LastLayersConfig, LoraConfig
 from lmtool.tuning.configs.schemes import GradualUnfreezingConfig, L2SpConfig, MixoutConfig
 from lmtool.tuning.mixout import MixedLinear, mixed
 from tests.tasks.task_fixtures import SIZES, backbone
@@ -22,8 +22,8 @@ from tests.tasks.task_fixtures import SIZES, backbone
 HEADS = frozenset({"heads.sst2", "heads.pooler"})
 
 
-def tuned(new=HEADS, **fields):
-    config = FullConfig(**fields)
+def tuned(new=HEADS, config=None, **fields):
+    config = config or FullConfig(**fields)
     task = ClassificationConfig(name="sst2", path="x", labels=("bad", "good"))
     learner = task.learner(backbone(), None, 0).train()
     learner.tune(build(config), new, [build(scheme) for scheme in config.schemes])
@@ -67,6 +67,28 @@ def test_gradual_unfreezing_every_few_steps():
     assert firsts["heads.sst2.output.weight"] == 1 and firsts["backbone.layers.1.norm1.weight"] == 6
     assert firsts["backbone.layers.0.norm1.weight"] is None
     assert not any("embed" in name for name in learner.learning)
+
+
+@pytest.mark.parametrize(
+    ("config", "below_the_head"),
+    [
+        (LoraConfig(schedule=GradualUnfreezingConfig(every_steps=1)), ORDER[1:3]),
+        (Ia3Config(schedule=GradualUnfreezingConfig(every_steps=1)), ORDER[1:3]),
+        (AdapterConfig(schedule=GradualUnfreezingConfig(every_steps=1), bottleneck=4), ORDER[1:3]),
+        (BitFitConfig(schedule=GradualUnfreezingConfig(every_steps=1)), ORDER[1:]),
+        (LastLayersConfig(schedule=GradualUnfreezingConfig(every_steps=1), layers=1), ORDER[1:2]),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_what_a_method_trains_begins_at_the_top(config, below_the_head):
+    learner = tuned(config=config)
+    by_level = levels(name for name, _ in learner.named_parameters())
+    for step in range(1, 6):
+        learner.on_step(step)
+        learns = {name for name, parameter in learner.named_parameters() if parameter.requires_grad}
+        reached = ["head", *below_the_head][:step]
+        assert learns == {name for level in reached for name in by_level[level] if name in learner.learning}
+    assert {level for level in ORDER if learner.learning & {*by_level[level]}} == {"head", *below_the_head}
 
 
 @pytest.mark.parametrize(

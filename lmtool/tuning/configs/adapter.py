@@ -13,6 +13,7 @@ from lmtool.config.tables import Choice, component
 from lmtool.errors import Problem, UserError
 from lmtool.nn.configs import Activation, AdapterReads
 from lmtool.tuning.configs.base import TuningConfig
+from lmtool.tuning.configs.schemes import ByDepthConfig
 
 _GIVE = "give a run of lmtool finetune tuning=adapter"
 Placement = Literal["houlsby", "pfeiffer", "parallel"]
@@ -116,7 +117,7 @@ def _strangers(key: str, trained: tuple[TrainedAdapter, ...], placement: Placeme
 
 
 @component("tuning", "adapter", builder="lmtool.tuning.adapter:AdapterTuning")
-class AdapterConfig(TuningConfig):
+class AdapterConfig(ByDepthConfig):
     """Small maps between the layers' sublayers learn, and the head (Houlsby et al. 2019)."""
 
     name: Literal["adapter"] = Field("adapter", description="Adapters and the head learn; the model is frozen.")

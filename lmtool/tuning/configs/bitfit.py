@@ -8,11 +8,11 @@ from pydantic import Field
 
 from lmtool.config.tables import component
 from lmtool.errors import Problem
-from lmtool.tuning.configs.base import TuningConfig
+from lmtool.tuning.configs.schemes import ByDepthConfig
 
 
 @component("tuning", "bitfit", builder="lmtool.tuning.bitfit:BitFitTuning")
-class BitFitConfig(TuningConfig):
+class BitFitConfig(ByDepthConfig):
     """Only biases learn (Ben Zaken et al. 2022)."""
 
     name: Literal["bitfit"] = Field("bitfit", description="The biases of all maps and norms learn.")

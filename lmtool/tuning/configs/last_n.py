@@ -8,11 +8,12 @@ from pydantic import Field
 
 from lmtool.config.tables import component
 from lmtool.errors import Problem
-from lmtool.tuning.configs.base import TuningConfig, depth_read
+from lmtool.tuning.configs.base import depth_read
+from lmtool.tuning.configs.schemes import ByDepthConfig, OfPretrainedConfig
 
 
 @component("tuning", "last_n", builder="lmtool.tuning.last_n:LastLayersTuning")
-class LastLayersConfig(TuningConfig):
+class LastLayersConfig(ByDepthConfig, OfPretrainedConfig):
     """The top layers and the head learn, what is below them is frozen."""
 
     name: Literal["last_n"] = Field("last_n", description="The top layers learn.")

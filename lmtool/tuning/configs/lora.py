@@ -8,13 +8,13 @@ from pydantic import Field, field_validator
 
 from lmtool.config.tables import component
 from lmtool.errors import Problem
-from lmtool.tuning.configs.base import TuningConfig
+from lmtool.tuning.configs.schemes import ByDepthConfig
 
 Projection = Literal["q_proj", "k_proj", "v_proj", "out_proj", "fc_in", "fc_gate", "fc_out"]
 
 
 @component("tuning", "lora", builder="lmtool.tuning.lora:LoraTuning")
-class LoraConfig(TuningConfig):
+class LoraConfig(ByDepthConfig):
     """Low-rank adaptation (Hu et al. 2021): W0 x + (alpha / rank) B A x, of which A and B learn."""
 
     name: Literal["lora"] = Field("lora", description="Low-rank updates of the layers' linear maps learn.")
