@@ -51,8 +51,8 @@ def layer_decayed(groups: Sequence[ParameterGroup], names: Iterable[str], decay:
     """The groups, cut by level, with learning rates that fall from the top down: the head's as it is, each level's
     `decay` times that of the level above it.
 
-    names: of all parameters of the model, also of those that do not learn. ELECTRA's paper (Clark et al. 2020, appendix
-    B) says no more than this; its code leaves a step out below the head, so that there the top layer has decay^2
+    names: of all parameters of the model, also of those that do not learn. ELECTRA's paper (Clark et al. 2020, table
+    7) says no more than this; its code leaves a step out below the head, so that there the top layer has decay^2
     (`n_layers + 2 - depth` in run_finetuning.py). ULMFiT (Howard and Ruder 2018, section 3.2) has 1/2.6.
     """
     if decay == 1:

@@ -62,6 +62,14 @@ def test_the_objective_goes_with_the_width() -> None:
     assert configured("pretrain", "model=electra_small").objective.generator_size == 0.25
 
 
+def test_the_rates_of_electra_fall_with_the_depth() -> None:
+    """Clark et al. 2020, table 7."""
+    expected = {"electra_small": (3e-4, 0.8), "electra": (1e-4, 0.8), "electra_large": (5e-5, 0.9)}
+    for name, (rate, decay) in expected.items():
+        optimizer = configured("finetune", f"model={name}", "task=pydocs").optimizer
+        assert (optimizer.lr, optimizer.layer_decay, optimizer.weight_decay) == (rate, decay, 0.0)
+
+
 def test_steps_relative_to_the_weights_keep_their_learning_rate() -> None:
     for section in ({"name": "adafactor", "lr": 1e-2}, {"name": "adamw", "lr": 2e-2, "scale_parameter": True}):
         assert recipes.fit(section, 128, 768) == section
