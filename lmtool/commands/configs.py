@@ -215,10 +215,10 @@ class TransferConfig(CommandConfig):
 class ExportConfig(TransferConfig):
     """`lmtool export`: a folder that transformers loads; of a tuned run also what was tuned alone."""
 
-    format: Literal["transformers", "delta"] = Field(
+    format: Literal["transformers", "delta", "peft"] = Field(
         "transformers",
         description="transformers: complete weights, with those that a tuning method added merged into them. delta: of "
-        "a tuned run what its base lacks, without the optimizer's state, for lmtool.",
+        "a tuned run what its base lacks, without the optimizer's state, for lmtool. peft: the same as PEFT reads it.",
     )
 
 

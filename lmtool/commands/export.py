@@ -9,37 +9,34 @@ from typing import Any, cast
 
 import lmtool
 from lmtool.commands.configs import ExportConfig
+from lmtool.commands.export_tuned import export_tuned, head_to_export
 from lmtool.commands.opening import words
 from lmtool.commands.roundtrip import compare_texts
 from lmtool.commands.trained import classifies, has_segments, read_trained
-from lmtool.config.checkpoint import find
 from lmtool.data.configs import FORMATS
 from lmtool.data.layouts import with_format
 from lmtool.errors import CheckFailed, UserError
 from lmtool.manifest import sha256
 from lmtool.models.configs import ModelConfig
 from lmtool.reporting.console import Output
-from lmtool.reporting.text import size
-from lmtool.runs.checkpoints import read_weights
 from lmtool.secrets import masked
 from lmtool.tasks.kinds.learner import TaskLearner
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import choose_device, choose_precision
 from lmtool.weights.assemble import assemble
-from lmtool.weights.bases import saved_base
 from lmtool.weights.comparing import Comparison, compare_outputs, compare_tensors, compare_tokenizers, tied_names
-from lmtool.weights.exporting import Export, Reading, export_of, write_delta, write_export
+from lmtool.weights.exporting import Export, Reading, export_of, write_export
 from lmtool.weights.folders import published_folder
 from lmtool.weights.heads import format_of
 from lmtool.weights.load import load, saved_config, saved_model
-from lmtool.weights.merging import folded, merged
+from lmtool.weights.merging import merged
 from lmtool.weights.reading import Weights, read
 
 
 def run(config: ExportConfig, overrides: list[str]) -> None:
     """Write the folder, read it again, compare, and print what differs. CheckFailed where anything does."""
-    if config.format == "delta":
-        export_delta(config)
+    if config.format != "transformers":
+        export_tuned(config)
         return
     loaded = load(config.checkpoint, offline=config.offline)
     if loaded.tokenizer is None:
@@ -51,9 +48,7 @@ def run(config: ExportConfig, overrides: list[str]) -> None:
     published = published_folder(config.checkpoint, config.offline)
     if published is not None and classifies(published, weights):
         saved = published.classifier_config()
-    task, trained, tokenizer = saved.get("task"), None, loaded.tokenizer
-    if task is not None and not any(name.startswith(f"heads.{task['name']}.") for name in weights.tensors):
-        task = None  # its answers are written by the language model
+    task, trained, tokenizer = head_to_export(saved, weights.tensors), None, loaded.tokenizer
     if task is not None:
         trained = read_trained(config.checkpoint, config.offline, choose_precision("fp32", choose_device("cpu")))
         tokenizer = trained.tokenizer.with_padding()  # without it a decoder's classifier reads one text at a time
@@ -92,32 +87,6 @@ def require_places(weights: Weights, model: ModelConfig, export: Export) -> None
             f"checkpoint={weights.origin}: {lost[0]}{more} no place in a published model={model.name}",
             "use the run with lmtool",
         )
-
-
-def export_delta(config: ExportConfig) -> None:
-    """Write what a tuned run's best checkpoint holds beside its base, and nothing that resumes it or that only training
-    needs."""
-    tuned = find_tuned(config)
-    folder = Path(config.output).expanduser()
-    weights, saved = read(config.checkpoint, config.offline), saved_config(config.checkpoint, config.offline)
-    write_delta(tuned, folder, folded(weights, read_weights(tuned), saved))
-    base = saved_base(folder)
-    assert base is not None
-    read(str(folder), config.offline)
-    sizes = [file.stat().st_size for file in folder.iterdir()]
-    Output().line(f"{folder} · {size(sum(sizes))} beside the weights of {base.checkpoint} (sha256 {base.sha256[:16]})")
-
-
-def find_tuned(config: ExportConfig) -> Path:
-    """The tuned checkpoint that is meant. UserError where it is none: it holds everything."""
-    published = published_folder(config.checkpoint, config.offline)
-    folder = None if published is not None else find(config.checkpoint)
-    if folder is None or saved_base(folder) is None:
-        raise UserError(
-            f"format={config.format}: checkpoint={config.checkpoint} holds all its weights, and was tuned on no others",
-            "leave format= out; a run of tuning=full, or with checkpoint=none, has no smaller file",
-        )
-    return folder
 
 
 def layout_of(model: ModelConfig, task: Mapping[str, Any] | None, tokenizer: Tokenizer) -> str | None:

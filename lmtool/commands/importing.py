@@ -1,4 +1,4 @@
-"""`lmtool import`: a published folder as a checkpoint of lmtool, and what was lost on the way."""
+"""`lmtool import`: a published folder, or an adapter of PEFT, as a checkpoint of lmtool, and what was lost."""
 
 from __future__ import annotations
 
@@ -6,17 +6,23 @@ from pathlib import Path
 
 from lmtool.commands.configs import ImportConfig
 from lmtool.commands.export import tell
+from lmtool.commands.import_adapter import import_adapter
 from lmtool.commands.trained import classifies, require_same_reading
 from lmtool.errors import CheckFailed, UserError
 from lmtool.weights.comparing import compare_outputs, compare_tensors, compare_tokenizers, tied_names
 from lmtool.weights.folders import published_folder, weight_file
 from lmtool.weights.importing import write_import
 from lmtool.weights.load import load
+from lmtool.weights.peft.adapter import is_adapter
 from lmtool.weights.reading import our_names, read, read_published, their_names, wide
 
 
 def run(config: ImportConfig, overrides: list[str]) -> None:
     """Write the checkpoint, read it again, compare with the folder, and print what differs."""
+    adapter = Path(config.checkpoint).expanduser()
+    if is_adapter(adapter):
+        import_adapter(config, adapter)
+        return
     published = published_folder(config.checkpoint, config.offline)
     if published is None:
         raise UserError(

@@ -26,6 +26,7 @@ from lmtool.weights.assemble import assemble
 from lmtool.weights.folders import PublishedFolder, published_folder, read_settings
 from lmtool.weights.importing import COMMAND
 from lmtool.weights.load import saved_config
+from lmtool.weights.merging import merged
 from lmtool.weights.reading import Weights, read
 from lmtool.weights.task_heads import CLASSIFIER, QUESTION_ANSWERING, head_of_class
 
@@ -104,6 +105,8 @@ def read_trained(checkpoint: str, offline: bool, precision: Precision) -> Traine
             saved = published.classifier_config()
         foreign = "task" in saved
         verb = "finetune" if foreign else "pretrain"
+        if not foreign:
+            weights = merged(weights, saved)
         complete = _as_finetuned(saved) if foreign else _as_pretrained(checkpoint, saved, weights)
     # What it started from may be gone, and is not needed.
     try:
@@ -165,7 +168,7 @@ def _as_finetuned(saved: dict[str, Any]) -> dict[str, Any]:
         **known,
         # Whoever scores gives data of his own.
         "task": {**saved["task"], "path": "unknown"},
-        "tuning": {"name": "full"},
+        "tuning": saved.get("tuning", {"name": "full"}),
         "optimizer": AUTO,
         "schedule": AUTO,
         "max_steps": 1,

@@ -124,7 +124,7 @@ def published_folder(checkpoint: str, offline: bool = False) -> PublishedFolder 
     for name in TOKENIZER:
         if os.path.lexists(path / name) and not (path / name).is_file():  # it would be read as if there were none
             raise UserError(f"checkpoint={checkpoint}: {path / name} is no regular file", "copy the folder again")
-    config = _read_config(checkpoint, path / CONFIG)
+    config = read_object(checkpoint, path / CONFIG)
     return None if isinstance(config.get("model"), dict) else PublishedFolder(checkpoint, path, PublishedConfig(config))
 
 
@@ -192,16 +192,17 @@ def _from_hub(checkpoint: str, offline: bool) -> PublishedFolder:
     for name in TOKENIZER:
         with suppress(Absent):
             address.file(name, offline, commit)
-    return PublishedFolder(checkpoint, path.parent, PublishedConfig(_read_config(checkpoint, path)), commit)
+    return PublishedFolder(checkpoint, path.parent, PublishedConfig(read_object(checkpoint, path)), commit)
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
     """The tokenizer_config.json of a folder; empty where there is none. UserError where it is no JSON object."""
     path = folder / SETTINGS
-    return dict(_read_config(str(folder), path)) if path.is_file() else {}
+    return dict(read_object(str(folder), path)) if path.is_file() else {}
 
 
-def _read_config(checkpoint: str, path: Path) -> Mapping[str, Any]:
+def read_object(checkpoint: str, path: Path) -> Mapping[str, Any]:
+    """A JSON file of a folder. UserError where it holds no JSON object."""
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise UserError(

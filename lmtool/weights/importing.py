@@ -16,6 +16,7 @@ from lmtool.models.configs import ModelConfig
 from lmtool.runs.checkpoints import save_tensors
 from lmtool.secrets import masked, masked_data
 from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.weights.bases import BASE, Base
 from lmtool.weights.exporting import whole_folder
 
 COMMAND = "import"
@@ -28,10 +29,13 @@ def write_import(
     source: Mapping[str, Any],
     output: Path,
     classifier: Mapping[str, Any] | None = None,
+    tuning: Mapping[str, Any] | None = None,
+    base: Base | None = None,
 ) -> None:
     """Write the checkpoint folder, whole or not at all. source: where the weights are from, kept masked in its
     config.json, but for the revision: a commit looks like a key, and is none. classifier: the configuration of a text
-    classifier (`PublishedFolder.classifier_config`).
+    classifier (`PublishedFolder.classifier_config`). tuning: the section of the method that the tensors were tuned by.
+    base: what they are beside.
 
     UserError where the folder is not empty or cannot be written.
     """
@@ -44,6 +48,7 @@ def write_import(
     }
     given = classifier or {}
     config |= {name: given[name] for name in ("task", "max_length") if name in given}
+    config |= {} if tuning is None else {"tuning": dict(tuning)}
     if tokenizer is not None:
         config["tokenizer"] = {**given.get("tokenizer", {}), "name": "folder", "path": masked(str(output))}
 
@@ -51,6 +56,8 @@ def write_import(
         save_tensors(tensors, draft / MODEL)
         (draft / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         (draft / STATE).write_text(json.dumps({"step": 0}) + "\n", encoding="utf-8")
+        if base is not None:
+            (draft / BASE).write_text(json.dumps(base.to_plain(), indent=2) + "\n", encoding="utf-8")
         if tokenizer is not None:
             tokenizer.save(draft)
         write_manifest(draft, {"step": 0})
