@@ -24,6 +24,9 @@ class CommandConfig(Config):
     overlays: ClassVar[tuple[str, ...]] = ()
     """Groups that set values of other sections and have none of their own."""
 
+    starts_with_checkpoint: ClassVar[bool] = True
+    """Whether sections may be taken from what checkpoint= names: it is opened before the command begins."""
+
     plugins: tuple[str, ...] = Field(
         (), description="Python modules whose components are added; typed with --plugin, never read from a file."
     )

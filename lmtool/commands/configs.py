@@ -223,7 +223,9 @@ class ExportConfig(TransferConfig):
 
 
 class ImportConfig(TransferConfig):
-    """`lmtool import`: a checkpoint of lmtool from a published folder."""
+    """`lmtool import`: a checkpoint of lmtool from a published folder, or from an adapter of PEFT."""
+
+    starts_with_checkpoint: ClassVar[bool] = False
 
 
 COMMANDS: dict[str, type[Any]] = {

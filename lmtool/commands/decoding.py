@@ -44,7 +44,8 @@ def decoded(
     checkpoint = data.get("checkpoint")
     if isinstance(checkpoint, list) and checkpoint:
         checkpoint = checkpoint[0]  # of several, the first says what is taken from checkpoints
-    if reads_checkpoint and isinstance(checkpoint, str) and checkpoint not in ("none", "???", ""):
+    opened = reads_checkpoint and COMMANDS[verb].starts_with_checkpoint
+    if opened and isinstance(checkpoint, str) and checkpoint not in ("none", "???", ""):
         try:
             published = published_folder(checkpoint, bool(data.get("offline")))
             checkpoint_config = read_checkpoint(checkpoint) if published is None else published.saved_config()

@@ -32,7 +32,7 @@ from lmtool.weights.task_heads import HEADS
 
 
 def import_adapter(config: ImportConfig, folder: Path) -> None:
-    """Write the checkpoint, read it again, and print what is in it. UserError where the adapter does not fit its base."""
+    """Write the checkpoint, read it again, print what is in it. UserError where the adapter does not fit its base."""
     settings, tensors = read_adapter(folder)
     address = _base_of(folder, settings)
     saved = saved_config(address, config.offline)

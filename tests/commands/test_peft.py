@@ -1,0 +1,64 @@
+"""What was tuned as PEFT reads it, and what PEFT has tuned, against the library itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+import lmtool
+from lmtool import cli
+from tests.commands.conftest import finetune
+from tests.weights.published_folders import make
+
+peft = pytest.importorskip("peft")
+TUNED = ("checkpoint=published", "max_steps=3", "optimizer.lr=0.05", "max_length=24")
+TEXTS = ["The happy cat saw the ship.", "A sad king."]
+
+
+def run(*words: str, status: int = 0) -> None:
+    assert cli.main([*words]) == status
+
+
+def theirs(architecture: str, folder: str, more: dict[str, int]) -> torch.nn.Module:
+    """The base of an adapter, and the adapter on it, as a user of PEFT loads them."""
+    base = getattr(transformers, architecture).from_pretrained("published", **more)
+    return peft.PeftModel.from_pretrained(base, folder).eval()
+
+
+def logits_of(model: torch.nn.Module, rows: dict[str, torch.Tensor]) -> torch.Tensor:
+    with torch.no_grad():
+        return model(**rows).logits
+
+
+@pytest.mark.parametrize("method", ["lora", "ia3"])
+@pytest.mark.parametrize("family", ["bert", "gpt", "t5"])
+def test_there_and_back(family: str, method: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """PEFT gives the logits of the run, and what lmtool imports of the folder gives them too."""
+    make(family, place / "published")
+    more = ["tuning.projections=[q_proj,v_proj,fc_out]", "tuning.rank=3"] if method == "lora" else []
+    finetune("run", *TUNED, f"tuning={method}", "task.head=transformers", *more)
+    run("export", "checkpoint=runs/run", "output=adapter", "format=peft")
+    assert "beside the weights of published" in capsys.readouterr().out
+    settings = json.loads(Path("adapter/adapter_config.json").read_text())
+    assert settings["base_model_name_or_path"] == "published" and settings["task_type"] == "SEQ_CLS"
+    loaded = lmtool.load("runs/run")
+    rows = loaded.tokenizer(TEXTS)
+    expected = loaded.model(**rows).logits
+    name = {"bert": "Bert", "gpt": "GPT2", "t5": "T5"}[family] + "ForSequenceClassification"
+    pad = {} if family == "t5" else {"pad_token_id": loaded.tokenizer.with_padding().roles["pad"]}
+    assert torch.allclose(logits_of(theirs(name, "adapter", {"num_labels": 2, **pad}), rows), expected, atol=1e-5)
+    plain = getattr(transformers, name).from_pretrained("published", num_labels=2, **pad).eval()
+    assert not torch.allclose(logits_of(plain, rows), expected, atol=1e-2), "the adapter does something"
+    run("import", "checkpoint=adapter", "output=back")
+    again = lmtool.load("back")
+    assert again.saved["tuning"]["name"] == method
+    assert torch.allclose(again.model(**rows).logits, expected, atol=1e-5)
+    asked = ["device=cpu", "precision=fp32", "text=A lovely cat."]
+    run("predict", "checkpoint=back", *asked, "output=back.jsonl")
+    run("predict", "checkpoint=runs/run", *asked, "output=run.jsonl")
+    scores = [json.loads(Path(f"{name}.jsonl").read_text())["score"] for name in ("back", "run")]
+    assert scores[0] == pytest.approx(scores[1], abs=1e-5)
