@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from lmtool.commands.lineage import LINEAGE, Lineage
 from lmtool.commands.opening import OpenRun
 from lmtool.config.checkpoint import DATA, read_json, read_manifest
 from lmtool.data.sources import Source
@@ -61,7 +62,9 @@ def _change(key: str, before: Any, now: Any) -> str:
     return f"{key} {before:,} -> {now:,}" if type(before) is type(now) is int else f"other {key}"
 
 
-def extras(tokenizer: Tokenizer, contents: Contents, base: Base | None = None) -> Callable[[Path], None]:
+def extras(
+    tokenizer: Tokenizer, contents: Contents, base: Base | None = None, lineage: Lineage = ()
+) -> Callable[[Path], None]:
     """What writes the files of a checkpoint that the loop does not know."""
 
     def write(folder: Path) -> None:
@@ -69,5 +72,7 @@ def extras(tokenizer: Tokenizer, contents: Contents, base: Base | None = None) -
         write_bytes(folder / DATA, to_json(contents).encode())
         if base is not None:
             write_bytes(folder / BASE, to_json(base.to_plain()).encode())
+        if lineage:
+            write_bytes(folder / LINEAGE, to_json({"checkpoints": list(lineage)}).encode())
 
     return write

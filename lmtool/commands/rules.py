@@ -22,7 +22,7 @@ from lmtool.config.rules import rule
 from lmtool.config.tables import entries
 from lmtool.errors import Problem
 from lmtool.models.configs import TransformerConfig
-from lmtool.tasks.configs import MixtureTaskConfig, TaskConfig, TaskObjectiveConfig, tasks_of
+from lmtool.tasks.configs import MixtureTaskConfig, TaskConfig, TaskObjectiveConfig, TaskTextConfig, tasks_of
 
 
 @rule(PretrainConfig, "objective", "max_steps")
@@ -207,6 +207,15 @@ def tasks_have_data(objective: Any) -> Iterator[Problem]:
             "objective.task.path" if isinstance(objective, TaskObjectiveConfig) else f"objective.with.{task.name}.path"
         )
         yield Problem("objective", message, f"give {key}=FOLDER, or a file to train on")
+
+
+@rule(PretrainConfig, "data")
+@rule(TokenizerCommandConfig, "data")
+def task_texts_come_from_somewhere(data: Any) -> Iterator[Problem]:
+    """So do the texts of a task."""
+    for task in filter(_without_data, data.task.parts() if isinstance(data, TaskTextConfig) else ()):
+        message = f"data.task={task.name} names no data of its own"
+        yield Problem("data.task.path", message, "give data.task.path=FOLDER, or a file")
 
 
 @rule(FinetuneConfig, "task", "model")

@@ -60,6 +60,7 @@ def begin(
     epochs: float,
     rates: Sequence[Mapping[str, Any]],
     baseline: Mapping[str, Any],
+    lineage: Sequence[Mapping[str, Any]] = (),
 ) -> None:
     """Write facts.json and show the screen that says what will happen."""
     config = opened.config
@@ -67,12 +68,13 @@ def begin(
     state = {} if opened.checkpoint is None else read_state(opened.checkpoint)
     # Of a run without a tuning method everything learns.
     learns = {} if learner.tuning is None else learning_by_role(learner)
-    facts = {
+    facts: dict[str, Any] = {
         "data": dict(data),
         "model": {**model, "parameters": plan.parameters, **machine},
         "learns": learns,
         "rates": list(rates),
         "baseline": dict(baseline),
+        **({"lineage": list(lineage)} if lineage else {}),
     }
     opened.folder.write_json("facts.json", facts)
     start_screen(

@@ -11,6 +11,7 @@ from torch import nn
 from lmtool.commands import screens
 from lmtool.commands.configs import RunConfig
 from lmtool.commands.held_out import HeldOutSplits
+from lmtool.commands.lineage import lineage_of, told
 from lmtool.commands.opening import OpenRun, words
 from lmtool.commands.planning import plan_of
 from lmtool.commands.provenance import Contents, extras
@@ -65,12 +66,14 @@ def fit(
     uninformed_loss = held_out.uninformed_loss(baseline)
     plan, epochs = plan_of(config, learner, loader.facts(), precision)
     in_base = frozenset() if base is None else base.names
+    lineage = lineage_of(opened)
     screens.begin(
         opened,
         learner,
         choices=choices,
         data={**facts, "train": loader.facts(), **held_out.facts()},
-        model=screens.model_facts(config.model, tokenizer, loaded),
+        model=screens.model_facts(config.model, tokenizer, loaded) | told(lineage),
+        lineage=lineage,
         plan=plan,
         epochs=epochs,
         rates=rates(learner, config.optimizer, plan.steps),
@@ -86,7 +89,7 @@ def fit(
             config.optimizer,
             config.schedule,
             [listener],
-            extras(tokenizer, contents, base),
+            extras(tokenizer, contents, base, lineage),
             in_base=in_base,
         )
     best_weights(opened, training, learner, in_base)
@@ -95,6 +98,7 @@ def fit(
     more |= {name: training.metrics[name] for name in ("standard_error",) if name in training.metrics}
     more |= {} if base is None else tuned_size(base, training)
     more |= {name: facts[name] for name in ("few_shot",) if name in facts}
+    more |= {"lineage": list(lineage)} if lineage else {}
     if isinstance(examples, MixedExamples):
         more["mixture"] = realised(examples, loader, training.steps)
     more |= write_predictions(opened, learner, held_out)

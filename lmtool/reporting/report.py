@@ -46,6 +46,7 @@ def _write(run: RunFiles, predictions: PredictionSummary) -> Path:
         html.section("Examples", samples_html(run.samples), predictions_html(predictions)),
         html.section("Facts", _facts(run)),
         html.section("Learning rates", _rates(run)),
+        html.section("Lineage", _lineage(run)),
         html.section("Repeat it", html.commands(repeat_commands(run))),
         html.section(
             "Details",
@@ -198,6 +199,16 @@ def _learning(run: RunFiles) -> str:
     return html.table(["parameters", "learn", "of"], learning_rows(learns))
 
 
+def _lineage(run: RunFiles) -> str:
+    """The checkpoints before the run, oldest first."""
+    entries = run.facts.get("lineage")
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        return ""
+    names = ("checkpoint", "step", "command", "sha256")
+    rows = [[entry.get(name) for name in names] for entry in entries]
+    return html.table(["checkpoint", "step", "command", "sha256 of its weights"], rows) if rows else ""
+
+
 def _mixture(run: RunFiles) -> str:
     """Of each member of a mixture, how many examples were read and planned, and its scores beside its baseline."""
     members, metrics = run.result.get("mixture"), run.result.get("metrics")
@@ -260,7 +271,7 @@ def repeat_commands(run: RunFiles) -> list[str]:
     if isinstance(command, str) and command.replace("_", "").isalnum():
         lines.append("# the same run again, from its saved configuration")
         lines.append(f"lmtool {command} --config {shlex.quote(str(run.run_dir / 'config.yaml'))}")
-    argv = run.environment.get("argv")
+    argv = run.environment.get("arguments")
     if isinstance(argv, list) and argv:
         lines.append("# the command it came from")
         lines.append(" ".join(["lmtool", *(shlex.quote(str(word)) for word in argv[1:])]))

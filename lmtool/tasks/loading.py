@@ -145,6 +145,29 @@ def load_task(config: TaskConfig, seed: int, cache_dir: str | Path, offline: boo
     return data
 
 
+def unlabelled_rows(config: TaskConfig, cache_dir: str | Path, offline: bool = False) -> dict[str, list[list[str]]]:
+    """By split, the columns of texts that a task reads in training and of its development splits; no labels, and no
+    test splits. UserError as `load_task` has it."""
+    kind: TaskKind = build(config)
+    tables, _ = _tables(config, cache_dir, offline)
+    tests = {split for split in map(canonical, config.test)} - {"train"}
+    return {
+        split: _texts_of(kind, _columns(config, split, tables[split]), tables[split].origin)
+        for split in tables
+        if split not in tests
+    }
+
+
+def _texts_of(kind: TaskKind, columns: dict[str, list], origin: list[tuple[str, int]]) -> list[list[str]]:
+    """The columns of rows as texts, without their labels; words with a space between them."""
+    unlabelled = {name: values for name, values in columns.items() if name != kind.config.label}
+    rows = kind.rows(unlabelled, origin, False)
+    return [
+        [" ".join(map(str, cell)) if isinstance(cell, list) else str(cell) for cell in column]
+        for column in rows.columns.values()
+    ]
+
+
 def _held_out_alone(
     config: TaskConfig, kind: TaskKind, tables: dict[str, TaskTable], facts: dict[str, Any]
 ) -> TaskData:

@@ -34,22 +34,21 @@ class MixedData:
     def splits(self) -> dict[str, SplitData]:
         """The training rows of all members; the first development split of each, together; and the further ones that
         some of them have, under their own names."""
-        splits: dict[str, dict[str, Rows]] = {"train": {name: data.train for name, data in self.members.items()}}
-        firsts = [next(iter(data.validation)) for data in self.members.values()]
+        own = {name: data.splits() for name, data in self.members.items()}
+        firsts = [list(splits)[1] for splits in own.values()]
         first = firsts[0] if len(set(firsts)) == 1 else "dev"
-        for (name, data), own in zip(self.members.items(), firsts, strict=True):
-            for split, rows in data.validation.items():
-                title = first if split == own else split if split != first else f"{name}_{split}"
-                splits.setdefault(title, {})[name] = rows
-        order = ["train", first, *(split for split in splits if split not in ("train", first))]
-        return {split: SplitData(split, rows=splits[split]) for split in order}
+        joined: dict[str, dict[str, Rows]] = {"train": {}, first: {}}
+        for (name, splits), chief in zip(own.items(), firsts, strict=True):
+            for split, part in splits.items():
+                title = first if split == chief else split if split != first else f"{name}_{split}"
+                joined.setdefault(title, {}).update(part.rows)
+        return {split: SplitData(split, rows=rows) for split, rows in joined.items()}
 
     def labelled_tests(self) -> dict[str, SplitData]:
         splits: dict[str, dict[str, Rows]] = {}
-        for name, data in self.members.items():
-            for split, rows in data.test.items():
-                if rows.labels is not None:
-                    splits.setdefault(split, {})[name] = rows
+        for data in self.members.values():
+            for split, part in data.labelled_tests().items():
+                splits.setdefault(split, {}).update(part.rows)
         return {split: SplitData(split, rows=rows) for split, rows in splits.items()}
 
 

@@ -101,6 +101,9 @@ def required(group: str, name: str) -> Iterator[str]:
     if (group, name) == ("objective", "task"):
         yield "objective.task={kind: classification, path: x}"
         return
+    if (group, name) == ("data", "task"):
+        yield "data.task={kind: classification, path: x}"
+        return
     if (group, name) == ("task", "mixture"):
         yield from ("task.members=[sst2,wnut17]", "task.with.wnut17.path=x")
         return

@@ -47,7 +47,9 @@ def language_run(tmp_path: Path) -> Path:
     facts["baseline"] = {"name": "unigram", "metric": "loss", "value": 6.81}
     (folder / "facts.json").write_text(json.dumps(facts))
     (folder / "config.yaml").write_text(f"seed: 3\nmodel:\n  name: bert\n# {HOSTILE!r}\n")
-    (folder / "environment.json").write_text(json.dumps({"argv": ["lmtool", "pretrain", "name=a b"], "x": HOSTILE}))
+    (folder / "environment.json").write_text(
+        json.dumps({"arguments": ["lmtool", "pretrain", "name=a b"], "x": HOSTILE})
+    )
     return folder
 
 

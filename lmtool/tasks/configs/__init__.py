@@ -16,6 +16,7 @@ from lmtool.tasks.configs.sequence import (
     SequenceConfig,
 )
 from lmtool.tasks.configs.span_classification import SpanClassificationConfig
+from lmtool.tasks.configs.text import TaskTextConfig
 from lmtool.tasks.configs.tokens import TokenClassificationConfig
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "SpanClassificationConfig",
     "TaskConfig",
     "TaskObjectiveConfig",
+    "TaskTextConfig",
     "TokenClassificationConfig",
     "tasks_of",
 ]

@@ -1,0 +1,55 @@
+"""Text of a task to pretrain on, and what stays of the chain of checkpoints."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from lmtool import cli
+from tests.commands.conftest import TINY, finetune
+
+
+def result_of(run: Path) -> dict:
+    return json.loads((run / "result.json").read_text())
+
+
+def test_from_a_tasks_texts_to_the_task(place: Path) -> None:
+    texts = ["pretrain", "data=task:sst2", "data.task.path=rows", "objective.pairs=none", "cache_dir=cache"]
+    run = Path("runs/adapted")
+    words = [*texts, "model=bert_tiny", *TINY, "batch_tokens=256", "max_steps=2", "name=adapted"]
+    assert cli.main(words) == 0
+    assert "lineage" not in result_of(run)
+    facts = json.loads((run / "facts.json").read_text())["data"]
+    assert facts["source"] == "texts of sst2" and not facts["held_out"]
+    assert (facts["documents"], facts["validation_documents"]) == (96, 40)
+    task = finetune("task", "checkpoint=runs/adapted", "max_steps=1")
+    further = finetune("further", "checkpoint=runs/task", "max_steps=2", "checkpoint_every=1")
+    manifest = json.loads(next((run / "checkpoints").glob("step_00000002/manifest.json")).read_text())
+    (first,) = result_of(task)["lineage"]
+    assert first["checkpoint"] == "runs/adapted" and first["step"] == 2
+    assert first["sha256"] == manifest["files"]["model.safetensors"]["sha256"]
+    assert first["command"].startswith("lmtool ")
+    chain = result_of(further)["lineage"]
+    assert chain[0] == first and [entry["checkpoint"] for entry in chain] == ["runs/adapted", "runs/task"]
+    facts = json.loads((further / "facts.json").read_text())
+    assert facts["lineage"] == chain and facts["model"]["started_from"] == "runs/adapted → runs/task"
+    # It outlives what it is of.
+    shutil.rmtree("runs/adapted")
+    shutil.rmtree("runs/task")
+    shutil.rmtree(further / "checkpoints/step_00000002")
+    (further / "result.json").unlink()
+    (further / "checkpoints/best").unlink(missing_ok=True)
+    assert cli.main(["resume", str(further)]) == 0
+    assert result_of(further)["lineage"] == chain
+
+
+def test_rows_are_held_out_and_repeated_texts_left_out(place: Path) -> None:
+    lines = Path("rows/train.tsv").read_text().splitlines()
+    Path("alone.tsv").write_text("\n".join([*lines, *lines[1:20]]) + "\n")
+    task = "data.task={kind: classification, text: [sentence], label: gone, path: alone.tsv}"
+    words = ["pretrain", "model=bert_tiny", *TINY, "data=task", task, "objective.pairs=none", "cache_dir=cache"]
+    assert cli.main([*words, "batch_tokens=256", "max_steps=1", "name=run"]) == 0
+    run = Path("runs/run")
+    facts = json.loads((run / "facts.json").read_text())["data"]
+    assert facts["held_out"] and facts["documents"] + facts["validation_documents"] == 96
