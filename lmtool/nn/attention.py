@@ -10,8 +10,8 @@ L queries and K keys of a document.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
-from typing import ClassVar, TypeGuard
+from collections.abc import Collection, Iterable
+from typing import Any, ClassVar, TypeGuard, cast
 
 import torch
 import torch.nn.functional as F
@@ -182,6 +182,12 @@ def attention_path(
     """How the attentions of a model compute in training, in words. prefixes: True where there are texts with a prefix
     that all of the text sees, False where there are texts without."""
     paths: dict[str, str] = {}
+    led = {
+        layer.self_attn
+        for stack in model.modules()
+        if getattr(stack, "prefix", None) is not None and getattr(stack, "causal", False)
+        for layer in cast(Iterable[Any], stack.layers)
+    }
     biased = any(isinstance(part, Position) and part.scores for part in model.modules())
     for part in model.modules():
         if not isinstance(part, MultiHead):
@@ -194,6 +200,8 @@ def attention_path(
             paths[_TILES] = "flash needs bf16 or fp16, heads of 8, 16, ... 256, and a GPU since Ampere"
         elif own and biased:
             paths[_TILES] = "where positions add to the scores"
+        elif kernel == "jagged" and part in led:
+            paths[_TILES] = "where a prefix stands before a text that is read left to right"
         else:
             if own and True in prefixes:
                 paths[_TILES] = "where a text has a prefix that all of it sees"

@@ -177,9 +177,9 @@ class Layout:
     @cached_property
     def ends_together(self) -> bool:
         """Whether the last query of every document stands at its last key, from where the variable-length kernels
-        count the window of a mask."""
+        count the window of a mask. One without queries has no window."""
         ends = zip(self.query_start, self.query.lengths, self.key.lengths, strict=True)
-        return all(start + queries == keys for start, queries, keys in ends)
+        return all(start + queries == keys or not queries for start, queries, keys in ends)
 
     @cached_property
     def paired(self) -> bool:

@@ -16,6 +16,8 @@ from lmtool.nn.dropout import DeviceDraws, TokenDraws
 from lmtool.nn.kernels import flash_attention, jagged_attention, kernel_for, serves
 from lmtool.nn.layout import Causal, Full, Layout, PrefixLM
 from lmtool.nn.positions import Alibi, Position
+from lmtool.nn.prefix import KeyPrefix
+from lmtool.nn.stack import Stack
 from lmtool.types import Packed, Segments
 
 LENGTHS = (7, 70, 1, 0, 16, 33, 7, 32, 17)
@@ -53,9 +55,11 @@ LAYOUTS = {
     "window behind": layout_of(Near(4, 0)),
     "cross": layout_of(Full(), LENGTHS, (3, 40, 5, 0, 61, 2, 17, 16, 1)),
     "cross, keys or queries alone": layout_of(Full(), LENGTHS, (3, 40, 0, 5, 61, 2, 17, 16, 1)),
+    "behind a prefix": Layout.of(Packed(torch.zeros(sum(LENGTHS)), LENGTHS), Full(), 5),
+    "causal behind a prefix": Layout.of(Packed(torch.zeros(sum(LENGTHS)), LENGTHS), Causal(), 5),
     "decoding": layout_of(Causal(), (1, 4, 1, 2), (31, 4, 1, 9), (30, 0, 0, 7)),
 }
-JAGGED = ("full", "causal", "one document", "of one length", "cross")
+JAGGED = ("full", "causal", "one document", "of one length", "cross", "behind a prefix")
 
 
 def projected(layout):
@@ -272,6 +276,16 @@ def test_the_path_that_attend_takes(with_flash, monkeypatch, mask, dtype, dropou
 def test_the_path_in_words(with_flash, device, dtype, dropout, biased, prefixes, words):
     model = torch.nn.ModuleList([SelfAttention(64, 4, dropout), Alibi(4) if biased else Position()])
     assert re.fullmatch(words, attention_path(model, torch.device(device), dtype, prefixes))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_jagged_tensors_count_a_window_from_the_first_key(with_flash, causal):
+    layer = torch.nn.Module()
+    layer.self_attn = SelfAttention(64, 4, 0.1)
+    stack = Stack([layer], causal)
+    stack.prefix = KeyPrefix(3, 1, 64)
+    words = "documents of like.*a prefix stands before" if causal else "flash of jagged tensors"
+    assert re.match(words, attention_path(stack, CUDA, torch.bfloat16))
 
 
 def test_a_batch_without_tokens_takes_tiles(with_flash):

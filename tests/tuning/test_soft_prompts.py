@@ -247,3 +247,11 @@ def test_positions_without_an_end_leave_texts_as_long_as_they_were():
         model={"name": "t5", **SIZES, "head_size": 8}, tuning={"name": "prompt", "length": 60}, max_length=64
     )
     assert config.max_length == 64
+
+
+def test_answers_leave_room_for_a_prefix():
+    rooms = [
+        learner_of("bart", "seq2seq", method, target_tokens=64).examples(data_of("seq2seq"), 40).target_room
+        for method in (METHODS["prompt"], METHODS["prefix"])
+    ]
+    assert rooms[0] - rooms[1] == 3

@@ -158,9 +158,7 @@ class Seq2SeqLearner(TextLearner):
         return self.config
 
     def examples(self, data: SplitData, max_length: int) -> TextPairs:
-        return TextPairs(
-            self.config, self.rows(data), self.tokenizer, self.backbone.config, max_length, data.split
-        )  # fmt: skip
+        return self.pairs_of(self.rows(data), max_length, data.split)
 
     def parts(self, outputs: Tensor, batch: Batch) -> list[Any]:
         raise TypeError("texts are generated, not read off outputs")

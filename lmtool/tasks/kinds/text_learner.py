@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from lmtool import streams
-from lmtool.data.split import SplitData
+from lmtool.data.split import Rows, SplitData
 from lmtool.heads.lm import LMHead, lm_head
 from lmtool.learners.baseline import ConstantPredictor, token_counts
 from lmtool.learners.targets import places_of
 from lmtool.learners.writing import Writer, writer_of
 from lmtool.models.base import Backbone
+from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.tasks.configs import Seq2SeqConfig
 from lmtool.tasks.kinds.base import TaskKind
 from lmtool.tasks.kinds.inspection import TextPairInspector
@@ -51,6 +52,12 @@ class TextLearner(TaskLearner):
     @property
     def _table(self) -> Tensor:
         return self.backbone.embed.token.weight
+
+    def pairs_of(self, rows: Rows, max_length: int, split: str) -> TextPairs:
+        """Rows of sources and targets as this backbone reads them."""
+        backbone = self.backbone
+        longest = backbone.longest_answer if isinstance(backbone, EncoderDecoder) else backbone.longest_text
+        return TextPairs(self.writing, rows, self.tokenizer, backbone.config, max_length, split, longest)
 
     def inspector(self, examples: TextPairs, max_length: int) -> TextPairInspector:
         return TextPairInspector(self, examples, max_length)

@@ -29,10 +29,18 @@ from lmtool.types import Batch, Target
 
 class TextPairs:
     """A row is a source and, where the rows are labelled, its first target. Either is cut at its end where it is too
-    long: an encoder-decoder's source to max_length, a decoder's to what the target leaves of it."""
+    long: an encoder-decoder's source to max_length, a decoder's to what the target leaves of it; an encoder-decoder's
+    target to `longest_answer`, the tokens of the longest one it reads."""
 
     def __init__(
-        self, config: Seq2SeqConfig, rows: Rows, tokenizer: Tokenizer, model: ModelConfig, max_length: int, split: str
+        self,
+        config: Seq2SeqConfig,
+        rows: Rows,
+        tokenizer: Tokenizer,
+        model: ModelConfig,
+        max_length: int,
+        split: str,
+        longest_answer: int,
     ):
         if not len(rows):
             raise UserError(f"the {split} split has no rows")
@@ -41,7 +49,7 @@ class TextPairs:
         self.two_stacks = isinstance(model, EncoderDecoderConfig)
         self.template = Template.of(layout, 1 if self.two_stacks else 2)
         self.start = tokenizer.role(model.start_role) if isinstance(model, EncoderDecoderConfig) else None
-        source_room, self.target_room = self._room(max_length)
+        source_room, self.target_room = self._room(max_length, longest_answer)
         self.tokenizer = tokenizer
         self.sources, self.truncated = self.sourced(source_room)
         self.source_lengths = np.minimum(self.sources.lengths, source_room)
@@ -57,11 +65,11 @@ class TextPairs:
         overhead = self.template.overhead * sides
         self._plan = Plan(records, self.source_lengths + self.target_lengths + overhead)
 
-    def _room(self, max_length: int) -> tuple[int, int]:
+    def _room(self, max_length: int, longest_answer: int) -> tuple[int, int]:
         """Tokens of a source and of a target, at most, special ones aside."""
         overhead, wanted = self.template.overhead, self.config.target_tokens
         if self.two_stacks:
-            source, target = max_length - overhead, min(wanted, self.model.max_positions) - overhead
+            source, target = max_length - overhead, min(wanted, longest_answer) - overhead
         else:
             source, target = max_length - overhead - wanted, wanted
         if source < 1 or target < 1:

@@ -94,8 +94,7 @@ class TextToTextLearner(TextLearner):
         return replace(rows, columns={"source": sources(self.term, rows)}, labels=labels)
 
     def examples(self, data: SplitData, max_length: int) -> TextPairs:
-        pairs = self.pairs(self.rows(data))
-        return TextPairs(self.writing, pairs, self.tokenizer, self.backbone.config, max_length, data.split)
+        return self.pairs_of(self.pairs(self.rows(data)), max_length, data.split)
 
     def outputs(self, batch: Batch, step: int) -> Tensor:
         """(M, H) hidden states at the places that predict; (0, H) where nothing is known to be right."""
