@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from lmtool import cli
+from lmtool.weights.load import load
 from tests.commands.conftest import finetune, pretrain
 
 STEPS = ["max_epochs=null", "max_steps=4", "checkpoint_every=2", "evaluate_every=4", "log_every=1", "optimizer.lr=1e-2"]
@@ -51,6 +52,8 @@ def test_a_run(place: Path, capsys: pytest.CaptureFixture[str], model: str, plac
     kept = {name for name in after.keys() - added if not name.startswith("heads.")}
     assert bool(kept) == (placement == "houlsby") and all("norm" in name for name in kept)
     assert all(not torch.equal(after[name], before[name]) for name in kept)
+    loaded = load(run).model.parts.state_dict()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in after.items())
     answers = evaluated(run, capsys)
     assert len(answers) == 40
     if model == "bert_tiny":
@@ -76,7 +79,8 @@ def test_trained_adapters_are_stacked_and_fused(place: Path, capsys: pytest.Capt
     start = pretrain("start", "max_steps=2")
     common = [f"checkpoint={start}", *STEPS]
     first = finetune("first", *common, "tuning=adapter", "tuning.bottleneck=3")
-    second = finetune("second", *common, "tuning=adapter", "seed=1")
+    gradual = ["tuning/schedule=gradual_unfreezing", "tuning.schedule.every_steps=1"]
+    second = finetune("second", *common, "tuning=adapter", "seed=1", *gradual)
     stacked = finetune("stacked", *common, "tuning=adapter", f"tuning.stack_on=[{first},{second}]")
     fused = finetune("fused", *common, "tuning=adapter_fusion", f"tuning.adapters=[{first},{second}]")
     slot = "backbone.layers.0.ffn_adapter."
