@@ -42,15 +42,16 @@ def parameters_by_part(learner: nn.Module) -> dict[str, int]:
 
 
 def learning_by_role(learner: ModelWithHeads) -> dict[str, dict[str, int]]:
-    """Parameters that learn (`trainable`) and that are there (`total`), tied ones once: of the backbone, of what the
-    tuning method added (`method`), of the heads (`head`), and of what an objective has besides."""
+    """Parameters that learn, be it later in the run (`trainable`), and that are there (`total`), tied ones once: of the
+    backbone, of what the tuning method added (`method`), of the heads (`head`), and of what an objective has besides.
+    """
     roles = {role: {"trainable": 0, "total": 0} for role in ("backbone", "method", "head")}
     for name, parameter in learner.named_parameters():
         part = part_of(name)
         role = "method" if name in learner.added else "head" if part.startswith("heads.") else part
         counts = roles.setdefault(role, {"trainable": 0, "total": 0})
         counts["total"] += parameter.numel()
-        counts["trainable"] += parameter.numel() * parameter.requires_grad
+        counts["trainable"] += parameter.numel() * (name in learner.learning)
     return roles
 
 
