@@ -148,9 +148,8 @@ class PromptWriter(TextToTextLearner):
 
     def examples(self, data: SplitData, max_length: int) -> PromptPairs:
         pairs, pattern = self.pairs(self.rows(data)), Pattern(self.config.template, self.tokenizer)
-        return PromptPairs(
-            self.writing, pairs, self.tokenizer, self.backbone.config, max_length, data.split, pattern, self.pieces
-        )
+        reads = self.writing, pairs, self.tokenizer, self.backbone.config
+        return PromptPairs(*reads, max_length, data.split, self.longest_answer, pattern, self.pieces)
 
 
 class PromptPairs(TextPairs):

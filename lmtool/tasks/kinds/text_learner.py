@@ -53,11 +53,16 @@ class TextLearner(TaskLearner):
     def _table(self) -> Tensor:
         return self.backbone.embed.token.weight
 
+    @property
+    def longest_answer(self) -> int:
+        """Tokens of the longest target that the backbone reads."""
+        backbone = self.backbone
+        return backbone.longest_answer if isinstance(backbone, EncoderDecoder) else backbone.longest_text
+
     def pairs_of(self, rows: Rows, max_length: int, split: str) -> TextPairs:
         """Rows of sources and targets as this backbone reads them."""
-        backbone = self.backbone
-        longest = backbone.longest_answer if isinstance(backbone, EncoderDecoder) else backbone.longest_text
-        return TextPairs(self.writing, rows, self.tokenizer, backbone.config, max_length, split, longest)
+        reads = self.writing, rows, self.tokenizer, self.backbone.config
+        return TextPairs(*reads, max_length, split, self.longest_answer)
 
     def inspector(self, examples: TextPairs, max_length: int) -> TextPairInspector:
         return TextPairInspector(self, examples, max_length)
