@@ -62,3 +62,40 @@ def test_there_and_back(family: str, method: str, place: Path, capsys: pytest.Ca
     run("predict", "checkpoint=runs/run", *asked, "output=run.jsonl")
     scores = [json.loads(Path(f"{name}.jsonl").read_text())["score"] for name in ("back", "run")]
     assert scores[0] == pytest.approx(scores[1], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("family", "method"),
+    [
+        ("gpt", "prompt"),
+        ("t5", "prompt"),
+        ("bart", "prompt"),
+        ("gpt", "prefix"),
+        ("gpt", "ptuning"),
+        ("bart", "prefix"),
+    ],
+)
+def test_prompts_where_a_language_model_writes(
+    family: str, method: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Virtual tokens and prefixes, without what computes them in training."""
+    published = make(family, place / "published")
+    lines = [f"the quick fox {number}\tthe lazy dog {number % 3}" for number in range(24)]
+    for split in ("train", "dev"):
+        Path("pairs").mkdir(exist_ok=True)
+        Path(f"pairs/{split}.tsv").write_text("\n".join(["source\ttarget", *lines]) + "\n")
+    words = ["task=seq2seq", "task.path=pairs", f"tuning={method}", "tuning.length=4", "task.target_tokens=12"]
+    run("finetune", *words, *TUNED, "name=run", "device=cpu", "precision=fp32", "batch_examples=8")
+    exports = ["export", "checkpoint=runs/run", "output=adapter", "format=peft"]
+    if (family, method) == ("bart", "prefix"):
+        capsys.readouterr()
+        run(*exports, status=2)
+        assert "tuning=prefix: PEFT puts prompts where lmtool does for language models" in capsys.readouterr().err
+        return
+    run(*exports)
+    ids = torch.arange(2 * 9).reshape(2, 9) * 37 % 290 + 10
+    given = {"input_ids": ids} | ({} if family == "gpt" else {"decoder_input_ids": ids[:, :5].flip(1)})
+    expected = lmtool.load("runs/run").model(**given).logits
+    answers = logits_of(theirs(type(published).__name__, "adapter", {}), given)
+    assert torch.allclose(answers[:, -expected.shape[1] :], expected, atol=1e-5)
+    assert not torch.allclose(logits_of(published, given), expected, atol=1e-2)
