@@ -14,7 +14,7 @@ from lmtool.config.checkpoint import saved_steps
 from lmtool.errors import UserError
 from lmtool.tasks.configs import MixtureTaskConfig, TaskConfig
 from lmtool.tasks.labels import TakenHead, taken_head
-from lmtool.tasks.loading import TaskData, load_task
+from lmtool.tasks.loading import TaskData, load_task, target_rows
 from lmtool.tasks.members import MixedData, with_members
 from lmtool.weights.folders import published_folder
 from lmtool.weights.load import saved_config
@@ -60,6 +60,9 @@ def _to_learn(
 ) -> tuple[TaskData, TakenHead | None]:
     """The data of one task, and the head that it takes from a checkpoint with tasks of these sections."""
     data = load_task(task, config.seed, config.cache_dir, config.offline)
+    if getattr(task, "domain", None) is not None:
+        others = target_rows(task, config.cache_dir, config.offline)
+        data = replace(data, unlabelled=others, facts={**data.facts, "target_rows": len(others)})
     task, taken = data.config, None
     # A published classifier's task has no name; a run's head is its task's.
     section = next((sections[name] for name in (task.name, *HEADS) if name in sections), None)

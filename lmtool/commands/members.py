@@ -18,15 +18,15 @@ _NESTED = {"data.task": "data", "objective.task": "objective"}
 
 
 def spelled_out(words: Sequence[str]) -> list[str]:
-    """Overrides with `data=task:NAME` and `data.task=NAME` (and `objective.task=NAME`) as `data.task.name=NAME`, so
-    that the task's keys may stand beside its name."""
+    """Overrides with `data=task:NAME` and `data.task=NAME` (and `objective.task=NAME`) as `data.task.name=NAME`, and
+    `task.domain=NAME` as `task.domain.name=NAME`: keys of what is named may stand beside its name."""
     spelled: list[str] = []
     for word in words:
         key, equals, value = word.partition("=")
         group, _, name = value.partition(":")
         if key in _NESTED.values() and group == "task" and name:
             spelled += [f"{key}=task", f"{key}.task.name={name}"]
-        elif key in _NESTED and equals and value.isidentifier():
+        elif (key in _NESTED or key.endswith(".domain")) and equals and value.isidentifier() and value != "null":
             spelled.append(f"{key}.name={value}")
         else:
             spelled.append(word)

@@ -54,7 +54,8 @@ class TaskData:
     def texts(self) -> list[Sequence[str]]:
         """What is read in training, column by column."""
         kind: TaskKind = build(self.config)
-        return kind.texts(self.train)
+        further = [] if self.unlabelled is None else [*self.unlabelled.columns.values()]
+        return [*kind.texts(self.train), *further]
 
     def contents(self) -> dict[str, Any]:
         """Counts and hashes of what is trained and scored on, by what they are of ("dev labels")."""
@@ -62,6 +63,8 @@ class TaskData:
         for split, rows in {"train": self.train, **self.validation}.items():
             contents |= {f"{split} rows": len(rows), f"{split} texts": _sha256(list(rows.columns.values()))}
             contents[f"{split} labels"] = _sha256(_labels(rows))
+        if self.unlabelled is not None:
+            contents["unlabelled texts"] = _sha256(list(self.unlabelled.columns.values()))
         return contents
 
     def splits(self) -> dict[str, SplitData]:
@@ -158,13 +161,27 @@ def unlabelled_rows(config: TaskConfig, cache_dir: str | Path, offline: bool = F
     }
 
 
+def target_rows(config: Any, cache_dir: str | Path, offline: bool) -> Rows:
+    """The unlabelled texts of another domain that a task is learned beside. UserError as `load_task` has it."""
+    elsewhere = config.model_copy(update={"path": config.domain.target})
+    try:
+        tables, _ = _tables(elsewhere, cache_dir, offline)
+        return _unlabelled(build(config), _columns(elsewhere, "train", tables["train"]), tables["train"].origin)
+    except UserError as error:
+        message = error.message.replace("task.path=", "task.domain.target=")
+        raise UserError(message, error.hint and error.hint.replace("task.path=", "task.domain.target=")) from error
+
+
+def _unlabelled(kind: TaskKind, columns: dict[str, list], origin: list[tuple[str, int]]) -> Rows:
+    """Decoded rows without their labels."""
+    return kind.rows({name: values for name, values in columns.items() if name != kind.config.label}, origin, False)
+
+
 def _texts_of(kind: TaskKind, columns: dict[str, list], origin: list[tuple[str, int]]) -> list[list[str]]:
     """The columns of rows as texts, without their labels; words with a space between them."""
-    unlabelled = {name: values for name, values in columns.items() if name != kind.config.label}
-    rows = kind.rows(unlabelled, origin, False)
     return [
         [" ".join(map(str, cell)) if isinstance(cell, list) else str(cell) for cell in column]
-        for column in rows.columns.values()
+        for column in _unlabelled(kind, columns, origin).columns.values()
     ]
 
 

@@ -53,3 +53,24 @@ def test_rows_are_held_out_and_repeated_texts_left_out(place: Path) -> None:
     run = Path("runs/run")
     facts = json.loads((run / "facts.json").read_text())["data"]
     assert facts["held_out"] and facts["documents"] + facts["validation_documents"] == 96
+
+
+def test_texts_of_another_domain(place: Path) -> None:
+    """The target's texts have no labels; evaluation and prediction do not ask for them again."""
+    lines = Path("rows/dev.tsv").read_text().splitlines()
+    Path("other.tsv").write_text("\n".join(line.split("\t")[0] for line in lines) + "\n")
+    sizes = [word for word in TINY if word.startswith("model.")]
+    words = ["checkpoint=none", "model=bert_tiny", *sizes, "task.domain=dann", "task.domain.target=other.tsv"]
+    run = finetune("run", *words, "max_steps=3", "log_every=1", "checkpoint_every=1")
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert all(0 < row["loss_sst2_domain"] < 2 for row in rows if row["split"] == "train")
+    assert json.loads((run / "facts.json").read_text())["data"]["target_rows"] == 40
+    last = run / "checkpoints/step_00000003/model.safetensors"
+    whole = last.read_bytes()
+    shutil.rmtree(last.parent)
+    (run / "result.json").unlink()
+    finetune("run", *words, "max_steps=3", "log_every=1", "checkpoint_every=1")
+    assert last.read_bytes() == whole
+    Path("other.tsv").unlink()
+    assert cli.main(["evaluate", "checkpoint=runs/run", "cache_dir=cache", "device=cpu"]) == 0
+    assert cli.main(["predict", "checkpoint=runs/run", "text=a film", "device=cpu"]) == 0

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from lmtool.config.base import Config
-from lmtool.config.tables import component
+from lmtool.config.tables import Choice, component
 from lmtool.errors import Problem
 from lmtool.tasks.configs.base import TaskConfig
+from lmtool.tasks.configs.domain import DomainConfig
 from lmtool.tasks.configs.prompt import PROMPT
 
 TEXT_TO_TEXT = "text_to_text"
@@ -26,7 +27,9 @@ class SequenceConfig(TaskConfig):
     """Whether labels can be written as texts."""
     prompted: ClassVar[bool] = False
     """Whether a label can be the word that a language model puts in a place of the text."""
-    of_summary: ClassVar[tuple[str, ...]] = ("pooling", "head_layers", "auxiliary_lm", "dropout", "windows")
+    of_summary: ClassVar[tuple[str, ...]] = (
+        "pooling", "head_layers", "auxiliary_lm", "dropout", "windows", "domain",
+    )  # fmt: skip
     """The fields that mean nothing where no vector stands for the text."""
     of_outputs: ClassVar[tuple[str, ...]] = of_summary
     """The fields that mean nothing where labels are written."""
@@ -93,6 +96,10 @@ class SequenceConfig(TaskConfig):
             return self._unwritten(model)
         if self.head == PROMPT:
             return self._unprompted(model)
+        domain = getattr(self, "domain", None)
+        if self.auxiliary_lm and domain is not None:
+            message = f"task.auxiliary_lm={self.auxiliary_lm:g} and task.domain={domain.name}: one auxiliary loss"
+            return Problem("task.domain", message, "leave one of them out")
         if self.auxiliary_lm and model.architecture != "decoder":
             return Problem(
                 "task.auxiliary_lm",
@@ -133,7 +140,8 @@ class SequenceConfig(TaskConfig):
             for name in field.split("."):
                 value, default = getattr(value, name), getattr(default, name)
             if value != default:
-                message = f"task.{field}={value} {whose}; task.head={self.head} {but}"
+                shown = getattr(value, "name", value)
+                message = f"task.{field}={shown} {whose}; task.head={self.head} {but}"
                 return Problem(f"task.{field}", message, "leave it out")
         return None
 
@@ -149,6 +157,11 @@ class WindowedConfig(SequenceConfig):
     )
     stride: int = Field(
         0, ge=0, description="Tokens that neighbouring windows share; at most half of a window is taken."
+    )
+    domain: Annotated[DomainConfig | None, Choice("task/domain", optional=True)] = Field(
+        None,
+        description="Unlabelled texts of another domain beside the task's, for which the model is to work too "
+        "(task.domain=dann task.domain.target=FOLDER): dann or coral. Null: none.",
     )
 
 

@@ -17,15 +17,19 @@ from typing import Any, cast
 import numpy as np
 from torch import Tensor
 
+from lmtool.config.tables import build
 from lmtool.data.configs import FORMATS
-from lmtool.data.split import Rows, SplitData
+from lmtool.data.split import Rows, SplitData, unlabelled
 from lmtool.heads.lm import LMHead, lm_head
 from lmtool.heads.sequence import Pooler, SequenceHead, summary, summary_index
 from lmtool.learners.baseline import Predictor
+from lmtool.learners.mixed_examples import MixedBatch
 from lmtool.models.base import Backbone
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
 from lmtool.nn.dropout import Draws
 from lmtool.tasks.kinds.base import Prediction, TaskKind
+from lmtool.tasks.kinds.domain import TARGET, Adaptation, PairedExamples
+from lmtool.tasks.kinds.inspection import TaskInspector
 from lmtool.tasks.kinds.labels import is_unlabelled, row_ids, text_of
 from lmtool.tasks.kinds.learner import TaskLearner
 from lmtool.tasks.kinds.texts import SequenceExamples
@@ -93,18 +97,44 @@ class SequenceLearner(TaskLearner):
         form, width = self.form, backbone.hidden_size if self.form.pooled else backbone.feature_size
         head = SequenceHead(width, outputs, dropout, form.bias, form.dense, len(new), backbone.hidden_size)
         self.add_head(self.term, head)
+        self.adaptation: Adaptation | None = None
+        domain = getattr(self.config, "domain", None)
+        if domain is not None:
+            self.adaptation = build(domain)
+            self.weights = {**self.weights, self.domain_term: domain.weight}
+            classifier = self.adaptation.head(width)
+            if classifier is not None:
+                self.add_head(self.domain_term, classifier)
         if head.tokens is not None:
             first = backbone.embed.extend(head.tokens)
             self.tokenizer = None if tokenizer is None else tokenizer.with_tokens(new, first)
 
-    def examples(self, data: SplitData, max_length: int) -> SequenceExamples:
-        """Rows tokenised, cut and laid out for this backbone."""
+    @property
+    def domain_term(self) -> str:
+        """The term, and the head, of the auxiliary loss over two domains."""
+        return f"{self.term}_domain"
+
+    def examples(self, data: SplitData, max_length: int) -> Any:
+        """Rows tokenised, cut and laid out for this backbone; in training each beside one of the other domain."""
+        own, other = self.rows(data), data.rows.get(unlabelled(self.term))
+        examples = self._examples(own, data.split, max_length)
+        if self.adaptation is None or other is None or data.split != "train":
+            return examples
+        return PairedExamples(examples, self._examples(other, TARGET, max_length), self.seed)
+
+    def inspector(self, examples: Any, max_length: int) -> TaskInspector:
+        return super().inspector(examples.source if isinstance(examples, PairedExamples) else examples, max_length)
+
+    def labels(self, batch: Batch) -> Tensor:
+        return super().labels(dict(batch.members)[self.term] if isinstance(batch, MixedBatch) else batch)
+
+    def _examples(self, rows: Rows, split: str, max_length: int) -> SequenceExamples:
         model, start = self.backbone.config, None
         if isinstance(model, EncoderDecoderConfig):
             start = self.tokenizer.role(model.start_role)
-        rows, layout = self.rows(data), self.form.text_format
+        layout = self.form.text_format
         stride = self.config.stride if getattr(self.config, "windows", "none") != "none" else None
-        return SequenceExamples(rows, self.tokenizer, layout, max_length, self.term, data.split, start, stride)
+        return SequenceExamples(rows, self.tokenizer, layout, max_length, self.term, split, start, stride)
 
     def outputs(self, batch: Batch, step: int) -> Tensor:
         """(N, C) outputs of the head."""
@@ -113,6 +143,8 @@ class SequenceLearner(TaskLearner):
 
     def stepped(self, batch: Batch, step: int, loss: Callable[[Tensor], Tensor]) -> StepOutput:
         """The output of a training step. loss: from the (N, C) outputs of the head to the sum of their losses."""
+        if isinstance(batch, MixedBatch):
+            return self._adapted(batch, step, loss)
         if LANGUAGE_MODEL not in self.weights:
             return StepOutput({self.term: loss(self.outputs(batch, step))}, self.weights)
         draws = self.draws(batch, step)
@@ -123,16 +155,33 @@ class SequenceLearner(TaskLearner):
         of_text = cast(LMHead, self.heads[LANGUAGE_MODEL]).loss_sum(hidden_TH[at_M], table_VH, labels_M)
         return StepOutput({self.term: total, LANGUAGE_MODEL: of_text}, self.weights)
 
+    def _adapted(self, batch: MixedBatch, step: int, loss: Callable[[Tensor], Tensor]) -> StepOutput:
+        """The same of texts of two domains."""
+        assert self.adaptation is not None
+        (_, source), (_, target) = batch.members
+        draws = self.draws(source, step)
+        source_NH = self._pooled(self._summary(source, draws))
+        target_NH = self._pooled(self._summary(target, self.draws(target, step)))
+        total = loss(self._of_features(source_NH, source, draws))
+        classifier = dict(self.heads.items()).get(self.domain_term)
+        apart = self.adaptation.loss(source_NH, target_NH, classifier, step)
+        return StepOutput({self.term: total, self.domain_term: apart}, self.weights)
+
     def counted(self, batch: Batch, count: float) -> dict[str, float]:
         """`counts` of a batch whose task has so many."""
+        if isinstance(batch, MixedBatch) and self.adaptation is not None:
+            texts = [len(part.inputs.lengths) for _, part in batch.members]
+            return {self.term: count, self.domain_term: self.adaptation.count(*texts)}
         if LANGUAGE_MODEL not in self.weights:
             return {self.term: count}
         return {self.term: count, LANGUAGE_MODEL: float(len(self._predicting(batch, self.backbone.config.vocab_size)))}
 
     def uninformed_loss(self, batches: Iterable[Batch], predictors: Mapping[str, Predictor]) -> float:
-        """With an auxiliary language model, also what guessing among all tokens loses."""
-        of_text = self.weights.get(LANGUAGE_MODEL, 0.0) * math.log(self.backbone.config.vocab_size)
-        return super().uninformed_loss(batches, predictors) + of_text
+        """With an auxiliary loss, also what guessing loses there: among all tokens, or between two domains."""
+        more = self.weights.get(LANGUAGE_MODEL, 0.0) * math.log(self.backbone.config.vocab_size)
+        if self.adaptation is not None:
+            more += self.weights[self.domain_term] * self.adaptation.uninformed
+        return super().uninformed_loss(batches, predictors) + more
 
     @staticmethod
     def _predicting(batch: Batch, vocabulary: int) -> Tensor:
@@ -145,12 +194,18 @@ class SequenceLearner(TaskLearner):
 
     def _of_summary(self, summary_NH: Tensor, batch: Batch, draws: Draws | None) -> Tensor:
         """(N, C): the pooler, where there is one, and the head."""
-        if self.form.pooled:
-            summary_NH = self.heads["pooler"](summary_NH)
+        return self._of_features(self._pooled(summary_NH), batch, draws)
+
+    def _pooled(self, summary_NH: Tensor) -> Tensor:
+        """(N, H): what the head reads."""
+        return self.heads["pooler"](summary_NH) if self.form.pooled else summary_NH
+
+    def _of_features(self, features_NH: Tensor, batch: Batch, draws: Draws | None) -> Tensor:
+        """(N, C): the head."""
         if draws is not None:
             draws = draws if batch.outputs is None else draws.for_outputs()
             draws = draws.rows(self._place(batch))
-        return self.heads[self.term](summary_NH, draws)
+        return self.heads[self.term](features_NH, draws)
 
     def _summary(self, batch: Batch, draws: Draws | None) -> Tensor:
         """(N, H): one token's hidden state, the only one that the last layer gives, or the mean or maximum over the
