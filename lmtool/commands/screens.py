@@ -32,6 +32,7 @@ _UNTOLD = frozenset(
     {
         "fingerprint", "split", "held_out", "padding_fraction", "steps_per_epoch", "store_tokens", "tokens", "files",
         "document", "random_next_fraction", "predicted_fraction", "truncated", "train_rows_available", "warnings",
+        "few_shot",
     }
 )  # fmt: skip
 

@@ -130,6 +130,8 @@ def load_task(config: TaskConfig, seed: int, cache_dir: str | Path, offline: boo
         facts["few_shot"] = {
             "rows_of_a_class": shots, "seed": seed, "train_sha256": _checksum(train), "dev_sha256": _checksum(few)
         }  # fmt: skip
+        short = " and ".join(facts["few_shot"][f"{split}_sha256"][:8] for split in ("train", "dev"))
+        facts["drawn"] = f"{shots} rows of each class, and {shots} to choose by, seed {seed} ({short})"
     own, warnings = kind.facts(train)
     repeated = [repeated_ids(columns[split], tables[split].origin) for split in columns]
     warnings = [*warnings, *(problem for problem in repeated if problem is not None)]

@@ -1,11 +1,12 @@
 """Which answered rows stand beside a text in its prompt: one of each class, drawn for every text by itself (Gao et al.
-2021, section 6).
+2021, section 6). A draw is keyed by the text, and so the same in whatever company the text is read.
 
 Shape letters: E rows, C classes, S draws of a row, P rows that are drawn from, K columns of a pattern.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -67,9 +68,9 @@ class Demonstrations:
                 own_EC[row, number] = place
         return own_EC
 
-    def drawn(self, own_EC: np.ndarray, counter: int, draws: int) -> np.ndarray:
-        """(E, draws, C) rows of the pool, none of them the text itself. counter: of the stream. UserError where a class
-        has no other."""
+    def drawn(self, own_EC: np.ndarray, keys_E: np.ndarray, counter: int, draws: int) -> np.ndarray:
+        """(E, draws, C) rows of the pool, none of them the text itself. keys: of the texts. counter: of the stream.
+        UserError where a class has no other."""
         others_EC = self._counts_C - (own_EC < self._counts_C)
         lacking = np.flatnonzero((others_EC < 1).any(axis=0))
         if len(lacking):
@@ -78,9 +79,16 @@ class Demonstrations:
                 "train on two rows of each class at least, or give task.demonstrations=0",
             )
         shape = (len(own_EC), draws, len(self.labels))
-        uniform = streams.uniform(self.seed, "sample", counter, np.arange(len(own_EC)), draws * len(self.labels))
+        uniform = streams.uniform(self.seed, "sample", counter, keys_E, draws * len(self.labels))
         place = (uniform.reshape(shape) * others_EC[:, None]).astype(np.int64)
         return self._starts_C + place + (place >= own_EC[:, None])
+
+
+def text_keys(rows: Rows) -> np.ndarray:
+    """(E,) int64: a number of each row's texts, by which it is known wherever it stands."""
+    texts = ("\0".join(row).encode() for row in zip(*rows.columns.values(), strict=True))
+    digests = b"".join(hashlib.blake2b(text, digest_size=8).digest() for text in texts)
+    return np.frombuffer(digests, dtype="<i8").astype(np.int64)
 
 
 def _columns(text: Sequence[str], rows: Sequence[Sequence[str]]) -> dict[str, list[str]]:

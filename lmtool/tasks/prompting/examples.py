@@ -20,7 +20,7 @@ from lmtool.data.split import Rows
 from lmtool.errors import UserError
 from lmtool.tasks.kinds.labels import place
 from lmtool.tasks.prompting.auxiliary import Auxiliary
-from lmtool.tasks.prompting.demonstrations import EVALUATION, Demonstrations
+from lmtool.tasks.prompting.demonstrations import EVALUATION, Demonstrations, text_keys
 from lmtool.tasks.prompting.pattern import Pattern, PatternTexts, room_for_texts
 from lmtool.tasks.prompting.template import SEPARATOR
 from lmtool.types import Batch, Target
@@ -101,6 +101,7 @@ class PromptedExamples:
         self._texts = PatternTexts(rows, wording.pattern)
         self._columns = len(self._texts.texts)
         self._own = None if demonstrations is None else demonstrations.own(rows)
+        self._keys = None if demonstrations is None else text_keys(rows)
         self.room = room_for_texts(max_length, self.template.overhead, len(self.template.pieces) - 1)
         self._plans: dict[int, Plan] = {}
         self.truncated = 0
@@ -120,10 +121,10 @@ class PromptedExamples:
         part = np.zeros_like(row)
         lengths = self._texts.lengths
         shown = np.zeros((len(row), 0), dtype=np.int64)
-        if self.shown is not None and self._own is not None:
+        if self.shown is not None and self._own is not None and self._keys is not None:
             train = self.split == "train"
             draws = 1 if train else self.shown.draws
-            drawn = self.shown.drawn(self._own, epoch + 1 if train else EVALUATION, draws)
+            drawn = self.shown.drawn(self._own, self._keys, epoch + 1 if train else EVALUATION, draws)
             row, part = np.repeat(row, draws), np.tile(np.arange(draws), len(row))
             shown = drawn.reshape(len(row), -1)
             beside = [self.shown.texts.lengths[:, own] for own in shown.T]

@@ -1,0 +1,92 @@
+"""Prompts in whole commands: a few rows of each class, resumed and read again as they were; predicted, exported."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from lmtool import cli
+from tests.commands.conftest import finetune, pretrain, skip_reports, write_rows, write_text
+
+PROMPT = (
+    "task.head=prompt", "task.prompt.template='{sentence} The {label} house.'",
+    "task.prompt.words={negative: awful, positive: lovely}", "task.shots_per_class=4", "checkpoint=runs/base",
+    "seed=13", "max_steps=4", "checkpoint_every=2", "batch_examples=4",
+)  # fmt: skip
+LAST = Path("checkpoints") / "step_00000004"
+WAYS = {
+    "pet": ("task.auxiliary_mlm=0.1",),
+    "lm_bff": ("task.demonstrations=3", "max_length=64"),
+    "lora": ("tuning=lora", "task.demonstrations=2", "max_length=64", "task.auxiliary_mlm=0.1"),
+}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A folder with labelled rows and a masked language model."""
+    place = tmp_path_factory.mktemp("prompted")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        skip_reports(patch)
+        write_text(place / "text.txt")
+        write_rows(place / "rows")
+        pretrain("base", "max_steps=2", "max_length=64", "batch_tokens=512")
+    return place
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_run_is_resumed_and_read_again_as_it_was(base, monkeypatch, way):
+    monkeypatch.chdir(base)
+    run, cut = finetune(way, *PROMPT, *WAYS[way]), Path("runs") / f"{way}_cut"
+    shutil.copytree(run, cut)
+    shutil.rmtree(cut / LAST)
+    (cut / "result.json").unlink()
+    finetune(cut.name, *PROMPT, *WAYS[way])
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        assert (cut / LAST / name).read_bytes() == (run / LAST / name).read_bytes()
+    result = json.loads((run / "result.json").read_text())
+    assert result["few_shot"] == json.loads((cut / "result.json").read_text())["few_shot"]
+    assert result["validation_examples"] == 8 and result["tests"]["full_dev"]["examples"] == 40
+    common = [f"checkpoint={run}", "device=cpu", "precision=fp32"]
+    assert cli.main(["evaluate", *common, f"output={way}.jsonl"]) == 0
+    assert Path(f"{way}.jsonl").read_text() == (run / "predictions.jsonl").read_text()
+    rows = [json.loads(line) for line in (run / "predictions.jsonl").read_text().splitlines()]
+    assert cli.main(["predict", *common, f"text={rows[5]['sentence']}", f"output={way}_alone.jsonl"]) == 0
+    (alone,) = map(json.loads, Path(f"{way}_alone.jsonl").read_text().splitlines())
+    assert alone["prediction"] == rows[5]["prediction"] and alone["score"] == pytest.approx(rows[5]["score"], abs=1e-5)
+    # On other rows of the task it has its prompt too.
+    assert cli.main(["evaluate", *common, "task=sst2", "task.path=rows", f"output={way}_dev.jsonl"]) == 0
+    assert len(Path(f"{way}_dev.jsonl").read_text().splitlines()) == 40
+
+
+def test_the_seed_alone_decides_which_rows_are_drawn(base, monkeypatch, capsys):
+    monkeypatch.chdir(base)
+    few = ("task.shots_per_class=4", "max_steps=1", "checkpoint=runs/base", "max_length=64")
+    drawn = {
+        name: json.loads((finetune(name, *few, *more) / "result.json").read_text())["few_shot"]
+        for name, more in {"first": ("seed=13",), "prompted": PROMPT[:3] + ("seed=13",), "other": ("seed=21",)}.items()
+    }
+    assert drawn["first"] == drawn["prompted"] and len(drawn["first"]["train_sha256"]) == 64
+    assert drawn["first"]["train_sha256"] != drawn["other"]["train_sha256"]
+    assert "4 rows of each class, and 4 to choose by, seed 13" in capsys.readouterr().out
+
+
+def test_a_run_is_exported_as_the_masked_language_model_that_it_is(base, monkeypatch, capsys):
+    monkeypatch.chdir(base)
+    run = finetune("exported", *PROMPT)
+    assert cli.main(["export", f"checkpoint={run}", "output=folder"]) == 0
+    assert json.loads(Path("folder/config.json").read_text())["architectures"] == ["BertForMaskedLM"]
+    inspected = ["inspect", "finetune", "task=sst2", "task.path=rows", *PROMPT[:5], "cache_dir=cache", "n=1"]
+    capsys.readouterr()
+    assert cli.main(inspected) == 0
+    shown = capsys.readouterr().out
+    assert "the [MASK] house . [SEP]" in shown and "positive: lovely" in shown or "negative: awful" in shown
+    unfit = [word for word in PROMPT if "words" not in word]
+    finetune("refused", *unfit, "task.prompt.words={negative: unheard-of, positive: lovely}", status=2)
+    refused = capsys.readouterr().err
+    assert "'unheard-of', for negative, has" in refused and len(refused.strip().splitlines()) == 2
+    finetune("blank", *[word for word in PROMPT if "checkpoint=" not in word], "model=bert_tiny", "checkpoint=none")
+    assert "heads.masked_lm is new: what it says of words means nothing yet" in capsys.readouterr().out
