@@ -38,6 +38,11 @@ PLACEMENTS = ("houlsby", "pfeiffer", "parallel")
 PAIRS = pytest.mark.parametrize(("family", "placement"), [(family, name) for family in FAMILIES for name in PLACEMENTS])
 
 
+TRAINED = TrainedAdapter(
+    path="runs/a", placement="parallel", bottleneck=3, activation="relu", scale=4.0, hidden_size=16, num_layers=2
+)
+
+
 def adapted(family: str, **fields: Any) -> Any:
     return tuned(model_config(family), {"name": "adapter", "bottleneck": 3, **fields})
 
@@ -86,12 +91,23 @@ def test_neutral_then_learning_alone(family: str, placement: str) -> None:
     assert not torch.equal(outputs_of(learner), outputs_of(plain))
 
 
+BUILT = {
+    "houlsby": {"name": "adapter", "placement": "houlsby", "bottleneck": 3, "scale": "learned"},
+    "stacked": {"name": "adapter", "placement": "parallel", "stack_on": [TRAINED.model_dump()]},
+    "fused": {"name": "adapter_fusion", "adapters": [TRAINED.model_dump()] * 2},
+}
+
+
+@pytest.mark.parametrize("fields", BUILT.values(), ids=BUILT)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_saved_and_built_again_it_gives_the_same(family: str) -> None:
-    fields = {"name": "adapter", "placement": "houlsby", "bottleneck": 3, "scale": "learned"}
+def test_saved_and_built_again_it_gives_the_same(family: str, fields: dict[str, Any]) -> None:
     config = model_config(family)
     learner = tuned(config, fields)
+    frozen = {name for name, parameter in learner.named_parameters() if not parameter.requires_grad}
+    before = hashes(learner)
     train(learner)
+    assert {name for name, sha in hashes(learner).items() if sha != before[name]}.isdisjoint(frozen)
+    assert any("_adapter." in name for name in frozen) == (fields["name"] == "adapter_fusion" or "stack_on" in fields)
     blueprint = SimpleNamespace(model=config, seed=0, learns=build(TASK), tuned_by=tuning_config(**fields))
     tensors = {name: tensor.clone() for name, tensor in learner.state_dict().items()}
     again, _ = assemble(blueprint, None, trained=Weights(tensors, Path("here"), "here"))
@@ -144,11 +160,6 @@ def test_values_of_the_configuration() -> None:
     near = outputs_of(adapted("bert", init_std=0.01)) - outputs_of(tuned(model_config("bert"), None))
     assert 0 < near.abs().max() < 1e-3
     assert torch.equal(outputs_of(adapted("bert", init_std=0.01)), outputs_of(adapted("bert", init_std=0.01)))
-
-
-TRAINED = TrainedAdapter(
-    path="runs/a", placement="parallel", bottleneck=3, activation="relu", scale=4.0, hidden_size=16, num_layers=2
-)
 
 
 def test_a_fusion_learns_how_trained_adapters_are_mixed() -> None:
