@@ -155,6 +155,12 @@ class FinetuneConfig(RunConfig):
         description="What is learned, and from which labelled data."
     )
     tuning: Annotated[TuningConfig, Choice("tuning")] = Field(description="Which parameters learn.")
+    forgetting: str | None = Field(
+        None,
+        description="Held-out text, a file, a folder or a glob pattern: the loss of the checkpoint's pretraining on it "
+        "is measured before and after, and how far the weights move. Null: neither.",
+        min_length=1,
+    )
 
     @classmethod
     def filled(cls, data: dict[str, Any]) -> dict[str, Any]:

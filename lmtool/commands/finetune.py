@@ -7,6 +7,7 @@ from typing import Any
 
 from lmtool.commands import suite
 from lmtool.commands.configs import FinetuneConfig
+from lmtool.commands.forgetting import measured_before, require_measurable
 from lmtool.commands.labelled import LabelledData, data_to_learn
 from lmtool.commands.opening import open_run, words
 from lmtool.commands.planning import require_memory
@@ -27,6 +28,7 @@ def run(config: FinetuneConfig, overrides: list[str]) -> dict[str, Any]:
     """Build, train, evaluate, save. Returns result.json; of several tasks their summary."""
     if isinstance(config.task, GlueConfig):
         return suite.run(config, config.task, overrides, run)
+    require_measurable(config)
     config, task, taken = data_to_learn(config)
     choices = {"model": config.model.name, "task": config.task.name, "tuning": config.tuning.name}
     with open_run("finetune", config, f"{config.task.name}-{config.model.name}") as opened:
@@ -48,6 +50,9 @@ def run(config: FinetuneConfig, overrides: list[str]) -> dict[str, Any]:
         facts["warnings"] = [*facts.get("warnings", ()), *config.tuning.warnings(config.optimizer)]
         if opened.checkpoint is None:
             facts["warnings"] += _begins_in_vain(learner, loaded)
+        forgetting = measured_before(config, learner, opened.precision, opened.output.stage)
+        if forgetting is not None:
+            facts["forgetting"] = forgetting.facts
         following = _next(str(opened.folder.path), list(task.members))
         return fit(
             opened,
@@ -61,6 +66,7 @@ def run(config: FinetuneConfig, overrides: list[str]) -> dict[str, Any]:
             following,
             task.labelled_tests(),
             base,
+            forgetting,
         )
 
 

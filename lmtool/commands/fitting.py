@@ -132,6 +132,14 @@ def pretrained_weights_are_there(tuning: TuningConfig, checkpoint: str | None) -
         )
 
 
+@rule(FinetuneConfig, "forgetting", "checkpoint", running=True)
+def something_to_forget(forgetting: str | None, checkpoint: str | None) -> Iterator[Problem]:
+    """What is measured before finetuning was learned before."""
+    if forgetting is not None and checkpoint in (None, "none"):
+        message = f"forgetting={forgetting} measures what was pretrained, and checkpoint=none has nothing"
+        yield Problem("forgetting", message, "give checkpoint=RUN, or leave forgetting= out")
+
+
 @rule(RunConfig, "model", "tokenizer")
 def tokenizer_fits_model(model: ModelConfig, tokenizer: TokenizerConfig) -> Iterator[Problem]:
     """The vocabulary has the special tokens that stand around the model's texts."""

@@ -10,6 +10,7 @@ from torch import nn
 
 from lmtool.commands import screens
 from lmtool.commands.configs import RunConfig
+from lmtool.commands.forgetting import Forgetting
 from lmtool.commands.held_out import HeldOutSplits
 from lmtool.commands.lineage import lineage_of, told
 from lmtool.commands.opening import OpenRun, words
@@ -47,6 +48,7 @@ def fit(
     next_commands: Sequence[str],
     tests: Mapping[str, SplitData] | None = None,
     base: Base | None = None,
+    forgetting: Forgetting | None = None,
 ) -> dict[str, Any]:
     """Train on data["train"], score on the other splits, of which the first gives the headline; show, write and return
     result.json.
@@ -54,7 +56,7 @@ def fit(
     loaded: what was taken of a checkpoint. choices: what the run is called on the screens. facts: of the data.
     contents: hashes of the data, which a resumed run must find again. next_commands: what a user may type next.
     tests: labelled splits that choose nothing: the best checkpoint is scored on them once, at the end. base: what the
-    checkpoints of a tuned run leave out.
+    checkpoints of a tuned run leave out. forgetting: what its checkpoint scores on held-out text.
     """
     config, precision = opened.config, opened.precision
     examples = learner.examples(data["train"], config.max_length)
@@ -104,6 +106,8 @@ def fit(
     more |= write_predictions(opened, learner, held_out)
     if tests:
         more["tests"] = scores_on(opened, learner, tests)
+    if forgetting is not None:
+        more["forgetting"] = forgetting.after(learner)
     result = screens.result_of(opened, training, choices, learner.metric.name, more)
     return screens.finish(opened, result, baseline, next_commands)
 

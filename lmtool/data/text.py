@@ -39,22 +39,29 @@ class _Scan:
 
 class TextSource:
     """Files, folders and glob patterns of text. Everything is read once when it is built, so that a bad byte in the
-    last file is an error before anything starts; text is then read again as it is needed, never held.
+    last file is an error before anything starts; text is then read again as it is needed, never held. key: what the
+    path is called in errors.
 
     UserError: no such file, not text, bad bytes (file:line:byte), no text at all.
     """
 
-    def __init__(self, config: TextConfig, cache_dir: str | Path | None = None, progress: OnStage | None = None):
+    def __init__(
+        self,
+        config: TextConfig,
+        cache_dir: str | Path | None = None,
+        progress: OnStage | None = None,
+        key: str = "data.path",
+    ):
         self._config, self._progress = config, progress
         check_encoding("data.encoding", config.encoding)
-        files = find("data.path", config.path)
+        files = find(key, config.path)
         own = [] if config.validation is None else find("data.validation", config.validation)
         shared = {file.resolve() for file in files} & {file.resolve() for file in own}
         if shared:
             raise UserError(
                 f"data.validation: {sorted(shared)[0]} is training text too", "give other files, or leave it out"
             )
-        self._scans = {"train": self._scan(files, "data.path")}
+        self._scans = {"train": self._scan(files, key)}
         if own:
             self._scans["validation"] = self._scan(own, "data.validation")
         scan = self._scans["train"]

@@ -47,6 +47,7 @@ def _write(run: RunFiles, predictions: PredictionSummary) -> Path:
         html.section("Facts", _facts(run)),
         html.section("Learning rates", _rates(run)),
         html.section("Lineage", _lineage(run)),
+        html.section("Forgetting", _forgetting(run)),
         html.section("Repeat it", html.commands(repeat_commands(run))),
         html.section(
             "Details",
@@ -223,6 +224,17 @@ def _mixture(run: RunFiles) -> str:
         shares = [percent(read[key]) for key in ("share", "planned")]
         rows.append([name, read["examples"], *shares, metric, score, value, metrics.get(f"{name}_loss")])
     return html.table(["member", "examples", "share", "planned", "metric", "score", "baseline", "loss"], rows)
+
+
+def _forgetting(run: RunFiles) -> str:
+    """The pretraining's scores on held-out text before and after, and how far the weights moved."""
+    forgetting = run.result.get("forgetting")
+    if not isinstance(forgetting, dict) or not {"before", "after", "distance"} <= set(forgetting):
+        return ""
+    before, after = forgetting["before"], forgetting["after"]
+    scores = html.table(["score", "before", "after"], [[name, before[name], after.get(name)] for name in before])
+    moved = html.table(["weights", "relative distance"], [[*pair] for pair in forgetting["distance"].items()])
+    return html.paragraph(f"{forgetting.get('objective')} on {forgetting.get('text')}") + html.columns(scores, moved)
 
 
 def _rates(run: RunFiles) -> str:

@@ -130,6 +130,17 @@ def start_screen(
     output.rows(rows)
 
 
+def forgetting_rows(forgetting: Any) -> list[tuple[str, str]]:
+    """The pretraining's loss before and after, and how far the weights moved, as result.json has them."""
+    if not isinstance(forgetting, Mapping):
+        return []
+    before, after = (float(forgetting[when]["loss"]) for when in ("before", "after"))
+    sentence = f"{plain(forgetting['objective'])} loss {number(before)} before, {number(after)} after"
+    moved = " · ".join(f"{plain(level)} {percent(share)}" for level, share in forgetting["distance"].items())
+    added = f" · {count(forgetting['added'])} parameters added beside" if forgetting["added"] else ""
+    return [("forgets", f"{sentence}, on {plain(forgetting['text'])}"), ("moved", f"{moved}{added}")]
+
+
 def _speed_text(result: Mapping[str, Any]) -> str:
     parts = []
     if result.get("tokens_per_second") is not None:
@@ -178,6 +189,7 @@ def end_screen(
     }
     if others:
         rows.append(("also", facts_text(others)))
+    rows += forgetting_rows(result.get("forgetting"))
     if speed := _speed_text(result):
         rows.append(("speed", speed))
     rows.append(("run", plain(run_dir)))

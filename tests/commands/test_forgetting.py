@@ -1,0 +1,106 @@
+"""forgetting=: the pretraining's loss before and after finetuning, and how far the weights moved."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from lmtool import cli
+from lmtool.commands.forgetting import distances
+from tests.commands.conftest import copied, finetune, pretrain, skip_reports, write_rows, write_text
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("pretrained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        skip_reports(patch)
+        write_text(place / "text.txt")
+        write_rows(place / "rows")
+        (place / "held_out.txt").write_text((place / "text.txt").read_text()[:6000])
+        pretrain("mlm", "objective=mlm", "max_steps=2", "model.num_layers=2")
+        pretrain("clm", "max_steps=2", model="gpt_tiny")
+        finetune("task", "checkpoint=runs/mlm", "max_steps=1")
+    return place
+
+
+@pytest.fixture
+def place(pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return copied(pretrained, tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def reports(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One is made, where it is read."""
+    if "full" not in request.node.name:
+        skip_reports(monkeypatch)
+
+
+FEW = ["forgetting=held_out.txt", "max_steps=3", "schedule=constant", "max_epochs=null"]
+
+
+def measured(folder: Path) -> dict:
+    return json.loads((folder / "result.json").read_text())["forgetting"]
+
+
+def test_full_finetuning_forgets(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = finetune("full", "checkpoint=runs/mlm", *FEW, "optimizer.lr=0.01")
+    said, forgetting = capsys.readouterr().out, measured(folder)
+    assert forgetting["after"]["loss"] > forgetting["before"]["loss"] + 0.01 and forgetting["objective"] == "mlm"
+    assert list(forgetting["distance"]) == ["layer 2", "layer 1", "embeddings"]  # the task's head is new
+    assert all(0 < moved < 1 for moved in forgetting["distance"].values()) and forgetting["added"] == 0
+    assert " forgets  mlm loss" in said and " moved    layer 2 " in said
+    page = (folder / "report.html").read_text()
+    assert "<h2>Forgetting</h2>" in page and "relative distance" in page and "<h2>Learning rates</h2>" in page
+    words = ["checkpoint=runs/mlm", "data=text", "data.path=held_out.txt", "cache_dir=cache", "device=cpu"]
+    capsys.readouterr()
+    assert cli.main(["evaluate", *words, "precision=fp32"]) == 0
+    assert f"{forgetting['before']['loss']:.4f}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("checkpoint", ["mlm", "clm"])
+def test_frozen_weights_forget_nothing(place: Path, checkpoint: str) -> None:
+    forgetting = measured(finetune("head", f"checkpoint=runs/{checkpoint}", *FEW, "tuning=head"))
+    assert forgetting["after"] == forgetting["before"] and set(forgetting["distance"].values()) == {0.0}
+
+
+def test_what_was_added_is_merged_or_counted(place: Path) -> None:
+    lora = measured(finetune("lora", "checkpoint=runs/mlm", *FEW, "tuning=lora", "optimizer.lr=0.01"))
+    assert lora["added"] == 0 and lora["distance"]["layer 1"] > 0 == lora["distance"]["embeddings"]
+    assert lora["after"]["loss"] != lora["before"]["loss"]
+    words = ["tuning=adapter", "tuning.bottleneck=2", "optimizer.lr=0.01"]
+    adapter = measured(finetune("adapter", "checkpoint=runs/mlm", *FEW, *words))
+    assert adapter["added"] == 2 * (2 * 2 * 32 + 2 + 32) and set(adapter["distance"].values()) == {0.0}
+    assert adapter["after"]["loss"] != adapter["before"]["loss"]
+
+
+def test_relative_distances() -> None:
+    start = {
+        "backbone.layers.0.a": torch.full((2, 2), 3.0),
+        "backbone.embed.b": torch.ones(4),
+        "heads.lm.c": torch.ones(1),
+    }
+    own = {
+        "backbone.layers.0.a": torch.full((2, 2), 4.5),
+        "backbone.embed.b": torch.ones(4),
+        "heads.lm.c": torch.ones(2),
+    }
+    assert distances(start, own) == {"layer 1": pytest.approx(0.5), "embeddings": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["checkpoint=none", "model=bert_tiny"], "checkpoint=none has nothing"),
+        (["checkpoint=runs/task"], "checkpoint=runs/task was finetuned, and has no head of its pretraining"),
+        (["checkpoint=runs/mlm", "forgetting=nowhere.txt"], "forgetting=nowhere.txt: no such file"),
+    ],
+)
+def test_refusals(place: Path, words: list[str], problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+    finetune("refused", *FEW, *words, status=2)
+    message = capsys.readouterr().err
+    assert problem in message and "hint: " in message and not Path("runs/refused").exists()
