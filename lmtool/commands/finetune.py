@@ -20,6 +20,7 @@ from lmtool.learners.base import BaseLearner
 from lmtool.reporting.console import Output
 from lmtool.tasks.configs import GlueConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.types import part_of
 from lmtool.weights.assemble import assemble
 from lmtool.weights.loading import LoadReport
 
@@ -78,6 +79,13 @@ def own_tokenizer(config: FinetuneConfig, task: LabelledData, output: Output) ->
 
 def _begins_in_vain(learner: BaseLearner, loaded: LoadReport | None) -> Iterator[str]:
     """What a task is read with that no checkpoint taught."""
+    backbone = {name: tensor for name, tensor in learner.named_parameters() if part_of(name) == "backbone"}
+    frozen = sum(tensor.numel() for name, tensor in backbone.items() if name not in learner.learning)
+    if loaded is None and frozen:
+        yield (
+            f"checkpoint=none: {frozen:,} parameters of the backbone are random and never learn; give checkpoint= of a "
+            "pretrained model, or tuning=full"
+        )
     for name in learner.pretrained:
         if loaded is None or f"heads.{name}" in loaded.new:
             yield (

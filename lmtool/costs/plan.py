@@ -20,14 +20,14 @@ VALUE_BYTES = 4
 class Work:
     """What a part of a learner does. share: of a batch's tokens, the places it runs at. values: of the matrices that a
     place is multiplied with, one that is used twice counted twice. attention: layers times the width of their heads;
-    context: tokens that one sees, mean. passes: 3 with gradients, 1 without.
+    context: tokens that one sees, mean. passes: 3 with gradients, 2 where the matrices are frozen, 1 without any.
     """
 
     share: float
     values: float
     attention: float = 0.0
     context: float = 0.0
-    passes: int = 3
+    passes: float = 3
 
     @property
     def flops(self) -> float:

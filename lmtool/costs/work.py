@@ -47,8 +47,7 @@ def works_of(
     not in it, where every other part runs once an example. length: mean tokens of an example, both sides. outputs: of
     an encoder-decoder the share of its decoder.
     """
-    learns = any(parameter.requires_grad for parameter in learner.backbone.parameters())
-    yield from _body(learner.backbone, length, outputs, 1.0, 3 if learns else 1)
+    yield from _body(learner.backbone, length, outputs, 1.0, _passes(learner.backbone))
     parts = {f"heads.{name}": head for name, head in learner.heads.items()}
     table = learner.backbone.embed.token.weight
     own = getattr(learner, "objective", None)
@@ -62,7 +61,17 @@ def works_of(
             yield Work(share, _matrices([part]) + _vocabulary(part, table))
 
 
-def _body(backbone: Backbone, length: float, outputs: float, share: float, passes: int) -> Iterator[Work]:
+def _passes(backbone: Backbone) -> float:
+    """The work of a step over a backbone in forwards: 1, as much again for the gradients of states where anything in
+    it learns, and for those of the matrices as far as these learn."""
+    parts = [part for part in backbone.modules() if not isinstance(part, _TABLES)]
+    matrices = [parameter for part in parts for parameter in part.parameters(recurse=False) if parameter.ndim > 1]
+    learn = sum(parameter.numel() for parameter in matrices if parameter.requires_grad)
+    learns = any(parameter.requires_grad for parameter in backbone.parameters())
+    return 1 + learns + learn / max(1, sum(parameter.numel() for parameter in matrices))
+
+
+def _body(backbone: Backbone, length: float, outputs: float, share: float, passes: float) -> Iterator[Work]:
     """A backbone's layers, each of its tokens once, virtual ones too; shared layers as often as they are applied. The
     rows of a prefix are seen, and are no work besides."""
     if isinstance(backbone, EncoderDecoder):

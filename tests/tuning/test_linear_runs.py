@@ -1,0 +1,67 @@
+"""Runs of the methods that train what stands in the layers, or read several of them: cut and resumed they end bit for
+bit the same, what was frozen, saved and read again is what it was, and merged they are published models."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from lmtool import cli
+from lmtool.weights.reading import read
+from tests.commands.conftest import finetune, pretrain, skip_reports, write_rows, write_text
+
+METHODS = {
+    "lora": ("tuning=lora", "tuning.dropout=0.2", "tuning.projections=[q_proj,out_proj,fc_in]"),
+    "ia3": ("tuning=ia3",),
+    "bitfit": ("tuning=bitfit",),
+    "last_n": ("tuning=last_n", "tuning.layers=1"),
+    "mix": ("tuning=head", "tuning.layers=scalar_mix"),
+}
+LAST = Path("checkpoints") / "step_00000004"
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A folder with labelled rows and a pretrained model."""
+    place = tmp_path_factory.mktemp("linear")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        skip_reports(patch)
+        write_text(place / "text.txt")
+        write_rows(place / "rows")
+        pretrain("base", "max_steps=2")
+    return place
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_is_resumed_read_and_exported(base, monkeypatch, capsys, method):
+    monkeypatch.chdir(base)
+    skip_reports(monkeypatch)
+    words = [*METHODS[method], "checkpoint=runs/base", "max_steps=4", "checkpoint_every=2"]
+    run, cut = finetune(method, *words), Path("runs") / f"{method}_cut"
+    shutil.copytree(run, cut)
+    shutil.rmtree(cut / LAST)
+    (cut / "result.json").unlink()
+    finetune(cut.name, *words)
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        assert (cut / LAST / name).read_bytes() == (run / LAST / name).read_bytes()
+    tensors, before = (read(str(checkpoint)).tensors for checkpoint in (run / LAST, "runs/base"))
+    learns = json.loads((run / "facts.json").read_text())["learns"]
+    backbone = [name for name in before if name.startswith("backbone.")]
+    moved = sum(before[name].numel() for name in backbone if not torch.equal(tensors[name], before[name]))
+    assert (moved > 0) == (method in ("bitfit", "last_n")) and moved <= learns["backbone"]["trainable"]
+    capsys.readouterr()
+    status = cli.main(["export", f"checkpoint={run}", f"output={method}_merged"])
+    assert status == (2 if method == "mix" else 0)
+    assert ("the head reads several layers" in capsys.readouterr().err) == (method == "mix")
+
+
+def test_random_weights_that_never_learn_are_warned_of(base, monkeypatch, capsys):
+    monkeypatch.chdir(base)
+    skip_reports(monkeypatch)
+    finetune("none", "tuning=lora", "checkpoint=none", "model=bert_tiny", "max_steps=1")
+    assert "parameters of the backbone are random and never learn" in capsys.readouterr().out
