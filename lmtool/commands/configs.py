@@ -80,8 +80,8 @@ class RunConfig(CommandConfig):
     micro_batch_tokens: int | None = Field(
         None,
         ge=1,
-        description="Real tokens in one forward, at most; a larger batch is accumulated. Null: no limit. Changes no "
-        "result beyond rounding.",
+        description="Tokens in one forward, virtual ones too, at most; a larger batch is accumulated. Null: no limit. "
+        "Changes no result beyond rounding.",
     )
     max_length: int = Field(
         128, ge=SHORTEST, description="Tokens in one packed sequence, at most; longer texts are cut or split."

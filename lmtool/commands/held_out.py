@@ -21,7 +21,9 @@ class HeldOut:
     def __init__(self, learner: BaseLearner, data: SplitData, max_length: int, batch_tokens: int, seed: int):
         self.data = data
         self.examples: Examples = learner.examples(data, max_length)
-        self.loader = PackedLoader(self.examples, seed, None, max(batch_tokens, max_length), shuffle=False)
+        virtual = learner.virtual_tokens
+        budget = max(batch_tokens, max_length + virtual)
+        self.loader = PackedLoader(self.examples, seed, None, budget, shuffle=False, beside=virtual)
 
 
 class HeldOutSplits:

@@ -60,7 +60,10 @@ def fit(
     """
     config, precision = opened.config, opened.precision
     examples = learner.examples(data["train"], config.max_length)
-    loader = PackedLoader(examples, config.seed, config.batch_examples, config.batch_tokens, config.micro_batch_tokens)
+    loader = PackedLoader(
+        examples, config.seed, config.batch_examples, config.batch_tokens, config.micro_batch_tokens,
+        beside=learner.virtual_tokens,
+    )  # fmt: skip
     learner.begin(loader.steps_in_epoch)
     predictors = learner.predictors(data["train"], examples)
     held_out = HeldOutSplits(learner, data, config.max_length, evaluation_tokens(config), config.seed, predictors)

@@ -7,6 +7,7 @@ and the sums over what a token sees; packed documents cost their own length only
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -88,8 +89,16 @@ def plan(
     checkpoints: how many are kept on disk. flops_per_second: measured or given rate (None: no time).
     """
     total = sum(parameters.values())
-    forward_tokens = min(micro_batch_tokens or tokens_per_step, tokens_per_step)
-    kept = sum(activation_bytes(shape, forward_tokens, predicted_fraction, half) for shape in shapes)
+    kept = sum(
+        activation_bytes(
+            shape,
+            # What limits a forward counts virtual tokens, a step does not.
+            min((micro_batch_tokens or math.inf) / shape.lengthening, tokens_per_step),
+            predicted_fraction,
+            half,
+        )
+        for shape in shapes
+    )
     return RunPlan(
         parameters=dict(parameters),
         trainable_parameters=trainable_parameters,

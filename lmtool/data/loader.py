@@ -39,8 +39,10 @@ class PackedLoader:
 
     The order of an epoch is a permutation computed from (seed, epoch), and its steps are slices of it, so a cursor
     is two counters and a resumed run seeks. Every example comes once an epoch. `batch_examples` or `batch_tokens`
-    sizes a step; `micro_batch_tokens` splits a step into several forwards and changes nothing else. Of several
-    processes that train together each reads its share of the same steps, `rank` of `ranks`: every ranks-th example.
+    sizes a step; `micro_batch_tokens` splits a step into several forwards and changes nothing else. `beside` tokens of
+    each example are virtual, and no data: they count where a forward has a limit, not in the size of a step. Of
+    several processes that train together each reads its share of the same steps, `rank` of `ranks`: every ranks-th
+    example.
     """
 
     def __init__(
@@ -53,13 +55,14 @@ class PackedLoader:
         shuffle: bool = True,
         rank: int = 0,
         ranks: int = 1,
+        beside: int = 0,
     ):
         if (batch_examples is None) == (batch_tokens is None):
             raise ValueError("give batch_examples or batch_tokens")
         self._examples, self._seed, self._shuffle = examples, seed, shuffle
         self._batch_examples, self._batch_tokens = batch_examples, batch_tokens
         self._micro_batch_tokens = micro_batch_tokens
-        self._rank, self._ranks = rank, ranks
+        self._rank, self._ranks, self._beside = rank, ranks, beside
         self._epochs: dict[int, _Epoch] = {}
 
     def steps(self, cursor: dict[str, int] | None = None) -> Iterator[Step]:
@@ -97,7 +100,7 @@ class PackedLoader:
         tokens = self._batch_tokens
         if self._micro_batch_tokens is not None:
             tokens = min(self._micro_batch_tokens, tokens or self._micro_batch_tokens)
-        borders = batch_borders(plan.lengths[order], self._batch_examples, tokens)
+        borders = batch_borders(plan.lengths[order] + self._beside, self._batch_examples, tokens)
         return prefetch(self._batches(plan, order, borders, epoch), AHEAD)
 
     def facts(self) -> dict[str, Any]:
@@ -123,7 +126,8 @@ class PackedLoader:
             current = self._epoch(epoch)
             while batch < current.steps:
                 taken = current.order[current.borders[batch] : current.borders[batch + 1]][self._rank :: self._ranks]
-                borders = batch_borders(current.plan.lengths[taken], None, self._micro_batch_tokens)
+                lengths = current.plan.lengths[taken] + self._beside
+                borders = batch_borders(lengths, None, self._micro_batch_tokens)
                 batches = list(self._batches(current.plan, taken, borders, epoch))
                 batch += 1
                 cursor = {"epoch": epoch, "batch": batch}

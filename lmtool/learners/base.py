@@ -131,6 +131,11 @@ class ModelWithHeads(nn.Module):
                 states = self.backbone(inputs, draws, read_M=read_M, tap=tap)
         return states if kept is None else kept.read(states)
 
+    @property
+    def virtual_tokens(self) -> int:
+        """Tokens that a tuning method puts into every text."""
+        return self.backbone.embed.virtual_count
+
     def add_head(self, name: str, head: nn.Module) -> None:
         """Enter a head under its name and give it the initial weights of the backbone's family. UserError where there
         is one of that name: heads of tasks have the names that users give."""

@@ -105,6 +105,18 @@ def test_budgets_hold():
     assert all(len(step.batches[0].inputs.lengths) >= 1 for step in taken(small, 20))
 
 
+def test_tokens_beside_the_examples_count_in_a_forward_alone():
+    plain = PackedLoader(DrawnExamples(60), 3, None, 100, 40)
+    loader = PackedLoader(DrawnExamples(60), 3, None, 100, 40, beside=6)
+    both = taken(loader, 5), taken(plain, 5)
+    assert [contents(step) for step in both[0]] == [contents(step) for step in both[1]]
+    forwards = [batch.inputs.lengths for step in both[0] for batch in step.batches]
+    assert max(sum(lengths) + 6 * len(lengths) for lengths in forwards if len(lengths) > 1) <= 40
+    assert len(forwards) > sum(len(step.batches) for step in both[1])
+    scored = [batch.inputs.lengths for batch in PackedLoader(DrawnExamples(60), 3, None, 40, beside=6).epoch_batches()]
+    assert max(sum(lengths) + 6 * len(lengths) for lengths in scored if len(lengths) > 1) <= 40
+
+
 def test_without_shuffling_the_plan_is_the_order():
     loader = PackedLoader(DrawnExamples(20), 2, batch_examples=6, shuffle=False)
     assert [contents(step)[0] for step in taken(loader, 4)] == [

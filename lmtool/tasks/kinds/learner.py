@@ -143,7 +143,8 @@ class TaskLearner(BaseLearner):
             warn(f"{facts['truncated']:,} of {len(rows):,} texts are cut to {max_length} tokens")
         if facts.get("cut_questions"):
             warn(f"{facts['cut_questions']:,} of {len(rows):,} questions are cut")
-        loader = PackedLoader(examples, 0, None, max(inference.batch_tokens, max_length), shuffle=False)
+        budget = max(inference.batch_tokens, max_length + self.virtual_tokens)
+        loader = PackedLoader(examples, 0, None, budget, shuffle=False, beside=self.virtual_tokens)
         total, done = len(examples.plan(0)), 0
 
         def shown() -> Iterator[Batch]:
