@@ -59,6 +59,13 @@ class AdapterTuning(TuningMethod):
         for number, (origin, tensors) in enumerate(earlier):
             take(learner, tensors, f"below.{number}.", origin)
 
+    def merge(self, learner: BaseLearner) -> None:
+        raise UserError(
+            "its adapters cannot be merged into the weights of the model",
+            "lmtool export format=delta writes them alone; tuning.stack_on=[RUN] trains others above them, from the "
+            "checkpoint that they were trained on",
+        )
+
 
 def trained_adapter(trained: TrainedAdapter) -> BottleneckAdapter:
     """A module of the shape of an earlier run's adapters."""

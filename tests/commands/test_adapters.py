@@ -58,7 +58,9 @@ def test_a_run(place: Path, capsys: pytest.CaptureFixture[str], model: str, plac
     assert len(answers) == 40
     if model == "bert_tiny":
         assert cli.main(["export", f"checkpoint={run}", "output=exported"]) == 2
-        assert "cannot be merged into model=bert" in capsys.readouterr().err
+        assert "its adapters cannot be merged" in capsys.readouterr().err
+        finetune("again", f"checkpoint={run}", "tuning=adapter", status=2)
+        assert "tuning.stack_on=[RUN]" in capsys.readouterr().err
         assert cli.main(["export", f"checkpoint={run}", "output=small", "format=delta"]) == 0
         assert cli.main(["predict", "checkpoint=small", "input=rows/dev.tsv", "output=small.jsonl", "device=cpu"]) == 0
         guesses = [json.loads(line)["prediction"] for line in Path("small.jsonl").read_text().splitlines()]

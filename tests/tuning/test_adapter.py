@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from lmtool.commands.planning import learning_by_role
 from lmtool.config.tables import build
 from lmtool.errors import UserError
+from lmtool.models.configs import BertConfig
 from lmtool.nn.dropout import TokenDraws, token_keys
 from lmtool.nn.stack import Place
 from lmtool.tuning.configs.adapter import TrainedAdapter
@@ -201,3 +203,12 @@ def test_what_does_not_fit_is_refused() -> None:
     learner.backbone.layers[1] = torch.nn.Linear(2, 2)
     with pytest.raises(UserError, match="no slot for adapters"):
         learner.tune(build(tuning_config(name="adapter")))
+
+
+def test_a_fusion_at_base_size() -> None:
+    """Two maps with biases and one without a layer; the adapters below do not learn."""
+    below = {**TRAINED.model_dump(), "placement": "pfeiffer", "bottleneck": 48, "hidden_size": 768, "num_layers": 12}
+    with torch.device("meta"):
+        learner = tuned(BertConfig(), {"name": "adapter_fusion", "adapters": [below] * 2})
+    counts = learning_by_role(learner)["method"]
+    assert counts == {"trainable": 12 * (3 * 768 * 768 + 2 * 768), "total": 21_252_096 + 2 * 894_528}
