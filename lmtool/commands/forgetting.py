@@ -131,7 +131,8 @@ def score(
 def distances(start: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, float]:
     """By level, from the head down, the norm of the difference of the weights from those at the start, over the norm of
     these. Weights that are in one of the two alone, or have another shape there, are left out."""
-    common = [name for name, tensor in start.items() if name in own and own[name].shape == tensor.shape]
+    # A file has its names in the order of the alphabet, a model the encoder before the decoder.
+    common = [name for name, tensor in own.items() if name in start and start[name].shape == tensor.shape]
     return {
         level: (
             _squares(own[name].cpu() - start[name] for name in names)

@@ -88,6 +88,9 @@ def _needed_bytes(config: TrainingConfig, trained: bool) -> int:
         learner, _ = assemble(config, None)
     weights = VALUE_BYTES * sum(parameter.numel() for parameter in learner.parameters())
     weights += sum(buffer.nbytes for buffer in learner.buffers())
+    tuned_by = config.tuned_by
+    if tuned_by is not None and tuned_by.needs_start:
+        weights += VALUE_BYTES * sum(tensor.numel() for tensor in learner.backbone.parameters() if tensor.requires_grad)
     if not trained:
         return weights
     learned = {

@@ -21,9 +21,9 @@ class _Kind(NamedTuple):
 
 
 def rates(learner: BaseLearner, optimizer: OptimizerConfig, steps: int) -> list[dict[str, Any]]:
-    """Rows from the head down, levels that are treated alike together: {"group": "layer 12 to layer 7", "parameters",
-    "learning_rate" (before the schedule), "weight_decay", "without_decay" (parameters: norms and biases), "from_step"
-    (None: not within these many steps)}. What does not learn is in none."""
+    """Rows from the head down, levels that are treated alike together: {"group": "layer 12 to layer 7" ("all" of a
+    single row), "parameters", "learning_rate" (before the schedule), "weight_decay", "without_decay" (parameters: norms
+    and biases), "from_step" (None: not within these many steps)}. What does not learn is in none."""
     decay = getattr(optimizer, "weight_decay", getattr(optimizer, "l2", 0.0))
     of_name = {
         name: (group.learning_rate_scale, decay * group.weight_decay_scale, parameter.numel())
@@ -47,7 +47,7 @@ def rates(learner: BaseLearner, optimizer: OptimizerConfig, steps: int) -> list[
             rows.append(([*titles, level], size, without, kind))
     return [
         {
-            "group": titles[0] if len(titles) == 1 else f"{titles[0]} to {titles[-1]}",
+            "group": titles[0] if len(titles) == 1 else "all" if len(rows) == 1 else f"{titles[0]} to {titles[-1]}",
             "parameters": size,
             "learning_rate": kind.rate,
             "weight_decay": kind.decay,

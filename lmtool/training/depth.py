@@ -16,8 +16,8 @@ HEAD, EMBEDDINGS = "head", "embeddings"
 
 
 def levels(names: Iterable[str]) -> dict[str, list[str]]:
-    """Names of parameters by the level they stand at, from the top down: "head" (all that is no backbone; maybe empty),
-    "layer 2", "layer 1" (with several stacks "decoder layer 1", ...), "embeddings".
+    """Names of parameters, in the order of their model, by the level they stand at, from the top down: "head" (all
+    that is no backbone; maybe empty), "layer 2", "layer 1" (with several stacks "decoder layer 1", ...), "embeddings".
 
     What stands in a stack, but in no layer of it (its final norm), belongs to its top layer; in a backbone without
     layers to the head. Tables of positions and virtual tokens belong to the embeddings.

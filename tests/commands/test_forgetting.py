@@ -79,17 +79,18 @@ def test_what_was_added_is_merged_or_counted(place: Path) -> None:
 
 
 def test_relative_distances() -> None:
-    start = {
-        "backbone.layers.0.a": torch.full((2, 2), 3.0),
-        "backbone.embed.b": torch.ones(4),
-        "heads.lm.c": torch.ones(1),
-    }
+    """The decoder's above the encoder's, whatever the order of the file."""
     own = {
-        "backbone.layers.0.a": torch.full((2, 2), 4.5),
         "backbone.embed.b": torch.ones(4),
+        "backbone.encoder.layers.0.a": torch.full((2, 2), 4.5),
+        "backbone.decoder.layers.0.a": torch.full((2, 2), 1.0),
         "heads.lm.c": torch.ones(2),
     }
-    assert distances(start, own) == {"layer 1": pytest.approx(0.5), "embeddings": 0.0}
+    start = {name: tensor / 1.5 if "encoder" in name else tensor for name, tensor in sorted(own.items())}
+    moved = distances({**start, "heads.lm.c": torch.ones(1)}, own)
+    assert list(moved.items()) == [
+        ("decoder layer 1", 0.0), ("encoder layer 1", pytest.approx(0.5)), ("embeddings", 0.0),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def test_the_rates_are_shown_and_stored(place: Path, capsys: pytest.CaptureFixtu
 def test_alike_is_one_row(place: Path) -> None:
     folder = finetune("alike", *FEW, "max_steps=1")
     rows = json.loads((folder / "facts.json").read_text())["rates"]
-    assert [(row["group"], row["from_step"]) for row in rows] == [("head to embeddings", 1)]
+    assert [(row["group"], row["from_step"]) for row in rows] == [("all", 1)]
 
 
 def test_the_start_must_be_there_to_resume(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
