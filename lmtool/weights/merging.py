@@ -42,7 +42,8 @@ def merged(weights: Weights, saved: Mapping[str, Any]) -> Weights:
         raise UserError(
             f"checkpoint={weights.origin}: {left[0]}{more}, which its tuning method added, cannot be merged into "
             f"model={model.model.name}",
-            "lmtool export format=delta writes them beside their base; or use the run with lmtool",
+            "format=delta exports them beside their base; start from that base, or from a run whose method merges "
+            "(tuning=lora)",
         )
     return replace(weights, tensors={**rest, **tensors}, merged=True)
 

@@ -90,7 +90,7 @@ def test_prompts_where_a_language_model_writes(
     if (family, method) == ("bart", "prefix"):
         capsys.readouterr()
         run(*exports, status=2)
-        assert "tuning=prefix: PEFT puts prompts where lmtool does for language models" in capsys.readouterr().err
+        assert "PEFT reads prompts where lmtool does with language models" in capsys.readouterr().err
         return
     run(*exports)
     ids = torch.arange(2 * 9).reshape(2, 9) * 37 % 290 + 10

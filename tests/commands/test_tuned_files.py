@@ -10,20 +10,24 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForSequenceClassification
 
 import lmtool
 from lmtool import cli
 from lmtool.commands import finetune as finetuning
+from lmtool.models import bert
+from lmtool.weights.reading import read
 from tests.commands.conftest import copied, finetune, pretrain, skip_reports, write_rows, write_text
 
-TUNED = ("tuning=head", "checkpoint=runs/words", "max_steps=4", "checkpoint_every=2", "evaluate_every=4")
+RUN = ("checkpoint=runs/words", "max_steps=4", "checkpoint_every=2", "evaluate_every=4", "optimizer.lr=0.05")
+TUNED, HEAD = ("tuning=lora", "tuning.rank=2", *RUN), ("tuning=head", *RUN)
 LAST = Path("checkpoints/step_00000004")
 ASK = ("device=cpu", "precision=fp32")
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """runs/words, a pretrained encoder, and runs/head, tuned on it."""
+    """runs/words, a pretrained encoder, and runs/low, low-rank updates tuned on it."""
     folder = tmp_path_factory.mktemp("tuned")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -31,7 +35,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         write_text(folder / "text.txt")
         write_rows(folder / "rows")
         pretrain("words", "objective=mlm", "max_steps=2")
-        finetune("head", *TUNED)
+        finetune("low", *TUNED)
         yield folder
 
 
@@ -39,7 +43,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def place(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy to work in, without the original: what is read is what was copied."""
     place = copied(trained, tmp_path / "copy", monkeypatch)
-    for file in (place / "runs/head/checkpoints").glob("*/base.json"):
+    for file in (place / "runs/low/checkpoints").glob("*/base.json"):
         assert str(trained) in file.read_text()
     monkeypatch.setattr("lmtool.weights.bases.Base.addresses", property(lambda base: [base.checkpoint]))
     return place
@@ -49,7 +53,7 @@ def run(*words: str, status: int = 0) -> None:
     assert cli.main([*words]) == status
 
 
-def cut(name: str = "head") -> None:
+def cut(name: str = "low") -> None:
     """As if the run had been killed behind its first checkpoint."""
     shutil.rmtree(Path("runs") / name / LAST)
     (Path("runs") / name / "result.json").unlink()
@@ -63,39 +67,41 @@ def predictions(checkpoint: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 def test_a_checkpoint_holds_what_its_base_lacks(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     own, base = (
-        load_file(Path("runs/head") / LAST / "model.safetensors"),
+        load_file(Path("runs/low") / LAST / "model.safetensors"),
         load_file(Path("runs/words/checkpoints/step_00000002/model.safetensors")),
     )
-    assert {name.partition(".")[0] for name in own} == {"heads"} and "heads.sst2.output.weight" in own
-    optimizer = load_file(Path("runs/head") / LAST / "optimizer.safetensors")
+    updates = {f"backbone.layers.0.self_attn.{name}_proj.lora_{side}" for name in "qv" for side in "ab"}
+    assert {name for name in own if name.startswith("backbone.")} == updates and "heads.sst2.output.weight" in own
+    optimizer = load_file(Path("runs/low") / LAST / "optimizer.safetensors")
     assert optimizer and all(name.partition(".")[2] in own for name in optimizer)
-    saved = json.loads((Path("runs/head") / LAST / "base.json").read_text())
+    saved = json.loads((Path("runs/low") / LAST / "base.json").read_text())
     assert saved["checkpoint"] == "runs/words" and saved["parts"] == ["backbone"] and len(saved["sha256"]) == 64
-    loaded = lmtool.load("runs/head")
+    loaded = lmtool.load("runs/low")
     assert saved["tokenizer"] == loaded.tokenizer.fingerprint
     state = loaded.model.parts.state_dict()
     assert all(torch.equal(state[name], tensor) for name, tensor in own.items())
     backbone = [name for name in base if name.startswith("backbone.")]
     assert backbone and all(torch.equal(state[name], base[name]) for name in backbone)
-    assert state.keys() == {*own, *backbone}
-    result = json.loads(Path("runs/head/result.json").read_text())
+    assert state.keys() == {*own, *backbone} and own["backbone.layers.0.self_attn.q_proj.lora_b"].any()
+    result = json.loads(Path("runs/low/result.json").read_text())
     assert result["base"] == "runs/words"
-    assert result["delta_bytes"] == (Path("runs/head") / LAST / "model.safetensors").stat().st_size < 10_000
-    assert predictions("runs/head", capsys) == Path("runs/head/predictions.jsonl").read_text()
+    assert result["delta_bytes"] == (Path("runs/low") / LAST / "model.safetensors").stat().st_size < 10_000
+    assert sum(tensor.nbytes for tensor in own.values()) < 0.1 * sum(tensor.nbytes for tensor in state.values())
+    assert predictions("runs/low", capsys) == Path("runs/low/predictions.jsonl").read_text()
 
 
 def test_another_base_is_refused_with_both_hashes(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    saved = json.loads((Path("runs/head") / LAST / "base.json").read_text())
+    saved = json.loads((Path("runs/low") / LAST / "base.json").read_text())
     Path("runs/words").rename("elsewhere")
     cut()
-    for words in (("predict", "checkpoint=runs/head", "text=x"), ("resume", "runs/head")):
+    for words in (("predict", "checkpoint=runs/low", "text=x"), ("resume", "runs/low")):
         capsys.readouterr()
         run(*words, status=2)
         error = capsys.readouterr().err
         assert "holds what was tuned of runs/words alone, and that is gone" in error
         assert "ln -s FOLDER runs/words" in error
     pretrain("words", "objective=mlm", "max_steps=2", "seed=1")
-    for words in (("predict", "checkpoint=runs/head", "text=x"), ("resume", "runs/head")):
+    for words in (("predict", "checkpoint=runs/low", "text=x"), ("resume", "runs/low")):
         capsys.readouterr()
         run(*words, status=2)
         error = capsys.readouterr().err
@@ -104,27 +110,27 @@ def test_another_base_is_refused_with_both_hashes(place: Path, capsys: pytest.Ca
         assert set(there) <= set("0123456789abcdef") and "bring runs/words back" in error
     shutil.rmtree("runs/words")
     Path("runs/words").symlink_to(place / "elsewhere")
-    run("predict", "checkpoint=runs/head", "text=x")
-    run("resume", "runs/head")
+    run("predict", "checkpoint=runs/low", "text=x")
+    run("resume", "runs/low")
 
 
 def test_a_killed_run_resumes_bit_for_bit(place: Path) -> None:
-    alone = {name: (Path("runs/head") / LAST / name).read_bytes() for name in ("model.safetensors", "base.json")}
-    moments = load_file(Path("runs/head") / LAST / "optimizer.safetensors")
+    alone = {name: (Path("runs/low") / LAST / name).read_bytes() for name in ("model.safetensors", "base.json")}
+    moments = load_file(Path("runs/low") / LAST / "optimizer.safetensors")
     cut()
-    run("resume", "runs/head")
-    assert (Path("runs/head") / LAST / "model.safetensors").read_bytes() == alone["model.safetensors"]
-    again = load_file(Path("runs/head") / LAST / "optimizer.safetensors")
+    run("resume", "runs/low")
+    assert (Path("runs/low") / LAST / "model.safetensors").read_bytes() == alone["model.safetensors"]
+    again = load_file(Path("runs/low") / LAST / "optimizer.safetensors")
     assert again.keys() == moments.keys() and all(torch.equal(again[name], moments[name]) for name in moments)
-    saved = json.loads((Path("runs/head") / LAST / "base.json").read_text())
+    saved = json.loads((Path("runs/low") / LAST / "base.json").read_text())
     before = json.loads(alone["base.json"])
     assert saved == {**before, "path": str(place / "runs/words/checkpoints/step_00000002")}
 
 
 def test_exported_complete_and_alone(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    expected = predictions("runs/head", capsys)
-    run("export", "checkpoint=runs/head", "output=complete")
-    run("export", "checkpoint=runs/head", "output=alone", "format=delta")
+    expected = predictions("runs/low", capsys)
+    run("export", "checkpoint=runs/low", "output=complete")
+    run("export", "checkpoint=runs/low", "output=alone", "format=delta")
     assert "beside the weights of runs/words" in capsys.readouterr().out
     assert {"model.safetensors", "base.json", "tokenizer.json"} <= {file.name for file in Path("alone").iterdir()}
     assert not Path("alone/optimizer.safetensors").exists()
@@ -134,8 +140,31 @@ def test_exported_complete_and_alone(place: Path, capsys: pytest.CaptureFixture[
     run("predict", "checkpoint=alone", "text=A lovely cat.", *ASK, status=2)
 
 
-def test_a_tuned_run_is_a_start_and_a_base(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    finetune("further", *TUNED, "checkpoint=runs/head", "seed=1")
+def test_merged_weights_predict_what_the_run_does(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run("export", "checkpoint=runs/low", "output=complete")
+    loaded = lmtool.load("runs/low")
+    theirs = AutoModelForSequenceClassification.from_pretrained("complete").eval()
+    rows = loaded.tokenizer(["The happy cat saw the ship.", "A sad king."])
+    with torch.no_grad():
+        assert torch.allclose(theirs(**rows).logits, loaded.model(**rows).logits, atol=1e-5)
+    base = AutoModelForSequenceClassification.from_pretrained("complete").eval()
+    base.load_state_dict({**base.state_dict(), **their_backbone("runs/words")}, strict=False)
+    with torch.no_grad():
+        assert not torch.allclose(base(**rows).logits, theirs(**rows).logits, atol=1e-4)
+
+
+def their_backbone(checkpoint: str) -> dict[str, torch.Tensor]:
+    """A BERT's backbone under the names of transformers."""
+    return {name: tensor for name, tensor in bert.to_published(read(checkpoint).tensors).items() if "encoder" in name}
+
+
+def test_a_tuned_run_is_a_start(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With what was added merged, which stands in no file: the checkpoints hold everything. Without it, as a base."""
+    finetune("on", *TUNED, "checkpoint=runs/low", "seed=1")
+    assert not (Path("runs/on") / LAST / "base.json").exists()
+    assert predictions("runs/on", capsys) == Path("runs/on/predictions.jsonl").read_text()
+    finetune("head", *HEAD)
+    finetune("further", *HEAD, "checkpoint=runs/head", "seed=1")
     assert json.loads((Path("runs/further") / LAST / "base.json").read_text())["checkpoint"] == "runs/head"
     assert predictions("runs/further", capsys) == Path("runs/further/predictions.jsonl").read_text()
     run("export", "checkpoint=runs/words", "output=x", "format=delta", status=2)
@@ -151,7 +180,7 @@ def test_runs_without_a_base_stand_alone(place: Path, monkeypatch: pytest.Monkey
         finetune("older", *TUNED)
     whole = load_file(Path("runs/older") / LAST / "model.safetensors")
     assert not (Path("runs/older") / LAST / "base.json").exists() and "backbone.embed.token.weight" in whole
-    own = load_file(Path("runs/head") / LAST / "model.safetensors")
+    own = load_file(Path("runs/low") / LAST / "model.safetensors")
     assert own and all(torch.equal(whole[name], tensor) for name, tensor in own.items())
     cut("older")
     Path("runs/words").rename("elsewhere")

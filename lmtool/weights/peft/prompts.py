@@ -24,8 +24,8 @@ def to_peft(tuned: Tuned) -> tuple[dict[str, Any], dict[str, Tensor]]:
     name = next(iter(tuned.tensors))
     if len(tuned.tensors) > 1 or tuned.heads or tuned.task_type not in _USED.get(name, ()):
         raise UserError(
-            f"tuning={tuned.section['name']}: PEFT puts prompts where lmtool does for language models that write text, "
-            f"and prefixes for decoders that do; this is model={tuned.model.name} with another head or task",
+            "PEFT reads prompts where lmtool does with language models that write text, and prefixes with decoders "
+            f"that do; this is model={tuned.model.name} with another head or task",
             "format=delta writes what was tuned for lmtool",
         )
     model: Any = tuned.model
