@@ -30,6 +30,7 @@ from lmtool.tasks.configs import ClassificationConfig
 from lmtool.tasks.configs.prompt import ANSWER
 from lmtool.tasks.kinds.class_learner import ClassLearner
 from lmtool.tasks.kinds.inspection import PromptInspector
+from lmtool.tasks.kinds.learner import TaskEvaluation, TaskScorer
 from lmtool.tasks.kinds.text_pairs import TextPairs
 from lmtool.tasks.kinds.text_to_text import TextToTextLearner, WrittenKind
 from lmtool.tasks.kinds.texts import EncodedTexts
@@ -58,6 +59,9 @@ class PromptedLearner(ClassLearner):
     def __init__(self, kind: WrittenKind, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(kind, backbone, tokenizer, seed)
         config: ClassificationConfig = kind.config
+        problem = config.unasked(backbone.config)
+        if problem is not None:
+            raise UserError(problem.message, problem.hint)
         self.fills = backbone.config.architecture == "encoder"
         self.pretrained = ("masked_lm",) if self.fills else ("lm",)
         self.add_head(self.pretrained[0], masked_lm_head(backbone) if self.fills else lm_head(backbone))
@@ -98,6 +102,10 @@ class PromptedLearner(ClassLearner):
     def inspector(self, examples: Any, max_length: int) -> PromptInspector:
         return PromptInspector(self, examples, max_length)
 
+    def scorer(self, data: SplitData, examples: PromptedExamples, predictors: Mapping[str, Predictor]) -> TaskScorer:
+        parts = len(examples.plan(0))
+        return DrawsScorer(self, self.rows(data), data.split, parts, predictors.get(self.term))
+
     def counted(self, batch: Batch, count: float) -> dict[str, float]:
         if TERM not in batch.targets:
             return {self.term: count}
@@ -129,6 +137,16 @@ class PromptedLearner(ClassLearner):
 
     def _of_words(self, hidden_NH: Tensor) -> Tensor:
         return self._lm.of_tokens(hidden_NH, self._table, self.words)
+
+
+class DrawsScorer(TaskScorer):
+    """The loss of a row is the mean over its draws of demonstrations."""
+
+    def result(self) -> TaskEvaluation:
+        evaluation = super().result()
+        if evaluation.losses is None:
+            return evaluation
+        return replace(evaluation, losses=evaluation.losses / (self.expected / len(self.rows)))
 
 
 class PromptWriter(TextToTextLearner):
