@@ -114,7 +114,7 @@ def plainly() -> Iterator[None]:
             having = [entry.name for entry in entries(section) if name in entry.config.model_fields]
             raise UserError(
                 f"{section}/{name} is given, and the chosen {section} has no {name}",
-                f"leave it out, or give {section}={having[0]}" if having else f"leave {section}/{name}= out",
+                f"leave it out; these have it: {section}={'|'.join(having)}" if having else "leave it out",
             ) from error
         raise UserError(
             f"the configuration does not compose: {said}", "see `lmtool list` and the YAML you named"

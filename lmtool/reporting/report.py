@@ -242,7 +242,10 @@ def _rates(run: RunFiles) -> str:
     columns = ("group", "parameters", "learning_rate", "weight_decay", "without_decay", "from_step")
     rows = [row for row in run.facts.get("rates") or () if isinstance(row, dict)]
     names = ["group", "parameters", "learning rate", "weight decay", "without decay", "from step"]
-    return html.table(names, [[row.get(column) for column in columns] for row in rows]) if rows else ""
+    cells = [[row.get(column) for column in columns] for row in rows]
+    # Rates differ in their second digit: 0.0015 is no 0.002.
+    cells = [[f"{cell:.3g}" if isinstance(cell, float) else cell for cell in row] for row in cells]
+    return html.table(names, cells) if rows else ""
 
 
 def _classes(run: RunFiles) -> str:

@@ -78,13 +78,13 @@ def _learning_text(learns: Mapping[str, Mapping[str, int]]) -> list[tuple[str, s
 
 
 def rate_text(row: Mapping[str, Any]) -> str:
-    """A row of the learning rates by depth: 'layer 2: 198 272 · rate 1.00e-04 · decay 0.010 (1 280 without) · from step
+    """A row of the learning rates by depth: 'layer 2: 198 272 · rate 0.0001 · decay 0.01 (1 280 without) · from step
     1'."""
     without = f" ({count(row['without_decay'])} without)" if row["weight_decay"] and row["without_decay"] else ""
-    decay = f"decay {number(row['weight_decay'])}{without}" if row["weight_decay"] else "no decay"
+    decay = f"decay {row['weight_decay']:.3g}{without}" if row["weight_decay"] else "no decay"
     first = "not in this run" if row["from_step"] is None else f"from step {count(row['from_step'])}"
     parameters = f"{title(str(row['group']))}: {count(row['parameters'])}"
-    return " · ".join([parameters, f"rate {number(row['learning_rate'])}", decay, first])
+    return " · ".join([parameters, f"rate {row['learning_rate']:.3g}", decay, first])
 
 
 def baseline_text(baseline: Mapping[str, Any] | None) -> str:
