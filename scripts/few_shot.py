@@ -9,6 +9,8 @@ full            a new head, and all weights
 pet             the class's word in a prompt, all weights, with auxiliary language modelling (Schick and Schuetze 2021)
 lm_bff          the same without it, beside an answered example of each class (Gao et al. 2021)
 
+and the start itself, which fills the prompt's mask untrained (zero).
+
 All train on the same K rows of each class and choose the best checkpoint by as many others, drawn by the seed, which
 their checksums prove; of several learning rates each run of a seed takes the one that does best on these development
 rows, the smaller loss where they are equal (Gao et al. 2021, section 3). The score is that of all rows of the task's
@@ -45,7 +47,9 @@ WAYS: dict[str, list[str]] = {
     "pet": ["task.head=prompt", "task.auxiliary_mlm=0.0001"],
     "lm_bff": ["task.head=prompt", "task.demonstrations=16"],
 }
+ZERO = "zero"
 KEYS = ("task", "way", "rate", "seed")
+USED = ("device", "precision", "cache_dir", "offline", "max_length")  # further keys that lmtool evaluate has too
 EVALUATIONS = 10
 
 
@@ -71,6 +75,7 @@ def main() -> None:
     settings = {name: getattr(options, name) for name in ("checkpoint", "shots", "steps", "batch", "set")}
     rows = Rows(options.output, KEYS, settings)
     for task, path in options.tasks:
+        untrained(rows, options, task, path)
         for seed in options.seeds:
             for way in options.ways:
                 for rate in rates_of(way, options):
@@ -149,6 +154,20 @@ def finetuned(rows: Rows, options: argparse.Namespace, task: str, path: str, way
     )  # fmt: skip
 
 
+def untrained(rows: Rows, options: argparse.Namespace, task: str, path: str) -> None:
+    """The score of the start on the prompts, which is made where its row is missing."""
+    if rows.has(task, ZERO, 0, 0):
+        return
+    folder = options.output / f"{task}-{ZERO}"
+    given = [word for word in further(options, task) if word.startswith("task.") or word.split("=")[0] in USED]
+    words = [f"checkpoint={options.checkpoint}", f"task={task}", f"task.path={path}", "shots=0", f"report={folder}"]
+    if cli.main(["evaluate", *words, *given]):
+        sys.exit(1)
+    split = next(iter(json.loads((folder / "evaluation.json").read_text())["splits"].values()))
+    metrics = {name: score["value"] for name, score in split["metrics"].items()}
+    rows.add({"task": task, "way": ZERO, "rate": 0, "seed": 0, "metrics": metrics, "scored": split["n"]})
+
+
 def further(options: argparse.Namespace, task: str) -> list[str]:
     """The keys that are typed, those of other tasks aside."""
     split = [(*key.partition("=")[0].rpartition(":")[::2], key.partition("=")[2]) for key in options.set]
@@ -187,6 +206,8 @@ def show(rows: Rows, options: argparse.Namespace, task: str) -> None:
             ]
         )  # fmt: skip
     first = picked[options.ways[0]][0]
+    alone = rows.values("metrics", task=task, way=ZERO)[0][first["metric"]]
+    table.append([ZERO, f"{alone:.4f}", *[""] * 6])
     heading = (
         f"{task}, {options.shots} rows of a class, {first['scored']} scored, seeds {', '.join(map(str, options.seeds))}"
     )

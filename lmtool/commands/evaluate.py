@@ -12,7 +12,7 @@ from lmtool.commands.evaluate_text import evaluate_text, require_absent
 from lmtool.commands.held_out import HeldOutSplits
 from lmtool.commands.labelled import data_to_score
 from lmtool.commands.predictions import check_output, write_output
-from lmtool.commands.prompted import evaluate_prompted
+from lmtool.commands.prompted import FilledPrompts, evaluate_prompted, fills_prompts
 from lmtool.commands.trained import Trained, load_trained, read_trained
 from lmtool.errors import UserError
 from lmtool.learners.evaluation import SplitEvaluations
@@ -27,12 +27,16 @@ def run(config: EvaluateConfig, overrides: list[str]) -> dict[str, Any]:
     """Score, print, and write predictions and a report where these are named. Returns the metrics."""
     check_output(config.output)
     trained, output = load_trained(config), Output()
-    if config.shots is not None:
+    filled = fills_prompts(config, trained)
+    if config.shots is not None and filled is None:
         return evaluate_prompted(config, trained, output)
-    if isinstance(trained.config, PretrainConfig):
+    if filled is not None:
+        scored = _filled(config, filled)
+    elif isinstance(trained.config, PretrainConfig):
         return evaluate_text(config, trained, trained.config, output)
-    require_absent(config, ("stride", "max_length"), f"{config.checkpoint} was trained for a task")
-    scored = _on_task(config, trained, output)
+    else:
+        require_absent(config, ("stride", "max_length"), f"{config.checkpoint} was trained for a task")
+        scored = _on_task(config, trained, output)
     other = None if config.against is None else _on_task(config, _against(config, trained), output, config.against)
     if config.output is not None:
         write_output(config.output, scored.evaluations.records())
@@ -92,6 +96,14 @@ def _on_task(config: EvaluateConfig, trained: Trained, output: Output, checkpoin
     data, learner = task.splits(), trained.learner(task.config, taken)
     held_out = HeldOutSplits(learner, data, before.max_length, config.batch_tokens, before.seed)
     return _Scored(task.config.name, held_out.score(trained.precision), held_out.baseline(data["train"]))
+
+
+def _filled(config: EvaluateConfig, filled: FilledPrompts) -> _Scored:
+    """A masked language model on a task that it never learned, by the words it puts in the place of a mask."""
+    data, learner = filled.task.splits(), filled.learner
+    held_out = HeldOutSplits(learner, data, filled.max_length, config.batch_tokens, filled.seed)
+    title = f"{filled.task.config.name} from prompts alone"
+    return _Scored(title, held_out.score(filled.precision), held_out.baseline(data["train"]))
 
 
 def _against(config: EvaluateConfig, trained: Trained) -> Trained:

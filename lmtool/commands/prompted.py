@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,16 @@ from lmtool.commands.trained import Trained
 from lmtool.config.tables import build
 from lmtool.data.split import Rows
 from lmtool.errors import UserError
+from lmtool.learners.base import BaseLearner
 from lmtool.reporting.console import Output
 from lmtool.reporting.evaluation import write_evaluation
 from lmtool.reporting.prompting import print_prompted
+from lmtool.tasks.configs.prompt import PROMPT
 from lmtool.tasks.kinds.base import TaskKind
 from lmtool.tasks.loading import TaskData, load_task
 from lmtool.tasks.prompting.few_shot import FewShot, PromptedEvaluation
 from lmtool.tasks.prompting.prompts import demonstrations
+from lmtool.training.precision import Precision
 
 
 def evaluate_prompted(config: EvaluateConfig, trained: Trained, output: Output) -> dict[str, Any]:
@@ -40,8 +44,8 @@ def evaluate_prompted(config: EvaluateConfig, trained: Trained, output: Output) 
     if before.model.architecture == "encoder":
         raise UserError(
             f"shots={shots} asks for a model that writes; checkpoint={config.checkpoint} fills masks",
-            f"give a decoder or an encoder-decoder, or: lmtool finetune task={config.task.name} "
-            f"checkpoint={config.checkpoint}",
+            f"give shots=0 (classes alone), a decoder or an encoder-decoder, or: lmtool finetune "
+            f"task={config.task.name} checkpoint={config.checkpoint}",
         )
     require_absent(config, ("against", "stride"), f"{config.checkpoint} is prompted, by shots={shots}")
     # Without demonstrations training rows serve for nothing but the baseline.
@@ -75,6 +79,36 @@ def evaluate_prompted(config: EvaluateConfig, trained: Trained, output: Output) 
     metrics = {name: score["mean"] for name, score in first.items()}
     spread = {f"{name}_standard_deviation": score["standard_deviation"] for name, score in first.items()}
     return metrics | {name: value for name, value in spread.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class FilledPrompts:
+    """A masked language model, and a task of classes as prompts with a mask. max_length: tokens of a prompt."""
+
+    learner: BaseLearner
+    task: TaskData
+    max_length: int
+    seed: int
+    precision: Precision
+
+
+def fills_prompts(config: EvaluateConfig, trained: Trained) -> FilledPrompts | None:
+    """What scores a task by the words in the place of a mask, untrained (Schick and Schuetze 2021, section 3.1; Gao et
+    al. 2021, table 3); None where that is not asked, or the model writes. UserError where the words do not fit."""
+    before = trained.config
+    if config.shots != 0 or not isinstance(before, PretrainConfig) or before.model.architecture != "encoder":
+        return None
+    if config.task is None or not getattr(config.task, "prompted", False):
+        return None
+    require_absent(config, ("against", "stride"), f"{config.checkpoint} is prompted, by shots=0")
+    task = config.task.model_copy(update={"head": PROMPT})
+    problem = task.misfit(before.model)
+    if problem is not None:
+        raise UserError(problem.message, problem.hint)
+    known = getattr(task, "labels", None) is not None
+    data = load_task(task, before.seed, config.cache_dir, config.offline, scoring=known)
+    longest = _longest(config, trained, before)
+    return FilledPrompts(trained.learner(data.config), data, longest, before.seed, trained.precision)
 
 
 def _longest(config: EvaluateConfig, trained: Trained, before: PretrainConfig) -> int:

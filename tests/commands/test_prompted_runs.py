@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import lmtool
 from lmtool import cli
 from tests.commands.conftest import finetune, pretrain, skip_reports, write_rows, write_text
 
@@ -60,6 +61,22 @@ def test_a_run_is_resumed_and_read_again_as_it_was(base, monkeypatch, way):
     # On other rows of the task it has its prompt too.
     assert cli.main(["evaluate", *common, "task=sst2", "task.path=rows", f"output={way}_dev.jsonl"]) == 0
     assert len(Path(f"{way}_dev.jsonl").read_text().splitlines()) == 40
+
+
+def test_a_masked_language_model_fills_prompts_untrained(base, monkeypatch, capsys):
+    monkeypatch.chdir(base)
+    common = ["evaluate", "checkpoint=runs/base", "task=sst2", "task.path=rows", "cache_dir=cache", "device=cpu"]
+    words = [word for word in PROMPT if word.startswith("task.prompt")]
+    assert cli.main([*common, *words, "shots=0", "precision=fp32", "output=zero.jsonl"]) == 0
+    assert "sst2 from prompts alone · dev · n = 40" in capsys.readouterr().out
+    loaded, rows = lmtool.load("runs/base"), [json.loads(line) for line in Path("zero.jsonl").read_text().splitlines()]
+    mask, tokens = loaded.tokenizer.roles["mask"], loaded.tokenizer(f"{rows[3]['sentence']} The [MASK] house.")
+    logits = loaded.model(**tokens).logits[0, int((tokens["input_ids"][0] == mask).nonzero())]
+    words = [loaded.tokenizer.encode(word)[0] for word in ("awful", "lovely")]
+    shares = logits[words].softmax(-1).tolist()
+    assert list(rows[3]["probabilities"].values()) == pytest.approx(shares, abs=1e-5)
+    assert cli.main([*common, "shots=2"]) == 2
+    assert "give shots=0 (classes alone)" in capsys.readouterr().err
 
 
 def test_the_seed_alone_decides_which_rows_are_drawn(base, monkeypatch, capsys):

@@ -38,7 +38,8 @@ def test_all_ways_learn_the_same_rows_and_finished_runs_stay(script, monkeypatch
     typed = [*words, "--rates", "1e-7,1e-2", "--head-rates", "1e-2", "--ways", "head,lm_bff"]
     assert run(script, monkeypatch, typed) == 0
     text = (tmp_path / "out/rows.jsonl").read_text()
-    rows = [json.loads(line) for line in text.splitlines()]
+    zero, *rows = map(json.loads, text.splitlines())
+    assert (zero["way"], zero["scored"]) == ("zero", 40)
     assert len(rows) == 6 and {(row["steps"], row["scored"]) for row in rows} == {(2, 40)}
     for seed in (13, 21):
         assert len({json.dumps(row["few_shot"]) for row in rows if row["seed"] == seed}) == 1
@@ -50,6 +51,7 @@ def test_all_ways_learn_the_same_rows_and_finished_runs_stay(script, monkeypatch
             picked.append(max(tried, key=lambda row: (row["development"], -row["development_loss"]))["value"])
         line = next(line for line in table.splitlines() if line.strip().startswith(way))
         assert f"{sum(picked) / 2:.4f}" in line and f"{max(picked):.4f}" in line
+    assert f"zero    {zero['metrics']['accuracy']:.4f}" in table
     assert run(script, monkeypatch, typed) == 0
     assert (tmp_path / "out/rows.jsonl").read_text() == text
 

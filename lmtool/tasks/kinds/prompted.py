@@ -102,7 +102,7 @@ class PromptedLearner(ClassLearner):
     def inspector(self, examples: Any, max_length: int) -> PromptInspector:
         return PromptInspector(self, examples, max_length)
 
-    def scorer(self, data: SplitData, examples: PromptedExamples, predictors: Mapping[str, Predictor]) -> TaskScorer:
+    def scorer(self, data: SplitData, examples: Any, predictors: Mapping[str, Predictor]) -> TaskScorer:
         parts = len(examples.plan(0))
         return DrawsScorer(self, self.rows(data), data.split, parts, predictors.get(self.term))
 
