@@ -73,7 +73,7 @@ def test_every_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             continue
         verb = next((word for word in words[1:] if not word.startswith("-")), "")
         more = list(SMALL.get(verb, [])) if "--cfg" not in words and verb in SMALL else []
-        if any(word.startswith("data=text") or word == "--config" for word in words):
+        if any(word.startswith(("data=text", "data=task")) or word == "--config" for word in words):
             more = [word for word in more if not word.startswith("data.")]
         if "--config" in words:
             more = []

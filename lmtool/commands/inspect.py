@@ -28,9 +28,11 @@ from lmtool.learners.base import BaseLearner
 from lmtool.learners.inspection import Inspector
 from lmtool.learners.tally import FAMILY, Tally
 from lmtool.reporting.console import Output
+from lmtool.reporting.shift import print_shifts
 from lmtool.reporting.table import print_table
 from lmtool.reporting.text import plain
 from lmtool.tasks.members import rows_of
+from lmtool.tasks.shift import Shift, shifts
 from lmtool.training.precision import choose_device
 from lmtool.weights.assemble import assemble
 
@@ -45,7 +47,11 @@ _HIGHLIGHTS = {r"\S+→\S+": "bold yellow", r"(?<!\S)(\[[A-Z]+\]|</?[a-z_0-9|]+>
 def run(config: PretrainConfig | FinetuneConfig, verb: str, looking: Looking) -> int:
     """Print examples and statistics. Raises CheckFailed where a statistic is not as defined."""
     output = Output()
-    inspector = _pretraining(config, output) if isinstance(config, PretrainConfig) else _task(config, output)
+    apart: list[Shift] = []
+    if isinstance(config, PretrainConfig):
+        inspector = _pretraining(config, output)
+    else:
+        inspector, apart = _task(config, output)
     shown = list(inspector.described(looking.n))
     for row in shown:
         _print(output, row)
@@ -57,6 +63,7 @@ def run(config: PretrainConfig | FinetuneConfig, verb: str, looking: Looking) ->
         tally.note("padding fraction of rectangular batches, avoided", facts["padding_avoided"], 1)
     learned = config.objective.name if isinstance(config, PretrainConfig) else config.task.name
     _table(output, tally, f"{learned} · {verb} · model={config.model.name}")
+    print_shifts(output, apart, learned)
     for warning in warnings_of(inspector.examples.facts()):
         output.line(f"warning: {warning}", "yellow")
     broken = tally.broken()
@@ -89,14 +96,14 @@ def _pretraining(config: PretrainConfig, output: Output) -> Inspector:
     return _inspector(learner, data, config.max_length)
 
 
-def _task(config: FinetuneConfig, output: Output) -> Inspector:
+def _task(config: FinetuneConfig, output: Output) -> tuple[Inspector, list[Shift]]:
     config, task, _ = data_to_learn(config)
     tokenizer = starting_tokenizer(config)
     tokenizer = tokenizer or own_tokenizer(config, task, output)
     require_fit(config, tokenizer)
     with torch.device("meta"):
         learner, _ = assemble(config, tokenizer)
-    return _inspector(learner, task.splits()["train"], config.max_length)
+    return _inspector(learner, task.splits()["train"], config.max_length), list(shifts(task.members))
 
 
 def _inspector(learner: BaseLearner, data: SplitData, max_length: int) -> Inspector:
