@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from lmtool.commands.configs import FinetuneConfig, PretrainConfig
 from lmtool.commands.held_out import HeldOutSplits
 from lmtool.commands.trained import Trained, read_trained
+from lmtool.config.checkpoint import saved_steps
 from lmtool.data.configs import TextConfig
 from lmtool.data.files import find
 from lmtool.data.sources import OnStage
@@ -73,8 +75,10 @@ class Forgetting:
 
 
 def require_measurable(config: FinetuneConfig) -> None:
-    """UserError, before any data are read, where a run is to be measured and cannot be."""
-    if config.forgetting is not None:
+    """UserError, before any data are read, where a run is to be measured and cannot be. One that was begun, and may be
+    finished, was asked then."""
+    begun = config.run_dir is not None and saved_steps(Path(config.run_dir) / "checkpoints")
+    if config.forgetting is not None and not begun:
         find("forgetting", config.forgetting)
         pretrained(config, choose_precision(config.precision, choose_device(config.device)))
 
