@@ -16,19 +16,39 @@ from lmtool.data.configs import FORMATS
 from lmtool.data.layouts import differing_layout
 from lmtool.errors import ConfigError, UserError
 from lmtool.learners.base import BaseLearner
+from lmtool.learners.configs import ObjectiveConfig
 from lmtool.models.configs import ModelConfig
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
 from lmtool.tasks.configs import TaskConfig, tasks_of
 from lmtool.tasks.labels import TakenHead
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision, choose_device, choose_precision
-from lmtool.weights.assemble import assemble
+from lmtool.weights.assemble import Blueprint, assemble
 from lmtool.weights.folders import PublishedFolder, published_folder, read_settings
 from lmtool.weights.importing import COMMAND
-from lmtool.weights.load import saved_config
-from lmtool.weights.merging import merged
+from lmtool.weights.load import saved_config, section
 from lmtool.weights.reading import Weights, read
 from lmtool.weights.task_heads import CLASSIFIER, QUESTION_ANSWERING, head_of_class
+
+
+@dataclass(frozen=True)
+class _Tuned:
+    """A configuration of pretraining, and a tuning method beside it, as `assemble` takes them."""
+
+    config: PretrainConfig
+    tuned_by: Any
+
+    @property
+    def model(self) -> ModelConfig:
+        return self.config.model
+
+    @property
+    def seed(self) -> int:
+        return self.config.seed
+
+    @property
+    def learns(self) -> ObjectiveConfig:
+        return self.config.learns
 
 
 @dataclass(frozen=True)
@@ -49,6 +69,12 @@ class Trained:
     def longest(self) -> int:
         """The longest text in tokens that is read at a time: of a task as in training, else what the model can."""
         return self.config.max_length if isinstance(self.config, FinetuneConfig) else self.config.model.max_positions
+
+    @property
+    def _blueprint(self) -> Blueprint[BaseLearner]:
+        """What builds its learner. An imported language model may be tuned, and no pretraining of lmtool is."""
+        tuned_by = section(self.checkpoint, self.saved, Choice("tuning", optional=True))
+        return self.config if isinstance(self.config, FinetuneConfig) else _Tuned(self.config, tuned_by)
 
     @property
     def tasks(self) -> dict[str, TaskConfig]:
@@ -82,7 +108,7 @@ class Trained:
             weights = replace(weights, tensors=head.tensors(weights.tensors, name))
         for part in task.parts() if task is not None and taken is not None else ():
             weights = replace(weights, tensors=part.completed(weights.tensors))
-        learner, _ = assemble(self.config, self.tokenizer, trained=weights, learns=task)
+        learner, _ = assemble(self._blueprint, self.tokenizer, trained=weights, learns=task)
         return learner.to(self.precision.device).eval()
 
 
@@ -105,8 +131,6 @@ def read_trained(checkpoint: str, offline: bool, precision: Precision) -> Traine
             saved = published.classifier_config()
         foreign = "task" in saved
         verb = "finetune" if foreign else "pretrain"
-        if not foreign:
-            weights = merged(weights, saved)
         complete = _as_finetuned(saved) if foreign else _as_pretrained(checkpoint, saved, weights)
     # What it started from may be gone, and is not needed.
     try:

@@ -54,6 +54,7 @@ def test_there_and_back(family: str, method: str, place: Path, capsys: pytest.Ca
     plain = getattr(transformers, name).from_pretrained("published", num_labels=2, **pad).eval()
     assert not torch.allclose(logits_of(plain, rows), expected, atol=1e-2), "the adapter does something"
     run("import", "checkpoint=adapter", "output=back")
+    assert "PEFT keeps no names of labels; they are taken for one of LABEL_0, LABEL_1" in capsys.readouterr().out
     again = lmtool.load("back")
     assert again.saved["tuning"]["name"] == method
     assert torch.allclose(again.model(**rows).logits, expected, atol=1e-5)
@@ -99,3 +100,35 @@ def test_prompts_where_a_language_model_writes(
     answers = logits_of(theirs(type(published).__name__, "adapter", {}), given)
     assert torch.allclose(answers[:, -expected.shape[1] :], expected, atol=1e-5)
     assert not torch.allclose(logits_of(published, given), expected, atol=1e-2)
+
+
+def test_a_tuned_language_model_is_imported_and_used(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a head of a task: it fills in and continues, in Python too, and is a start."""
+    published = make("gpt", place / "published")
+    settings = peft.LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["c_proj"], init_lora_weights=False)
+    tuned = peft.get_peft_model(type(published).from_pretrained("published"), settings).eval()
+    tuned.save_pretrained("adapter")
+    run("import", "checkpoint=adapter", "output=ours")
+    loaded = lmtool.load("ours")
+    ids = torch.arange(18).reshape(2, 9) * 37 % 290 + 10
+    assert torch.allclose(loaded.model(ids).logits, logits_of(tuned, {"input_ids": ids}), atol=1e-4)
+    run("predict", "checkpoint=ours", "text=the quick", "device=cpu", "precision=fp32", "output=ours.jsonl")
+    (record,) = loaded.predict("the quick")
+    assert record == json.loads(Path("ours.jsonl").read_text())
+    run("export", "checkpoint=ours", "output=merged")
+    assert lmtool.load("merged").predict("the quick") == [record]
+    run("export", "checkpoint=ours", "output=again", "format=peft")
+    finetune("on", "checkpoint=ours", "max_steps=1", "max_length=24")
+    config = json.loads(Path("adapter/adapter_config.json").read_text())
+    for change, message in (
+        ({"base_model_name_or_path": None}, "names no base_model_name_or_path"),
+        ({"peft_type": "LOHA"}, "peft_type='LOHA'; lmtool reads LORA, IA3"),
+    ):
+        Path("adapter/adapter_config.json").write_text(json.dumps({**config, **change}))
+        capsys.readouterr()
+        run("import", "checkpoint=adapter", "output=x", status=2)
+        assert message in capsys.readouterr().err
+    make("bert", place / "other")
+    Path("adapter/adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": "other"}))
+    run("import", "checkpoint=adapter", "output=x", status=2)
+    assert "which is no map in the layers of its base" in capsys.readouterr().err

@@ -18,6 +18,7 @@ from lmtool.commands import finetune as finetuning
 from lmtool.models import bert
 from lmtool.weights.reading import read
 from tests.commands.conftest import copied, finetune, pretrain, skip_reports, write_rows, write_text
+from tests.weights.published_folders import make
 
 RUN = ("checkpoint=runs/words", "max_steps=4", "checkpoint_every=2", "evaluate_every=4", "optimizer.lr=0.05")
 TUNED, HEAD = ("tuning=lora", "tuning.rank=2", *RUN), ("tuning=head", *RUN)
@@ -188,3 +189,26 @@ def test_runs_without_a_base_stand_alone(place: Path, monkeypatch: pytest.Monkey
     run("resume", "runs/older")
     again = load_file(Path("runs/older") / LAST / "model.safetensors")
     assert again.keys() == whole.keys() and all(torch.equal(again[name], whole[name]) for name in whole)
+
+
+def test_a_base_on_the_hub_is_known_by_its_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_rows(tmp_path / "rows")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    first, second = "0123456789abcdef0123456789abcdef01234567", "89abcdef0123456789abcdef0123456789abcdef"
+    snapshots, refs = (tmp_path / "hub/models--some--bert" / name for name in ("snapshots", "refs"))
+    make("bert", snapshots / first)
+    refs.mkdir()
+    (refs / "main").write_text(first)
+    finetune("low", *TUNED, "checkpoint=hf://some/bert", "offline=true", "max_length=24", "max_steps=2")
+    saved = json.loads(Path("runs/low/checkpoints/step_00000002/base.json").read_text())
+    assert (saved["checkpoint"], saved["revision"], saved["path"]) == ("hf://some/bert", first, None)
+    # The branch moves on; what was tuned stays with its commit.
+    make("electra", snapshots / second)
+    (refs / "main").write_text(second)
+    run("predict", "checkpoint=runs/low", "text=x", "offline=true", *ASK)
+    shutil.rmtree(snapshots / first)
+    run("predict", "checkpoint=runs/low", "text=x", "offline=true", *ASK, status=2)
+    assert f"some/bert@{first}" in capsys.readouterr().err
