@@ -5,6 +5,7 @@ Shape letters: P virtual tokens, E width of the token vectors.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -57,19 +58,29 @@ class PromptTuning(TuningMethod):
         return torch.cat([*labels, backbone.embed.tokens(torch.from_numpy(drawn).to(device))])
 
     def parameter_groups(self, learner: BaseLearner) -> list[ParameterGroup]:
-        """The prompt at the rate of the schedule, the heads at a share of it."""
-        groups = decayed_groups(learner)
+        """The prompt at a rate of the size of the token vectors, the heads at a share of the schedule's."""
+        groups, rate = decayed_groups(learner), vector_size(learner.backbone)
         prompt = [pair for group in groups for pair in group.parameters if pair[0].startswith(NAME)]
         for group in groups:
             group.parameters = [pair for pair in group.parameters if not pair[0].startswith(NAME)]
             group.learning_rate_scale = self.config.head_scale
-        return [ParameterGroup("prompt", prompt), *(group for group in groups if group.parameters)]
+        return [ParameterGroup("prompt", prompt, rate), *(group for group in groups if group.parameters)]
 
 
 def tokens_before(backbone: Backbone) -> int:
     """How many tokens of a text stand before its virtual ones: none, but for an encoder the first. Its state stands for
     the text, and at another position than the pretrained one it is another's."""
     return 1 if backbone.config.architecture == "encoder" else 0
+
+
+def vector_size(backbone: Backbone) -> float:
+    """The root mean square of what the token vectors hold, at most 1. The published rate is for T5, whose vectors hold
+    more than that; on BERT's, twenty times as small, its first step would leave nothing of what a prompt begins as."""
+    weight = backbone.embed.token.weight.detach()
+    if weight.is_meta:
+        return 1.0
+    size = float(weight.norm()) / math.sqrt(weight.numel()) * backbone.embed.scale
+    return min(1.0, float(f"{size:.3g}"))  # to digits that every device gives
 
 
 def drawn_from_vocabulary(tokenizer: Any, rows: int, count: int, seed: int) -> np.ndarray:

@@ -19,7 +19,8 @@ class PromptConfig(TuningConfig):
     """Soft prompts (Lester et al. 2021): vectors that stand in every text as tokens do, and learn; the model is frozen.
 
     Published for T5, whose encoder reads them before all tokens, as decoders do here. Of an encoder they stand behind
-    the first token, whose state the classifier reads: it keeps the position it was pretrained at.
+    the first token, whose state the classifier reads: it keeps the position it was pretrained at. Where token vectors
+    hold less than T5's, whose root mean square is above 1, a prompt's learning rate is smaller in proportion.
     """
 
     name: Literal["prompt"] = Field("prompt", description="Soft prompts: vectors among the tokens of every text.")
