@@ -26,6 +26,7 @@ from lmtool.learners.mixed_examples import MixedBatch, MixedExamples, term_of
 from lmtool.learners.tally import Tally
 from lmtool.learners.writing import Writer
 from lmtool.models.base import Backbone
+from lmtool.nn.stack import Side
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Scores, StepOutput
 
@@ -85,6 +86,17 @@ class Mixture(BaseLearner):
                 member.heads[head] = self.heads[head]
             else:
                 self.heads[head] = member.heads[head]
+
+    def add_head(self, name: str, head: nn.Module) -> None:
+        """Enter a head that every member has: what a tuning method puts between them and the backbone."""
+        super().add_head(name, head)
+        for _, member in self.named():
+            member.heads[name] = self.heads[name]
+
+    @property
+    def head_side(self) -> Side:
+        """That of the first member; those of tasks that go together are the same."""
+        return next(member.head_side for _, member in self.named())
 
     def named(self) -> Iterator[tuple[str, BaseLearner]]:
         """The members by their names."""

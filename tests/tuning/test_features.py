@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
@@ -9,8 +11,23 @@ from lmtool.config.tables import build
 from lmtool.errors import UserError
 from lmtool.heads.features import LAYERS
 from lmtool.nn.stack import Tap
-from lmtool.tasks.configs import ExtractiveQaConfig, SpanClassificationConfig, TokenClassificationConfig
-from tests.tuning.tuning_fixtures import FAMILIES, TASK, batch_for, model_config, outputs_of, side, train, tuned
+from lmtool.tasks.configs import (
+    ExtractiveQaConfig,
+    MixtureTaskConfig,
+    SpanClassificationConfig,
+    TokenClassificationConfig,
+)
+from tests.tuning.tuning_fixtures import (
+    FAMILIES,
+    TASK,
+    batch_for,
+    model_config,
+    outputs_of,
+    side,
+    train,
+    tuned,
+    tuning_config,
+)
 
 LABELS = ("no", "yes")
 WORDS = TokenClassificationConfig(labels=LABELS, scheme="none", metrics=("accuracy",), metric="accuracy")
@@ -114,3 +131,37 @@ def test_the_new_tokens_of_gpt1_keep_their_width():
     assert learner.heads[TASK.name].tokens.weight.shape[1] == 16
     assert learner.heads[TASK.name].output.in_features == 64
     assert build(TASK) is not None
+
+
+def member(name, **fields):
+    section = {"kind": "classification", "name": name, "text": ["text"], "label": "label", "labels": list(LABELS)}
+    return {**section, **fields}
+
+
+def mixture(*members):
+    rows = [8] * len(members)
+    return MixtureTaskConfig.model_validate_json(json.dumps({"members": members, "rows": rows}))
+
+
+@pytest.mark.parametrize("layers", ["scalar_mix", "concat_last_4"])
+def test_the_members_of_a_mixture_read_one_mix(layers):
+    task = mixture(member("first"), member("second"))
+    learner = tuned(model_config("bert", num_layers=4), {"name": "head", "layers": layers}, None, task)
+    first, second = (part for _, part in learner.named())
+    assert first.heads[LAYERS] is second.heads[LAYERS] is learner.heads[LAYERS]
+    whole = first.hidden(side())
+    assert whole.shape == (27, 64 if layers == "concat_last_4" else 16)
+    assert torch.equal(second.hidden(side()), whole)
+    names = {name for name, _ in learner.named_parameters() if LAYERS + "." in name and "heads." in name}
+    assert names == ({"heads.layers.weight", "heads.layers.gamma"} if layers == "scalar_mix" else set())
+
+
+def test_members_that_read_different_stacks_are_refused():
+    words = {**WORDS.model_dump(mode="json"), "name": "words"}
+    task, t5 = mixture(member("first"), words), model_config("t5")
+    for tuning in ({"name": "head", "layers": "scalar_mix"}, {"name": "last_n"}):
+        assert "different stacks" in tuning_config(**tuning).misfit(t5, task).message
+        assert tuning_config(**tuning).misfit(t5, mixture(words, {**words, "name": "more"})) is None
+    written = mixture(member("first"), member("second", head="text_to_text"))
+    assert "reads the last layer alone" in tuning_config(name="head", layers="scalar_mix").misfit(t5, written).message
+    assert tuning_config(name="head").misfit(t5, written) is None

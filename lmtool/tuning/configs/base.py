@@ -70,8 +70,19 @@ class TuningConfig(Config):
         return None
 
 
+def members_of(task: Any) -> tuple[Any, ...]:
+    """The tasks of a mixture; of any other it alone."""
+    return task.parts() if hasattr(task, "parts") else (task,)
+
+
+def sides_read(model: Any, task: Any) -> set[str]:
+    """The sides of a batch whose states the heads of a task read."""
+    return {member.states_read(model) for member in members_of(task)}
+
+
 def depth_read(model: Any, task: Any) -> int:
-    """How many layers the stack has whose states the head of a task reads."""
-    if model.architecture == "encoder_decoder" and task.states_read(model) == "outputs":
-        return model.layers_of_decoder
-    return model.num_layers
+    """How many layers the stack has whose states the heads of a task read; of two the fewer."""
+    if model.architecture != "encoder_decoder":
+        return model.num_layers
+    depths = {"inputs": model.num_layers, "outputs": model.layers_of_decoder}
+    return min(depths[side] for side in sides_read(model, task))

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from lmtool.config.tables import component
 from lmtool.errors import Problem
-from lmtool.tuning.configs.base import TuningConfig, depth_read
+from lmtool.tuning.configs.base import TuningConfig, depth_read, members_of, sides_read
 
 _SIDE_BY_SIDE = 4
 
@@ -31,8 +31,9 @@ class HeadConfig(TuningConfig):
     )
 
     def misfit(self, model: Any, task: Any) -> Problem | None:
+        written = all(member.writes_text for member in members_of(task))
         # A head that fills masks has layers of its own.
-        if task.writes_text and model.architecture != "encoder" and getattr(model, "tied", True):
+        if written and model.architecture != "encoder" and getattr(model, "tied", True):
             return Problem(
                 "tuning",
                 f"tuning=head: the answers of task={task.name} are given by the language model's head, which is the "
@@ -47,8 +48,12 @@ class HeadConfig(TuningConfig):
         if not hasattr(model, "num_heads"):
             message = f"{typed} reads the layers of a transformer; model={model.name} is none"
             return Problem("tuning.layers", message, "give tuning.layers=last")
-        if task.writes_text or getattr(task, "auxiliary_lm", 0.0):
-            message = f"{typed}: the language model's head of task={task.name} reads the last layer alone"
+        for member in members_of(task):
+            if member.writes_text or getattr(member, "auxiliary_lm", 0.0):
+                message = f"{typed}: the language model's head of task={member.name} reads the last layer alone"
+                return Problem("tuning.layers", message, "give tuning.layers=last")
+        if len(sides_read(model, task)) > 1:
+            message = f"{typed}: the members of task={task.name} read different stacks of model={model.name}"
             return Problem("tuning.layers", message, "give tuning.layers=last")
         if self.layers == "concat_last_4" and depth_read(model, task) < _SIDE_BY_SIDE:
             message = f"{typed}: {depth_read(model, task)} layers stand before the head of model={model.name}"

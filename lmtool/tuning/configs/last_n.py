@@ -8,7 +8,7 @@ from pydantic import Field
 
 from lmtool.config.tables import component
 from lmtool.errors import Problem
-from lmtool.tuning.configs.base import depth_read
+from lmtool.tuning.configs.base import depth_read, sides_read
 from lmtool.tuning.configs.schemes import ByDepthConfig, OfPretrainedConfig
 
 
@@ -39,6 +39,9 @@ class LastLayersConfig(ByDepthConfig, OfPretrainedConfig):
                 f"tuning=last_n: one layer stands at every depth of model={model.name}",
                 "give tuning=full, tuning=lora or tuning=head",
             )
+        if len(sides_read(model, task)) > 1:
+            message = f"tuning=last_n: the members of task={task.name} read different stacks of model={model.name}"
+            return Problem("tuning", message, "give tuning=full or tuning=lora")
         depth = depth_read(model, task)
         if self.learning(depth) > depth:
             return Problem(

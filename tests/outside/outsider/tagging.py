@@ -116,14 +116,14 @@ class Windows:
 class TaggingLearner(TaskLearner):
     def __init__(self, kind: Tagging, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(kind, backbone, tokenizer, seed)
-        self.add_head(self.term, SequenceHead(backbone.hidden_size, len(kind.config.labels or ())))
+        self.add_head(self.term, SequenceHead(backbone.feature_size, len(kind.config.labels or ())))
 
     def examples(self, data: SplitData, max_length: int) -> Windows:
         return Windows(self, self.rows(data), max_length, data.split)
 
     def outputs(self, batch: Batch, step: int) -> Tensor:
         target = batch.targets[self.term]
-        return self.heads[self.term](self.backbone(batch.inputs, self.draws(batch, step), read_M=target.at))
+        return self.heads[self.term](self.hidden_of(batch, self.draws(batch, step), target.at))
 
     def counts(self, batch: Batch) -> dict[str, float]:
         return {self.term: float(len(self.labels(batch)))}
