@@ -11,6 +11,7 @@ were merged from a tuned run have no base: their checkpoints hold everything.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -54,7 +55,10 @@ class Base:
 
     def address(self) -> str | None:
         """The first of them that is there; None where it is gone."""
-        return next((place for place in self.addresses if "://" in place or Path(place).expanduser().exists()), None)
+        for place in self.addresses:
+            if "://" in place or os.path.exists(os.path.expanduser(place)):
+                return place
+        return None
 
     def held(self, tensors: Mapping[str, Tensor], own: Collection[str]) -> dict[str, Tensor]:
         """Of a base's tensors those that a tuned checkpoint lacks. own: the names of the ones that it has."""
@@ -113,6 +117,8 @@ def saved_base(folder: Path) -> Base | None:
         return None  # whoever reads its tensors says so
     plain = read_json(folder, BASE)
     try:
-        return TypeAdapter(Base).validate_python({**plain, "parts": tuple(plain.get("parts") or ())})
+        return TypeAdapter(Base).validate_python({key: value for key, value in plain.items() if key != "names"})
     except ValidationError as error:
-        raise UserError(f"{folder / BASE}: {error.errors()[0]['msg']}", "copy the checkpoint again") from error
+        problem = error.errors()[0]
+        where = ".".join(map(str, problem["loc"]))
+        raise UserError(f"{folder / BASE}: {where}: {problem['msg']}", "copy the checkpoint again") from error

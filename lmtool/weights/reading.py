@@ -48,6 +48,8 @@ def read(checkpoint: str, offline: bool = False, tuned: tuple[Path, ...] = ()) -
         own, base = read_weights(folder), saved_base(folder)
         if base is None:
             return Weights(own, folder, checkpoint)
+        if folder.resolve() in tuned:
+            raise UserError(f"checkpoint={checkpoint} is its own base", "copy the checkpoint again")
         whole = read_base(base, own, checkpoint, offline, (*tuned, folder.resolve()))
         return Weights({**base.held(whole.tensors, own), **own}, folder, checkpoint)
     published.model_section()  # a variant that we do not compute is refused here, and its keys are read
@@ -73,8 +75,6 @@ def read_base(
             f"{' and '.join(base.addresses)}",
             f"bring it back, or leave a link to where it is now: ln -s FOLDER {base.checkpoint}",
         )
-    if Path(address).resolve() in tuned:
-        raise UserError(f"checkpoint={checkpoint}: {address} is its own base", "copy the checkpoint again")
     try:
         weights = read(address, offline, tuned)
     except UserError as error:

@@ -34,8 +34,7 @@ def logits_of(model: torch.nn.Module, rows: dict[str, torch.Tensor]) -> torch.Te
         return model(**rows).logits
 
 
-@pytest.mark.parametrize("method", ["lora", "ia3"])
-@pytest.mark.parametrize("family", ["bert", "gpt", "t5"])
+@pytest.mark.parametrize(("family", "method"), [("bert", "lora"), ("gpt", "lora"), ("gpt", "ia3"), ("t5", "ia3")])
 def test_there_and_back(family: str, method: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """PEFT gives the logits of the run, and what lmtool imports of the folder gives them too."""
     make(family, place / "published")
@@ -70,7 +69,6 @@ def test_there_and_back(family: str, method: str, place: Path, capsys: pytest.Ca
     [
         ("gpt", "prompt"),
         ("t5", "prompt"),
-        ("bart", "prompt"),
         ("gpt", "prefix"),
         ("gpt", "ptuning"),
         ("bart", "prefix"),

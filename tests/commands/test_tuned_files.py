@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -15,6 +16,7 @@ from transformers import AutoModelForSequenceClassification
 import lmtool
 from lmtool import cli
 from lmtool.commands import finetune as finetuning
+from lmtool.manifest import write_manifest
 from lmtool.models import bert
 from lmtool.weights.reading import read
 from tests.commands.conftest import copied, finetune, pretrain, skip_reports, write_rows, write_text
@@ -89,6 +91,45 @@ def test_a_checkpoint_holds_what_its_base_lacks(place: Path, capsys: pytest.Capt
     assert result["delta_bytes"] == (Path("runs/low") / LAST / "model.safetensors").stat().st_size < 10_000
     assert sum(tensor.nbytes for tensor in own.values()) < 0.1 * sum(tensor.nbytes for tensor in state.values())
     assert predictions("runs/low", capsys) == Path("runs/low/predictions.jsonl").read_text()
+    assert "kB beside those of runs/words" in Path("runs/low/log.txt").read_text()
+
+
+def test_every_command_takes_it(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run("predict", "checkpoint=runs/low", "text=A lovely cat.", *ASK)
+    run("embed", "checkpoint=runs/low", "text=A lovely cat.", *ASK, "output=low.npy")
+    run("embed", "checkpoint=runs/words", "text=A lovely cat.", *ASK, "output=words.npy", "pooling=first")
+    assert not np.allclose(np.load("low.npy"), np.load("words.npy"))
+    words = ["target=sst2", "task.path=rows", "examples=20", "held_out=20", *ASK]
+    run("probe", "checkpoint=runs/low", *words)
+    # What a checkpoint needs on disk is said before a run.
+    sizes = []
+    for tuning in ("full", "lora"):
+        capsys.readouterr()
+        run("plan", "finetune", "task=sst2", "task.path=rows", "checkpoint=runs/words", f"tuning={tuning}")
+        sizes.append(next(line for line in capsys.readouterr().out.splitlines() if line.startswith("disk")).split()[1])
+    assert float(sizes[1]) < 0.1 * 1000 * float(sizes[0])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"parts": 5}, "base.json: parts: Input should be a valid tuple"),
+        ({"sha256": None}, "base.json: sha256: Input should be a valid string"),
+        ({"checkpoint": "~nobody/\0"}, "and that is gone"),
+        ({"checkpoint": "runs/low"}, "is its own base"),
+    ],
+)
+def test_a_strange_base_is_refused(
+    change: dict[str, object], message: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path("runs/low") / LAST
+    plain = json.loads((folder / "base.json").read_text())
+    (folder / "base.json").write_text(json.dumps({**plain, **change}))
+    (folder / "manifest.json").unlink()
+    write_manifest(folder, {"step": 4})
+    capsys.readouterr()
+    run("predict", "checkpoint=runs/low", "text=x", status=2)
+    assert message in capsys.readouterr().err
 
 
 def test_another_base_is_refused_with_both_hashes(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
