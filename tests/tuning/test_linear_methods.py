@@ -14,15 +14,18 @@ from torch import nn
 from lmtool.config.tables import build
 from lmtool.errors import UserError
 from lmtool.learners.base import ModelWithHeads
+from lmtool.types import Packed
 from lmtool.weights.assemble import assemble
 from lmtool.weights.reading import Weights
 from tests.tuning.tuning_fixtures import (
     FAMILIES,
+    LENGTHS,
     TASK,
     batch_for,
     hashes,
     model_config,
     outputs_of,
+    side,
     train,
     tuned,
     tuning_config,
@@ -236,3 +239,25 @@ def _ordered(names):
         )
 
     return sorted(names, key=place)
+
+
+@pytest.mark.parametrize("tuning", [LORA, {"name": "ia3"}], ids=lambda fields: fields["name"])
+@pytest.mark.parametrize("family", ["gpt", "bart", "t5"])
+def test_edited_keys_and_values_are_cached(family, tuning):
+    """Token after token over a cache gives the states of the whole text."""
+    learner = tuned(model_config(family), tuning)
+    train(learner)
+    backbone, whole = learner.eval().backbone, side((6, 6))
+    columns = whole.tokens.unflatten(0, (2, 6)).T
+
+    with torch.no_grad():
+        cache = backbone.new_cache(2, 6)
+        steps = [Packed(column.contiguous(), (1, 1)) for column in columns]
+        if family == "gpt":
+            expected = backbone(whole)
+            given = [backbone(step, cache=cache) for step in steps]
+        else:
+            expected = backbone(side(), None, Packed(whole.tokens.repeat(2), (6,) * 4))[:12]
+            encoded = backbone.encode(Packed(side().tokens[: sum(LENGTHS[:2])], LENGTHS[:2]))
+            given = [backbone.decode(encoded, step, cache=cache) for step in steps]
+    torch.testing.assert_close(torch.stack(given, 1).flatten(0, 1), expected, rtol=1e-4, atol=1e-5)
