@@ -18,7 +18,7 @@ from lmtool.costs.plan import VALUE_BYTES, plan
 from lmtool.costs.rate import measure_rate
 from lmtool.costs.work import shapes_of, works_of
 from lmtool.errors import UserError
-from lmtool.learners.base import ModelWithHeads
+from lmtool.learners.model import ModelWithHeads
 from lmtool.reporting.plan import RunPlan
 from lmtool.reporting.text import size
 from lmtool.training.budgets import MOST_STEPS

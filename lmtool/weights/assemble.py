@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from lmtool.config.tables import build
 from lmtool.errors import UserError
-from lmtool.learners.base import ModelWithHeads
+from lmtool.learners.model import ModelWithHeads
 from lmtool.models.configs import ModelConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.weights.loading import LoadReport, load_into

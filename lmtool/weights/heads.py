@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lmtool.heads.lm import lm_head, masked_lm_head
 from lmtool.heads.replaced_token import ReplacedTokenHead
 from lmtool.heads.sequence import Pooler, SequenceHead, summary
-from lmtool.learners.base import ModelWithHeads
+from lmtool.learners.model import ModelWithHeads
 from lmtool.models.base import Backbone
 from lmtool.models.configs import ModelConfig, Place, SequenceForm
 from lmtool.nn.dropout import Draws

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lmtool.errors import UserError
-from lmtool.learners.base import ModelWithHeads
+from lmtool.learners.model import ModelWithHeads
 from lmtool.weights.assemble import assemble
 from lmtool.weights.exporting import Folded
 from lmtool.weights.load import saved_model

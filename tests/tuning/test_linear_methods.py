@@ -13,7 +13,7 @@ from torch import nn
 
 from lmtool.config.tables import build
 from lmtool.errors import UserError
-from lmtool.learners.base import ModelWithHeads
+from lmtool.learners.model import ModelWithHeads
 from lmtool.types import Packed
 from lmtool.weights.assemble import assemble
 from lmtool.weights.reading import Weights
