@@ -10,13 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from lmtool.commands.configs import PretrainConfig, RunConfig
+from lmtool.commands.configs import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.commands.opening import OpenRun
 from lmtool.commands.planning import learning_by_role
 from lmtool.commands.rates import never
 from lmtool.config.checkpoint import read_state
 from lmtool.learners.base import BaseLearner
-from lmtool.models.configs import ModelConfig
 from lmtool.nn.attention import attention_path
 from lmtool.reporting.plan import RunPlan
 from lmtool.reporting.progress import ProgressDisplay
@@ -138,12 +137,14 @@ def listener(opened: OpenRun, metric: str, baseline: Mapping[str, Any]) -> Progr
     return ProgressDisplay(opened.output, metric, opened.config.log_every, baseline)
 
 
-def model_facts(model: ModelConfig, tokenizer: Tokenizer, loaded: LoadReport | None) -> dict[str, Any]:
+def model_facts(config: RunConfig, tokenizer: Tokenizer, loaded: LoadReport | None) -> dict[str, Any]:
     """Facts of the model for screen and report."""
+    tuning = config.tuning if isinstance(config, FinetuneConfig) else None
     return {
-        "family": model.name,
-        **model.facts(),
+        "family": config.model.name,
+        **config.model.facts(),
         "vocabulary": tokenizer.vocab_size,
+        **({"virtual tokens a text": tuning.positions} if tuning is not None and tuning.positions else {}),
         "weights": "random" if loaded is None else loaded.sentence(),
     }
 

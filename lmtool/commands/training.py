@@ -77,7 +77,7 @@ def fit(
         learner,
         choices=choices,
         data={**facts, "train": loader.facts(), **held_out.facts()},
-        model=screens.model_facts(config.model, tokenizer, loaded) | told(lineage),
+        model=screens.model_facts(config, tokenizer, loaded) | told(lineage),
         lineage=lineage,
         plan=plan,
         epochs=epochs,
