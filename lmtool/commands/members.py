@@ -26,11 +26,21 @@ def spelled_out(words: Sequence[str]) -> list[str]:
         group, _, name = value.partition(":")
         if key in _NESTED.values() and group == "task" and name:
             spelled += [f"{key}=task", f"{key}.task.name={name}"]
-        elif (key in _NESTED or key.endswith(".domain")) and equals and value.isidentifier() and value != "null":
-            spelled.append(f"{key}.name={value}")
+        elif (
+            (key in _NESTED or key.endswith((".domain", "/domain")))
+            and equals
+            and value.isidentifier()
+            and value != "null"
+        ):
+            spelled.append(f"{key.replace('/', '.')}.name={value}")
         else:
             spelled.append(word)
     return spelled
+
+
+def _takes_a_name(key: str) -> bool:
+    """Whether a key is a section that is chosen by its name: of a task, or of a loss over domains."""
+    return key in _NESTED or key.endswith((".domain", "/domain"))
 
 
 def with_sections(data: dict[str, Any], config_dirs: Sequence[Path] = ()) -> dict[str, Any]:

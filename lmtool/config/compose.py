@@ -81,9 +81,14 @@ def _stored(repo: dict[str, Any], above: str = "") -> dict[str, tuple[str, ...]]
 
 @contextmanager
 def hydra_at() -> Iterator[Any]:
-    """Hydra, initialised on the shipped folder; the process is left as it was."""
-    with initialize_config_dir(str(groups.conf_dir()), version_base="1.3", job_name="lmtool"):
-        yield GlobalHydra.instance().hydra
+    """Hydra, initialised on the shipped folder; the process is left as it was: a job of a sweep runs inside of it."""
+    outer = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(groups.conf_dir()), version_base="1.3", job_name="lmtool"):
+            yield GlobalHydra.instance().hydra
+    finally:
+        GlobalHydra.instance().hydra = outer
 
 
 @contextmanager

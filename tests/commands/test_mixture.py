@@ -123,6 +123,21 @@ def test_written_labels_of_several_tasks(place: Path) -> None:
     assert not [part for part in taken if part in ("heads.sst2", "heads.value", "heads.turn")]
 
 
+def test_sweeps_and_further_losses_of_a_member(place: Path) -> None:
+    """Members are composed inside of a sweep's job too; the texts of another domain are a member's own."""
+    Path("other.tsv").write_text("sentence\nover there\nup here\n")
+    write_tasks()
+    members = "[sst2,{kind: regression, name: value, path: values}]"
+    words = ["finetune", "-m", "task=mixture", f"task.members={members}", "task.sampling=uniform,capped", "name=both"]
+    more = ["task.with.sst2.path=rows", "task.with.sst2.domain=dann", "task.with.sst2.domain.target=other.tsv"]
+    assert cli.main([*words, *more, "model=bert_tiny", *SMALL, "max_steps=1"]) == 0
+    for job, read in ((0, 16), (1, 21)):
+        result = json.loads(Path(f"runs/both/{job}/result.json").read_text())
+        assert result["status"] == "done" and abs(result["mixture"]["sst2"]["examples"] - read) <= 6
+        (row,) = [row for row in rows_of(Path(f"runs/both/{job}/metrics.jsonl")) if row["split"] == "train"]
+        assert {"loss_sst2", "loss_value", "loss_sst2_sst2_domain"} <= row.keys()
+
+
 @pytest.mark.parametrize(
     ("words", "error", "hint"),
     [
