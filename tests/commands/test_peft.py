@@ -65,14 +65,7 @@ def test_there_and_back(family: str, method: str, place: Path, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize(
-    ("family", "method"),
-    [
-        ("gpt", "prompt"),
-        ("t5", "prompt"),
-        ("gpt", "prefix"),
-        ("gpt", "ptuning"),
-        ("bart", "prefix"),
-    ],
+    ("family", "method"), [("gpt", "prompt"), ("t5", "prompt"), ("gpt", "prefix"), ("gpt", "ptuning")]
 )
 def test_prompts_where_a_language_model_writes(
     family: str, method: str, place: Path, capsys: pytest.CaptureFixture[str]
@@ -85,13 +78,7 @@ def test_prompts_where_a_language_model_writes(
         Path(f"pairs/{split}.tsv").write_text("\n".join(["source\ttarget", *lines]) + "\n")
     words = ["task=seq2seq", "task.path=pairs", f"tuning={method}", "tuning.length=4", "task.target_tokens=12"]
     run("finetune", *words, *TUNED, "name=run", "device=cpu", "precision=fp32", "batch_examples=8")
-    exports = ["export", "checkpoint=runs/run", "output=adapter", "format=peft"]
-    if (family, method) == ("bart", "prefix"):
-        capsys.readouterr()
-        run(*exports, status=2)
-        assert "PEFT reads prompts where lmtool does with language models" in capsys.readouterr().err
-        return
-    run(*exports)
+    run("export", "checkpoint=runs/run", "output=adapter", "format=peft")
     ids = torch.arange(2 * 9).reshape(2, 9) * 37 % 290 + 10
     given = {"input_ids": ids} | ({} if family == "gpt" else {"decoder_input_ids": ids[:, :5].flip(1)})
     expected = lmtool.load("runs/run").model(**given).logits

@@ -14,7 +14,7 @@ from lmtool.config.tables import build, builder_module, entry_of, lookup
 from lmtool.errors import UserError
 from lmtool.tuning.places import layers
 from lmtool.weights.load import load
-from lmtool.weights.peft import adapter, lora
+from lmtool.weights.peft import adapter, lora, prompts
 from lmtool.weights.peft.maps import PublishedMap, published_maps
 from lmtool.weights.peft.tuned import Tuned
 from tests.weights.published_folders import FAMILIES, logits_of, make, sample
@@ -113,3 +113,23 @@ def test_what_peft_makes_of_patterns_and_of_a_few_layers(tmp_path: Path) -> None
     wrong = {name: tensor[:, :-1] if "lora_A" in name else tensor for name, tensor in tensors.items()}
     with pytest.raises(UserError, match="the map has 108 outputs and 36 inputs"):
         lora.from_peft(settings, wrong, ours.maps)
+
+
+@pytest.mark.parametrize(
+    ("name", "task_type", "heads"),
+    [
+        ("virtual", "CAUSAL_LM", ["score.weight"]), ("virtual", "SEQ_CLS", []), ("virtual", None, []),
+        ("prefix", "SEQ_2_SEQ_LM", []), ("decoder.prefix", "CAUSAL_LM", []),
+    ],
+)  # fmt: skip
+def test_prompts_that_peft_reads_elsewhere_are_refused(name: str, task_type: str | None, heads: list[str]) -> None:
+    added = {f"backbone.{'embed.' if name == 'virtual' else ''}{name}.weight": torch.zeros(2, 64)}
+    model = lookup("model", "gpt").config(num_layers=1, hidden_size=32, num_heads=2)
+    with pytest.raises(UserError, match="with another head or task"):
+        prompts.to_peft(Tuned(model, {"name": "prompt"}, added, (), task_type, heads))
+
+
+def test_a_method_without_a_layout_names_another_export() -> None:
+    with pytest.raises(UserError, match="tuning=adapter has no layout in PEFT") as refused:
+        adapter.writer_of("adapter")
+    assert "format=delta" in str(refused.value.hint)
