@@ -106,8 +106,9 @@ def test_every_command_takes_it(place: Path, capsys: pytest.CaptureFixture[str])
     for tuning in ("full", "lora"):
         capsys.readouterr()
         run("plan", "finetune", "task=sst2", "task.path=rows", "checkpoint=runs/words", f"tuning={tuning}")
-        sizes.append(next(line for line in capsys.readouterr().out.splitlines() if line.startswith("disk")).split()[1])
-    assert float(sizes[1]) < 0.1 * 1000 * float(sizes[0])
+        line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("disk"))
+        sizes.append(float(line.split()[1]) * {"kB": 1, "MB": 1000}[line.split()[2].rstrip(":")])
+    assert sizes[1] < 0.1 * sizes[0]
 
 
 @pytest.mark.parametrize(
