@@ -32,7 +32,6 @@ import json
 import shutil
 import statistics
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
