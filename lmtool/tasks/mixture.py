@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from lmtool.data.split import SplitData
+from lmtool.errors import UserError
 from lmtool.learners.baseline import Predictor
 from lmtool.learners.evaluation import Evaluation
 from lmtool.learners.mixed_examples import MixedBatch
 from lmtool.learners.mixture import MixedScorer, Mixture
+from lmtool.learners.writing import Writer
 from lmtool.metrics import Metric
 from lmtool.models.base import Backbone
 from lmtool.tasks.configs import MixtureTaskConfig
@@ -80,6 +82,14 @@ class TaskMixture(Mixture):
             "value": average({name: (own["metric"], values[name]) for name, own in members.items()}),
             "members": members,
         }
+
+    def writer(self) -> Writer:
+        """UserError: which task's texts a prompt is read as is not said."""
+        names = [name for name, _ in self.named()]
+        raise UserError(
+            f"a model of {len(names)} tasks ({', '.join(names)}) reads a prompt as none of them",
+            f"lmtool predict task={names[0]} writes what a task's rows ask for",
+        )
 
 
 def average(scores: Mapping[str, tuple[str, Mapping[str, float]]]) -> float:

@@ -121,6 +121,9 @@ def test_written_labels_of_several_tasks(place: Path) -> None:
     )
     taken = json.loads(Path("runs/run/facts.json").read_text())["model"]["parameters"]
     assert not [part for part in taken if part in ("heads.sst2", "heads.value", "heads.turn")]
+    use = ["checkpoint=runs/run", "device=cpu"]
+    assert cli.main(["predict", *use, "task=turn", "text=the cat"]) == 0
+    assert cli.main(["generate", *use, "prompt=the cat"]) == 2, "of which task?"
 
 
 def test_sweeps_and_further_losses_of_a_member(place: Path) -> None:
