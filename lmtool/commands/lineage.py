@@ -62,7 +62,8 @@ def _command(folder: Path) -> str:
     """The command line that made a checkpoint, as its run's environment.json has it; else the command alone."""
     with suppress(OSError, ValueError, TypeError, LookupError):
         argv = json.loads((folder.parents[1] / "environment.json").read_text(encoding="utf-8"))["arguments"]
-        return masked(words(["lmtool", *map(str, argv[1:])]))
+        if len(argv) > 1:
+            return masked(words(["lmtool", *map(str, argv[1:])]))
     with suppress(UserError):
         return f"lmtool {read_config(folder).get('command', '')}".strip()
     return "lmtool"

@@ -99,7 +99,10 @@ def _draw(run: RunFiles, predictions: PredictionSummary) -> dict[str, str]:
         "confusion": "Gold labels down, predictions across. Shade: share of the gold label.",
         "scatter": "Each dot one example of the held-out set.",
     }
-    if predictions.regression:
+    mixed = isinstance(run.result.get("mixture"), dict)  # labels of several tasks are in no one plot
+    if mixed:
+        figures |= {"scatter": None, "confusion": None}
+    elif predictions.regression:
         figures["scatter"] = plots.scatter_figure(predictions.gold, predictions.predicted)
     elif len(predictions.pairs) > 0:
         figures["confusion"] = plots.confusion_figure(*predictions.confusion())
