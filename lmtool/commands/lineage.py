@@ -45,7 +45,7 @@ def lineage_of(opened: OpenRun) -> Lineage:
     return [*_before(folder), {"checkpoint": origin, **kept}]
 
 
-def told(lineage: Lineage) -> dict[str, str]:
+def as_fact(lineage: Lineage) -> dict[str, str]:
     """A lineage on one line, as a fact of the model; nothing where there is none."""
     return {"started_from": " → ".join(str(entry["checkpoint"]) for entry in lineage)} if lineage else {}
 

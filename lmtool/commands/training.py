@@ -12,7 +12,7 @@ from lmtool.commands import screens
 from lmtool.commands.configs import RunConfig
 from lmtool.commands.forgetting import Forgetting
 from lmtool.commands.held_out import HeldOutSplits
-from lmtool.commands.lineage import lineage_of, told
+from lmtool.commands.lineage import as_fact, lineage_of
 from lmtool.commands.opening import OpenRun, words
 from lmtool.commands.planning import plan_of
 from lmtool.commands.provenance import Contents, extras
@@ -77,7 +77,7 @@ def fit(
         learner,
         choices=choices,
         data={**facts, "train": loader.facts(), **held_out.facts()},
-        model=screens.model_facts(config, tokenizer, loaded) | told(lineage),
+        model=screens.model_facts(config, tokenizer, loaded) | as_fact(lineage),
         lineage=lineage,
         plan=plan,
         epochs=epochs,

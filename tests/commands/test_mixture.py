@@ -74,8 +74,8 @@ def test_three_kinds_in_one_run(place: Path, capsys: pytest.CaptureFixture[str])
     mine = [{**row, "task": "sst2"} for row in rows_of(Path("sst2.jsonl"))]
     assert mine == [row for row in predicted if row["task"] == "sst2"]
     assert cli.main(["predict", *use, "task=sst2", "input=rows/dev.tsv", "output=out.jsonl", "precision=fp32"]) == 0
-    told = [row["prediction"] for row in rows_of(Path("out.jsonl"))]
-    assert told == [row["prediction"] for row in mine]
+    predictions = [row["prediction"] for row in rows_of(Path("out.jsonl"))]
+    assert predictions == [row["prediction"] for row in mine]
     for words, message in ((["text=a"], "was trained for 3 tasks"), (["text=a", "task=stt2"], "no head for task=stt2")):
         assert cli.main(["predict", *use, *words]) == 2
         shown = capsys.readouterr().err
@@ -160,8 +160,8 @@ def test_sweeps_and_further_losses_of_a_member(place: Path) -> None:
 def test_refusals(place: Path, capsys: pytest.CaptureFixture[str], words: list[str], error: str, hint: str) -> None:
     given = ["finetune", "task=mixture", *words, "model=bert_tiny", *SMALL]
     assert cli.main(given) == 2
-    told = capsys.readouterr().err
-    assert error in told and hint in told and not Path("runs").exists()
+    shown = capsys.readouterr().err
+    assert error in shown and hint in shown and not Path("runs").exists()
 
 
 def test_a_shipped_task_in_pretraining(place: Path) -> None:
