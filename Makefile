@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test faults lint types bench gpu bundle clean
+.PHONY: help install demo test faults matrix lint types bench gpu bundle clean
 
 help:  ## Print this list.
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
@@ -33,6 +33,9 @@ test: $(VENV)/test  ## Run the tests: offline, a few minutes on two cores.
 
 faults: $(VENV)/test  ## Plant faults and see that nothing goes wrong silently, at most 20 minutes on two cores.
 	$(BIN)/python scripts/faults.py
+
+matrix: $(VENV)/test  ## Train every legal combination of family, tuning method and kind of task a few steps, 10 minutes.
+	$(BIN)/python scripts/matrix.py
 
 lint: $(VENV)/test  ## Check style and imports.
 	$(BIN)/ruff check .

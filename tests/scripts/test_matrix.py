@@ -1,0 +1,50 @@
+"""Every pair of a family, a tuning method and a kind of task works, or is refused with a way out: what
+scripts/matrix.py holds of all combinations, over as few as have every pair."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from lmtool.commands import configs as configs  # enters the families, methods and kinds into the tables
+from lmtool.config import tables
+
+
+def shipped(group: str) -> list[str]:
+    return [entry.name for entry in tables.entries(group) if entry.config.__module__.startswith("lmtool.")]
+
+
+@pytest.fixture
+def matrix(script: Callable[[str], ModuleType]) -> ModuleType:
+    return script("matrix")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("matrix")
+
+
+@cache
+def chosen(matrix: ModuleType, folder: Path) -> list[Any]:
+    matrix.write_rows(folder)
+    return matrix.pairs(matrix.FAMILIES, [*matrix.METHODS], matrix.KINDS, folder)
+
+
+@pytest.mark.parametrize("family", shipped("model"))
+def test_every_pair_works_or_is_refused_with_a_way_out(family: str, matrix: ModuleType, folder: Path) -> None:
+    outcomes = [matrix.trial(cell, folder) for cell in chosen(matrix, folder) if cell.family == family]
+    assert not [outcome for outcome in outcomes if outcome.wrong]
+    assert {outcome.cell.method for outcome in outcomes} == {*matrix.METHODS}
+    assert sum(not outcome.refused for outcome in outcomes) > len(outcomes) / 2
+
+
+def test_the_matrix_has_every_method_and_kind(matrix: ModuleType) -> None:
+    """But for those over others: fused adapters, mixtures of tasks, suites of them."""
+    methods = {word.partition("=")[2] for words in matrix.METHODS.values() for word in words if word[:7] == "tuning="}
+    assert {*shipped("tuning")} - {"adapter_fusion"} == methods | {"full"}
+    assert {*shipped("task")} - {"mixture", "glue"} == {*matrix.KINDS}
