@@ -57,7 +57,6 @@ def test_a_checkpoint_must_agree() -> None:
     [
         ("model.positions.bse=3", "model.positions.bse", "did you mean model.positions.base=3?"),
         ("model.positions.base=0", "model.positions.base", "allowed: a number, above 1"),
-        ("model.positions=alibi", "model.positions", "give model/positions=NAME, one of alibi, learned"),
         ("model.positions.name=alibbi", "model.positions.name", "did you mean model.positions.name=alibi?"),
         (
             "model.positions.layout=halfsplit",
@@ -69,6 +68,13 @@ def test_a_checkpoint_must_agree() -> None:
 )
 def test_errors(typed: str, key: str, message: str) -> None:
     assert message in problems("model=bert_tiny", "model/positions=rotary", typed)[key]
+
+
+def test_two_kinds() -> None:
+    read = overrides.read(["model/positions=rotary", "model.positions=alibi"], compose.what_is_offered("pretrain"))
+    assert [problem.message for problem in read.problems] == [
+        "model/positions=rotary and model.positions=alibi: a run takes one model/positions"
+    ]
 
 
 def test_a_misspelt_kind() -> None:

@@ -356,7 +356,10 @@ def test_every_yaml_is_its_class(group: str) -> None:
     names = [path.stem for path in folder.glob("*.yaml") if path.stem != "auto"]
     assert names
     for name in names:
+        values = yaml.safe_load((folder / f"{name}.yaml").read_text())
+        if "defaults" in values:  # a preset of a class, which another test decodes
+            assert values["defaults"][0] in names
+            continue
         entry = lookup(group, name)
         assert entry is not None
-        values = yaml.safe_load((folder / f"{name}.yaml").read_text())
         assert values == json.loads(entry.config().model_dump_json()), name

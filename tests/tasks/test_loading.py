@@ -31,7 +31,8 @@ def load(config, seed=0, **keywords):
 
 
 def test_every_shipped_task_decodes_and_is_covered_here():
-    configs = {path.stem: task_config(path.stem) for path in CONF.glob("*.yaml")}
+    # The members of a mixture are typed.
+    configs = {path.stem: task_config(path.stem) for path in CONF.glob("*.yaml") if path.stem != "mixture"}
     assert all(config.name == name for name, config in configs.items())
     # Other kinds have their own files.
     names = {name for name, config in configs.items() if config.kind in ("classification", "regression")}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from task_fixtures import CONF, backbone, evaluation, examples_of, split_data, task_config, tokenizer
+from task_fixtures import CONF, backbone, evaluation, examples_of, split_data, task_config, task_data, tokenizer
 from token_fixtures import conll, tagged, tagged_folder
 
 from lmtool.config.tables import build
@@ -21,7 +21,7 @@ from lmtool.tasks.loading import load_task
 
 TASKS = sorted(
     path.stem for path in CONF.glob("*.yaml")
-    if task_config(path.stem).kind == "token_classification"
+    if task_data(path.stem)["kind"] == "token_classification"
 )  # fmt: skip
 
 
