@@ -55,8 +55,7 @@ def test_whatever_the_disk_refuses_is_one_line(place: Path, capsys: pytest.Captu
 def test_the_report_of_a_finished_run_is_written_later(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("model=bert_tiny", "checkpoint=none", *TINY, "max_steps=2")
     folder = finetune("whole", *words)
-    size = (folder / "report.html").stat().st_size
-    assert size > (folder / "checkpoints/step_00000002/state.json").stat().st_size
+    assert (folder / "report.html").stat().st_size > 10_000
     (folder / "report.html").unlink()
     with no_file_larger_than(1000):
         capsys.readouterr()
@@ -65,7 +64,7 @@ def test_the_report_of_a_finished_run_is_written_later(place: Path, capsys: pyte
         finetune("whole", *words, status=2)
         require_one_line(capsys.readouterr().err)
     finetune("whole", *words)
-    assert (folder / "report.html").stat().st_size == size
+    assert (folder / "report.html").read_text().endswith("</html>\n")
 
 
 def test_a_log_on_a_full_disk_costs_the_log_alone(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

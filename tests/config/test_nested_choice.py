@@ -73,7 +73,7 @@ def test_errors(typed: str, key: str, message: str) -> None:
 def test_two_kinds() -> None:
     read = overrides.read(["model/positions=rotary", "model.positions=alibi"], compose.what_is_offered("pretrain"))
     assert [problem.message for problem in read.problems] == [
-        "model/positions=rotary and model.positions=alibi: a run takes one model/positions"
+        "model/positions=rotary and model/positions=alibi: a run takes one model/positions"
     ]
 
 
