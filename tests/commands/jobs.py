@@ -76,4 +76,16 @@ def finetuning(folder: Path) -> None:
     )  # fmt: skip
 
 
+def tuning(folder: Path) -> None:
+    """Low-rank updates of a pretrained model, whose layers begin to learn one after the other."""
+    place, start = _shared(folder), folder.parent / "shared/start"
+    if not start.exists():
+        pretraining(start)
+    _quietly(
+        "finetune", f"checkpoint={start}", *BUDGET, "task=sst2", f"task.path={place / 'rows'}", "max_length=32",
+        "tuning=lora", "tuning.dropout=0.1", "tuning.schedule=gradual_unfreezing", "tuning.schedule.every_steps=2",
+        "batch_examples=16", "max_epochs=null", f"cache_dir={place / 'cache'}", f"run_dir={folder}",
+    )  # fmt: skip
+
+
 gpt, t5, electra, bart = (partial(pretraining, model=f"{family}_tiny") for family in ("gpt", "t5", "electra", "bart"))
