@@ -40,7 +40,8 @@ def evaluated(run: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str, A
 
 
 @pytest.mark.parametrize(
-    ("model", "placement"), [("bert_tiny", "houlsby"), ("gpt_tiny", "pfeiffer"), ("t5_tiny", "parallel")]
+    ("model", "placement"),
+    [("bert_tiny", "houlsby"), ("t5_tiny", "parallel"), pytest.param("gpt_tiny", "pfeiffer", marks=pytest.mark.slow)],
 )
 def test_a_run(place: Path, capsys: pytest.CaptureFixture[str], model: str, placement: str) -> None:
     start = pretrain("start", "max_steps=2", model=model)

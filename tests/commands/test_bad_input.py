@@ -66,7 +66,10 @@ def test_line_ends_and_a_mark_change_nothing(objective: str, place: Path, capsys
     assert len(set(shown)) == 1
 
 
-@pytest.mark.parametrize("objective", ["span", "clm", "span_corruption", "denoising"])
+@pytest.mark.parametrize(
+    "objective",
+    ["clm", "denoising", *(pytest.param(name, marks=pytest.mark.slow) for name in ("span", "span_corruption"))],
+)
 def test_one_enormous_line_is_counted_and_whole(
     objective: str, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -114,7 +114,7 @@ def test_a_pair_task_of_a_run(family: str, kind: str, place: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("objective", ["mlm_nsp", "mlm_sop"])
+@pytest.mark.parametrize("objective", ["mlm_nsp", pytest.param("mlm_sop", marks=pytest.mark.slow)])
 def test_a_head_over_pairs_of_a_run(objective: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = {"mlm_nsp": "bert_tiny", "mlm_sop": "albert_tiny"}[objective]
     pretrain("run", "max_steps=2", f"objective={objective}", "model.initializer_std=0.3", model=model)
@@ -149,8 +149,9 @@ def test_a_head_over_pairs_of_a_run(objective: str, place: Path, capsys: pytest.
 
 
 PUBLISHED = [
-    ("bert", 1), ("bert", 2), ("bert", 3), ("roberta", 3), ("distilbert", 1), ("albert", 3), ("electra", 2), ("gpt", 1),
-    ("gpt", 3), ("gpt1", 2), ("bart", 1), ("bart", 3), ("t5", 2),
+    ("bert", 3), ("roberta", 3), ("distilbert", 1), ("albert", 3), ("electra", 2), ("gpt", 3), ("gpt1", 2), ("bart", 3),
+    ("t5", 2),
+    *(pytest.param(family, count, marks=pytest.mark.slow) for family in ("bert", "gpt", "bart") for count in (1, 2)),
 ]  # fmt: skip
 
 
@@ -253,7 +254,7 @@ def test_unnamed_classes_are_matched_by_number(place: Path, capsys: pytest.Captu
     assert {json.loads(line)["prediction"] for line in Path("said.jsonl").read_text().splitlines()} <= {"a", "b", "c"}
 
 
-@pytest.mark.parametrize("family", ["bert", "gpt", "bart"])
+@pytest.mark.parametrize("family", ["bert", "gpt", pytest.param("bart", marks=pytest.mark.slow)])
 def test_a_published_classifier_learns_further(family: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With its head, in the task's order of classes; what comes out is exported again."""
     make_classifier(family, place / "published", 2, ["POSITIVE", "NEGATIVE"])

@@ -51,7 +51,7 @@ def test_an_absurd_rate_ends_as_divergence(
     assert list((run / "diverged").iterdir()) and not (run / "result.json").exists()
 
 
-@pytest.mark.parametrize("lr", ["1e-3", "1e-1"])
+@pytest.mark.parametrize("lr", ["1e-1", pytest.param("1e-3", marks=pytest.mark.slow)])
 def test_noisy_finetuning_is_no_divergence(place: Path, lr: str) -> None:
     pretrain("words", "max_steps=2")
     for name, task in (("classes", CLASSES), ("values", VALUES)):

@@ -34,6 +34,7 @@ def run(script, monkeypatch, words):
     return 0
 
 
+@pytest.mark.slow
 def test_all_ways_learn_the_same_rows_and_finished_runs_stay(script, monkeypatch, capfd, words, tmp_path):
     typed = [*words, "--rates", "1e-7,1e-2", "--head-rates", "1e-2", "--ways", "head,lm_bff"]
     assert run(script, monkeypatch, typed) == 0

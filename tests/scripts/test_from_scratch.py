@@ -32,6 +32,7 @@ def run(script, monkeypatch, words):
     return 0
 
 
+@pytest.mark.slow
 def test_each_start_takes_its_best_rate_and_finished_runs_stay(script, monkeypatch, capfd, words, tmp_path):
     # The first rate changes nothing, with the second both starts learn the adjectives.
     typed = [*words, "--rates", "1e-7,1e-2", "--seeds", "1,2"]

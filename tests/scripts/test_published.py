@@ -41,6 +41,7 @@ def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_both_sides_run_once_on_the_same_rows(script, monkeypatch, capfd, words, tmp_path):
     words = [f"sst2={tmp_path / 'glue'}", *words, "--examples", "64", "--seeds", "1"]
     assert run(script, monkeypatch, words) == 0
