@@ -75,7 +75,7 @@ class TokenClassificationConfig(TaskConfig):
         return Problem(
             "task",
             f"task={self.name} tags words, and the states of model={model.name} stand for none",
-            "give model=bert, or of the encoder-decoders model=t5 or model=bart",
+            "give model=bert, model=t5 or model=bart",
         )
 
     def text_format(self, model: Any) -> str:
