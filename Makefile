@@ -29,7 +29,7 @@ demo: $(VENV)/core  ## Pretrain and finetune a tiny BERT on text every machine h
 	$(BIN)/python scripts/demo.py
 
 test: $(VENV)/test  ## Run the tests: offline, a few minutes on two cores.
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal
+	$(BIN)/python -m pytest -q -n 2
 
 faults: $(VENV)/test  ## Plant faults and see that nothing goes wrong silently, at most 20 minutes on two cores.
 	$(BIN)/python scripts/faults.py

@@ -95,7 +95,7 @@ def test_names_weights_and_heads():
 def test_errors():
     for fields, message in (
         ({"members": ("mlm", "mlm")}, "each objective once"),
-        ({"members": ("mlm", "nothing")}, "nothing is not one of clm, "),
+        ({"members": ("mlm", "nothing")}, "nothing is not one of .*clm, "),
         ({"members": ({"name": "mlm", "probability": 2},)}, "probability"),
         ({"members": ("mlm", "span"), "weights": (1.0,)}, "a number above 0 for each of the 2"),
     ):
