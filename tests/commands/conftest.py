@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,17 @@ def copied(folder: Path, place: Path, patch: pytest.MonkeyPatch) -> Path:
     shutil.copytree(folder, place, dirs_exist_ok=True)
     patch.chdir(place)
     return place
+
+
+@contextmanager
+def working_in(place: Path) -> Iterator[None]:
+    """Commands that a fixture of a module runs once, in a folder with text.txt and the labelled folder rows/."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        skip_reports(patch)
+        write_text(place / "text.txt")
+        write_rows(place / "rows")
+        yield
 
 
 @pytest.fixture

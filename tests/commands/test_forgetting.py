@@ -10,17 +10,13 @@ import torch
 
 from lmtool import cli
 from lmtool.commands.forgetting import distances
-from tests.commands.conftest import copied, finetune, pretrain, skip_reports, write_rows, write_text
+from tests.commands.conftest import copied, finetune, pretrain, skip_reports, working_in
 
 
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("pretrained")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(place)
-        skip_reports(patch)
-        write_text(place / "text.txt")
-        write_rows(place / "rows")
+    with working_in(place):
         (place / "held_out.txt").write_text((place / "text.txt").read_text()[:6000])
         pretrain("mlm", "objective=mlm", "max_steps=2", "model.num_layers=2")
         pretrain("clm", "max_steps=2", model="gpt_tiny")

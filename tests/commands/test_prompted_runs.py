@@ -10,7 +10,7 @@ import pytest
 
 import lmtool
 from lmtool import cli
-from tests.commands.conftest import finetune, pretrain, skip_reports, write_rows, write_text
+from tests.commands.conftest import finetune, pretrain, working_in
 
 PROMPT = (
     "task.head=prompt", "task.prompt.template='{sentence} The {label} house.'",
@@ -29,11 +29,7 @@ WAYS = {
 def base(tmp_path_factory):
     """A folder with labelled rows and a masked language model."""
     place = tmp_path_factory.mktemp("prompted")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(place)
-        skip_reports(patch)
-        write_text(place / "text.txt")
-        write_rows(place / "rows")
+    with working_in(place):
         pretrain("base", "max_steps=2", "max_length=64", "batch_tokens=512")
     return place
 

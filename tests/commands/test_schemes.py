@@ -12,18 +12,14 @@ from lmtool import cli
 from lmtool.runs.checkpoints import read_tensors, read_weights
 from lmtool.training import loop
 from lmtool.training.step import apply_gradients
-from tests.commands.conftest import copied, finetune, pretrain, skip_reports, write_rows, write_text
+from tests.commands.conftest import copied, finetune, pretrain, working_in
 
 
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A working folder with text, rows and runs/first, a masked language model of two layers."""
     place = tmp_path_factory.mktemp("pretrained")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(place)
-        skip_reports(patch)
-        write_text(place / "text.txt")
-        write_rows(place / "rows")
+    with working_in(place):
         pretrain("first", "max_steps=2", "model.num_layers=2")
     return place
 

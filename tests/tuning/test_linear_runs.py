@@ -12,7 +12,7 @@ import torch
 
 from lmtool import cli
 from lmtool.weights.reading import read
-from tests.commands.conftest import finetune, pretrain, skip_reports, write_rows, write_text
+from tests.commands.conftest import finetune, pretrain, skip_reports, working_in
 
 METHODS = {
     "lora": ("tuning=lora", "tuning.dropout=0.2", "tuning.projections=[q_proj,out_proj,fc_in]"),
@@ -28,11 +28,7 @@ LAST = Path("checkpoints") / "step_00000004"
 def base(tmp_path_factory):
     """A folder with labelled rows and a pretrained model."""
     place = tmp_path_factory.mktemp("linear")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(place)
-        skip_reports(patch)
-        write_text(place / "text.txt")
-        write_rows(place / "rows")
+    with working_in(place):
         pretrain("base", "max_steps=2")
     return place
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from lmtool import cli
 from lmtool.weights.reading import read
-from tests.commands.conftest import finetune, pretrain, skip_reports, write_rows, write_text
+from tests.commands.conftest import finetune, pretrain, skip_reports, working_in
 
 METHODS = {
     "prompt": ("tuning=prompt", "tuning.length=5", "tuning.init=class_labels"),
@@ -27,11 +27,7 @@ LAST = Path("checkpoints") / "step_00000008"
 def base(tmp_path_factory):
     """A folder with labelled rows and a pretrained model."""
     place = tmp_path_factory.mktemp("prompts")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(place)
-        skip_reports(patch)
-        write_text(place / "text.txt")
-        write_rows(place / "rows")
+    with working_in(place):
         pretrain("base", "max_steps=2")
     return place
 
