@@ -52,9 +52,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Masked texts beside prompts are masked as in pretraining.
     "tasks": LEARNERS | {"objectives"},
     "tuning": LEARNERS,
+    "distillation": LEARNERS | {"tuning"},
     "training": NN | {"runs"},
     "representations": LEARNERS | {"objectives", "tasks", "weights"},
-    "commands": LEARNERS | {"objectives", "tasks", "tuning", "weights", "representations", "costs", "reporting"},
+    "commands": LEARNERS
+    | {"objectives", "tasks", "tuning", "distillation", "weights", "representations", "costs", "reporting"},
     "sweeps": CONFIG | {"reporting"},
     "manual": {"config"},  # its files, for what a command offers
     "cli": {"errors", "environment", "manual", "terminal", "config", "commands", "sweeps"},

@@ -19,6 +19,7 @@ from lmtool.config.tables import Choice, lookup
 
 # Each room's module enters its components into the tables.
 from lmtool.data.configs import DataConfig
+from lmtool.distillation.configs import DistillConfig, NoDistillConfig
 from lmtool.learners.configs import ObjectiveConfig
 from lmtool.models import encoder_configs as encoder_configs
 from lmtool.models import encoder_decoder_configs as encoder_decoder_configs
@@ -114,6 +115,9 @@ class RunConfig(CommandConfig):
     )
     model: Annotated[ModelConfig, Choice("model")] = Field(
         description="The architecture; auto: the checkpoint's, in pretraining without one bert."
+    )
+    distill: Annotated[DistillConfig, Choice("distill")] = Field(
+        NoDistillConfig(), description="What is learned from another model, or from the model itself."
     )
 
 

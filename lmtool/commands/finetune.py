@@ -7,6 +7,7 @@ from typing import Any
 
 from lmtool.commands import suite
 from lmtool.commands.configs import FinetuneConfig
+from lmtool.commands.distilling import distilled
 from lmtool.commands.forgetting import measured_before, require_measurable
 from lmtool.commands.labelled import LabelledData, data_to_learn
 from lmtool.commands.opening import open_run, words
@@ -68,6 +69,7 @@ def run(config: FinetuneConfig, overrides: list[str]) -> dict[str, Any]:
             task.labelled_tests(),
             base,
             forgetting,
+            distilled(config, learner, tokenizer, opened.precision),
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lmtool.commands.configs import PretrainConfig
+from lmtool.commands.distilling import distilled
 from lmtool.commands.opening import open_run, words
 from lmtool.commands.planning import require_memory
 from lmtool.commands.provenance import contents_of, require_same_data
@@ -45,7 +46,8 @@ def run(config: PretrainConfig, overrides: list[str]) -> dict[str, Any]:
         learner, loaded = assemble(config, tokenizer, start_weights(config, own=opened.checkpoint))
         facts = {**source.facts(), **{f"task {name}": task.facts for name, task in tasks.items()}}
         following = _next(str(opened.folder.path), tokenizer)
-        return fit(opened, learner, data, tokenizer, loaded, choices, facts, contents, following)
+        student_of = distilled(config, learner, tokenizer, opened.precision)
+        return fit(opened, learner, data, tokenizer, loaded, choices, facts, contents, following, distilled=student_of)
 
 
 def _next(folder: str, tokenizer: Tokenizer) -> list[str]:

@@ -99,16 +99,18 @@ class Trained:
             )
         return known[name]
 
-    def learner(self, task: TaskConfig | None = None, taken: Mapping[str, TakenHead] | None = None) -> BaseLearner:
-        """The objective's or the task's learner, whole, on its device, in evaluation mode. task: another one than the
+    def learner(
+        self, learns: TaskConfig | ObjectiveConfig | None = None, taken: Mapping[str, TakenHead] | None = None
+    ) -> BaseLearner:
+        """The objective's or the task's learner, whole, on its device, in evaluation mode. learns: another one than the
         checkpoint's. taken: by task, its head in the checkpoint, where that has another name or order. UserError where
         the weights do not fit."""
         weights = self.weights
         for name, head in (taken or {}).items():
             weights = replace(weights, tensors=head.tensors(weights.tensors, name))
-        for part in task.parts() if task is not None and taken is not None else ():
+        for part in learns.parts() if isinstance(learns, TaskConfig) and taken is not None else ():
             weights = replace(weights, tensors=part.completed(weights.tensors))
-        learner, _ = assemble(self._blueprint, self.tokenizer, trained=weights, learns=task)
+        learner, _ = assemble(self._blueprint, self.tokenizer, trained=weights, learns=learns)
         return learner.to(self.precision.device).eval()
 
 

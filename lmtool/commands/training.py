@@ -20,6 +20,7 @@ from lmtool.commands.rates import rates
 from lmtool.config.checkpoint import MODEL
 from lmtool.data.loader import PackedLoader
 from lmtool.data.split import SplitData
+from lmtool.distillation.distilled import Distilled
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.mixed_examples import MixedExamples
@@ -49,6 +50,7 @@ def fit(
     tests: Mapping[str, SplitData] | None = None,
     base: Base | None = None,
     forgetting: Forgetting | None = None,
+    distilled: Distilled | None = None,
 ) -> dict[str, Any]:
     """Train on data["train"], score on the other splits, of which the first gives the headline; show, write and return
     result.json.
@@ -56,9 +58,13 @@ def fit(
     loaded: what was taken of a checkpoint. choices: what the run is called on the screens. facts: of the data.
     contents: hashes of the data, which a resumed run must find again. next_commands: what a user may type next.
     tests: labelled splits that choose nothing: the best checkpoint is scored on them once, at the end. base: what the
-    checkpoints of a tuned run leave out. forgetting: what its checkpoint scores on held-out text.
+    checkpoints of a tuned run leave out. forgetting: what its checkpoint scores on held-out text. distilled: what is
+    trained in the place of the learner, the student of it.
     """
     config, precision = opened.config, opened.precision
+    trained = learner if distilled is None else distilled
+    if distilled is not None:
+        facts = {**facts, "distillation": distilled.facts()}
     examples = learner.examples(data["train"], config.max_length)
     loader = PackedLoader(
         examples, config.seed, config.batch_examples, config.batch_tokens, config.micro_batch_tokens,
@@ -86,7 +92,7 @@ def fit(
     )
     with screens.listener(opened, learner.metric.name, baseline) as listener:
         training = train(
-            learner,
+            trained,
             loader,
             lambda step: held_out.score(precision, calibrates=True).metrics(),
             opened.folder,
@@ -97,7 +103,7 @@ def fit(
             extras(tokenizer, contents, base, lineage),
             in_base=in_base,
         )
-    best_weights(opened, training, learner, in_base)
+    best_weights(opened, training, trained, in_base)
     baseline = screens.settled(opened, baseline, learner.weights, training.metrics)
     more = {"baseline": baseline["value"], "padding_fraction": loader.facts()["padding_fraction"]}
     more |= {name: training.metrics[name] for name in ("standard_error",) if name in training.metrics}
@@ -111,6 +117,8 @@ def fit(
         more["tests"] = scores_on(opened, learner, tests)
     if forgetting is not None:
         more["forgetting"] = forgetting.after(learner)
+    if distilled is not None:
+        more["distillation"] = distilled.results()
     result = screens.result_of(opened, training, choices, learner.metric.name, more)
     return screens.finish(opened, result, baseline, next_commands)
 

@@ -15,7 +15,7 @@ from lmtool.config import groups, words
 from lmtool.config.auto import chosen_class
 from lmtool.config.base import Config
 from lmtool.config.nearest import nearest, nearest_keys
-from lmtool.config.tables import Choice, choices, entries, names
+from lmtool.config.tables import Choice, Several, choices, entries, lookup, names
 from lmtool.config.tables import groups as components
 from lmtool.errors import Problem
 
@@ -184,6 +184,9 @@ def _keys(config: type[Config], above: str, value: Any) -> Iterator[str]:
     for name, field in config.model_fields.items():
         yield f"{above}.{name}"
         inside = value.get(name) if isinstance(value, dict) else None
+        for entry in entries(several.group) if (several := several_of(field)) is not None else ():
+            yield f"{above}.{name}.{entry.name}"
+            yield from _keys(entry.config, f"{above}.{name}.{entry.name}", None)
         for config_class in _classes(field, inside):
             yield from _keys(config_class, f"{above}.{name}", inside)
 
@@ -202,6 +205,11 @@ def choice_of(field: FieldInfo) -> Choice | None:
     return next((mark for mark in field.metadata if isinstance(mark, Choice)), None)
 
 
+def several_of(field: FieldInfo) -> Several | None:
+    """The group whose components a field holds by their names, where it holds any."""
+    return next((mark for mark in field.metadata if isinstance(mark, Several)), None)
+
+
 def section_class(field: FieldInfo) -> type[Config] | None:
     """The class of a field that is a section of its own, through null."""
     kinds = (
@@ -218,14 +226,20 @@ def _locate(command: type[Config], data: dict[str, Any], loc: tuple[Any, ...]) -
     key, field = "", None
     value: Any = data
     owner: type[Config] | None = command
+    several: Several | None = None
     for part in loc:
         if isinstance(part, int) and isinstance(value, list) and part < len(value):
             key, value, owner = f"{key}[{part}]", value[part], None
+        elif several is not None and isinstance(value, dict) and part in value:
+            key, field, value = f"{key}.{part}", None, value[part]
+            entry, several = lookup(several.group, str(part)), None
+            owner = None if entry is None else entry.config
         elif isinstance(value, dict) and (part in value or (owner is not None and part in owner.model_fields)):
             key = f"{key}.{part}" if key else str(part)
             if owner is not None:
                 field = owner.model_fields.get(part)
             value = value.get(part, _ABSENT)
+            several = None if field is None else several_of(field)
             owner = None if field is None or owner is None else _class_below(field, value)
         elif part == loc[-1] and len(loc) == 1 or (owner is not None and part == loc[-1]):
             key = f"{key}.{part}" if key else str(part)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from pydantic import GetCoreSchemaHandler
+from pydantic import GetCoreSchemaHandler, create_model
 from pydantic_core import PydanticCustomError, core_schema
 
 from lmtool.config.base import Config
@@ -131,6 +131,33 @@ class Choice:
             )
         # JSON mode, like the outermost decode: lists become tuples, but "fast" is no number and 2.5 is no count.
         return entry.config.model_validate_json(json.dumps(entry.config.filled(value)))
+
+
+@dataclass(frozen=True)
+class Several:
+    """Marks a field that holds any number of a group's components by their names:
+    `terms: Annotated[dict[str, TermConfig], Several("distill/term")]`. A name with null is left out."""
+
+    group: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        return core_schema.no_info_plain_validator_function(
+            self.validate,
+            serialization=core_schema.plain_serializer_function_ser_schema(
+                lambda sections: {name: config.model_dump() for name, config in sections.items()}
+            ),
+        )
+
+    def validate(self, value: Any) -> dict[str, Config]:
+        """The decoded sections. Raises pydantic's errors, which the decoder words."""
+        if not isinstance(value, dict):
+            raise PydanticCustomError("several", "a section for each name")
+        if all(isinstance(section, Config) for section in value.values()):
+            return value
+        fields: dict[str, Any] = {entry.name: (entry.config | None, None) for entry in entries(self.group)}
+        decoded = create_model("Sections", __base__=Config, **fields).model_validate_json(json.dumps(value))
+        sections = {name: getattr(decoded, name) for name in value}
+        return {name: section for name, section in sections.items() if section is not None}
 
 
 def choices(config: type[Config]) -> dict[str, Choice]:

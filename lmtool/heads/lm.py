@@ -9,12 +9,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from lmtool.heads.base import PredictingHead, TokenLogits
 from lmtool.heads.losses import linear_loss_sum, linear_scores
 from lmtool.models.base import Backbone, VocabularyHead
 from lmtool.nn.feedforward import ACTIVATIONS, Activation
 
 
-class LMHead(nn.Module):
+class LMHead(PredictingHead):
     """logits = table hidden, without a bias (GPT-2). Call it on the rows that predict, no others.
 
     output: a table of its own, None where the token table is read.
@@ -47,12 +48,16 @@ class LMHead(nn.Module):
     def of_tokens(self, hidden_MH: Tensor, table_VH: Tensor, tokens_C: Tensor) -> Tensor:
         """(M, C) logits of some tokens alone."""
         bias_C = None if self.bias is None else self.bias[tokens_C]
-        return nn.functional.linear(self.transform(hidden_MH), self.table(table_VH)[tokens_C], bias_C)
+        return self.seen(nn.functional.linear(self.transform(hidden_MH), self.table(table_VH)[tokens_C], bias_C))
 
     def loss_sum(self, hidden_MH: Tensor, table_VH: Tensor, labels_M: Tensor, label_smoothing: float = 0.0) -> Tensor:
         """Sum of the cross entropies, without ever holding all logits."""
-        table_VH = self.table(table_VH)
-        return linear_loss_sum(self.transform(hidden_MH), table_VH, self.bias, labels_M, label_smoothing)
+        table_VH, hidden_MH = self.table(table_VH), self.transform(hidden_MH)
+        if self.tap is not None:
+            self.tap(self, TokenLogits(hidden_MH, table_VH, self.bias))
+            if self.tap.only:
+                return hidden_MH.new_zeros(())
+        return linear_loss_sum(hidden_MH, table_VH, self.bias, labels_M, label_smoothing)
 
     def scores(self, hidden_MH: Tensor, table_VH: Tensor, labels_M: Tensor) -> tuple[Tensor, Tensor]:
         """(M,) losses and (M,) best tokens, without gradient."""

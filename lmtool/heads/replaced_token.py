@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from lmtool.heads.base import PredictingHead
 from lmtool.heads.lm import MaskedLMHead
 from lmtool.nn.feedforward import ACTIVATIONS, Activation
 
@@ -17,7 +18,7 @@ from lmtool.nn.feedforward import ACTIVATIONS, Activation
 _ROWS = 256
 
 
-class ReplacedTokenHead(nn.Module):
+class ReplacedTokenHead(PredictingHead):
     """dense, activation, one number a token: positive where the token is not the original one."""
 
     def __init__(self, hidden_size: int, activation: Activation = "gelu"):
@@ -28,7 +29,7 @@ class ReplacedTokenHead(nn.Module):
 
     def forward(self, hidden_TH: Tensor) -> Tensor:
         """(T,) logits."""
-        return self.output(self.activation(self.dense(hidden_TH)))[:, 0]
+        return self.seen(self.output(self.activation(self.dense(hidden_TH)))[:, 0])
 
 
 class CopyGate(nn.Module):

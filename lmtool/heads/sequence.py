@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from lmtool.heads.base import PredictingHead
 from lmtool.nn.dropout import Draws, Dropout
 from lmtool.nn.feedforward import ACTIVATIONS
 from lmtool.types import Packed, send
@@ -55,7 +56,7 @@ class Pooler(nn.Module):
         return self.activation(self.dense(first_NH))
 
 
-class SequenceHead(nn.Module):
+class SequenceHead(PredictingHead):
     """Dropout and a linear map: classes or values of a document. dense: behind a layer of its own with tanh. tokens:
     special tokens that it brings, whose embeddings it learns, of the width `token_size`; hidden_size where None."""
 
@@ -79,4 +80,4 @@ class SequenceHead(nn.Module):
         """(N, H) to (N, C). draws: those of the summarised tokens, `draws.rows(summary_index(...))`."""
         if self.dense is not None:
             summary_NH = torch.tanh(self.dense(summary_NH))
-        return self.output(self.dropout(summary_NH, draws))
+        return self.seen(self.output(self.dropout(summary_NH, draws)))

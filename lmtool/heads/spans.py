@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from lmtool.heads.base import PredictingHead
 from lmtool.nn.dropout import Draws, Dropout
 
 
@@ -22,7 +23,7 @@ def span_vectors(hidden_TH: Tensor, span_M2: Tensor) -> Tensor:
     return torch.cat([hidden_TH[starts_M], hidden_TH[ends_M], sums_MH / lengths_M[:, None].to(sums_MH.dtype)], dim=1)
 
 
-class SpanHead(nn.Module):
+class SpanHead(PredictingHead):
     """Classes of S spans: a dense layer with tanh over their vectors side by side, dropout, and a linear map (the
     two-layer classifier of Tenney et al. 2019, section 3, of spans as in Lee et al. 2017, section 4)."""
 
@@ -34,4 +35,4 @@ class SpanHead(nn.Module):
 
     def forward(self, spans_ND: Tensor, draws: Draws | None = None) -> Tensor:
         """(N, 3SH) to (N, C). draws: those of the examples' first tokens."""
-        return self.output(self.dropout(torch.tanh(self.dense(spans_ND)), draws))
+        return self.seen(self.output(self.dropout(torch.tanh(self.dense(spans_ND)), draws)))

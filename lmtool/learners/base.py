@@ -16,6 +16,8 @@ from lmtool.config.base import Config
 from lmtool.data.plan import Examples
 from lmtool.data.split import Rows, SplitData
 from lmtool.errors import UserError
+from lmtool.heads.base import TokenLogits
+from lmtool.heads.predicted import Binary, Classes, Predicted, Words
 from lmtool.learners.baseline import Predictor, mean_losses
 from lmtool.learners.evaluation import Scorer, TermScorer
 from lmtool.learners.inference import Answers, Inference
@@ -138,6 +140,18 @@ class BaseLearner(ModelWithHeads, ABC):
     def inspector(self, examples: Any, max_length: int) -> Inspector:
         """What `inspect` reports of examples that it made of a split, for this max_length."""
         return Inspector(self, examples, max_length)
+
+    # What another model can learn of it.
+
+    def predicted(self, head: str, logits: Tensor | TokenLogits, batch: Batch) -> tuple[str, Predicted] | None:
+        """What the logits that a head of this name gave for a batch stand for: the term whose targets are predicted,
+        and how. None where no other model can learn from them."""
+        term = head if head in self.weights or len(self.weights) > 1 else next(iter(self.weights))
+        if term not in self.weights:
+            return None
+        if isinstance(logits, TokenLogits):
+            return term, Words(logits)
+        return term, Binary(logits) if logits.ndim == 1 else Classes(logits)
 
     # How it is scored.
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor, nn
 
@@ -53,6 +53,27 @@ class Tap:
         """Who takes the weights of an attention in the layer before this place; None: they are not computed. They are
         those before dropout, virtual tokens among queries and keys."""
         return None
+
+
+class Taps(Tap):
+    """Several taps one after the other: each sees what those before it gave."""
+
+    def __init__(self, *taps: Tap):
+        self.taps = taps
+
+    def __call__(self, place: Place, x_TH: Tensor) -> Tensor:
+        for tap in self.taps:
+            x_TH = tap(place, x_TH)
+        return x_TH
+
+    def weights(self, place: Place, kind: AttentionKind) -> TakesWeights | None:
+        takers = [taker for tap in self.taps if (taker := tap.weights(place, kind)) is not None]
+        return partial(_each, takers) if takers else None
+
+
+def _each(takers: Iterable[TakesWeights], *arguments: Any) -> None:
+    for taker in takers:
+        taker(*arguments)
 
 
 @dataclass(frozen=True)
@@ -125,11 +146,13 @@ class Stack(nn.Module):
     causal: whether a token sees only itself and what is before it. final_norm: None for none. dropout: behind it.
     side: the side of a batch that it reads. embed: the embedding, where it is the stack's own.
     prefix, cross_prefix: learned keys and values in front of each text, and in front of what the cross-attention reads,
-    for who tunes a model by them; no family has any.
+    for who tunes a model by them; no family has any. tap: stands in every forward, before the one that a caller gives,
+    for who watches a model from outside; none as it is built.
     """
 
     prefix: KeyPrefix | None
     cross_prefix: KeyPrefix | None
+    tap: Tap | None
 
     def __init__(
         self,
@@ -149,6 +172,7 @@ class Stack(nn.Module):
         self.dropout = Dropout(dropout)
         self.side: Side = side
         self.prefix, self.cross_prefix = None, None
+        self.tap = None
 
     @property
     def ahead(self) -> int:
@@ -193,6 +217,8 @@ class Stack(nn.Module):
         """Hidden states (T, H) of the stack, or (M, H) of the tokens that entered with the flat indices `read_M`.
         encoded: what a decoder reads of its encoder."""
         x_TH, layers = entered.x_TH, list(self.depth())
+        if self.tap is not None:
+            tap = self.tap if tap is None else Taps(self.tap, tap)
         if tap is not None:
             x_TH = entered.tapped(tap, Place(0, self.side), x_TH)
         layouts: dict[Mask, Layout] = {}

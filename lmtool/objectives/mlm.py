@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 
 from lmtool.data.split import SplitData
+from lmtool.heads.base import TokenLogits
 from lmtool.heads.lm import MaskedLMHead, masked_lm_head
 from lmtool.heads.losses import loss_sum, losses
+from lmtool.heads.predicted import Predicted
 from lmtool.heads.sequence import Pooler, SequenceHead, summary_index
 from lmtool.learners.baseline import ConstantPredictor, token_counts
 from lmtool.learners.targets import hidden_at, labels_of, places_of
@@ -34,6 +36,8 @@ from lmtool.types import Batch, Packed, Scores, StepOutput
 
 # The head of each term over pairs.
 _PAIR_HEADS = {"nsp": "next_sentence", "sop": "sentence_order"}
+# The term of each head.
+_TERMS = {"masked_lm": "mlm", "span_boundary": "sbo", **{head: term for term, head in _PAIR_HEADS.items()}}
 
 
 class MaskedLanguageModel(MaskFiller):
@@ -98,6 +102,9 @@ class MaskedLanguageModel(MaskFiller):
             logits_NC = self._pair_logits(hidden)
             sums[self.config.pairs] = loss_sum(logits_NC, labels_of(batch, self.config.pairs))
         return sums
+
+    def predicted(self, head: str, logits: Tensor | TokenLogits, batch: Batch) -> tuple[str, Predicted] | None:
+        return super().predicted(_TERMS.get(head, head), logits, batch)
 
     @torch.no_grad()
     def score(self, batch: Batch) -> dict[str, Scores]:

@@ -75,6 +75,8 @@ def cases() -> Iterator[tuple[str, tuple[str, ...]]]:
         ("tuning", "finetune"),
         ("tuning/schedule", "finetune"),
         ("tuning/regularization", "finetune"),
+        ("distill", "pretrain"),
+        ("distill", "finetune"),
         ("debug", "finetune"),
         ("data", "tokenizer"),
         ("tokenizer", "tokenizer"),
@@ -139,8 +141,8 @@ def test_every_yaml_is_in_a_case() -> None:
     options = {
         f"{Path(path).parent}={Path(path).stem}"
         for path in YAMLS
-        # See tests/models/test_recipes.py and tests/tasks/test_adaptation.py.
-        if path not in primaries and not path.startswith(("recipe/", "task/domain/"))
+        # See tests/models/test_recipes.py, tests/tasks/test_adaptation.py and tests/distillation/test_standard.py.
+        if path not in primaries and not path.startswith(("recipe/", "task/domain/", "distill/term/"))
     }
     assert options - covered == {"model=auto"}, "model=auto needs a checkpoint: see test_cli"
     assert primaries == {path for path in YAMLS if "/" not in path}

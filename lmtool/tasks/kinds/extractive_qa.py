@@ -20,7 +20,9 @@ from torch import Tensor
 
 from lmtool.data.split import Rows, SplitData
 from lmtool.errors import UserError
+from lmtool.heads.base import TokenLogits
 from lmtool.heads.losses import loss_sum, losses
+from lmtool.heads.predicted import Classes, Predicted
 from lmtool.heads.sequence import SequenceHead
 from lmtool.learners.baseline import ConstantPredictor
 from lmtool.metrics import Metric
@@ -320,6 +322,11 @@ class ExtractiveQaLearner(TaskLearner):
     def forward(self, batch: Batch, step: int) -> StepOutput:
         choices = self._choices(self.outputs(batch, step), batch)
         return StepOutput({self.term: loss_sum(choices, self.labels(batch))}, self.weights)
+
+    def predicted(self, head: str, logits: Tensor | TokenLogits, batch: Batch) -> tuple[str, Predicted] | None:
+        if head == self.term and isinstance(logits, Tensor):
+            return self.term, Classes(self._choices(logits, batch))
+        return super().predicted(head, logits, batch)
 
     def scores(self, outputs: Tensor, batch: Batch) -> Scores:
         choices, labels = self._choices(outputs, batch), self.labels(batch)

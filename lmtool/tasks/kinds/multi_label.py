@@ -15,7 +15,9 @@ from torch import Tensor
 from lmtool.data.plan import Examples
 from lmtool.data.split import Rows, SplitData
 from lmtool.errors import UserError
+from lmtool.heads.base import TokenLogits
 from lmtool.heads.losses import binary_losses
+from lmtool.heads.predicted import Binary, Predicted
 from lmtool.learners.baseline import ConstantRates
 from lmtool.metrics import Metric
 from lmtool.metrics.multi_label import MULTI_LABEL, best_thresholds, compute_multi_label
@@ -153,6 +155,11 @@ class MultiLabelLearner(SequenceLearner):
         return self.stepped(
             batch, step, lambda logits_NC: binary_losses(logits_NC, labels_NC, smoothing, gamma, weights_C).sum()
         )
+
+    def predicted(self, head: str, logits: Tensor | TokenLogits, batch: Batch) -> tuple[str, Predicted] | None:
+        if head == self.term and isinstance(logits, Tensor):
+            return self.term, Binary(logits.flatten())
+        return super().predicted(head, logits, batch)
 
     def scores(self, outputs: Tensor, batch: Batch) -> Scores:
         """Plain binary cross entropies, and decisions at a probability of .5."""

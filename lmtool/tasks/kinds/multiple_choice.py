@@ -16,7 +16,9 @@ from torch import Tensor
 
 from lmtool.data.plan import Plan
 from lmtool.data.split import Rows, SplitData
+from lmtool.heads.base import TokenLogits
 from lmtool.heads.losses import loss_sum, losses
+from lmtool.heads.predicted import Classes, Predicted
 from lmtool.learners.baseline import ConstantPredictor, Predictor
 from lmtool.models.base import Backbone
 from lmtool.tasks.configs import MultipleChoiceConfig
@@ -160,6 +162,11 @@ class MultipleChoiceLearner(SequenceLearner):
     def forward(self, batch: Batch, step: int) -> StepOutput:
         labels_G = self.labels(batch)
         return self.stepped(batch, step, lambda out_N1: loss_sum(self._choices(out_N1), labels_G))
+
+    def predicted(self, head: str, logits: Tensor | TokenLogits, batch: Batch) -> tuple[str, Predicted] | None:
+        if head == self.term and isinstance(logits, Tensor):
+            return self.term, Classes(self._choices(logits))
+        return super().predicted(head, logits, batch)
 
     def scores(self, outputs: Tensor, batch: Batch) -> Scores:
         labels_G, scores_GK = self.labels(batch), self._choices(outputs)

@@ -21,7 +21,9 @@ from lmtool.data.assembly import assemble
 from lmtool.data.formats import text_format, truncate_texts
 from lmtool.data.split import Rows, SplitData, unlabelled
 from lmtool.errors import UserError
+from lmtool.heads.base import TokenLogits
 from lmtool.heads.lm import LMHead, lm_head, masked_lm_head
+from lmtool.heads.predicted import Classes, Predicted, Words
 from lmtool.heads.sequence import summary_index
 from lmtool.learners.baseline import Predictor
 from lmtool.learners.targets import hidden_at, labels_of, places_of
@@ -128,6 +130,10 @@ class PromptedLearner(ClassLearner):
         """With auxiliary language modelling, also what guessing among all tokens loses."""
         of_text = self.weights.get(TERM, 0.0) * math.log(self.backbone.config.vocab_size)
         return super().uninformed_loss(batches, predictors) + of_text
+
+    def predicted(self, head: str, logits: Tensor | TokenLogits, batch: Batch) -> tuple[str, Predicted] | None:
+        """The words of the classes, and with auxiliary language modelling those of the texts, come of one head."""
+        return (self.term, Classes(logits)) if isinstance(logits, Tensor) else (TERM, Words(logits))
 
     def places(self, batch: Batch) -> Tensor:
         """(N,) flat indices, on the host, of the tokens at which the answers are predicted."""

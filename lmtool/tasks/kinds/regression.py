@@ -15,6 +15,8 @@ from torch import Tensor
 
 from lmtool.data.plan import Examples
 from lmtool.data.split import Rows, SplitData
+from lmtool.heads.base import TokenLogits
+from lmtool.heads.predicted import Predicted, Values
 from lmtool.learners.baseline import ConstantValue
 from lmtool.metrics import compute
 from lmtool.models.base import Backbone
@@ -99,6 +101,11 @@ class RegressionLearner(SequenceLearner):
     def forward(self, batch: Batch, step: int) -> StepOutput:
         labels_N = self.labels(batch)
         return self.stepped(batch, step, lambda out_N1: F.mse_loss(out_N1[:, 0].float(), labels_N, reduction="sum"))
+
+    def predicted(self, head: str, logits: Tensor | TokenLogits, batch: Batch) -> tuple[str, Predicted] | None:
+        if head == self.term and isinstance(logits, Tensor):
+            return self.term, Values(logits[:, 0])
+        return super().predicted(head, logits, batch)
 
     def scores(self, outputs: Tensor, batch: Batch) -> Scores:
         labels_N, values_N = self.labels(batch), outputs[:, 0].float()

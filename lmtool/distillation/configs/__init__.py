@@ -1,0 +1,8 @@
+"""How a model is distilled, as configuration: a file a mode, and a file for the terms of each depth."""
+
+from lmtool.distillation.configs.base import DistillConfig as DistillConfig
+from lmtool.distillation.configs.base import NoDistillConfig as NoDistillConfig
+from lmtool.distillation.configs.base import TermConfig as TermConfig
+from lmtool.distillation.configs.outputs import HardConfig as HardConfig
+from lmtool.distillation.configs.outputs import SoftConfig as SoftConfig
+from lmtool.distillation.configs.standard import StandardConfig as StandardConfig

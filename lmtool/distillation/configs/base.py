@@ -1,0 +1,43 @@
+"""What every mode of distillation and every term is as configuration. Imports no torch."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from lmtool.config.base import Config
+from lmtool.config.tables import component
+from lmtool.errors import Problem
+
+
+class DistillConfig(Config):
+    """The base of every mode."""
+
+    name: str = Field(description="Which mode.")
+
+    @property
+    def teachers(self) -> tuple[str, ...]:
+        """The checkpoints that it learns from."""
+        return ()
+
+    def misfit(self, model: Any, learned: Any) -> Problem | None:
+        """Why it does not go with a model's configuration and that of a task or an objective, if it does not: what is
+        given, why not, and the nearest override that does."""
+        return None
+
+
+@component("distill", "none", builder="lmtool.distillation.distilled:none")
+class NoDistillConfig(DistillConfig):
+    """A model learns from its data alone."""
+
+    name: Literal["none"] = Field("none", description="From the data alone.")
+
+
+class TermConfig(Config):
+    """The base of what a student learns from."""
+
+    needs_teacher: ClassVar[bool] = True
+    """Whether a teacher runs beside the student for it."""
+
+    weight: float = Field(1.0, ge=0, description="Weight of the term in the loss.")

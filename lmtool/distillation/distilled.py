@@ -1,0 +1,102 @@
+"""The learner of a distilled run: around a student, which stays the learner that it is without a teacher.
+
+The loop trains this one; everything else, the evaluator above all, knows the student. In a checkpoint the student's
+tensors have the names that they have without a teacher; what learns beside it, and is in no model that is used later,
+is `distill.`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from lmtool.learners.base import BaseLearner, decayed_groups
+from lmtool.types import Batch, ParameterGroup, StepOutput
+
+_STUDENT = "student."
+
+
+def none(config: Any, student: BaseLearner, *_: Any) -> BaseLearner:
+    """distill=none: the student learns alone."""
+    return student
+
+
+class Distilled(nn.Module, ABC):
+    """The base of every mode. distill: what learns beside the student, by names of the mode's own."""
+
+    def __init__(self, config: Any, student: BaseLearner):
+        super().__init__()
+        self.config = config
+        self.student = student
+        self.distill = nn.ModuleDict()
+        self.register_state_dict_post_hook(_without_student)
+        self.register_load_state_dict_pre_hook(_with_student)
+
+    # What the loop asks.
+
+    @abstractmethod
+    def counts(self, batch: Batch) -> dict[str, float]:
+        """How much each term predicts or compares in this batch, known without a forward."""
+
+    @abstractmethod
+    def forward(self, batch: Batch, step: int) -> StepOutput:
+        """The sums of the student's own terms and of those of the distillation."""
+
+    def penalties(self) -> dict[str, Tensor]:
+        """The student's."""
+        return self.student.penalties()
+
+    def parameter_groups(self) -> list[ParameterGroup]:
+        """The student's, and what learns beside it."""
+        beside = [
+            ParameterGroup(
+                f"distill_{group.name}",
+                [(f"distill.{name}", parameter) for name, parameter in group.parameters],
+                group.learning_rate_scale,
+                group.weight_decay_scale,
+            )
+            for group in decayed_groups(self.distill)
+        ]
+        return [*self.student.parameter_groups(), *beside]
+
+    def on_step(self, step: int) -> None:
+        """The student's."""
+        self.student.on_step(step)
+
+    # What the run asks.
+
+    def facts(self) -> dict[str, Any]:
+        """What the first screen says of it."""
+        return {}
+
+    def results(self) -> dict[str, Any]:
+        """What result.json says of it at the end."""
+        return {}
+
+    def named_parameters(  # the names of a checkpoint
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        for name, parameter in super().named_parameters(prefix, recurse, remove_duplicate):
+            yield name.removeprefix(_STUDENT), parameter
+
+
+def own_weights(weights: Mapping[str, float], gold: float) -> dict[str, float]:
+    """The weights of the student's own terms beside a distillation. gold: of them all."""
+    return {term: gold * weight for term, weight in weights.items()}
+
+
+def _without_student(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+    """The map to checkpoint names."""
+    for name in [name for name in state if name.startswith(prefix + _STUDENT)]:
+        state[prefix + name.removeprefix(prefix + _STUDENT)] = state.pop(name)
+
+
+def _with_student(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """The other way."""
+    for name in [name for name in state if name.startswith(prefix)]:
+        own = name.removeprefix(prefix)
+        if not own.startswith("distill."):
+            state[prefix + _STUDENT + own] = state.pop(name)

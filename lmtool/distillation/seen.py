@@ -1,0 +1,87 @@
+"""A forward of a learner, watched from outside: its losses, what its heads predict, the states between its layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from lmtool.heads.base import HeadTap, PredictingHead, TokenLogits
+from lmtool.heads.predicted import Predicted
+from lmtool.learners.base import BaseLearner
+from lmtool.nn.stack import Stack, Tap
+from lmtool.training.precision import Precision
+from lmtool.types import Batch, StepOutput
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a forward showed. predicted: by term, what the learner predicts of its targets. output: its own losses;
+    None where they were not computed."""
+
+    learner: BaseLearner
+    batch: Batch
+    predicted: dict[str, Predicted]
+    output: StepOutput | None = None
+
+
+class _Predictions(HeadTap):
+    """Keeps what the heads of a learner predict of a batch."""
+
+    def __init__(self, learner: BaseLearner, batch: Batch, only: bool):
+        self.learner, self.batch, self.only = learner, batch, only
+        self.names: dict[nn.Module, str] = {head: name for name, head in learner.heads.items()}
+        self.predicted: dict[str, Predicted] = {}
+
+    def __call__(self, head: PredictingHead, logits: Tensor | TokenLogits) -> None:
+        said = self.learner.predicted(self.names[head], logits, self.batch)
+        if said is not None:
+            term, predicted = said
+            self.predicted[term] = predicted
+
+
+@contextmanager
+def tapped(learner: BaseLearner, heads: HeadTap | None, states: Tap | None) -> Iterator[None]:
+    """A learner whose heads, and the stacks of whose backbone, have taps."""
+    predicting = [head for head in learner.heads.values() if isinstance(head, PredictingHead)]
+    stacks = [module for module in learner.backbone.modules() if isinstance(module, Stack)]
+    try:
+        for head in predicting:
+            head.tap = heads
+        for stack in stacks:
+            stack.tap = states
+        yield
+    finally:
+        for head in predicting:
+            head.tap = None
+        for stack in stacks:
+            stack.tap = None
+
+
+def see(learner: BaseLearner, batch: Batch, step: int, states: Tap | None = None, losses: bool = True) -> Seen:
+    """A training forward. states: sees, or replaces, the states between the layers. losses: whether its own are
+    computed; those of heads over a vocabulary take as long as the predictions."""
+    heads = _Predictions(learner, batch, only=not losses)
+    with tapped(learner, heads, states):
+        output = learner(batch, step)
+    return Seen(learner, batch, heads.predicted, output if losses else None)
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """A trained learner that is read and never learns: no gradient, no dropout, in its own number format. origin: the
+    checkpoint that a user named."""
+
+    learner: BaseLearner
+    precision: Precision
+    origin: str
+
+    @torch.no_grad()
+    def see(self, batch: Batch, states: Tap | None = None) -> Seen:
+        """What it predicts of a batch of the student's."""
+        device = batch.inputs.tokens.device.type
+        with torch.autocast(device, enabled=False), self.precision.autocast():
+            return see(self.learner, batch, 0, states, losses=False)

@@ -1,0 +1,53 @@
+"""What a teacher predicts: its hard labels, and its soft targets (Hinton, Vinyals and Dean 2015)."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from lmtool.distillation.configs import HardConfig, SoftConfig
+from lmtool.distillation.seen import Seen
+from lmtool.distillation.terms.base import Term, targets_of
+from lmtool.heads.predicted import Predicted, Shares
+from lmtool.types import Batch
+
+
+class OutputTerm(Term):
+    """The base of terms over predictions: each of the student's own terms has its part, with its weight there."""
+
+    def counts(self, batch: Batch) -> dict[str, float]:
+        return {term: float(targets_of(target, batch)) for term, target in batch.targets.items()}
+
+    def scales(self, weights: Mapping[str, float]) -> dict[str, float]:
+        return dict(weights)
+
+    def sums(self, student: Seen, teacher: Seen, step: int) -> dict[str, Tensor]:
+        return {
+            term: self.lost(predicted, teacher.predicted[term])
+            for term, predicted in student.predicted.items()
+            if term in teacher.predicted
+        }
+
+    @abstractmethod
+    def lost(self, student: Predicted, teacher: Shares) -> Tensor:
+        """The sum over the targets of one term."""
+
+
+class Soft(OutputTerm):
+    """T^2 KL(teacher || student)."""
+
+    config: SoftConfig
+
+    def lost(self, student: Predicted, teacher: Shares) -> Tensor:
+        return student.divergence_sum(teacher, self.config.temperature)
+
+
+class Hard(OutputTerm):
+    """The loss against the teacher's best guess."""
+
+    config: HardConfig
+
+    def lost(self, student: Predicted, teacher: Shares) -> Tensor:
+        return student.hard_loss_sum(teacher.best())

@@ -1,0 +1,198 @@
+"""What a model predicts of the targets of one term, as distributions that another model can learn from.
+
+The divergence from a teacher is KL(teacher || student), both at a temperature, times its square, so that the size of
+the gradient hardly depends on it (Hinton, Vinyals, Dean 2015, "Distilling the Knowledge in a Neural Network",
+section 2).
+
+Shape letters: M targets, C classes, H width of what a head multiplies, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lmtool.heads.base import TokenLogits
+from lmtool.heads.losses import linear_loss_sum
+
+# Rows of logits over a vocabulary that are held at a time.
+_ROWS = 256
+
+
+class Shares(ABC):
+    """What a student learns from: the probabilities of M targets, of a teacher, of several, or of a file."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """M, or how many probabilities there are where each stands alone."""
+
+    @abstractmethod
+    def shares(self, temperature: float = 1.0, first: int = 0, last: int | None = None) -> Tensor:
+        """Of the targets from `first` to before `last`, in fp32 and without gradient: (rows, C) that add up to 1; of
+        binary decisions (rows,); of values these themselves, whatever the temperature."""
+
+    def best(self) -> Tensor:
+        """(M,) the hard labels: the most probable class of each target, the side of each binary decision as 0.0 or 1.0,
+        or the values."""
+        pieces = [self.shares(1.0, first, first + _ROWS).argmax(-1) for first in range(0, len(self), _ROWS)]
+        return torch.cat(pieces) if pieces else torch.zeros(0, dtype=torch.int64)
+
+
+class Predicted(Shares):
+    """What a model predicts of M targets, with gradient."""
+
+    @abstractmethod
+    def divergence_sum(self, teacher: Shares, temperature: float) -> Tensor:
+        """The sum over targets of the divergence from a teacher, a scalar; of values the squared errors."""
+
+    @abstractmethod
+    def hard_loss_sum(self, labels: Tensor) -> Tensor:
+        """The sum of the losses against labels as `best` gives them, a scalar."""
+
+
+@dataclass(frozen=True)
+class Classes(Predicted):
+    """One of C classes a target. logits_MC: a class that cannot be has -inf."""
+
+    logits_MC: Tensor
+
+    def __len__(self) -> int:
+        return len(self.logits_MC)
+
+    def shares(self, temperature: float = 1.0, first: int = 0, last: int | None = None) -> Tensor:
+        return (self.logits_MC[first:last].detach().float() / temperature).softmax(-1)
+
+    def divergence_sum(self, teacher: Shares, temperature: float) -> Tensor:
+        shares_MC = teacher.shares(temperature)
+        logs_MC = (self.logits_MC.float() / temperature).log_softmax(-1)
+        # What cannot be counts nothing: 0 times -inf is no number.
+        each_MC = torch.xlogy(shares_MC, shares_MC) - shares_MC * logs_MC.masked_fill(shares_MC == 0, 0.0)
+        return each_MC.sum() * temperature**2
+
+    def hard_loss_sum(self, labels: Tensor) -> Tensor:
+        return F.cross_entropy(self.logits_MC.float(), labels, reduction="sum")
+
+
+@dataclass(frozen=True)
+class Binary(Predicted):
+    """A decision a target, each on its own. logits_M: of yes."""
+
+    logits_M: Tensor
+
+    def __len__(self) -> int:
+        return len(self.logits_M)
+
+    def shares(self, temperature: float = 1.0, first: int = 0, last: int | None = None) -> Tensor:
+        return (self.logits_M[first:last].detach().float() / temperature).sigmoid()
+
+    def best(self) -> Tensor:
+        return (self.logits_M.detach() >= 0).float()
+
+    def divergence_sum(self, teacher: Shares, temperature: float) -> Tensor:
+        yes_M = teacher.shares(temperature)
+        crossed = F.binary_cross_entropy_with_logits(self.logits_M.float() / temperature, yes_M, reduction="sum")
+        own = torch.xlogy(yes_M, yes_M).sum() + torch.xlogy(1 - yes_M, 1 - yes_M).sum()
+        return (crossed + own) * temperature**2
+
+    def hard_loss_sum(self, labels: Tensor) -> Tensor:
+        return F.binary_cross_entropy_with_logits(self.logits_M.float(), labels, reduction="sum")
+
+
+@dataclass(frozen=True)
+class Values(Predicted):
+    """A number a target."""
+
+    values_M: Tensor
+
+    def __len__(self) -> int:
+        return len(self.values_M)
+
+    def shares(self, temperature: float = 1.0, first: int = 0, last: int | None = None) -> Tensor:
+        return self.values_M[first:last].detach().float()
+
+    def best(self) -> Tensor:
+        return self.shares()
+
+    def divergence_sum(self, teacher: Shares, temperature: float) -> Tensor:
+        return F.mse_loss(self.values_M.float(), teacher.shares(), reduction="sum")
+
+    def hard_loss_sum(self, labels: Tensor) -> Tensor:
+        return F.mse_loss(self.values_M.float(), labels, reduction="sum")
+
+
+@dataclass(frozen=True)
+class Words(Predicted):
+    """One word of a vocabulary a target; its logits are made a few rows at a time."""
+
+    logits: TokenLogits
+
+    def __len__(self) -> int:
+        return len(self.logits.hidden_MW)
+
+    @torch.no_grad()
+    def shares(self, temperature: float = 1.0, first: int = 0, last: int | None = None) -> Tensor:
+        return (self.logits.of(first, last).float() / temperature).softmax(-1)
+
+    def divergence_sum(self, teacher: Shares, temperature: float) -> Tensor:
+        logits = self.logits
+        device = logits.hidden_MW.device.type
+        kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else logits.hidden_MW.dtype
+        arguments = logits.hidden_MW, logits.table_VW, logits.bias_V, teacher, temperature, kind
+        return _LinearDivergenceSum.apply(*arguments)
+
+    def hard_loss_sum(self, labels: Tensor) -> Tensor:
+        return linear_loss_sum(self.logits.hidden_MW, self.logits.table_VW, self.logits.bias_V, labels)
+
+
+class _LinearDivergenceSum(torch.autograd.Function):
+    """`Classes(F.linear(hidden, weight, bias)).divergence_sum(teacher)` in chunks of rows, whose gradients are made on
+    the way forward, as in `linear_loss_sum`. Differentiable once."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        teacher: Shares,
+        temperature: float,
+        kind: torch.dtype,
+    ) -> Tensor:
+        hidden_kind, weight_kind = hidden.detach().to(kind), weight.detach().to(kind)
+        for_hidden, for_weight, for_bias = ctx.needs_input_grad[:3]
+        hidden_gradients: list[Tensor] = []
+        weight_gradient = torch.zeros_like(weight) if for_weight else None
+        bias_gradient = torch.zeros_like(bias) if bias is not None and for_bias else None
+        total = hidden.new_zeros((), dtype=torch.float32)
+        for first in range(0, len(hidden), _ROWS):
+            # The teacher's products in its own number format, which the caller's context is.
+            shares = teacher.shares(temperature, first, first + _ROWS)
+            with torch.autocast(hidden.device.type, enabled=False):
+                rows = hidden_kind[first : first + _ROWS]
+                logits = F.linear(rows, weight_kind).float()
+                logs = ((logits if bias is None else logits + bias) / temperature).log_softmax(-1)
+                total += (torch.xlogy(shares, shares) - shares * logs).sum()
+                gradient = (logs.exp() - shares) * temperature
+                if bias_gradient is not None:
+                    bias_gradient += gradient.sum(0)
+                gradient = gradient.to(kind)
+                if for_hidden:
+                    hidden_gradients.append(gradient @ weight_kind)
+                if weight_gradient is not None:
+                    weight_gradient += (gradient.T @ rows).to(weight.dtype)
+        whole = torch.cat(hidden_gradients).to(hidden.dtype) if hidden_gradients else torch.zeros_like(hidden)
+        ctx.gradients = (whole if for_hidden else None, weight_gradient, bias_gradient)
+        return total * temperature**2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.gradients is None:
+            raise RuntimeError("the gradient of a divergence over a vocabulary can be taken once only")
+        (scale,), kept = gradients, ctx.gradients
+        ctx.gradients = None
+        return (*(None if gradient is None else gradient.mul_(scale) for gradient in kept), None, None, None)

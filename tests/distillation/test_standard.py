@@ -1,0 +1,55 @@
+"""Runs with a frozen teacher, from the outside."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from lmtool import cli
+from lmtool.config.checkpoint import checkpoint_folder
+
+SHORT = ["offline=true", "max_steps=4", "batch_examples=8", "log_every=1", "evaluate_every=2", "max_epochs=null"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("distilled")
+    rows = [f"{'good' if n % 2 else 'bad'} film {n}\t{n % 2}" for n in range(60)]
+    for split, part in (("train", rows[:40]), ("dev", rows[40:])):
+        (folder / f"{split}.tsv").write_text("\n".join(["text\tlabel", *part]) + "\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        finetune("teacher")
+    return folder
+
+
+def finetune(name, *typed):
+    task = ["task=custom", "task.kind=classification", "task.path=.", "model=bert_tiny", "checkpoint=none"]
+    assert cli.main(["finetune", *task, *SHORT, "tokenizer.vocab_size=300", f"name={name}", *typed]) == 0
+
+
+@pytest.mark.parametrize("preset", ["soft", "hard"])
+def test_a_student_of_a_run(place, monkeypatch, preset):
+    monkeypatch.chdir(place)
+    before = load_file(checkpoint_folder("runs/teacher") / "model.safetensors")
+    finetune(preset, f"distill={preset}", "distill.teacher=runs/teacher", "model.num_layers=1")
+    rows = list(map(json.loads, Path(f"runs/{preset}/metrics.jsonl").read_text().splitlines()))
+    shown = {"soft": {"loss_custom", "loss_soft"}, "hard": set()}[preset]  # a single term is the loss itself
+    assert all(shown == {key for key in row if key.startswith("loss_")} for row in rows if row["split"] == "train")
+    after = load_file(checkpoint_folder("runs/teacher") / "model.safetensors")
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+    # A student is a model like any other.
+    assert cli.main(["predict", f"checkpoint=runs/{preset}", "text=a good film"]) == 0
+
+
+def test_a_term_that_is_not_there_is_named(place, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    typed = ["finetune", "task=pydocs", "model=bert_tiny", "checkpoint=none", "distill=soft"]
+    assert cli.main([*typed, "distill.terms.sfot.weight=1", "distill.terms.soft.temperature=-1"]) == 2
+    shown = capsys.readouterr().err
+    assert "did you mean distill.terms.soft.weight=1?" in shown
+    assert "distill.terms.soft.temperature: given -1" in shown
