@@ -42,10 +42,9 @@ from same_batches import BATCH, STEPS, compare_steps, require_same_features
 
 from lmtool import cli
 from lmtool.commands.configs import FinetuneConfig
-from lmtool.commands.held_out import HeldOutSplits
+from lmtool.commands.held_out import HeldOutSplits, evaluation_tokens
 from lmtool.commands.labelled import data_to_learn
 from lmtool.commands.starting import start_weights, starting_tokenizer
-from lmtool.commands.training import evaluation_tokens
 from lmtool.config.tables import build
 from lmtool.reporting.console import Output
 from lmtool.reporting.table import print_table

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from lmtool.commands.configs import FinetuneConfig, PretrainConfig
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import nn
+
+from lmtool.commands.configs import FinetuneConfig, PretrainConfig, RunConfig
+from lmtool.commands.held_out import HeldOutSplits, evaluation_tokens
 from lmtool.commands.labelled import sections_of
 from lmtool.commands.trained import Trained, read_trained
 from lmtool.config.tables import build
@@ -26,6 +33,44 @@ def distilled(
         return None
     teachers = [teacher_of(config, path, tokenizer, precision) for path in config.distill.teachers]
     return build(config.distill, student, teachers)
+
+
+def side_by_side(
+    student: BaseLearner, distilled: Distilled, held_out: HeldOutSplits, config: RunConfig, precision: Precision
+) -> list[dict[str, Any]]:
+    """What the report sets beside each other: the teachers and the student, each with its `score` on the first held-out
+    split, its standard error, parameters, bytes of weights, and the tokens a second at which it was scored."""
+    models = {"student": student} | {f"teacher {teacher.origin}": teacher.learner for teacher in distilled.teachers}
+    return [_measured(name, learner, held_out, config, precision) for name, learner in reversed(models.items())]
+
+
+def _measured(
+    name: str, learner: BaseLearner, held_out: HeldOutSplits, config: RunConfig, precision: Precision
+) -> dict[str, Any]:
+    first = held_out.first
+    data: Mapping[str, Any] = {first.data.split: first.data}
+    splits = HeldOutSplits(learner, data, config.max_length, evaluation_tokens(config), config.seed)
+    learner.eval()
+    started = time.perf_counter()
+    evaluation = splits.score(precision).first
+    seconds = time.perf_counter() - started
+    metrics = evaluation.metrics()
+    error = {"standard_error": metrics["standard_error"]} if "standard_error" in metrics else {}
+    weights = list(_weights(learner))
+    return {
+        "name": name,
+        "score": metrics[learner.metric.name],
+        **error,
+        "parameters": sum(tensor.numel() for tensor in weights),
+        "weight_bytes": sum(tensor.nbytes for tensor in weights),
+        "tokens_per_second": splits.first.loader.facts()["tokens_per_epoch"] / max(seconds, 1e-9),
+    }
+
+
+def _weights(learner: BaseLearner) -> Iterator[nn.Parameter]:
+    """What predicts: a generator is not a part of it."""
+    yield from learner.backbone.parameters()
+    yield from learner.heads.parameters()
 
 
 def teacher_of(config: TrainingConfig, path: str, tokenizer: Tokenizer, precision: Precision) -> Teacher:

@@ -14,6 +14,13 @@ from lmtool.learners.evaluation import SplitEvaluations, evaluate
 from lmtool.metrics import LOSS
 from lmtool.training.precision import Precision
 
+EVALUATION_TOKENS = 8192
+
+
+def evaluation_tokens(config: Any) -> int:
+    """Tokens in one forward without gradients, in a run of this configuration."""
+    return config.micro_batch_tokens or config.batch_tokens or EVALUATION_TOKENS
+
 
 class HeldOut:
     """A split to score on: its data, and all of its examples in their order."""

@@ -10,8 +10,9 @@ from torch import nn
 
 from lmtool.commands import screens
 from lmtool.commands.configs import RunConfig
+from lmtool.commands.distilling import side_by_side
 from lmtool.commands.forgetting import Forgetting
-from lmtool.commands.held_out import HeldOutSplits
+from lmtool.commands.held_out import HeldOutSplits, evaluation_tokens
 from lmtool.commands.lineage import as_fact, lineage_of
 from lmtool.commands.opening import OpenRun, words
 from lmtool.commands.planning import plan_of
@@ -34,7 +35,6 @@ from lmtool.weights.bases import Base
 from lmtool.weights.loading import LoadReport
 
 SAMPLES = 6
-EVALUATION_TOKENS = 8192  # in one forward without gradients
 
 
 def fit(
@@ -118,7 +118,8 @@ def fit(
     if forgetting is not None:
         more["forgetting"] = forgetting.after(learner)
     if distilled is not None:
-        more["distillation"] = distilled.results()
+        models = side_by_side(learner, distilled, held_out, config, precision)
+        more["distillation"] = {"models": models, **distilled.results()}
     result = screens.result_of(opened, training, choices, learner.metric.name, more)
     return screens.finish(opened, result, baseline, next_commands)
 
@@ -164,11 +165,6 @@ def scores_on(opened: OpenRun, learner: BaseLearner, tests: Mapping[str, SplitDa
     evaluations = splits.score(opened.precision).splits
     sizes = {split: sum(map(len, part.data.rows.values())) for split, part in splits.splits.items()}
     return {split: {"examples": sizes[split], **evaluation.metrics()} for split, evaluation in evaluations.items()}
-
-
-def evaluation_tokens(config: Any) -> int:
-    """Tokens in one forward without gradients."""
-    return config.micro_batch_tokens or config.batch_tokens or EVALUATION_TOKENS
 
 
 def settings_of(config: RunConfig, metric: Metric, flops_per_token: float, uninformed_loss: float) -> TrainingSettings:

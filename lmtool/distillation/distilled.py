@@ -8,11 +8,12 @@ is `distill.`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
+from lmtool.distillation.seen import Teacher
 from lmtool.learners.base import BaseLearner, decayed_groups
 from lmtool.types import Batch, ParameterGroup, StepOutput
 
@@ -67,6 +68,11 @@ class Distilled(nn.Module, ABC):
         self.student.on_step(step)
 
     # What the run asks.
+
+    @property
+    def teachers(self) -> Sequence[Teacher]:
+        """The frozen models that the student learns from, in this process."""
+        return ()
 
     def facts(self) -> dict[str, Any]:
         """What the first screen says of it."""

@@ -32,6 +32,10 @@ class Standard(Distilled):
             for part, scale in term.scales(student.weights).items():
                 self.weights[self._title(name, part)] = term.config.weight * scale
 
+    @property
+    def teachers(self) -> Sequence[Teacher]:
+        return (self.teacher,)
+
     def terms(self) -> Iterator[tuple[str, Term]]:
         """The terms by their names."""
         yield from ((name, cast(Term, term)) for name, term in self.distill.items())

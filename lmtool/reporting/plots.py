@@ -191,6 +191,37 @@ def small_figure(run: RunFiles, metric: str | None = None) -> Figure | None:
     return figure
 
 
+TERM = "loss_"
+_TERMS_A_ROW = 4
+
+
+def terms_figure(run: RunFiles) -> Figure | None:
+    """Small multiples over steps: each term of the training loss before its weight, and on held-out data where it is
+    measured there; None where the loss has one term alone."""
+    names = list(dict.fromkeys(key for row in run.train for key in row if key.startswith(TERM)))
+    panels = [(name.removeprefix(TERM), series(run.train, name)) for name in names]
+    panels = [(name, points) for name, points in panels if points[0]]
+    if len(panels) < 2:
+        return None
+    rows = -(-len(panels) // _TERMS_A_ROW)
+    with matplotlib.rc_context(_STYLE):
+        figure = _figure(7.2, 1.75 * rows)
+        for index, (name, (steps, values)) in enumerate(panels):
+            axes = figure.add_subplot(rows, min(len(panels), _TERMS_A_ROW), index + 1)
+            _tidy(axes)
+            axes.xaxis.set_major_locator(MaxNLocator(3, integer=True))
+            axes.yaxis.set_major_locator(MaxNLocator(4))
+            axes.set_title(plain(name, 30), fontsize=8.5)
+            axes.plot(*_thin(steps, values), color=TRAIN, linewidth=0.7, alpha=0.55)
+            line = smooth(values)
+            axes.plot(*_thin(steps, line), color=TRAIN, linewidth=1.6)
+            held_out = series(run.validation, f"{name}_loss")
+            if held_out[0]:
+                axes.plot(*held_out, color=VALIDATION, linewidth=1.2, marker="o", markersize=2.5)
+            _focus(axes, [*values, *held_out[1]], True)
+    return figure
+
+
 def confusion_figure(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> Figure:
     """Gold labels down, predictions across; shade is the share of the gold label's row, numbers are examples."""
     size = len(labels)

@@ -12,6 +12,7 @@ from typing import Any
 
 from lmtool.errors import UserError, cannot_write
 from lmtool.reporting import html
+from lmtool.reporting.distillation import distillation_html
 from lmtool.reporting.examples import PredictionSummary, predictions_html, samples_html, summarise
 from lmtool.reporting.run_files import RunFiles, read_predictions, read_run
 from lmtool.reporting.scores import Score, score_of, selected_on, test_scores
@@ -39,7 +40,8 @@ def _write(run: RunFiles, predictions: PredictionSummary) -> Path:
     drawings = _draw(run, predictions)
     body = [
         _headline(run, predictions),
-        html.section("Curves", drawings.get("loss", ""), drawings.get("small", "")),
+        html.section("Curves", drawings.get("loss", ""), drawings.get("terms", ""), drawings.get("small", "")),
+        html.section("Distillation", distillation_html(run)),
         html.section("Predictions", drawings.get("confusion", "") or drawings.get("scatter", "")),
         html.section("Mixture", _mixture(run)),
         html.section("Classes", _classes(run)),
@@ -93,9 +95,14 @@ def _draw(run: RunFiles, predictions: PredictionSummary) -> dict[str, str]:
     from lmtool.reporting import plots
 
     metric = run.result.get("metric") if isinstance(run.result.get("metric"), str) else None
-    figures = {"loss": plots.loss_figure(run), "small": plots.small_figure(run, metric)}
+    figures = {
+        "loss": plots.loss_figure(run),
+        "terms": plots.terms_figure(run),
+        "small": plots.small_figure(run, metric),
+    }
     captions = {
         "loss": "Faint: each logged step of training; above it, its running mean. Dots: the held-out text.",
+        "terms": "Each term of the training loss by itself, before its weight; dots: the held-out text.",
         "confusion": "Gold labels down, predictions across. Shade: share of the gold label.",
         "scatter": "Each dot one example of the held-out set.",
     }

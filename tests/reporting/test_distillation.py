@@ -1,0 +1,45 @@
+"""The models of a distilled run beside each other."""
+
+from __future__ import annotations
+
+import json
+
+from lmtool.reporting.distillation import ALONE, distillation_html, models_of
+from lmtool.reporting.report import write_report
+from lmtool.reporting.run_files import read_run
+
+MODELS = [
+    {"name": "teacher runs/big", "score": 0.9, "parameters": 4000, "weight_bytes": 16000, "tokens_per_second": 1234.5},
+    {"name": "student", "score": 0.8, "parameters": 1000, "weight_bytes": 4000, "tokens_per_second": 5678.9},
+]
+
+
+def distilled(task_run, **config):
+    folder = task_run("student", 0.8, distill={"name": "standard", "teacher": "runs/big"}, **config)
+    result = json.loads((folder / "result.json").read_text())
+    (folder / "result.json").write_text(json.dumps({**result, "distillation": {"models": MODELS}}))
+    rows = [{"step": step, "split": "train", "loss": 1.0, "loss_sst2": 0.7, "loss_soft": 0.1} for step in (1, 2, 3)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def test_the_same_student_without_a_teacher_is_found(task_run):
+    folder = distilled(task_run, max_steps=5)
+    task_run("longer", 0.7, distill={"name": "none"}, max_steps=6)
+    assert [model["name"] for model in models_of(read_run(folder))] == ["teacher runs/big", "student"]
+    task_run("alone", 0.75, distill={"name": "none"}, max_steps=5)
+    models = models_of(read_run(folder))
+    assert models[2] == {**MODELS[1], "name": ALONE, "run": "alone", "score": 0.75, "standard_error": None}
+
+
+def test_a_student_that_is_not_there_has_its_command(task_run):
+    folder = distilled(task_run)
+    page = distillation_html(read_run(folder))
+    assert "distill=none name=student-alone" in page and "1.23 k" not in page and "1 234" in page
+    write_report(folder)
+    assert (folder / "plots" / "terms.png").stat().st_size > 1000
+    assert "teacher runs/big" in (folder / "report.html").read_text()
+
+
+def test_a_run_without_a_teacher_says_nothing(task_run):
+    assert distillation_html(read_run(task_run())) == ""
