@@ -8,7 +8,7 @@ from typing import Any, cast
 from torch import Tensor
 
 from lmtool.config.tables import build
-from lmtool.distillation.configs import StandardConfig
+from lmtool.distillation.configs import LayerMap, StandardConfig
 from lmtool.distillation.distilled import Distilled, own_weights
 from lmtool.distillation.seen import Teacher, see
 from lmtool.distillation.terms.base import Term
@@ -25,8 +25,11 @@ class Standard(Distilled):
     def __init__(self, config: StandardConfig, student: BaseLearner, teachers: Sequence[Teacher]):
         super().__init__(config, student)
         (self.teacher,) = teachers
+        self.layers: LayerMap | None = None
+        if config.compares_layers:
+            self.layers = config.layer_map(student.backbone.config, self.teacher.learner.backbone.config)
         for name, section in config.terms.items():
-            self.distill[name] = build(section, student, self.teacher)
+            self.distill[name] = build(section, student, self.teacher, self.layers)
         self.weights = own_weights(student.weights, config.gold)
         for name, term in self.terms():
             for part, scale in term.scales(student.weights).items():
@@ -61,7 +64,8 @@ class Standard(Distilled):
         return StepOutput(sums, self.weights)
 
     def facts(self) -> dict[str, Any]:
-        return {"teacher": self.teacher.origin}
+        layers = {} if self.layers is None else {"layers": self.layers.words()}
+        return {"teacher": self.teacher.origin, **layers}
 
 
 def _joined(taps: Sequence[Tap | None]) -> Tap | None:

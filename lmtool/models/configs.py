@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from lmtool.config.base import Config
 from lmtool.config.tables import Choice, component
 from lmtool.models import recipes
-from lmtool.nn.configs import LearnedPositionsConfig, PositionsConfig
+from lmtool.nn.configs import LearnedPositionsConfig, PositionsConfig, Side
 
 Place = Literal["first", "last", "mean", "max"]
 
@@ -76,6 +76,12 @@ class ModelConfig(Config):
     def inner_size(self) -> int:
         """Width inside a layer, for estimates of memory and time."""
         return 4 * self.hidden_size
+
+    @property
+    def depths(self) -> dict[Side, int]:
+        """By the side of a batch, how many layers the stack that reads it has whose states can be compared with those
+        of another model's; none where the model is no stack of layers."""
+        return {}
 
     def facts(self) -> dict[str, Any]:
         """Its sizes, for screens and reports."""
@@ -146,6 +152,10 @@ class TransformerConfig(ModelConfig):
         if self.hidden_size % self.num_heads:
             raise ValueError(f"hidden_size={self.hidden_size} is not a multiple of num_heads={self.num_heads}")
         return self
+
+    @property
+    def depths(self) -> dict[Side, int]:
+        return {"inputs": self.num_layers}
 
     @property
     def width_of_head(self) -> int:

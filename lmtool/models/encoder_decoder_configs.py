@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from lmtool.config.tables import Choice, component
 from lmtool.models.configs import Heads, Layers, Positions, TransformerConfig, Vocabulary, Width
-from lmtool.nn.configs import PositionsConfig, SinusoidalPositionsConfig, T5PositionsConfig
+from lmtool.nn.configs import PositionsConfig, Side, SinusoidalPositionsConfig, T5PositionsConfig
 
 
 class EncoderDecoderConfig(TransformerConfig):
@@ -27,6 +27,10 @@ class EncoderDecoderConfig(TransformerConfig):
     def layers_of_decoder(self) -> int:
         """Layers of the decoder."""
         return self.num_layers if self.decoder_layers is None else self.decoder_layers
+
+    @property
+    def depths(self) -> dict[Side, int]:
+        return {"inputs": self.num_layers, "outputs": self.layers_of_decoder}
 
 
 @component("model", "t5", builder="lmtool.models.t5:build")

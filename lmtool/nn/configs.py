@@ -9,6 +9,8 @@ from pydantic import Field, model_validator
 from lmtool.config.base import Config
 from lmtool.config.tables import component
 
+Side = Literal["inputs", "outputs"]
+"""Of a batch: what the encoder, or the only stack, reads, and what a decoder reads beside it."""
 Activation = Literal["relu", "gelu", "gelu_tanh"]
 """gelu: with the error function (BERT); gelu_tanh: by its tanh approximation (GPT-2)."""
 AdapterReads = Literal["output", "sum", "input"]

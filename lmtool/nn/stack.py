@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from lmtool.nn.attention import only
 from lmtool.nn.cache import Cache
+from lmtool.nn.configs import Side as Side
 from lmtool.nn.context import AttentionKind, Context, EncoderState, TakesWeights
 from lmtool.nn.dropout import Draws, Dropout, draws_at, draws_of
 from lmtool.nn.embeddings import StackInput
@@ -25,8 +26,6 @@ from lmtool.nn.layout import Full, Layout, Mask, left_to_right
 from lmtool.nn.positions import Position
 from lmtool.nn.prefix import KeyPrefix, LayerPrefix
 from lmtool.types import Packed
-
-Side = Literal["inputs", "outputs"]
 
 
 class Place(NamedTuple):

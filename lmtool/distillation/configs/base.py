@@ -8,7 +8,9 @@ from pydantic import Field
 
 from lmtool.config.base import Config
 from lmtool.config.tables import component
+from lmtool.distillation.configs.layers import LayerMap
 from lmtool.errors import Problem
+from lmtool.models.configs import ModelConfig
 
 
 class DistillConfig(Config):
@@ -26,6 +28,10 @@ class DistillConfig(Config):
         given, why not, and the nearest override that does."""
         return None
 
+    def misfit_of_teacher(self, student: ModelConfig, teacher: ModelConfig) -> Problem | None:
+        """The same of the two models, once that of a teacher is read."""
+        return None
+
 
 @component("distill", "none", builder="lmtool.distillation.distilled:none")
 class NoDistillConfig(DistillConfig):
@@ -39,5 +45,11 @@ class TermConfig(Config):
 
     needs_teacher: ClassVar[bool] = True
     """Whether a teacher runs beside the student for it."""
+    compares_layers: ClassVar[bool] = False
+    """Whether it goes by the map between the layers of both models."""
 
     weight: float = Field(1.0, ge=0, description="Weight of the term in the loss.")
+
+    def misfit(self, student: ModelConfig, teacher: ModelConfig, layers: LayerMap) -> Problem | None:
+        """Of a term that compares layers: why these cannot be compared, if they cannot."""
+        return None

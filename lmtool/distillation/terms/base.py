@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from lmtool.distillation.configs import LayerMap
 from lmtool.distillation.seen import Seen, Teacher
 from lmtool.learners.base import BaseLearner
 from lmtool.nn.stack import Tap
@@ -15,9 +16,12 @@ from lmtool.types import Batch, Target
 
 
 class Term(nn.Module, ABC):
-    """The base of every term. Its parameters learn with the student's, and are in no model that is used later."""
+    """The base of every term. Its parameters learn with the student's, and are in no model that is used later.
 
-    def __init__(self, config: Any, student: BaseLearner, teacher: Teacher | None):
+    layers: the teacher's layer by the student's, for a term that compares layers.
+    """
+
+    def __init__(self, config: Any, student: BaseLearner, teacher: Teacher | None, layers: LayerMap | None = None):
         super().__init__()
         self.config = config
 

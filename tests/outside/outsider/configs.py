@@ -9,6 +9,7 @@ from pydantic import Field
 from lmtool.config.tables import component
 from lmtool.learners.configs import ObjectiveConfig
 from lmtool.models.configs import ModelConfig
+from lmtool.nn.configs import Side
 from lmtool.tasks.configs import RegressionConfig, TaskConfig
 from lmtool.tuning.configs import TuningConfig
 
@@ -25,6 +26,10 @@ class AveragerConfig(ModelConfig):
     hidden_size: int = Field(16, ge=4, description="Width of the hidden states.")
     max_positions: int = Field(128, ge=8, description="Longest sequence in tokens.")
     pull: float = Field(0.5, gt=0, description="Weight of the document's mean.")
+
+    @property
+    def depths(self) -> dict[Side, int]:
+        return {"inputs": self.num_layers}
 
 
 @component("model", "lstm", builder="outsider.lstm:build")
