@@ -15,7 +15,7 @@ from math import isqrt
 import numpy as np
 
 # A stream's place in this tuple enters its keys: append, never reorder.
-STREAMS = ("init", "order", "corrupt", "sample", "dropout")
+STREAMS = ("init", "order", "corrupt", "sample", "dropout", "interchange")
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15

@@ -43,6 +43,12 @@ class Tap:
     before the final norm.
     """
 
+    def begin(self, side: Side) -> tuple[int, Tensor] | None:
+        """A forward of a stack begins. A layer and the states (T, H) behind it, as they were before a tap, that an
+        earlier forward over the same texts had: where nothing else watches the layers up to there, they are left out.
+        None: the forward begins at the embedding."""
+        return None
+
     def __call__(self, place: Place, x_TH: Tensor) -> Tensor:
         """What the model computes with further on: the states given, or others of their shape. The tokens are those of
         the batch, without virtual ones."""
@@ -59,6 +65,10 @@ class Taps(Tap):
 
     def __init__(self, *taps: Tap):
         self.taps = taps
+
+    def begin(self, side: Side) -> None:
+        for tap in self.taps:
+            tap.begin(side)
 
     def __call__(self, place: Place, x_TH: Tensor) -> Tensor:
         for tap in self.taps:
@@ -215,15 +225,18 @@ class Stack(nn.Module):
     ) -> Tensor:
         """Hidden states (T, H) of the stack, or (M, H) of the tokens that entered with the flat indices `read_M`.
         encoded: what a decoder reads of its encoder."""
-        x_TH, layers = entered.x_TH, list(self.depth())
+        first, x_TH, layers = 0, entered.x_TH, list(self.depth())
         if self.tap is not None:
             tap = self.tap if tap is None else Taps(self.tap, tap)
         if tap is not None:
-            x_TH = entered.tapped(tap, Place(0, self.side), x_TH)
+            earlier = tap.begin(self.side)
+            if earlier is not None and entered.batch_T is None:
+                first, x_TH = earlier
+            x_TH = entered.tapped(tap, Place(first, self.side), x_TH)
         layouts: dict[Mask, Layout] = {}
         cross_layout = None if encoded is None else encoded.layout(entered.packed, self.crossed)
         prefixes, cross_prefixes = self._prefixes(entered), self._cross_prefixes(encoded)
-        for number, layer in enumerate(layers):
+        for number, layer in enumerate(layers[first:], first):
             mask, place = self.mask(number, entered.packed), Place(number + 1, self.side)
             if mask not in layouts:
                 layouts[mask] = entered.layout(mask)

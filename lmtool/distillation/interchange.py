@@ -1,0 +1,187 @@
+"""Interchange interventions: a forward over some texts, in which states come from a forward over others.
+
+Geiger et al. 2022, "Inducing Causal Structure for Interpretable Neural Networks"; Wu et al. 2022, "Causal Distillation
+for Language Models". Every text of a batch is the base of an intervention whose source is another text of the same
+batch; both models swap the states of the same tokens behind aligned layers. The states of the sources are those of the
+ordinary forward over the batch, and with them the layers below an intervention need not be computed again.
+
+Shape letters: N texts of a batch, S tokens that are swapped, T tokens, H hidden width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lmtool import streams
+from lmtool.learners.base import BaseLearner
+from lmtool.learners.mixed_examples import MixedBatch
+from lmtool.nn.stack import Place, Side, Stack, Tap
+from lmtool.types import Batch, Packed, send
+
+
+class Site(NamedTuple):
+    """Where both models are intervened on: behind which layer of the student, and behind which of the teacher."""
+
+    side: Side
+    student: int
+    teacher: int
+
+    def place(self, teacher: bool) -> Place:
+        """That of one of the models."""
+        return Place(self.teacher if teacher else self.student, self.side)
+
+
+@dataclass(frozen=True)
+class Swap:
+    """to_S, from_S: flat indices, on the host, of the tokens whose states are replaced, and of those of the sources."""
+
+    to_S: Tensor
+    from_S: Tensor
+
+    def beside(self, other: Swap) -> Swap:
+        """Both, of other tokens each."""
+        return Swap(torch.cat([self.to_S, other.to_S]), torch.cat([self.from_S, other.from_S]))
+
+
+@dataclass(frozen=True)
+class Interventions:
+    """Those of one forward. swaps: by the number of the site. starts_N: where the span of each text lies among the
+    places where it could, as a share below 1. changed: how many texts have states of another."""
+
+    swaps: Mapping[int, Swap]
+    starts_N: np.ndarray
+    changed: int
+
+
+def parts_of(batch: Batch) -> list[Batch]:
+    """The batches that a learner reads one after the other: those of the members of a mixture, or the one."""
+    return [part for _, part in batch.members] if isinstance(batch, MixedBatch) else [batch]
+
+
+def interventions(batch: Batch, sites: Sequence[Site], proportion: float, seed: int, step: int) -> Interventions:
+    """For each text of a batch (of `parts_of`) its source among the others, its site, and a span of consecutive tokens
+    at the same positions of both; a function of (seed, step, example) and of which texts are in the batch. proportion:
+    length of the span as a share of the shorter text."""
+    host = batch.host
+    count = len(host.inputs.lengths)
+    draws_N3 = streams.uniform(seed, "interchange", step, host.examples.numpy(), 3)
+    numbers_N = np.arange(count)
+    sources_N = (numbers_N + 1 + (draws_N3[:, 0] * (count - 1)).astype(np.int64)) % max(count, 1)
+    site_N = (draws_N3[:, 2] * len(sites)).astype(np.int64)
+    swaps, changed = {}, 0
+    for number, site in enumerate(sites):
+        packed = host.inputs if site.side == "inputs" else host.outputs
+        assert packed is not None
+        bases = numbers_N[(site_N == number) & (sources_N != numbers_N)]
+        swap, texts = _swap(packed, bases, sources_N[bases], draws_N3[bases, 1], proportion)
+        if texts:
+            swaps[number] = swap
+            changed += texts
+    return Interventions(swaps, draws_N3[:, 1], changed)
+
+
+def _swap(
+    packed: Packed, bases: np.ndarray, sources: np.ndarray, starts: np.ndarray, proportion: float
+) -> tuple[Swap, int]:
+    """The tokens of a span in each base and source, and in how many texts there are any. starts: of the spans, among
+    the places where they could start."""
+    lengths, firsts = np.array(packed.lengths, dtype=np.int64), np.array(packed.starts, dtype=np.int64)
+    shorter = np.minimum(lengths[bases], lengths[sources])
+    spans = np.minimum(np.maximum(np.rint(proportion * shorter).astype(np.int64), 1), shorter)
+    first = (starts * (shorter - spans + 1)).astype(np.int64)
+    # 0, 1, ... in each span.
+    within = np.arange(spans.sum()) - np.repeat(np.cumsum(spans) - spans, spans)
+    to_S, from_S = (np.repeat(firsts[texts] + first, spans) + within for texts in (bases, sources))
+    return Swap(torch.from_numpy(to_S), torch.from_numpy(from_S)), int((spans > 0).sum())
+
+
+class Kept(Tap):
+    """Keeps the states at some places of a forward: by place, those of each batch of `parts_of`."""
+
+    def __init__(self, places: Collection[Place]):
+        self.states: dict[Place, list[Tensor]] = {place: [] for place in places}
+
+    def __call__(self, place: Place, x_TH: Tensor) -> Tensor:
+        if place in self.states:
+            self.states[place].append(x_TH)
+        return x_TH
+
+
+class Swapped(Tap):
+    """Puts states of the sources into a forward. kept: of the ordinary forward over the same batch. swaps: by place,
+    for each batch of `parts_of`. dimensions: of each state those that are swapped, from the first share of its width to
+    before the second."""
+
+    def __init__(self, kept: Kept, swaps: Sequence[Mapping[Place, Swap]], dimensions: tuple[float, float] = (0.0, 1.0)):
+        self.kept, self.swaps, self.dimensions = kept, swaps, dimensions
+        self.part: dict[Side, int] = {}
+
+    def begin(self, side: Side) -> tuple[int, Tensor] | None:
+        """The layers below the first swap give what they gave."""
+        self.part[side] = part = self.part.get(side, -1) + 1
+        swapped = self.swaps[part]
+        if side == "outputs" and any(place.side == "inputs" for place in swapped):
+            return None  # the decoder reads other states of the encoder
+        first = min((place.layer for place in swapped if place.side == side), default=None)
+        if first is None:
+            first = max((place.layer for place in self.kept.states if place.side == side), default=None)
+        return None if first is None else (first, self.kept.states[Place(first, side)][part])
+
+    def __call__(self, place: Place, x_TH: Tensor) -> Tensor:
+        part = self.part[place.side]
+        swap = self.swaps[part].get(place)
+        if swap is None:
+            return x_TH
+        to_S, from_S = send(swap.to_S, x_TH.device), send(swap.from_S, x_TH.device)
+        rows_SH = self.kept.states[place][part].index_select(0, from_S)
+        first, last = _span(self.dimensions, x_TH.shape[1])
+        if (first, last) != (0, x_TH.shape[1]):
+            own_SH = x_TH.index_select(0, to_S)
+            rows_SH = torch.cat([own_SH[:, :first], rows_SH[:, first:last], own_SH[:, last:]], 1)
+        return x_TH.index_copy(0, to_S, rows_SH)
+
+
+def _span(shares: tuple[float, float], width: int) -> tuple[int, int]:
+    """Two shares of a width in dimensions: at least one of them."""
+    first = min(round(shares[0] * width), width - 1)
+    return first, max(round(shares[1] * width), first + 1)
+
+
+def kept_for(learner: BaseLearner, sites: Sequence[Site], teacher: bool) -> Kept:
+    """What keeps the states that interventions at these sites need; of an encoder-decoder also those that its decoder
+    reads."""
+    places = {site.place(teacher) for site in sites}
+    depths = depths_of(learner)
+    if len(depths) > 1:
+        places.add(Place(depths["inputs"], "inputs"))
+    return Kept(places)
+
+
+def swapped(
+    kept: Kept,
+    plans: Sequence[Interventions],
+    sites: Sequence[Site],
+    teacher: bool,
+    dimensions: tuple[float, float] = (0.0, 1.0),
+) -> Swapped:
+    """The tap of one of the models. plans: for each batch of `parts_of`."""
+    swaps: list[dict[Place, Swap]] = []
+    for plan in plans:
+        at: dict[Place, Swap] = {}
+        for number, swap in plan.swaps.items():
+            place = sites[number].place(teacher)
+            # Several layers of a student may be aligned with one of the teacher.
+            at[place] = at[place].beside(swap) if place in at else swap
+        swaps.append(at)
+    return Swapped(kept, swaps, dimensions)
+
+
+def depths_of(learner: BaseLearner) -> dict[Side, int]:
+    """How many layers the stacks of its backbone have, by the side that they read."""
+    return {stack.side: len(list(stack.depth())) for stack in learner.backbone.modules() if isinstance(stack, Stack)}
