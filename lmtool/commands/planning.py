@@ -143,8 +143,8 @@ def saved_values(config: RunConfig, learner: nn.Module) -> int | None:
 def plan_of(
     config: RunConfig, learner: nn.Module, facts: Mapping[str, Any], precision: Precision
 ) -> tuple[RunPlan, float]:
-    """The plan of a run and the epochs it makes. facts: the training loader's. Measures the machine for about a third
-    of a second."""
+    """The plan of a run and the epochs it makes. facts: the training loader's. Measures the machine for a third of a
+    second at most."""
     steps_per_epoch, tokens = facts["steps_per_epoch"], facts["tokens_per_epoch"]
     model = config.model
     trained = {

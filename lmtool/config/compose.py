@@ -11,41 +11,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
-from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, MissingConfigException
-from hydra.plugins.config_source import ConfigResult
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lmtool.config import groups, interpolation, plugins, yaml_files
+from lmtool.config import groups, interpolation, plugins, sources
 from lmtool.config.nearest import nearest
 from lmtool.config.overrides import Offers, Typed, offers
 from lmtool.config.tables import entries
 from lmtool.errors import UserError
-
-
-class LimitedFiles(FileConfigSource):
-    """A user's folder of YAML, each file checked before Hydra makes anything of it."""
-
-    @staticmethod
-    def scheme() -> str:
-        return "limited"
-
-    def load_config(self, config_path: str) -> ConfigResult:
-        path = Path(self.path, self._normalize_file_name(config_path))
-        if path.is_file() and not isinstance(yaml_files.read(path), dict | None):
-            raise UserError(f"{path}: no keys and values in it", "write KEY: VALUE a line, as conf/ has them")
-        return super().load_config(config_path)
-
-
-Plugins.instance().register(LimitedFiles)
 
 
 def what_is_offered(primary: str, config_dirs: Sequence[Path] = ()) -> Offers:
@@ -85,7 +64,9 @@ def hydra_at() -> Iterator[Any]:
     outer = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:
-        with initialize_config_dir(str(groups.conf_dir()), version_base="1.3", job_name="lmtool"):
+        conf = groups.conf_dir()
+        with initialize_config_dir(str(conf), version_base="1.3", job_name="lmtool"):
+            sources.limit(GlobalHydra.instance().config_loader(), conf)
             yield GlobalHydra.instance().hydra
     finally:
         GlobalHydra.instance().hydra = outer
@@ -98,9 +79,6 @@ def plainly() -> Iterator[None]:
         yield
     except MissingConfigException as error:
         raise _missing(error) from error
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        raise yaml_files.refusal(error, "the configuration" if mark is None else mark.name) from error
     except RecursionError as error:
         hint = "see the lists and sections that were typed, and the YAML you named"
         raise UserError("the configuration does not compose: nested too deep", hint) from error
@@ -175,8 +153,8 @@ def search_path(config_dirs: Sequence[Path]) -> list[str]:
     """The override that adds the user's folders to Hydra's search path."""
     if not config_dirs:
         return []
-    scheme = LimitedFiles.scheme()
-    listed = ",".join(f"'{scheme}://" + str(folder.resolve()).replace("'", "\\'") + "'" for folder in config_dirs)
+    places = [sources.place_of(folder.resolve()).replace("'", "\\'") for folder in config_dirs]
+    listed = ",".join(f"'{place}'" for place in places)
     return [f"hydra.searchpath=[{listed}]"]
 
 

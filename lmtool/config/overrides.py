@@ -18,7 +18,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override, Quote, QuotedString, Sweep
 from hydra.errors import HydraException
 
-from lmtool.config import groups, problems
+from lmtool.config import groups, problems, yaml_files
 from lmtool.config.nearest import nearest
 from lmtool.errors import Problem
 
@@ -314,11 +314,9 @@ def _plain(value: Any) -> Any:
 
 def offers(primary: Path, config_dirs: Sequence[Path], extra: dict[str, tuple[str, ...]]) -> Offers:
     """What may be chosen with a primary file: the YAML of all folders, and `extra` options (of plugins) by group."""
-    import yaml
-
     offered = {name: groups.options(name, config_dirs) for name in groups.all_groups(config_dirs)}
     for name, options in extra.items():
         offered[name] = tuple(sorted({*offered.get(name, ()), *options}))
-    defaults = yaml.safe_load(primary.read_text(encoding="utf-8")).get("defaults", [])
+    defaults = yaml_files.read(primary).get("defaults", [])
     has = {str(key).split()[-1]: name for item in defaults if isinstance(item, dict) for key, name in item.items()}
     return Offers(offered, has)

@@ -5,6 +5,7 @@ Every YAML file that a user names goes through here: `--config`, `--config-dir`,
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,19 +32,23 @@ class TooMuch(yaml.MarkedYAMLError):
         super().__init__(problem=problem, problem_mark=mark)
 
 
-def load(text: str) -> Any:
-    """A document as plain data. yaml.YAMLError where it is no plain YAML, or beyond the limits (TooMuch)."""
+def load(text: str, loader: Any = _LOADER) -> Any:
+    """A document as plain data. loader: a safe one. yaml.YAMLError where it is no plain YAML, or beyond the limits
+    (TooMuch)."""
     check(text)
+    loading = loader(text)
     try:
-        return yaml.safe_load(text)
+        return loading.get_single_data()
     except ValueError as error:  # a date of month 13, a number of thousands of digits
         raise yaml.MarkedYAMLError(problem=str(error)) from error
+    finally:
+        loading.dispose()
 
 
-def read(path: Path, hint: str | None = None) -> Any:
+def read(path: Path, hint: str | None = None, parse: Callable[[str], Any] = load) -> Any:
     """The document in a file. OSError where it cannot be read, UserError with the hint where it is no such document."""
     try:
-        return load(read_text(path))
+        return parse(read_text(path))
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not a text file in UTF-8", hint or _PLAIN) from error
     except yaml.YAMLError as error:

@@ -11,14 +11,17 @@ from torch import nn
 # an estimate; the bar corrects it from the first measured steps.
 STEP_SHARE = 0.7
 
+# Runs at most: tiny widths are measured well in less than the time.
+MAX_RUNS = 50
+
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def measure_rate(
     hidden_size: int, inner_size: int, precision: str = "fp32", device: str = "cpu", seconds: float = 0.3
 ) -> float:
-    """Training FLOP/s to expect of a model of these widths on this device, in about `seconds`. inner_size: inside a
-    layer.
+    """Training FLOP/s to expect of a model of these widths on this device, in `seconds` or MAX_RUNS runs.
+    inner_size: inside a layer.
 
     Forward and backward of one feed-forward part on 512 tokens under autocast, which small widths cannot run at the
     speed of a large square product; times STEP_SHARE. precision: fp32, bf16 or fp16.
@@ -42,7 +45,7 @@ def measure_rate(
     once()
     synchronize()
     runs, start = 0, time.perf_counter()
-    while (elapsed := time.perf_counter() - start) < seconds or runs == 0:
+    while (elapsed := time.perf_counter() - start) < seconds and runs < MAX_RUNS or runs == 0:
         once()
         synchronize()
         runs += 1

