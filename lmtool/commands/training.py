@@ -22,6 +22,7 @@ from lmtool.config.checkpoint import MODEL
 from lmtool.data.loader import PackedLoader
 from lmtool.data.split import SplitData
 from lmtool.distillation.distilled import Distilled
+from lmtool.distillation.seen import Reading
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.mixed_examples import MixedExamples
@@ -63,8 +64,6 @@ def fit(
     """
     config, precision = opened.config, opened.precision
     trained = learner if distilled is None else distilled
-    if distilled is not None:
-        facts = {**facts, "distillation": distilled.facts()}
     examples = learner.examples(data["train"], config.max_length)
     loader = PackedLoader(
         examples, config.seed, config.batch_examples, config.batch_tokens, config.micro_batch_tokens,
@@ -76,6 +75,11 @@ def fit(
     baseline = held_out.baseline(data["train"])
     uninformed_loss = held_out.uninformed_loss(baseline)
     plan, epochs = plan_of(config, learner, loader.facts(), precision)
+    if distilled is not None:
+        budgets = config.max_steps, config.max_epochs
+        reading = Reading(examples, loader, *budgets, evaluation_tokens(config), opened.output.stage)
+        begun = distilled.begin(reading)
+        facts = {**facts, "distillation": {**distilled.facts(), **begun}}
     in_base = frozenset() if base is None else base.names
     lineage = lineage_of(opened)
     screens.begin(

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lmtool.distillation.seen import Teacher
+from lmtool.distillation.seen import Reading, Teacher
 from lmtool.learners.base import BaseLearner, decayed_groups
 from lmtool.types import Batch, ParameterGroup, StepOutput
 
@@ -73,6 +73,13 @@ class Distilled(nn.Module, ABC):
     def teachers(self) -> Sequence[Teacher]:
         """The frozen models that the student learns from, in this process."""
         return ()
+
+    def begin(self, reading: Reading) -> dict[str, Any]:
+        """Called before training. Returns what the first screen says of what was done for it."""
+        said: dict[str, Any] = {}
+        for teacher in self.teachers:
+            said |= teacher.begin(reading)
+        return said
 
     def facts(self) -> dict[str, Any]:
         """What the first screen says of it."""

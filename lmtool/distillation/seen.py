@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from lmtool.data.plan import Examples
+from lmtool.data.sources import OnStage
 from lmtool.heads.base import HeadTap, PredictingHead, TokenLogits
 from lmtool.heads.predicted import Predicted
 from lmtool.learners.base import BaseLearner
 from lmtool.nn.stack import Stack, Tap
 from lmtool.training.precision import Precision
-from lmtool.types import Batch, StepOutput
+from lmtool.types import Batch, Loader, StepOutput
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,19 @@ def see(learner: BaseLearner, batch: Batch, step: int, states: Tap | None = None
 
 
 @dataclass(frozen=True)
+class Reading:
+    """What a run reads in training. max_steps, max_epochs: its budgets; None where they are open. tokens: of a forward
+    without gradients. progress: shows how far something is."""
+
+    examples: Examples
+    loader: Loader
+    max_steps: int | None
+    max_epochs: float | None
+    tokens: int
+    progress: OnStage | None = None
+
+
+@dataclass
 class Teacher:
     """A trained learner that is read and never learns: no gradient, no dropout, in its own number format. origin: the
     checkpoint that a user named."""
@@ -78,6 +94,10 @@ class Teacher:
     learner: BaseLearner
     precision: Precision
     origin: str
+
+    def begin(self, reading: Reading) -> dict[str, Any]:
+        """Called before training. Returns what the first screen says of what was done for it."""
+        return {}
 
     @torch.no_grad()
     def see(self, batch: Batch, states: Tap | None = None) -> Seen:
