@@ -37,16 +37,20 @@ class Rows:
 
     def take(self, indices: np.ndarray) -> Rows:
         """The rows at these places, in this order."""
-        places = [int(index) for index in indices]
-        labels = self.labels
-        if labels is not None:
-            labels = labels[indices] if isinstance(labels, np.ndarray) else [labels[place] for place in places]
+        places = np.asarray(indices).tolist()
         return Rows(
             [self.ids[place] for place in places],
             {name: [values[place] for place in places] for name, values in self.columns.items()},
-            labels,
+            self.labels_at(indices),
             [self.origin[place] for place in places],
         )
+
+    def labels_at(self, indices: np.ndarray) -> np.ndarray | Sequence[Any] | None:
+        """The labels of the rows at these places, in this order."""
+        labels = self.labels
+        if labels is None or isinstance(labels, np.ndarray):
+            return None if labels is None else labels[indices]
+        return [labels[place] for place in np.asarray(indices).tolist()]
 
 
 def unlabelled(task: str) -> str:

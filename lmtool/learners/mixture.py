@@ -197,11 +197,12 @@ class MixedScorer(Scorer):
         if not isinstance(batch, MixedBatch):
             raise TypeError("a mixture scores the batches of its own examples")
         for name, own in batch.members:
+            self.members[name].selects = self.selects
             self.members[name].add(own)
 
     def result(self) -> Evaluation:
         for scorer in self.members.values():
-            scorer.calibrates = self.calibrates
+            scorer.calibrates, scorer.selects = self.calibrates, self.selects
         return self.joined({name: scorer.result() for name, scorer in self.members.items()})
 
     def joined(self, evaluations: Mapping[str, Evaluation]) -> Evaluation:

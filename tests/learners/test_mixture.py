@@ -58,7 +58,10 @@ def test_evaluation_keeps_the_terms_apart(case):
     learner, examples, data = built(case)
     loader = PackedLoader(examples, seed=1, batch_tokens=300, shuffle=False)
     predictors = learner.predictors(split(data), examples)
-    evaluation = evaluate(learner, learner.scorer(split(data), examples, predictors), loader.epoch_batches(0))
+    scorer = learner.scorer(split(data), examples, predictors)
+    scorer.calibrates = scorer.selects = True
+    evaluation = evaluate(learner, scorer, loader.epoch_batches(0))
+    assert all(own.calibrates and own.selects for own in scorer.members.values())
     assert set(evaluation.terms) == set(learner.weights)
     assert np.isfinite(list(evaluation.metrics().values())).all()
     assert np.isfinite(list(mean_losses(predictors, loader.epoch_batches(0)).values())).all()

@@ -17,8 +17,8 @@ from lmtool.errors import UserError
 from lmtool.learners.evaluation import evaluate
 from lmtool.models.encoder_decoder_configs import BartConfig
 from lmtool.tasks.kinds.answer_search import best_spans
-from lmtool.tasks.kinds.base import Prediction
-from lmtool.tasks.kinds.extractive_qa import PredictedAnswer, Span, WindowAnswers
+from lmtool.tasks.kinds.extractive_qa import SPANS, PredictedAnswer, Span, WindowAnswers
+from lmtool.tasks.kinds.predictions import Prediction
 from lmtool.tasks.loading import load_task
 from lmtool.tokenizers.configs import ByteBpeConfig, WordPieceConfig
 
@@ -183,8 +183,8 @@ def kind_of(name="squad_v2", **fields):
 
 def test_windows_are_joined_into_one_answer():
     kind = kind_of(n_best=2)
-    first = WindowAnswers([Span(3, 5, 4.0), Span(0, 2, 1.0)], 3.0)
-    second = WindowAnswers([Span(3, 5, 4.5), Span(8, 9, 2.0)], 2.0)
+    first = WindowAnswers(np.array([(3, 5, 4.0), (0, 2, 1.0)], SPANS), 3.0)
+    second = WindowAnswers(np.array([(3, 5, 4.5), (8, 9, 2.0)], SPANS), 2.0)
     prediction = kind.join([first, second])
     assert prediction.value.best == (Span(3, 5, 4.5), Span(8, 9, 2.0)) and prediction.value.null == 2.0
     shares = np.exp([4.5, 2.0, 2.0])
@@ -202,12 +202,12 @@ def test_the_threshold_is_tuned_in_training_and_stored(tokenizers, tmp_path):
     data = data_of("squad_v2", tmp_path)
     learner = learner_of(data, "bert", tokenizers).eval()
     rows = data.validation["dev"]
-    best = [[Span(answers[0].start, answers[0].start + len(answers[0].text), 1.0)] if answers else [Span(0, 2, 1.0)]
+    best = [[(answers[0].start, answers[0].start + len(answers[0].text), 1.0)] if answers else [(0, 2, 1.0)]
             for answers in rows.labels]  # fmt: skip
     # The model is right, but for one question, and surer of no answer where there is none.
     nulls = [6.0 if not answers else 2.0 + number / 10 for number, answers in enumerate(rows.labels)]
     predictions = [
-        Prediction(PredictedAnswer(tuple(spans), null), 1.0) for spans, null in zip(best, nulls, strict=True)
+        Prediction(PredictedAnswer(np.array(spans, SPANS), null), 1.0) for spans, null in zip(best, nulls, strict=True)
     ]
     assert [row.value.given for row in learner.decided(predictions)] == [False] * len(rows)  # the threshold is 0
     learner.calibrate(rows, predictions)

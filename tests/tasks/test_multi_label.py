@@ -15,7 +15,7 @@ from lmtool.data.loader import PackedLoader
 from lmtool.errors import UserError
 from lmtool.learners.evaluation import evaluate
 from lmtool.tasks.configs import MultiLabelConfig
-from lmtool.tasks.kinds.base import Prediction
+from lmtool.tasks.kinds.predictions import Prediction
 from lmtool.tasks.loading import load_task
 
 LABELS = [["b"], ["a", "b"], [], ["c"], ["a"], ["b", "c"], ["a", "b", "c"], ["b"]]
@@ -124,4 +124,4 @@ def test_thresholds_are_tuned_and_stay_with_the_head(words, tmp_path):
     given = load(tmp_path, thresholds=0.25).config.learner(backbone(), words, 0)
     given.load_state_dict(learner.state_dict())
     values = [prediction.value for prediction in given.decided([Prediction((0.2, 0.3, 0.9), 0.9)])]
-    assert values == [(0, 1, 1)]
+    assert [value.tolist() for value in values] == [[0, 1, 1]]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -18,19 +18,8 @@ from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.metrics import METRICS, Metric
 from lmtool.models.base import Backbone
+from lmtool.tasks.kinds.predictions import Prediction, taken
 from lmtool.tokenizers.tokenizer import Tokenizer
-
-
-class Prediction(NamedTuple):
-    """value: what a row is predicted to be, in the terms of its kind (a class's number, a value, a list of tags).
-    score: how sure the model is of it, or the value again where there is no such thing. probabilities: (C,) of each
-    class in the order of the labels, where the kind has classes. text: what was written, where that is read as a value.
-    """
-
-    value: Any
-    score: float
-    probabilities: np.ndarray | None = None
-    text: str | None = None
 
 
 class TaskKind(ABC):
@@ -116,11 +105,13 @@ class TaskKind(ABC):
     ) -> dict[str, list[float]]:
         """The scores of samples of the rows, for intervals. draws: the numbers of a sample's rows each. A kind whose
         scores take long has a shorter way, from counts of each row."""
-        # Scores read labels alone.
-        bare = Rows(list(range(len(rows))), {}, rows.labels, [("", 0)] * len(rows))
+        ids: list[str | int] = [0] * len(rows)
+        origin = [("", 0)] * len(rows)
         values: dict[str, list[float]] = {}
         for numbers in draws:
-            sample = self.metrics(bare.take(numbers), [predictions[number] for number in numbers])
+            # Scores read labels alone.
+            bare = Rows(ids[: len(numbers)], {}, rows.labels_at(numbers), origin[: len(numbers)])
+            sample = self.metrics(bare, taken(predictions, numbers))
             for name, value in sample.items():
                 values.setdefault(name, []).append(value)
         return values

@@ -17,8 +17,8 @@ from lmtool.data.plan import Examples
 from lmtool.data.split import SplitData
 from lmtool.heads.losses import loss_sum, losses
 from lmtool.learners.baseline import ConstantPredictor
-from lmtool.tasks.kinds.base import Prediction
 from lmtool.tasks.kinds.learner import TaskLearner
+from lmtool.tasks.kinds.predictions import Prediction
 from lmtool.types import Batch, Scores, StepOutput
 
 

@@ -32,10 +32,11 @@ from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
 from lmtool.tasks.configs import ExtractiveQaConfig
 from lmtool.tasks.kinds.answer_search import best_spans, padded
 from lmtool.tasks.kinds.answers import Answer, gold_answers, problem_of
-from lmtool.tasks.kinds.base import Prediction, TaskKind
+from lmtool.tasks.kinds.base import TaskKind
 from lmtool.tasks.kinds.inspection import AnswerInspector
 from lmtool.tasks.kinds.labels import IDS, place, row_ids, text_of
 from lmtool.tasks.kinds.learner import TaskLearner
+from lmtool.tasks.kinds.predictions import Prediction, Predictions, values_of
 from lmtool.tasks.kinds.question_windows import CHARACTERS, QuestionWindows, null_first
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Scores, StepOutput
@@ -50,31 +51,45 @@ class Span(NamedTuple):
     score: float
 
 
-class WindowAnswers(NamedTuple):
-    """What a window says: its best spans, falling, and the score of no answer."""
+SPANS = np.dtype([("start", "i4"), ("end", "i4"), ("score", "f4")])
+"""Of an array with a `Span` in each place: of every row so many are kept that objects would fill the memory."""
 
-    best: list[Span]
+
+class WindowAnswers(NamedTuple):
+    """What a window says: its best spans, (K,) SPANS, falling, and the score of no answer."""
+
+    best: np.ndarray
     null: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class PredictedAnswer:
-    """What a row is predicted. best: spans, falling by score; empty where the context has no text. null: the score of
-    no answer, the lowest of the windows. given: whether the best span is the answer."""
+    """What a row is predicted. kept: (K,) SPANS, falling by score; empty where the context has no text. null: the score
+    of no answer, the lowest of the windows. given: whether the best span is the answer."""
 
-    best: tuple[Span, ...]
+    kept: np.ndarray
     null: float
     given: bool = True
 
     @property
+    def best(self) -> tuple[Span, ...]:
+        """The spans that are kept."""
+        return tuple(map(Span._make, self.kept.tolist()))
+
+    @property
     def null_difference(self) -> float:
         """How much better no answer is than the best span."""
-        return self.null - self.best[0].score if self.best else np.inf
+        return self.null - float(self.kept[0]["score"]) if len(self.kept) else np.inf
 
     @property
     def span(self) -> tuple[int, int]:
         """The characters of the answer that is given."""
-        return self.best[0][:2] if self.given and self.best else (0, 0)
+        return self.first if self.given else (0, 0)
+
+    @property
+    def first(self) -> tuple[int, int]:
+        """The characters of the best span, given or not."""
+        return (int(self.kept[0]["start"]), int(self.kept[0]["end"])) if len(self.kept) else (0, 0)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, PredictedAnswer) and self.span == other.span
@@ -138,30 +153,27 @@ class ExtractiveQa(TaskKind):
 
     def join(self, parts: Sequence[WindowAnswers]) -> Prediction:
         """The best spans of all windows, each once with its best score; no answer where the surest window says so."""
-        best: dict[tuple[int, int], Span] = {}
-        for span in (span for part in parts for span in part.best):
-            known = best.get(span[:2])
-            if known is None or known.score < span.score:
-                best[span[:2]] = span
-        spans = sorted(best.values(), key=lambda span: -span.score)[: self.config.n_best]
-        answer = PredictedAnswer(tuple(spans), min(part.null for part in parts))
+        spans = np.concatenate([part.best for part in parts])
+        spans = spans[np.argsort(-spans["score"], kind="stable")]
+        _, first = np.unique(spans[["start", "end"]], return_index=True)
+        answer = PredictedAnswer(spans[np.sort(first)[: self.config.n_best]], min(part.null for part in parts))
         return Prediction(answer, float(self.shares(answer)[0]))
 
     def shares(self, answer: PredictedAnswer) -> np.ndarray:
         """Probabilities of the kept spans, and of no answer behind them where that is one of the answers."""
-        scores = np.array([span.score for span in answer.best] + [answer.null] * self._with_null(answer))
+        scores = np.append(answer.kept["score"].astype(np.float64), [answer.null] * self._with_null(answer))
         shares = np.exp(scores - scores.max())
         return shares / shares.sum()
 
     def _with_null(self, answer: PredictedAnswer) -> bool:
-        return self.config.unanswerable or not answer.best
+        return self.config.unanswerable or not len(answer.kept)
 
     def with_threshold(self, prediction: Prediction, threshold: float) -> Prediction:
         """The prediction under a threshold of the null difference."""
         answer = prediction.value
-        given = bool(answer.best) and answer.null_difference <= threshold
+        given = len(answer.kept) > 0 and answer.null_difference <= threshold
         shares = self.shares(answer)
-        return Prediction(PredictedAnswer(answer.best, answer.null, given), float(shares[0 if given else -1]))
+        return Prediction(PredictedAnswer(answer.kept, answer.null, given), float(shares[0 if given else -1]))
 
     def metrics(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, float]:
         (metrics,) = self._of_samples(rows, predictions, [np.arange(len(rows))])
@@ -178,7 +190,7 @@ class ExtractiveQa(TaskKind):
     ) -> Iterator[dict[str, float]]:
         """The scores of samples of the rows; each answer is scored once."""
         gold, answered_N = self._gold(rows)
-        given = [self._text(rows, number, row.value.span) for number, row in enumerate(predictions)]
+        given = [self._text(rows, number, answer.span) for number, answer in enumerate(values_of(predictions))]
         scores = answer_scores(gold, given, self.config.unanswerable)
         raw, null_N = scores, np.zeros(len(rows))
         if self.config.unanswerable:
@@ -208,10 +220,8 @@ class ExtractiveQa(TaskKind):
 
     def _raw(self, rows: Rows, predictions: Sequence[Prediction]) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """Scores of the best texts, given or not, and the null differences."""
-        answers = [prediction.value for prediction in predictions]
-        texts = [
-            self._text(rows, number, answer.best[0][:2]) if answer.best else "" for number, answer in enumerate(answers)
-        ]
+        answers = values_of(predictions)
+        texts = [self._text(rows, number, answer.first) for number, answer in enumerate(answers)]
         null_N = np.array([answer.null_difference for answer in answers])
         return answer_scores(self._gold(rows)[0], texts, unanswerable=True), null_N
 
@@ -220,7 +230,7 @@ class ExtractiveQa(TaskKind):
 
     def constant(self, train: Rows) -> tuple[str, Prediction]:
         """No answer."""
-        return "no answer", Prediction(PredictedAnswer((), 0.0, False), 1.0)
+        return "no answer", Prediction(PredictedAnswer(np.zeros(0, SPANS), 0.0, False), 1.0)
 
     def shown(self, value: Any) -> Any:
         if not isinstance(value, PredictedAnswer):
@@ -243,7 +253,7 @@ class ExtractiveQa(TaskKind):
         if self._with_null(answer):
             best.append({"text": "", "start": 0, "end": 0, "probability": shares[-1]})
             best.sort(key=lambda row: -row["probability"])
-        if self.config.unanswerable and answer.best:
+        if self.config.unanswerable and len(answer.kept):
             record["null_difference"] = answer.null_difference
         return {**record, "n_best": best}
 
@@ -341,19 +351,14 @@ class ExtractiveQaLearner(TaskLearner):
             starts_NL, ends_NL, characters[1] > characters[0], config.answer_tokens, config.n_best
         )
         null_N = (starts_NL + ends_NL).gather(1, self._null_places(batch)[:, None])[:, 0]
-        table = zip(
-            scores_NK.tolist(),
-            characters[0].gather(1, first_NK).tolist(),
-            characters[1].gather(1, last_NK.clamp(max=starts_NL.shape[1] - 1)).tolist(),
-            null_N.tolist(),
-            strict=True,
-        )
+        last_NK = last_NK.clamp(max=starts_NL.shape[1] - 1)
+        table_NK = np.empty(tuple(scores_NK.shape), SPANS)
+        table_NK["start"] = characters[0].gather(1, first_NK).cpu().numpy()
+        table_NK["end"] = characters[1].gather(1, last_NK).cpu().numpy()
+        table_NK["score"] = scores_NK.cpu().numpy()
         return [
-            WindowAnswers(
-                [Span(*row) for row in zip(starts, ends, scores, strict=True) if row[2] > -np.inf],
-                null,
-            )
-            for scores, starts, ends, null in table
+            WindowAnswers(spans_K[spans_K["score"] > -np.inf], null)
+            for spans_K, null in zip(table_NK, null_N.tolist(), strict=True)
         ]
 
     def _null_places(self, batch: Batch) -> Tensor:
@@ -372,9 +377,12 @@ class ExtractiveQaLearner(TaskLearner):
         if self.config.unanswerable and self.config.null_threshold is None:
             self.heads[self.term].get_buffer("null_threshold").fill_(self.kind.tuned_threshold(rows, predictions))
 
-    def decided(self, predictions: Sequence[Prediction]) -> list[Prediction]:
+    def decided(self, predictions: Sequence[Prediction]) -> Sequence[Prediction]:
         if not self.config.unanswerable:
-            return list(predictions)
+            return predictions
         given = self.config.null_threshold  # goes before the one that was tuned
         threshold = float(self.heads[self.term].get_buffer("null_threshold")) if given is None else given
-        return [self.kind.with_threshold(prediction, threshold) for prediction in predictions]
+        decided = Predictions(len(predictions))
+        for row, prediction in enumerate(predictions):
+            decided.put(row, self.kind.with_threshold(prediction, threshold))
+        return decided

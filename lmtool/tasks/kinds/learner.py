@@ -25,9 +25,10 @@ from lmtool.learners.evaluation import Evaluation, Scorer, evaluate
 from lmtool.learners.inference import Answers, Inference
 from lmtool.learners.terms import TermSums
 from lmtool.models.base import Backbone
-from lmtool.tasks.kinds.base import Prediction, TaskKind
+from lmtool.tasks.kinds.base import TaskKind
 from lmtool.tasks.kinds.inspection import TaskInspector
 from lmtool.tasks.kinds.labels import IDS, joined
+from lmtool.tasks.kinds.predictions import Prediction, Predictions, values_of
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Scores
 
@@ -61,9 +62,14 @@ class TaskLearner(BaseLearner):
         """Tune on labelled development rows what turns scores into decisions, and keep it among the tensors of the
         head. predictions: as `join` gives them."""
 
-    def decided(self, predictions: Sequence[Prediction]) -> list[Prediction]:
+    def decided(self, predictions: Sequence[Prediction]) -> Sequence[Prediction]:
         """The predictions under what `calibrate` tuned."""
-        return list(predictions)
+        return predictions
+
+    def parts_of(self, rows: Rows, examples: Examples) -> np.ndarray:
+        """(N,) how many parts each row has. examples: those that it made of the rows; their plan says in the field
+        `row` of which each is a part."""
+        return np.bincount(examples.plan(0).rows["row"], minlength=len(rows))
 
     def labels(self, batch: Batch) -> Tensor:
         """The labels of a labelled batch."""
@@ -86,8 +92,8 @@ class TaskLearner(BaseLearner):
         return TaskInspector(self, examples, max_length)
 
     def scorer(self, data: SplitData, examples: Examples, predictors: Mapping[str, Predictor]) -> Scorer:
-        parts = len(examples.plan(0))
-        return TaskScorer(self, self.rows(data), data.split, parts, predictors.get(self.term))
+        rows = self.rows(data)
+        return TaskScorer(self, rows, data.split, self.parts_of(rows, examples), predictors.get(self.term))
 
     def baseline(
         self, train: SplitData, held_out: SplitData, batches: Iterable[Batch], predictors: Mapping[str, Predictor]
@@ -186,16 +192,17 @@ class TaskEvaluation(Evaluation):
 
 
 class TaskScorer(Scorer):
-    """Keeps what the learner says of each part of a row, and joins the parts at the end.
+    """Joins what the learner says of the parts of a row as soon as all have come, and keeps the numbers of its
+    prediction alone: whole outputs are of the rows that are begun.
 
-    parts: how many there are, of all rows. predictor: the constant that is scored on the same targets, or None.
+    parts_N: (N,) how many parts each row has. predictor: the constant that is scored on the same targets, or None.
     """
 
-    def __init__(self, learner: TaskLearner, rows: Rows, split: str, parts: int, predictor: Predictor | None):
-        self.learner, self.rows, self.split, self.expected, self.predictor = learner, rows, split, parts, predictor
-        self.sums = TermSums()
-        self.parts: list[dict[int, Any]] = [{} for _ in range(len(rows))]
-        self.seen = 0
+    def __init__(self, learner: TaskLearner, rows: Rows, split: str, parts_N: np.ndarray, predictor: Predictor | None):
+        self.learner, self.rows, self.split, self.parts_N, self.predictor = learner, rows, split, parts_N, predictor
+        self.sums, self.predictions = TermSums(), Predictions(len(rows))
+        self.begun: dict[int, dict[int, Any]] = {}
+        self.seen = self.joined = 0
 
     def add(self, batch: Batch) -> None:
         learner = self.learner
@@ -207,18 +214,23 @@ class TaskScorer(Scorer):
         assert batch.rows is not None
         places = zip(batch.rows.tolist(), batch.parts.tolist(), strict=True)
         for (row, part), output in zip(places, learner.parts(outputs, batch), strict=True):
-            self.parts[row][part] = output
             self.seen += 1
+            if self.predictions.holds(row):
+                continue  # a part that came twice: `result` counts them
+            parts = self.begun.setdefault(row, {})
+            parts[part] = output
+            if len(parts) == self.parts_N[row]:
+                self.predictions.put(row, learner.kind.join([parts[number] for number in sorted(parts)]))
+                self.joined += len(self.begun.pop(row))
 
     def result(self) -> TaskEvaluation:
         kind, rows, term = self.learner.kind, self.rows, self.learner.term
-        kept = sum(map(len, self.parts))
-        if self.seen != self.expected or kept != self.expected or not all(self.parts):
-            raise RuntimeError(f"{self.seen} parts of {len(rows)} rows were predicted, {kept} of {self.expected} once")
-        predictions = [kind.join([parts[number] for number in sorted(parts)]) for parts in self.parts]
+        expected, kept = int(self.parts_N.sum()), self.joined + sum(map(len, self.begun.values()))
+        if self.seen != expected or kept != expected or self.predictions.missing:
+            raise RuntimeError(f"{self.seen} parts of {len(rows)} rows were predicted, {kept} of {expected} once")
         if self.calibrates and rows.labels is not None:
-            self.learner.calibrate(rows, predictions)
-        predictions = self.learner.decided(predictions)
+            self.learner.calibrate(rows, self.predictions)
+        predictions = self.learner.decided(self.predictions)
         if rows.labels is None:
             return TaskEvaluation({}, {}, kind=kind, rows=rows, split=self.split, predictions=predictions)
         scored = self.sums.result(term, self.predictor)
@@ -238,7 +250,7 @@ class TaskScorer(Scorer):
     def _warnings(self, predictions: Sequence[Prediction]) -> tuple[str, ...]:
         kind, labels = self.learner.kind, self.rows.labels
         assert labels is not None
-        values = kind.single([prediction.value for prediction in predictions])
+        values = kind.single(values_of(predictions))
         constant = len(values) > 1 and _all_same(values) and not _all_same(kind.single(labels))
         if not constant:
             return ()

@@ -23,8 +23,8 @@ from lmtool.metrics import Metric
 from lmtool.metrics.multi_label import MULTI_LABEL, best_thresholds, compute_multi_label
 from lmtool.models.base import Backbone
 from lmtool.tasks.configs import MultiLabelConfig
-from lmtool.tasks.kinds.base import Prediction
 from lmtool.tasks.kinds.labels import class_names, class_numbers, word_of
+from lmtool.tasks.kinds.predictions import Prediction, Predictions, values_of
 from lmtool.tasks.kinds.sequence import SequenceLearner, WindowedKind
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Scores, StepOutput
@@ -32,7 +32,7 @@ from lmtool.types import Batch, Scores, StepOutput
 
 class MultiLabel(WindowedKind):
     """Rows of texts with (C,) labels each: 1 for a class that a text has, 0 for one that it has not. A prediction's
-    value has that form too, once it is decided; before, it is the (C,) probabilities."""
+    value has that form too, (C,) int8, once it is decided; before, it is the (C,) float32 probabilities."""
 
     config: MultiLabelConfig
 
@@ -101,10 +101,10 @@ class MultiLabel(WindowedKind):
         return np.asarray(part.value)
 
     def elected(self, votes: np.ndarray) -> Prediction:
-        return Prediction(tuple(votes.tolist()), float(votes.max()))
+        return Prediction(votes, float(votes.max()))
 
     def metrics(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, float]:
-        return compute_multi_label(self.config.metrics, np.asarray(rows.labels), _values(predictions))
+        return compute_multi_label(self.config.metrics, np.asarray(rows.labels), np.asarray(values_of(predictions)))
 
     @property
     def metric(self) -> Metric:
@@ -113,7 +113,7 @@ class MultiLabel(WindowedKind):
     def constant(self, train: Rows) -> tuple[str, Prediction]:
         """The classes that more than half of the training rows have."""
         shares_C = np.asarray(train.labels).mean(axis=0)
-        return "majority", Prediction(tuple((shares_C > 0.5).astype(int).tolist()), float((1 - shares_C).min()))
+        return "majority", Prediction((shares_C > 0.5).astype(np.int8), float((1 - shares_C).min()))
 
     def shown(self, value: Any) -> str:
         """The names of the classes with the delimiter between them, as a column of text has them."""
@@ -122,10 +122,6 @@ class MultiLabel(WindowedKind):
 
     def line(self, record: Mapping[str, Any]) -> str:
         return super().line({**record, "prediction": record["prediction"] or "none"})
-
-
-def _values(predictions: Sequence[Prediction]) -> np.ndarray:
-    return np.array([prediction.value for prediction in predictions])
 
 
 class MultiLabelLearner(SequenceLearner):
@@ -170,25 +166,28 @@ class MultiLabelLearner(SequenceLearner):
 
     def parts(self, outputs: Tensor, batch: Batch) -> list[Prediction]:
         """The probability of each class, and the largest."""
-        probabilities_NC = outputs.float().sigmoid()
+        probabilities_NC = outputs.detach().float().sigmoid()
         best_N = probabilities_NC.amax(-1).tolist()
-        return list(map(Prediction, map(tuple, probabilities_NC.tolist()), best_N))
+        return list(map(Prediction, probabilities_NC.cpu().numpy(), best_N))
 
     def calibrate(self, rows: Rows, predictions: Sequence[Prediction]) -> None:
         """Tune the thresholds on labelled rows; they are stored with the head."""
         if self.config.thresholds is None:
-            thresholds_C = best_thresholds(np.asarray(rows.labels), _values(predictions))
+            thresholds_C = best_thresholds(np.asarray(rows.labels), np.asarray(values_of(predictions)))
             self.heads[self.term].get_buffer("thresholds").copy_(torch.from_numpy(thresholds_C))
 
-    def decided(self, predictions: Sequence[Prediction]) -> list[Prediction]:
+    def decided(self, predictions: Sequence[Prediction]) -> Sequence[Prediction]:
         """0 or 1 for each class; the score is the probability of the least sure decision."""
         given = self.config.thresholds
         tuned_C = self.heads[self.term].get_buffer("thresholds").cpu().numpy()
         thresholds_C = tuned_C if given is None else np.asarray(given)
-        probabilities_NC = _values(predictions)
-        decisions_NC = probabilities_NC >= thresholds_C
-        sure_N = np.where(decisions_NC, probabilities_NC, 1 - probabilities_NC).min(axis=1)
-        return list(map(Prediction, map(tuple, decisions_NC.astype(int).tolist()), sure_N.tolist()))
+        decided = Predictions(len(predictions))
+        for row, prediction in enumerate(predictions):
+            probabilities_C = np.asarray(prediction.value)
+            decisions_C = probabilities_C >= thresholds_C
+            sure = np.where(decisions_C, probabilities_C, 1 - probabilities_C).min()
+            decided.put(row, Prediction(decisions_C.astype(np.int8), float(sure)))
+        return decided
 
     def predictors(self, train: SplitData, examples: Examples) -> dict[str, ConstantRates]:
         """The share of the training rows that have each class."""

@@ -19,14 +19,13 @@ from lmtool.data.split import Rows, SplitData
 from lmtool.heads.base import TokenLogits
 from lmtool.heads.losses import loss_sum, losses
 from lmtool.heads.predicted import Classes, Predicted
-from lmtool.learners.baseline import ConstantPredictor, Predictor
+from lmtool.learners.baseline import ConstantPredictor
 from lmtool.models.base import Backbone
 from lmtool.tasks.configs import MultipleChoiceConfig
-from lmtool.tasks.kinds.base import Prediction
 from lmtool.tasks.kinds.inspection import ChoiceInspector
 from lmtool.tasks.kinds.labels import class_numbers
-from lmtool.tasks.kinds.learner import TaskScorer
 from lmtool.tasks.kinds.one_class import OneClassKind
+from lmtool.tasks.kinds.predictions import Prediction
 from lmtool.tasks.kinds.sequence import SequenceKind, SequenceLearner
 from lmtool.tasks.kinds.texts import SequenceExamples
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -145,9 +144,8 @@ class MultipleChoiceLearner(SequenceLearner):
     def inspector(self, examples: Any, max_length: int) -> Any:
         return ChoiceInspector(self, examples.pairs, max_length)
 
-    def scorer(self, data: SplitData, examples: Any, predictors: Mapping[str, Predictor]) -> TaskScorer:
-        rows = self.rows(data)
-        return TaskScorer(self, rows, data.split, len(rows) * self.config.choices, predictors.get(self.term))
+    def parts_of(self, rows: Rows, examples: Any) -> np.ndarray:
+        return np.full(len(rows), self.config.choices)
 
     def samples(self, batch: Batch, n: int) -> list[dict[str, Any]]:
         return []  # a row is several texts

@@ -10,7 +10,8 @@ import numpy as np
 
 from lmtool.data.split import Rows
 from lmtool.metrics import by_class, calibration, compute, confusion
-from lmtool.tasks.kinds.base import Prediction, TaskKind
+from lmtool.tasks.kinds.base import TaskKind
+from lmtool.tasks.kinds.predictions import Prediction, column_of, values_of
 
 NO_LABEL = "(no label)"
 """What is shown of a text that names none of the classes: a class of its own, which is never right."""
@@ -49,11 +50,11 @@ class OneClassKind(TaskKind):
         classes = [*self.classes, *([NO_LABEL] if values.max() == len(self.classes) else [])]
         counts = confusion(gold, values, len(classes))
         facts = {"labels": classes, "confusion": counts.tolist(), "classes": by_class(counts, classes)}
-        if any(prediction.text is not None for prediction in predictions):
+        texts = column_of(predictions, "text")
+        if texts is not None and any(text is not None for text in texts):
             return facts
-        scores = np.array([prediction.score for prediction in predictions])
-        return {**facts, **calibration(gold == values, scores)}
+        return {**facts, **calibration(gold == values, np.asarray(column_of(predictions, "score")))}
 
 
 def _values(predictions: Sequence[Prediction]) -> np.ndarray:
-    return np.array([prediction.value for prediction in predictions], dtype=np.int64)
+    return np.asarray(values_of(predictions), dtype=np.int64)

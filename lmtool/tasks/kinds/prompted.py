@@ -105,8 +105,8 @@ class PromptedLearner(ClassLearner):
         return PromptInspector(self, examples, max_length)
 
     def scorer(self, data: SplitData, examples: Any, predictors: Mapping[str, Predictor]) -> TaskScorer:
-        parts = len(examples.plan(0))
-        return DrawsScorer(self, self.rows(data), data.split, parts, predictors.get(self.term))
+        rows = self.rows(data)
+        return DrawsScorer(self, rows, data.split, self.parts_of(rows, examples), predictors.get(self.term))
 
     def counted(self, batch: Batch, count: float) -> dict[str, float]:
         if TERM not in batch.targets:
@@ -152,7 +152,7 @@ class DrawsScorer(TaskScorer):
         evaluation = super().result()
         if evaluation.losses is None:
             return evaluation
-        return replace(evaluation, losses=evaluation.losses / (self.expected / len(self.rows)))
+        return replace(evaluation, losses=evaluation.losses / self.parts_N)
 
 
 class PromptWriter(TextToTextLearner):

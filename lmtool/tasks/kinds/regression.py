@@ -22,9 +22,9 @@ from lmtool.metrics import compute
 from lmtool.models.base import Backbone
 from lmtool.tasks.configs import RegressionConfig
 from lmtool.tasks.configs.sequence import TEXT_TO_TEXT
-from lmtool.tasks.kinds.base import Prediction
 from lmtool.tasks.kinds.labels import numbers
 from lmtool.tasks.kinds.learner import TaskLearner
+from lmtool.tasks.kinds.predictions import Prediction, values_of
 from lmtool.tasks.kinds.sequence import SequenceLearner
 from lmtool.tasks.kinds.text_to_text import TextToTextLearner, WrittenKind
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -73,7 +73,7 @@ class Regression(WrittenKind):
         return Prediction(float(votes[0]), float(votes[0]))
 
     def metrics(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, float]:
-        values = np.array([prediction.value for prediction in predictions], dtype=np.float64)
+        values = np.asarray(values_of(predictions), dtype=np.float64)
         return compute(self.config.metrics, np.asarray(rows.labels), values)
 
     def constant(self, train: Rows) -> tuple[str, Prediction]:

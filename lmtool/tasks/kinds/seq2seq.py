@@ -29,9 +29,10 @@ from lmtool.metrics import Metric
 from lmtool.metrics.texts import TEXT_METRICS, TextScores, require_scorers
 from lmtool.models.base import Backbone
 from lmtool.tasks.configs import Seq2SeqConfig
-from lmtool.tasks.kinds.base import Prediction, TaskKind
+from lmtool.tasks.kinds.base import TaskKind
 from lmtool.tasks.kinds.labels import is_unlabelled, place, row_ids, text_of
 from lmtool.tasks.kinds.learner import TaskEvaluation
+from lmtool.tasks.kinds.predictions import Prediction, values_of
 from lmtool.tasks.kinds.text_learner import TextLearner
 from lmtool.tasks.kinds.text_pairs import TextPairs
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -101,7 +102,7 @@ class Seq2Seq(TaskKind):
 
     def _scores(self, rows: Rows, predictions: Sequence[Prediction]) -> TextScores:
         references = [tuple(targets) for targets in rows.labels or ()]
-        return TextScores(self.config.metrics, [row.value for row in predictions], references)
+        return TextScores(self.config.metrics, values_of(predictions), references)
 
     def resampled(
         self, rows: Rows, predictions: Sequence[Prediction], draws: Iterable[np.ndarray]

@@ -27,10 +27,10 @@ from lmtool.models.encoder_decoder import shifted
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
 from lmtool.tasks.configs import SpanClassificationConfig
 from lmtool.tasks.kinds.aligned import AlignedTexts
-from lmtool.tasks.kinds.base import Prediction
 from lmtool.tasks.kinds.labels import class_names, class_numbers, is_unlabelled, label_counts, place, row_ids, text_of
 from lmtool.tasks.kinds.learner import TaskLearner
 from lmtool.tasks.kinds.one_class import OneClassKind
+from lmtool.tasks.kinds.predictions import Prediction
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Scores, StepOutput, Target
 

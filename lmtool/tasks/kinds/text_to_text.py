@@ -7,6 +7,7 @@ Rows, labels and scores are those of the kind whose labels are written.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -24,8 +25,8 @@ from lmtool.learners.targets import places_of
 from lmtool.tasks.configs import Seq2SeqConfig
 from lmtool.tasks.configs.base import JOINED
 from lmtool.tasks.configs.sequence import TEXT_TO_TEXT
-from lmtool.tasks.kinds.base import Prediction
 from lmtool.tasks.kinds.learner import TaskScorer
+from lmtool.tasks.kinds.predictions import Prediction, column_of
 from lmtool.tasks.kinds.sequence import WindowedKind
 from lmtool.tasks.kinds.text_learner import TextLearner
 from lmtool.tasks.kinds.text_pairs import TextPairs
@@ -124,8 +125,8 @@ class TextToTextLearner(TextLearner):
         return [packed.tokens[start : start + length].tolist() for start, length in ends]
 
     def scorer(self, data: SplitData, examples: Any, predictors: Mapping[str, Predictor]) -> WrittenScorer:
-        parts = len(examples.plan(0))
-        return WrittenScorer(self, self.rows(data), data.split, parts, predictors.get(self.term))
+        rows = self.rows(data)
+        return WrittenScorer(self, rows, data.split, self.parts_of(rows, examples), predictors.get(self.term))
 
 
 class WrittenScorer(TaskScorer):
@@ -135,9 +136,8 @@ class WrittenScorer(TaskScorer):
 
     def _warnings(self, predictions: Sequence[Prediction]) -> tuple[str, ...]:
         warnings = super()._warnings(predictions)
-        texts = [prediction.text or "" for prediction in predictions]
-        others = [text for text in texts if self.learner.kind.parsed(text) is None]
+        others = Counter(text for text in column_of(predictions, "text") if self.learner.kind.parsed(text) is None)
         if not others:
             return warnings
-        counted = f"{len(others):,} of {len(texts):,} texts written are no label and count as wrong"
-        return (f"{counted}, such as {others[0][:40]!r}", *warnings)
+        counted = f"{others.total():,} of {len(predictions):,} texts written are no label and count as wrong"
+        return (f"{counted}, such as {next(iter(others))[:40]!r}", *warnings)

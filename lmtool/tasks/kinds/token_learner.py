@@ -21,8 +21,9 @@ from lmtool.learners.baseline import ConstantPredictor, Predictor
 from lmtool.models.base import Backbone
 from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.nn.stack import Side
-from lmtool.tasks.kinds.base import Prediction, TaskKind
+from lmtool.tasks.kinds.base import TaskKind
 from lmtool.tasks.kinds.learner import TaskLearner
+from lmtool.tasks.kinds.predictions import Prediction
 from lmtool.tasks.kinds.schemes import inside_tags
 from lmtool.tasks.kinds.word_windows import WORD, WordWindows
 from lmtool.tokenizers.tokenizer import Tokenizer

@@ -19,8 +19,9 @@ from lmtool.metrics import by_class, compute, confusion
 from lmtool.metrics.entities import EntityScores, EntityTags, total
 from lmtool.models.base import Backbone
 from lmtool.tasks.configs import TokenClassificationConfig
-from lmtool.tasks.kinds.base import Prediction, TaskKind
+from lmtool.tasks.kinds.base import TaskKind
 from lmtool.tasks.kinds.labels import balanced_weights, is_unlabelled, label_counts, row_ids, unknown_label, word_of
+from lmtool.tasks.kinds.predictions import Prediction, values_of
 from lmtool.tasks.kinds.schemes import bio_labels, scheme_of, to_bio
 from lmtool.tasks.kinds.token_learner import TokenLearner
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -194,7 +195,7 @@ class TokenClassification(TaskKind):
     def _both(self, rows: Rows, predictions: Sequence[Prediction]) -> tuple[np.ndarray, np.ndarray]:
         """(M,) gold and (M,) predicted tags; each word is predicted once."""
         lengths = _lengths(rows.labels)
-        predicted = [prediction.value for prediction in predictions]
+        predicted = values_of(predictions)
         if not np.array_equal(lengths, _lengths(predicted)):
             raise RuntimeError("there are more or fewer predicted tags than words")
         return flat(rows.labels), flat(predicted)
@@ -207,8 +208,8 @@ class TokenClassification(TaskKind):
         counts = np.bincount(flat(train.labels))
         return "majority tag", Prediction([int(counts.argmax())], float(counts.max() / counts.sum()))
 
-    def single(self, values: Sequence[Any] | np.ndarray) -> list[Any]:
-        return list(chain(*values))
+    def single(self, values: Sequence[Any] | np.ndarray) -> np.ndarray:
+        return flat(values)
 
     def shown(self, value: Any) -> Any:
         """Tags by their names."""
@@ -239,11 +240,11 @@ class TokenClassification(TaskKind):
 
 def flat(sentences: Any) -> np.ndarray:
     """(M,) int64: the tags of all sentences."""
-    return np.fromiter(chain(*sentences), dtype=np.int64)
+    return np.fromiter(chain.from_iterable(sentences), dtype=np.int64)
 
 
 def _lengths(sentences: Any) -> np.ndarray:
-    return np.array([len(tags) for tags in sentences], dtype=np.int64)
+    return np.fromiter(map(len, sentences), dtype=np.int64)
 
 
 def _lists(values: Sequence[Any]) -> list[list[Any]]:

@@ -17,7 +17,8 @@ from lmtool.data.split import Rows
 from lmtool.errors import UserError
 from lmtool.generation.scoring import CandidateScorer
 from lmtool.learners.writing import Writer
-from lmtool.tasks.kinds.base import Prediction, TaskKind
+from lmtool.tasks.kinds.base import TaskKind
+from lmtool.tasks.kinds.predictions import Prediction
 from lmtool.tasks.prompting.prompts import Prompts, Question, values_of
 from lmtool.tasks.prompting.template import Template
 from lmtool.training.precision import FP32_CPU, Precision

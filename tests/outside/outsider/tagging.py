@@ -19,8 +19,9 @@ from lmtool.heads.sequence import SequenceHead
 from lmtool.learners.baseline import ConstantPredictor
 from lmtool.metrics import compute
 from lmtool.models.base import Backbone
-from lmtool.tasks.kinds.base import Prediction, TaskKind
+from lmtool.tasks.kinds.base import TaskKind
 from lmtool.tasks.kinds.learner import TaskLearner
+from lmtool.tasks.kinds.predictions import Prediction
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Scores, StepOutput, Target
 from outsider.configs import TaggingConfig

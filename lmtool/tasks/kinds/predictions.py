@@ -1,0 +1,223 @@
+"""The predictions of a split in columns, so that a row takes the bytes of its numbers: no object, and no text twice.
+
+Shape letters: N rows, C classes.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Protocol, overload
+
+import numpy as np
+
+
+class Prediction(NamedTuple):
+    """value: what a row is predicted to be, in the terms of its kind (a class's number, a value, a list of tags).
+    score: how sure the model is of it, or the value again where there is no such thing. probabilities: (C,) of each
+    class in the order of the labels, where the kind has classes. text: what was written, where that is read as a value.
+    """
+
+    value: Any
+    score: float
+    probabilities: np.ndarray | None = None
+    text: str | None = None
+
+
+class _Column(Protocol):
+    """A value of each row, entered in any order."""
+
+    def fits(self, value: Any) -> bool:
+        """Whether a value can be entered and read again as it was."""
+
+    def put(self, row: int, value: Any) -> None:
+        """Enter a value."""
+
+    def get(self, row: int) -> Any:
+        """The value of a row, as it was entered."""
+
+    def take(self, rows: np.ndarray) -> _Column:
+        """The values of these rows, in this order."""
+
+    def all(self) -> Any:
+        """The values of all rows: an array, or a sequence."""
+
+
+class _Numbers:
+    """Integers, floats, or arrays of one shape, as one array."""
+
+    def __init__(self, values: np.ndarray, kind: type):
+        self.values, self.kind = values, kind
+
+    @classmethod
+    def of(cls, count: int, first: Any) -> _Numbers:
+        shape = (count, *np.shape(first))
+        return cls(np.zeros(shape, dtype=np.asarray(first).dtype), type(first))
+
+    def fits(self, value: Any) -> bool:
+        if self.kind is np.ndarray and type(value) is np.ndarray:
+            return bool(value.shape == self.values.shape[1:] and value.dtype == self.values.dtype)
+        return type(value) is self.kind
+
+    def put(self, row: int, value: Any) -> None:
+        self.values[row] = value
+
+    def get(self, row: int) -> Any:
+        return self.values[row] if self.kind is np.ndarray else self.values[row].item()
+
+    def take(self, rows: np.ndarray) -> _Numbers:
+        return _Numbers(self.values[rows], self.kind)
+
+    def all(self) -> np.ndarray:
+        return self.values
+
+
+class _Lists(Sequence[list[int]]):
+    """Lists of integers, laid end to end as they come."""
+
+    def __init__(self, flat: array[int], starts: np.ndarray, lengths: np.ndarray):
+        self.flat, self.starts, self.lengths = flat, starts, lengths
+
+    @classmethod
+    def of(cls, count: int) -> _Lists:
+        return cls(array("q"), np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int32))
+
+    def fits(self, value: Any) -> bool:
+        return _are_integers(value)
+
+    def put(self, row: int, value: list[int]) -> None:
+        self.starts[row], self.lengths[row] = len(self.flat), len(value)
+        self.flat.extend(value)
+
+    def get(self, row: int) -> list[int]:
+        start = int(self.starts[row])
+        return self.flat[start : start + int(self.lengths[row])].tolist()
+
+    def take(self, rows: np.ndarray) -> _Lists:
+        return _Lists(self.flat, self.starts[rows], self.lengths[rows])
+
+    def all(self) -> Sequence[list[int]]:
+        return self
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __getitem__(self, row: Any) -> Any:
+        return self.get(range(len(self))[row])
+
+
+class _Objects:
+    """Anything else; equal texts are kept once."""
+
+    def __init__(self, values: list[Any]):
+        self.values = values
+        self.texts: dict[str, str] = {}
+
+    def fits(self, value: Any) -> bool:
+        return True
+
+    def put(self, row: int, value: Any) -> None:
+        self.values[row] = self.texts.setdefault(value, value) if type(value) is str else value
+
+    def get(self, row: int) -> Any:
+        return self.values[row]
+
+    def take(self, rows: np.ndarray) -> _Objects:
+        return _Objects([self.values[row] for row in rows])
+
+    def all(self) -> list[Any]:
+        return self.values
+
+
+def _column(count: int, first: Any) -> _Column:
+    """An empty column for values like this one."""
+    if type(first) in (int, float, np.ndarray):
+        return _Numbers.of(count, first)
+    return _Lists.of(count) if _are_integers(first) else _Objects([None] * count)
+
+
+def _are_integers(value: Any) -> bool:
+    return type(value) is list and all(type(number) is int for number in value)
+
+
+class Predictions(Sequence[Prediction]):
+    """N predictions, entered row by row in any order; each field is a column, in the form that its values have."""
+
+    def __init__(self, count: int):
+        self._count, self._filled = count, np.zeros(count, dtype=bool)
+        self._columns: dict[str, _Column] = {}
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def missing(self) -> int:
+        """Rows without a prediction."""
+        return self._count - int(self._filled.sum())
+
+    def holds(self, row: int) -> bool:
+        """Whether a row's prediction is entered."""
+        return bool(self._filled[row])
+
+    def put(self, row: int, prediction: Prediction) -> None:
+        """Enter the prediction of a row."""
+        for name, value in zip(Prediction._fields, prediction, strict=True):
+            if value is None and name not in self._columns:
+                continue
+            column = self._columns.get(name)
+            if column is None:
+                column = self._columns[name] = _column(self._count, value)
+            if not column.fits(value):
+                column = self._columns[name] = self._objects(column)
+            column.put(row, value)
+        self._filled[row] = True
+
+    def _objects(self, column: _Column) -> _Objects:
+        """A column that holds values of several forms."""
+        objects: list[Any] = [None] * self._count
+        for row in np.flatnonzero(self._filled).tolist():
+            objects[row] = column.get(row)
+        return _Objects(objects)
+
+    @overload
+    def __getitem__(self, row: int) -> Prediction: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[Prediction]: ...
+    def __getitem__(self, row: int | slice) -> Prediction | list[Prediction]:
+        if isinstance(row, slice):
+            return [self[number] for number in range(self._count)[row]]
+        number = range(self._count)[row]
+        return Prediction(**{name: column.get(number) for name, column in self._columns.items()})
+
+    def __iter__(self) -> Iterator[Prediction]:
+        return (self[row] for row in range(self._count))
+
+    def take(self, rows: np.ndarray) -> Predictions:
+        """Those of these rows, in this order."""
+        taken = Predictions(len(rows))
+        taken._columns = {name: column.take(rows) for name, column in self._columns.items()}
+        taken._filled = self._filled[rows]
+        return taken
+
+    def column(self, name: str) -> Any:
+        """A field of all rows: an array where it holds numbers, a sequence otherwise; None where no row has it."""
+        return self._columns[name].all() if name in self._columns else None
+
+
+def column_of(predictions: Sequence[Prediction], name: str) -> Any:
+    """A field of all rows, as `Predictions.column`."""
+    if isinstance(predictions, Predictions):
+        return predictions.column(name)
+    return [getattr(prediction, name) for prediction in predictions]
+
+
+def values_of(predictions: Sequence[Prediction]) -> Any:
+    """What all rows are predicted to be: an array where these are numbers, a sequence otherwise."""
+    return column_of(predictions, "value")
+
+
+def taken(predictions: Sequence[Prediction], rows: np.ndarray) -> Sequence[Prediction]:
+    """Those of these rows, in this order."""
+    if isinstance(predictions, Predictions):
+        return predictions.take(rows)
+    return [predictions[row] for row in rows]

@@ -1,0 +1,101 @@
+"""Predictions in columns: read again as they were entered, and a few bytes a row."""
+
+from __future__ import annotations
+
+import gc
+import json
+import tracemalloc
+
+import numpy as np
+import pytest
+from task_fixtures import backbone, glue, split_data, task_config, tokenizer
+from token_fixtures import tagged_folder
+
+from lmtool.data.loader import PackedLoader
+from lmtool.learners.evaluation import evaluate
+from lmtool.tasks.kinds.predictions import Prediction, Predictions, column_of, taken, values_of
+from lmtool.tasks.loading import load_task
+
+FORMS = {
+    "classes": [3, 0, 2, 1],
+    "values": [0.25, -1.0, 3.5, 0.0],
+    "tags": [[1, 2], [], [0], [5, 5, 5]],
+    "texts": ["yes", "no", "yes", ""],
+    "several forms": [1, "no", [1], 2.0],
+    "whole numbers, then another": [0, 1, 2, 0.5],
+}
+
+
+@pytest.mark.parametrize("values", FORMS.values(), ids=FORMS)
+def test_they_are_read_again_as_they_were(values):
+    shares = np.eye(4, 3, dtype=np.float32)
+    given = [Prediction(value, number / 8, shares[number]) for number, value in enumerate(values)]
+    given[2] = given[2]._replace(text="written")
+    held = Predictions(4)
+    for row in (2, 0, 3, 1):
+        assert not held.holds(row) and held.missing == 4 - [2, 0, 3, 1].index(row)
+        held.put(row, given[row])
+    assert not held.missing and len(held) == 4
+    (second,) = held.take(np.array([1]))
+    for again, number in [*zip(held, range(4), strict=True), (held[-1], 3), (second, 1)]:
+        assert (again.value, again.score, again.text) == (values[number], number / 8, given[number].text)
+        assert type(again.value) is type(values[number]) and (again.probabilities == shares[number]).all()
+    assert list(values_of(held)) == values == values_of(given)
+    assert list(column_of(held, "score")) == column_of(given, "score")
+    assert [row.value for row in taken(given, np.array([3, 0]))] == [values[3], values[0]]
+    with pytest.raises(IndexError):
+        held[4]
+
+
+def test_arrays_of_one_shape_are_one_array():
+    held = Predictions(3)
+    for row in range(3):
+        held.put(row, Prediction(np.full(2, row, np.float32), 0.5))
+    assert held.column("value").tolist() == [[0, 0], [1, 1], [2, 2]] and held.column("probabilities") is None
+    held.put(1, Prediction(np.zeros(3), 0.5))  # another shape
+    assert [row.value.tolist() for row in held] == [[0, 0], [0, 0, 0], [2, 2]]
+
+
+def data_of(name, folder):
+    if name == "wnut17":
+        return load_task(task_config(name, path=tagged_folder(name, folder / name)), 0, folder, True)
+    if name == "sst2":
+        return load_task(task_config(name, path=glue(name, folder / name)), 0, folder, True)
+    rows = [{"text": f"the end {number}", "label": [f"class {number}", "end"]} for number in range(20)]
+    if name == "squad_v2":
+        context = "a fine and warm film that nobody knows why " * 3
+        answer = {"text": ["warm film"], "answer_start": [context.index("warm film")]}
+        rows = [{"id": str(n), "question": "what is it?", "context": context, "answers": answer} for n in range(6)]
+    for split in ("train", "dev"):
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return load_task(task_config(name, path=folder), 0, folder, True)
+
+
+# Bytes that a row may take: of a class its number, score, probabilities and loss; of 20 classes a byte each; five tags
+# of 8 bytes; of an answer 20 spans of 12 bytes and the objects around them.
+@pytest.mark.parametrize(("name", "most"), [("sst2", 80), ("multi_label", 120), ("wnut17", 140), ("squad_v2", 900)])
+def test_scoring_keeps_few_bytes_a_row(name, most, tmp_path):
+    data = data_of(name, tmp_path)
+    learner = data.config.learner(backbone(num_layers=1, hidden_size=8, feedforward_size=8), tokenizer(), 0)
+    (rows,), counts, kept = data.validation.values(), (6, 20, 120), []
+    for count in counts:  # the first fills what is kept once
+        split = split_data(learner, rows.take(np.arange(count) % len(rows)), "dev")
+        examples = learner.examples(split, 32)
+        batches = list(PackedLoader(examples, 0, None, 256, shuffle=False).epoch_batches())
+        scorer = learner.scorer(split, examples, {})
+        gc.collect()
+        tracemalloc.start()
+        evaluation = evaluate(learner, scorer, watched(batches, scorer))
+        assert len(evaluation.predictions) == count and not scorer.begun
+        del scorer
+        gc.collect()
+        kept.append(tracemalloc.get_traced_memory()[0])
+        tracemalloc.stop()
+    assert (kept[2] - kept[1]) / (counts[2] - counts[1]) < most
+
+
+def watched(batches, scorer):
+    """Batches; behind each, what a row gave is kept until its other parts have come, and no longer."""
+    for batch in batches:
+        yield batch
+        assert all(len(parts) < scorer.parts_N[row] for row, parts in scorer.begun.items())
