@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lmtool.nn.attention import only
-from lmtool.nn.context import AttentionKind, TakesWeights
+from lmtool.nn.context import AttentionKind, TakesAttended
 from lmtool.nn.stack import Place, Side, Tap
 
 LAYERS = "layers"
@@ -71,15 +71,21 @@ class KeptLayers(Tap):
         self.features, self.side, self.read_M, self.tap = features, side, read_M, tap
         self.states: list[Tensor] = []
 
+    def wants(self, place: Place) -> bool:
+        return self._keeps(place) or (self.tap is not None and self.tap.wants(place))
+
+    def _keeps(self, place: Place) -> bool:
+        return place.side == self.side and self.features.first <= place.layer < self.features.depth
+
     def __call__(self, place: Place, x_TH: Tensor) -> Tensor:
-        if self.tap is not None:
+        if self.tap is not None and self.tap.wants(place):
             x_TH = self.tap(place, x_TH)
-        if place.side == self.side and self.features.first <= place.layer < self.features.depth:
+        if self._keeps(place):
             self.states.append(only(x_TH, self.read_M))
         return x_TH
 
-    def weights(self, place: Place, kind: AttentionKind) -> TakesWeights | None:
-        return None if self.tap is None else self.tap.weights(place, kind)
+    def attention(self, place: Place, kind: AttentionKind) -> TakesAttended | None:
+        return None if self.tap is None else self.tap.attention(place, kind)
 
     def read(self, last_MH: Tensor) -> Tensor:
         """(M, states * H). last_MH: what the forward gave."""

@@ -17,12 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lmtool.nn.attended import Attended
 from lmtool.nn.context import AttentionKind, Context
 from lmtool.nn.dropout import DeviceDraws, Draws, Dropout, TokenDraws
 from lmtool.nn.kernels import flash_attention, jagged_attention, kernel_for, serves
 from lmtool.nn.layout import Layout
 from lmtool.nn.positions import Position
-from lmtool.nn.tiled import attention_weights, tiled_attention
+from lmtool.nn.tiled import tiled_attention
 
 
 def attend(
@@ -163,10 +164,10 @@ class MultiHead(nn.Module):
         context: Context,
         read_M: Tensor | None,
     ) -> Tensor:
-        """(T, H), or (M, H) of `read_M`: attention and the last map. The weights go to whoever asks for them."""
-        take_weights = context.wanted(self.kind)
-        if take_weights is not None:
-            take_weights(attention_weights(q_TAD, k_SAD, layout, bias, self.scale))
+        """(T, H), or (M, H) of `read_M`: attention and the last map. What it computes with goes to whoever asks."""
+        take = context.wanted(self.kind)
+        if take is not None:
+            take(Attended(q_TAD, k_SAD, v_SAD, layout, bias, self.scale))
         draws = self.dropout.draws(context.draws)
         out_TAD = attend(q_TAD, k_SAD, v_SAD, layout, bias, self.scale, self.dropout.rate, draws)
         return self.out_proj(only(out_TAD.flatten(-2), read_M))

@@ -14,6 +14,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
+from lmtool.nn.attended import Attended
 from lmtool.nn.dropout import Draws, draws_of
 from lmtool.nn.layout import First, Full, Layout, Mask, behind
 from lmtool.nn.positions import Position
@@ -21,8 +22,8 @@ from lmtool.nn.prefix import LayerPrefix
 from lmtool.types import Packed, Segments, send
 
 AttentionKind = Literal["self_attn", "cross_attn"]
-TakesWeights = Callable[[list[Tensor]], None]
-"""Takes the attention weights of a layer: one tensor (A, L, K) a document."""
+TakesAttended = Callable[[Attended], None]
+"""Takes what an attention of a layer computes with."""
 
 
 @dataclass
@@ -102,9 +103,9 @@ class Context:
     packed: the texts that the states belong to. layout: which of their tokens see which. positions_T: where they stand
     in their documents. position: how attention uses that. draws: dropout's, None in evaluation. cache: what the layer
     keeps of the tokens before these. encoded, cross_layout: what a decoder reads of its encoder, and how its tokens
-    stand to that. read_M: flat indices of the tokens whose result is wanted; None for all. watch: asks who takes the
-    layer's attention weights. prefix, cross_prefix: keys and values in front of those of the texts, and of those of
-    the encoder; None where there are none, and where they are kept with the others by now.
+    stand to that. read_M: flat indices of the tokens whose result is wanted; None for all. watch: asks who takes
+    what an attention of the layer computes with. prefix, cross_prefix: keys and values in front of those of the texts,
+    and of those of the encoder; None where there are none, and where they are kept with the others by now.
     """
 
     packed: Packed
@@ -116,7 +117,7 @@ class Context:
     encoded: EncoderState | None = None
     cross_layout: Layout | None = None
     read_M: Tensor | None = None
-    watch: Callable[[AttentionKind], TakesWeights | None] | None = None
+    watch: Callable[[AttentionKind], TakesAttended | None] | None = None
     prefix: LayerPrefix | None = None
     cross_prefix: LayerPrefix | None = None
 
@@ -131,6 +132,6 @@ class Context:
         """The draws of the tokens whose result is wanted."""
         return draws_of(self.draws, self.read_M)
 
-    def wanted(self, kind: AttentionKind) -> TakesWeights | None:
-        """Who takes the weights of an attention of this layer; None: they need not be computed."""
+    def wanted(self, kind: AttentionKind) -> TakesAttended | None:
+        """Who takes what an attention of this layer computes with; None: nobody."""
         return None if self.watch is None else self.watch(kind)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from lmtool.nn.attention import only
 from lmtool.nn.cache import Cache
 from lmtool.nn.configs import Side as Side
-from lmtool.nn.context import AttentionKind, Context, EncoderState, TakesWeights
+from lmtool.nn.context import AttentionKind, Context, EncoderState, TakesAttended
 from lmtool.nn.dropout import Draws, Dropout, draws_at, draws_of
 from lmtool.nn.embeddings import StackInput
 from lmtool.nn.layout import Full, Layout, Mask, left_to_right
@@ -39,9 +39,13 @@ class Place(NamedTuple):
 class Tap:
     """Sees the states at every place of a forward, and may replace them. This one does neither.
 
-    With a tap the last layer works on all tokens, whichever are read of its result. A last layer's states are seen
+    With a tap that wants its states, a last layer works on all tokens, whichever are read of its result. They are seen
     before the final norm.
     """
+
+    def wants(self, place: Place) -> bool:
+        """Whether it sees or replaces the states at this place: it is not called for others."""
+        return True
 
     def begin(self, side: Side) -> tuple[int, Tensor] | None:
         """A forward of a stack begins. A layer and the states (T, H) behind it, as they were before a tap, that an
@@ -54,9 +58,8 @@ class Tap:
         the batch, without virtual ones."""
         return x_TH
 
-    def weights(self, place: Place, kind: AttentionKind) -> TakesWeights | None:
-        """Who takes the weights of an attention in the layer before this place; None: they are not computed. They are
-        those before dropout, virtual tokens among queries and keys."""
+    def attention(self, place: Place, kind: AttentionKind) -> TakesAttended | None:
+        """Who takes what an attention in the layer before this place computes with; None: nobody."""
         return None
 
 
@@ -66,21 +69,24 @@ class Taps(Tap):
     def __init__(self, *taps: Tap):
         self.taps = taps
 
+    def wants(self, place: Place) -> bool:
+        return any(tap.wants(place) for tap in self.taps)
+
     def begin(self, side: Side) -> None:
         for tap in self.taps:
             tap.begin(side)
 
     def __call__(self, place: Place, x_TH: Tensor) -> Tensor:
         for tap in self.taps:
-            x_TH = tap(place, x_TH)
+            x_TH = tap(place, x_TH) if tap.wants(place) else x_TH
         return x_TH
 
-    def weights(self, place: Place, kind: AttentionKind) -> TakesWeights | None:
-        takers = [taker for tap in self.taps if (taker := tap.weights(place, kind)) is not None]
+    def attention(self, place: Place, kind: AttentionKind) -> TakesAttended | None:
+        takers = [taker for tap in self.taps if (taker := tap.attention(place, kind)) is not None]
         return partial(_each, takers) if takers else None
 
 
-def _each(takers: Iterable[TakesWeights], *arguments: Any) -> None:
+def _each(takers: Iterable[TakesAttended], *arguments: Any) -> None:
     for taker in takers:
         taker(*arguments)
 
@@ -115,6 +121,8 @@ class Entered:
 
     def tapped(self, tap: Tap, place: Place, x_TH: Tensor) -> Tensor:
         """The states behind a tap."""
+        if not tap.wants(place):
+            return x_TH
         if self.batch_T is None:
             return tap(place, x_TH)
         seen = x_TH.index_select(0, self.batch_T)
@@ -236,6 +244,7 @@ class Stack(nn.Module):
         layouts: dict[Mask, Layout] = {}
         cross_layout = None if encoded is None else encoded.layout(entered.packed, self.crossed)
         prefixes, cross_prefixes = self._prefixes(entered), self._cross_prefixes(encoded)
+        tapped_last = tap is not None and tap.wants(Place(len(layers), self.side))
         for number, layer in enumerate(layers[first:], first):
             mask, place = self.mask(number, entered.packed), Place(number + 1, self.side)
             if mask not in layouts:
@@ -250,15 +259,15 @@ class Stack(nn.Module):
                 None if entered.cache is None else entered.cache.layers[number],
                 encoded,
                 cross_layout,
-                read_M if tap is None and number == len(layers) - 1 else None,
-                None if tap is None else partial(tap.weights, place),
+                read_M if number == len(layers) - 1 and not tapped_last else None,
+                None if tap is None else partial(tap.attention, place),
                 None if prefixes is None else prefixes[number],
                 None if cross_prefixes is None else cross_prefixes[number],
             )
             x_TH = layer(x_TH, context)
             if tap is not None:
                 x_TH = entered.tapped(tap, place, x_TH)
-        if tap is not None:
+        if tapped_last or first == len(layers):
             x_TH = only(x_TH, read_M)
         return self.leave(x_TH, draws_of(entered.draws, read_M))
 

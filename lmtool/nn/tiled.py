@@ -10,7 +10,8 @@ row, P places in all tiles.
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,7 @@ from torch import Tensor
 from lmtool.nn.dropout import Draws, TokenDraws
 from lmtool.nn.layout import Layout, Places, Tile
 from lmtool.nn.positions import Position
+from lmtool.types import send
 
 
 def tiled_attention(
@@ -72,6 +74,34 @@ def attention_weights(
         weights[number] if number in weights else q_TAD.new_zeros(q_TAD.shape[1], *both, dtype=dtype)
         for number, both in enumerate(lengths)
     ]
+
+
+class TileScores(NamedTuple):
+    """The scores of a tile's rows. scores_RALK: fp32 or more, also where nothing is seen. allow: as in `Tile`.
+    real_RL: whether a query is a token, not padding."""
+
+    scores_RALK: Tensor
+    allow: Tensor | None
+    real_RL: Tensor
+
+
+def tiled_scores(
+    q_TAD: Tensor, k_SAD: Tensor, layout: Layout, bias: Position | None = None, scale: float | None = None
+) -> Iterator[TileScores]:
+    """q k^T scale + bias of each tile, before any softmax and dropout. scale: 1/sqrt(D) where None."""
+    scale = 1 / math.sqrt(q_TAD.shape[-1]) if scale is None else scale
+    dtype = torch.promote_types(q_TAD.dtype, torch.float32)
+    with torch.autocast(q_TAD.device.type, enabled=False):
+        queries = _rows(q_TAD.to(dtype), layout.query_places, [tile.query_RL.shape for tile in layout.tiles])
+        keys = _rows(k_SAD.to(dtype), layout.key_places, [tile.key_RK.shape for tile in layout.tiles])
+        for tile, numbers, q_RALD, k_RAKD in zip(layout.tiles, layout.classes, queries, keys, strict=True):
+            q_RALD = q_RALD * scale
+            scores_RALK = q_RALD @ k_RAKD.transpose(-1, -2)
+            if bias is not None:
+                scores_RALK = scores_RALK + bias.score(q_RALD, k_RAKD, tile.query_positions_RL, tile.key_positions_RK)
+            lengths_R = torch.tensor([layout.query.lengths[number] for number in numbers])
+            real_RL = torch.arange(tile.query_RL.shape[1]) < lengths_R[:, None]
+            yield TileScores(scores_RALK, tile.allow, send(real_RL, q_TAD.device))
 
 
 def _rows(x_TAD: Tensor, places: Places, shapes: list[torch.Size]) -> list[Tensor]:

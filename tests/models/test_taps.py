@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from lmtool.config.tables import build, entries
-from lmtool.nn import attention
+from lmtool.nn import attended
 from lmtool.nn.context import Context
 from lmtool.nn.dropout import TokenDraws, token_keys
 from lmtool.nn.layout import Causal, Full
-from lmtool.nn.stack import Place, Tap
+from lmtool.nn.stack import Place, Tap, Taps
 from lmtool.types import Packed
 from lmtool.weights.load import load
 from tests.models.test_read import FAMILIES as OWN
@@ -29,8 +29,8 @@ class Seen(Tap):
         self.states[place] = x_TH
         return x_TH
 
-    def weights(self, place, kind):
-        return lambda weights: self.attentions.update({(place, kind): weights})
+    def attention(self, place, kind):
+        return lambda attended: self.attentions.update({(place, kind): attended.weights()})
 
 
 class Changed(Tap):
@@ -41,6 +41,13 @@ class Changed(Tap):
 
     def __call__(self, place, x_TH):
         return self.change(x_TH) if place == self.place else x_TH
+
+
+class Below(Tap):
+    """Wants the states below the last layer."""
+
+    def wants(self, place):
+        return place.layer < SIZES["num_layers"]
 
 
 def of_family(family, **fields):
@@ -162,13 +169,14 @@ def test_a_tap_sees_every_token_whichever_are_read(family):
 def test_nothing_is_computed_for_a_tap_that_is_not_there(monkeypatch):
     backbone, _ = of_family("bert")
     calls = []
-    real = attention.attention_weights
-    monkeypatch.setattr(attention, "attention_weights", lambda *given: calls.append(1) or real(*given))
+    real = attended.attention_weights
+    monkeypatch.setattr(attended, "attention_weights", lambda *given: calls.append(1) or real(*given))
     rows = []
     backbone.layers[-1].ffn.register_forward_hook(lambda module, inputs, output: rows.append(len(output)))
-    for tap in (None, Tap(), Seen()):
+    for tap in (None, Tap(), Seen(), Below(), Taps(Below(), Below())):
         backbone(packed(1), read_M=READ, tap=tap)
-    assert len(calls) == SIZES["num_layers"] and rows == [len(READ), sum(LENGTHS), sum(LENGTHS)]
+    assert len(calls) == SIZES["num_layers"]
+    assert rows == [len(READ), sum(LENGTHS), sum(LENGTHS), len(READ), len(READ)]
 
 
 def test_weights_carry_gradients():
@@ -179,3 +187,23 @@ def test_weights_carry_gradients():
     weights.square().sum().backward()
     assert backbone.layers[0].self_attn.q_proj.weight.grad.abs().sum() > 0
     torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt", "t5"])
+def test_scores_before_the_softmax_are_those_of_the_weights(family):
+    backbone, outputs = of_family(family)
+    seen = []
+
+    class Scores(Tap):
+        def attention(self, place, kind):
+            return seen.append if kind == "self_attn" else None
+
+    backbone(packed(1), **outputs, tap=Scores())
+    for attention in seen:
+        weights = attention.weights()
+        for tile, numbers in zip(attention.scores(), attention.layout.classes, strict=True):
+            scores = tile.scores_RALK if tile.allow is None else tile.scores_RALK.masked_fill(~tile.allow, -torch.inf)
+            for row, number in enumerate(numbers):
+                length = attention.layout.query.lengths[number]
+                assert tile.real_RL[row].sum() == length
+                torch.testing.assert_close(scores[row].softmax(-1)[:, :length, :length], weights[number])
