@@ -19,9 +19,8 @@ import torch
 from torch import Tensor
 
 from lmtool import streams
-from lmtool.learners.base import BaseLearner
 from lmtool.learners.mixed_examples import MixedBatch
-from lmtool.nn.stack import Place, Side, Stack, Tap
+from lmtool.nn.stack import Place, Side, Tap
 from lmtool.types import Batch, Packed, send
 
 
@@ -72,13 +71,15 @@ def interventions(batch: Batch, sites: Sequence[Site], proportion: float, seed: 
     count = len(host.inputs.lengths)
     draws_N3 = streams.uniform(seed, "interchange", step, host.examples.numpy(), 3)
     numbers_N = np.arange(count)
+    # Of a model with two stacks a task may read one alone.
+    there = [number for number, site in enumerate(sites) if site.side == "inputs" or host.outputs is not None]
     sources_N = (numbers_N + 1 + (draws_N3[:, 0] * (count - 1)).astype(np.int64)) % max(count, 1)
-    site_N = (draws_N3[:, 2] * len(sites)).astype(np.int64)
+    site_N = (draws_N3[:, 2] * len(there)).astype(np.int64)
     swaps, changed = {}, 0
-    for number, site in enumerate(sites):
-        packed = host.inputs if site.side == "inputs" else host.outputs
+    for place, number in enumerate(there):
+        packed = host.inputs if sites[number].side == "inputs" else host.outputs
         assert packed is not None
-        bases = numbers_N[(site_N == number) & (sources_N != numbers_N)]
+        bases = numbers_N[(site_N == place) & (sources_N != numbers_N)]
         swap, texts = _swap(packed, bases, sources_N[bases], draws_N3[bases, 1], proportion)
         if texts:
             swaps[number] = swap
@@ -153,11 +154,10 @@ def _span(shares: tuple[float, float], width: int) -> tuple[int, int]:
     return first, max(round(shares[1] * width), first + 1)
 
 
-def kept_for(learner: BaseLearner, sites: Sequence[Site], teacher: bool) -> Kept:
+def kept_for(depths: Mapping[Side, int], sites: Sequence[Site], teacher: bool) -> Kept:
     """What keeps the states that interventions at these sites need; of an encoder-decoder also those that its decoder
-    reads."""
+    reads. depths: of the model, by side."""
     places = {site.place(teacher) for site in sites}
-    depths = depths_of(learner)
     if len(depths) > 1:
         places.add(Place(depths["inputs"], "inputs"))
     return Kept(places)
@@ -180,8 +180,3 @@ def swapped(
             at[place] = at[place].beside(swap) if place in at else swap
         swaps.append(at)
     return Swapped(kept, swaps, dimensions)
-
-
-def depths_of(learner: BaseLearner) -> dict[Side, int]:
-    """How many layers the stacks of its backbone have, by the side that they read."""
-    return {stack.side: len(list(stack.depth())) for stack in learner.backbone.modules() if isinstance(stack, Stack)}

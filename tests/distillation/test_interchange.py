@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
@@ -43,7 +41,7 @@ def test_a_source_that_is_the_base_changes_nothing(family):
             stack.tap = own
         return backbone(packed(1), TokenDraws(*keys), **outputs, tap=tap)
 
-    kept = kept_for(SimpleNamespace(backbone=backbone), sites, teacher=False)
+    kept = kept_for(backbone.config.depths, sites, teacher=False)
     plain, seen = run(None), run(kept)
     assert torch.equal(plain, seen)
     same, other = torch.arange(3, 9), torch.arange(13, 19)
