@@ -36,6 +36,7 @@ _START = (
 )
 SHORTEST = 8
 """The least that max_length may be."""
+_TOKENIZER = ("checkpoint", "teacher", "model.recipe.tokenizer")
 _FROM_CHECKPOINT = Auto(("checkpoint",), hint=_START, agrees=True)
 
 
@@ -110,8 +111,8 @@ class RunConfig(CommandConfig):
     optimizer: Annotated[OptimizerConfig, Choice("optimizer")] = Field(description="How the weights move.")
     schedule: Annotated[ScheduleConfig, Choice("schedule")] = Field(description="The learning rate over the steps.")
     tokenizer: Annotated[TokenizerConfig, Choice("tokenizer")] = Field(
-        description="How text becomes tokens; auto: the checkpoint's, else the kind the model names, trained on the "
-        "run's text."
+        description="How text becomes tokens; auto: the checkpoint's, else the teacher's, else the kind the model "
+        "names, trained on the run's text."
     )
     model: Annotated[ModelConfig, Choice("model")] = Field(
         description="The architecture; auto: the checkpoint's, in pretraining without one bert."
@@ -128,7 +129,7 @@ class PretrainConfig(RunConfig):
 
     auto: ClassVar[dict[str, Auto]] = {
         "model": Auto(("checkpoint", {"name": "bert"}), agrees=True),
-        "tokenizer": Auto(("checkpoint", "model.recipe.tokenizer"), hint="give tokenizer=NAME", agrees=True),
+        "tokenizer": Auto(_TOKENIZER, hint="give tokenizer=NAME", agrees=True),
         "objective": Auto(("model.recipe.pretrain.objective",), hint="give objective=NAME"),
         "optimizer": Auto(("model.recipe.pretrain.optimizer",)),
         "schedule": Auto(("model.recipe.pretrain.schedule",)),
@@ -150,7 +151,7 @@ class FinetuneConfig(RunConfig):
 
     auto: ClassVar[dict[str, Auto]] = {
         "model": _FROM_CHECKPOINT,
-        "tokenizer": Auto(("checkpoint", "model.recipe.tokenizer"), hint="give tokenizer=NAME", agrees=True),
+        "tokenizer": Auto(_TOKENIZER, hint="give tokenizer=NAME", agrees=True),
         "optimizer": Auto(("tuning.recipe.optimizer", "model.recipe.finetune.optimizer")),
         "schedule": Auto(("tuning.recipe.schedule", "model.recipe.finetune.schedule")),
     }

@@ -28,7 +28,7 @@ def decoded(
 
     data: composed plain data, or the body of a saved configuration. earlier: problems to tell with the others.
     running: the command runs here and now (not a plan of it). reads_checkpoint: False of a complete configuration,
-    which takes nothing from the checkpoint it names.
+    which takes nothing from the checkpoint it names; its teachers are read where it runs.
     """
     problems = list(earlier)
     unknown = [plugin for plugin in data.get("plugins") or () if plugin not in plugins.typed()]
@@ -60,4 +60,11 @@ def decoded(
         checkpoint_config = None
         message = f"checkpoint={checkpoint} was made with the plugin {needed[0]}, which is not loaded"
         problems.append(Problem("checkpoint", message, " ".join(f"--plugin {plugin}" for plugin in needed)))
-    return decode(COMMANDS[verb], data, checkpoint_config=checkpoint_config, earlier=problems, running=running)
+    return decode(
+        COMMANDS[verb],
+        data,
+        checkpoint_config=checkpoint_config,
+        teachers=teachers.read_teachers(data, problems) if reads_checkpoint or running else None,
+        earlier=problems,
+        running=running,
+    )

@@ -10,14 +10,13 @@ from torch import nn
 
 from lmtool.commands.configs import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.commands.held_out import HeldOutSplits, evaluation_tokens
-from lmtool.commands.labelled import sections_of
 from lmtool.commands.trained import Trained, read_trained
 from lmtool.config.tables import build
 from lmtool.distillation.distilled import Distilled
 from lmtool.distillation.seen import Teacher
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
-from lmtool.tasks.labels import taken_head
+from lmtool.tasks.labels import sections_of, taken_head
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision
 
@@ -29,9 +28,9 @@ def distilled(
 ) -> Distilled | None:
     """What learns in a run, around its learner; None where that learns alone. UserError where a teacher cannot be
     read, or does not go with the student."""
-    if not config.distill.teachers and config.distill.name == "none":
+    if not config.distill.checkpoints and config.distill.name == "none":
         return None
-    teachers = [teacher_of(config, path, tokenizer, precision) for path in config.distill.teachers]
+    teachers = [teacher_of(config, path, tokenizer, precision) for path in config.distill.checkpoints]
     return build(config.distill, student, teachers)
 
 

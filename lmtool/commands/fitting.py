@@ -196,7 +196,7 @@ def _published_objective(model: ModelConfig) -> dict[str, Any]:
     return model.recipe()["pretrain"].get("objective", {})
 
 
-def _fitting(model: ModelConfig, roles: Roles) -> list[str]:
+def fitting_objectives(model: ModelConfig, roles: Roles) -> list[str]:
     """Names of the objectives, mixtures aside, that go with a model: the published one first."""
     published = _published_objective(model).get("name")
     fitting = [
@@ -210,7 +210,7 @@ def _fitting(model: ModelConfig, roles: Roles) -> list[str]:
 def _other_objective(objective: ObjectiveConfig, model: ModelConfig, roles: Roles) -> list[str]:
     """The nearest objective that goes with a model, as an override; of a mixture the members that do, and others in
     the place of those that do not."""
-    fitting = _fitting(model, _suggested_roles(model) if roles is None else roles)
+    fitting = fitting_objectives(model, _suggested_roles(model) if roles is None else roles)
     if not isinstance(objective, MixtureConfig):
         return [f"objective={name}" for name in fitting[:1]]
     kept = [

@@ -13,7 +13,7 @@ from lmtool.commands.trained import Trained
 from lmtool.config.checkpoint import saved_steps
 from lmtool.errors import UserError
 from lmtool.tasks.configs import MixtureTaskConfig, TaskConfig
-from lmtool.tasks.labels import TakenHead, taken_head
+from lmtool.tasks.labels import TakenHead, sections_of, taken_head
 from lmtool.tasks.loading import TaskData, load_task, target_rows
 from lmtool.tasks.members import MixedData, with_members
 from lmtool.weights.folders import published_folder
@@ -42,17 +42,6 @@ def data_to_learn(config: FinetuneConfig) -> tuple[FinetuneConfig, LabelledData,
         heads |= {} if taken is None else {part.name: taken}
     joined = with_members(config.task, members)
     return config.model_copy(update={"task": joined.config}), joined, heads
-
-
-def sections_of(saved: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The sections of the tasks that a saved configuration is of, by their names: its task's, or those of the members
-    of a mixture."""
-    section = saved.get("task")
-    if not isinstance(section, dict):
-        return {}
-    members = section.get("members")
-    parts = [section] if not isinstance(members, list) else [part for part in members if isinstance(part, dict)]
-    return {str(part.get("name")): part for part in parts}
 
 
 def _to_learn(

@@ -35,13 +35,20 @@ def saved_tokenizer(opened: OpenRun) -> Tokenizer | None:
 
 
 def starting_tokenizer(config: RunConfig) -> Tokenizer | None:
-    """The tokenizer of the checkpoint the weights start from, or else of the hub; None where neither is named."""
-    origin = starts_from(config)
+    """The tokenizer of the checkpoint the weights start from, or else of the teacher, or of the hub; None where none
+    of them is named."""
+    origin = starts_from(config) or _vocabulary_of(config)
     if origin is None:
         return hub_tokenizer(config.tokenizer, config.offline)
     published = published_folder(origin, config.offline)
     folder = find(origin) if published is None else published.path
     return Tokenizer.load(folder, config.tokenizer.parse_special_tokens)
+
+
+def _vocabulary_of(config: RunConfig) -> str | None:
+    """The teacher whose vocabulary the run has; None where its files are named, and where there is no such teacher."""
+    shared = config.distill.same_batches and not isinstance(config.tokenizer, FolderConfig)
+    return next(iter(config.distill.checkpoints), None) if shared else None
 
 
 def hub_tokenizer(config: TokenizerConfig, offline: bool) -> Tokenizer | None:

@@ -1,41 +1,308 @@
-"""The teachers of a run, as far as their configurations say: what does not go with the student is refused before any
-weights are read. Imports no torch."""
+"""What is known of a run's teachers before anything is read but their config.json: whether they can teach the student.
+
+A teacher runs on the student's packed batches, so both have one vocabulary and lay a text out in the same way. Imports
+no torch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import PydanticCustomError
 
-from lmtool.commands.configs import RunConfig
+from lmtool.commands.configs import FinetuneConfig, PretrainConfig, RunConfig
+from lmtool.commands.fitting import fitting_objectives
+from lmtool.config.auto import chosen_class
 from lmtool.config.checkpoint import read_checkpoint
 from lmtool.config.rules import rule
-from lmtool.config.tables import Choice
+from lmtool.config.tables import Choice, entries
 from lmtool.distillation.configs import DistillConfig
 from lmtool.errors import Problem, UserError
+from lmtool.learners.configs import ObjectiveConfig
 from lmtool.models.configs import ModelConfig
+from lmtool.tasks.configs import GlueConfig, TaskConfig, TaskObjectiveConfig
+from lmtool.tasks.labels import TakenHead, sections_of, taken_head
+from lmtool.tokenizers.configs import FolderConfig, TokenizerConfig
 from lmtool.weights.folders import published_folder
+from lmtool.weights.task_heads import HEADS
+
+Saved = Mapping[str, dict[str, Any]]
+"""By what was typed, a teacher's saved configuration."""
 
 
-def saved_teacher(path: str, offline: bool) -> dict[str, Any]:
-    """The configuration in a teacher's checkpoint, not decoded yet. UserError where it cannot be read."""
-    published = published_folder(path, offline)
-    return read_checkpoint(path) if published is None else published.saved_config()
-
-
-@rule(RunConfig, "distill", "model", "offline", running=True)
-def teachers_fit_model(distill: DistillConfig, model: ModelConfig, offline: bool) -> Iterator[Problem]:
-    """What a student learns from a teacher's model can be learned with its own. A trained student is read without its
-    teacher."""
-    for path in distill.teachers:
-        try:
-            teacher = Choice("model").validate(saved_teacher(path, offline).get("model"))
-        except UserError as error:
-            yield Problem("distill.teacher", error.message.replace("checkpoint=", "distill.teacher="), error.hint)
+def read_teachers(data: Mapping[str, Any], problems: list[Problem]) -> dict[str, dict[str, Any]]:
+    """The saved configurations of the teachers that composed data name. problems: of those that cannot be read, which
+    are added."""
+    section = data.get("distill")
+    section = section if isinstance(section, dict) else {}
+    several = section.get("teachers")
+    named = {section.get("teacher"): "distill.teacher"}
+    named |= dict.fromkeys(several if isinstance(several, list | tuple) else (), "distill.teachers")
+    saved: dict[str, dict[str, Any]] = {}
+    for path, key in named.items():
+        if not isinstance(path, str) or path in ("", "???"):
             continue
-        except ValidationError:
-            continue  # reported where it is decoded
-        misfit = distill.misfit_of_teacher(model, teacher) if isinstance(teacher, ModelConfig) else None
+        try:
+            published = published_folder(path, bool(data.get("offline")))
+            saved[path] = read_checkpoint(path) if published is None else published.saved_config()
+            if (saved[path].get("tokenizer") or {}).get("name") == "folder":  # a checkpoint carries its own copy
+                saved[path]["tokenizer"] = {**saved[path]["tokenizer"], "path": path}
+        except UserError as error:
+            message = error.message.replace(f"checkpoint={path}", f"{key}={path}")
+            problems.append(Problem(key, message, error.hint))
+        except OSError as error:  # a name too long for the file system, a folder that may not be entered
+            message = f"{key}={path[:100]}: {(error.strerror or str(error)).lower()}"
+            problems.append(Problem(key, message, "give a folder that may be read"))
+    return saved
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a teacher's config.json says. path: as it was typed. model: None where it is none of lmtool's."""
+
+    path: str
+    saved: dict[str, Any]
+
+    @property
+    def model(self) -> ModelConfig | None:
+        return _decoded(Choice("model"), self.saved.get("model"))
+
+    @property
+    def tokenizer(self) -> TokenizerConfig | None:
+        return _decoded(Choice("tokenizer"), self.saved.get("tokenizer"))
+
+    @property
+    def published(self) -> bool:
+        """Whether it is a published folder, or taken from one: nothing says what its heads were trained for."""
+        return not {"task", "objective"} & set(self.saved)
+
+    def tasks(self) -> dict[str, dict[str, Any]]:
+        """By name the sections of its tasks: those that were finetuned, those among the objectives of pretraining, and
+        a published classifier's."""
+        among = [part.task for part in self.objectives() if isinstance(part, TaskObjectiveConfig)]
+        return {**{task.name: task.model_dump(mode="json") for task in among}, **sections_of(self.saved)}
+
+    def objectives(self) -> tuple[ObjectiveConfig, ...]:
+        """What it was pretrained with."""
+        objective = _decoded(Choice("objective"), self.saved.get("objective"))
+        return () if objective is None else objective.parts()
+
+    def head_for(self, task: TaskConfig) -> TakenHead | None:
+        """Its head for a task, under the task's labels; None where it has none. A task whose labels are not known yet
+        takes those of the head."""
+        section = self.section_for(task)
+        if section is None:
+            return None
+        if hasattr(task, "labels") and task.labels is None and section.get("labels"):
+            task = task.model_copy(update={"labels": tuple(section["labels"])})
+        return taken_head(section, task)
+
+    def section_for(self, task: TaskConfig) -> dict[str, Any] | None:
+        """The section of the same task, by its name; of a published classifier, whose task has none, that."""
+        tasks = self.tasks()
+        return next((tasks[name] for name in (task.name, *HEADS) if name in tasks), None)
+
+    def teaches(self, part: TaskConfig | ObjectiveConfig) -> bool:
+        """Whether it was trained for a task, or a member of what a student learns. What a published language model can
+        do shows in its weights."""
+        task = part.task if isinstance(part, TaskObjectiveConfig) else part
+        if isinstance(task, TaskConfig):
+            return self.section_for(task) is not None or (self.published and task.writes_text)
+        return self.published or any(known.name == task.name for known in self.objectives())
+
+
+@rule(PretrainConfig, "distill", "model", "objective")
+def distillation_fits(distill: DistillConfig, model: ModelConfig, objective: ObjectiveConfig) -> Iterator[Problem]:
+    """A mode of distillation and its terms have what they need, and go with what is learned."""
+    yield from _misfits(distill, model, objective)
+
+
+@rule(FinetuneConfig, "distill", "model", "task")
+def distillation_fits_task(distill: DistillConfig, model: ModelConfig, task: TaskConfig) -> Iterator[Problem]:
+    """So with a task."""
+    yield from _misfits(distill, model, task)
+
+
+def _misfits(distill: DistillConfig, model: ModelConfig, learned: Any) -> Iterator[Problem]:
+    problem = distill.misfit(model, learned)
+    if problem is not None:
+        yield problem
+        return
+    for part in learned.parts() if distill.same_batches else ():
+        learns = part.task if isinstance(part, TaskObjectiveConfig) else part
+        if learns.makes_inputs:
+            written, instead = "task.scheduled_sampling", "task.scheduled_sampling.schedule=none"
+            if isinstance(learns, ObjectiveConfig):
+                written, instead = f"objective={learns.name}", f"objective={_without_inputs(model)}"
+            yield Problem(
+                "distill",
+                f"distill={distill.name}: with {written} a student makes a part of what it reads as it learns, and its "
+                "teacher would read other texts",
+                f"give {instead}, or distill=none",
+            )
+            return
+
+
+@rule(RunConfig, "distill", "teachers")
+def teachers_are_named(distill: DistillConfig, teachers: Saved) -> Iterator[Problem]:
+    """What learns from a teacher has one."""
+    problem = distill.untaught()
+    if problem is not None:
+        yield problem
+
+
+@rule(PretrainConfig, "distill", "objective", "teachers")
+def teachers_know_the_objective(
+    distill: DistillConfig, objective: ObjectiveConfig, teachers: Saved
+) -> Iterator[Problem]:
+    """Every teacher was trained for something that the student learns."""
+    for teacher in _known(distill, teachers):
+        if not any(teacher.teaches(part) for part in objective.parts()):
+            names = ", ".join(part.title for part in objective.parts())
+            yield Problem(
+                _key(distill),
+                f"{_key(distill)}={teacher.path} {_trained_for(teacher)}, and the student learns {names}",
+                _other_learned(teacher, "pretrain"),
+            )
+
+
+@rule(FinetuneConfig, "distill", "task", "teachers")
+def teachers_know_the_task(distill: DistillConfig, task: TaskConfig, teachers: Saved) -> Iterator[Problem]:
+    """Every teacher was trained for a task of the student's, with the same labels."""
+    if isinstance(task, GlueConfig) and distill.checkpoints:
+        message = f"task={task.name} is several runs, each with a teacher of its own"
+        yield Problem("distill", message, "name one task, or task=mixture with distill.teachers=[RUN,RUN2]")
+        return
+    for teacher in _known(distill, teachers):
+        shared = [part for part in task.parts() if teacher.teaches(part)]
+        if not shared:
+            names = ", ".join(part.name for part in task.parts())
+            yield Problem(
+                _key(distill),
+                f"{_key(distill)}={teacher.path} {_trained_for(teacher)}, and the student learns task={names}",
+                f"lmtool finetune task={names} trains a teacher" if len(task.parts()) == 1 else None,
+            )
+        for part in shared:
+            section = teacher.section_for(part)
+            if section is not None and teacher.head_for(part) is None:
+                yield Problem(_key(distill), f"{_key(distill)}={teacher.path}: {_other_head(section, part)}", _ANOTHER)
+
+
+@rule(RunConfig, "distill", "model", "max_length", "teachers")
+def teachers_read_the_batches(
+    distill: DistillConfig, model: ModelConfig, max_length: int, teachers: Saved
+) -> Iterator[Problem]:
+    """A teacher that runs on the student's batches has a position for every token, and reads texts as the student."""
+    for teacher in _known(distill, teachers) if distill.same_batches else ():
+        theirs, named = teacher.model, f"{_key(distill)}={teacher.path}"
+        if theirs is None:
+            yield Problem(_key(distill), f"{named}: the model in its config.json is none of lmtool's", _ANOTHER)
+        elif _reading(theirs) != _reading(model):
+            yield Problem(
+                _key(distill),
+                f"{named} is a model={theirs.name} and the student a model={model.name}: they lay out a text in "
+                "different ways, and the teacher reads the student's batches",
+                f"give a model= of the teacher's family, such as model={theirs.name}, or a teacher of the student's",
+            )
+        elif max_length > theirs.max_positions:
+            yield Problem(
+                "max_length",
+                f"max_length={max_length} is more than the model.max_positions={theirs.max_positions} of {named}",
+                f"give max_length={theirs.max_positions}",
+            )
+
+
+@rule(RunConfig, "distill", "model", "teachers")
+def teachers_fit_model(distill: DistillConfig, model: ModelConfig, teachers: Saved) -> Iterator[Problem]:
+    """What a student learns from a teacher's model can be learned with its own."""
+    for teacher in _known(distill, teachers):
+        misfit = None if teacher.model is None else distill.misfit_of_teacher(model, teacher.model)
         if misfit is not None:
             yield misfit
+
+
+@rule(RunConfig, "distill", "model", "tokenizer", "checkpoint", "teachers")
+def teachers_share_the_vocabulary(
+    distill: DistillConfig, model: ModelConfig, tokenizer: TokenizerConfig, checkpoint: str | None, teachers: Saved
+) -> Iterator[Problem]:
+    """A teacher that runs on the student's batches has the student's vocabulary."""
+    starts_anew = checkpoint in (None, "none")
+    for teacher in _known(distill, teachers) if distill.same_batches else ():
+        theirs, rows = teacher.tokenizer, getattr(teacher.model, "vocab_size", None)
+        named = f"{_key(distill)}={teacher.path}"
+        differing = _differing(tokenizer, theirs)
+        if differing is not None:
+            ours, own = getattr(tokenizer, differing), getattr(theirs, differing)
+            message = f"tokenizer.{differing}={ours}, but {named} has tokenizer.{differing}={own}"
+            free = "give tokenizer=auto, which takes the teacher's tokenizer"
+            yield Problem("tokenizer", f"{message}: it reads the student's tokens", free if starts_anew else _ANOTHER)
+        elif rows not in (None, model.vocab_size):
+            yield Problem(
+                "model.vocab_size",
+                f"model.vocab_size={model.vocab_size}, but {named} has model.vocab_size={rows}: both have a row for "
+                "each token of one vocabulary",
+                f"give model.vocab_size={rows}" if starts_anew else _ANOTHER,
+            )
+
+
+_ANOTHER = "give another teacher"
+
+
+def _without_inputs(model: ModelConfig) -> str:
+    """The nearest objective that goes with a model and makes no part of what it reads."""
+    published = [*fitting_objectives(model, None), "mlm"]
+    sections = {entry.name: entry.config for entry in entries("objective")}
+    return next(name for name in published if not getattr(sections[name], "makes_inputs", False))
+
+
+def _known(distill: DistillConfig, teachers: Saved) -> list[Known]:
+    return [Known(path, teachers[path]) for path in distill.checkpoints if path in teachers]
+
+
+def _key(distill: DistillConfig) -> str:
+    return "distill.teachers" if getattr(distill, "teachers", ()) else "distill.teacher"
+
+
+def _decoded(choice: Choice, section: Any) -> Any:
+    try:
+        return None if chosen_class(section, choice) is None else choice.validate(section)
+    except (ValidationError, PydanticCustomError):
+        return None
+
+
+def _reading(model: ModelConfig) -> tuple[str, str, str | None]:
+    """What decides how a batch is laid out for a model."""
+    return model.architecture, model.text_format, getattr(model, "start_role", None)
+
+
+def _differing(ours: TokenizerConfig, theirs: TokenizerConfig | None) -> str | None:
+    """The field by which two tokenizers differ for certain. What is in files is compared when they are read."""
+    if theirs is None or isinstance(ours, FolderConfig) or isinstance(theirs, FolderConfig):
+        return None
+    if ours.name != theirs.name:
+        return "name"
+    fields = [name for name in type(ours).model_fields if name == "vocab_size" or name not in ours.free_fields]
+    return next((name for name in fields if getattr(ours, name) != getattr(theirs, name)), None)
+
+
+def _trained_for(teacher: Known) -> str:
+    tasks, objectives = list(teacher.tasks()), [part.title for part in teacher.objectives()]
+    if tasks or objectives:
+        return f"was trained for {', '.join(dict.fromkeys([*objectives, *tasks]))}"
+    return "is a language model without a head for a task"
+
+
+def _other_learned(teacher: Known, verb: str) -> str:
+    objectives = [part.name for part in teacher.objectives()]
+    return f"give objective={objectives[0]}, or another teacher" if objectives else _ANOTHER
+
+
+def _other_head(section: Mapping[str, Any], task: TaskConfig) -> str:
+    """How a head of the same name differs from what a student's task needs."""
+    if section.get("kind") != task.kind:
+        return f"its task {section.get('name')} is of kind {section.get('kind')}, the student's of kind {task.kind}"
+    theirs, ours = section.get("labels") or (), getattr(task, "labels", None) or ()
+    return f"its labels are {', '.join(map(str, theirs))}, the student's {', '.join(ours)}"

@@ -136,7 +136,7 @@ def read_trained(checkpoint: str, offline: bool, precision: Precision) -> Traine
         complete = _as_finetuned(saved) if foreign else _as_pretrained(checkpoint, saved, weights)
     # What it started from may be gone, and is not needed.
     try:
-        config = decoded(verb, {**body(complete), "checkpoint": "none"})
+        config = decoded(verb, {**body(complete), "checkpoint": "none"}, reads_checkpoint=False)
     except ConfigError as error:
         raise error.inside(f"checkpoint={checkpoint}", "its config.json says so; give another checkpoint") from error
     tokenizer = Tokenizer.load(weights.folder, config.tokenizer.parse_special_tokens)

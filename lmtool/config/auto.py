@@ -8,6 +8,7 @@ A command's class says where each of its sections may come from, in a table of i
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +25,9 @@ AUTO = "auto"
 class Auto:
     """Where a section comes from when its name is `auto`; the first source that exists is taken.
 
-    sources: "checkpoint" (the section of that name in the checkpoint's saved configuration), "SECTION.METHOD.KEYS"
-    (what a method of another, already resolved section returns under these keys), or a section itself.
+    sources: "checkpoint" (the section of that name in the checkpoint's saved configuration), "teacher" (that of the
+    model it is distilled from), "SECTION.METHOD.KEYS" (what a method of another, already resolved section returns under
+    these keys), or a section itself.
     hint: what to type where none exists. implied: a null section, and one without a name, are `auto` too.
     agrees: a section that is typed must agree with the checkpoint's, but for the `free_fields` of its class.
     """
@@ -37,14 +39,19 @@ class Auto:
 
 
 def resolve(
-    command: type[Config], data: dict[str, Any], checkpoint: dict[str, Any] | None, unreadable: bool = False
+    command: type[Config],
+    data: dict[str, Any],
+    checkpoint: dict[str, Any] | None,
+    unreadable: bool = False,
+    teacher: dict[str, Any] | None = None,
 ) -> tuple[dict[str, Any], list[Problem], set[str]]:
     """The data with every `auto` section replaced, the problems, and the sections left unresolved.
 
-    data: plain nested data, not changed. checkpoint: the saved configuration of the checkpoint, if there is one.
-    unreadable: there should be one, and its error is reported already.
+    data: plain nested data, not changed. checkpoint, teacher: the saved configurations of the checkpoint and of the
+    teacher, if there are such. unreadable: there should be a checkpoint, and its error is reported already.
     """
     resolved, problems, left = dict(data), [], set()
+    saved = {"checkpoint": checkpoint, "teacher": teacher}
     table: dict[str, Auto] = getattr(command, "auto", {})
 
     def named_by_another(named_choice: tuple[str, Choice]) -> bool:
@@ -63,7 +70,7 @@ def resolve(
             if how.agrees and checkpoint is not None and isinstance(value, dict):
                 problems += _disagreements(section, value, checkpoint.get(section), choice)
             continue
-        source, blocked = _source(how, section, resolved, checkpoint, command, unreadable)
+        source, blocked = _source(how, section, resolved, saved, command, unreadable)
         if source is not None:
             typed = {key: inside for key, inside in (value or {}).items() if key != choice.key}
             resolved[section] = merge(source, typed)
@@ -95,7 +102,7 @@ def _source(
     how: Auto,
     section: str,
     resolved: dict[str, Any],
-    checkpoint: dict[str, Any] | None,
+    saved: Mapping[str, dict[str, Any] | None],
     command: type[Config],
     unreadable: bool,
 ) -> tuple[dict[str, Any] | None, bool]:
@@ -103,11 +110,11 @@ def _source(
     for source in how.sources:
         if isinstance(source, dict):
             return source, False
-        if source == "checkpoint":
-            saved = (checkpoint or {}).get(section)
-            if isinstance(saved, dict):
-                return saved, False
-            if unreadable:
+        if source in saved:
+            known = (saved[source] or {}).get(section)
+            if isinstance(known, dict):
+                return known, False
+            if unreadable and source == "checkpoint":
                 return None, True
             continue
         other, method, *keys = source.split(".")

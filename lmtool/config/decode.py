@@ -7,7 +7,7 @@ resolvers, no imports of what a string names.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -31,6 +31,7 @@ def decode(
     data: dict[str, Any],
     *,
     checkpoint_config: dict[str, Any] | None = None,
+    teachers: Mapping[str, dict[str, Any]] | None = None,
     earlier: Sequence[Problem] = (),
     running: bool = False,
 ) -> Command:
@@ -38,6 +39,8 @@ def decode(
 
     data: plain nested data, as YAML or JSON holds them; `???` marks a value that must be given.
     checkpoint_config: the saved configuration of the checkpoint the run starts from, for `auto` and for agreement.
+    teachers: the saved configurations of those it is distilled from, by what was typed: the first one's is for `auto`
+    too. None where they are not read; rules that need `teachers` are not asked then.
     earlier: problems found before (in what was typed, in the checkpoint), reported together with the others.
     running: the run happens here and now, so rules about this machine hold too.
     Raises ConfigError with all problems: unknown keys, wrong types, bad choices, missing values, broken rules.
@@ -51,7 +54,9 @@ def decode(
         meant for key in clean.keys() - command.model_fields for meant in nearest_keys(key, [*command.model_fields])
     }
     unreadable = "checkpoint" in {*(problem.key for problem in earlier), *misspelt}
-    clean, unresolved, left = resolve(command, clean, checkpoint_config, unreadable)
+    clean, unresolved, left = resolve(
+        command, clean, checkpoint_config, unreadable, next(iter((teachers or {}).values()), None)
+    )
     clean = command.filled(clean)
     problems += unresolved
     problems += wording.missing(command, missing, clean)
@@ -63,6 +68,7 @@ def decode(
         problem for problem in wording.from_pydantic(command, clean, errors) if not _covered(problem.key, silent)
     ]
     sound = _sound(command, clean, config, {problem.key.split(".")[0].split("[")[0] for problem in problems} | left)
+    sound |= {} if teachers is None else {"teachers": teachers}
     problems += [
         problem for problem in broken(command, sound, running) if problem.key not in {known.key for known in problems}
     ]

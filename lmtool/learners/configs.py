@@ -43,6 +43,8 @@ class ObjectiveConfig(Config):
     """The special tokens it needs of the vocabulary, beside those of the model's text format; of a group, one."""
     prefixes: ClassVar[bool] = False
     """Whether a decoder's texts have a part that all of them sees."""
+    makes_inputs: ClassVar[bool] = False
+    """Whether its learner makes a part of what it reads itself, as it learns, so that no other model reads the same."""
 
     name: str = Field(description="Which objective.")
 

@@ -139,6 +139,8 @@ class RtdConfig(TokenMaskingConfig):
     """Replaced-token detection (ELECTRA, Clark et al. 2020): a small generator fills masks, the model says which
     tokens are not the original ones."""
 
+    makes_inputs: ClassVar[bool] = True
+
     name: Literal["rtd"] = Field("rtd", description="Replaced-token detection.")
     mask: float = Field(
         0.85, ge=0, le=1, description="Share of the predicted tokens that are replaced by [MASK] for the generator."

@@ -2,18 +2,21 @@
 
 Published classifiers number their classes as they like (MNLI's three in several orders), so a place says nothing. Names
 that differ in case alone are the same; transformers' LABEL_0, LABEL_1, ... are no names, and match by their numbers.
+
+Imports no torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from lmtool.models.published import unnamed
 from lmtool.tasks.configs import TaskConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,17 @@ class TakenHead:
                 ordered = name.startswith((f"{own}output.", f"{own}thresholds")) and self.order is not None
                 taken[f"heads.{task}.{name[len(own) :]}"] = tensor[list(self.order or ())] if ordered else tensor
         return taken
+
+
+def sections_of(saved: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The sections of the tasks that a saved configuration is of, by their names: its task's, or those of the members
+    of a mixture."""
+    section = saved.get("task")
+    if not isinstance(section, dict):
+        return {}
+    members = section.get("members")
+    parts = [section] if not isinstance(members, list) else [part for part in members if isinstance(part, dict)]
+    return {str(part.get("name")): part for part in parts}
 
 
 def taken_head(section: Mapping[str, Any], task: TaskConfig, partial: bool = False) -> TakenHead | None:

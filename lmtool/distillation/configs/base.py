@@ -19,9 +19,19 @@ class DistillConfig(Config):
     name: str = Field(description="Which mode.")
 
     @property
-    def teachers(self) -> tuple[str, ...]:
-        """The checkpoints that it learns from."""
+    def checkpoints(self) -> tuple[str, ...]:
+        """The teachers, as they were typed."""
         return ()
+
+    @property
+    def same_batches(self) -> bool:
+        """Whether teachers run beside the student, on the batches that it reads: they share a vocabulary, and how a
+        text is laid out."""
+        return bool(self.checkpoints)
+
+    def untaught(self) -> Problem | None:
+        """What it learns from a teacher, where none is named."""
+        return None
 
     def misfit(self, model: Any, learned: Any) -> Problem | None:
         """Why it does not go with a model's configuration and that of a task or an objective, if it does not: what is
@@ -47,6 +57,8 @@ class TermConfig(Config):
     """Whether a teacher runs beside the student for it."""
     compares_layers: ClassVar[bool] = False
     """Whether it goes by the map between the layers of both models."""
+    averages: ClassVar[bool] = False
+    """Whether it learns from several teachers, as from their mean."""
 
     weight: float = Field(1.0, ge=0, description="Weight of the term in the loss.")
 

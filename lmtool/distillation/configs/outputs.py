@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pydantic import Field
 
 from lmtool.config.tables import component
@@ -12,10 +14,14 @@ from lmtool.distillation.configs.base import TermConfig
 class HardConfig(TermConfig):
     """The teacher's hard labels: the loss of the task against what the teacher predicts."""
 
+    averages: ClassVar[bool] = True
+
 
 @component("distill/term", "soft", builder="lmtool.distillation.terms.outputs:Soft")
 class SoftConfig(TermConfig):
     """Soft targets (Hinton, Vinyals and Dean 2015): T^2 KL(teacher || student), both at temperature T; of values the
     squared error."""
+
+    averages: ClassVar[bool] = True
 
     temperature: float = Field(2.0, gt=0, description="What logits of both are divided by; 2 for DistilBERT.")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from lmtool.config.tables import Several, component
 from lmtool.distillation.configs.base import DistillConfig, TermConfig
@@ -12,16 +12,29 @@ from lmtool.distillation.configs.layers import LayerMap, Layers, layer_map
 from lmtool.errors import Problem, UserError
 from lmtool.models.configs import ModelConfig
 
+_GIVE = "give distill.teacher=RUN, a run of lmtool or a published folder; or distill=none"
+
 
 @component("distill", "standard", builder="lmtool.distillation.standard:Standard")
 class StandardConfig(DistillConfig):
-    """A frozen teacher and a student (Hinton, Vinyals and Dean 2015)."""
+    """Frozen teachers and a student (Hinton, Vinyals and Dean 2015)."""
 
     name: Literal["standard"] = Field("standard", description="A frozen teacher and a student.")
     teacher: str | None = Field(
         None,
         min_length=1,
         description="The teacher: a run or a checkpoint of lmtool, a published folder, or hf://org/name@revision.",
+    )
+    teachers: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        (),
+        description="Several in its place. Each teaches what it was trained for: of a mixture's members those whose "
+        "names it knows. Of the same member they are averaged.",
+    )
+    teacher_weights: tuple[Annotated[float, Field(gt=0)], ...] | None = Field(
+        None, description="A number for each of the teachers, in an average. Null: all alike."
+    )
+    average: Literal["probabilities", "logits"] = Field(
+        "probabilities", description="What is averaged of several teachers, each at the temperature."
     )
     gold: float = Field(0.5, ge=0, description="Weight of the student's own loss, over the labels of the data.")
     terms: Annotated[dict[str, TermConfig], Several("distill/term")] = Field(
@@ -38,8 +51,8 @@ class StandardConfig(DistillConfig):
     )
 
     @property
-    def teachers(self) -> tuple[str, ...]:
-        return () if self.teacher is None else (self.teacher,)
+    def checkpoints(self) -> tuple[str, ...]:
+        return self.teachers if self.teacher is None else (self.teacher,)
 
     @property
     def compares_layers(self) -> bool:
@@ -59,3 +72,36 @@ class StandardConfig(DistillConfig):
             return Problem("distill.layers", error.message, error.hint)
         problems = (term.misfit(student, teacher, layers) for term in self.terms.values() if term.compares_layers)
         return next(filter(None, problems), None)
+
+    @property
+    def _weighted(self) -> dict[str, TermConfig]:
+        return {name: term for name, term in self.terms.items() if term.weight > 0}
+
+    def untaught(self) -> Problem | None:
+        of_teachers = [name for name, term in self._weighted.items() if term.needs_teacher]
+        if not of_teachers or self.checkpoints:
+            return None
+        message = f"distill.terms.{of_teachers[0]} learns from a teacher, and none is named"
+        return Problem("distill.teacher", message, _GIVE, absent=True)
+
+    def misfit(self, model: Any, learned: Any) -> Problem | None:
+        weighted = self._weighted
+        if not weighted:
+            message = f"distill={self.name} has no term with a weight: nothing is learned from a teacher"
+            return Problem("distill.terms", message, "give distill=soft, distill.terms.soft.weight=0.5 or distill=none")
+        alone = [name for name, term in weighted.items() if not term.averages]
+        if alone and len(self.checkpoints) > len(learned.parts()):
+            message = f"distill.terms.{alone[0]} learns from one teacher, and distill.teachers has {len(self.teachers)}"
+            return Problem("distill.teachers", message, "give one of them as distill.teacher=; soft and hard average")
+        return None
+
+    @model_validator(mode="after")
+    def _teachers_fit(self) -> StandardConfig:
+        if self.teacher is not None and self.teachers:
+            raise ValueError("teacher and teachers are both given: one teacher, or a list of them")
+        if len(set(self.teachers)) < len(self.teachers):
+            raise ValueError("teachers names one twice; give it a larger share with teacher_weights")
+        if self.teacher_weights is not None and len(self.teacher_weights) != len(self.teachers):
+            given, teachers = list(self.teacher_weights), len(self.teachers)
+            raise ValueError(f"teacher_weights={given}: a number for each of the teachers, and there are {teachers}")
+        return self

@@ -144,6 +144,12 @@ class TaskConfig(Config):
         """Whether its answers are a language model's: what its head writes, or says of words."""
         return False
 
+    @property
+    def makes_inputs(self) -> bool:
+        """Whether its learner makes a part of what it reads itself, as it learns, so that no other model reads the
+        same."""
+        return False
+
     def states_read(self, model: Any) -> Literal["inputs", "outputs"]:
         """The side of a batch whose hidden states the head reads; in an encoder-decoder the decoder's reads the same
         text."""

@@ -72,6 +72,10 @@ class Seq2SeqConfig(PromptedConfig):
     metric: TextMetric = Field("bleu", description="The score that chooses the best checkpoint.")
 
     @property
+    def makes_inputs(self) -> bool:
+        return self.scheduled_sampling.schedule != "none"
+
+    @property
     def writes_text(self) -> bool:
         return True
 

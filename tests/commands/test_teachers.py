@@ -1,0 +1,143 @@
+"""Teachers that do not go with a student: refused at composition, with what to do."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from lmtool import cli
+from tests.commands.conftest import but_for, finetune, pretrain, working_in
+from tests.weights.published_folders import make
+
+SMALL = ["model.num_layers=1", "model.hidden_size=16", "model.num_heads=2", "model.feedforward_size=16"]
+SHORT = [*SMALL, "model.vocab_size=300", "max_steps=1", "max_epochs=null"]
+
+
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """runs/sst2, runs/mlm and a published RoBERTa."""
+    place = tmp_path_factory.mktemp("teachers")
+    with working_in(place):
+        finetune("sst2", "model=bert_tiny", "checkpoint=none", "model.max_positions=64", *SHORT)
+        pretrain("mlm", "objective=mlm", "objective.pairs=none", *SHORT)
+        make("roberta", place / "roberta")
+    return place
+
+
+def refused(capsys: pytest.CaptureFixture[str], *typed: str) -> str:
+    capsys.readouterr()
+    assert cli.main([*typed, "device=cpu"]) == 2
+    return capsys.readouterr().err
+
+
+_OF_SST2 = "distill.teacher=runs/sst2"
+ROWS = ["finetune", "task.path=rows", "model=bert_tiny", "checkpoint=none", *SHORT]
+STUDENT = [*ROWS, "task=sst2", "distill=soft", "max_length=32"]
+PRETRAINED = ["pretrain", "data=text", "data.path=text.txt", "max_length=32", "distill=soft", *SHORT]
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "hint"),
+    [
+        (STUDENT, "distill.terms.soft learns from a teacher, and none is named", "give distill.teacher=RUN"),
+        ([*STUDENT, "distill.teacher=runs/nobody"], "distill.teacher=runs/nobody: no such folder", "give a run"),
+        ([*STUDENT, "distill.teachers=[runs/sst2,runs/no]"], "distill.teachers=runs/no: no such folder", "give a run"),
+        (
+            [*STUDENT, "distill.teacher=runs/mlm"],
+            "distill.teacher=runs/mlm was trained for mlm, and the student learns task=sst2",
+            "lmtool finetune task=sst2 trains a teacher",
+        ),
+        (
+            [*PRETRAINED, "model=bert_tiny", "distill.teacher=runs/sst2"],
+            "distill.teacher=runs/sst2 was trained for sst2, and the student learns mlm",
+            "give another teacher",
+        ),
+        (
+            [*PRETRAINED, "model=bert_tiny", "objective=span", "distill.teacher=runs/mlm"],
+            "distill.teacher=runs/mlm was trained for mlm, and the student learns span",
+            "give objective=mlm",
+        ),
+        (
+            [*PRETRAINED, "model=electra_tiny", "objective=rtd", "distill.teacher=runs/mlm"],
+            "with objective=rtd a student makes a part of what it reads",
+            "give objective=mlm",
+        ),
+        (
+            [*ROWS, "task=custom", "task.kind=regression", "task.name=sst2", "distill=soft", _OF_SST2],
+            "its task sst2 is of kind classification, the student's of kind regression",
+            "give another teacher",
+        ),
+        (
+            [*STUDENT, "distill.teacher=runs/sst2", "task.labels=['0', good]"],
+            "its labels are negative, positive, the student's 0, good",
+            "give another teacher",
+        ),
+        (
+            [*ROWS, "task=sst2", "distill=soft", "distill.teacher=runs/sst2", "max_length=100"],
+            "max_length=100 is more than the model.max_positions=64 of distill.teacher=runs/sst2",
+            "give max_length=64",
+        ),
+        (
+            [*STUDENT, "distill.teacher=runs/sst2", "model.vocab_size=4000"],
+            "model.vocab_size=4000, but distill.teacher=runs/sst2 has model.vocab_size=300",
+            "give model.vocab_size=300",
+        ),
+        (
+            [*STUDENT, "distill.teacher=runs/sst2", "tokenizer=bytebpe", "tokenizer.special_tokens=roberta"],
+            "tokenizer.name=bytebpe, but distill.teacher=runs/sst2 has tokenizer.name=wordpiece",
+            "give tokenizer=auto, which takes the teacher's tokenizer",
+        ),
+        (
+            [*PRETRAINED, "model=bert_tiny", "objective=mlm", "distill.teacher=roberta"],
+            "distill.teacher=roberta is a model=roberta and the student a model=bert: they lay out a text in different",
+            "such as model=roberta",
+        ),
+        (
+            [*STUDENT, "distill.teachers=[runs/sst2,runs/sst2]"],
+            "teachers names one twice",
+            "",
+        ),
+        (
+            [*STUDENT, "distill.teachers=[runs/sst2]", "distill.teacher_weights=[1,2]"],
+            "teacher_weights=[1.0, 2.0]: a number for each of the teachers, and there are 1",
+            "",
+        ),
+        ([*ROWS, "task=sst2", "distill=standard", _OF_SST2], "has no term with a weight", "give distill=soft"),
+    ],
+)  # fmt: skip
+def test_a_teacher_that_cannot_teach(taught, monkeypatch, capsys, words, message, hint):
+    monkeypatch.chdir(taught)
+    error = refused(capsys, *but_for(words))
+    assert message in error and hint in error, error
+    assert sorted(path.name for path in Path("runs").iterdir() if path.is_dir()) == ["mlm", "sst2"]
+
+
+def test_all_mistakes_are_told_at_once(taught, monkeypatch, capsys):
+    monkeypatch.chdir(taught)
+    error = refused(capsys, *but_for(STUDENT, ["distill.teacher=runs/nobody", "model.num_heads=3", "optimizer.lr=-1"]))
+    assert "runs/nobody: no such folder" in error and "optimizer.lr" in error and "heads" in error
+
+
+def test_a_damaged_teacher(taught, monkeypatch, capsys):
+    monkeypatch.chdir(taught)
+    shutil.copytree("runs/sst2", "broken")
+    (config,) = Path("broken/checkpoints").glob("step_*/config.json")
+    config.write_text(config.read_text()[:-20])
+    error = refused(capsys, *STUDENT, "distill.teacher=broken")
+    assert f"error: {config}" in error and "hint: " in error
+
+
+def test_a_students_tokenizer_is_its_teachers(taught, monkeypatch, capsys):
+    """Rows without a common word: what would be trained on them is another vocabulary."""
+    monkeypatch.chdir(taught)
+    Path("others").mkdir()
+    for split in ("train", "dev"):
+        lines = [f"{'zwei' if number % 2 else 'drei'} Worte {number}\t{number % 2}" for number in range(20)]
+        Path(f"others/{split}.tsv").write_text("\n".join(["sentence\tlabel", *lines]) + "\n")
+    words = [*STUDENT, "distill.teacher=runs/sst2", "task.path=others", "batch_examples=8", "cache_dir=cache"]
+    assert cli.main(but_for([*words, "name=student", "precision=fp32", "device=cpu"])) == 0
+    (ours,), (theirs,) = (Path(f"runs/{name}/checkpoints").glob("step_*") for name in ("student", "sst2"))
+    assert (ours / "tokenizer.json").read_bytes() == (theirs / "tokenizer.json").read_bytes()
+    shutil.rmtree("runs/student")
