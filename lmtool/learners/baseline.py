@@ -70,14 +70,15 @@ class BestConstant:
 
 @dataclass(frozen=True)
 class ConstantValue:
-    """One number for every target, by squared error. name: what to call it on the screens."""
+    """One number for every target, by squared error. name: what to call it on the screens. unit: of the errors."""
 
     name: str
     value: float
+    unit: float = 1.0
 
     def losses(self, labels_M: np.ndarray) -> np.ndarray:
         """(M,) float64 squared error of each target."""
-        return (np.asarray(labels_M, dtype=np.float64) - self.value) ** 2
+        return ((np.asarray(labels_M, dtype=np.float64) - self.value) / self.unit) ** 2
 
 
 @dataclass(frozen=True)

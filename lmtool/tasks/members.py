@@ -5,11 +5,13 @@ begins. All else is each task's own learner.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lmtool.config.tables import build
 from lmtool.data.split import Rows, SplitData
 from lmtool.learners.configs import ObjectiveConfig
 from lmtool.tasks.configs import MixtureTaskConfig, TaskConfig, TaskObjectiveConfig, tasks_of
@@ -25,8 +27,17 @@ class MixedData:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Those of each member."""
-        return {f"task {name}": data.facts for name, data in self.members.items()}
+        """Those of each member, and which of them outweighs the others."""
+        facts: dict[str, Any] = {f"task {name}": data.facts for name, data in self.members.items()}
+        first = {name: build(data.config).first_loss(data.train) for name, data in self.members.items()}
+        heavy = [
+            f"the loss of {name} is the square of values far from 0: it begins at {loss:.1f} and outweighs the other "
+            f"tasks, where one of classes begins at {math.log(2):.1f} (two) to {math.log(50):.1f} (fifty); "
+            f"task.with.{name}.standardize=train measures it in the deviation of the values"
+            for name, loss in first.items()
+            if loss is not None and loss > math.log(50)
+        ]
+        return {**facts, "warnings": heavy} if heavy else facts
 
     def texts(self) -> list[Sequence[str]]:
         return [column for data in self.members.values() for column in data.texts()]

@@ -270,6 +270,7 @@ class RegressionConfig(WindowedConfig):
     """One number for a text or a pair of texts, by squared error."""
 
     writes_labels: ClassVar[bool] = True
+    of_outputs: ClassVar[tuple[str, ...]] = (*WindowedConfig.of_outputs, "standardize")
 
     kind: Literal["regression"] = Field(
         "regression",
@@ -289,3 +290,15 @@ class RegressionConfig(WindowedConfig):
         "pearson",
         description="The score that chooses the best checkpoint; of mse the smallest.",
     )
+    standardize: Literal["train"] | tuple[float, float] | None = Field(
+        None,
+        description="The mean and the standard deviation of the values: the loss is the squared error over the "
+        "variance, and a new head starts at the mean. train: those of the training rows. Null: "
+        "the squared error itself, as published. Predictions and scores are of the values as they are.",
+    )
+
+    @model_validator(mode="after")
+    def _deviates(self) -> RegressionConfig:
+        if isinstance(self.standardize, tuple) and self.standardize[1] <= 0:
+            raise ValueError(f"standardize={list(self.standardize)}: a mean and a positive standard deviation")
+        return self

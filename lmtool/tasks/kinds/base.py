@@ -47,6 +47,10 @@ class TaskKind(ABC):
         """The configuration with what is computed from the training rows: weights of classes."""
         return self.config
 
+    def first_loss(self, train: Rows) -> float | None:
+        """The loss of a new head that gives zeros, where it depends on the scale of the labels; None: it does not."""
+        return None
+
     def facts(self, train: Rows) -> tuple[dict[str, Any], list[str]]:
         """What the screens say of the training rows, and warnings."""
         return {}, []

@@ -6,7 +6,7 @@ Shape letters: N examples.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -15,8 +15,10 @@ from torch import Tensor
 
 from lmtool.data.plan import Examples
 from lmtool.data.split import Rows, SplitData
+from lmtool.errors import UserError
 from lmtool.heads.base import TokenLogits
 from lmtool.heads.predicted import Predicted, Values
+from lmtool.heads.sequence import SequenceHead
 from lmtool.learners.baseline import ConstantValue
 from lmtool.metrics import compute
 from lmtool.models.base import Backbone
@@ -38,6 +40,23 @@ class Regression(WrittenKind):
 
     def decoded_labels(self, values: Sequence[Any], origin: Sequence[tuple[str, int]]) -> np.ndarray:
         return numbers(self.config, values, origin)
+
+    def fitted(self, train: Rows) -> RegressionConfig:
+        """With mean and deviation of the values, where they are standardized. UserError where they do not deviate."""
+        if self.config.standardize != "train":
+            return self.config
+        values = np.asarray(train.labels)
+        if not values.std():
+            raise UserError(
+                f"task.standardize=train: all training rows have the value {values[0]:g}", "leave task.standardize out"
+            )
+        return self.config.model_copy(update={"standardize": (float(values.mean()), float(values.std()))})
+
+    def first_loss(self, train: Rows) -> float | None:
+        """The mean square of the values, or 1 where they are standardized; None where they are written."""
+        if self.config.head == TEXT_TO_TEXT:
+            return None
+        return 1.0 if self.config.standardize else float(np.square(np.asarray(train.labels)).mean())
 
     def facts(self, train: Rows) -> tuple[dict[str, Any], list[str]]:
         facts, warnings = super().facts(train)
@@ -90,17 +109,29 @@ class Regression(WrittenKind):
 
 
 class RegressionLearner(SequenceLearner):
-    """Mean squared error."""
+    """Mean squared error. deviation: the unit of the errors in the loss; the head gives the values as they are."""
 
     def __init__(self, kind: Regression, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(kind, backbone, tokenizer, seed, 1)
+        standard = self.config.standardize
+        mean, self.deviation = standard if isinstance(standard, tuple) else (0.0, 1.0)
+        if standard is not None:
+            output = cast(SequenceHead, self.heads[self.term]).output
+            with torch.no_grad():
+                output.weight.mul_(self.deviation)
+                if output.bias is not None:
+                    output.bias.fill_(mean)
 
     def counts(self, batch: Batch) -> dict[str, float]:
         return self.counted(batch, float(len(self.labels(batch))))
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
         labels_N = self.labels(batch)
-        return self.stepped(batch, step, lambda out_N1: F.mse_loss(out_N1[:, 0].float(), labels_N, reduction="sum"))
+
+        def loss(outputs_N1: Tensor) -> Tensor:
+            return F.mse_loss(outputs_N1[:, 0].float(), labels_N, reduction="sum") / self.deviation**2
+
+        return self.stepped(batch, step, loss)
 
     def predicted(self, head: str, logits: Tensor | TokenLogits, batch: Batch) -> tuple[str, Predicted] | None:
         if head == self.term and isinstance(logits, Tensor):
@@ -110,7 +141,7 @@ class RegressionLearner(SequenceLearner):
     def scores(self, outputs: Tensor, batch: Batch) -> Scores:
         labels_N, values_N = self.labels(batch), outputs[:, 0].float()
         documents = torch.arange(len(labels_N), device=labels_N.device)
-        return Scores((values_N - labels_N).square(), labels_N, values_N, documents)
+        return Scores(((values_N - labels_N) / self.deviation).square(), labels_N, values_N, documents)
 
     def parts(self, outputs: Tensor, batch: Batch) -> list[Prediction]:
         """The value of each text."""
@@ -119,4 +150,4 @@ class RegressionLearner(SequenceLearner):
 
     def predictors(self, train: SplitData, examples: Examples) -> dict[str, ConstantValue]:
         """The mean of the training rows."""
-        return {self.term: ConstantValue("mean", float(np.asarray(self.rows(train).labels).mean()))}
+        return {self.term: ConstantValue("mean", float(np.asarray(self.rows(train).labels).mean()), self.deviation)}
