@@ -146,9 +146,9 @@ def _misfits(distill: DistillConfig, model: ModelConfig, learned: Any) -> Iterat
             return
 
 
-@rule(RunConfig, "distill", "teachers")
-def teachers_are_named(distill: DistillConfig, teachers: Saved) -> Iterator[Problem]:
-    """What learns from a teacher has one."""
+@rule(RunConfig, "distill", running=True)
+def teachers_are_named(distill: DistillConfig) -> Iterator[Problem]:
+    """What learns from a teacher has one. A trained student is read without it."""
     problem = distill.untaught()
     if problem is not None:
         yield problem

@@ -78,6 +78,9 @@ class StandardConfig(DistillConfig):
         return {name: term for name, term in self.terms.items() if term.weight > 0}
 
     def untaught(self) -> Problem | None:
+        if not self._weighted:
+            message = f"distill={self.name} has no term with a weight: nothing is learned from a teacher"
+            return Problem("distill.terms", message, "give distill=soft, distill.terms.soft.weight=0.5 or distill=none")
         of_teachers = [name for name, term in self._weighted.items() if term.needs_teacher]
         if not of_teachers or self.checkpoints:
             return None
@@ -85,11 +88,7 @@ class StandardConfig(DistillConfig):
         return Problem("distill.teacher", message, _GIVE, absent=True)
 
     def misfit(self, model: Any, learned: Any) -> Problem | None:
-        weighted = self._weighted
-        if not weighted:
-            message = f"distill={self.name} has no term with a weight: nothing is learned from a teacher"
-            return Problem("distill.terms", message, "give distill=soft, distill.terms.soft.weight=0.5 or distill=none")
-        alone = [name for name, term in weighted.items() if not term.averages]
+        alone = [name for name, term in self._weighted.items() if not term.averages]
         if alone and len(self.checkpoints) > len(learned.parts()):
             message = f"distill.terms.{alone[0]} learns from one teacher, and distill.teachers has {len(self.teachers)}"
             return Problem("distill.teachers", message, "give one of them as distill.teacher=; soft and hard average")
