@@ -47,7 +47,8 @@ class ProgressDisplay:
         self._scores: list[str] | None = None
         self._steps: int | None = None
         self._max_seconds: float | None = None
-        self._started = self._first_time = 0.0
+        self._trained_seconds = self._first_time = 0.0
+        self._tokens: int | None = None
         self._first_step: int | None = None
         self._last_drawn = -math.inf
         self._last_row: Mapping[str, Any] = {}
@@ -62,7 +63,8 @@ class ProgressDisplay:
 
     def on_start(self, step: int, steps: int | None, max_seconds: float | None = None) -> None:
         """Training begins after `step`; `steps` in all (None: no such budget), at most `max_seconds`."""
-        self._steps, self._max_seconds, self._started = steps, max_seconds, self._now()
+        self._steps, self._max_seconds, self._trained_seconds = steps, max_seconds, 0.0
+        self._tokens = None if step else 0
         if not self.output.live:
             return
         from rich.progress import BarColumn, TextColumn
@@ -81,11 +83,11 @@ class ProgressDisplay:
         self._bar.refresh()
 
     def seconds_left(self, step: int) -> float:
-        """Estimate from the steps since the first one (which also warms up); nan while nothing is known."""
-        now = self._now()
-        left = [self._max_seconds - (now - self._started)] if self._max_seconds is not None else []
+        """Estimate from the steps since the first one (which also warms up); nan while nothing is known. A budget in
+        seconds counts training alone."""
+        left = [self._max_seconds - self._trained_seconds] if self._max_seconds is not None else []
         if self._steps is not None and self._first_step is not None and step > self._first_step:
-            left.append((self._steps - step) * (now - self._first_time) / (step - self._first_step))
+            left.append((self._steps - step) * (self._now() - self._first_time) / (step - self._first_step))
         return max(min(left), 0.0) if left else math.nan
 
     def on_step(self, row: Mapping[str, Any]) -> None:
@@ -95,6 +97,10 @@ class ProgressDisplay:
         first = self._first_step is None
         if first:
             self._first_step, self._first_time = step, self._now()
+        if row.get("tokens_per_second") and "tokens" in row:
+            if self._tokens is not None:
+                self._trained_seconds += (row["tokens"] - self._tokens) / row["tokens_per_second"]
+            self._tokens = row["tokens"]
         text = self._step_text(row, step)
         shown = first or step % self.log_every == 0 or step == self._steps
         if self._bar is None:

@@ -129,10 +129,14 @@ def test_time_left_follows_the_nearer_budget():
     time = [0.0]
     progress = ProgressDisplay(Output(io.StringIO()), now=lambda: time[0])
     progress.on_start(0, 1000, 50.0)
-    progress.on_step({"step": 1, "loss": 1.0})
-    assert progress.seconds_left(1) == 50.0
-    time[0] = 10.0
+    progress.on_step({"step": 1, "loss": 1.0, "tokens": 100, "tokens_per_second": 50.0})
+    assert progress.seconds_left(1) == 48.0
+    time[0] = 30.0  # most of it an evaluation, which a budget of minutes does not count
+    progress.on_step({"step": 11, "loss": 1.0, "tokens": 1100, "tokens_per_second": 125.0})
     assert progress.seconds_left(11) == 40.0
+    progress.on_start(11, 1000, 40.0)  # a resumed run: its first row counts the tokens of the steps before, too
+    progress.on_step({"step": 20, "loss": 1.0, "tokens": 2000, "tokens_per_second": 100.0})
+    assert progress.seconds_left(20) == 40.0
 
 
 class Gone(io.StringIO):
