@@ -10,6 +10,8 @@ from torch import nn
 
 from lmtool.commands.configs import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.commands.held_out import HeldOutSplits, evaluation_tokens
+from lmtool.commands.provenance import Contents
+from lmtool.commands.teacher_store import stored
 from lmtool.commands.trained import Trained, read_trained
 from lmtool.config.tables import build
 from lmtool.distillation.distilled import Distilled
@@ -24,14 +26,14 @@ TrainingConfig = PretrainConfig | FinetuneConfig
 
 
 def distilled(
-    config: TrainingConfig, student: BaseLearner, tokenizer: Tokenizer, precision: Precision
+    config: TrainingConfig, student: BaseLearner, tokenizer: Tokenizer, precision: Precision, contents: Contents
 ) -> Distilled | None:
-    """What learns in a run, around its learner; None where that learns alone. UserError where a teacher cannot be
-    read, or does not go with the student."""
+    """What learns in a run, around its learner; None where that learns alone. contents: hashes of the data. UserError
+    where a teacher cannot be read, or does not go with the student."""
     if not config.distill.checkpoints and config.distill.name == "none":
         return None
     teachers = [teacher_of(config, path, tokenizer, precision) for path in config.distill.checkpoints]
-    return build(config.distill, student, teachers)
+    return build(config.distill, student, [stored(config, teacher, contents) for teacher in teachers])
 
 
 def side_by_side(

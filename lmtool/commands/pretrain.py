@@ -46,7 +46,7 @@ def run(config: PretrainConfig, overrides: list[str]) -> dict[str, Any]:
         learner, loaded = assemble(config, tokenizer, start_weights(config, own=opened.checkpoint))
         facts = {**source.facts(), **{f"task {name}": task.facts for name, task in tasks.items()}}
         following = _next(str(opened.folder.path), tokenizer)
-        student_of = distilled(config, learner, tokenizer, opened.precision)
+        student_of = distilled(config, learner, tokenizer, opened.precision, contents)
         return fit(opened, learner, data, tokenizer, loaded, choices, facts, contents, following, distilled=student_of)
 
 

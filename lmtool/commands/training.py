@@ -20,6 +20,8 @@ from lmtool.commands.provenance import Contents, extras
 from lmtool.commands.rates import rates
 from lmtool.config.checkpoint import MODEL
 from lmtool.data.loader import PackedLoader
+from lmtool.data.plan import Examples
+from lmtool.data.sources import OnStage
 from lmtool.data.split import SplitData
 from lmtool.distillation.distilled import Distilled
 from lmtool.distillation.seen import Reading
@@ -76,9 +78,7 @@ def fit(
     uninformed_loss = held_out.uninformed_loss(baseline)
     plan, epochs = plan_of(config, learner, loader.facts(), precision)
     if distilled is not None:
-        budgets = config.max_steps, config.max_epochs
-        reading = Reading(examples, loader, *budgets, evaluation_tokens(config), opened.output.stage)
-        begun = distilled.begin(reading)
+        begun = distilled.begin(reading_of(config, examples, loader, opened.output.stage))
         facts = {**facts, "distillation": {**distilled.facts(), **begun}}
     in_base = frozenset() if base is None else base.names
     lineage = lineage_of(opened)
@@ -126,6 +126,13 @@ def fit(
         more["distillation"] = {"models": models, **distilled.results()}
     result = screens.result_of(opened, training, choices, learner.metric.name, more)
     return screens.finish(opened, result, baseline, next_commands)
+
+
+def reading_of(config: RunConfig, examples: Examples, loader: PackedLoader, progress: OnStage) -> Reading:
+    """What a run reads, for what is computed of it before."""
+    sizes = {"batch_examples": config.batch_examples, "batch_tokens": config.batch_tokens}
+    budgets = config.max_steps, config.max_epochs
+    return Reading(examples, loader, *budgets, sizes, evaluation_tokens(config), progress)
 
 
 def realised(examples: MixedExamples, loader: PackedLoader, steps: int) -> dict[str, dict[str, float]]:

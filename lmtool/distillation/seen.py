@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +27,7 @@ class Seen:
 
     learner: BaseLearner
     batch: Batch
-    predicted: dict[str, Predicted]
+    predicted: Mapping[str, Any]
     output: StepOutput | None = None
 
 
@@ -75,13 +75,14 @@ def see(learner: BaseLearner, batch: Batch, step: int, states: Tap | None = None
 
 @dataclass(frozen=True)
 class Reading:
-    """What a run reads in training. max_steps, max_epochs: its budgets; None where they are open. tokens: of a forward
-    without gradients. progress: shows how far something is."""
+    """What a run reads in training. max_steps, max_epochs: its budgets; None where they are open. sizes: the keys that
+    size a step. tokens: of a forward without gradients. progress: shows how far something is."""
 
     examples: Examples
     loader: Loader
     max_steps: int | None
     max_epochs: float | None
+    sizes: Mapping[str, int | None]
     tokens: int
     progress: OnStage | None = None
 

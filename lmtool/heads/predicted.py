@@ -21,7 +21,7 @@ from lmtool.heads.base import TokenLogits
 from lmtool.heads.losses import linear_loss_sum
 
 # Rows of logits over a vocabulary that are held at a time.
-_ROWS = 256
+ROWS = 256
 
 
 class Shares(ABC):
@@ -36,10 +36,15 @@ class Shares(ABC):
         """Of the targets from `first` to before `last`, in fp32 and without gradient: (rows, C) that add up to 1; of
         binary decisions (rows,); of values these themselves, whatever the temperature."""
 
+    def completed(self, logs: Tensor, temperature: float, first: int = 0, last: int | None = None) -> Tensor:
+        """The same for a student of these log probabilities (rows, C). Where shares are known of some classes alone,
+        the others have what is left in proportion to the student's own: as if they were one class together."""
+        return self.shares(temperature, first, last)
+
     def best(self) -> Tensor:
         """(M,) the hard labels: the most probable class of each target, the side of each binary decision as 0.0 or 1.0,
         or the values."""
-        pieces = [self.shares(1.0, first, first + _ROWS).argmax(-1) for first in range(0, len(self), _ROWS)]
+        pieces = [self.shares(1.0, first, first + ROWS).argmax(-1) for first in range(0, len(self), ROWS)]
         return torch.cat(pieces) if pieces else torch.zeros(0, dtype=torch.int64)
 
 
@@ -68,8 +73,8 @@ class Classes(Predicted):
         return (self.logits_MC[first:last].detach().float() / temperature).softmax(-1)
 
     def divergence_sum(self, teacher: Shares, temperature: float) -> Tensor:
-        shares_MC = teacher.shares(temperature)
         logs_MC = (self.logits_MC.float() / temperature).log_softmax(-1)
+        shares_MC = teacher.completed(logs_MC.detach(), temperature)
         # What cannot be counts nothing: 0 times -inf is no number.
         each_MC = torch.xlogy(shares_MC, shares_MC) - shares_MC * logs_MC.masked_fill(shares_MC == 0, 0.0)
         return each_MC.sum() * temperature**2
@@ -169,13 +174,14 @@ class _LinearDivergenceSum(torch.autograd.Function):
         weight_gradient = torch.zeros_like(weight) if for_weight else None
         bias_gradient = torch.zeros_like(bias) if bias is not None and for_bias else None
         total = hidden.new_zeros((), dtype=torch.float32)
-        for first in range(0, len(hidden), _ROWS):
-            # The teacher's products in its own number format, which the caller's context is.
-            shares = teacher.shares(temperature, first, first + _ROWS)
+        for first in range(0, len(hidden), ROWS):
             with torch.autocast(hidden.device.type, enabled=False):
-                rows = hidden_kind[first : first + _ROWS]
+                rows = hidden_kind[first : first + ROWS]
                 logits = F.linear(rows, weight_kind).float()
                 logs = ((logits if bias is None else logits + bias) / temperature).log_softmax(-1)
+            # The teacher's products in its own number format, which the caller's context is.
+            shares = teacher.completed(logs, temperature, first, first + ROWS)
+            with torch.autocast(hidden.device.type, enabled=False):
                 total += (torch.xlogy(shares, shares) - shares * logs).sum()
                 gradient = (logs.exp() - shares) * temperature
                 if bias_gradient is not None:

@@ -55,6 +55,8 @@ class TermConfig(Config):
 
     needs_teacher: ClassVar[bool] = True
     """Whether a teacher runs beside the student for it."""
+    stored: ClassVar[bool] = False
+    """Whether it learns from what a store of the teacher's outputs holds."""
     compares_layers: ClassVar[bool] = False
     """Whether it goes by the map between the layers of both models."""
     averages: ClassVar[bool] = False

@@ -15,6 +15,7 @@ class HardConfig(TermConfig):
     """The teacher's hard labels: the loss of the task against what the teacher predicts."""
 
     averages: ClassVar[bool] = True
+    stored: ClassVar[bool] = True
 
 
 @component("distill/term", "soft", builder="lmtool.distillation.terms.outputs:Soft")
@@ -23,5 +24,6 @@ class SoftConfig(TermConfig):
     squared error."""
 
     averages: ClassVar[bool] = True
+    stored: ClassVar[bool] = True
 
     temperature: float = Field(2.0, gt=0, description="What logits of both are divided by; 2 for DistilBERT.")

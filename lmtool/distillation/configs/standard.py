@@ -49,6 +49,20 @@ class StandardConfig(DistillConfig):
     decoder_layers: Layers | None = Field(
         None, description="The same of the decoder of an encoder-decoder. Null: as layers."
     )
+    top_k: int | None = Field(
+        None,
+        ge=1,
+        description="Words of a vocabulary whose probabilities are learned, the teacher's most probable; the others "
+        "count as one class together. Null: all.",
+    )
+    store: bool | str | None = Field(
+        None,
+        description="Where the teacher's outputs are kept, which one pass of it makes and every run with the same "
+        "teacher and data reads: true (below cache_dir), or a folder. Null: the teacher runs beside the student.",
+    )
+    store_dtype: Literal["float32", "float16", "bfloat16"] = Field(
+        "float32", description="Number format of what is stored."
+    )
 
     @property
     def checkpoints(self) -> tuple[str, ...]:
@@ -92,6 +106,21 @@ class StandardConfig(DistillConfig):
         if alone and len(self.checkpoints) > len(learned.parts()):
             message = f"distill.terms.{alone[0]} learns from one teacher, and distill.teachers has {len(self.teachers)}"
             return Problem("distill.teachers", message, "give one of them as distill.teacher=; soft and hard average")
+        return self._misfit_of_store()
+
+    def _misfit_of_store(self) -> Problem | None:
+        """What is kept of a teacher, and what is learned from it."""
+        given = f"distill.store={'true' if self.store is True else self.store}"
+        live = [name for name, term in self._weighted.items() if not term.stored]
+        if self.store and live:
+            message = f"{given} keeps what a teacher predicts, and distill.terms.{live[0]} needs the teacher itself"
+            return Problem("distill.store", message, f"give distill.store=null, or distill.terms.{live[0]}=null")
+        if isinstance(self.store, str) and len(self.teachers) > 1:
+            message = f"{given} is one folder, and each of the distill.teachers has its own"
+            return Problem("distill.store", message, "give distill.store=true")
+        if self.top_k is not None and len(self.teachers) > 1:
+            message = f"distill.top_k={self.top_k} cuts one teacher's predictions; those of several are not averaged"
+            return Problem("distill.top_k", message, "give distill.top_k=null, or one distill.teacher=")
         return None
 
     @model_validator(mode="after")

@@ -1,0 +1,93 @@
+"""What the outputs of a teacher depend on, by which a store of them is known again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lmtool.commands.configs import FinetuneConfig, PretrainConfig
+from lmtool.commands.provenance import Contents
+from lmtool.distillation.cut import CutTeacher
+from lmtool.distillation.seen import Teacher
+from lmtool.distillation.store.folder import Shelf
+from lmtool.distillation.store.outputs import Format, temperatures_of
+from lmtool.distillation.store.teacher import StoredTeacher
+from lmtool.weights.bases import digest
+
+# Fields of a task that change neither which rows there are (their contents are hashed) nor how they are read.
+_BESIDE = frozenset(
+    [
+        "dropout",
+        "loss",
+        "label_smoothing",
+        "metric",
+        "metrics",
+        "validation",
+        "test",
+        "path",
+        "hub",
+        "embedded",
+        "files",
+        "header",
+        "aliases",
+        "ragged_rows",
+        "train_examples",
+        "shots_per_class",
+        "generation",
+        "generate_examples",
+        "scheduled_sampling",
+        "bad_answers",
+    ]
+)
+
+
+def stored(config: PretrainConfig | FinetuneConfig, teacher: Teacher, contents: Contents) -> Teacher:
+    """A teacher that answers from a store, or has its predictions cut, as the configuration wants it; else itself.
+    contents: hashes of the data."""
+    section: Any = config.distill
+    shelf, top_k = getattr(section, "store", None), getattr(section, "top_k", None)
+    temperatures = temperatures_of(list(getattr(section, "terms", {}).values()))
+    read = teacher.learner, teacher.precision, teacher.origin
+    if not shelf:
+        return teacher if top_k is None else CutTeacher(*read, top_k, temperatures)
+    return StoredTeacher(
+        *read,
+        Shelf(None if shelf is True else str(shelf), config.cache_dir),
+        Format(section.store_dtype, top_k, temperatures),
+        outputs_depend_on(config, teacher, contents),
+        isinstance(config, FinetuneConfig),
+        config.seed,
+    )
+
+
+def outputs_depend_on(config: PretrainConfig | FinetuneConfig, teacher: Teacher, contents: Contents) -> dict[str, Any]:
+    """As plain data, by what a user calls it."""
+    learner, model = teacher.learner, config.model
+    learned = config.task if isinstance(config, FinetuneConfig) else config.objective
+    return {
+        "teacher": digest(learner.state_dict()),
+        "teacher_model": learner.backbone.config.model_dump(mode="json"),
+        "precision": teacher.precision.name,
+        "data": {origin: _of_training(hashes) for origin, hashes in contents.items()},
+        "task" if isinstance(config, FinetuneConfig) else "objective": _without(learned.model_dump(mode="json")),
+        "tokenizer": learner.tokenizer.fingerprint,
+        "max_length": config.max_length,
+        "layout": {
+            "architecture": model.architecture,
+            "text_format": model.text_format,
+            "start": getattr(model, "start_role", None),
+        },
+        **({} if isinstance(config, FinetuneConfig) else {"documents": config.data.documents}),
+    }
+
+
+def _of_training(hashes: Mapping[str, Any]) -> dict[str, Any]:
+    """What is trained on, of the hashes of data."""
+    return {name: value for name, value in hashes.items() if name.startswith(("train", "unlabelled", "text"))}
+
+
+def _without(section: Any) -> Any:
+    """A task's section, and the members of a mixture, without what its examples do not depend on."""
+    if isinstance(section, dict):
+        return {name: _without(value) for name, value in section.items() if name not in _BESIDE}
+    return [_without(value) for value in section] if isinstance(section, list) else section

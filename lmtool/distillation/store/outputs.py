@@ -1,0 +1,242 @@
+"""The outputs of one term on disk: flat files that are appended to while they are made, and mapped when they are read.
+
+keys, first, counts: by example, in the order of the keys: which one, where its values begin, how many it has. values:
+logits, or the values themselves; over a vocabulary those of the words that are kept, of shares at temperature 1. words,
+norms: there alone: which words, and the log of the sum over all words by temperature.
+
+Shape letters: E examples, G those of a batch, R rows of values, W their width, M targets, S temperatures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lmtool.distillation.store.keys import Held, on, order_of
+from lmtool.errors import NotFinite, UserError
+from lmtool.heads.cut import TopWords
+from lmtool.heads.predicted import ROWS, Binary, Classes, Shares, Values, Words
+
+TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_KINDS: dict[str, type[Shares]] = {"classes": Classes, "binary": Binary, "values": Values, "words": Words}
+
+
+@dataclass(frozen=True)
+class Format:
+    """dtype: of values on disk. top_k: words that are kept of a vocabulary; None: all. temperatures: at which the sums
+    over all words are kept."""
+
+    dtype: str
+    top_k: int | None
+    temperatures: tuple[float, ...]
+
+    def plain(self, values: Tensor) -> np.ndarray:
+        """Values as they are written. UserError where the type is too small for them."""
+        cast = values.detach().to(TYPES[self.dtype]).cpu()
+        if bool(torch.isinf(cast.float()).logical_and(torch.isfinite(values.cpu())).any()):
+            raise UserError(
+                f"distill.store_dtype={self.dtype} cannot hold what the teacher predicts",
+                "give distill.store_dtype=bfloat16 or float32",
+            )
+        return (cast.view(torch.int16) if self.dtype == "bfloat16" else cast).numpy()
+
+    def tensor(self, values: np.ndarray, device: torch.device) -> Tensor:
+        """The other way, as it was written."""
+        read = on(values, device)
+        return read.view(torch.bfloat16) if self.dtype == "bfloat16" else read
+
+
+class TermWriter:
+    """Appends what a teacher predicts of one term to files `NUMBER.*.bin` of a folder."""
+
+    def __init__(self, folder: Path, number: int, layout: Format):
+        self.folder, self.number, self.layout = folder, number, layout
+        self.kind = ""
+        self.width = self.vocabulary = self.rows = 0
+        self.inside = False
+        self.seen: set[int] = set()
+        self._keys: list[np.ndarray] = []
+        self._first: list[np.ndarray] = []
+        self._counts: list[np.ndarray] = []
+        self._files: dict[str, BinaryIO] = {}
+        self._dtypes: dict[str, str] = {}
+
+    def add(self, held: Held, keys_G: np.ndarray, predicted: Shares) -> None:
+        """Those examples of a batch that are not there yet."""
+        self.kind = next(name for name, kind in _KINDS.items() if type(predicted) is kind)
+        self.inside = held.inside
+        columns = self._columns(predicted)
+        if self.inside:
+            columns, counts_G = {"values": _flat(columns["values"], held)}, _lengths(held) * 2
+        else:
+            order_M, counts_G = order_of(held.owners(len(columns["values"])), len(keys_G))
+            columns = {name: values[order_M] for name, values in columns.items()}
+        firsts = np.unique(keys_G, return_index=True)[1]
+        new_G = np.zeros(len(keys_G), dtype=bool)
+        new_G[[at for at in firsts.tolist() if int(keys_G[at]) not in self.seen]] = True
+        written = np.repeat(new_G, counts_G)
+        for name, values in columns.items():
+            self._append(name, values[written])
+        counts = counts_G[new_G]
+        self._keys.append(keys_G[new_G])
+        self._first.append(self.rows + np.cumsum(counts) - counts)
+        self._counts.append(counts)
+        self.seen.update(keys_G[new_G].tolist())
+        self.rows += int(counts.sum())
+
+    def _columns(self, predicted: Shares) -> dict[str, np.ndarray]:
+        """(M, W) the values of the targets, and what stands beside them."""
+        if isinstance(predicted, Words):
+            return self._of_words(predicted)
+        if isinstance(predicted, Classes):
+            values = predicted.logits_MC
+        else:
+            values = predicted.logits_M[:, None] if isinstance(predicted, Binary) else predicted.values_M[:, None]  # type: ignore[attr-defined]
+        if bool(torch.isnan(values).any()):
+            raise NotFinite("the teacher's predictions", None)
+        self.width = values.shape[1]
+        return {"values": self.layout.plain(values.float())}
+
+    def _of_words(self, predicted: Words) -> dict[str, np.ndarray]:
+        if self.layout.top_k is None:
+            pieces = [predicted.logits.of(row, row + ROWS).detach().float() for row in range(0, len(predicted), ROWS)]
+            plain = [self.layout.plain(piece) for piece in pieces]
+            self.width = self.vocabulary = plain[0].shape[1] if plain else self.width
+            return {"values": np.concatenate(plain) if plain else np.zeros((0, self.width), dtype=np.float32)}
+        top = TopWords.of(predicted, self.layout.top_k, self.layout.temperatures)
+        self.width, self.vocabulary = top.words_MK.shape[1], top.vocabulary
+        words = top.words_MK.cpu().numpy().astype("<u2" if top.vocabulary <= 2**16 else "<u4")
+        norms = top.norms_MS.cpu().numpy().astype("<f4")
+        return {"values": self.layout.plain(top.logits_MK), "words": words, "norms": norms}
+
+    def _append(self, name: str, values: np.ndarray) -> None:
+        if name not in self._files:
+            self._files[name] = open(  # noqa: SIM115 closed when all is written
+                self.folder / f"{self.number}.{name}.bin", "wb"
+            )
+            self._dtypes[name] = values.dtype.str
+        values.tofile(self._files[name])
+
+    def close(self) -> dict[str, Any]:
+        """Write the keys. Returns what the manifest says of the term."""
+        keys, first, counts = (np.concatenate(parts) for parts in (self._keys, self._first, self._counts))
+        order = np.argsort(keys)
+        for name, values in {"keys": keys, "first": first.astype("<i8"), "counts": counts.astype("<i8")}.items():
+            self._append(name, values[order])
+        for file in self._files.values():
+            file.close()
+        return {
+            "number": self.number,
+            "kind": self.kind,
+            "inside": self.inside,
+            "width": 1 if self.inside else self.width,
+            "vocabulary": self.vocabulary,
+            "examples": len(keys),
+            "rows": self.rows,
+            "dtypes": self._dtypes,
+        }
+
+
+class TermReader:
+    """Answers for the examples of a batch from the files of a term. facts: as `TermWriter.close` gave them."""
+
+    def __init__(self, folder: Path, facts: Mapping[str, Any], layout: Format):
+        self.facts, self.layout = facts, layout
+        shapes = {"keys": (facts["examples"],), "first": (facts["examples"],), "counts": (facts["examples"],)}
+        widths = {"values": facts["width"], "words": facts["width"], "norms": len(layout.temperatures)}
+        self.arrays: dict[str, np.ndarray] = {}
+        for name, dtype in facts["dtypes"].items():
+            shape = shapes.get(name) or (facts["rows"], widths[name])
+            file = folder / f"{facts['number']}.{name}.bin"
+            mapped = np.memmap(file, dtype=dtype, mode="r", shape=shape) if 0 not in shape else np.zeros(shape, dtype)
+            self.arrays[name] = mapped.view(np.ndarray)
+
+    def of(self, held: Held, keys_G: np.ndarray, device: torch.device) -> Shares | None:
+        """What the teacher predicted of a batch; None where it did not read one of its examples."""
+        keys_E = self.arrays["keys"]
+        at_G = np.minimum(np.searchsorted(keys_E, keys_G), max(len(keys_E) - 1, 0))
+        if not len(keys_E) or not np.array_equal(keys_E[at_G], keys_G):
+            return None
+        first_G, counts_G = self.arrays["first"][at_G], self.arrays["counts"][at_G]
+        if self.facts["inside"]:
+            return _padded(self._rows(first_G, counts_G), _lengths(held), self.layout, device)
+        order_M, own_G = order_of(held.owners(int(counts_G.sum())), len(keys_G))
+        if not np.array_equal(own_G, counts_G):
+            raise ValueError("the store has another number of targets for an example than the batch")
+        rows = np.empty(len(order_M), dtype=np.int64)
+        rows[order_M] = _ranges(first_G, counts_G)
+        return self._shares(rows, device)
+
+    def _rows(self, first_G: np.ndarray, counts_G: np.ndarray) -> np.ndarray:
+        return self.arrays["values"][_ranges(first_G, counts_G)]
+
+    def _shares(self, rows: np.ndarray, device: torch.device) -> Shares:
+        kind, values = self.facts["kind"], self.arrays["values"]
+        if kind == "words" and "words" in self.arrays:
+            words = on(self.arrays["words"][rows].astype(np.int64), device)
+            norms = on(self.arrays["norms"][rows], device)
+            logits = self.layout.tensor(values[rows], device)
+            return TopWords(words, logits, norms, self.layout.temperatures, self.facts["vocabulary"])
+        if kind == "words":
+            return KeptWords(values, rows, self.layout, device)
+        tensor = self.layout.tensor(values[rows], device)
+        if kind == "classes":
+            return Classes(tensor)
+        return Binary(tensor[:, 0]) if kind == "binary" else Values(tensor[:, 0])
+
+
+@dataclass(frozen=True)
+class KeptWords(Shares):
+    """All logits over a vocabulary, read from disk a few rows at a time."""
+
+    values: np.ndarray
+    rows: np.ndarray
+    layout: Format
+    device: torch.device
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def shares(self, temperature: float = 1.0, first: int = 0, last: int | None = None) -> Tensor:
+        logits = self.layout.tensor(self.values[self.rows[first:last]], self.device)
+        return (logits.float() / temperature).softmax(-1)
+
+
+def temperatures_of(terms: Sequence[Any]) -> tuple[float, ...]:
+    """Those of the terms of a distillation, and 1."""
+    return tuple(sorted({1.0, *(term.temperature for term in terms if hasattr(term, "temperature"))}))
+
+
+def _lengths(held: Held) -> np.ndarray:
+    """(N,) tokens of each document."""
+    return np.array(held.packed.lengths, dtype=np.int64)
+
+
+def _ranges(first_G: np.ndarray, counts_G: np.ndarray) -> np.ndarray:
+    """The numbers from each first one on, end to end."""
+    before_G = np.cumsum(counts_G) - counts_G
+    return np.arange(int(counts_G.sum())) + np.repeat(first_G - before_G, counts_G)
+
+
+def _inside(lengths_N: np.ndarray) -> np.ndarray:
+    """(2N, L) whether a place is within its document, for its start and then for its end."""
+    return np.arange(lengths_N.max(initial=0)) < np.repeat(lengths_N, 2)[:, None]
+
+
+def _flat(values_ML: np.ndarray, held: Held) -> np.ndarray:
+    """(R, 1) the scores of the places within each document."""
+    return values_ML[_inside(_lengths(held))][:, None]
+
+
+def _padded(values_R1: np.ndarray, lengths_N: np.ndarray, layout: Format, device: torch.device) -> Classes:
+    """The other way: (2N, L), -inf behind the end of a document."""
+    inside_ML = _inside(lengths_N)
+    logits_ML = torch.full(inside_ML.shape, -torch.inf, dtype=TYPES[layout.dtype], device=device)
+    logits_ML[on(inside_ML, device)] = layout.tensor(values_R1[:, 0], device)
+    return Classes(logits_ML)

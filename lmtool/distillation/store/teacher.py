@@ -1,0 +1,171 @@
+"""A teacher that has said already what it predicts: it answers from disk, and its network does not run.
+
+One pass of the teacher over what a run reads feeds every run that reads the same: students of other sizes, other
+weights of terms, other rates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lmtool.data.loader import PackedLoader
+from lmtool.data.plan import Examples
+from lmtool.distillation.seen import Reading, Seen, Teacher
+from lmtool.distillation.store.folder import Opened, Shelf, open_or_make, require_room
+from lmtool.distillation.store.keys import Held, held_terms
+from lmtool.distillation.store.outputs import Format, TermReader, TermWriter
+from lmtool.errors import UserError
+from lmtool.heads.predicted import Shares
+from lmtool.learners.mixed_examples import MixedExamples
+from lmtool.nn.stack import Tap
+from lmtool.types import Batch
+
+
+@dataclass
+class StoredTeacher(Teacher):
+    """of: what its outputs depend on, as plain data, beside what of the data is read. fixed: whether every epoch has
+    the same examples. seed: of the run."""
+
+    shelf: Shelf
+    layout: Format
+    of: Mapping[str, Any]
+    fixed: bool
+    seed: int
+    terms: dict[str, TermReader] = field(default_factory=dict)
+
+    def begin(self, reading: Reading) -> dict[str, Any]:
+        passes = Passes.of(reading, self.fixed, self.seed)
+        kept = {"dtype": self.layout.dtype, "top_k": self.layout.top_k, "temperatures": list(self.layout.temperatures)}
+        opened = open_or_make(
+            self.shelf, {**self.of, **kept, "read": passes.facts}, lambda folder: self._fill(folder, passes),
+            reading.progress,
+        )  # fmt: skip
+        self._read(opened)
+        return opened.said(stored_examples=max(facts["examples"] for facts in opened.facts["terms"].values()))
+
+    def see(self, batch: Batch, states: Tap | None = None) -> Seen:
+        """UserError where it has not read an example of the batch."""
+        device = batch.inputs.tokens.device
+        predicted: dict[str, Shares] = {}
+        for term, held in held_terms(batch).items():
+            reader = self.terms.get(term)
+            if reader is None:
+                continue
+            shares = reader.of(held, held.keys(by_row=False), device)
+            if shares is None:
+                raise UserError(
+                    f"the store of the teacher's outputs lacks examples of {term} that this run reads",
+                    "give distill.store=null, with which the teacher runs beside the student",
+                )
+            predicted[term] = shares
+        return Seen(self.learner, batch, predicted)
+
+    def _read(self, opened: Opened) -> None:
+        terms = opened.facts["terms"]
+        self.terms = {name: TermReader(opened.folder, facts, self.layout) for name, facts in terms.items()}
+
+    def _fill(self, folder: Path, passes: Passes) -> dict[str, Any]:
+        """Write what the teacher predicts of all that is read."""
+        writers: dict[str, TermWriter] = {}
+        others: set[str] = set()  # terms that it predicts nothing of
+        done = 0
+        for batch in passes.batches():
+            done += len(batch.inputs.lengths)
+            held = {term: part for term, part in held_terms(batch).items() if term not in others}
+            keys = {term: part.keys(by_row=False) for term, part in held.items()}
+            if not _all_there(keys, writers):
+                self._add(batch, held, keys, writers, folder)
+                others |= held.keys() - writers.keys()
+                size = sum(file.stat().st_size for file in folder.iterdir())
+                require_room(folder, size, done, passes.documents)
+            if passes.reading.progress is not None:
+                passes.reading.progress("asking the teacher", done, passes.documents)
+        if not writers:
+            raise UserError(
+                f"distill.teacher={self.origin} predicts nothing that can be stored", "give distill.store=null"
+            )
+        return {"terms": {name: writer.close() for name, writer in writers.items()}}
+
+    def _add(
+        self,
+        batch: Batch,
+        held: Mapping[str, Held],
+        keys: Mapping[str, Any],
+        writers: dict[str, TermWriter],
+        folder: Path,
+    ) -> None:
+        predicted = super().see(batch.to(self.precision.device)).predicted
+        for term in (term for term in held if term in predicted):
+            writer = writers.setdefault(term, TermWriter(folder, len(writers), self.layout))
+            with torch.no_grad(), self.precision.autocast():
+                writer.add(held[term], keys[term], predicted[term])
+
+
+def _all_there(keys: Mapping[str, Any], writers: Mapping[str, TermWriter]) -> bool:
+    """Whether the teacher has read all examples of a batch before."""
+    return all(
+        term in writers and all(key in writers[term].seen for key in numbers.tolist()) for term, numbers in keys.items()
+    )
+
+
+def _same_every_epoch(examples: Examples) -> bool:
+    """Whether its plan is."""
+    if isinstance(examples, MixedExamples):
+        return all(map(_same_every_epoch, examples.members.values()))
+    return examples.plan(1) is examples.plan(0)
+
+
+@dataclass(frozen=True)
+class Passes:
+    """What of the examples a run reads. facts: the same as plain data. epochs: whole ones; 0: the first steps of one,
+    up to `steps`. documents: about how many these are, for progress."""
+
+    reading: Reading
+    facts: dict[str, Any]
+    epochs: int
+    steps: int
+    documents: int
+
+    @classmethod
+    def of(cls, reading: Reading, fixed: bool, seed: int) -> Passes:
+        """UserError where no budget says how much is read."""
+        plan = reading.examples.plan(0)
+        if fixed and _same_every_epoch(reading.examples):
+            return cls(reading, {"epochs": "all"}, 1, 0, len(plan))
+        steps, epochs = reading.max_steps or math.inf, reading.max_epochs or math.inf
+        if math.isinf(steps) and math.isinf(epochs):
+            raise UserError(
+                "distill.store= needs to know how much is read: every epoch has other examples",
+                "give max_steps= or max_epochs=",
+            )
+        in_epoch = reading.loader.steps_in_epoch(0)
+        steps = min(steps, math.ceil(epochs * in_epoch)) if epochs < 1 else steps
+        if steps < in_epoch:
+            facts = {"seed": seed, "steps": int(steps), **reading.sizes}
+            return cls(reading, facts, 0, int(steps), round(len(plan) * steps / in_epoch))
+        whole, read = 0, 0.0
+        while whole < math.ceil(epochs) if math.isinf(steps) else read < steps and whole < epochs:
+            read += reading.loader.steps_in_epoch(whole)
+            whole += 1
+        return cls(reading, {"seed": seed, "epochs": whole}, whole, 0, len(plan) * whole)
+
+    def batches(self) -> Iterator[Batch]:
+        """All examples, those of like length together where whole epochs are read."""
+        examples, tokens = self.reading.examples, self.reading.tokens
+        if not self.epochs:
+            for step in islice(self.reading.loader.steps(None), self.steps):
+                yield from step.batches
+            return
+        if isinstance(examples, MixedExamples) and self.facts["epochs"] == "all":
+            examples = MixedExamples(examples.members, examples.shares, examples.seed, whole=True)
+        longest = int(examples.plan(0).lengths.max())
+        loader = PackedLoader(examples, 0, None, max(tokens, longest), shuffle=False)
+        for epoch in range(self.epochs):
+            yield from loader.epoch_batches(epoch)

@@ -1,0 +1,54 @@
+"""A store of a teacher's outputs: what it answers is what the teacher predicts, and it is taken for nothing else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lmtool import cli
+
+SHORT = ["offline=true", "max_steps=4", "batch_examples=8", "log_every=1", "evaluate_every=4", "max_epochs=null"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stored")
+    rows = [f"{'good' if n % 2 else 'bad'} film {n}\t{n % 2}" for n in range(60)]
+    for split, part in (("train", rows[:40]), ("dev", rows[40:])):
+        (folder / f"{split}.tsv").write_text("\n".join(["text\tlabel", *part]) + "\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        finetune("teacher")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def inside(place, monkeypatch):
+    monkeypatch.chdir(place)
+
+
+def finetune(name, *typed, status=0):
+    task = ["task=custom", "task.kind=classification", "task.path=.", "model=bert_tiny", "checkpoint=none"]
+    given = [*task, *SHORT, "tokenizer.vocab_size=300", "cache_dir=cache", f"name={name}", *typed]
+    assert cli.main(["finetune", *given]) == status
+
+
+def distil(name, *typed, status=0):
+    finetune(name, "distill=soft", "distill.teacher=runs/teacher", "model.num_layers=1", *typed, status=status)
+
+
+def losses(name):
+    rows = map(json.loads, Path(f"runs/{name}/metrics.jsonl").read_text().splitlines())
+    return [row["loss_soft"] for row in rows if row["split"] == "train"]
+
+
+def test_a_student_learns_the_same_from_the_store(capsys):
+    distil("live")
+    distil("made", "distill.store=true")
+    assert "teacher outputs made" in capsys.readouterr().out
+    distil("found", "distill.store=true", "model.hidden_size=64", "seed=3")
+    assert "teacher outputs found" in capsys.readouterr().out
+    assert losses("made") == pytest.approx(losses("live"), rel=1e-3, abs=1e-7)
+    assert len([path for path in Path("cache/teachers").iterdir() if not path.name.startswith(".")]) == 1
