@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
+from lmtool import streams
 from lmtool.data.loader import PackedLoader
-from lmtool.data.plan import Examples
+from lmtool.data.plan import Examples, batch_borders
 from lmtool.data.split import SplitData
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.baseline import Predictor
 from lmtool.learners.evaluation import SplitEvaluations, evaluate
 from lmtool.metrics import LOSS
 from lmtool.training.precision import Precision
+from lmtool.types import Batch
 
 EVALUATION_TOKENS = 8192
+# Enough for a standard error of .02 over examples, and bounded where these are long.
+SAMPLE_EXAMPLES, SAMPLE_TOKENS = 512, 32_768
 
 
 def evaluation_tokens(config: Any) -> int:
@@ -29,8 +35,19 @@ class HeldOut:
         self.data = data
         self.examples: Examples = learner.examples(data, max_length)
         virtual = learner.virtual_tokens
-        budget = max(batch_tokens, max_length + virtual)
-        self.loader = PackedLoader(self.examples, seed, None, budget, shuffle=False, beside=virtual)
+        self.seed, self.virtual = seed, virtual
+        self.budget = max(batch_tokens, max_length + virtual)
+        self.loader = PackedLoader(self.examples, seed, None, self.budget, shuffle=False, beside=virtual)
+
+    def sample(self) -> Iterator[Batch]:
+        """Batches of some of its examples, drawn by the seed, for what would take long on all of them."""
+        plan = self.examples.plan(0)
+        order = streams.Permutation(len(plan), self.seed, "sample", 0)(np.arange(min(len(plan), SAMPLE_EXAMPLES)))
+        lengths = plan.lengths[order].astype(np.int64)
+        order = order[: max(int((lengths.cumsum() <= SAMPLE_TOKENS).sum()), 2)]
+        borders = batch_borders(plan.lengths[order] + self.virtual, None, self.budget)
+        for start, end in zip(borders[:-1], borders[1:], strict=True):
+            yield self.examples.batch(plan.rows[order[start:end]], order[start:end], 0)
 
 
 class HeldOutSplits:

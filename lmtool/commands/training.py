@@ -123,7 +123,7 @@ def fit(
         more["forgetting"] = forgetting.after(learner)
     if distilled is not None:
         models = side_by_side(learner, distilled, held_out, config, precision)
-        more["distillation"] = {"models": models, **distilled.results()}
+        more["distillation"] = {"models": models, **distilled.results(held_out.first.sample(), precision)}
     result = screens.result_of(opened, training, choices, learner.metric.name, more)
     return screens.finish(opened, result, baseline, next_commands)
 

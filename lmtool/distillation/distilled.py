@@ -8,13 +8,18 @@ is `distill.`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
+from lmtool.distillation.agreement import agreement, unknown, without_interchange
+from lmtool.distillation.configs import LayerMap, below_the_last, layer_map
+from lmtool.distillation.interchange import Site
 from lmtool.distillation.seen import Reading, Teacher
+from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner, decayed_groups
+from lmtool.training.precision import Precision
 from lmtool.types import Batch, ParameterGroup, StepOutput
 
 _STUDENT = "student."
@@ -85,9 +90,27 @@ class Distilled(nn.Module, ABC):
         """What the first screen says of it."""
         return {}
 
-    def results(self) -> dict[str, Any]:
-        """What result.json says of it at the end."""
-        return {}
+    def results(self, batches: Iterable[Batch], precision: Precision) -> dict[str, Any]:
+        """What result.json says of it at the end: how far the student agrees with its teacher. batches: a sample of the
+        held-out data. precision: the run's."""
+        if len(self.teachers) != 1:
+            return unknown(f"{len(self.teachers)} teachers are at hand" if self.teachers else "no teacher is at hand")
+        (teacher,) = self.teachers
+        if not teacher.reads_batches:
+            return unknown("the teacher cannot read the student's batches")
+        layers = self.aligned(teacher)
+        sites = [] if isinstance(layers, str) else below_the_last(layers, self.student.backbone.config)
+        # Whatever it answered from in training.
+        network = Teacher(teacher.learner, teacher.precision, teacher.origin)
+        said = agreement(self.student, network, [Site(*site) for site in sites], batches, precision)
+        return {**said, **without_interchange(layers)} if isinstance(layers, str) and said["fidelity"] else said
+
+    def aligned(self, teacher: Teacher) -> LayerMap | str:
+        """Which layer of the student stands for which of a teacher's; why none does."""
+        try:
+            return layer_map("uniform", None, self.student.backbone.config, teacher.learner.backbone.config)
+        except UserError as error:
+            return error.message
 
     def named_parameters(  # the names of a checkpoint
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True

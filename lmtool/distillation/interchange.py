@@ -108,9 +108,11 @@ class Kept(Tap):
     def __init__(self, places: Collection[Place]):
         self.states: dict[Place, list[Tensor]] = {place: [] for place in places}
 
+    def wants(self, place: Place) -> bool:
+        return place in self.states
+
     def __call__(self, place: Place, x_TH: Tensor) -> Tensor:
-        if place in self.states:
-            self.states[place].append(x_TH)
+        self.states[place].append(x_TH)
         return x_TH
 
 
@@ -134,11 +136,12 @@ class Swapped(Tap):
             first = max((place.layer for place in self.kept.states if place.side == side), default=None)
         return None if first is None else (first, self.kept.states[Place(first, side)][part])
 
+    def wants(self, place: Place) -> bool:
+        return place in self.swaps[self.part[place.side]]
+
     def __call__(self, place: Place, x_TH: Tensor) -> Tensor:
         part = self.part[place.side]
-        swap = self.swaps[part].get(place)
-        if swap is None:
-            return x_TH
+        swap = self.swaps[part][place]
         to_S, from_S = send(swap.to_S, x_TH.device), send(swap.from_S, x_TH.device)
         rows_SH = self.kept.states[place][part].index_select(0, from_S)
         first, last = _span(self.dimensions, x_TH.shape[1])

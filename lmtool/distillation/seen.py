@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -90,11 +90,12 @@ class Reading:
 @dataclass
 class Teacher:
     """A trained learner that is read and never learns: no gradient, no dropout, in its own number format. origin: the
-    checkpoint that a user named."""
+    checkpoint that a user named. reads_batches: whether it reads the batches of its student: has its vocabulary."""
 
     learner: BaseLearner
     precision: Precision
     origin: str
+    reads_batches: ClassVar[bool] = True
 
     def begin(self, reading: Reading) -> dict[str, Any]:
         """Called before training. Returns what the first screen says of what was done for it."""

@@ -63,6 +63,9 @@ class Standard(Distilled):
             sums |= {self._title(name, part): total for part, total in term.sums(student, teacher, step).items()}
         return StepOutput(sums, self.weights)
 
+    def aligned(self, teacher: Teacher) -> LayerMap | str:
+        return self.layers if self.layers is not None else super().aligned(teacher)
+
     def facts(self) -> dict[str, Any]:
         layers = {} if self.layers is None else {"layers": self.layers.words()}
         return {"teacher": self.teacher.origin, **layers}

@@ -32,16 +32,23 @@ def finetune(name, *typed):
     assert cli.main(["finetune", *task, *SHORT, "tokenizer.vocab_size=300", f"name={name}", *typed]) == 0
 
 
-@pytest.mark.parametrize("preset", ["soft", "hard"])
+@pytest.mark.parametrize("preset", ["soft", "hard", "interchange"])
 def test_a_student_of_a_run(place, monkeypatch, preset):
     monkeypatch.chdir(place)
     before = load_file(checkpoint_folder("runs/teacher") / "model.safetensors")
     finetune(preset, f"distill={preset}", "distill.teacher=runs/teacher", "model.num_layers=1")
     rows = list(map(json.loads, Path(f"runs/{preset}/metrics.jsonl").read_text().splitlines()))
-    shown = {"soft": {"loss_custom", "loss_soft"}, "hard": set()}[preset]  # a single term is the loss itself
+    both = {"loss_custom", "loss_soft"}
+    shown = {"soft": both, "hard": set(), "interchange": both | {"loss_interchange"}}[preset]  # one is the loss itself
     assert all(shown == {key for key in row if key.startswith("loss_")} for row in rows if row["split"] == "train")
     after = load_file(checkpoint_folder("runs/teacher") / "model.safetensors")
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+    told = json.loads(Path(f"runs/{preset}/result.json").read_text())["distillation"]
+    assert told["fidelity"]["n"] == 20 and 0 <= told["fidelity"]["value"] <= 1
+    # Of a student of one layer the embeddings are aligned alone.
+    cells = told["interchange_accuracy"]["cells"]
+    assert {(cell["side"], cell["student_layer"], cell["teacher_layer"]) for cell in cells} == {("inputs", 0, 0)}
+    assert sum(cell["n"] for cell in cells) == told["interchange_accuracy"]["n"] == 20
     # A student is a model like any other.
     assert cli.main(["predict", f"checkpoint=runs/{preset}", "text=a good film"]) == 0
 

@@ -4,7 +4,9 @@ from lmtool.distillation.configs.base import DistillConfig as DistillConfig
 from lmtool.distillation.configs.base import NoDistillConfig as NoDistillConfig
 from lmtool.distillation.configs.base import TermConfig as TermConfig
 from lmtool.distillation.configs.interchange import InterchangeConfig as InterchangeConfig
+from lmtool.distillation.configs.interchange import below_the_last as below_the_last
 from lmtool.distillation.configs.layers import LayerMap as LayerMap
+from lmtool.distillation.configs.layers import layer_map as layer_map
 from lmtool.distillation.configs.outputs import HardConfig as HardConfig
 from lmtool.distillation.configs.outputs import SoftConfig as SoftConfig
 from lmtool.distillation.configs.standard import StandardConfig as StandardConfig

@@ -12,6 +12,21 @@ from lmtool.distillation.configs.layers import LayerMap
 from lmtool.models.configs import ModelConfig
 from lmtool.nn.configs import Side
 
+AlignedLayers = tuple[Side, int, int]
+"""Side of the batch that is read, layer of the student, layer of the teacher."""
+
+
+def below_the_last(layers: LayerMap, student: ModelConfig) -> list[AlignedLayers]:
+    """The pairs of a map at which something is computed with what an intervention puts there: those below the student's
+    last layer; where there are none, the embeddings of both."""
+    pairs: list[AlignedLayers] = []
+    for side, aligned in layers.sides.items():
+        below: list[AlignedLayers] = [
+            (side, own, its) for own, its in sorted(aligned.items()) if own < student.depths[side]
+        ]
+        pairs += below or [(side, 0, 0)]
+    return pairs
+
 
 @component("distill/term", "interchange", builder="lmtool.distillation.terms.interchange:Interchange")
 class InterchangeConfig(TermConfig):
@@ -33,15 +48,13 @@ class InterchangeConfig(TermConfig):
         (0.0, 1.0), description="Which dimensions of a state are swapped: from this share of its width to that."
     )
 
-    def sites(self, layers: LayerMap, student: ModelConfig) -> tuple[tuple[Side, int, int], ...]:
-        """Where both models are intervened on: side, layer of the student, layer of the teacher. Behind a last layer
-        nothing is computed any more with what was swapped."""
-        sites: list[tuple[Side, int, int]] = []
-        for side, pairs in layers.sides.items():
-            below = [(side, own, its) for own, its in sorted(pairs.items()) if own < student.depths[side]]
-            below = below or [(side, 0, 0)]
-            sites += below if self.at == "all" else [below[(len(below) - 1) // 2]]
-        return tuple(sites)
+    def sites(self, layers: LayerMap, student: ModelConfig) -> list[AlignedLayers]:
+        """Where both models are intervened on."""
+        below = below_the_last(layers, student)
+        if self.at == "all":
+            return below
+        sides = [[pair for pair in below if pair[0] == side] for side in layers.sides]
+        return [pairs[(len(pairs) - 1) // 2] for pairs in sides]
 
     @model_validator(mode="after")
     def _dimensions_fit(self) -> InterchangeConfig:

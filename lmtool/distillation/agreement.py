@@ -1,0 +1,177 @@
+"""How far a student agrees with its teacher on held-out text: as both are, and under interchange interventions.
+
+Interchange accuracy (Geiger et al. 2022, "Inducing Causal Structure for Interpretable Neural Networks"): the share of
+counterfactual forwards in which both predict the same, states of the same tokens of another text swapped in behind
+aligned layers.
+
+Shape letters: M targets of a term, N texts of a batch.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from lmtool.distillation.interchange import Interventions, Site, interventions, kept_for, parts_of, swapped
+from lmtool.distillation.seen import Seen, Teacher, see
+from lmtool.heads.predicted import Values
+from lmtool.learners.base import BaseLearner
+from lmtool.learners.mixed_examples import MixedBatch, term_of
+from lmtool.nn.stack import Tap
+from lmtool.training.precision import Precision
+from lmtool.types import Batch, Target
+
+REGIONS = 4
+"""Parts of a text by which agreement is reported: where the span that is swapped begins."""
+PROPORTION = 0.3
+"""Length of the span, as a share of the shorter text: as published."""
+
+
+@dataclass
+class _Tally:
+    """How many targets agree of how many; `changed`: of those whose prediction the swap changes in the teacher."""
+
+    same: int = 0
+    n: int = 0
+    changed_same: int = 0
+    changed: int = 0
+
+    def add(self, same_M: np.ndarray, changed_M: np.ndarray | None = None) -> None:
+        self.same, self.n = self.same + int(same_M.sum()), self.n + same_M.size
+        if changed_M is not None:
+            self.changed_same += int(same_M[changed_M].sum())
+            self.changed += int(changed_M.sum())
+
+    def words(self) -> dict[str, Any]:
+        return {"value": self.same / self.n if self.n else None, "n": self.n}
+
+    def words_of_changed(self) -> dict[str, Any]:
+        return {"value": self.changed_same / self.changed if self.changed else None, "n": self.changed}
+
+
+@dataclass
+class Agreement:
+    """What was counted: without interventions, with them, and with them by (site, region). texts: that were read."""
+
+    plain: _Tally = field(default_factory=_Tally)
+    swapped: _Tally = field(default_factory=_Tally)
+    cells: dict[tuple[Site, int], _Tally] = field(default_factory=lambda: defaultdict(_Tally))
+    texts: int = 0
+
+    def words(self) -> dict[str, Any]:
+        """As result.json has it: `fidelity`, agreement without interventions, and `interchange_accuracy`."""
+        cells = [
+            {"side": site.side, "student_layer": site.student, "teacher_layer": site.teacher, "region": region + 1}
+            | tally.words()
+            for (site, region), tally in sorted(self.cells.items())
+        ]
+        interchange = {
+            **self.swapped.words(),
+            "changed": self.swapped.words_of_changed(),
+            "texts": self.texts,
+            "proportion": PROPORTION,
+            "regions": REGIONS,
+            "cells": cells,
+        }
+        return {"fidelity": self.plain.words(), "interchange_accuracy": interchange}
+
+
+def agreement(
+    student: BaseLearner,
+    teacher: Teacher,
+    sites: Sequence[Site],
+    batches: Iterable[Batch],
+    precision: Precision,
+) -> dict[str, Any]:
+    """`fidelity` and `interchange_accuracy` on held-out batches; null with a `..._reason` where one cannot be measured.
+    sites: where both are intervened on, each in a forward of its own. precision: the student's."""
+    if student.makes_inputs:
+        return unknown("each model reads what its own generator writes")
+    counted = Agreement()
+    student.eval()
+    with torch.no_grad(), precision.autocast():
+        for batch in batches:
+            _count(counted, student, teacher, batch.to(precision.device), sites)
+    if not counted.plain.n:
+        return unknown("the two predict no classes of the same targets")
+    if not counted.swapped.n:
+        reason = "no text was read beside another one" if sites else "no layers of the two are aligned"
+        return {**counted.words(), **without_interchange(reason)}
+    return counted.words()
+
+
+def unknown(reason: str) -> dict[str, Any]:
+    """What result.json says where nothing was measured."""
+    return {"fidelity": None, "fidelity_reason": reason, **without_interchange(reason)}
+
+
+def without_interchange(reason: str) -> dict[str, Any]:
+    """The same of interventions alone."""
+    return {"interchange_accuracy": None, "interchange_accuracy_reason": reason}
+
+
+def _count(counted: Agreement, student: BaseLearner, teacher: Teacher, batch: Batch, sites: Sequence[Site]) -> None:
+    """One batch: both models as they are, and with each site swapped."""
+
+    def of_student(tap: Tap) -> dict[str, np.ndarray]:
+        return _best(see(student, batch, 0, tap, losses=False))
+
+    own_kept = kept_for(student.backbone.config.depths, sites, teacher=False)
+    its_kept = kept_for(teacher.learner.backbone.config.depths, sites, teacher=True)
+    own, before = of_student(own_kept), _best(teacher.see(batch, its_kept))
+    for term in _shared(own, before):
+        counted.plain.add(own[term] == before[term])
+    counted.texts += len(batch.inputs.lengths)
+    for site in sites:
+        plans = [interventions(part, [site], PROPORTION, student.seed, 0) for part in parts_of(batch)]
+        if not any(plan.changed for plan in plans):
+            continue
+        own = of_student(swapped(own_kept, plans, [site], teacher=False))
+        its = _best(teacher.see(batch, swapped(its_kept, plans, [site], teacher=True)))
+        for term in _shared(own, its):
+            same_M, changed_M = own[term] == its[term], its[term] != before[term]
+            regions_M = _regions(batch.host, term, plans, len(same_M))
+            counted.swapped.add(same_M, changed_M)
+            for region in range(REGIONS):
+                there_M = regions_M == region
+                counted.cells[site, region].add(same_M[there_M], changed_M[there_M])
+
+
+def _best(seen: Seen) -> dict[str, np.ndarray]:
+    """By term, the best classes, (M,); values are no classes."""
+    predicted = {term: said for term, said in seen.predicted.items() if not isinstance(said, Values)}
+    return {term: said.best().cpu().numpy() for term, said in predicted.items()}
+
+
+def _shared(own: Mapping[str, np.ndarray], its: Mapping[str, np.ndarray]) -> list[str]:
+    return [term for term, best_M in own.items() if term in its and its[term].shape == best_M.shape]
+
+
+def _regions(batch: Batch, term: str, plans: Sequence[Interventions], count: int) -> np.ndarray:
+    """(M,) in which region of its text the span begins, for each target of a term; -1 where no text is known."""
+    parts = batch.members if isinstance(batch, MixedBatch) else (("", batch),)
+    for (name, part), plan in zip(parts, plans, strict=True):
+        for own_term, target in part.targets.items():
+            if own_term == term or term_of(name, own_term) == term:
+                texts_M = _texts(target, part, count)
+                regions_N = (plan.starts_N * REGIONS).astype(np.int64)
+                return np.full(count, -1) if texts_M is None else regions_N[texts_M]
+    return np.full(count, -1)
+
+
+def _texts(target: Target, part: Batch, count: int) -> np.ndarray | None:
+    """(M,) the text that each target is in. Without places, the targets of a text are one after the other, or several
+    texts have one together."""
+    packed = part.outputs if target.side == "outputs" and part.outputs is not None else part.inputs
+    at = target.at if target.span is None else target.span[:, 0]
+    if at is not None and len(at) == count:
+        return packed.documents[at].numpy()
+    texts = len(packed.lengths)
+    if count and texts % count == 0:
+        return np.arange(count) * (texts // count)
+    return np.arange(count) // (count // texts) if count % texts == 0 else None
