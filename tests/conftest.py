@@ -1,4 +1,5 @@
-"""One thread a test process: torch's threads spin, and cost minutes where several processes share two cores."""
+"""One thread a test process: torch's threads spin, and cost minutes where several processes share two cores. And no
+waiting for a disk: what a test writes need not outlive the machine."""
 
 from __future__ import annotations
 
@@ -7,3 +8,5 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MKL_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+os.fsync = lambda descriptor: None

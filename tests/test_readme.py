@@ -49,6 +49,7 @@ def test_every_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     skip_reports(monkeypatch)
     few = partial(pydocs_rows, per_class_train=8, per_class_validation=6)
     monkeypatch.setattr("lmtool.tasks.loading.pydocs_rows", few)
+    monkeypatch.setattr("lmtool.data.pydocs._MODULES", (25, 30))
     Path("my_texts").mkdir()
     write_text(tmp_path / "my_texts" / "one.txt")
     Path("wikitext").mkdir()

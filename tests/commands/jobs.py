@@ -7,11 +7,12 @@ import io
 from functools import partial
 from pathlib import Path
 
+import pytest
 import torch
 
 from lmtool import cli
 from lmtool.commands import finetune, pretrain  # noqa: F401 imported here, not in each victim
-from tests.commands.conftest import TINY, but_for, write_rows, write_text
+from tests.commands.conftest import TINY, but_for, skip_reports, write_rows, write_text
 
 torch.set_num_threads(1)
 
@@ -33,6 +34,12 @@ def _quietly(*words: str) -> None:
         status = cli.main(but_for(words))
     if status:
         raise SystemExit(status)
+
+
+def prepare() -> None:
+    """What composing imports, imported before the harness forks; and no reports, which no outcome holds."""
+    skip_reports(pytest.MonkeyPatch())
+    _quietly("pretrain", "--cfg", "job")
 
 
 def pretraining(folder: Path, model: str = "bert_tiny") -> None:

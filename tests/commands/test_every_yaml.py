@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from lmtool import cli
 from tests.commands.conftest import TINY, finetune, pretrain
@@ -40,7 +41,15 @@ def test_mixtures(place: Path, model: str, members: str) -> None:
     assert steps(pretrain("run", *words, model=model)) == 2
 
 
-@pytest.mark.parametrize("model", names("model"))
+def sizes_alone(model: str) -> bool:
+    """Whether a preset is another one in other sizes, all of which TINY sets: then both make the same run."""
+    keys = yaml.safe_load((CONF / "model" / f"{model}.yaml").read_text())
+    return {f"model.{key}" for key in keys} <= {"model.defaults", *(word.partition("=")[0] for word in TINY)}
+
+
+@pytest.mark.parametrize(
+    "model", [pytest.param(name, marks=[pytest.mark.slow] * sizes_alone(name)) for name in names("model")]
+)
 def test_models(place: Path, model: str) -> None:
     """At its family's tiny size: every preset is the family's class with other numbers."""
     assert steps(pretrain("run", "max_steps=2", model=model)) == 2

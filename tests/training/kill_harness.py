@@ -7,7 +7,8 @@ wants a process without threads: start the harness as a program of its own, with
     OMP_NUM_THREADS=1 python tests/training/kill_harness.py PACKAGE.MODULE:JOB --kills 100 --root FOLDER
 
 prints one JSON line: kills, runs, kills during a save, unreadable checkpoints, runs that differ from the uninterrupted
-one. Any job may stand there, that of a real command too.
+one. Any job may stand there, that of a real command too. A function `prepare()` beside the job is called before the
+first fork.
 """
 
 from __future__ import annotations
@@ -181,7 +182,9 @@ def main() -> None:
     arguments = parser.parse_args()
     sys.path.insert(0, str(Path(__file__).parents[2]))
     module, _, name = arguments.job.partition(":")
-    job: Job = getattr(importlib.import_module(module), name)
+    jobs = importlib.import_module(module)
+    job: Job = getattr(jobs, name)
+    getattr(jobs, "prepare", lambda: None)()
     if arguments.steps:
         print(json.dumps(asdict(kill_at(job, arguments.root, arguments.steps))))
     else:
