@@ -70,5 +70,5 @@ def test_a_map_that_does_not_fit_names_both_depths(layers, own, its, said):
 def test_models_without_layers_are_refused():
     lstm = ModelConfig(name="lstm")
     for pair in ((lstm, BertConfig()), (BertConfig(), lstm)):
-        with pytest.raises(UserError, match="model=lstm has none"):
+        with pytest.raises(UserError, match="model=lstm has no layers"):
             layer_map("uniform", None, *pair)

@@ -64,6 +64,6 @@ class TermConfig(Config):
 
     weight: float = Field(1.0, ge=0, description="Weight of the term in the loss.")
 
-    def misfit(self, student: ModelConfig, teacher: ModelConfig, layers: LayerMap) -> Problem | None:
-        """Of a term that compares layers: why these cannot be compared, if they cannot."""
+    def misfit(self, student: ModelConfig, teacher: ModelConfig, layers: LayerMap | None) -> Problem | None:
+        """Why the two models cannot be compared by it, if they cannot. layers: where a term goes by their map."""
         return None

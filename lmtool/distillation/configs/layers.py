@@ -45,24 +45,27 @@ class LayerMap:
         return "; ".join(stacks.values() if len(stacks) == 1 else (f"{side} {pairs}" for side, pairs in stacks.items()))
 
 
+def shared_sides(student: ModelConfig, teacher: ModelConfig) -> list[Side]:
+    """The stacks that both models have, by the side of a batch that they read. UserError where there is none."""
+    shared = [side for side in student.depths if side in teacher.depths]
+    if not shared:
+        bare = next((model for model in (student, teacher) if not model.depths), None)
+        problem = "have no stack in common" if bare is None else f"cannot be compared: model={bare.name} has no layers"
+        raise UserError(
+            f"distill.terms: the layers of model={student.name} and of its teacher, model={teacher.name}, {problem}",
+            "take terms over what is predicted: distill=soft",
+        )
+    return shared
+
+
 def layer_map(layers: Layers, decoder_layers: Layers | None, student: ModelConfig, teacher: ModelConfig) -> LayerMap:
     """The map between two models. decoder_layers: of the stack that reads the outputs, where another one than `layers`.
 
     UserError, which names both depths, where it does not fit them, and where a model has no layers.
     """
     own, its = student.depths, teacher.depths
-    shared: list[Side] = [side for side in own if side in its]
-    if not shared:
-        bare = next((model for model in (student, teacher) if not model.depths), None)
-        problem = (
-            "have no stack of the same side" if bare is None else f"have none to compare: model={bare.name} has none"
-        )
-        raise UserError(
-            f"distill.layers: the layers of model={student.name} and of its teacher, model={teacher.name}, {problem}",
-            "take terms over what is predicted alone: distill=soft",
-        )
     sides = {}
-    for side in shared:
+    for side in shared_sides(student, teacher):
         decoder = side == "outputs" and decoder_layers is not None
         key, given = ("decoder_layers", decoder_layers) if decoder else ("layers", layers)
         sides[side] = _pairs(f"distill.{key}", layers if given is None else given, own[side], its[side])

@@ -78,14 +78,11 @@ class StandardConfig(DistillConfig):
         return layer_map(self.layers, self.decoder_layers, student, teacher)
 
     def misfit_of_teacher(self, student: ModelConfig, teacher: ModelConfig) -> Problem | None:
-        if not self.compares_layers:
-            return None
         try:
-            layers = self.layer_map(student, teacher)
+            layers = self.layer_map(student, teacher) if self.compares_layers else None
         except UserError as error:
             return Problem("distill.layers", error.message, error.hint)
-        problems = (term.misfit(student, teacher, layers) for term in self.terms.values() if term.compares_layers)
-        return next(filter(None, problems), None)
+        return next(filter(None, (term.misfit(student, teacher, layers) for term in self.terms.values())), None)
 
     @property
     def _weighted(self) -> dict[str, TermConfig]:
