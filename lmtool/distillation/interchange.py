@@ -10,7 +10,7 @@ Shape letters: N texts of a batch, S tokens that are swapped, T tokens, H hidden
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from lmtool import streams
+from lmtool.distillation.kept import Kept
 from lmtool.learners.mixed_examples import MixedBatch
 from lmtool.nn.stack import Place, Side, Tap
 from lmtool.types import Batch, Packed, send
@@ -100,20 +101,6 @@ def _swap(
     within = np.arange(spans.sum()) - np.repeat(np.cumsum(spans) - spans, spans)
     to_S, from_S = (np.repeat(firsts[texts] + first, spans) + within for texts in (bases, sources))
     return Swap(torch.from_numpy(to_S), torch.from_numpy(from_S)), int((spans > 0).sum())
-
-
-class Kept(Tap):
-    """Keeps the states at some places of a forward: by place, those of each batch of `parts_of`."""
-
-    def __init__(self, places: Collection[Place]):
-        self.states: dict[Place, list[Tensor]] = {place: [] for place in places}
-
-    def wants(self, place: Place) -> bool:
-        return place in self.states
-
-    def __call__(self, place: Place, x_TH: Tensor) -> Tensor:
-        self.states[place].append(x_TH)
-        return x_TH
 
 
 class Swapped(Tap):

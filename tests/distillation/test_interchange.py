@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lmtool.distillation.interchange import Kept, Site, Swap, Swapped, interventions, kept_for, parts_of, swapped
+from lmtool.distillation.interchange import Site, Swap, Swapped, interventions, kept_for, parts_of, swapped
+from lmtool.distillation.kept import Kept
 from lmtool.learners.mixed_examples import joined
 from lmtool.nn.dropout import TokenDraws, token_keys
 from lmtool.nn.stack import Place, Stack, Tap

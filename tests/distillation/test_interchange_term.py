@@ -7,7 +7,7 @@ import torch
 
 from lmtool.config.tables import build
 from lmtool.distillation.configs import InterchangeConfig, SoftConfig, StandardConfig
-from lmtool.distillation.interchange import Kept
+from lmtool.distillation.kept import Kept
 from lmtool.distillation.seen import Teacher, see
 from lmtool.errors import UserError
 from lmtool.nn.stack import Place

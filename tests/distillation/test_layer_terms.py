@@ -159,9 +159,8 @@ def test_a_projection_only_where_widths_differ():
 def test_relation_heads_of_models_whose_heads_differ():
     student, teacher = learner(num_heads=4), learner(hidden_size=24, num_heads=2, feedforward_size=24)
     v2 = {"relations": ("queries", "keys", "values"), "relation_heads": 8}
-    ((loss, gradient),) = losses(
-        distilled(student, teacher, {"relations": v2}, layers="last"), batch_of(student)
-    ).values()
+    mode = distilled(student, teacher, {"relations": v2}, layers="last")
+    ((loss, gradient),) = losses(mode, batch_of(student)).values()
     assert loss > 0 and gradient > 0
 
 

@@ -28,10 +28,8 @@ class AttentionTermConfig(TermConfig):
         if bare is not None:
             problem = f"model={bare.name} has no attention heads"
         elif student.architecture != teacher.architecture:
-            kinds = (
-                f"{student.architecture.replace('_', '-')}, the teacher's of {teacher.architecture.replace('_', '-')}"
-            )
-            problem = f"the student's tokens see each other as those of an {kinds}"
+            own, its = (model.architecture.replace("_", "-") for model in (student, teacher))
+            problem = f"a token of the student sees what one of an {own} sees, the teacher's what one of an {its} sees"
         elif embeddings:
             problem, hint = "layer 0 of distill.layers is the embeddings, which do not attend", "leave layer 0 out"
         elif isinstance(student, TransformerConfig) and isinstance(teacher, TransformerConfig):
@@ -95,9 +93,9 @@ class RelationsConfig(AttentionTermConfig):
         parts = self.relation_heads
         if parts is None:
             misfit = super().misfit_of_heads(student, teacher)
-            hint = (
-                "give distill.terms.relations.relation_heads=12 distill.terms.relations.relations=[queries,keys,values]"
-            )
+            key = "distill.terms.relations"
+            shared = math.gcd(student.num_heads, teacher.num_heads)
+            hint = f"give {key}.relation_heads={shared} {key}.relations=[queries,keys,values]"
             return None if misfit is None else Problem(misfit.key, misfit.message, hint)
         widths = [model.num_heads * model.width_of_head for model in (student, teacher)]
         if not any(width % parts for width in widths):

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from lmtool.distillation.configs import LayerMap, RelationsConfig
+from lmtool.distillation.kept import Kept
 from lmtool.distillation.seen import Teacher
-from lmtool.distillation.terms.layers import Kept, LayerTerm, Pair
+from lmtool.distillation.terms.layers import LayerTerm, Pair
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.nn.attended import Attended

@@ -6,7 +6,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from lmtool.distillation.configs import InterchangeConfig, LayerMap
-from lmtool.distillation.interchange import Kept, Site, interventions, kept_for, parts_of, swapped
+from lmtool.distillation.interchange import Site, interventions, kept_for, parts_of, swapped
+from lmtool.distillation.kept import Kept
 from lmtool.distillation.seen import Seen, Teacher, see
 from lmtool.distillation.terms.outputs import OutputTerm
 from lmtool.errors import UserError

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -13,38 +12,17 @@ from torch import Tensor
 from lmtool.distillation.configs import LayerMap
 from lmtool.distillation.configs.layers import shared_sides
 from lmtool.distillation.interchange import parts_of
+from lmtool.distillation.kept import Kept
 from lmtool.distillation.seen import Seen, Teacher
 from lmtool.distillation.terms.base import Term
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
-from lmtool.nn.attended import Attended
 from lmtool.nn.configs import Side
-from lmtool.nn.context import AttentionKind, TakesAttended
 from lmtool.nn.stack import Place, Tap
 from lmtool.types import Batch, Packed
 
 Pair = tuple[Place, Place]
 """A place of the student, and the teacher's that it learns from."""
-
-
-class Kept(Tap):
-    """Keeps the states at some places, and what self-attentions compute with; of every forward of a stack in a step,
-    in their order."""
-
-    def __init__(self, states: Iterable[Place] = (), attention: Iterable[Place] = ()):
-        self._states, self._attention = frozenset(states), frozenset(attention)
-        self.states: dict[Place, list[Tensor]] = defaultdict(list)
-        self.attended: dict[Place, list[Attended]] = defaultdict(list)
-
-    def wants(self, place: Place) -> bool:
-        return place in self._states
-
-    def __call__(self, place: Place, x_TH: Tensor) -> Tensor:
-        self.states[place].append(x_TH)
-        return x_TH
-
-    def attention(self, place: Place, kind: AttentionKind) -> TakesAttended | None:
-        return self.attended[place].append if kind == "self_attn" and place in self._attention else None
 
 
 class LayerTerm(Term):
@@ -99,7 +77,6 @@ def last_places(student: BaseLearner, teacher: BaseLearner) -> Iterator[Pair]:
     own, its = student.backbone.config, teacher.backbone.config
     for side in shared_sides(own, its):
         yield Place(own.depths[side], side), Place(its.depths[side], side)
-
 
 
 def texts_of(batch: Batch, side: Side) -> Sequence[Packed]:

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from lmtool.config.tables import entry_of
 from lmtool.distillation.configs import LayerMap
 from lmtool.distillation.configs.layers import shared_sides
+from lmtool.distillation.kept import Kept
 from lmtool.distillation.seen import Teacher
-from lmtool.distillation.terms.layers import Kept, LayerTerm, Pair, last_places, texts_of
+from lmtool.distillation.terms.layers import LayerTerm, Pair, last_places, texts_of
 from lmtool.learners.base import BaseLearner
 from lmtool.nn.initialization import materialize
 from lmtool.nn.stack import Place, Stack
