@@ -51,7 +51,7 @@ def write_comparison(run_dirs: Sequence[str | Path], output: str | Path) -> Path
     """Write a page that sets runs beside each other; its path. UserError where a folder is no run."""
     if len(run_dirs) < 2:
         raise UserError(f"a comparison needs two runs or more, {len(run_dirs)} given", "name the folders of two runs")
-    from lmtool.reporting import plots
+    from lmtool.reporting import drawing, plots
 
     runs = [read_run(run_dir) for run_dir in run_dirs]
     metrics = list(dict.fromkeys(str(run.result["metric"]) for run in runs if run.result.get("metric")))
@@ -64,7 +64,7 @@ def write_comparison(run_dirs: Sequence[str | Path], output: str | Path) -> Path
         f"<h1>{len(runs)} runs beside each other</h1>",
         html.section("Scores", _scores(runs, metrics)),
         html.section("What differs", _differences(runs, configurations, keys)),
-        html.section("Curves", *(html.figure(plots.svg(figure)) for figure in figures if figure is not None)),
+        html.section("Curves", *(html.figure(drawing.svg(figure)) for figure in figures if figure is not None)),
         html.section(
             "Left out", *(html.paragraph(f"{run.name}: {problem}") for run in runs for problem in run.problems[:5])
         ),

@@ -7,17 +7,18 @@ import json
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from lmtool.config import yaml_files
 from lmtool.errors import UserError
 from lmtool.reporting import html
 from lmtool.reporting.run_files import RunFiles, read_run
-from lmtool.reporting.text import title
+from lmtool.reporting.text import count, percent, plain, title
 
 ALONE = "student without a teacher"
 # Sections and keys in which the same student without a teacher differs.
 _DIFFERING = ("distill", "name", "run_dir", "checkpoint_every")
+_CELL = {"side", "student_layer", "teacher_layer", "region", "value", "n"}
 _COLUMNS = {
     "score": "score",
     "standard_error": "±",
@@ -88,7 +89,7 @@ def distillation_html(run: RunFiles) -> str:
     columns = [key for key in _COLUMNS if any(model.get(key) is not None for model in models)]
     names = [metric if key == "score" else _COLUMNS[key] for key in columns]
     rows = [[model.get("name"), *(_cell(model.get(key)) for key in columns)] for model in models]
-    parts = [html.table(["model", *names], rows), *_layer_map(run)]
+    parts = [html.table(["model", *names], rows), *_layer_map(run), *_agreement(run)]
     if not any(model["name"] == ALONE for model in models):
         command, name = run.result.get("command"), f"{run.name}-alone"
         config = shlex.quote(str(run.run_dir / "config.yaml"))
@@ -106,3 +107,36 @@ def _layer_map(run: RunFiles) -> Iterator[str]:
     facts = run.section("data").get("distillation")
     if isinstance(facts, Mapping) and facts.get("layers"):
         yield html.paragraph(f"Student layers and the teacher's that they learn from: {facts['layers']}.")
+
+
+def interchange_of(run: RunFiles) -> Mapping[str, Any]:
+    """What was measured under interchange interventions; nothing where they were not made."""
+    distillation = run.result.get("distillation")
+    accuracy = distillation.get("interchange_accuracy") if isinstance(distillation, dict) else None
+    cells = accuracy.get("cells") if isinstance(accuracy, dict) else None
+    sound = isinstance(cells, list) and all(isinstance(cell, dict) and cell.keys() >= _CELL for cell in cells)
+    return accuracy if sound and isinstance(accuracy, dict) else {}
+
+
+def _agreement(run: RunFiles) -> Iterator[str]:
+    """How far the student predicts what its teacher does, in a sentence each."""
+    distillation: Mapping[str, Any] = run.result["distillation"]
+    fidelity, accuracy = distillation.get("fidelity"), interchange_of(run)
+    if isinstance(fidelity, dict) and _known(fidelity):
+        yield html.paragraph(f"The student predicts what its teacher does of {_share(fidelity)}.")
+    if _known(accuracy):
+        changed = accuracy.get("changed")
+        more = f"; where that changes what the teacher predicts, of {_share(changed)}" if _known(changed) else ""
+        swapped = "With states of another text swapped into both models (interchange accuracy)"
+        yield html.paragraph(f"{swapped}, of {_share(accuracy)}{more}.")
+    elif distillation.get("interchange_accuracy_reason"):
+        reason = plain(str(distillation["interchange_accuracy_reason"]), 300)
+        yield html.paragraph(f"Agreement under interchange interventions was not measured: {reason}.")
+
+
+def _known(share: Any) -> TypeGuard[Mapping[str, Any]]:
+    return isinstance(share, dict) and isinstance(share.get("value"), float) and isinstance(share.get("n"), int)
+
+
+def _share(share: Mapping[str, Any]) -> str:
+    return f"{percent(share['value'])} of {count(share['n'])} targets"

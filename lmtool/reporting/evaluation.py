@@ -95,13 +95,13 @@ def write_evaluation(folder: Path, details: Mapping[str, Any]) -> None:
 
 def _draw(folder: Path, split: str, evaluation: Mapping[str, Any]) -> None:
     # matplotlib takes most of a second to import, so a command that draws nothing does not.
-    from lmtool.reporting import plots
+    from lmtool.reporting import drawing, plots
 
     if "confusion" in evaluation:
         figure = plots.confusion_figure(*_commonest(evaluation["labels"], evaluation["confusion"]))
-        plots.write_png(figure, folder / f"{split}_confusion.png")
+        drawing.write_png(figure, folder / f"{split}_confusion.png")
     if "bins" in evaluation:
-        plots.write_png(plots.calibration_figure(evaluation["bins"]), folder / f"{split}_calibration.png")
+        drawing.write_png(plots.calibration_figure(evaluation["bins"]), folder / f"{split}_calibration.png")
 
 
 def _commonest(labels: list[str], counts: list[list[int]], limit: int = 20) -> tuple[list[str], list[list[int]]]:

@@ -1,16 +1,8 @@
-"""The plots of a report: PNG files for slides and papers, SVG for the page.
-
-Drawn without pyplot, so that no display, no global state and no figure is left behind. In the page the ink is a CSS
-variable, so that the same drawing reads on light and on dark paper.
-"""
+"""The plots of a run, of what it predicts, and of several runs or layers beside each other."""
 
 from __future__ import annotations
 
-import io
-import itertools
-import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -18,78 +10,26 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
 
+from lmtool.reporting.drawing import (
+    BASELINE,
+    COLOURS,
+    FAINT,
+    INK,
+    POINTS,
+    QUIET,
+    STYLE,
+    TRAIN,
+    VALIDATION,
+    blank,
+    focus,
+    smooth,
+    thin,
+    tidy,
+)
 from lmtool.reporting.run_files import RunFiles, series
 from lmtool.reporting.text import exponent, lower_is_better, number, plain, title
 
-INK, QUIET, FAINT = "#2b2b2b", "#767676", "#c9c9c9"
-TRAIN, VALIDATION, BASELINE = "#9db4c8", "#1f5f99", "#b5532a"
-COLOURS = ("#1f5f99", "#b5532a", "#3f8a55", "#8a5aa8", "#b08a1e", "#4aa3a8", "#a84a6b", "#6b6b6b")
-# In the page these inks become variables; the others read on both papers.
-_VARIABLES = {
-    INK: "var(--ink)",
-    QUIET: "var(--quiet)",
-    FAINT: "var(--faint)",
-    VALIDATION: "var(--blue)",
-    BASELINE: "var(--rust)",
-    TRAIN: "var(--pale)",
-}
-_STYLE: dict[Any, Any] = {
-    "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],
-    "font.size": 9,
-    "text.color": INK,
-    "axes.edgecolor": FAINT,
-    "axes.labelcolor": QUIET,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlesize": 9,
-    "axes.titlecolor": INK,
-    "axes.titlelocation": "left",
-    "xtick.color": QUIET,
-    "ytick.color": QUIET,
-    "xtick.major.size": 3,
-    "ytick.major.size": 3,
-    "xtick.labelcolor": QUIET,
-    "ytick.labelcolor": QUIET,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "lmtool",
-    "path.simplify": True,
-    "text.parse_math": False,
-}
-_POINTS = 1500
 _RATE = FuncFormatter(lambda value, _: exponent(value))
-
-
-def _figure(width: float, height: float) -> Figure:
-    figure = Figure(figsize=(width, height), layout="constrained")
-    figure.patch.set_alpha(0)
-    return figure
-
-
-def _tidy(axes: Axes, unit: str = "step") -> None:
-    axes.patch.set_alpha(0)
-    axes.set_xlabel(unit)
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    axes.margins(x=0.01)
-
-
-def smooth(values: Sequence[float], share: float = 0.06) -> list[float]:
-    """A centred running mean over `share` of the points, narrower at the ends; the line that the eye would draw."""
-    half = max(int(len(values) * share / 2), 2 if len(values) >= 20 else 0)
-    sums = [0.0, *itertools.accumulate(values)]
-    smoothed = []
-    for index in range(len(values)):
-        # At the start the loss falls fast: a window that only looks ahead would start the line below its points.
-        low, high = index - min(half, index), min(index + half, len(values) - 1)
-        high = min(high, index + max(index - low, 1))
-        smoothed.append((sums[high + 1] - sums[low]) / (high + 1 - low))
-    return smoothed
-
-
-def _thin(steps: list[int], values: list[float]) -> tuple[list[int], list[float]]:
-    stride = -(-len(steps) // _POINTS)
-    return steps[::stride] if stride else steps, values[::stride] if stride else values
 
 
 def _label_end(axes: Axes, x: float, y: float, text: str, colour: str) -> None:
@@ -98,32 +38,21 @@ def _label_end(axes: Axes, x: float, y: float, text: str, colour: str) -> None:
     )
 
 
-def _focus(axes: Axes, values: Sequence[float], loss: bool) -> None:
-    """Keep the first steps' high losses and stray peaks from flattening all that follows."""
-    if len(values) < 20 or not loss:
-        return
-    ordered = sorted(values)
-    low, high = ordered[0], ordered[int(0.97 * (len(ordered) - 1))]
-    bottom, top = axes.get_ylim()
-    if ordered[-1] > high + 1.5 * (high - low):
-        axes.set_ylim(max(bottom, low - 0.06 * (high - low)), min(top, high + 0.35 * (high - low) + 1e-9))
-
-
 def loss_figure(run: RunFiles) -> Figure | None:
     """Training loss (each row, and smoothed), validation loss and the baseline over steps; None without rows."""
     train, validation = series(run.train, "loss"), series(run.validation, "loss")
     if not train[0] and not validation[0]:
         return None
-    with matplotlib.rc_context(_STYLE):
-        figure = _figure(7.2, 3.4)
+    with matplotlib.rc_context(STYLE):
+        figure = blank(7.2, 3.4)
         axes = figure.add_subplot()
-        _tidy(axes)
+        tidy(axes)
         axes.set_title("loss, nats a prediction" if run.result.get("objective") else "loss")
         shown = list(validation[1])
         if train[0]:
-            axes.plot(*_thin(*train), color=TRAIN, linewidth=0.7, alpha=0.55)
+            axes.plot(*thin(*train), color=TRAIN, linewidth=0.7, alpha=0.55)
             line = smooth(train[1])
-            axes.plot(*_thin(train[0], line), color=TRAIN, linewidth=1.8)
+            axes.plot(*thin(train[0], line), color=TRAIN, linewidth=1.8)
             shown += train[1]
         baseline = run.baseline if run.baseline.get("metric") == "loss" else {}
         value = baseline.get("value")
@@ -132,7 +61,7 @@ def loss_figure(run: RunFiles) -> Figure | None:
             shown.append(float(value))
         if validation[0]:
             axes.plot(*validation, color=VALIDATION, linewidth=1.6, marker="o", markersize=3.5)
-        _focus(axes, shown, True)
+        focus(axes, shown, True)
         _end_labels(axes, run, train, validation, baseline)
     return figure
 
@@ -168,19 +97,19 @@ def small_figure(run: RunFiles, metric: str | None = None) -> Figure | None:
     panels = [panel for panel in panels if panel[1][0]][:4]
     if not panels:
         return None
-    with matplotlib.rc_context(_STYLE):
-        figure = _figure(7.2, 1.75)
+    with matplotlib.rc_context(STYLE):
+        figure = blank(7.2, 1.75)
         for index, (name, (steps, values), colour) in enumerate(panels):
             axes = figure.add_subplot(1, len(panels), index + 1)
-            _tidy(axes)
+            tidy(axes)
             axes.xaxis.set_major_locator(MaxNLocator(3, integer=True))
             axes.yaxis.set_major_locator(MaxNLocator(4))
             axes.set_title(name, fontsize=8.5)
             marker = "o" if colour == VALIDATION else None
             axes.plot(
-                *_thin(steps, values), color=colour if marker else QUIET, linewidth=1.2, marker=marker, markersize=2.5
+                *thin(steps, values), color=colour if marker else QUIET, linewidth=1.2, marker=marker, markersize=2.5
             )
-            _focus(axes, values, name == "gradient norm")
+            focus(axes, values, name == "gradient norm")
             if name in ("learning rate", "tokens per second"):
                 axes.set_ylim(bottom=0)
                 axes.yaxis.set_major_formatter(_RATE if name == "learning rate" else EngFormatter(sep=""))
@@ -191,43 +120,12 @@ def small_figure(run: RunFiles, metric: str | None = None) -> Figure | None:
     return figure
 
 
-TERM = "loss_"
-_TERMS_A_ROW = 4
-
-
-def terms_figure(run: RunFiles) -> Figure | None:
-    """Small multiples over steps: each term of the training loss before its weight, and on held-out data where it is
-    measured there; None where the loss has one term alone."""
-    names = list(dict.fromkeys(key for row in run.train for key in row if key.startswith(TERM)))
-    panels = [(name.removeprefix(TERM), series(run.train, name)) for name in names]
-    panels = [(name, points) for name, points in panels if points[0]]
-    if len(panels) < 2:
-        return None
-    rows = -(-len(panels) // _TERMS_A_ROW)
-    with matplotlib.rc_context(_STYLE):
-        figure = _figure(7.2, 1.75 * rows)
-        for index, (name, (steps, values)) in enumerate(panels):
-            axes = figure.add_subplot(rows, min(len(panels), _TERMS_A_ROW), index + 1)
-            _tidy(axes)
-            axes.xaxis.set_major_locator(MaxNLocator(3, integer=True))
-            axes.yaxis.set_major_locator(MaxNLocator(4))
-            axes.set_title(plain(name, 30), fontsize=8.5)
-            axes.plot(*_thin(steps, values), color=TRAIN, linewidth=0.7, alpha=0.55)
-            line = smooth(values)
-            axes.plot(*_thin(steps, line), color=TRAIN, linewidth=1.6)
-            held_out = series(run.validation, f"{name}_loss")
-            if held_out[0]:
-                axes.plot(*held_out, color=VALIDATION, linewidth=1.2, marker="o", markersize=2.5)
-            _focus(axes, [*values, *held_out[1]], True)
-    return figure
-
-
 def confusion_figure(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> Figure:
     """Gold labels down, predictions across; shade is the share of the gold label's row, numbers are examples."""
     size = len(labels)
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         edge = min(1.7 + 0.52 * size, 7.2)
-        figure = _figure(edge + 0.6, edge)
+        figure = blank(edge + 0.6, edge)
         axes = figure.add_subplot()
         axes.patch.set_alpha(0)
         shares = [[value / max(sum(row), 1) for value in row] for row in counts]
@@ -275,8 +173,8 @@ def calibration_figure(bins: Sequence[Sequence[float]]) -> Figure:
 
     bins: (rows, mean confidence, accuracy) each.
     """
-    with matplotlib.rc_context(_STYLE):
-        figure = _figure(3.8, 3.5)
+    with matplotlib.rc_context(STYLE):
+        figure = blank(3.8, 3.5)
         axes = figure.add_subplot()
         axes.patch.set_alpha(0)
         total = sum(rows for rows, _, _ in bins)
@@ -293,11 +191,11 @@ def calibration_figure(bins: Sequence[Sequence[float]]) -> Figure:
 
 def scatter_figure(gold: Sequence[float], predicted: Sequence[float]) -> Figure:
     """Predicted value against gold value of a regression, with the line of perfect agreement."""
-    with matplotlib.rc_context(_STYLE):
-        figure = _figure(3.8, 3.5)
+    with matplotlib.rc_context(STYLE):
+        figure = blank(3.8, 3.5)
         axes = figure.add_subplot()
         axes.patch.set_alpha(0)
-        stride = max(len(gold) // _POINTS, 1)
+        stride = max(len(gold) // POINTS, 1)
         low, high = min([*gold, *predicted]), max([*gold, *predicted])
         axes.plot([low, high], [low, high], color=FAINT, linewidth=1)
         axes.scatter(gold[::stride], predicted[::stride], s=8, color=VALIDATION, alpha=0.45, linewidths=0)
@@ -311,10 +209,10 @@ def overlay_figure(runs: Sequence[RunFiles], metric: str, split: str) -> Figure 
     lines = [(run.name, series(run.validation if split == "validation" else run.train, metric)) for run in runs]
     if not any(points[0] for _, points in lines):
         return None
-    with matplotlib.rc_context(_STYLE):
-        figure = _figure(7.2, 3.4)
+    with matplotlib.rc_context(STYLE):
+        figure = blank(7.2, 3.4)
         axes = figure.add_subplot()
-        _tidy(axes)
+        tidy(axes)
         axes.set_title(f"{split} {title(metric)}" if metric != "learning_rate" else "learning rate")
         if metric == "learning_rate":
             axes.yaxis.set_major_formatter(_RATE)
@@ -323,14 +221,14 @@ def overlay_figure(runs: Sequence[RunFiles], metric: str, split: str) -> Figure 
             if steps:
                 line = smooth(points) if (split, metric) == ("train", "loss") else points
                 axes.plot(
-                    *_thin(steps, line),
+                    *thin(steps, line),
                     color=COLOURS[index % len(COLOURS)],
                     linewidth=1.4,
                     label=plain(name, 40),
                     linestyle=("-", "--", ":")[index // len(COLOURS) % 3],
                 )
                 values += line
-        _focus(axes, values, lower_is_better(metric))
+        focus(axes, values, lower_is_better(metric))
         axes.legend(frameon=False, fontsize=8, labelcolor=INK, loc="best")
     return figure
 
@@ -338,10 +236,10 @@ def overlay_figure(runs: Sequence[RunFiles], metric: str, split: str) -> Figure 
 def layers_figure(target: str, checkpoints: Sequence[Mapping[str, Any]]) -> Figure:
     """Accuracy of probes by layer: a line a checkpoint with its standard errors, dashed for random weights, dotted for
     the commonest class. checkpoints: as in probe.json."""
-    with matplotlib.rc_context(_STYLE):
-        figure = _figure(7.2, 3.8)
+    with matplotlib.rc_context(STYLE):
+        figure = blank(7.2, 3.8)
         axes = figure.add_subplot()
-        _tidy(axes, "layer (0: embedding)")
+        tidy(axes, "layer (0: embedding)")
         axes.margins(x=0.03)
         axes.set_title(
             f"{plain(target, 40)}: accuracy of a linear probe (dashed: random weights, dotted: commonest class)"
@@ -367,35 +265,3 @@ def layers_figure(target: str, checkpoints: Sequence[Mapping[str, Any]]) -> Figu
         axes.set_ylim(bottom=0)
         axes.legend(frameon=False, fontsize=8, labelcolor=INK, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
-
-
-_drawings = itertools.count(1)
-# CSS pixels a point: the widest figure fills the page, the narrow ones keep the size of their letters.
-_SCALE = 1.59
-
-
-def svg(figure: Figure) -> str:
-    """The figure as an inline SVG: no outside names or addresses, ids of its own, ink from the page."""
-    buffer = io.StringIO()
-    with matplotlib.rc_context(_STYLE):
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    text = buffer.getvalue()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(r'\s(xmlns(:\w+)?|version)="[^"]*"', "", text).replace("xlink:href", "href")
-    prefix = f"d{next(_drawings)}-"
-    text = re.sub(r'\bid="', f'id="{prefix}', text)
-    text = text.replace("url(#", f"url(#{prefix}").replace('href="#', f'href="#{prefix}')
-    for colour, variable in _VARIABLES.items():
-        text = text.replace(colour, variable)
-    text = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", text)
-    width, height = (72 * inches for inches in figure.get_size_inches())
-    head = f'<svg viewBox="0 0 {width:g} {height:g}" role="img" style="max-width: {_SCALE * width:.0f}px">'
-    return head + text[text.index(">") + 1 :]
-
-
-def write_png(figure: Figure, path: Path) -> None:
-    """The figure as a PNG on white paper, 160 dots an inch."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with matplotlib.rc_context(_STYLE):
-        figure.savefig(path, dpi=160, facecolor="white", metadata={"Software": None})

@@ -33,11 +33,11 @@ def _score(score: Mapping[str, float]) -> str:
 def write_probes(folder: Path, details: Mapping[str, Any]) -> None:
     """probe.json and probe.png in a folder. UserError where the disk refuses."""
     # matplotlib takes most of a second to import.
-    from lmtool.reporting import plots
+    from lmtool.reporting import drawing, plots
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
         replace_text(folder / "probe.json", to_json(masked_data(dict(details))) + "\n")
-        plots.write_png(plots.layers_figure(details["target"], details["checkpoints"]), folder / "probe.png")
+        drawing.write_png(plots.layers_figure(details["target"], details["checkpoints"]), folder / "probe.png")
     except OSError as error:
         raise UserError(f"output={folder}: {error.strerror}", "give another output=") from error

@@ -12,7 +12,7 @@ from typing import Any
 
 from lmtool.errors import UserError, cannot_write
 from lmtool.reporting import html
-from lmtool.reporting.distillation import distillation_html
+from lmtool.reporting.distillation import distillation_html, interchange_of
 from lmtool.reporting.examples import PredictionSummary, predictions_html, samples_html, summarise
 from lmtool.reporting.run_files import RunFiles, read_predictions, read_run
 from lmtool.reporting.scores import Score, score_of, selected_on, test_scores
@@ -41,7 +41,7 @@ def _write(run: RunFiles, predictions: PredictionSummary) -> Path:
     body = [
         _headline(run, predictions),
         html.section("Curves", drawings.get("loss", ""), drawings.get("terms", ""), drawings.get("small", "")),
-        html.section("Distillation", distillation_html(run)),
+        html.section("Distillation", distillation_html(run), drawings.get("agreement", "")),
         html.section("Predictions", drawings.get("confusion", "") or drawings.get("scatter", "")),
         html.section("Mixture", _mixture(run)),
         html.section("Classes", _classes(run)),
@@ -92,17 +92,19 @@ def writing(folder: Path) -> Iterator[None]:
 def _draw(run: RunFiles, predictions: PredictionSummary) -> dict[str, str]:
     """Write the PNG files and return the page's figures by name."""
     # matplotlib takes most of a second to import, so a command that draws nothing does not.
-    from lmtool.reporting import plots
+    from lmtool.reporting import distillation_plots, drawing, plots
 
     metric = run.result.get("metric") if isinstance(run.result.get("metric"), str) else None
     figures = {
         "loss": plots.loss_figure(run),
-        "terms": plots.terms_figure(run),
+        "terms": distillation_plots.terms_figure(run),
         "small": plots.small_figure(run, metric),
+        "agreement": distillation_plots.agreement_figure(interchange_of(run)),
     }
     captions = {
         "loss": "Faint: each logged step of training; above it, its running mean. Dots: the held-out text.",
         "terms": "Each term of the training loss by itself, before its weight; dots: the held-out text.",
+        "agreement": "Share of predictions in which both models agree, states of another text swapped in.",
         "confusion": "Gold labels down, predictions across. Shade: share of the gold label.",
         "scatter": "Each dot one example of the held-out set.",
     }
@@ -117,8 +119,8 @@ def _draw(run: RunFiles, predictions: PredictionSummary) -> dict[str, str]:
     for name, figure in figures.items():
         if figure is None:
             continue
-        plots.write_png(figure, run.run_dir / "plots" / f"{'curves' if name == 'small' else name}.png")
-        drawn[name] = html.figure(plots.svg(figure), captions.get(name, ""))
+        drawing.write_png(figure, run.run_dir / "plots" / f"{'curves' if name == 'small' else name}.png")
+        drawn[name] = html.figure(drawing.svg(figure), captions.get(name, ""))
     return drawn
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from lmtool.reporting.distillation import ALONE, distillation_html, models_of
+from lmtool.reporting.distillation_plots import agreement_figure
 from lmtool.reporting.report import write_report
 from lmtool.reporting.run_files import read_run
 
@@ -43,3 +44,42 @@ def test_a_student_that_is_not_there_has_its_command(task_run):
 
 def test_a_run_without_a_teacher_says_nothing(task_run):
     assert distillation_html(read_run(task_run())) == ""
+
+
+CELLS = [
+    {"side": "inputs", "student_layer": layer, "teacher_layer": 2 * layer, "region": region, "value": 0.5, "n": 8}
+    for layer in (1, 2)
+    for region in (1, 2, 3, 4)
+]
+MEASURED = {
+    "fidelity": {"value": 0.875, "n": 64},
+    "interchange_accuracy": {"value": 0.5, "n": 64, "changed": {"value": 0.25, "n": 16}, "cells": CELLS},
+}
+
+
+def test_agreement_is_said_and_drawn(task_run):
+    folder = distilled(task_run)
+    result = json.loads((folder / "result.json").read_text())
+    result["distillation"] |= MEASURED
+    (folder / "result.json").write_text(json.dumps(result))
+    write_report(folder)
+    page = (folder / "report.html").read_text()
+    assert "87.5% of 64 targets" in page and "changes what the teacher predicts, of 25% of 16 targets" in page
+    assert (folder / "plots" / "agreement.png").stat().st_size > 1000
+    assert "2 and 4" in page and "25-50%" in page
+
+
+def test_agreement_that_was_not_measured_has_its_reason(task_run):
+    folder = distilled(task_run)
+    result = json.loads((folder / "result.json").read_text())
+    result["distillation"] |= {"interchange_accuracy": None, "interchange_accuracy_reason": "no layers are aligned"}
+    (folder / "result.json").write_text(json.dumps(result))
+    assert "not measured: no layers are aligned." in distillation_html(read_run(folder))
+    assert agreement_figure({}) is None
+
+
+def test_each_stack_has_its_heat_map():
+    cells = [*CELLS, *({**cell, "side": "outputs"} for cell in CELLS), {**CELLS[0], "value": None, "n": 0}]
+    figure = agreement_figure({"cells": cells})
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["encoder", "decoder"]
+    assert [len(axes.patches) for axes in figure.axes] == [8, 8]

@@ -1,0 +1,97 @@
+"""The plots of a distilled run: its terms over the steps, and where its models agree when states are swapped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from lmtool.reporting.drawing import INK, STYLE, TRAIN, VALIDATION, blank, focus, smooth, thin, tidy
+from lmtool.reporting.run_files import RunFiles, series
+from lmtool.reporting.text import plain
+
+TERM = "loss_"
+_TERMS_A_ROW = 4
+
+
+def terms_figure(run: RunFiles) -> Figure | None:
+    """Small multiples over steps: each term of the training loss before its weight, and on held-out data where it is
+    measured there; None where the loss has one term alone."""
+    names = list(dict.fromkeys(key for row in run.train for key in row if key.startswith(TERM)))
+    panels = [(name.removeprefix(TERM), series(run.train, name)) for name in names]
+    panels = [(name, points) for name, points in panels if points[0]]
+    if len(panels) < 2:
+        return None
+    rows = -(-len(panels) // _TERMS_A_ROW)
+    with matplotlib.rc_context(STYLE):
+        figure = blank(7.2, 1.75 * rows)
+        for index, (name, (steps, values)) in enumerate(panels):
+            axes = figure.add_subplot(rows, min(len(panels), _TERMS_A_ROW), index + 1)
+            tidy(axes)
+            axes.xaxis.set_major_locator(MaxNLocator(3, integer=True))
+            axes.yaxis.set_major_locator(MaxNLocator(4))
+            axes.set_title(plain(name, 30), fontsize=8.5)
+            axes.plot(*thin(steps, values), color=TRAIN, linewidth=0.7, alpha=0.55)
+            line = smooth(values)
+            axes.plot(*thin(steps, line), color=TRAIN, linewidth=1.6)
+            held_out = series(run.validation, f"{name}_loss")
+            if held_out[0]:
+                axes.plot(*held_out, color=VALIDATION, linewidth=1.2, marker="o", markersize=2.5)
+            focus(axes, [*values, *held_out[1]], True)
+    return figure
+
+
+_SIDES = {"inputs": "encoder", "outputs": "decoder"}
+
+
+def agreement_figure(accuracy: Mapping[str, Any]) -> Figure | None:
+    """A heat map of interchange accuracy: aligned layers down, where in the text the swapped span begins across; a
+    panel a stack. accuracy: `interchange_accuracy` as result.json has it; None where nothing was measured."""
+    cells = [cell for cell in accuracy.get("cells") or () if cell.get("n")]
+    if not cells:
+        return None
+    sides = [side for side in _SIDES if any(cell["side"] == side for cell in cells)]
+    regions = max(cell["region"] for cell in cells)
+    layers = {side: _layers(cells, side) for side in sides}
+    with matplotlib.rc_context(STYLE):
+        figure = blank(3.8 * len(sides), 1.1 + 0.36 * max(map(len, layers.values())))
+        for index, side in enumerate(sides):
+            axes = figure.add_subplot(1, len(sides), index + 1)
+            if len(sides) > 1:
+                axes.set_title(_SIDES[side])
+            _heat(axes, [cell for cell in cells if cell["side"] == side], layers[side], regions)
+    return figure
+
+
+def _layers(cells: Sequence[Mapping[str, Any]], side: str) -> list[tuple[int, int]]:
+    """The aligned layers of a stack, the student's first."""
+    return sorted({(cell["student_layer"], cell["teacher_layer"]) for cell in cells if cell["side"] == side})
+
+
+def _heat(axes: Axes, cells: Sequence[Mapping[str, Any]], layers: Sequence[tuple[int, int]], regions: int) -> None:
+    axes.patch.set_alpha(0)
+    for cell in cells:
+        row = layers.index((cell["student_layer"], cell["teacher_layer"]))
+        column, value = cell["region"] - 1, float(cell["value"])
+        corner = (column - 0.48, row - 0.46)
+        axes.add_patch(
+            matplotlib.patches.Rectangle(
+                corner, 0.96, 0.92, facecolor=VALIDATION, alpha=0.04 + 0.76 * value, linewidth=0
+            )
+        )
+        colour = "#ffffff" if value > 0.6 else INK
+        axes.text(column, row, f"{value:.2f}", ha="center", va="center", color=colour)
+    axes.set_xlim(-0.5, regions - 0.5)
+    axes.set_ylim(len(layers) - 0.5, -0.5)
+    axes.set_xticks(
+        range(regions), [f"{100 * part // regions}-{100 * (part + 1) // regions}%" for part in range(regions)]
+    )
+    axes.set_yticks(range(len(layers)), [f"{own} and {its}" if own else "embeddings" for own, its in layers])
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    axes.set_xlabel("where the swapped span begins")
+    axes.set_ylabel("student's and teacher's layer")

@@ -1,0 +1,134 @@
+"""How every plot is drawn: PNG files for slides and papers, SVG for the page.
+
+Drawn without pyplot, so that no display, no global state and no figure is left behind. In the page the ink is a CSS
+variable, so that the same drawing reads on light and on dark paper.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, MaxNLocator
+
+INK, QUIET, FAINT = "#2b2b2b", "#767676", "#c9c9c9"
+TRAIN, VALIDATION, BASELINE = "#9db4c8", "#1f5f99", "#b5532a"
+COLOURS = ("#1f5f99", "#b5532a", "#3f8a55", "#8a5aa8", "#b08a1e", "#4aa3a8", "#a84a6b", "#6b6b6b")
+# In the page these inks become variables; the others read on both papers.
+_VARIABLES = {
+    INK: "var(--ink)",
+    QUIET: "var(--quiet)",
+    FAINT: "var(--faint)",
+    VALIDATION: "var(--blue)",
+    BASELINE: "var(--rust)",
+    TRAIN: "var(--pale)",
+}
+STYLE: dict[Any, Any] = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 9,
+    "text.color": INK,
+    "axes.edgecolor": FAINT,
+    "axes.labelcolor": QUIET,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 9,
+    "axes.titlecolor": INK,
+    "axes.titlelocation": "left",
+    "xtick.color": QUIET,
+    "ytick.color": QUIET,
+    "xtick.major.size": 3,
+    "ytick.major.size": 3,
+    "xtick.labelcolor": QUIET,
+    "ytick.labelcolor": QUIET,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "lmtool",
+    "path.simplify": True,
+    "text.parse_math": False,
+}
+POINTS = 1500
+
+
+def blank(width: float, height: float) -> Figure:
+    """An empty figure of so many inches, on no paper."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    figure.patch.set_alpha(0)
+    return figure
+
+
+def tidy(axes: Axes, unit: str = "step") -> None:
+    """Axes over whole numbers of a unit."""
+    axes.patch.set_alpha(0)
+    axes.set_xlabel(unit)
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.margins(x=0.01)
+
+
+def smooth(values: Sequence[float], share: float = 0.06) -> list[float]:
+    """A centred running mean over `share` of the points, narrower at the ends; the line that the eye would draw."""
+    half = max(int(len(values) * share / 2), 2 if len(values) >= 20 else 0)
+    sums = [0.0, *itertools.accumulate(values)]
+    smoothed = []
+    for index in range(len(values)):
+        # At the start the loss falls fast: a window that only looks ahead would start the line below its points.
+        low, high = index - min(half, index), min(index + half, len(values) - 1)
+        high = min(high, index + max(index - low, 1))
+        smoothed.append((sums[high + 1] - sums[low]) / (high + 1 - low))
+    return smoothed
+
+
+def thin(steps: list[int], values: list[float]) -> tuple[list[int], list[float]]:
+    """So many points of a line that more would not be seen."""
+    stride = -(-len(steps) // POINTS)
+    return steps[::stride] if stride else steps, values[::stride] if stride else values
+
+
+def focus(axes: Axes, values: Sequence[float], loss: bool) -> None:
+    """Keep the first steps' high losses and stray peaks from flattening all that follows."""
+    if len(values) < 20 or not loss:
+        return
+    ordered = sorted(values)
+    low, high = ordered[0], ordered[int(0.97 * (len(ordered) - 1))]
+    bottom, top = axes.get_ylim()
+    if ordered[-1] > high + 1.5 * (high - low):
+        axes.set_ylim(max(bottom, low - 0.06 * (high - low)), min(top, high + 0.35 * (high - low) + 1e-9))
+
+
+_drawings = itertools.count(1)
+# CSS pixels a point: the widest figure fills the page, the narrow ones keep the size of their letters.
+_SCALE = 1.59
+
+
+def svg(figure: Figure) -> str:
+    """The figure as an inline SVG: no outside names or addresses, ids of its own, ink from the page."""
+    buffer = io.StringIO()
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r'\s(xmlns(:\w+)?|version)="[^"]*"', "", text).replace("xlink:href", "href")
+    prefix = f"d{next(_drawings)}-"
+    text = re.sub(r'\bid="', f'id="{prefix}', text)
+    text = text.replace("url(#", f"url(#{prefix}").replace('href="#', f'href="#{prefix}')
+    for colour, variable in _VARIABLES.items():
+        text = text.replace(colour, variable)
+    text = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", text)
+    width, height = (72 * inches for inches in figure.get_size_inches())
+    head = f'<svg viewBox="0 0 {width:g} {height:g}" role="img" style="max-width: {_SCALE * width:.0f}px">'
+    return head + text[text.index(">") + 1 :]
+
+
+def write_png(figure: Figure, path: Path) -> None:
+    """The figure as a PNG on white paper, 160 dots an inch."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(path, dpi=160, facecolor="white", metadata={"Software": None})
