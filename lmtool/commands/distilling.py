@@ -10,15 +10,17 @@ from torch import nn
 
 from lmtool.commands.configs import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.commands.held_out import HeldOutSplits, evaluation_tokens
+from lmtool.commands.peers import peers_of
 from lmtool.commands.provenance import Contents
 from lmtool.commands.teacher_store import stored
 from lmtool.commands.trained import Trained, read_trained
 from lmtool.config.tables import build
+from lmtool.distillation.configs import CodistillationConfig
 from lmtool.distillation.distilled import Distilled
 from lmtool.distillation.seen import Teacher
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
-from lmtool.tasks.labels import sections_of, taken_head
+from lmtool.tasks.labels import TakenHead, sections_of, taken_head
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision
 
@@ -26,10 +28,18 @@ TrainingConfig = PretrainConfig | FinetuneConfig
 
 
 def distilled(
-    config: TrainingConfig, student: BaseLearner, tokenizer: Tokenizer, precision: Precision, contents: Contents
+    config: TrainingConfig,
+    student: BaseLearner,
+    tokenizer: Tokenizer,
+    precision: Precision,
+    contents: Contents,
+    taken: Mapping[str, TakenHead] | None = None,
 ) -> Distilled | None:
-    """What learns in a run, around its learner; None where that learns alone. contents: hashes of the data. UserError
-    where a teacher cannot be read, or does not go with the student."""
+    """What learns in a run, around its learner; None where that learns alone. contents: hashes of the data. taken: by
+    task, its head in the checkpoint that the run starts from. UserError where a teacher cannot be read, or does not go
+    with the student."""
+    if isinstance(config.distill, CodistillationConfig):
+        return build(config.distill, student, peers_of(config, config.distill, tokenizer, taken))
     if not config.distill.checkpoints and config.distill.name == "none":
         return None
     teachers = [teacher_of(config, path, tokenizer, precision) for path in config.distill.checkpoints]
@@ -39,9 +49,10 @@ def distilled(
 def side_by_side(
     student: BaseLearner, distilled: Distilled, held_out: HeldOutSplits, config: RunConfig, precision: Precision
 ) -> list[dict[str, Any]]:
-    """What the report sets beside each other: the teachers and the student, each with its `score` on the first held-out
-    split, its standard error, parameters, bytes of weights, and the tokens a second at which it was scored."""
-    models = {"student": student} | {f"teacher {teacher.origin}": teacher.learner for teacher in distilled.teachers}
+    """What the report sets beside each other: teachers, peers and the student, each with its `score` on the first
+    held-out split, its standard error, parameters, bytes of weights, and the tokens a second at which it was scored."""
+    teachers = {f"teacher {teacher.origin}": teacher.learner for teacher in distilled.teachers}
+    models = {"student": student, **distilled.beside(), **teachers}
     return [_measured(name, learner, held_out, config, precision) for name, learner in reversed(models.items())]
 
 

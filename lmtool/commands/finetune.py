@@ -69,7 +69,7 @@ def run(config: FinetuneConfig, overrides: list[str]) -> dict[str, Any]:
             task.labelled_tests(),
             base,
             forgetting,
-            distilled(config, learner, tokenizer, opened.precision, contents),
+            distilled(config, learner, tokenizer, opened.precision, contents, taken),
         )
 
 

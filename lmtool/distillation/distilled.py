@@ -79,6 +79,10 @@ class Distilled(nn.Module, ABC):
         """The frozen models that the student learns from, in this process."""
         return ()
 
+    def beside(self) -> Mapping[str, BaseLearner]:
+        """By what they are called, further learners that this run trains, scored at its end as the student is."""
+        return {}
+
     def begin(self, reading: Reading) -> dict[str, Any]:
         """Called before training. Returns what the first screen says of what was done for it."""
         said: dict[str, Any] = {}

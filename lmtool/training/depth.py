@@ -13,6 +13,7 @@ from torch import nn
 from lmtool.types import ParameterGroup, part_of
 
 HEAD, EMBEDDINGS = "head", "embeddings"
+_PARTS = ("backbone", "heads", "objective")
 
 
 def levels(names: Iterable[str]) -> dict[str, list[str]]:
@@ -47,17 +48,34 @@ def levels(names: Iterable[str]) -> dict[str, list[str]]:
     return ordered | ({EMBEDDINGS: embeddings} if embeddings else {})
 
 
+def by_model(names: Iterable[str]) -> dict[str, list[str]]:
+    """Uniform names of parameters by what stands before them: "" for the names of one model."""
+    models: dict[str, list[str]] = {}
+    for name in names:
+        path = name.split(".")
+        at = next((number for number, piece in enumerate(path) if piece in _PARTS), 0)
+        prefix = "".join(f"{piece}." for piece in path[:at])
+        models.setdefault(prefix, []).append(name.removeprefix(prefix))
+    return models
+
+
 def layer_decayed(groups: Sequence[ParameterGroup], names: Iterable[str], decay: float) -> list[ParameterGroup]:
     """The groups, cut by level, with learning rates that fall from the top down: the head's as it is, each level's
     `decay` times that of the level above it.
 
-    names: of all parameters of the model, also of those that do not learn. ELECTRA's paper (Clark et al. 2020, table
+    names: of all parameters, also of those that do not learn; where several models learn together, each has a prefix of
+    its own before the uniform names, and levels of its own. ELECTRA's paper (Clark et al. 2020, table
     7) says no more than this; its code leaves a step out below the head, so that there the top layer has decay^2
     (`n_layers + 2 - depth` in run_finetuning.py). ULMFiT (Howard and Ruder 2018, section 3.2) has 1/2.6.
     """
     if decay == 1:
         return list(groups)
-    depths = {name: depth for depth, members in enumerate(levels(names).values()) for name in members}
+    depths = {
+        f"{prefix}{name}": depth
+        for prefix, own in by_model(names).items()
+        for depth, members in enumerate(levels(own).values())
+        for name in members
+    }
     cut = []
     for group in groups:
         of_depth: dict[int, list[tuple[str, nn.Parameter]]] = {}

@@ -5,6 +5,7 @@ from lmtool.distillation.configs.attention import RelationsConfig as RelationsCo
 from lmtool.distillation.configs.base import DistillConfig as DistillConfig
 from lmtool.distillation.configs.base import NoDistillConfig as NoDistillConfig
 from lmtool.distillation.configs.base import TermConfig as TermConfig
+from lmtool.distillation.configs.codistillation import CodistillationConfig as CodistillationConfig
 from lmtool.distillation.configs.interchange import InterchangeConfig as InterchangeConfig
 from lmtool.distillation.configs.interchange import below_the_last as below_the_last
 from lmtool.distillation.configs.layers import LayerMap as LayerMap

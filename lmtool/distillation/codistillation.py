@@ -1,0 +1,168 @@
+"""Learners of the same data that learn from each other.
+
+Anil, Pereyra, Passos, Ormandi, Dahl, Hinton, "Large scale distributed neural network training through online
+distillation", ICLR 2018, algorithm 1: after a burn-in each learner's loss is its own, and the divergence from the mean
+of what the others, or older copies of them, predict. Zhang, Xiang, Hospedales, Lu, "Deep Mutual Learning", CVPR 2018,
+without burn-in and copies.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from lmtool.distillation.configs import CodistillationConfig, SoftConfig
+from lmtool.distillation.distilled import Distilled
+from lmtool.distillation.seen import see
+from lmtool.distillation.terms.outputs import Soft
+from lmtool.heads.predicted import Shares
+from lmtool.learners.base import BaseLearner
+from lmtool.types import Batch, ParameterGroup, StepOutput
+
+_COPIES, _FIRST = "copies", "student"
+
+
+class Codistillation(Distilled):
+    """The sum of all learners' losses; the student is the model of the run. Gradients are clipped by the norm of them
+    all. In a checkpoint a peer's tensors are `distill.peer_N.`, those of the copies `distill.copies.`."""
+
+    config: CodistillationConfig
+
+    def __init__(self, config: CodistillationConfig, student: BaseLearner, peers: Sequence[BaseLearner]):
+        super().__init__(config, student)
+        for number, peer in enumerate(peers, 1):
+            self.distill[f"peer_{number}"] = peer
+        self.soft = Soft(SoftConfig(weight=config.weight, temperature=1.0), student, None)
+        self.weights: dict[str, float] = {}
+        for name, learner in self.learners.items():
+            self.weights |= {_title(name, term): weight for term, weight in learner.weights.items()}
+            for part, scale in self.soft.scales(learner.weights).items():
+                self.weights[self._mutual(name, part)] = config.weight * scale
+        self.step = 0
+        if config.refresh_steps is not None:
+            copies = {name or _FIRST: _copied(learner) for name, learner in self.learners.items()}
+            self.distill[_COPIES] = nn.ModuleDict(copies)
+
+    @property
+    def peers(self) -> dict[str, BaseLearner]:
+        """The learners beside the student, by their names."""
+        return {name: cast(BaseLearner, peer) for name, peer in self.distill.items() if name != _COPIES}
+
+    @property
+    def learners(self) -> dict[str, BaseLearner]:
+        """All that learn: the student is ""."""
+        return {"": self.student, **self.peers}
+
+    def _mutual(self, name: str, part: str) -> str:
+        """What a part of what a learner learns from the others is called."""
+        return _title(name, "mutual" if not part or len(self.student.weights) == 1 else f"mutual_{part}")
+
+    # What the loop asks.
+
+    def on_step(self, step: int) -> None:
+        """Of all learners; and the copies are refreshed where it is time."""
+        self.step = step
+        for learner in self.learners.values():
+            learner.on_step(step)
+        every, after = self.config.refresh_steps, step - self.config.burn_in_steps - 1
+        if every is not None and after >= 0 and after % every == 0:
+            for name, learner in self.learners.items():
+                self._copies[name].load_state_dict(learner.state_dict())
+
+    @property
+    def _copies(self) -> dict[str, BaseLearner]:
+        copies = cast(nn.ModuleDict, self.distill[_COPIES])
+        return {name: cast(BaseLearner, copies[name or _FIRST]) for name in self.learners}
+
+    def train(self, mode: bool = True) -> Codistillation:
+        super().train(mode)
+        if _COPIES in self.distill:
+            self.distill[_COPIES].eval()
+        return self
+
+    def counts(self, batch: Batch) -> dict[str, float]:
+        """Those of a batch of the step that `on_step` was given."""
+        counts: dict[str, float] = {}
+        for name, learner in self.learners.items():
+            counts |= {_title(name, term): count for term, count in learner.counts(batch).items()}
+            if self.step > self.config.burn_in_steps:
+                counts |= {self._mutual(name, part): count for part, count in self.soft.counts(batch).items()}
+        return counts
+
+    def forward(self, batch: Batch, step: int) -> StepOutput:
+        seen = {name: see(learner, batch, step) for name, learner in self.learners.items()}
+        sums: dict[str, Tensor] = {}
+        for name, learner_seen in seen.items():
+            assert learner_seen.output is not None
+            sums |= {_title(name, term): total for term, total in learner_seen.output.sums.items()}
+        if step <= self.config.burn_in_steps:
+            return StepOutput(sums, self.weights)
+        with torch.no_grad():
+            taught = seen if self.config.refresh_steps is None else {
+                name: see(stale, batch, step, losses=False) for name, stale in self._copies.items()
+            }  # fmt: skip
+        for name, learner_seen in seen.items():
+            others = [other.predicted for by, other in taught.items() if by != name]
+            for term, predicted in learner_seen.predicted.items():
+                mean = Mean([other[term] for other in others])
+                sums[self._mutual(name, term)] = self.soft.lost(predicted, mean)
+        return StepOutput(sums, self.weights)
+
+    def penalties(self) -> dict[str, Tensor]:
+        return {
+            _title(name, term): penalty
+            for name, learner in self.learners.items()
+            for term, penalty in learner.penalties().items()
+        }
+
+    def parameter_groups(self) -> list[ParameterGroup]:
+        groups = self.student.parameter_groups()
+        for name, peer in self.peers.items():
+            groups += [
+                replace(
+                    group,
+                    name=_title(name, group.name),
+                    parameters=[(f"distill.{name}.{own}", parameter) for own, parameter in group.parameters],
+                )
+                for group in peer.parameter_groups()
+            ]
+        return groups
+
+    # What the run asks.
+
+    def beside(self) -> Mapping[str, BaseLearner]:
+        return {name.replace("_", " "): peer for name, peer in self.peers.items()}
+
+    def facts(self) -> dict[str, Any]:
+        every = self.config.refresh_steps
+        copies = {} if every is None else {"copies": f"every {every:,} steps"}
+        return {"peers": len(self.peers), "burn-in": f"{self.config.burn_in_steps:,} steps", **copies}
+
+
+class Mean(Shares):
+    """The mean of what several predict."""
+
+    def __init__(self, members: Sequence[Shares]):
+        self.members = members
+
+    def __len__(self) -> int:
+        return len(self.members[0])
+
+    def shares(self, temperature: float = 1.0, first: int = 0, last: int | None = None) -> Tensor:
+        return torch.stack([member.shares(temperature, first, last) for member in self.members]).mean(0)
+
+
+def _title(name: str, term: str) -> str:
+    """What a term of a learner is called: the student's as without peers."""
+    return f"{name}_{term}" if name else term
+
+
+def _copied(learner: BaseLearner) -> BaseLearner:
+    """A learner with weights of its own, which do not learn."""
+    shared = {id(part): part for part in (learner.tokenizer, learner.config)}
+    return copy.deepcopy(learner, shared).requires_grad_(False).eval()

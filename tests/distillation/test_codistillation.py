@@ -1,0 +1,95 @@
+"""Learners that learn from each other."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from lmtool import cli
+from lmtool.distillation.codistillation import Codistillation
+from lmtool.distillation.configs import CodistillationConfig
+from tests.commands.conftest import working_in
+from tests.distillation.runs import assert_resumes_bitwise, run, weights
+from tests.tuning.tuning_fixtures import batch_for, model_config, tuned
+
+CODISTILLATION = ["distill=codistillation", "distill.burn_in_steps=1"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    place = tmp_path_factory.mktemp("codistillation")
+    with working_in(place):
+        yield place
+
+
+def divergence(weight, steps=8):
+    """How far two learners that begin with opposite opinions are apart, before and after some steps together."""
+    student, peer = (tuned(model_config("bert", dropout=0.0), None) for _ in range(2))
+    with torch.no_grad():
+        for learner, side in ((student, 3.0), (peer, -3.0)):
+            learner.heads[learner.term].output.bias.copy_(torch.tensor([side, 0.0]))
+    together = Codistillation(CodistillationConfig(weight=weight, burn_in_steps=2), student, [peer]).train()
+    optimizer = torch.optim.SGD([each for group in together.parameter_groups() for _, each in group.parameters], 0.05)
+    batch, apart = batch_for(student), []
+    for step in range(1, steps + 1):
+        together.on_step(step)
+        output, counts = together(batch, step), together.counts(batch)
+        assert output.sums.keys() == counts.keys()
+        assert ("mutual" in counts and "peer_1_mutual" in counts) == (step > 2)
+        optimizer.zero_grad()
+        torch.stack(
+            [output.weights[name] * total / counts[name] for name, total in output.sums.items()]
+        ).sum().backward()
+        optimizer.step()
+        apart += [float(output.sums["mutual"])] if "mutual" in counts else []
+    return apart
+
+
+def test_after_the_burn_in_learners_come_nearer():
+    """A weight of 0 shows what the data alone do."""
+    near, alone = divergence(2.0), divergence(0.0)
+    assert near[0] == pytest.approx(alone[0], rel=1e-5)  # the burn-in is the same
+    assert near[-1] < 0.5 * alone[-1]
+
+
+def test_peers_learn_beside_the_model_of_the_run(folder):
+    name = "backbone.layers.0.self_attn.q_proj.weight"
+    moved = run("moved", *CODISTILLATION)
+    rows = [json.loads(row) for row in (moved / "metrics.jsonl").read_text().splitlines()]
+    shown = ["loss_mutual" in row and "loss_peer_1_mutual" in row for row in rows if row["split"] == "train"]
+    assert shown == [False, True, True, True]
+    models = json.loads((moved / "result.json").read_text())["distillation"]["models"]
+    assert [model["name"] for model in models] == ["peer 1", "student"]
+    tensors, start = weights(moved), weights(run("start", *CODISTILLATION, "max_steps=1", "optimizer.lr=1e-12"))
+    for key in (name, f"distill.peer_1.{name}"):
+        assert not torch.allclose(tensors[key], start[key], atol=1e-5)
+    assert not torch.equal(start[name], start[f"distill.peer_1.{name}"])
+    assert cli.main(["predict", f"checkpoint={moved}", "text=a bright cat"]) == 0
+
+
+@pytest.mark.parametrize("further", [["distill.refresh_steps=2"], ["distill.learners=3", "tuning=bitfit"]])
+def test_a_cut_run_resumes_bitwise(folder, monkeypatch, further):
+    name = further[0].partition("=")[2]
+    assert_resumes_bitwise(monkeypatch, f"cut-{name}", *CODISTILLATION, *further)
+
+
+def test_peers_of_another_model(folder, capsys):
+    peer = "{name: bert, num_layers: 2, hidden_size: 16, num_heads: 2, feedforward_size: 32, vocab_size: 400}"
+    other = run("other", *CODISTILLATION, f"distill.model={peer}")
+    tensors = weights(other)
+    assert tensors["distill.peer_1.backbone.layers.1.self_attn.q_proj.weight"].shape == (16, 16)
+    run("from-run", *CODISTILLATION, f"distill.checkpoint={other}")
+    capsys.readouterr()
+    run("wrong", *CODISTILLATION, "distill.model={name: gpt}", status=2)
+    shown = capsys.readouterr().err
+    assert "its architecture is decoder, not encoder" in shown and "distill.model.name=bert" in shown
+    run("wrong", *CODISTILLATION, f"distill.model={peer}", f"distill.checkpoint={other}", status=2)
+    assert "leave one of them out" in capsys.readouterr().err
+
+
+def test_what_makes_its_inputs_has_no_peers(folder, capsys):
+    typed = ["pretrain", "model=electra_tiny", "objective=rtd", "data=text", "data.path=text.txt"]
+    assert cli.main([*typed, *CODISTILLATION]) == 2
+    assert "makes a part of what it reads" in capsys.readouterr().err
