@@ -1,0 +1,62 @@
+"""Pretraining by interchange interventions, from the outside: every architecture, and a run that is resumed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from lmtool import cli
+
+TINY = [
+    "model.num_layers=2", "model.hidden_size=32", "model.num_heads=2", "model.feedforward_size=48",
+    "tokenizer.vocab_size=320", "max_length=32", "batch_tokens=400", "data=text", "data.path=text", "offline=true",
+    "device=cpu", "precision=fp32", "cache_dir=cache", "log_every=1", "evaluate_every=4",
+]  # fmt: skip
+CASES = {"distilbert": "diito", "gpt": "interchange", "t5": "interchange"}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("interchange")
+    (folder / "text").mkdir()
+    words = ["the", "old", "cat", "sat", "near", "a", "quiet", "river", "while", "two", "dogs", "watched", "birds", "."]
+    texts = [" ".join(words[(n * step) % 14] for step in range(1, 4 + n % 9)) for n in range(1, 400)]
+    (folder / "text" / "text.txt").write_text("\n\n".join(texts))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def inside(place, monkeypatch):
+    monkeypatch.chdir(place)
+    monkeypatch.setattr("lmtool.commands.screens.write_report", lambda run: run / "report.html")
+
+
+def pretrain(name, family, *typed):
+    assert cli.main(["pretrain", f"model={family}_tiny", *TINY, f"name={name}", *typed]) == 0
+    return Path("runs") / name
+
+
+@pytest.mark.parametrize("family", CASES)
+def test_a_student_of_each_architecture(family, capsys):
+    pretrain(f"{family}-teacher", family, "max_steps=2")
+    steps = ["max_steps=4", "checkpoint_every=2"]
+    preset = [f"distill={CASES[family]}", f"distill.teacher=runs/{family}-teacher"]
+    run = pretrain(family, family, *steps, *preset)
+    rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    lost = [row["loss_interchange"] for row in rows if row["split"] == "train"]
+    assert len(lost) == 4 and all(value > 0 for value in lost)
+    told = json.loads((run / "result.json").read_text())["distillation"]
+    sides = {cell["side"] for cell in told["interchange_accuracy"]["cells"]}
+    assert sides == ({"inputs", "outputs"} if family == "t5" else {"inputs"})
+    assert told["interchange_accuracy"]["n"] > 0 and "1 <- 1, 2 <- 2" in capsys.readouterr().out
+
+    last = run / "checkpoints/step_00000004/model.safetensors"
+    complete = last.read_bytes()
+    shutil.rmtree(last.parent)
+    (run / "result.json").unlink()
+    pretrain(family, family, *steps, *preset)
+    assert last.read_bytes() == complete
+    assert json.loads((run / "result.json").read_text())["distillation"]["fidelity"] == told["fidelity"]
