@@ -12,7 +12,8 @@ from lmtool.commands.configs import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.commands.held_out import HeldOutSplits, evaluation_tokens
 from lmtool.commands.peers import peers_of
 from lmtool.commands.provenance import Contents
-from lmtool.commands.teacher_store import stored
+from lmtool.commands.teacher_store import layout_of, stored
+from lmtool.commands.teachers import one_vocabulary
 from lmtool.commands.trained import Trained, read_trained
 from lmtool.config.tables import build
 from lmtool.distillation.configs import CodistillationConfig
@@ -43,7 +44,7 @@ def distilled(
     if not config.distill.checkpoints and config.distill.name == "none":
         return None
     teachers = [teacher_of(config, path, tokenizer, precision) for path in config.distill.checkpoints]
-    return build(config.distill, student, [stored(config, teacher, contents) for teacher in teachers])
+    return build(config.distill, student, [stored(config, teacher, tokenizer, contents) for teacher in teachers])
 
 
 def side_by_side(
@@ -61,7 +62,8 @@ def _measured(
 ) -> dict[str, Any]:
     first = held_out.first
     data: Mapping[str, Any] = {first.data.split: first.data}
-    splits = HeldOutSplits(learner, data, config.max_length, evaluation_tokens(config), config.seed)
+    longest = min(config.max_length, learner.backbone.config.max_positions)
+    splits = HeldOutSplits(learner, data, longest, evaluation_tokens(config), config.seed)
     learner.eval()
     started = time.perf_counter()
     evaluation = splits.score(precision).first
@@ -86,15 +88,19 @@ def _weights(learner: BaseLearner) -> Iterator[nn.Parameter]:
 
 
 def teacher_of(config: TrainingConfig, path: str, tokenizer: Tokenizer, precision: Precision) -> Teacher:
-    """A trained checkpoint as a learner of what the run learns, which reads the batches of its student."""
+    """A trained checkpoint as a learner of what the run learns, which reads the batches of its student, or what these
+    are of."""
     trained = read_trained(path, config.offline, precision)
-    if trained.tokenizer.fingerprint != tokenizer.fingerprint:
+    same = trained.tokenizer.fingerprint == tokenizer.fingerprint
+    if one_vocabulary(config.distill, config.learns) and not same:
         raise UserError(
             f"distill.teacher={path} has another tokenizer than the student: it cannot read the student's batches",
             f"give tokenizer=folder tokenizer.path={path}, or a teacher with the student's tokenizer",
         )
     learner = _of_task(config, trained) if isinstance(config, FinetuneConfig) else trained.learner(config.learns)
-    return Teacher(learner.requires_grad_(False), precision, path)
+    reads = same and layout_of(trained.config.model) == layout_of(config.model)
+    reads = reads and config.max_length <= trained.config.model.max_positions
+    return Teacher(learner.requires_grad_(False), precision, path, trained.longest, reads)
 
 
 def _of_task(config: FinetuneConfig, trained: Trained) -> BaseLearner:

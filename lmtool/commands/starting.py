@@ -9,6 +9,7 @@ from pathlib import Path
 from lmtool.commands.configs import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.commands.fitting import lacks_around, lacks_tokens
 from lmtool.commands.opening import OpenRun
+from lmtool.commands.teachers import Known, differing_tokenizer
 from lmtool.config.checkpoint import find
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
@@ -47,8 +48,13 @@ def starting_tokenizer(config: RunConfig) -> Tokenizer | None:
 
 def _vocabulary_of(config: RunConfig) -> str | None:
     """The teacher whose vocabulary the run has; None where its files are named, and where there is no such teacher."""
-    shared = config.distill.same_batches and not isinstance(config.tokenizer, FolderConfig)
-    return next(iter(config.distill.checkpoints), None) if shared else None
+    for path in config.distill.checkpoints[:1] if not isinstance(config.tokenizer, FolderConfig) else ():
+        if config.distill.same_batches:
+            return path
+        theirs = Known(path, saved_config(path, config.offline)).tokenizer
+        if differing_tokenizer(config.tokenizer, theirs) is None:
+            return path
+    return None
 
 
 def hub_tokenizer(config: TokenizerConfig, offline: bool) -> Tokenizer | None:

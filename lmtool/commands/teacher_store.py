@@ -12,6 +12,8 @@ from lmtool.distillation.seen import Teacher
 from lmtool.distillation.store.folder import Shelf
 from lmtool.distillation.store.outputs import Format, temperatures_of
 from lmtool.distillation.store.teacher import StoredTeacher
+from lmtool.models.configs import ModelConfig
+from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.weights.bases import digest
 
 # Fields of a task that change neither which rows there are (their contents are hashed) nor how they are read.
@@ -41,42 +43,57 @@ _BESIDE = frozenset(
 )
 
 
-def stored(config: PretrainConfig | FinetuneConfig, teacher: Teacher, contents: Contents) -> Teacher:
+def stored(
+    config: PretrainConfig | FinetuneConfig, teacher: Teacher, tokenizer: Tokenizer, contents: Contents
+) -> Teacher:
     """A teacher that answers from a store, or has its predictions cut, as the configuration wants it; else itself.
-    contents: hashes of the data."""
+    tokenizer: the student's. contents: hashes of the data."""
     section: Any = config.distill
     shelf, top_k = getattr(section, "store", None), getattr(section, "top_k", None)
     temperatures = temperatures_of(list(getattr(section, "terms", {}).values()))
-    read = teacher.learner, teacher.precision, teacher.origin
+    read = teacher.learner, teacher.precision, teacher.origin, teacher.longest, teacher.reads_batches
     if not shelf:
-        return teacher if top_k is None else CutTeacher(*read, top_k, temperatures)
+        return teacher if top_k is None else CutTeacher(*read, top_k=top_k, temperatures=temperatures)
+    known_by = "tokens" if teacher.reads_batches else "row"
     return StoredTeacher(
         *read,
-        Shelf(None if shelf is True else str(shelf), config.cache_dir),
-        Format(section.store_dtype, top_k, temperatures),
-        outputs_depend_on(config, teacher, contents),
-        isinstance(config, FinetuneConfig),
-        config.seed,
+        shelf=Shelf(None if shelf is True else str(shelf), config.cache_dir),
+        layout=Format(section.store_dtype, top_k, temperatures),
+        of={**outputs_depend_on(config, teacher, contents), "examples_known_by": known_by},
+        fixed=isinstance(config, FinetuneConfig),
+        seed=config.seed,
+        tokenizers=(_named(teacher.learner.tokenizer, _model(teacher)), _named(tokenizer, config.model)),
     )
+
+
+def layout_of(model: ModelConfig) -> dict[str, Any]:
+    """What decides how a batch is laid out for a model."""
+    start = getattr(model, "start_role", None)
+    return {"architecture": model.architecture, "text_format": model.text_format, "start": start}
+
+
+def _model(teacher: Teacher) -> ModelConfig:
+    return teacher.learner.backbone.config
+
+
+def _named(tokenizer: Tokenizer, model: ModelConfig) -> str:
+    """A tokenizer, for the first screen."""
+    return f"{tokenizer.vocab_size:,} tokens, laid out as {model.text_format}"
 
 
 def outputs_depend_on(config: PretrainConfig | FinetuneConfig, teacher: Teacher, contents: Contents) -> dict[str, Any]:
     """As plain data, by what a user calls it."""
-    learner, model = teacher.learner, config.model
+    learner = teacher.learner
     learned = config.task if isinstance(config, FinetuneConfig) else config.objective
     return {
         "teacher": digest(learner.state_dict()),
-        "teacher_model": learner.backbone.config.model_dump(mode="json"),
+        "teacher_model": _model(teacher).model_dump(mode="json"),
         "precision": teacher.precision.name,
         "data": {origin: _of_training(hashes) for origin, hashes in contents.items()},
         "task" if isinstance(config, FinetuneConfig) else "objective": _without(learned.model_dump(mode="json")),
         "tokenizer": learner.tokenizer.fingerprint,
         "max_length": config.max_length,
-        "layout": {
-            "architecture": model.architecture,
-            "text_format": model.text_format,
-            "start": getattr(model, "start_role", None),
-        },
+        "layout": layout_of(_model(teacher)),
         **({} if isinstance(config, FinetuneConfig) else {"documents": config.data.documents}),
     }
 

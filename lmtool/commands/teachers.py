@@ -131,7 +131,7 @@ def _misfits(distill: DistillConfig, model: ModelConfig, learned: Any) -> Iterat
     if problem is not None:
         yield problem
         return
-    for part in learned.parts() if distill.same_batches else ():
+    for part in learned.parts() if one_vocabulary(distill, learned) else ():
         learns = part.task if isinstance(part, TaskObjectiveConfig) else part
         if learns.makes_inputs:
             written, instead = "task.scheduled_sampling", "task.scheduled_sampling.schedule=none"
@@ -196,7 +196,12 @@ def teachers_read_the_batches(
     distill: DistillConfig, model: ModelConfig, max_length: int, teachers: Saved
 ) -> Iterator[Problem]:
     """A teacher that runs on the student's batches has a position for every token, and reads texts as the student."""
-    for teacher in _known(distill, teachers) if distill.same_batches else ():
+    if distill.same_batches:
+        yield from _unreadable(distill, model, max_length, teachers)
+
+
+def _unreadable(distill: DistillConfig, model: ModelConfig, max_length: int, teachers: Saved) -> Iterator[Problem]:
+    for teacher in _known(distill, teachers):
         theirs, named = teacher.model, f"{_key(distill)}={teacher.path}"
         if theirs is None:
             yield Problem(_key(distill), f"{named}: the model in its config.json is none of lmtool's", _ANOTHER)
@@ -229,11 +234,55 @@ def teachers_share_the_vocabulary(
     distill: DistillConfig, model: ModelConfig, tokenizer: TokenizerConfig, checkpoint: str | None, teachers: Saved
 ) -> Iterator[Problem]:
     """A teacher that runs on the student's batches has the student's vocabulary."""
+    if distill.same_batches:
+        yield from _other_vocabulary(distill, model, tokenizer, checkpoint, teachers)
+
+
+@rule(PretrainConfig, "distill", "model", "max_length", "tokenizer", "checkpoint", "teachers")
+def stored_teachers_read_the_text(
+    distill: DistillConfig,
+    model: ModelConfig,
+    max_length: int,
+    tokenizer: TokenizerConfig,
+    checkpoint: str | None,
+    teachers: Saved,
+) -> Iterator[Problem]:
+    """What is stored of a teacher is of tokens."""
+    if not distill.same_batches:
+        yield from _unreadable(distill, model, max_length, teachers)
+        yield from _other_vocabulary(distill, model, tokenizer, checkpoint, teachers)
+
+
+@rule(FinetuneConfig, "distill", "task", "model", "max_length", "tokenizer", "checkpoint", "teachers")
+def stored_teachers_read_the_rows(
+    distill: DistillConfig,
+    task: TaskConfig,
+    model: ModelConfig,
+    max_length: int,
+    tokenizer: TokenizerConfig,
+    checkpoint: str | None,
+    teachers: Saved,
+) -> Iterator[Problem]:
+    """Unless the task predicts rows, which a teacher reads with a tokenizer of its own."""
+    if not distill.same_batches and one_vocabulary(distill, task):
+        yield from _unreadable(distill, model, max_length, teachers)
+        yield from _other_vocabulary(distill, model, tokenizer, checkpoint, teachers)
+
+
+def one_vocabulary(distill: DistillConfig, learned: TaskConfig | ObjectiveConfig) -> bool:
+    """Whether teacher and student must have the same tokens."""
+    rows = isinstance(learned, TaskConfig) and all(part.of_rows for part in learned.parts())
+    return bool(distill.checkpoints) and (distill.same_batches or not rows)
+
+
+def _other_vocabulary(
+    distill: DistillConfig, model: ModelConfig, tokenizer: TokenizerConfig, checkpoint: str | None, teachers: Saved
+) -> Iterator[Problem]:
     starts_anew = checkpoint in (None, "none")
-    for teacher in _known(distill, teachers) if distill.same_batches else ():
+    for teacher in _known(distill, teachers):
         theirs, rows = teacher.tokenizer, getattr(teacher.model, "vocab_size", None)
         named = f"{_key(distill)}={teacher.path}"
-        differing = _differing(tokenizer, theirs)
+        differing = differing_tokenizer(tokenizer, theirs)
         if differing is not None:
             ours, own = getattr(tokenizer, differing), getattr(theirs, differing)
             message = f"tokenizer.{differing}={ours}, but {named} has tokenizer.{differing}={own}"
@@ -278,7 +327,7 @@ def _reading(model: ModelConfig) -> tuple[str, str, str | None]:
     return model.architecture, model.text_format, getattr(model, "start_role", None)
 
 
-def _differing(ours: TokenizerConfig, theirs: TokenizerConfig | None) -> str | None:
+def differing_tokenizer(ours: TokenizerConfig, theirs: TokenizerConfig | None) -> str | None:
     """The field by which two tokenizers differ for certain. What is in files is compared when they are read."""
     if theirs is None or isinstance(ours, FolderConfig) or isinstance(theirs, FolderConfig):
         return None

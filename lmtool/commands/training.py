@@ -79,7 +79,7 @@ def fit(
     uninformed_loss = held_out.uninformed_loss(baseline)
     plan, epochs = plan_of(config, learner, loader.facts(), precision)
     if distilled is not None:
-        begun = distilled.begin(reading_of(config, examples, loader, opened.output.stage))
+        begun = distilled.begin(reading_of(config, data["train"], examples, loader, opened.output.stage))
         facts = {**facts, "distillation": {**distilled.facts(), **begun}}
     in_base = frozenset() if base is None else base.names
     lineage = lineage_of(opened)
@@ -129,11 +129,13 @@ def fit(
     return screens.finish(opened, result, baseline, next_commands)
 
 
-def reading_of(config: RunConfig, examples: Examples, loader: PackedLoader, progress: OnStage) -> Reading:
+def reading_of(
+    config: RunConfig, data: SplitData, examples: Examples, loader: PackedLoader, progress: OnStage
+) -> Reading:
     """What a run reads, for what is computed of it before."""
     sizes = {"batch_examples": config.batch_examples, "batch_tokens": config.batch_tokens}
     budgets = config.max_steps, config.max_epochs
-    return Reading(examples, loader, *budgets, sizes, evaluation_tokens(config), progress)
+    return Reading(data, config.max_length, examples, loader, *budgets, sizes, evaluation_tokens(config), progress)
 
 
 def realised(examples: MixedExamples, loader: PackedLoader, steps: int) -> dict[str, dict[str, float]]:

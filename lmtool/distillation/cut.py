@@ -10,7 +10,7 @@ from lmtool.nn.stack import Tap
 from lmtool.types import Batch
 
 
-@dataclass
+@dataclass(kw_only=True)
 class CutTeacher(Teacher):
     """top_k: words that are kept of a vocabulary. temperatures: at which they are learned."""
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lmtool.data.plan import Examples
 from lmtool.data.sources import OnStage
+from lmtool.data.split import SplitData
 from lmtool.heads.base import HeadTap, PredictingHead, TokenLogits
 from lmtool.heads.predicted import Predicted
 from lmtool.learners.base import BaseLearner
@@ -75,9 +76,12 @@ def see(learner: BaseLearner, batch: Batch, step: int, states: Tap | None = None
 
 @dataclass(frozen=True)
 class Reading:
-    """What a run reads in training. max_steps, max_epochs: its budgets; None where they are open. sizes: the keys that
-    size a step. tokens: of a forward without gradients. progress: shows how far something is."""
+    """What a run reads in training. examples: those of the student, made of `data`. max_steps, max_epochs: its budgets;
+    None where they are open. sizes: the keys that size a step. tokens: of a forward without gradients. progress: shows
+    how far something is."""
 
+    data: SplitData
+    max_length: int
     examples: Examples
     loader: Loader
     max_steps: int | None
@@ -90,12 +94,14 @@ class Reading:
 @dataclass
 class Teacher:
     """A trained learner that is read and never learns: no gradient, no dropout, in its own number format. origin: the
-    checkpoint that a user named. reads_batches: whether it reads the batches of its student: has its vocabulary."""
+    checkpoint that a user named. longest: tokens of the longest text that it reads by itself; None: as the student.
+    reads_batches: whether it reads the batches of its student: has its vocabulary."""
 
     learner: BaseLearner
     precision: Precision
     origin: str
-    reads_batches: ClassVar[bool] = True
+    longest: int | None = None
+    reads_batches: bool = True
 
     def begin(self, reading: Reading) -> dict[str, Any]:
         """Called before training. Returns what the first screen says of what was done for it."""

@@ -11,6 +11,9 @@ from lmtool import cli
 
 SHORT = ["offline=true", "max_steps=4", "batch_examples=8", "log_every=1", "evaluate_every=4", "max_epochs=null"]
 
+# Plots take longer than all the rest of a tiny run.
+NO_REPORT = "lmtool.commands.screens.write_report", lambda run: run / "report.html"
+
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
@@ -20,6 +23,7 @@ def place(tmp_path_factory):
         (folder / f"{split}.tsv").write_text("\n".join(["text\tlabel", *part]) + "\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
+        patch.setattr(*NO_REPORT)
         finetune("teacher")
     return folder
 
@@ -27,11 +31,13 @@ def place(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def inside(place, monkeypatch):
     monkeypatch.chdir(place)
+    monkeypatch.setattr(*NO_REPORT)
 
 
 def finetune(name, *typed, status=0):
     task = ["task=custom", "task.kind=classification", "task.path=.", "model=bert_tiny", "checkpoint=none"]
-    given = [*task, *SHORT, "tokenizer.vocab_size=300", "cache_dir=cache", f"name={name}", *typed]
+    typed = typed if any("vocab_size" in word for word in typed) else ("tokenizer.vocab_size=300", *typed)
+    given = [*task, *SHORT, "cache_dir=cache", f"name={name}", *typed]
     assert cli.main(["finetune", *given]) == status
 
 
@@ -52,3 +58,26 @@ def test_a_student_learns_the_same_from_the_store(capsys):
     assert "teacher outputs found" in capsys.readouterr().out
     assert losses("made") == pytest.approx(losses("live"), rel=1e-3, abs=1e-7)
     assert len([path for path in Path("cache/teachers").iterdir() if not path.name.startswith(".")]) == 1
+
+
+def test_a_folder_of_something_else_is_refused(capsys):
+    distil("typed", "distill.store=kept")
+    distil("other", "distill.store=kept", "max_length=16", status=2)
+    assert "distill.store=kept is of something else than this run: max length" in capsys.readouterr().err
+    distil("rows", "distill.store=.", status=2)
+    assert "holds no teacher's outputs" in capsys.readouterr().err
+    distil("states", "distill.store=true", "distill.terms.interchange.weight=1", status=2)
+    assert "distill.terms.interchange needs the teacher itself" in capsys.readouterr().err
+
+
+def test_a_teacher_of_another_tokenizer_answers_by_row(capsys):
+    other = ["tokenizer.vocab_size=45"]
+    distil("bytes", *other, status=2)
+    assert (
+        "tokenizer.vocab_size=45, but distill.teacher=runs/teacher has tokenizer.vocab_size=300"
+        in capsys.readouterr().err
+    )
+    distil("bytes", *other, "distill.store=true")
+    shown = capsys.readouterr().out
+    assert "student tokenizer 35 tokens" in shown and "teacher tokenizer" in shown
+    assert all(0 < loss < 1 for loss in losses("bytes"))

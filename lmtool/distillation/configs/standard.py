@@ -69,6 +69,11 @@ class StandardConfig(DistillConfig):
         return self.teachers if self.teacher is None else (self.teacher,)
 
     @property
+    def same_batches(self) -> bool:
+        """A teacher whose outputs are stored may read the rows of a table by itself."""
+        return super().same_batches and not self.store
+
+    @property
     def compares_layers(self) -> bool:
         """Whether a term goes by the layer map."""
         return any(term.compares_layers for term in self.terms.values())

@@ -91,21 +91,13 @@ def held_terms(batch: Batch) -> dict[str, Held]:
     return {term: Held(host, target) for term, target in host.targets.items()}
 
 
-def require_rows(batch: Batch, ours: str, theirs: str) -> None:
-    """UserError where what is predicted of a batch depends on how texts are cut into tokens."""
+def require_rows(batch: Batch) -> None:
+    """UserError where what is predicted of a batch is of more, or of less, than rows."""
     for term, held in held_terms(batch).items():
         if held.batch.rows is None or held.target.at is not None or held.inside:
             raise UserError(
-                f"{term} is predicted of tokens, and the tokenizers of teacher and student differ: {theirs} and {ours}",
-                "give a teacher with the student's tokenizer; over other tokens a student learns what is predicted of "
-                "rows, or distill=sequence, the teacher's texts",
-            )
-        parts = held.batch.parts
-        if held.batch.groups is None and bool((parts > 0).any()):
-            raise UserError(
-                f"{term}: long texts are read in windows, and teacher and student have different tokenizers ({theirs} "
-                f"and {ours})",
-                "give task.windows=none, or a teacher with the student's tokenizer",
+                f"{term} is predicted of tokens, and the teacher has another tokenizer than the student",
+                "give a teacher with the student's tokenizer; or distill=sequence, which learns the teacher's texts",
             )
 
 

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from lmtool.data.loader import PackedLoader
 from lmtool.data.plan import Examples
 from lmtool.distillation.seen import Reading, Seen, Teacher
 from lmtool.distillation.store.folder import Opened, Shelf, open_or_make, require_room
-from lmtool.distillation.store.keys import Held, held_terms
+from lmtool.distillation.store.keys import Held, held_terms, require_rows
 from lmtool.distillation.store.outputs import Format, TermReader, TermWriter
 from lmtool.errors import UserError
 from lmtool.heads.predicted import Shares
@@ -27,20 +28,29 @@ from lmtool.learners.mixed_examples import MixedExamples
 from lmtool.nn.stack import Tap
 from lmtool.types import Batch
 
+_TOKENIZERS = ("teacher_tokenizer", "student_tokenizer")
 
-@dataclass
+
+@dataclass(kw_only=True)
 class StoredTeacher(Teacher):
     """of: what its outputs depend on, as plain data, beside what of the data is read. fixed: whether every epoch has
-    the same examples. seed: of the run."""
+    the same examples. seed: of the run. tokenizers: the teacher's and the student's, for the first screen: where these
+    differ it reads the rows of the student's table with its own, and answers by row."""
 
     shelf: Shelf
     layout: Format
     of: Mapping[str, Any]
     fixed: bool
     seed: int
+    tokenizers: tuple[str, str]
     terms: dict[str, TermReader] = field(default_factory=dict)
 
     def begin(self, reading: Reading) -> dict[str, Any]:
+        if self.by_row:
+            length = min(reading.max_length, self.longest or reading.max_length)
+            examples = self.learner.examples(reading.data, length)
+            require_rows(reading.examples.batch(reading.examples.plan(0).rows[:1], np.arange(1), 0))
+            reading = replace(reading, examples=examples)
         passes = Passes.of(reading, self.fixed, self.seed)
         kept = {"dtype": self.layout.dtype, "top_k": self.layout.top_k, "temperatures": list(self.layout.temperatures)}
         opened = open_or_make(
@@ -48,7 +58,14 @@ class StoredTeacher(Teacher):
             reading.progress,
         )  # fmt: skip
         self._read(opened)
-        return opened.said(stored_examples=max(facts["examples"] for facts in opened.facts["terms"].values()))
+        stored = max(facts["examples"] for facts in opened.facts["terms"].values())
+        tokenizers = dict(zip(_TOKENIZERS, self.tokenizers, strict=True)) if self.by_row else {}
+        return {**opened.said(stored_examples=stored), **tokenizers}
+
+    @property
+    def by_row(self) -> bool:
+        """Whether its examples are known by the rows that they are of."""
+        return not self.reads_batches
 
     def see(self, batch: Batch, states: Tap | None = None) -> Seen:
         """UserError where it has not read an example of the batch."""
@@ -58,7 +75,7 @@ class StoredTeacher(Teacher):
             reader = self.terms.get(term)
             if reader is None:
                 continue
-            shares = reader.of(held, held.keys(by_row=False), device)
+            shares = reader.of(held, held.keys(self.by_row), device)
             if shares is None:
                 raise UserError(
                     f"the store of the teacher's outputs lacks examples of {term} that this run reads",
@@ -79,7 +96,7 @@ class StoredTeacher(Teacher):
         for batch in passes.batches():
             done += len(batch.inputs.lengths)
             held = {term: part for term, part in held_terms(batch).items() if term not in others}
-            keys = {term: part.keys(by_row=False) for term, part in held.items()}
+            keys = {term: part.keys(self.by_row) for term, part in held.items()}
             if not _all_there(keys, writers):
                 self._add(batch, held, keys, writers, folder)
                 others |= held.keys() - writers.keys()

@@ -140,6 +140,11 @@ class TaskConfig(Config):
         return False
 
     @property
+    def of_rows(self) -> bool:
+        """Whether it predicts rows as wholes, however their texts are cut into tokens."""
+        return False
+
+    @property
     def writes_text(self) -> bool:
         """Whether its answers are a language model's: what its head writes, or says of words."""
         return False

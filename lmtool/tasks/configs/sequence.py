@@ -74,6 +74,10 @@ class SequenceConfig(TaskConfig):
         return self.columns if self.head == TEXT_TO_TEXT else self.text
 
     @property
+    def of_rows(self) -> bool:
+        return not self.writes_text and getattr(self, "windows", "none") == "none"
+
+    @property
     def writes_text(self) -> bool:
         return self.head in (TEXT_TO_TEXT, PROMPT)
 
