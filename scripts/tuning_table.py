@@ -60,6 +60,7 @@ METHODS: dict[str, list[str]] = {
 MAIN = ["full", "head", "lora", "adapter_pfeiffer", "prompt"]
 # LoRA as PEFT's is compared with it: under the pooler, which a sentence encoder's head does without.
 SIDES = ("lora_pooler", "peft_lora")
+PROJECTIONS = {"q_proj": "query", "k_proj": "key", "v_proj": "value"}  # as BERT's are published
 KEYS = ("task", "method", "rate", "seed")
 FACTOR = 4  # between the rates of a search
 
@@ -197,14 +198,13 @@ def with_peft(model: Any, config: FinetuneConfig) -> Any:
     from peft import LoraConfig, get_peft_model
 
     tuning: Any = config.tuning
-    published = {"q_proj": "query", "k_proj": "key", "v_proj": "value"}
     settings = LoraConfig(
         task_type="SEQ_CLS",
         r=tuning.rank,
         lora_alpha=tuning.alpha,
         lora_dropout=tuning.dropout,
         use_rslora=tuning.rank_stabilised,
-        target_modules=[published[name] for name in tuning.projections],
+        target_modules=[PROJECTIONS[name] for name in tuning.projections],
     )
     return get_peft_model(model, settings)
 

@@ -101,21 +101,33 @@ def test_classes_are_the_first_by_name(table, monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-def test_peft_learns_the_same_number_of_parameters(table, script, monkeypatch):
+def test_lora_learns_what_pefts_learns(table, script, monkeypatch):
+    """The same losses and logits on the same batches without dropout, from the same A; and the Trainer takes it."""
     pytest.importorskip("accelerate")
     pytest.importorskip("peft")
-    counts = []
-
-    def counted(model, config):
-        tuned = table.with_peft(model, config)
-        counts.append(sum(tensor.numel() for tensor in tuned.parameters() if tensor.requires_grad))
-        return tuned
-
+    published, same_batches = script("published"), script("same_batches")
     words = ["task=sst2", "task.path=glue", "checkpoint=published", "tuning=lora", "task.pooling=first", "device=cpu"]
-    words += ["max_epochs=1", "max_length=32"]
-    scores = script("published").train_with_trainer(words, 1, counted)
-    assert (scores["steps"], scores["scored"]) == (3, 40)
-    assert counts == [table.finetuned(words, 1, table.Path("run"))["trainable_parameters"]]
+    words += ["max_epochs=1", "max_length=32", "batch_examples=8", "optimizer.lr=0.01"]
+    peer, data, learner = published.peer_of(words)
+    ours = dict(learner.named_parameters())
+
+    class Tuned(table.SequencePeer):
+        def model(self):
+            model = table.with_peft(super().model(), self.config)
+            theirs = {name: tensor for name, tensor in model.named_parameters() if "lora_A" in name}
+            for layer in range(2):
+                for own, name in (("q_proj", "query"), ("v_proj", "value")):
+                    (tensor,) = [theirs.pop(key) for key in list(theirs) if f"layer.{layer}." in key and name in key]
+                    tensor.data.copy_(ours[f"backbone.layers.{layer}.self_attn.{own}.lora_a"])
+            assert not theirs
+            return model
+
+    monkeypatch.setattr(same_batches, "STEPS", 6)
+    compared = same_batches.compare_steps(Tuned(peer.config), data, learner)
+    assert compared["steps"] == 6 and max(compared["loss_difference"], compared["logit_difference"]) < 1e-5
+    assert any(tensor.abs().max() > 1e-3 for name, tensor in ours.items() if name.endswith("lora_b")), "it learned"
+    scores = published.train_with_trainer(words, 1, table.with_peft)
+    assert (scores["steps"], scores["scored"]) == (12, 40)
 
 
 def test_what_it_refuses(table, monkeypatch, capsys):
