@@ -154,6 +154,17 @@ def teachers_are_named(distill: DistillConfig) -> Iterator[Problem]:
         yield problem
 
 
+@rule(RunConfig, "distill", "checkpoint", running=True)
+def a_student_starts_from_one(distill: DistillConfig, checkpoint: str | None) -> Iterator[Problem]:
+    """From a checkpoint, or from layers of its teacher. A trained student is read from its own."""
+    if distill.starts_from_teacher and checkpoint not in (None, "none"):
+        yield Problem(
+            "distill.initialize",
+            f"checkpoint={checkpoint} and distill.initialize both say what the student starts from",
+            "give distill.initialize=none, or checkpoint=none",
+        )
+
+
 @rule(PretrainConfig, "distill", "objective", "teachers")
 def teachers_know_the_objective(
     distill: DistillConfig, objective: ObjectiveConfig, teachers: Saved

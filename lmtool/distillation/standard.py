@@ -9,7 +9,9 @@ from torch import Tensor
 
 from lmtool.config.tables import build
 from lmtool.distillation.configs import LayerMap, StandardConfig
+from lmtool.distillation.configs.start import taken_layers
 from lmtool.distillation.distilled import Distilled, own_weights
+from lmtool.distillation.initialization import start_from
 from lmtool.distillation.seen import Teacher, see
 from lmtool.distillation.terms.base import Term
 from lmtool.learners.base import BaseLearner
@@ -25,6 +27,7 @@ class Standard(Distilled):
     def __init__(self, config: StandardConfig, student: BaseLearner, teachers: Sequence[Teacher]):
         super().__init__(config, student)
         (self.teacher,) = teachers
+        self.started = self._start()
         self.layers: LayerMap | None = None
         if config.compares_layers:
             self.layers = config.layer_map(student.backbone.config, self.teacher.learner.backbone.config)
@@ -34,6 +37,13 @@ class Standard(Distilled):
         for name, term in self.terms():
             for part, scale in term.scales(student.weights).items():
                 self.weights[self._title(name, part)] = term.config.weight * scale
+
+    def _start(self) -> str | None:
+        """Copy layers of the teacher. A run that resumes has weights of its own, which follow. Returns what was
+        copied."""
+        learner = self.teacher.learner
+        taken = taken_layers(self.config.initialize, self.student.backbone.config, learner.backbone.config)
+        return start_from(self.student, learner, self.teacher.origin, taken) if taken else None
 
     @property
     def teachers(self) -> Sequence[Teacher]:
@@ -68,7 +78,8 @@ class Standard(Distilled):
 
     def facts(self) -> dict[str, Any]:
         layers = {} if self.layers is None else {"layers": self.layers.words()}
-        return {"teacher": self.teacher.origin, **layers}
+        started = {} if self.started is None else {"started from": self.started}
+        return {"teacher": self.teacher.origin, **layers, **started}
 
 
 def _joined(taps: Sequence[Tap | None]) -> Tap | None:

@@ -29,6 +29,11 @@ class DistillConfig(Config):
         text is laid out."""
         return bool(self.checkpoints)
 
+    @property
+    def starts_from_teacher(self) -> bool:
+        """Whether a student starts from weights of its teacher."""
+        return False
+
     def untaught(self) -> Problem | None:
         """What it learns from a teacher, where none is named."""
         return None

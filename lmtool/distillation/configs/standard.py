@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from lmtool.config.tables import Several, component
 from lmtool.distillation.configs.base import DistillConfig, TermConfig
 from lmtool.distillation.configs.layers import LayerMap, Layers, layer_map
+from lmtool.distillation.configs.start import Initialize, taken_layers
 from lmtool.errors import Problem, UserError
 from lmtool.models.configs import ModelConfig
 
@@ -49,6 +50,11 @@ class StandardConfig(DistillConfig):
     decoder_layers: Layers | None = Field(
         None, description="The same of the decoder of an encoder-decoder. Null: as layers."
     )
+    initialize: Initialize = Field(
+        "none",
+        description="Layers of the teacher that the student's are copies of at the start, with the embeddings and the "
+        "heads of the same names: none, alternate, or a list of them, counted from 1.",
+    )
     top_k: int | None = Field(
         None,
         ge=1,
@@ -74,6 +80,10 @@ class StandardConfig(DistillConfig):
         return super().same_batches and not self.store
 
     @property
+    def starts_from_teacher(self) -> bool:
+        return self.initialize != "none"
+
+    @property
     def compares_layers(self) -> bool:
         """Whether a term goes by the layer map."""
         return any(term.compares_layers for term in self.terms.values())
@@ -87,6 +97,10 @@ class StandardConfig(DistillConfig):
             layers = self.layer_map(student, teacher) if self.compares_layers else None
         except UserError as error:
             return Problem("distill.layers", error.message, error.hint)
+        try:
+            taken_layers(self.initialize, student, teacher)
+        except UserError as error:
+            return Problem("distill.initialize", error.message, error.hint)
         return next(filter(None, (term.misfit(student, teacher, layers) for term in self.terms.values())), None)
 
     @property

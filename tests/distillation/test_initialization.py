@@ -1,0 +1,81 @@
+"""A student that starts from layers of its teacher."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lmtool.config.tables import Several
+from lmtool.distillation.configs import StandardConfig
+from lmtool.distillation.configs.start import taken_layers
+from lmtool.distillation.initialization import start_from
+from lmtool.errors import UserError
+from lmtool.models.configs import BertConfig
+from lmtool.models.encoder_configs import DistilbertConfig
+from tests.distillation.test_layer_terms import FAMILIES, learner
+
+
+@pytest.mark.parametrize(
+    ("initialize", "own", "its", "layers"),
+    [
+        ("alternate", 6, 12, (1, 3, 5, 8, 10, 12)),  # DistilBERT's 0, 2, 4, 7, 9, 11
+        ("alternate", 1, 12, (1,)),
+        ("alternate", 3, 2, (1, 2, 2)),
+        ((2, 4), 2, 4, (2, 4)),
+        ("none", 2, 4, None),
+    ],
+)
+def test_layers_of_the_teacher(initialize, own, its, layers):
+    taken = taken_layers(initialize, DistilbertConfig(num_layers=own), BertConfig(num_layers=its))
+    assert taken.get("inputs") == layers
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_copied_is_equal_to_the_bit(family):
+    student, teacher = learner(family), learner(family, seed=1, num_layers=3)
+    taken = taken_layers("alternate", student.backbone.config, teacher.backbone.config)
+    start_from(student, teacher, "runs/t", taken)
+    own, its = student.state_dict(), teacher.state_dict()
+    for name, tensor in own.items():
+        source = name if student.backbone.config.shares_layers else name.replace("layers.1.", "layers.2.")
+        assert torch.equal(tensor, its[source]), name
+    with torch.no_grad():
+        student.backbone.embed.token.weight.zero_()
+    assert teacher.backbone.embed.token.weight.any()  # it shares no memory
+
+
+def test_a_family_without_segments_leaves_them():
+    student, teacher = learner("distilbert"), learner("bert", seed=1)
+    said = start_from(student, teacher, "runs/t", {"inputs": (2, 1)})
+    assert said == "embeddings; layers 1 = 2, 2 = 1"
+    its = teacher.state_dict()
+    assert torch.equal(student.backbone.layers[0].ffn.fc_in.weight, its["backbone.layers.1.ffn.fc_in.weight"])
+    other = learner("bert")
+    drawn = other.backbone.embed.segment.weight.clone()
+    start_from(other, learner("distilbert", seed=1), "runs/t", {"inputs": (1, 2)})
+    assert torch.equal(other.backbone.embed.segment.weight, drawn)
+
+
+def test_what_cannot_be_copied_is_refused():
+    with pytest.raises(UserError, match="has layers of another kind"):
+        start_from(learner("gpt"), learner("gpt1"), "runs/t", {"inputs": (1, 2)})
+    tuned = learner()
+    tuned.added = frozenset(["backbone.layers.0.self_attn.q_proj.lora_a"])
+    with pytest.raises(UserError, match="tuned by parameters that were added"):
+        start_from(learner(), tuned, "runs/t", {"inputs": (1, 2)})
+
+
+@pytest.mark.parametrize(
+    ("initialize", "sizes", "said"),
+    [
+        ("alternate", {"hidden_size": 192}, r"the student has model.hidden_size=192, its teacher 768"),
+        ((1, 2), {"num_layers": 3}, r"distill.initialize=\[1, 2\]: the student has 3 layers, the teacher 12"),
+        ((1, 13), {"num_layers": 2}, r"distill.initialize=\[1, 13\]: the student has 2 layers, the teacher 12"),
+    ],
+)
+def test_sizes_that_differ_name_both(initialize, sizes, said):
+    config = StandardConfig(teacher="t", initialize=initialize, terms=Several("distill/term").validate({"soft": {}}))
+    problem = config.misfit_of_teacher(BertConfig(**sizes), BertConfig())
+    assert problem.key == "distill.initialize" and problem.hint
+    with pytest.raises(UserError, match=said):
+        raise UserError(problem.message)
