@@ -3,6 +3,7 @@ waiting for a disk: what a test writes need not outlive the machine."""
 
 from __future__ import annotations
 
+import gc
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -10,3 +11,11 @@ os.environ.setdefault("MKL_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 os.fsync = lambda descriptor: None
+
+# What collecting the tests leaves lives as long as they do: the collector need not look through it again and again.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
