@@ -13,15 +13,15 @@ from lmtool.commands.held_out import HeldOutSplits, evaluation_tokens
 from lmtool.commands.peers import peers_of
 from lmtool.commands.provenance import Contents
 from lmtool.commands.teacher_store import layout_of, stored
-from lmtool.commands.teachers import one_vocabulary
-from lmtool.commands.trained import Trained, read_trained
+from lmtool.commands.teachers import Known, one_vocabulary, task_of
+from lmtool.commands.trained import read_trained
 from lmtool.config.tables import build
 from lmtool.distillation.configs import CodistillationConfig
 from lmtool.distillation.distilled import Distilled
 from lmtool.distillation.seen import Teacher
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
-from lmtool.tasks.labels import TakenHead, sections_of, taken_head
+from lmtool.tasks.labels import TakenHead
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision
 
@@ -89,7 +89,7 @@ def _weights(learner: BaseLearner) -> Iterator[nn.Parameter]:
 
 def teacher_of(config: TrainingConfig, path: str, tokenizer: Tokenizer, precision: Precision) -> Teacher:
     """A trained checkpoint as a learner of what the run learns, which reads the batches of its student, or what these
-    are of."""
+    are of; of a mixture of the members that it was trained for."""
     trained = read_trained(path, config.offline, precision)
     same = trained.tokenizer.fingerprint == tokenizer.fingerprint
     if one_vocabulary(config.distill, config.learns) and not same:
@@ -97,19 +97,23 @@ def teacher_of(config: TrainingConfig, path: str, tokenizer: Tokenizer, precisio
             f"distill.teacher={path} has another tokenizer than the student: it cannot read the student's batches",
             f"give tokenizer=folder tokenizer.path={path}, or a teacher with the student's tokenizer",
         )
-    learner = _of_task(config, trained) if isinstance(config, FinetuneConfig) else trained.learner(config.learns)
+    known, learned = Known(path, trained.saved), config.learns
+    parts: list[Any] = []
+    heads: dict[str, TakenHead] = {}
+    for part in learned.parts():
+        if not known.teaches(part):
+            continue
+        task = task_of(part)
+        taken = None if task is None else known.head_for(task)
+        if task is None or taken is None:
+            parts.append(part)
+            continue
+        heads[task.name] = taken
+        alone = known.without_auxiliaries(task.with_head(taken.form))
+        parts.append(alone if task is part else part.model_copy(update={"task": alone}))
+    if not parts:
+        raise UserError(f"distill.teacher={path} was trained for nothing that the student learns", "give another")
+    learner = trained.learner(learned.of_parts(parts), heads)
     reads = same and layout_of(trained.config.model) == layout_of(config.model)
     reads = reads and config.max_length <= trained.config.model.max_positions
     return Teacher(learner.requires_grad_(False), precision, path, trained.longest, reads)
-
-
-def _of_task(config: FinetuneConfig, trained: Trained) -> BaseLearner:
-    """The teacher's learner of the student's task, with the classes in the order of the student's."""
-    section = sections_of(trained.saved).get(config.task.name)
-    taken = None if section is None else taken_head(section, config.task)
-    if taken is None:
-        raise UserError(
-            f"distill.teacher={trained.checkpoint} was not trained for task={config.task.name} with these labels",
-            f"lmtool finetune task={config.task.name} trains one",
-        )
-    return trained.learner(config.task.with_head(taken.form), {config.task.name: taken})

@@ -108,10 +108,25 @@ class Known:
     def teaches(self, part: TaskConfig | ObjectiveConfig) -> bool:
         """Whether it was trained for a task, or a member of what a student learns. What a published language model can
         do shows in its weights."""
-        task = part.task if isinstance(part, TaskObjectiveConfig) else part
-        if isinstance(task, TaskConfig):
+        task = task_of(part)
+        if task is not None:
             return self.section_for(task) is not None or (self.published and task.writes_text)
-        return self.published or any(known.name == task.name for known in self.objectives())
+        return self.published or any(known.name == part.name for known in self.objectives())
+
+    def without_auxiliaries(self, task: TaskConfig) -> TaskConfig:
+        """The student's task as the teacher has it: without an auxiliary loss that it did not learn."""
+        section, changes = self.section_for(task) or {}, dict[str, Any]()
+        if getattr(task, "domain", None) is not None:
+            changes["domain"] = None
+        if getattr(task, "auxiliary_lm", 0) and not section.get("auxiliary_lm"):
+            changes["auxiliary_lm"] = 0.0
+        return task.model_copy(update=changes)
+
+
+def task_of(part: TaskConfig | ObjectiveConfig) -> TaskConfig | None:
+    """A task, be it one among objectives; None of an objective."""
+    learned = part.task if isinstance(part, TaskObjectiveConfig) else part
+    return learned if isinstance(learned, TaskConfig) else None
 
 
 @rule(PretrainConfig, "distill", "model", "objective")
@@ -132,7 +147,7 @@ def _misfits(distill: DistillConfig, model: ModelConfig, learned: Any) -> Iterat
         yield problem
         return
     for part in learned.parts() if one_vocabulary(distill, learned) else ():
-        learns = part.task if isinstance(part, TaskObjectiveConfig) else part
+        learns: Any = task_of(part) or part
         if learns.makes_inputs:
             written, instead = "task.scheduled_sampling", "task.scheduled_sampling.schedule=none"
             if isinstance(learns, ObjectiveConfig):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,8 @@ from lmtool.data.split import SplitData
 from lmtool.heads.base import HeadTap, PredictingHead, TokenLogits
 from lmtool.heads.predicted import Predicted
 from lmtool.learners.base import BaseLearner
+from lmtool.learners.mixed_examples import MixedBatch, term_of
+from lmtool.learners.mixture import Mixture
 from lmtool.nn.stack import Stack, Tap
 from lmtool.training.precision import Precision
 from lmtool.types import Batch, Loader, StepOutput
@@ -68,10 +70,28 @@ def tapped(learner: BaseLearner, heads: HeadTap | None, states: Tap | None) -> I
 def see(learner: BaseLearner, batch: Batch, step: int, states: Tap | None = None, losses: bool = True) -> Seen:
     """A training forward. states: sees, or replaces, the states between the layers. losses: whether its own are
     computed; those of heads over a vocabulary take as long as the predictions."""
+    if isinstance(learner, Mixture):
+        return _see_members(learner, batch, step, states, losses)
     heads = _Predictions(learner, batch, only=not losses)
     with tapped(learner, heads, states):
         output = learner(batch, step)
     return Seen(learner, batch, heads.predicted, output if losses else None)
+
+
+def _see_members(learner: Mixture, batch: Batch, step: int, states: Tap | None, losses: bool) -> Seen:
+    """Those of the members of a mixture that are in a batch, one after the other, by the names of the mixture's terms.
+    A teacher may know some of them alone."""
+    assert isinstance(batch, MixedBatch), "a mixture reads the batches of its own examples"
+    predicted: dict[str, Any] = {}
+    sums: dict[str, Tensor] = {}
+    for name, own in batch.members:
+        if name not in learner.members:
+            continue
+        seen = see(cast(BaseLearner, learner.members[name]), own, step, states, losses)
+        predicted |= {term_of(name, term): each for term, each in seen.predicted.items()}
+        if seen.output is not None:
+            sums |= {term_of(name, term): total for term, total in seen.output.sums.items()}
+    return Seen(learner, batch, predicted, StepOutput(sums, learner.weights) if losses else None)
 
 
 @dataclass(frozen=True)
@@ -103,6 +123,11 @@ class Teacher:
     longest: int | None = None
     reads_batches: bool = True
 
+    @property
+    def teaches(self) -> frozenset[str]:
+        """Those of the student's whose targets it predicts."""
+        return frozenset(self.learner.weights)
+
     def begin(self, reading: Reading) -> dict[str, Any]:
         """Called before training. Returns what the first screen says of what was done for it."""
         return {}
@@ -111,5 +136,8 @@ class Teacher:
     def see(self, batch: Batch, states: Tap | None = None) -> Seen:
         """What it predicts of a batch of the student's."""
         device = batch.inputs.tokens.device.type
+        if isinstance(batch, MixedBatch) and not isinstance(self.learner, Mixture):
+            # Labelled texts, each beside one of another domain, of which a teacher has nothing to say.
+            batch = dict(batch.members)[self.learner.config.name]
         with torch.autocast(device, enabled=False), self.precision.autocast():
             return see(self.learner, batch, 0, states, losses=False)

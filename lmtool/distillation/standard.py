@@ -12,9 +12,12 @@ from lmtool.distillation.configs import LayerMap, StandardConfig
 from lmtool.distillation.configs.start import taken_layers
 from lmtool.distillation.distilled import Distilled, own_weights
 from lmtool.distillation.initialization import start_from
+from lmtool.distillation.panel import Panel
 from lmtool.distillation.seen import Teacher, see
 from lmtool.distillation.terms.base import Term
+from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
+from lmtool.learners.mixture import Mixture
 from lmtool.nn.stack import Tap, Taps
 from lmtool.types import Batch, StepOutput
 
@@ -26,7 +29,9 @@ class Standard(Distilled):
 
     def __init__(self, config: StandardConfig, student: BaseLearner, teachers: Sequence[Teacher]):
         super().__init__(config, student)
-        (self.teacher,) = teachers
+        self._teachers = tuple(teachers)
+        self.teacher = teachers[0] if len(teachers) == 1 else Panel.of(teachers, config.shares(), config.average)
+        self._require_one_of_all()
         self.started = self._start()
         self.layers: LayerMap | None = None
         if config.compares_layers:
@@ -47,7 +52,18 @@ class Standard(Distilled):
 
     @property
     def teachers(self) -> Sequence[Teacher]:
-        return (self.teacher,)
+        return self._teachers
+
+    def _require_one_of_all(self) -> None:
+        """UserError where states are compared, and no single teacher reads all that the student reads."""
+        members = _members_of(self.student)
+        untaught = [name for name in members if name not in _members_of(self.teacher.learner)]
+        names = [name for name, term in self.config.terms.items() if not term.averages]
+        if names and (len(self.teachers) > 1 or untaught):
+            raise UserError(
+                f"distill.terms.{names[0]} needs one teacher of all that the student learns",
+                f"give distill.terms.{names[0]}=null, or such a teacher; soft and hard learn from several",
+            )
 
     def terms(self) -> Iterator[tuple[str, Term]]:
         """The terms by their names."""
@@ -78,8 +94,15 @@ class Standard(Distilled):
 
     def facts(self) -> dict[str, Any]:
         layers = {} if self.layers is None else {"layers": self.layers.words()}
+        untaught = [term for term in self.student.weights if term not in self.teacher.teaches]
+        alone = {"gold alone": ", ".join(untaught)} if untaught else {}
         started = {} if self.started is None else {"started from": self.started}
-        return {"teacher": self.teacher.origin, **layers, **started}
+        return {"teacher": ", ".join(teacher.origin for teacher in self.teachers), **alone, **layers, **started}
+
+
+def _members_of(learner: BaseLearner) -> list[str]:
+    """What a mixture is made of."""
+    return [name for name, _ in learner.named()] if isinstance(learner, Mixture) else []
 
 
 def _joined(taps: Sequence[Tap | None]) -> Tap | None:

@@ -44,12 +44,28 @@ class Shares(ABC):
     def best(self) -> Tensor:
         """(M,) the hard labels: the most probable class of each target, the side of each binary decision as 0.0 or 1.0,
         or the values."""
-        pieces = [self.shares(1.0, first, first + ROWS).argmax(-1) for first in range(0, len(self), ROWS)]
-        return torch.cat(pieces) if pieces else torch.zeros(0, dtype=torch.int64)
+        if len(self) == 0:
+            return self.hardened(self.shares())
+        return torch.cat([self.hardened(self.shares(1.0, first, first + ROWS)) for first in range(0, len(self), ROWS)])
+
+    def hardened(self, shares: Tensor) -> Tensor:
+        """The hard labels that shares at temperature 1 stand for."""
+        return shares.argmax(-1)
 
 
 class Predicted(Shares):
     """What a model predicts of M targets, with gradient."""
+
+    @abstractmethod
+    def scores(self, first: int = 0, last: int | None = None) -> Tensor:
+        """Logits or values of the targets from `first` to before `last`, in fp32 and without gradient."""
+
+    @abstractmethod
+    def normalized(self, scores: Tensor, temperature: float) -> Tensor:
+        """The shares that scores stand for."""
+
+    def shares(self, temperature: float = 1.0, first: int = 0, last: int | None = None) -> Tensor:
+        return self.normalized(self.scores(first, last), temperature)
 
     @abstractmethod
     def divergence_sum(self, teacher: Shares, temperature: float) -> Tensor:
@@ -69,8 +85,11 @@ class Classes(Predicted):
     def __len__(self) -> int:
         return len(self.logits_MC)
 
-    def shares(self, temperature: float = 1.0, first: int = 0, last: int | None = None) -> Tensor:
-        return (self.logits_MC[first:last].detach().float() / temperature).softmax(-1)
+    def scores(self, first: int = 0, last: int | None = None) -> Tensor:
+        return self.logits_MC[first:last].detach().float()
+
+    def normalized(self, scores: Tensor, temperature: float) -> Tensor:
+        return (scores / temperature).softmax(-1)
 
     def divergence_sum(self, teacher: Shares, temperature: float) -> Tensor:
         logs_MC = (self.logits_MC.float() / temperature).log_softmax(-1)
@@ -92,11 +111,14 @@ class Binary(Predicted):
     def __len__(self) -> int:
         return len(self.logits_M)
 
-    def shares(self, temperature: float = 1.0, first: int = 0, last: int | None = None) -> Tensor:
-        return (self.logits_M[first:last].detach().float() / temperature).sigmoid()
+    def scores(self, first: int = 0, last: int | None = None) -> Tensor:
+        return self.logits_M[first:last].detach().float()
 
-    def best(self) -> Tensor:
-        return (self.logits_M.detach() >= 0).float()
+    def normalized(self, scores: Tensor, temperature: float) -> Tensor:
+        return (scores / temperature).sigmoid()
+
+    def hardened(self, shares: Tensor) -> Tensor:
+        return (shares >= 0.5).float()
 
     def divergence_sum(self, teacher: Shares, temperature: float) -> Tensor:
         yes_M = teacher.shares(temperature)
@@ -110,24 +132,28 @@ class Binary(Predicted):
 
 @dataclass(frozen=True)
 class Values(Predicted):
-    """A number a target."""
+    """A number a target. unit: what errors are measured in."""
 
     values_M: Tensor
+    unit: float = 1.0
 
     def __len__(self) -> int:
         return len(self.values_M)
 
-    def shares(self, temperature: float = 1.0, first: int = 0, last: int | None = None) -> Tensor:
+    def scores(self, first: int = 0, last: int | None = None) -> Tensor:
         return self.values_M[first:last].detach().float()
 
-    def best(self) -> Tensor:
-        return self.shares()
+    def normalized(self, scores: Tensor, temperature: float) -> Tensor:
+        return scores
+
+    def hardened(self, shares: Tensor) -> Tensor:
+        return shares
 
     def divergence_sum(self, teacher: Shares, temperature: float) -> Tensor:
-        return F.mse_loss(self.values_M.float(), teacher.shares(), reduction="sum")
+        return self.hard_loss_sum(teacher.shares())
 
     def hard_loss_sum(self, labels: Tensor) -> Tensor:
-        return F.mse_loss(self.values_M.float(), labels, reduction="sum")
+        return F.mse_loss(self.values_M.float(), labels, reduction="sum") / self.unit**2
 
 
 @dataclass(frozen=True)
@@ -140,8 +166,11 @@ class Words(Predicted):
         return len(self.logits.hidden_MW)
 
     @torch.no_grad()
-    def shares(self, temperature: float = 1.0, first: int = 0, last: int | None = None) -> Tensor:
-        return (self.logits.of(first, last).float() / temperature).softmax(-1)
+    def scores(self, first: int = 0, last: int | None = None) -> Tensor:
+        return self.logits.of(first, last).float()
+
+    def normalized(self, scores: Tensor, temperature: float) -> Tensor:
+        return (scores / temperature).softmax(-1)
 
     def divergence_sum(self, teacher: Shares, temperature: float) -> Tensor:
         logits = self.logits

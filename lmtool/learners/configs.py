@@ -70,6 +70,10 @@ class ObjectiveConfig(Config):
         """The same of other parts, in their order."""
         return parts[0]
 
+    def of_parts(self, parts: Sequence[ObjectiveConfig]) -> ObjectiveConfig:
+        """The same of some of its parts alone, which may have other forms."""
+        return parts[0]
+
     @property
     def places(self) -> dict[str, float]:
         """Share of the tokens that a part of the learner runs at, by its name (`heads.lm`), for the plan of a run. Of
@@ -111,6 +115,11 @@ class MixtureConfig(ObjectiveConfig):
 
     def with_parts(self, parts: tuple[ObjectiveConfig, ...]) -> MixtureConfig:
         return self.model_copy(update={"members": tuple(part.model_dump(mode="json") for part in parts)})
+
+    def of_parts(self, parts: Sequence[ObjectiveConfig]) -> MixtureConfig:
+        own = dict(zip((part.title for part in self.parts()), self.weights or (), strict=False))
+        weights = tuple(own[part.title] for part in parts) if own else None
+        return self.with_parts(tuple(parts)).model_copy(update={"weights": weights})
 
     def shares(self) -> tuple[float, ...]:
         """The weights, adding up to 1."""

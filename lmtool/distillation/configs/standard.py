@@ -103,6 +103,11 @@ class StandardConfig(DistillConfig):
             return Problem("distill.initialize", error.message, error.hint)
         return next(filter(None, (term.misfit(student, teacher, layers) for term in self.terms.values())), None)
 
+    def shares(self) -> dict[str, float]:
+        """The weight of each teacher in an average."""
+        weights = self.teacher_weights or (1.0,) * len(self.checkpoints)
+        return dict(zip(self.checkpoints, weights, strict=True))
+
     @property
     def _weighted(self) -> dict[str, TermConfig]:
         return {name: term for name, term in self.terms.items() if term.weight > 0}
@@ -119,9 +124,13 @@ class StandardConfig(DistillConfig):
 
     def misfit(self, model: Any, learned: Any) -> Problem | None:
         alone = [name for name, term in self._weighted.items() if not term.averages]
-        if alone and len(self.checkpoints) > len(learned.parts()):
+        if alone and len(self.checkpoints) > 1:
             message = f"distill.terms.{alone[0]} learns from one teacher, and distill.teachers has {len(self.teachers)}"
             return Problem("distill.teachers", message, "give one of them as distill.teacher=; soft and hard average")
+        if self.average == "logits" and len(self.checkpoints) > 1 and (self.top_k is not None or self.store):
+            cut = "distill.store" if self.store else f"distill.top_k={self.top_k}"
+            message = f"distill.average=logits: {cut} keeps probabilities of words"
+            return Problem("distill.average", message, "give distill.average=probabilities")
         return self._misfit_of_store()
 
     def _misfit_of_store(self) -> Problem | None:

@@ -3,7 +3,7 @@ torch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -103,6 +103,10 @@ class TaskConfig(Config):
 
     def with_parts(self, parts: tuple[TaskConfig, ...]) -> TaskConfig:
         """The same of other parts, in their order."""
+        return parts[0]
+
+    def of_parts(self, parts: Sequence[TaskConfig]) -> TaskConfig:
+        """The same of some of its parts alone, which may have other forms."""
         return parts[0]
 
     def text_format(self, model: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, ValidationError, model_validator
@@ -89,6 +90,11 @@ class MixtureTaskConfig(TaskConfig):
 
     def with_parts(self, parts: tuple[TaskConfig, ...]) -> MixtureTaskConfig:
         return self.model_copy(update={"members": tuple(part.model_dump(mode="json") for part in parts)})
+
+    def of_parts(self, parts: Sequence[TaskConfig]) -> MixtureTaskConfig:
+        own = dict(zip((part.name for part in self.parts()), self.rows or (), strict=False))
+        rows = tuple(own[part.name] for part in parts) if own else None
+        return self.with_parts(tuple(parts)).model_copy(update={"rows": rows})
 
     def shares(self) -> tuple[float, ...]:
         """Of the members in the examples and in the loss, adding up to 1. ValueError where the rows are not counted."""

@@ -135,7 +135,7 @@ class RegressionLearner(SequenceLearner):
 
     def predicted(self, head: str, logits: Tensor | TokenLogits, batch: Batch) -> tuple[str, Predicted] | None:
         if head == self.term and isinstance(logits, Tensor):
-            return self.term, Values(logits[:, 0])
+            return self.term, Values(logits[:, 0], self.deviation)
         return super().predicted(head, logits, batch)
 
     def scores(self, outputs: Tensor, batch: Batch) -> Scores:
