@@ -101,7 +101,8 @@ class PackedLoader:
         if self._micro_batch_tokens is not None:
             tokens = min(self._micro_batch_tokens, tokens or self._micro_batch_tokens)
         borders = batch_borders(plan.lengths[order] + self._beside, self._batch_examples, tokens)
-        return prefetch(self._batches(plan, order, borders, epoch), AHEAD)
+        batches = self._batches(plan, order, borders, epoch)
+        return batches if len(borders) <= 2 else prefetch(batches, AHEAD)  # one batch is not worth a thread
 
     def facts(self) -> dict[str, Any]:
         """Of the first epoch: examples, steps, tokens, mean and longest length; padding_fraction is what packing

@@ -233,3 +233,12 @@ def test_prefetch_raises_in_the_reader():
     with pytest.raises(UserError, match="bad line"):
         next(things)
     assert threads() == 0
+
+
+def test_one_batch_is_not_worth_a_thread():
+    few, many = (PackedLoader(DrawnExamples(count), 0, batch_examples=5) for count in (5, 50))
+    before = threads()
+    for loader, running in ((few, before), (many, before + 1)):
+        batches = loader.epoch_batches()
+        assert len(next(batches).examples) == 5 and threads() == running
+        batches.close()

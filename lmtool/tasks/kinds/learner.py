@@ -149,7 +149,7 @@ class TaskLearner(BaseLearner):
             warn(f"{facts['truncated']:,} of {len(rows):,} texts are cut to {max_length} tokens")
         if facts.get("cut_questions"):
             warn(f"{facts['cut_questions']:,} of {len(rows):,} questions are cut")
-        budget = max(inference.batch_tokens, max_length + self.virtual_tokens)
+        budget = max(inference.forward_tokens, max_length + self.virtual_tokens)
         loader = PackedLoader(examples, 0, None, budget, shuffle=False, beside=self.virtual_tokens)
         total, done = len(examples.plan(0)), 0
 
