@@ -15,6 +15,7 @@ from lmtool.commands.planning import require_memory
 from lmtool.commands.provenance import contents_of, require_same_data
 from lmtool.commands.screens import told_again
 from lmtool.commands.starting import base_of, earlier_weights, require_fit, saved_tokenizer, start_weights
+from lmtool.commands.teacher_texts import with_texts
 from lmtool.commands.training import fit
 from lmtool.data.vocabulary import tokenizer_of_rows
 from lmtool.learners.base import BaseLearner
@@ -55,21 +56,23 @@ def run(config: FinetuneConfig, overrides: list[str]) -> dict[str, Any]:
         forgetting = measured_before(config, learner, opened.precision, opened.output.stage)
         if forgetting is not None:
             facts["forgetting"] = forgetting.facts
+        student_of = distilled(config, learner, tokenizer, opened.precision, contents, taken)
+        splits, of_texts = with_texts(opened, learner, student_of, task.splits(), contents)
         following = _next(str(opened.folder.path), list(task.members))
         return fit(
             opened,
             learner,
-            task.splits(),
+            splits,
             tokenizer,
             loaded,
             choices,
-            facts,
+            facts | of_texts,
             contents,
             following,
             task.labelled_tests(),
             base,
             forgetting,
-            distilled(config, learner, tokenizer, opened.precision, contents, taken),
+            student_of,
         )
 
 

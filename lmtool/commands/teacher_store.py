@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from lmtool.commands.configs import FinetuneConfig, PretrainConfig
@@ -49,21 +50,38 @@ def stored(
     """A teacher that answers from a store, or has its predictions cut, as the configuration wants it; else itself.
     tokenizer: the student's. contents: hashes of the data."""
     section: Any = config.distill
-    shelf, top_k = getattr(section, "store", None), getattr(section, "top_k", None)
+    top_k = getattr(section, "top_k", None)
     temperatures = temperatures_of(list(getattr(section, "terms", {}).values()))
     read = teacher.learner, teacher.precision, teacher.origin, teacher.longest, teacher.reads_batches
-    if not shelf:
+    if not getattr(section, "store", None):
         return teacher if top_k is None else CutTeacher(*read, top_k=top_k, temperatures=temperatures)
     known_by = "tokens" if teacher.reads_batches else "row"
+    written = _generation(config) if section.targets != "gold" else None
     return StoredTeacher(
         *read,
-        shelf=Shelf(None if shelf is True else str(shelf), config.cache_dir),
+        shelf=shelf_of(config, "outputs"),
         layout=Format(section.store_dtype, top_k, temperatures),
-        of={**outputs_depend_on(config, teacher, contents), "examples_known_by": known_by},
+        of={
+            **outputs_depend_on(config, teacher, contents),
+            "examples_known_by": known_by,
+            "targets": {"targets": section.targets, "generation": written},
+        },
         fixed=isinstance(config, FinetuneConfig),
         seed=config.seed,
         tokenizers=(_named(teacher.learner.tokenizer, _model(teacher)), _named(tokenizer, config.model)),
     )
+
+
+def _generation(config: PretrainConfig | FinetuneConfig) -> dict[str, Any] | None:
+    """How a task's texts are written."""
+    generation = getattr(config.learns, "generation", None)
+    return None if generation is None else generation.model_dump(mode="json")
+
+
+def shelf_of(config: PretrainConfig | FinetuneConfig, part: str) -> Shelf:
+    """Where what a teacher gave is kept. part: of a folder that a user named."""
+    store = getattr(config.distill, "store", None)
+    return Shelf(str(Path(store) / part) if isinstance(store, str) else None, config.cache_dir)
 
 
 def layout_of(model: ModelConfig) -> dict[str, Any]:

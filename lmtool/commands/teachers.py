@@ -298,7 +298,7 @@ def stored_teachers_read_the_rows(
 def one_vocabulary(distill: DistillConfig, learned: TaskConfig | ObjectiveConfig) -> bool:
     """Whether teacher and student must have the same tokens."""
     rows = isinstance(learned, TaskConfig) and all(part.of_rows for part in learned.parts())
-    return bool(distill.checkpoints) and (distill.same_batches or not rows)
+    return distill.compares and (distill.same_batches or not rows)
 
 
 def _other_vocabulary(

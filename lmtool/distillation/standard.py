@@ -81,6 +81,8 @@ class Standard(Distilled):
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
         terms = dict(self.terms())
+        if not terms:
+            return StepOutput(self.student(batch, step).sums, self.weights)
         teacher = self.teacher.see(batch, _joined([term.tap(teacher=True) for term in terms.values()]))
         student_tap = _joined([term.tap(teacher=False) for term in terms.values()])
         student = see(self.student, batch, step, student_tap, losses=self.config.gold > 0)

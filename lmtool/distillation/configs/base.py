@@ -24,6 +24,11 @@ class DistillConfig(Config):
         return ()
 
     @property
+    def compares(self) -> bool:
+        """Whether what a student computes is compared with what a teacher does; else it has its texts alone."""
+        return bool(self.checkpoints)
+
+    @property
     def same_batches(self) -> bool:
         """Whether teachers run beside the student, on the batches that it reads: they share a vocabulary, and how a
         text is laid out."""

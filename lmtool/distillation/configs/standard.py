@@ -55,6 +55,11 @@ class StandardConfig(DistillConfig):
         description="Layers of the teacher that the student's are copies of at the start, with the embeddings and the "
         "heads of the same names: none, alternate, or a list of them, counted from 1.",
     )
+    targets: Literal["gold", "teacher", "both"] = Field(
+        "gold",
+        description="What a student that writes texts learns to write, as its own loss: the targets of the rows; what "
+        "the teacher writes by task.generation in their place (Kim and Rush 2016); or both, each as a row.",
+    )
     top_k: int | None = Field(
         None,
         ge=1,
@@ -77,7 +82,11 @@ class StandardConfig(DistillConfig):
     @property
     def same_batches(self) -> bool:
         """A teacher whose outputs are stored may read the rows of a table by itself."""
-        return super().same_batches and not self.store
+        return self.compares and not self.store
+
+    @property
+    def compares(self) -> bool:
+        return super().compares and bool(self._weighted)
 
     @property
     def starts_from_teacher(self) -> bool:
@@ -113,7 +122,10 @@ class StandardConfig(DistillConfig):
         return {name: term for name, term in self.terms.items() if term.weight > 0}
 
     def untaught(self) -> Problem | None:
-        if not self._weighted:
+        if self.targets != "gold" and not self.checkpoints:
+            message = f"distill.targets={self.targets}: a teacher writes them, and none is named"
+            return Problem("distill.teacher", message, _GIVE, absent=True)
+        if not self._weighted and self.targets == "gold":
             message = f"distill={self.name} has no term with a weight: nothing is learned from a teacher"
             return Problem("distill.terms", message, "give distill=soft, distill.terms.soft.weight=0.5 or distill=none")
         of_teachers = [name for name, term in self._weighted.items() if term.needs_teacher]
@@ -131,7 +143,22 @@ class StandardConfig(DistillConfig):
             cut = "distill.store" if self.store else f"distill.top_k={self.top_k}"
             message = f"distill.average=logits: {cut} keeps probabilities of words"
             return Problem("distill.average", message, "give distill.average=probabilities")
-        return self._misfit_of_store()
+        return self._misfit_of_targets(learned) or self._misfit_of_store()
+
+    def _misfit_of_targets(self, learned: Any) -> Problem | None:
+        """Who writes texts, and who learns them."""
+        given = f"distill.targets={self.targets}"
+        writes = getattr(learned, "writes", False) or getattr(learned, "head", None) in ("text_to_text", "prompt")
+        if self.targets == "gold":
+            return None
+        if not writes:
+            message = f"{given}: a teacher writes texts for the rows of a task; {learned.name} learns none"
+            return Problem("distill.targets", message, "give distill.targets=gold, or a task that writes: task=seq2seq")
+        if not self.gold or len(self.checkpoints) > 1:
+            given += f" and distill.gold={self.gold}" if not self.gold else f" with {len(self.teachers)} teachers"
+            hint = "give distill.gold=1" if not self.gold else "give one of them as distill.teacher="
+            return Problem("distill.targets", f"{given}: one teacher's texts are what the own loss is over", hint)
+        return None
 
     def _misfit_of_store(self) -> Problem | None:
         """What is kept of a teacher, and what is learned from it."""
