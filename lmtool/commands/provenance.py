@@ -1,8 +1,10 @@
-"""What data a run learns from: kept in each of its checkpoints, and compared when the run resumes from one.
+"""What a run learns from, data and teachers: kept in each of its checkpoints, and compared when the run resumes from
+one.
 
 data.json   {"data=text": {"text": sha256, "bytes": ..., ...}, "task=sst2": {"train rows": ..., "train texts": sha256,
             "train labels": sha256, "dev rows": ..., ...}}
 base.json   of a tuned run: which weights it left out, see weights/bases.py
+teachers.json   of a distilled run: {"runs/NAME": sha256 of the tensors that the student learns from}
 """
 
 from __future__ import annotations
@@ -15,13 +17,15 @@ from lmtool.commands.lineage import LINEAGE, Lineage
 from lmtool.commands.opening import OpenRun
 from lmtool.config.checkpoint import DATA, read_json, read_manifest
 from lmtool.data.sources import Source
+from lmtool.distillation.distilled import Distilled
 from lmtool.errors import UserError
 from lmtool.manifest import write_bytes
 from lmtool.runs.files import to_json
 from lmtool.tasks.loading import TaskData
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.weights.bases import BASE, Base
+from lmtool.weights.bases import BASE, Base, digest
 
+TEACHERS = "teachers.json"
 Contents = dict[str, dict[str, Any]]
 """By origin ("data=text", "task=sst2"): hashes and counts of what it holds, by what they are of."""
 
@@ -62,8 +66,42 @@ def _change(key: str, before: Any, now: Any) -> str:
     return f"{key} {before:,} -> {now:,}" if type(before) is type(now) is int else f"other {key}"
 
 
+def teachers_of(distilled: Distilled | None) -> dict[str, str]:
+    """By what a user calls a teacher, the sha256 of its tensors."""
+    teachers = () if distilled is None else distilled.teachers
+    return {teacher.origin: digest(teacher.learner.state_dict()) for teacher in teachers}
+
+
+def require_same_teachers(opened: OpenRun, teachers: Mapping[str, str]) -> None:
+    """UserError, with both hashes, where the run resumes and a teacher is another than it was started with."""
+    checkpoint = opened.checkpoint
+    if checkpoint is None or TEACHERS not in read_manifest(checkpoint).files:
+        return
+    saved = read_json(checkpoint, TEACHERS)
+    for origin, now in teachers.items():
+        before = saved.get(origin)
+        if before != now:
+            run = opened.folder.path
+            raise UserError(
+                f"the teacher {origin} changed after {checkpoint.name} of {run}: sha256 {str(before)[:16]} then, "
+                f"{now[:16]} now",
+                "bring it back as it was; or start another run from these weights: the same command with name=NEW "
+                f"checkpoint={run}",
+            )
+
+
+def require_unchanged(teachers: Mapping[str, str], distilled: Distilled) -> None:
+    """RuntimeError where training has changed a teacher."""
+    if teachers != teachers_of(distilled):
+        raise RuntimeError(f"training has changed a teacher: {', '.join(teachers)}")
+
+
 def extras(
-    tokenizer: Tokenizer, contents: Contents, base: Base | None = None, lineage: Lineage = ()
+    tokenizer: Tokenizer,
+    contents: Contents,
+    base: Base | None = None,
+    lineage: Lineage = (),
+    teachers: Mapping[str, str] | None = None,
 ) -> Callable[[Path], None]:
     """What writes the files of a checkpoint that the loop does not know."""
 
@@ -72,6 +110,8 @@ def extras(
         write_bytes(folder / DATA, to_json(contents).encode())
         if base is not None:
             write_bytes(folder / BASE, to_json(base.to_plain()).encode())
+        if teachers:
+            write_bytes(folder / TEACHERS, to_json(dict(teachers)).encode())
         if lineage:
             write_bytes(folder / LINEAGE, to_json({"checkpoints": list(lineage)}).encode())
 

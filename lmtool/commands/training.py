@@ -16,7 +16,7 @@ from lmtool.commands.held_out import HeldOutSplits, evaluation_tokens
 from lmtool.commands.lineage import as_fact, lineage_of
 from lmtool.commands.opening import OpenRun, words
 from lmtool.commands.planning import plan_of
-from lmtool.commands.provenance import Contents, extras
+from lmtool.commands.provenance import Contents, extras, require_same_teachers, require_unchanged, teachers_of
 from lmtool.commands.rates import rates
 from lmtool.config.checkpoint import MODEL
 from lmtool.data.loader import PackedLoader
@@ -66,6 +66,8 @@ def fit(
     """
     config, precision = opened.config, opened.precision
     trained = learner if distilled is None else distilled
+    teachers = teachers_of(distilled)
+    require_same_teachers(opened, teachers)
     examples = learner.examples(data["train"], config.max_length)
     loader = PackedLoader(
         examples, config.seed, config.batch_examples, config.batch_tokens, config.micro_batch_tokens,
@@ -105,7 +107,7 @@ def fit(
             config.optimizer,
             config.schedule,
             [listener],
-            extras(tokenizer, contents, base, lineage),
+            extras(tokenizer, contents, base, lineage, teachers),
             in_base=in_base,
         )
     best_weights(opened, training, trained, in_base)
@@ -124,7 +126,12 @@ def fit(
         more["forgetting"] = forgetting.after(learner)
     if distilled is not None:
         models = side_by_side(learner, distilled, held_out, config, precision)
-        more["distillation"] = {"models": models, **distilled.results(held_out.first.sample(), precision)}
+        require_unchanged(teachers, distilled)
+        more["distillation"] = {
+            "models": models,
+            "teachers": teachers,
+            **distilled.results(held_out.first.sample(), precision),
+        }
     result = screens.result_of(opened, training, choices, learner.metric.name, more)
     return screens.finish(opened, result, baseline, next_commands)
 

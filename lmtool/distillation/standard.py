@@ -92,6 +92,8 @@ class Standard(Distilled):
         return StepOutput(sums, self.weights)
 
     def aligned(self, teacher: Teacher) -> LayerMap | str:
+        if set(_members_of(self.student)) - set(_members_of(teacher.learner)):
+            return "the teacher reads the texts of some members alone"
         return self.layers if self.layers is not None else super().aligned(teacher)
 
     def facts(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@
                     optimizer.safetensors  KIND.PARAMETER
                     state.json             step, cursor, budgets, best score: see progress.py
                     config.json            the resolved configuration
-                    ...                    what the command adds (tokenizer files, data.json, base.json)
+                    ...                    what the command adds (tokenizer files, data.json, ...)
                     manifest.json          bytes and sha256 of each; written last: see manifest.py
 
 It is written to a temporary folder, every file is synced, then the manifest, then the folder is renamed.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,14 @@ def place(tmp_path_factory):
 
 
 def finetune(name, *typed):
-    task = ["task=custom", "task.kind=classification", "task.path=.", "model=bert_tiny", "checkpoint=none"]
+    task = [
+        "task=custom",
+        "task.kind=classification",
+        "task.path=.",
+        "model=bert_tiny",
+        "checkpoint=none",
+        "model.hidden_size=32",
+    ]
     assert cli.main(["finetune", *task, *SHORT, "tokenizer.vocab_size=300", f"name={name}", *typed]) == 0
 
 
@@ -60,3 +68,52 @@ def test_a_term_that_is_not_there_is_named(place, monkeypatch, capsys):
     shown = capsys.readouterr().err
     assert "did you mean distill.terms.soft.weight=1?" in shown
     assert "distill.terms.soft.temperature: given -1" in shown
+
+
+def mixed(name, *typed):
+    """A student of two tasks, `one` and `two`, of the rows of the folder."""
+    members = "task.members=[{kind: classification, name: one, path: .},{kind: classification, name: two, path: .}]"
+    words = ["finetune", "task=mixture", members, "model=bert_tiny", "checkpoint=none", *SHORT, f"name={name}"]
+    return cli.main([*words, *typed])
+
+
+@pytest.fixture(scope="module")
+def several(place):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        for name in ("one", "two"):
+            finetune(name, f"task.name={name}", f"seed={ord(name[0])}")
+        finetune("other", "task.name=one", "seed=5")
+    return place
+
+
+def test_teachers_of_different_tasks_feed_different_heads(several, monkeypatch, capsys):
+    monkeypatch.chdir(several)
+    teachers = "distill.teachers=[runs/one,runs/two,runs/other]"
+    weights = ["distill.teacher_weights=[3,1,1]", "distill.average=logits"]
+    assert mixed("mixed", "distill=soft", teachers, *weights, "distill.gold=0.1") == 0
+    rows = [json.loads(row) for row in Path("runs/mixed/metrics.jsonl").read_text().splitlines()]
+    shown = {key for row in rows if row["split"] == "train" for key in row if key.startswith("loss_")}
+    assert shown == {"loss_one", "loss_two", "loss_soft_one", "loss_soft_two"}
+    result = json.loads(Path("runs/mixed/result.json").read_text())["distillation"]
+    assert set(result["teachers"]) == {"runs/one", "runs/two", "runs/other"}
+    assert len(set(result["teachers"].values())) == 3
+    assert [model["name"] for model in result["models"]][-1] == "student"
+    # One of them is taught alone, and that is said.
+    assert mixed("half", "distill=soft", "distill.teacher=runs/one") == 0
+    assert "gold alone" in capsys.readouterr().out
+
+
+def test_a_teacher_that_changed_is_refused(several, monkeypatch, capsys):
+    monkeypatch.chdir(several)
+    finetune("stopped", "distill=soft", "distill.teacher=runs/teacher", "model.num_layers=1")
+    Path("runs/stopped/result.json").unlink()
+    shutil.move("runs/teacher", "runs/kept")
+    finetune("teacher", "seed=9")
+    capsys.readouterr()
+    assert cli.main(["resume", "runs/stopped"]) == 2
+    shown = capsys.readouterr().err
+    assert "the teacher runs/teacher changed after step_00000004 of runs/stopped: sha256 " in shown and " now" in shown
+    shutil.rmtree("runs/teacher")
+    shutil.move("runs/kept", "runs/teacher")
+    assert cli.main(["resume", "runs/stopped"]) == 0
