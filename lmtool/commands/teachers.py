@@ -180,6 +180,18 @@ def a_student_starts_from_one(distill: DistillConfig, checkpoint: str | None) ->
         )
 
 
+@rule(RunConfig, "distill", "patience")
+def scores_mean_something(distill: DistillConfig, patience: int | None) -> Iterator[Problem]:
+    """A run ends early by scores of heads that learn."""
+    if patience is not None and not distill.teaches_heads:
+        yield Problem(
+            "patience",
+            f"patience={patience}: with distill.gold=0 and terms between layers alone heads learn nothing, and their "
+            "scores do not say when to stop",
+            "give patience=null, or distill.gold=0.5",
+        )
+
+
 @rule(PretrainConfig, "distill", "objective", "teachers")
 def teachers_know_the_objective(
     distill: DistillConfig, objective: ObjectiveConfig, teachers: Saved

@@ -196,6 +196,7 @@ def settings_of(config: RunConfig, metric: Metric, flops_per_token: float, uninf
         greater_is_better=not metric.smaller_is_better,
         flops_per_token=flops_per_token,
         uninformed_loss=uninformed_loss,
+        chooses=config.distill.teaches_heads,
         **{name: getattr(config, name) for name in shared},
     )
 

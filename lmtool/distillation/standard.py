@@ -101,7 +101,9 @@ class Standard(Distilled):
         untaught = [term for term in self.student.weights if term not in self.teacher.teaches]
         alone = {"gold alone": ", ".join(untaught)} if untaught else {}
         started = {} if self.started is None else {"started from": self.started}
-        return {"teacher": ", ".join(teacher.origin for teacher in self.teachers), **alone, **layers, **started}
+        heads = {} if self.config.teaches_heads else {"heads": "learn nothing, so that scores mean nothing"}
+        origins = ", ".join(teacher.origin for teacher in self.teachers)
+        return {"teacher": origins, **alone, **layers, **started, **heads}
 
 
 def _members_of(learner: BaseLearner) -> list[str]:

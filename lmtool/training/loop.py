@@ -180,6 +180,7 @@ def note_best(progress: Progress, settings: TrainingSettings) -> bool:
         losses = [metrics.get("loss") for metrics in (progress.metrics, progress.best_metrics)]
         known = [loss for loss in losses if isinstance(loss, int | float) and math.isfinite(loss)]
         better = len(known) == 2 and known[0] < known[1]
+    better = better or (math.isfinite(value) and not settings.chooses)
     if better:
         progress.best_step, progress.best_value, progress.best_metrics = progress.step, value, progress.metrics
     return better

@@ -20,8 +20,8 @@ class TrainingSettings:
     stepping, not evaluating and saving; max_flops needs flops_per_token (forward and backward). log_every,
     evaluate_every, checkpoint_every: in steps; evaluate_every None: a tenth of the run; checkpoint_every None: with
     each evaluation. patience: evaluations without a better `metric` before the run ends, None: never. metric: a key
-    of what `evaluate` returns; greater_is_better: its direction. uninformed_loss: what reading nothing loses; many
-    times as much is an explosion (health.py).
+    of what `evaluate` returns; greater_is_better: its direction; chooses: whether it says which checkpoint is the best,
+    else the last one is. uninformed_loss: what reading nothing loses; many times as much is an explosion (health.py).
     """
 
     seed: int
@@ -40,6 +40,7 @@ class TrainingSettings:
     checkpoint_every: int | None = None
     patience: int | None = None
     uninformed_loss: float = 0.0
+    chooses: bool = True
 
 
 Best = tuple[int | None, float | None, dict[str, Any]]

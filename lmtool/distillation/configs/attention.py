@@ -19,6 +19,7 @@ _STATES = "take terms over states: distill.terms.hidden.weight=1"
 class AttentionTermConfig(TermConfig):
     """The base of terms over attention: both models attend to the same tokens."""
 
+    teaches_heads: ClassVar[bool] = False
     compares_layers: ClassVar[bool] = True
 
     def misfit(self, student: ModelConfig, teacher: ModelConfig, layers: LayerMap | None) -> Problem | None:

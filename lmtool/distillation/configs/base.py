@@ -39,6 +39,11 @@ class DistillConfig(Config):
         """Whether a student starts from weights of its teacher."""
         return False
 
+    @property
+    def teaches_heads(self) -> bool:
+        """Whether what predicts learns, so that its scores say how far a run is."""
+        return True
+
     def untaught(self) -> Problem | None:
         """What it learns from a teacher, where none is named."""
         return None
@@ -67,6 +72,8 @@ class TermConfig(Config):
     """Whether a teacher runs beside the student for it."""
     stored: ClassVar[bool] = False
     """Whether it learns from what a store of the teacher's outputs holds."""
+    teaches_heads: ClassVar[bool] = True
+    """Whether what predicts learns by it."""
     compares_layers: ClassVar[bool] = False
     """Whether it goes by the map between the layers of both models."""
     averages: ClassVar[bool] = False

@@ -93,6 +93,10 @@ class StandardConfig(DistillConfig):
         return self.initialize != "none"
 
     @property
+    def teaches_heads(self) -> bool:
+        return self.gold > 0 or any(term.teaches_heads for term in self._weighted.values())
+
+    @property
     def compares_layers(self) -> bool:
         """Whether a term goes by the layer map."""
         return any(term.compares_layers for term in self.terms.values())

@@ -14,6 +14,8 @@ from lmtool.models.configs import ModelConfig
 class StateTermConfig(TermConfig):
     """The base of terms over states: both models have layers."""
 
+    teaches_heads: ClassVar[bool] = False
+
     def misfit(self, student: ModelConfig, teacher: ModelConfig, layers: LayerMap | None) -> Problem | None:
         try:
             shared_sides(student, teacher)

@@ -1,0 +1,79 @@
+"""Runs whose terms are between layers, from the outside: every preset, and a run that is cut off."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from lmtool import cli
+from tests.commands.conftest import working_in
+from tests.distillation.runs import assert_resumes_bitwise, run, weights
+
+WIDE = ("states", "hidden", "patience", "embeddings")
+TEACHER = "distill.teacher=runs/teacher"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    place = tmp_path_factory.mktemp("layers")
+    with working_in(place):
+        run("teacher", "max_steps=1", "model.num_layers=3")
+        yield place
+
+
+def rows(path):
+    return [json.loads(row) for row in (path / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("preset", ["states", "hidden", "distilbert", "tinybert", "pkd", "minilm"])
+def test_presets(folder, preset, capsys):
+    done = run(preset, f"distill={preset}", TEACHER, "model.num_layers=2", "evaluate_every=1", "max_steps=3")
+    shown = capsys.readouterr().out
+    assert ("layers" in shown.split("model ")[0]) == (preset != "states")
+    trained = [row for row in rows(done) if row["split"] == "train"]
+    assert all(value >= 0 for row in trained for key, value in row.items() if key.startswith("loss"))
+    taught = preset not in ("tinybert", "minilm")
+    assert ("scores mean nothing" in shown) != taught
+    if not taught:  # the last checkpoint stands for the run
+        assert (done / "checkpoints/best").read_text() == (done / "checkpoints/last").read_text()
+    assert not any(name.startswith("distill.") for name in weights(done))
+    assert cli.main(["predict", f"checkpoint={done}", "text=a bright cat"]) == 0
+
+
+def test_a_narrower_student_resumes_bitwise(folder, monkeypatch):
+    """Projections are in the checkpoint, and in no model that is used."""
+    typed = [
+        "distill=standard",
+        TEACHER,
+        *(f"distill.terms.{name}.weight=1" for name in WIDE),
+        "distill.terms.soft.weight=1",
+        "model.hidden_size=16",
+    ]
+    assert_resumes_bitwise(monkeypatch, "narrow", *typed)
+    projections = {name for name in weights("runs/narrow") if name.startswith("distill.")}
+    assert projections == {f"distill.{name}.projection.weight" for name in WIDE}
+    learned, drawn = weights("runs/narrow"), weights(run("drawn", *typed, "max_steps=1", "optimizer.lr=1e-12"))
+    assert not any(torch.equal(learned[name], drawn[name]) for name in projections)
+    assert cli.main(["predict", "checkpoint=runs/narrow", "text=a bright cat"]) == 0
+
+
+def test_a_student_that_starts_from_layers_resumes_bitwise(folder, monkeypatch):
+    assert_resumes_bitwise(monkeypatch, "started", "distill=distilbert", TEACHER, "model.num_layers=1")
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["distill=hidden", "distill.layers={3: 1}"], "distill.layers maps layer 3 to layer 1"),
+        (["distill=minilm", "model.num_heads=4"], "the student has 4 attention heads a layer, the teacher 2"),
+        (["distill=distilbert", "model.hidden_size=16"], "the student has model.hidden_size=16, its teacher"),
+        (["distill=distilbert", "checkpoint=runs/teacher"], "both say what the student starts from"),
+        (["distill=tinybert", "patience=2"], "heads learn nothing"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_the_run(folder, capsys, typed, said):
+    run("refused", *typed, TEACHER, status=2)
+    assert said in capsys.readouterr().err
+    assert not (folder / "runs/refused").exists()
