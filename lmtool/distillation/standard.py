@@ -45,7 +45,13 @@ class Standard(Distilled):
 
     def _start(self) -> str | None:
         """Copy layers of the teacher. A run that resumes has weights of its own, which follow. Returns what was
-        copied."""
+        copied. UserError where its embeddings are of other tokens."""
+        if self.config.starts_from_teacher and not self.teacher.reads_batches:
+            raise UserError(
+                f"distill.initialize: distill.teacher={self.teacher.origin} has another tokenizer than the student, "
+                "whose embeddings would be those of other tokens",
+                "give distill.initialize=none, or tokenizer=auto",
+            )
         learner = self.teacher.learner
         taken = taken_layers(self.config.initialize, self.student.backbone.config, learner.backbone.config)
         return start_from(self.student, learner, self.teacher.origin, taken) if taken else None

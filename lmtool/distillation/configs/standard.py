@@ -143,6 +143,9 @@ class StandardConfig(DistillConfig):
         if alone and len(self.checkpoints) > 1:
             message = f"distill.terms.{alone[0]} learns from one teacher, and distill.teachers has {len(self.teachers)}"
             return Problem("distill.teachers", message, "give one of them as distill.teacher=; soft and hard average")
+        if self.starts_from_teacher and len(self.checkpoints) > 1:
+            message = f"distill.initialize takes layers of one teacher, and distill.teachers has {len(self.teachers)}"
+            return Problem("distill.initialize", message, "give distill.initialize=none")
         if self.average == "logits" and len(self.checkpoints) > 1 and (self.top_k is not None or self.store):
             cut = "distill.store" if self.store else f"distill.top_k={self.top_k}"
             message = f"distill.average=logits: {cut} keeps probabilities of words"
