@@ -6,9 +6,9 @@ wants a process without threads: start the harness as a program of its own, with
 
     OMP_NUM_THREADS=1 python tests/training/kill_harness.py PACKAGE.MODULE:JOB --kills 100 --root FOLDER
 
-prints one JSON line: kills, runs, kills during a save, unreadable checkpoints, runs that differ from the uninterrupted
-one. Any job may stand there, that of a real command too. A function `prepare()` beside the job is called before the
-first fork.
+prints one JSON line a job: kills, runs, kills during a save, unreadable checkpoints, runs that differ from the
+uninterrupted one. Any jobs of a module may stand there (MODULE:ONE,OTHER), those of real commands too. A function `prepare()` beside
+them is called before the first fork.
 """
 
 from __future__ import annotations
@@ -174,21 +174,25 @@ def dying_at(job: Job, step: int) -> Job:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("job", help="package.module:function")
+    parser.add_argument("job", help="package.module:function,function,...")
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--steps", type=int, nargs="*", help="kill at these steps, and at no random moments")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--root", type=Path, required=True)
     arguments = parser.parse_args()
     sys.path.insert(0, str(Path(__file__).parents[2]))
-    module, _, name = arguments.job.partition(":")
+    module, _, names = arguments.job.partition(":")
     jobs = importlib.import_module(module)
-    job: Job = getattr(jobs, name)
     getattr(jobs, "prepare", lambda: None)()
-    if arguments.steps:
-        print(json.dumps(asdict(kill_at(job, arguments.root, arguments.steps))))
-    else:
-        print(json.dumps(asdict(kill_many(job, arguments.root, arguments.kills, arguments.seed))))
+    for name in names.split(","):
+        job: Job = getattr(jobs, name)
+        root: Path = arguments.root / name
+        root.mkdir()
+        if arguments.steps:
+            count = kill_at(job, root, arguments.steps)
+        else:
+            count = kill_many(job, root, arguments.kills, arguments.seed)
+        print(json.dumps(asdict(count)))
 
 
 if __name__ == "__main__":

@@ -13,20 +13,20 @@ import pytest
 HARNESS = Path(__file__).with_name("kill_harness.py")
 
 
-def run_harness(job: str, root: Path, kills: int, *more: str) -> dict[str, int]:
-    """Counts of the harness, run as a program with one thread."""
+def run_harness(job: str, root: Path, kills: int, *more: str) -> list[dict[str, int]]:
+    """Counts of the harness, a job each, run as a program with one thread."""
     command = [sys.executable, str(HARNESS), job, "--kills", str(kills), "--root", str(root), *more]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=600, cwd=HARNESS.parents[2], check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 @pytest.mark.parametrize("kills", [20, pytest.param(100, marks=pytest.mark.slow)])
 def test_kills_change_nothing(tmp_path: Path, kills: int) -> None:
-    counts = run_harness("tests.training.jobs:fake", tmp_path, kills)
+    (counts,) = run_harness("tests.training.jobs:fake", tmp_path, kills)
     assert counts["kills"] == kills and counts["runs"] >= 2
     assert counts["kills_in_a_save"] >= kills // 10  # the moments do reach into saves
     assert (counts["unreadable"], counts["differing"]) == (0, 0), counts
