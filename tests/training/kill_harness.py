@@ -7,8 +7,8 @@ wants a process without threads: start the harness as a program of its own, with
     OMP_NUM_THREADS=1 python tests/training/kill_harness.py PACKAGE.MODULE:JOB --kills 100 --root FOLDER
 
 prints one JSON line a job: kills, runs, kills during a save, unreadable checkpoints, runs that differ from the
-uninterrupted one. Any jobs of a module may stand there (MODULE:ONE,OTHER), those of real commands too. A function `prepare()` beside
-them is called before the first fork.
+uninterrupted one. Any jobs of a module may stand there (MODULE:ONE,OTHER), those of real commands too. A function
+`prepare()` beside them is called before the first fork.
 """
 
 from __future__ import annotations
