@@ -121,6 +121,11 @@ class RunConfig(CommandConfig):
         NoDistillConfig(), description="What is learned from another model, or from the model itself."
     )
 
+    @property
+    def exits(self) -> tuple[int, ...]:
+        """The layers behind which the model has early exits."""
+        return self.distill.exits_in(self.model)
+
 
 class PretrainConfig(RunConfig):
     """`lmtool pretrain`."""

@@ -19,6 +19,7 @@ from lmtool.learners.evaluation import SplitEvaluations
 from lmtool.reporting.console import Output
 from lmtool.reporting.evaluation import print_difference, print_evaluation, write_evaluation
 from lmtool.tasks.analysis import analysis, difference
+from lmtool.tasks.kinds.early_exit import leaving
 from lmtool.tasks.kinds.learner import TaskEvaluation
 from lmtool.tasks.mixture import AVERAGE, MixedEvaluation
 
@@ -27,6 +28,8 @@ def run(config: EvaluateConfig, overrides: list[str]) -> dict[str, Any]:
     """Score, print, and write predictions and a report where these are named. Returns the metrics."""
     check_output(config.output)
     trained, output = load_trained(config), Output()
+    if config.shots is not None or isinstance(trained.config, PretrainConfig):
+        require_absent(config, ("exit", "exit_entropy"), f"{config.checkpoint} is scored without the head of a task")
     filled = fills_prompts(config, trained)
     if config.shots is not None and filled is None:
         return evaluate_prompted(config, trained, output)
@@ -44,6 +47,10 @@ def run(config: EvaluateConfig, overrides: list[str]) -> dict[str, Any]:
     for split, evaluation in scored.splits().items():
         of_split = details["splits"][split] = analysis(evaluation)
         print_evaluation(output, f"{config.checkpoint} · {scored.title}", split, of_split, scored.beside(split))
+        if "exits" in evaluation.details:
+            of_split["exits"] = evaluation.details["exits"]
+            rows = (f"{count:,} behind layer {depth}" for depth, count in of_split["exits"].items() if count)
+            output.line(f"{split}: rows left {', '.join(rows)}")
         if other is not None and split in other.splits():
             gap = difference(evaluation, other.splits()[split])
             of_split["difference"] = {"against": config.against, **gap}
@@ -94,6 +101,8 @@ def _on_task(config: EvaluateConfig, trained: Trained, output: Output, checkpoin
     for note in [head.note for head in taken.values() if head.note]:
         output.line(f"labels: {note}")
     data, learner = task.splits(), trained.learner(task.config, taken)
+    if checkpoint is None:
+        learner = leaving(learner, config.checkpoint, config.exit, config.exit_entropy)
     held_out = HeldOutSplits(learner, data, before.max_length, config.batch_tokens, before.seed)
     return _Scored(task.config.name, held_out.score(trained.precision), held_out.baseline(data["train"]))
 

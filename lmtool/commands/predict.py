@@ -18,6 +18,7 @@ from lmtool.learners.inference import Inference, no_progress
 from lmtool.reporting.console import Output
 from lmtool.reporting.text import number
 from lmtool.tasks.configs import ClassificationConfig
+from lmtool.tasks.kinds.early_exit import leaving
 from lmtool.tasks.labels import TakenHead
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.weights.heads import PAIR_HEADS
@@ -33,6 +34,7 @@ def run(config: PredictConfig, overrides: list[str]) -> None:
     table = asked_table(config, task or own)
     paired = config.pair is not None if table is None else PAIR in table.columns
     learner = trained.learner(task) if task is not None else answering(trained, paired)
+    learner = leaving(learner, config.checkpoint, config.exit, config.exit_entropy)
     rows = _rows(config, table, learner)
 
     def warn(text: str) -> None:

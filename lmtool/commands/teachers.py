@@ -146,7 +146,7 @@ def _misfits(distill: DistillConfig, model: ModelConfig, learned: Any) -> Iterat
     if problem is not None:
         yield problem
         return
-    for part in learned.parts() if one_vocabulary(distill, learned) else ():
+    for part in learned.parts() if distill.same_batches or one_vocabulary(distill, learned) else ():
         learns: Any = task_of(part) or part
         if learns.makes_inputs:
             written, instead = "task.scheduled_sampling", "task.scheduled_sampling.schedule=none"

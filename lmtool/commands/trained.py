@@ -37,6 +37,7 @@ class _Tuned:
 
     config: PretrainConfig
     tuned_by: Any
+    exits: tuple[int, ...] = ()
 
     @property
     def model(self) -> ModelConfig:

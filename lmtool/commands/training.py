@@ -73,8 +73,7 @@ def fit(
         examples, config.seed, config.batch_examples, config.batch_tokens, config.micro_batch_tokens,
         beside=learner.virtual_tokens,
     )  # fmt: skip
-    for begins in (learner, *(distilled.beside().values() if distilled is not None else ())):
-        begins.begin(loader.steps_in_epoch)
+    learner.begin(loader.steps_in_epoch)
     predictors = learner.predictors(data["train"], examples)
     held_out = HeldOutSplits(learner, data, config.max_length, evaluation_tokens(config), config.seed, predictors)
     baseline = held_out.baseline(data["train"])

@@ -38,7 +38,25 @@ class UseConfig(MachineConfig):
     output: str | None = Field(None, description="File that is written. Null: only the screen.", min_length=1)
 
 
-class EvaluateConfig(UseConfig):
+class TaskUseConfig(UseConfig):
+    """The keys of those that predict rows of a task."""
+
+    exit: int | None = Field(
+        None,
+        ge=1,
+        description="Layer behind which all rows leave a model with early exits (distill=self): those above do not "
+        "run. Null: the last.",
+    )
+    exit_entropy: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="Each row leaves at the first exit where the entropy of its prediction is at most this share of "
+        "the largest: 0 where the model is certain, 1 always. Null: none leaves early.",
+    )
+
+
+class EvaluateConfig(TaskUseConfig):
     """`lmtool evaluate`: score a checkpoint on the data it was trained for, or on other data of the same kind."""
 
     auto: ClassVar[dict[str, Auto]] = {
@@ -104,7 +122,7 @@ class AskConfig(UseConfig):
     )
 
 
-class PredictConfig(AskConfig):
+class PredictConfig(AskConfig, TaskUseConfig):
     """`lmtool predict`: label texts, or fill their masks."""
 
     verbatim: ClassVar[tuple[str, ...]] = (*AskConfig.verbatim, "task")

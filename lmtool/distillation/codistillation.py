@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from lmtool.distillation.configs import CodistillationConfig, SoftConfig
 from lmtool.distillation.distilled import Distilled
-from lmtool.distillation.seen import see
+from lmtool.distillation.seen import Reading, see
 from lmtool.distillation.terms.outputs import Soft
-from lmtool.heads.predicted import Shares
+from lmtool.heads.averaged import Averaged
 from lmtool.learners.base import BaseLearner
 from lmtool.types import Batch, ParameterGroup, StepOutput
 
@@ -109,7 +109,7 @@ class Codistillation(Distilled):
         for name, learner_seen in seen.items():
             others = [other.predicted for by, other in taught.items() if by != name]
             for term, predicted in learner_seen.predicted.items():
-                mean = Mean([other[term] for other in others])
+                mean = Averaged.of([(1.0, other[term]) for other in others], "probabilities")
                 sums[self._mutual(name, term)] = self.soft.lost(predicted, mean)
         return StepOutput(sums, self.weights)
 
@@ -135,6 +135,11 @@ class Codistillation(Distilled):
 
     # What the run asks.
 
+    def begin(self, reading: Reading) -> dict[str, Any]:
+        for peer in self.peers.values():
+            peer.begin(reading.loader.steps_in_epoch)
+        return {}
+
     def beside(self) -> Mapping[str, BaseLearner]:
         return {name.replace("_", " "): peer for name, peer in self.peers.items()}
 
@@ -142,19 +147,6 @@ class Codistillation(Distilled):
         every = self.config.refresh_steps
         copies = {} if every is None else {"copies": f"every {every:,} steps"}
         return {"peers": len(self.peers), "burn-in": f"{self.config.burn_in_steps:,} steps", **copies}
-
-
-class Mean(Shares):
-    """The mean of what several predict."""
-
-    def __init__(self, members: Sequence[Shares]):
-        self.members = members
-
-    def __len__(self) -> int:
-        return len(self.members[0])
-
-    def shares(self, temperature: float = 1.0, first: int = 0, last: int | None = None) -> Tensor:
-        return torch.stack([member.shares(temperature, first, last) for member in self.members]).mean(0)
 
 
 def _title(name: str, term: str) -> str:

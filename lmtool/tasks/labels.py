@@ -37,12 +37,19 @@ class TakenHead:
 
     def tensors(self, tensors: Mapping[str, Tensor], task: str) -> dict[str, Tensor]:
         """A checkpoint's tensors with this head under the name of the task, its rows in the task's order."""
-        own = f"heads.{self.name}."
-        taken = {name: tensor for name, tensor in tensors.items() if not name.startswith((own, f"heads.{task}."))}
+        exits = {".".join(name.split(".")[:2]) for name in tensors if name.startswith("heads.exit_")}
+        for heads in ("heads", *exits):
+            tensors = self._taken(tensors, heads, task)
+        return dict(tensors)
+
+    def _taken(self, tensors: Mapping[str, Tensor], heads: str, task: str) -> dict[str, Tensor]:
+        """So of the heads with this prefix: the model's, or those of an early exit."""
+        own = f"{heads}.{self.name}."
+        taken = {name: tensor for name, tensor in tensors.items() if not name.startswith((own, f"{heads}.{task}."))}
         for name, tensor in tensors.items():
             if name.startswith(own):
                 ordered = name.startswith((f"{own}output.", f"{own}thresholds")) and self.order is not None
-                taken[f"heads.{task}.{name[len(own) :]}"] = tensor[list(self.order or ())] if ordered else tensor
+                taken[f"{heads}.{task}.{name[len(own) :]}"] = tensor[list(self.order or ())] if ordered else tensor
         return taken
 
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from lmtool.config.tables import build
 from lmtool.errors import UserError
+from lmtool.learners.exits import add_exits
 from lmtool.learners.model import ModelWithHeads
 from lmtool.models.configs import ModelConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -40,6 +41,10 @@ class Blueprint(Protocol[BuiltCo]):
     def tuned_by(self) -> Any:
         """The section of the tuning method, whose `schemes` stand beside it; None where there is none."""
 
+    @property
+    def exits(self) -> tuple[int, ...]:
+        """The layers behind which there are early exits."""
+
 
 def assemble(
     config: Blueprint[Built],
@@ -61,6 +66,7 @@ def assemble(
     if method is not None:
         method.prepare(backbone)
     learner = (learns or config.learns).learner(backbone, tokenizer, config.seed)
+    add_exits(learner, config.exits)
     report = None
     if start is not None:
         report = replace(load_into(learner, start.tensors, start.origin), ignored=start.ignored)

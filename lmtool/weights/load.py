@@ -166,6 +166,7 @@ class SavedModel:
     task: Mapping[str, Any] | None
     tuned_by: Config | None
     seed: int
+    exits: tuple[int, ...] = ()
 
     @property
     def learns(self) -> SavedModel:

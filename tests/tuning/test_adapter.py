@@ -110,7 +110,7 @@ def test_saved_and_built_again_it_gives_the_same(family: str, fields: dict[str, 
     train(learner)
     assert {name for name, sha in hashes(learner).items() if sha != before[name]}.isdisjoint(frozen)
     assert any("_adapter." in name for name in frozen) == (fields["name"] == "adapter_fusion" or "stack_on" in fields)
-    blueprint = SimpleNamespace(model=config, seed=0, learns=build(TASK), tuned_by=tuning_config(**fields))
+    blueprint = SimpleNamespace(model=config, seed=0, learns=build(TASK), tuned_by=tuning_config(**fields), exits=())
     tensors = {name: tensor.clone() for name, tensor in learner.state_dict().items()}
     again, _ = assemble(blueprint, None, trained=Weights(tensors, Path("here"), "here"))
     assert torch.equal(outputs_of(again), outputs_of(learner)) and again.added == learner.added

@@ -83,7 +83,7 @@ def test_saved_and_built_again_it_gives_the_same(family, tuning):
     config = model_config(family)
     learner = tuned(config, tuning)
     train(learner)
-    blueprint = SimpleNamespace(model=config, seed=0, learns=build(TASK), tuned_by=tuning_config(**tuning))
+    blueprint = SimpleNamespace(model=config, seed=0, learns=build(TASK), tuned_by=tuning_config(**tuning), exits=())
     tensors = {name: tensor.clone() for name, tensor in learner.state_dict().items()}
     again, _ = assemble(blueprint, None, trained=Weights(tensors, Path("here"), "here"))
     assert torch.equal(outputs_of(again), outputs_of(learner))
@@ -183,7 +183,7 @@ def test_nothing_to_learn_is_refused():
     assert "tuning=lora" in head.misfit(t5, words).hint
     assert head.misfit(model_config("t5", tied=False), words) is None and head.misfit(t5, TASK) is None
     headless = SimpleNamespace(learner=lambda backbone, *_: ModelWithHeads(backbone, 0))
-    blueprint = SimpleNamespace(model=t5, seed=0, tuned_by=head, learns=headless)
+    blueprint = SimpleNamespace(model=t5, seed=0, tuned_by=head, learns=headless, exits=())
     with pytest.raises(UserError, match="nothing of this model learns"):
         assemble(blueprint, None)
 

@@ -12,6 +12,7 @@ from lmtool.distillation.configs.layers import LayerMap as LayerMap
 from lmtool.distillation.configs.layers import layer_map as layer_map
 from lmtool.distillation.configs.outputs import HardConfig as HardConfig
 from lmtool.distillation.configs.outputs import SoftConfig as SoftConfig
+from lmtool.distillation.configs.self_distillation import SelfConfig as SelfConfig
 from lmtool.distillation.configs.standard import StandardConfig as StandardConfig
 from lmtool.distillation.configs.states import EmbeddingsConfig as EmbeddingsConfig
 from lmtool.distillation.configs.states import HiddenConfig as HiddenConfig

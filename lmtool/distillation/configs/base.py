@@ -48,6 +48,10 @@ class DistillConfig(Config):
         """What it learns from a teacher, where none is named."""
         return None
 
+    def exits_in(self, model: Any) -> tuple[int, ...]:
+        """Of a model's configuration, the layers behind which the student has early exits, in their order."""
+        return ()
+
     def misfit(self, model: Any, learned: Any) -> Problem | None:
         """Why it does not go with a model's configuration and that of a task or an objective, if it does not: what is
         given, why not, and the nearest override that does."""

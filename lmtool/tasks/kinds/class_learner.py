@@ -17,6 +17,7 @@ from lmtool.data.plan import Examples
 from lmtool.data.split import SplitData
 from lmtool.heads.losses import loss_sum, losses
 from lmtool.learners.baseline import ConstantPredictor
+from lmtool.learners.exits import entropy_share
 from lmtool.tasks.kinds.learner import TaskLearner
 from lmtool.tasks.kinds.predictions import Prediction
 from lmtool.types import Batch, Scores, StepOutput
@@ -64,6 +65,9 @@ class ClassLearner(TaskLearner):
         labels_N = self.labels(batch)
         documents = torch.arange(len(labels_N), device=labels_N.device)
         return Scores(losses(outputs, labels_N), labels_N, outputs.argmax(-1), documents)
+
+    def doubts(self, outputs: Tensor, batch: Batch) -> Tensor:
+        return entropy_share(outputs)
 
     def parts(self, outputs: Tensor, batch: Batch) -> list[Prediction]:
         """The best class of each text, its probability, and those of all classes."""

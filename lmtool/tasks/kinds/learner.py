@@ -7,8 +7,8 @@ row is predicted exactly once.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -35,10 +35,11 @@ from lmtool.types import Batch, Scores
 
 class TaskLearner(BaseLearner):
     """The base of a kind's learner. The one term, and the head, have the task's name. scores_tokens: whether its
-    outputs are of tokens, not of whole texts."""
+    outputs are of tokens, not of whole texts. scored_by: another scorer than `TaskScorer`, with its arguments."""
 
     predicts_rows = True
     scores_tokens: bool = False
+    scored_by: Callable[..., TaskScorer] | None = None
 
     def __init__(self, kind: TaskKind, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(kind.config, backbone, tokenizer, seed)
@@ -57,6 +58,11 @@ class TaskLearner(BaseLearner):
     @abstractmethod
     def parts(self, outputs: Tensor, batch: Batch) -> list[Any]:
         """What each document of the batch says of its row, on the host: what the kind's `join` reads."""
+
+    def doubts(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """(N,) how unsure the prediction of each document is: the entropy of its classes as a share of the largest; of
+        several predictions that of the least sure. TypeError where there are no classes."""
+        raise TypeError(f"what {type(self).__name__} predicts has no entropy")
 
     def calibrate(self, rows: Rows, predictions: Sequence[Prediction]) -> None:  # noqa: B027 most kinds tune nothing
         """Tune on labelled development rows what turns scores into decisions, and keep it among the tensors of the
@@ -93,7 +99,8 @@ class TaskLearner(BaseLearner):
 
     def scorer(self, data: SplitData, examples: Examples, predictors: Mapping[str, Predictor]) -> Scorer:
         rows = self.rows(data)
-        return TaskScorer(self, rows, data.split, self.parts_of(rows, examples), predictors.get(self.term))
+        scorer = self.scored_by or TaskScorer
+        return scorer(self, rows, data.split, self.parts_of(rows, examples), predictors.get(self.term))
 
     def baseline(
         self, train: SplitData, held_out: SplitData, batches: Iterable[Batch], predictors: Mapping[str, Predictor]
@@ -187,8 +194,13 @@ class TaskEvaluation(Evaluation):
         assert self.kind is not None and self.rows is not None
         for number, prediction in enumerate(self.predictions):
             yield {
-                "id": self.rows.ids[number], "split": self.split, **self.kind.record(self.rows, number, prediction)
+                "id": self.rows.ids[number], "split": self.split, **self.kind.record(self.rows, number, prediction),
+                **self.more(number),
             }  # fmt: skip
+
+    def more(self, number: int) -> dict[str, Any]:
+        """What else a record says of the row of this number."""
+        return {}
 
 
 class TaskScorer(Scorer):
@@ -205,15 +217,20 @@ class TaskScorer(Scorer):
         self.seen = self.joined = 0
 
     def add(self, batch: Batch) -> None:
-        learner = self.learner
-        outputs = learner.outputs(batch, 0)
+        self.take(self.learner, batch, self.learner.outputs(batch, 0))
+
+    def take(self, learner: TaskLearner, batch: Batch, outputs: Tensor, taken_N: np.ndarray | None = None) -> None:
+        """Enter what a learner gave for a batch. taken_N: which of its documents are entered; None: all."""
         if not bool(torch.isfinite(outputs).all()):
             raise NotFinite("predictions", batch)
         if self.rows.labels is not None:
-            self.sums.add(batch, learner.scores(outputs, batch), self.predictor)
+            scores = learner.scores(outputs, batch)
+            self.sums.add(batch, scores if taken_N is None else _of_documents(scores, taken_N), self.predictor)
         assert batch.rows is not None
         places = zip(batch.rows.tolist(), batch.parts.tolist(), strict=True)
-        for (row, part), output in zip(places, learner.parts(outputs, batch), strict=True):
+        for number, ((row, part), output) in enumerate(zip(places, learner.parts(outputs, batch), strict=True)):
+            if taken_N is not None and not taken_N[number]:
+                continue
             self.seen += 1
             if self.predictions.holds(row):
                 continue  # a part that came twice: `result` counts them
@@ -257,6 +274,12 @@ class TaskScorer(Scorer):
         given = kind.shown(values[0])
         given = "nothing" if given in ("", []) else given
         return (f"every {kind.unit} was predicted {given}: the model learned a constant",)
+
+
+def _of_documents(scores: Scores, taken_N: np.ndarray) -> Scores:
+    """The scores of the targets in some documents."""
+    kept_M = torch.from_numpy(taken_N).to(scores.documents.device)[scores.documents]
+    return Scores(*(getattr(scores, field.name)[kept_M] for field in fields(scores)))
 
 
 def _all_same(values: Sequence[Any] | np.ndarray) -> bool:

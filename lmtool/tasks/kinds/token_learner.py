@@ -18,6 +18,7 @@ from lmtool.errors import UserError
 from lmtool.heads.losses import loss_sum, losses
 from lmtool.heads.sequence import SequenceHead
 from lmtool.learners.baseline import ConstantPredictor, Predictor
+from lmtool.learners.exits import entropy_share
 from lmtool.models.base import Backbone
 from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.nn.stack import Side
@@ -107,6 +108,10 @@ class TokenLearner(TaskLearner):
         """Plain cross entropy, whatever smoothing and weights train with."""
         labels_M, at_M = self.labels(batch), self._places(batch)
         return Scores(losses(outputs, labels_M), labels_M, outputs.argmax(-1), batch.inputs.documents[at_M])
+
+    def doubts(self, outputs: Tensor, batch: Batch) -> Tensor:
+        unsure_N = outputs.new_zeros(len(batch.inputs.lengths), dtype=torch.float32)
+        return unsure_N.scatter_reduce(0, batch.inputs.documents[self._places(batch)], entropy_share(outputs), "amax")
 
     def parts(self, outputs: Tensor, batch: Batch) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Of each window the numbers of its words in order, their best tags and the probabilities of these."""

@@ -1,0 +1,97 @@
+"""A model whose shallow exits learn from its last layer.
+
+Zhang, Song, Gao, Chen, Bao, Ma, "Be Your Own Teacher: Improve the Performance of Convolutional Neural Networks via Self
+Distillation", ICCV 2019, section 3: an exit loses (1 - a) of its own loss, a of the divergence from what the last
+layer predicts, and the squared difference of its features from those behind the last layer, which learns from the
+labels alone. The features are hidden states behind the final norm, of all tokens; their width is the same, so that
+nothing maps one to the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from torch import Tensor
+
+from lmtool.distillation.configs import SelfConfig, SoftConfig
+from lmtool.distillation.distilled import Distilled
+from lmtool.distillation.seen import Seen, see
+from lmtool.distillation.terms.outputs import Soft
+from lmtool.errors import UserError
+from lmtool.heads.features import LayerFeatures
+from lmtool.learners.base import BaseLearner
+from lmtool.learners.exits import Segment, at_exit, exits_of
+from lmtool.nn.stack import Stack
+from lmtool.types import Batch, StepOutput
+
+
+class SelfDistillation(Distilled):
+    """One forward through all layers; at each exit the student's own code runs over the states that are there."""
+
+    config: SelfConfig
+
+    def __init__(self, config: SelfConfig, student: BaseLearner, teachers: Sequence[Any] = ()):
+        super().__init__(config, student)
+        if any(isinstance(head, LayerFeatures) for head in student.heads.values()) or student.backbone.states_read > 1:
+            raise UserError(
+                "distill=self: the tuning method has heads read several layers, and an exit ends behind one",
+                "give tuning.features=last, another tuning=, or distill=none",
+            )
+        self.exits = exits_of(student)
+        self.soft = Soft(SoftConfig(temperature=config.temperature), student, None)
+        self.weights = dict(student.weights)
+        for depth in self.exits:
+            for term, weight in student.weights.items():
+                self.weights[f"exit_{depth}_{term}"] = (1 - config.soft) * weight
+            for part, scale in self.soft.scales(student.weights).items():
+                self.weights[self._soft_title(depth, part)] = config.soft * scale
+            self.weights[f"exit_{depth}_states"] = config.states
+
+    def _soft_title(self, depth: int, part: str) -> str:
+        several = part and len(self.student.weights) > 1
+        return f"exit_{depth}_soft_{part}" if several else f"exit_{depth}_soft"
+
+    def counts(self, batch: Batch) -> dict[str, float]:
+        own, soft = self.student.counts(batch), self.soft.counts(batch)
+        counts = dict(own)
+        for depth in self.exits:
+            counts |= {f"exit_{depth}_{term}": count for term, count in own.items()}
+            counts |= {self._soft_title(depth, part): count for part, count in soft.items()}
+            counts[f"exit_{depth}_states"] = float(sum(batch.inputs.lengths))
+        return counts
+
+    def forward(self, batch: Batch, step: int) -> StepOutput:
+        student, first, states = self.student, 0, None
+        seen: dict[int, tuple[Seen, Tensor]] = {}
+        for depth in (*self.exits, student.backbone.config.num_layers):
+            view = at_exit(student, depth) if depth in self.exits else student
+            segment = Segment(first, states, depth)
+            shown = see(view, batch, step, segment)
+            assert segment.kept is not None
+            first, states = depth, segment.kept
+            seen[depth] = shown, states
+        deepest, last_TH = seen.pop(first)
+        assert deepest.output is not None
+        sums = dict(deepest.output.sums)
+        target_TH = self._left(last_TH).detach()
+        for depth, (shown, x_TH) in seen.items():
+            assert shown.output is not None
+            sums |= {f"exit_{depth}_{term}": total for term, total in shown.output.sums.items()}
+            for term, predicted in shown.predicted.items():
+                sums[self._soft_title(depth, term)] = self.soft.lost(predicted, deepest.predicted[term])
+            difference_TH = self._left(x_TH).float() - target_TH.float()
+            sums[f"exit_{depth}_states"] = difference_TH.square().mean(-1).sum()
+        return StepOutput(sums, self.weights)
+
+    def _left(self, x_TH: Tensor) -> Tensor:
+        """States of a layer behind the final norm."""
+        return cast(Stack, self.student.backbone).leave(x_TH)
+
+    def beside(self) -> Mapping[str, BaseLearner]:
+        """The exits, the deepest first."""
+        return {f"exit {depth}": at_exit(self.student, depth) for depth in reversed(self.exits)}
+
+    def facts(self) -> dict[str, Any]:
+        layers = self.student.backbone.config.num_layers
+        return {"exits": f"behind layers {', '.join(map(str, self.exits))} of {layers}"}

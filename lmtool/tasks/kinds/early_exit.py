@@ -1,0 +1,120 @@
+"""Rows of a task that leave a model at an early exit: all at one, or each at the first that is sure enough.
+
+Xin, Tang, Lee, Yu, Lin, "DeeBERT: Dynamic Early Exiting for Accelerating BERT Inference", ACL 2020: a text leaves where
+the entropy of what is predicted is below a threshold. The texts of a batch that are left run through the layers above
+alone.
+
+Shape letters: T tokens, N documents of a batch, H hidden width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lmtool.errors import UserError
+from lmtool.learners.exits import Segment, at_exit, exits_of, some_documents
+from lmtool.models.base import OneStack
+from lmtool.tasks.kinds.learner import TaskEvaluation, TaskLearner, TaskScorer
+from lmtool.types import Batch
+
+
+@dataclass(frozen=True)
+class EarlyEvaluation(TaskEvaluation):
+    """depths: of each row the number of the layer behind which it was predicted; of several windows the deepest."""
+
+    depths: tuple[int, ...] = ()
+
+    def more(self, number: int) -> dict[str, Any]:
+        return {"exit": self.depths[number]}
+
+
+class EarlyExitScorer(TaskScorer):
+    """views: by depth, what predicts there; the last takes all that is left. entropy: the largest, as a share of what
+    it can be, with which a text leaves before that."""
+
+    def __init__(self, *arguments: Any, views: Mapping[int, TaskLearner], entropy: float = 0.0):
+        super().__init__(*arguments)
+        self.views, self.entropy = views, entropy
+        self.depths: list[int] = [0] * len(self.rows)
+
+    def add(self, batch: Batch) -> None:
+        first, states_TH, last = 0, None, max(self.views)
+        for depth, view in self.views.items():
+            segment = Segment(first, states_TH, None if depth == last else depth)
+            stack = cast(OneStack, view.backbone)
+            stack.tap = segment
+            try:
+                outputs = view.outputs(batch, 0)
+            finally:
+                stack.tap = None
+            if depth == last:
+                self._leave(view, batch, outputs, None, depth)
+                return
+            sure_N = view.doubts(outputs, batch).cpu() <= self.entropy
+            self._leave(view, batch, outputs, sure_N, depth)
+            if bool(sure_N.all()):
+                return
+            assert segment.kept is not None
+            left_N = ~sure_N
+            left_T = left_N.repeat_interleave(torch.tensor(batch.inputs.lengths))
+            first, states_TH = depth, segment.kept[left_T.to(segment.kept.device)]
+            batch = some_documents(batch, left_N)
+
+    def _leave(self, view: TaskLearner, batch: Batch, outputs: Tensor, sure_N: Tensor | None, depth: int) -> None:
+        self.take(view, batch, outputs, None if sure_N is None else sure_N.numpy())
+        assert batch.rows is not None
+        rows = batch.rows.cpu().numpy()
+        for row in rows if sure_N is None else rows[sure_N.numpy()]:
+            self.depths[row] = max(self.depths[row], depth)
+
+    def result(self) -> EarlyEvaluation:
+        own = super().result()
+        fields = {name: getattr(own, name) for name in own.__dataclass_fields__}
+        spread = dict(zip(*(each.tolist() for each in np.unique(self.depths, return_counts=True)), strict=True))
+        details = {**own.details, "exits": {str(depth): spread.get(depth, 0) for depth in self.views}}
+        return replace(EarlyEvaluation(**fields), details=details, depths=tuple(self.depths))
+
+
+def leaving(learner: Any, checkpoint: str, depth: int | None, entropy: float | None) -> Any:
+    """A learner whose rows leave early: all behind the layer `depth`, or each at the first exit where the entropy of
+    its prediction is at most this share of the largest; itself where neither is given. UserError where it has no such
+    exit, or cannot say how sure it is."""
+    if depth is None and entropy is None:
+        return learner
+    if depth is not None and entropy is not None:
+        raise UserError("exit and exit_entropy both say where a text leaves the model", "give one of them")
+    exits, key = exits_of(learner), "exit" if depth is not None else "exit_entropy"
+    if not exits:
+        raise UserError(
+            f"{key}={depth if depth is not None else entropy}: checkpoint={checkpoint} has no early exits",
+            "leave it out; lmtool finetune ... distill=self trains a model with exits",
+        )
+    if depth is not None:
+        if depth not in exits:
+            near = min(exits, key=lambda known: abs(known - depth))
+            raise UserError(
+                f"exit={depth}: checkpoint={checkpoint} has exits behind the layers {', '.join(map(str, exits))}",
+                f"give exit={near}, or leave it out for all layers",
+            )
+        view = at_exit(learner, depth)
+        view.scored_by = partial(EarlyExitScorer, views={depth: view})
+        return view
+    if type(learner).doubts is TaskLearner.doubts:
+        raise UserError(
+            f"exit_entropy={entropy}: task={learner.config.name} is {learner.config.kind}, whose predictions are no "
+            "classes with an entropy",
+            f"give exit={exits[0]}: all rows leave there",
+        )
+    assert entropy is not None
+    views = {number: at_exit(learner, number) for number in exits}
+    views[learner.backbone.config.num_layers] = at_exit(learner, None)
+    last = views[learner.backbone.config.num_layers]
+    last.scored_by = partial(EarlyExitScorer, views=views, entropy=entropy)
+    return last

@@ -1,0 +1,147 @@
+"""Self-distillation, and models that answer at an early exit."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from lmtool import cli
+from lmtool.distillation.configs import SelfConfig
+from lmtool.distillation.self_distillation import SelfDistillation
+from lmtool.learners.exits import add_exits, at_exit, some_documents
+from tests.commands.conftest import working_in
+from tests.distillation.runs import assert_resumes_bitwise, run, weights
+from tests.tuning.tuning_fixtures import batch_for, model_config, outputs_of, tuned
+
+SELF = ["distill=self", "model.num_layers=3"]
+
+
+def with_exits(family, depths, layers=3):
+    learner = tuned(model_config(family, num_layers=layers), None)
+    add_exits(learner, depths)
+    return learner
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt", "albert"])
+def test_an_exit_is_the_model_without_the_layers_above(family):
+    """With the heads of the last layer it gives what a model of so many layers gives."""
+    learner = with_exits(family, (2,))
+    learner.heads["exit_2"].load_state_dict({
+        name: tensor for name, tensor in learner.heads.state_dict().items() if not name.startswith("exit_")
+    })  # fmt: skip
+    short = tuned(model_config(family, num_layers=2), None)
+    short.load_state_dict({
+        name: tensor
+        for name, tensor in learner.state_dict().items()
+        if name in short.state_dict()
+    })  # fmt: skip
+    view = at_exit(learner.eval(), 2)
+    assert torch.equal(outputs_of(view), outputs_of(short))
+    assert len(learner.state_dict()) == len(with_exits(family, (2,)).state_dict())
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt"])
+def test_the_last_layer_learns_from_the_labels_alone(family):
+    """Its gradients are those of a model without exits, above the exit; below it the exits' losses come on top."""
+    learner, plain = with_exits(family, (1, 2)), tuned(model_config(family, num_layers=3), None)
+    own = {name: tensor for name, tensor in learner.state_dict().items() if "exit_" not in name}
+    plain.load_state_dict(own)
+    distilled = SelfDistillation(SelfConfig(), learner).train()
+    batch = batch_for(learner)
+    output, counts = distilled(batch, 1), distilled.counts(batch)
+    expected = plain.train()(batch, 1).sums[plain.term]
+    assert torch.equal(output.sums[learner.term], expected)
+    assert output.sums.keys() == counts.keys() == distilled.weights.keys()
+    sum(output.weights[name] * total / counts[name] for name, total in output.sums.items()).backward()
+    (expected / counts[plain.term]).backward()
+    gradients = {name: parameter.grad for name, parameter in learner.named_parameters()}
+    for name, parameter in plain.named_parameters():
+        same = torch.allclose(gradients[name], parameter.grad, rtol=1e-4, atol=1e-8)
+        if ".layers.2." in name or name.startswith("heads.") or name.endswith("v_proj.weight"):
+            assert same == (".layers.2." in name or name.startswith("heads.")), name
+    assert all(gradients[name].abs().sum() > 0 for name in gradients if "exit_" in name)
+
+
+def test_an_exit_that_says_what_the_last_layer_says_has_nothing_to_learn_from_it():
+    """Layers above it that change nothing, and the same heads."""
+    learner = with_exits("gpt", (1,), layers=2)
+    for name, parameter in learner.backbone.layers[1].named_parameters():
+        if name.startswith(("self_attn.out_proj", "ffn.fc_out")):
+            torch.nn.init.zeros_(parameter)
+    learner.heads["exit_1"].load_state_dict({
+        name: tensor for name, tensor in learner.heads.state_dict().items() if not name.startswith("exit_")
+    })  # fmt: skip
+    distilled = SelfDistillation(SelfConfig(), learner).eval()
+    sums = distilled(batch_for(learner), 1).sums
+    assert float(sums["exit_1_states"]) == 0 and abs(float(sums["exit_1_soft"])) < 1e-5
+    assert torch.allclose(sums[f"exit_1_{learner.term}"], sums[learner.term])
+
+
+def test_a_part_of_a_batch_gives_the_outputs_of_its_documents():
+    learner = tuned(model_config("bert"), None)
+    batch = batch_for(learner)
+    kept = torch.tensor([True, False, True, True])
+    assert torch.allclose(outputs_of(learner, some_documents(batch, kept)), outputs_of(learner)[kept], atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    place = tmp_path_factory.mktemp("exits")
+    with working_in(place):
+        run("exits", *SELF, "max_steps=16", "optimizer.lr=0.01")
+        yield place
+
+
+def predicted(*typed):
+    assert cli.main(["predict", "checkpoint=runs/exits", "input=rows/dev.tsv", "output=out.jsonl", *typed]) == 0
+    with open("out.jsonl") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def test_a_run_scores_its_exits_and_answers_at_them(folder, capsys):
+    result = json.loads((folder / "runs/exits/result.json").read_text())
+    models = {model["name"]: model for model in result["distillation"]["models"]}
+    assert [*models] == ["exit 1", "exit 2", "student"]
+    tensors = weights("runs/exits")
+    assert {"heads.exit_1.sst2.output.weight", "heads.exit_2.pooler.dense.weight"} <= tensors.keys()
+    first, last = predicted("exit=1"), predicted()
+    assert {row["exit"] for row in first} == {1} and "exit" not in last[0]
+    named = {"0": "negative", "1": "positive"}
+    right = sum(row["prediction"] == named[str(row["label"])] for row in first) / len(first)
+    assert right == pytest.approx(models["exit 1"]["score"])
+    # Nobody is sure enough: all go through; everybody is: all leave at once; between, each row is that of its exit.
+    assert [row["prediction"] for row in predicted("exit_entropy=0")] == [row["prediction"] for row in last]
+    assert [row["score"] for row in predicted("exit_entropy=1")] == [row["score"] for row in first]
+    by_depth = {1: first, 2: predicted("exit=2"), 3: last}
+    unsure = sorted(entropy(row["score"]) for row in first)
+    mixed = predicted(f"exit_entropy={unsure[len(unsure) // 2]}")
+    assert len({row["exit"] for row in mixed}) > 1
+    for number, row in enumerate(mixed):
+        assert row["score"] == pytest.approx(by_depth[row["exit"]][number]["score"], abs=1e-5)
+    capsys.readouterr()
+    assert cli.main(["evaluate", "checkpoint=runs/exits", "exit_entropy=1"]) == 0
+    assert "40 behind layer 1" in capsys.readouterr().out
+    assert cli.main(["predict", "checkpoint=runs/exits", "text=a cat", "exit=3"]) == 2
+    assert "give exit=2" in capsys.readouterr().err
+
+
+def entropy(share):
+    both = torch.tensor([share, 1 - share], dtype=torch.float64)
+    return float(-(both * both.log()).sum() / torch.tensor(2.0).log())
+
+
+def test_what_has_no_exits_says_so(folder, capsys):
+    refused = {
+        "distill.exits=[1,3]": "behind layers 1 to 2",
+        "model.num_layers=1": "no layer is below the last",
+        "model=t5_tiny": "two stacks",
+    }
+    for typed, shown in refused.items():
+        run("wrong", "distill=self", *([] if "layers" in typed else ["model.num_layers=3"]), typed, status=2)
+        assert shown in capsys.readouterr().err
+
+
+def test_a_cut_run_resumes_bitwise(folder, monkeypatch):
+    assert_resumes_bitwise(monkeypatch, "cut", *SELF, "distill.exits=[2]")
