@@ -82,3 +82,36 @@ def test_a_teacher_of_another_tokenizer_answers_by_row(capsys):
     shown = capsys.readouterr().out
     assert "student tokenizer 35 tokens" in shown and "teacher tokenizer" in shown
     assert all(0 < loss < 1 for loss in losses("bytes"))
+
+
+def test_a_sweep_makes_it_once():
+    typed = ["-m", "distill=soft", "distill.teacher=runs/teacher", "distill.store=true", "distill.store_dtype=float16"]
+    finetune("swept", *typed, "model.num_layers=1,2")
+    logs = [path.read_text() for path in sorted(Path("runs").glob("swept*/**/log.txt"))]
+    assert [log.count("teacher outputs made") for log in logs] == [1, 0]
+    assert "teacher outputs found" in logs[1]
+
+
+def test_pretraining_reads_the_predictions_of_corrupted_text(capsys):
+    Path("text.txt").write_text(
+        "\n\n".join(f"The {n} films of a good week were bad. Others were good." for n in range(40))
+    )
+    tiny = ["model=bert_tiny", "model.num_layers=1", "checkpoint=none", "tokenizer.vocab_size=200", "cache_dir=cache"]
+    short = [word for word in SHORT if word != "batch_examples=8"]
+    typed = [
+        "data=text",
+        "data.path=text.txt",
+        *tiny,
+        *short,
+        "max_length=32",
+        "batch_tokens=96",
+        "objective.pairs=none",
+    ]
+    assert cli.main(["pretrain", *typed, "name=lm"]) == 0
+    taught = ["distill=soft", "distill.teacher=runs/lm", "distill.top_k=5", "model.hidden_size=64"]
+    for name, more in {"direct": [], "first": ["distill.store=true"], "second": ["distill.store=true"]}.items():
+        assert cli.main(["pretrain", *typed, *taught, *more, f"name={name}"]) == 0
+    assert "teacher outputs found" in capsys.readouterr().out
+    assert losses("first") == losses("second") == pytest.approx(losses("direct"), rel=1e-3, abs=1e-6)
+    assert cli.main(["pretrain", *typed, *taught, "distill.store=true", "seed=7", "name=other"]) == 0
+    assert "teacher outputs made" in capsys.readouterr().out

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from lmtool.heads.base import TokenLogits
+from lmtool.heads.cut import TopWords
 from lmtool.heads.predicted import Binary, Classes, Values, Words
 
 
@@ -84,3 +85,26 @@ def test_hard_labels():
     assert Classes(x).hard_loss_sum(torch.tensor([0, 1])).item() == pytest.approx(
         F.cross_entropy(x, torch.tensor([0, 1]), reduction="sum").item()
     )
+
+
+def test_a_cut_teacher_is_one_of_fewer_classes():
+    student, teacher = words(0), words(10)
+    top = TopWords.of(Words(teacher), 4, (1.0, 2.0))
+    parts = [student.hidden_MW.requires_grad_(), student.table_VW.requires_grad_()]
+    lost = Words(student).divergence_sum(top, 2.0)
+    # As classes: the words that are kept, and all others as one.
+    kept = top.words_MK
+    shares, own = ((logits.of() / 2.0).softmax(-1) for logits in (teacher, student))
+    joined = [
+        torch.cat([each.gather(1, kept), 1 - each.gather(1, kept).sum(1, keepdim=True)], 1) for each in (shares, own)
+    ]
+    plain = Classes(joined[1].log()).divergence_sum(Classes(joined[0].log()), 1.0) * 4
+    assert lost.item() == pytest.approx(plain.item(), rel=1e-4)
+    expected = torch.autograd.grad(plain, parts)
+    for gradient, other in zip(torch.autograd.grad(lost, parts), expected, strict=True):
+        torch.testing.assert_close(gradient, other, rtol=1e-3, atol=1e-3)
+    everything = TopWords.of(Words(teacher), 11, (2.0,))
+    whole = Words(student).divergence_sum(Words(teacher), 2.0).item()
+    assert Words(student).divergence_sum(everything, 2.0).item() == pytest.approx(whole, rel=1e-4)
+    assert lost.item() < whole
+    assert torch.equal(top.best(), Words(teacher).best())

@@ -177,9 +177,6 @@ class StandardConfig(DistillConfig):
         if isinstance(self.store, str) and len(self.teachers) > 1:
             message = f"{given} is one folder, and each of the distill.teachers has its own"
             return Problem("distill.store", message, "give distill.store=true")
-        if self.top_k is not None and len(self.teachers) > 1:
-            message = f"distill.top_k={self.top_k} cuts one teacher's predictions; those of several are not averaged"
-            return Problem("distill.top_k", message, "give distill.top_k=null, or one distill.teacher=")
         return None
 
     @model_validator(mode="after")

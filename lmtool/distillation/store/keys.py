@@ -74,6 +74,8 @@ class Held:
         of = example_N if at is None else example_N[self.packed.documents.numpy()[at.numpy()]]
         if at is None and targets % len(of):
             of = np.arange(of[-1] + 1)
+        if len(of) == 0 and targets == 0:
+            return of
         if len(of) == 0 or targets % len(of):
             raise ValueError(f"{targets} predictions of {len(of)} targets")
         return np.repeat(of, targets // len(of))

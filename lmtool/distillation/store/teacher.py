@@ -119,6 +119,12 @@ class StoredTeacher(Teacher):
         folder: Path,
     ) -> None:
         predicted = super().see(batch.to(self.precision.device)).predicted
+        loose = sorted(predicted.keys() - held_terms(batch).keys())
+        if loose:
+            raise UserError(
+                f"what the teacher predicts of {loose[0]} is of no targets of the data, by which it could be stored",
+                "give distill.store=null, with which the teacher runs beside the student",
+            )
         for term in (term for term in held if term in predicted):
             writer = writers.setdefault(term, TermWriter(folder, len(writers), self.layout))
             with torch.no_grad(), self.precision.autocast():

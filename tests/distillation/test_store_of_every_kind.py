@@ -1,0 +1,83 @@
+"""A store answers for every objective and every kind of task what its teacher predicts."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+import torch
+
+from lmtool.data.loader import PackedLoader
+from lmtool.data.split import SplitData
+from lmtool.distillation.cut import CutTeacher
+from lmtool.distillation.seen import Reading, Teacher
+from lmtool.distillation.store.folder import Shelf
+from lmtool.distillation.store.outputs import Format
+from lmtool.distillation.store.teacher import Passes, StoredTeacher
+from lmtool.errors import UserError
+from lmtool.heads.cut import TopWords
+from lmtool.training.precision import FP32_CPU
+from tests.distillation.test_every_kind import KINDS, OBJECTIVES
+from tests.distillation.test_every_kind import tokens as tokens
+
+TEMPERATURES = (1.0, 2.0)
+
+
+def stored(learner, folder, layout, fixed=True, seed=0):
+    return StoredTeacher(
+        learner, FP32_CPU, "runs/teacher", shelf=Shelf(None, str(folder)), layout=layout, of={"teacher": "x"},
+        fixed=fixed, seed=seed, tokenizers=("", ""),
+    )  # fmt: skip
+
+
+def reading(examples, **budgets):
+    sizes = {"batch_examples": 4, "batch_tokens": None}
+    loader = PackedLoader(examples, 5, 4)
+    budgets = {"max_steps": None, "max_epochs": 1.0, **budgets}
+    return Reading(SplitData("train"), 32, examples, loader, sizes=sizes, tokens=64, **budgets)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "auxiliary_lm"])
+def test_what_is_stored_is_what_the_teacher_predicts(kind, tokens, tmp_path):
+    (tmp_path / "data").mkdir()
+    learner, examples = KINDS[kind](tmp_path / "data", tokens)
+    learner.eval().requires_grad_(False)
+    read, fixed = reading(examples), kind not in OBJECTIVES
+    whole = stored(learner, tmp_path, Format("float32", None, TEMPERATURES), fixed)
+    small = stored(learner, tmp_path, Format("float16", 3, TEMPERATURES), fixed)
+    assert whole.begin(read)["teacher_outputs"] == small.begin(read)["teacher_outputs"] == "made"
+    assert whole.begin(read)["teacher_outputs"] == "found"
+    live, cut = Teacher(learner, FP32_CPU, ""), CutTeacher(learner, FP32_CPU, "", top_k=3, temperatures=TEMPERATURES)
+    # Of the batches of its own pass bit by bit.
+    batch = next(iter(Passes.of(read, fixed, 0).batches()))
+    same(whole.see(batch).predicted, live.see(batch).predicted, 0.0)
+    batch = next(iter(read.loader.steps(None))).batches[0]
+    same(whole.see(batch).predicted, live.see(batch).predicted, 1e-5)
+    same(small.see(batch).predicted, cut.see(batch).predicted, 2e-3)
+
+
+def same(stored, live, tolerance):
+    assert stored.keys() == live.keys() and stored
+    for term, shares in live.items():
+        assert len(stored[term]) == len(shares) and type(stored[term]) is not TopWords or type(shares) is TopWords
+        for temperature in TEMPERATURES:
+            there = stored[term].shares(temperature)
+            torch.testing.assert_close(there, shares.shares(temperature), rtol=tolerance, atol=tolerance)
+
+
+def test_what_has_no_targets_is_refused(tokens, tmp_path):
+    learner, examples = KINDS["auxiliary_lm"](tmp_path, tokens)
+    with pytest.raises(UserError, match="predicts of lm is of no targets"):
+        stored(learner.eval(), tmp_path, Format("float32", None, TEMPERATURES)).begin(reading(examples))
+
+
+def test_what_was_not_read_is_not_answered(tokens, tmp_path):
+    learner, examples = KINDS["mlm"](tmp_path, tokens)
+    teacher = stored(learner.eval(), tmp_path, Format("float32", None, TEMPERATURES), fixed=False)
+    with pytest.raises(UserError, match="how much is read"):
+        teacher.begin(reading(examples, max_epochs=None))
+    teacher.begin(reading(examples, max_steps=1))
+    first, second = (step.batches[0] for step in islice(PackedLoader(examples, 5, 4).steps(None), 2))
+    teacher.see(first)
+    with pytest.raises(UserError, match="lacks examples"):
+        teacher.see(second)
