@@ -90,8 +90,6 @@ def agreement(
 ) -> dict[str, Any]:
     """`fidelity` and `interchange_accuracy` on held-out batches; null with a `..._reason` where one cannot be measured.
     sites: where both are intervened on, each in a forward of its own. precision: the student's."""
-    if student.makes_inputs:
-        return unknown("each model reads what its own generator writes")
     counted = Agreement()
     student.eval()
     with torch.no_grad(), precision.autocast():

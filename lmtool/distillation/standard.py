@@ -13,7 +13,7 @@ from lmtool.distillation.configs.start import taken_layers
 from lmtool.distillation.distilled import Distilled, own_weights
 from lmtool.distillation.initialization import start_from
 from lmtool.distillation.panel import Panel
-from lmtool.distillation.seen import Teacher, see
+from lmtool.distillation.seen import Reading, Teacher, see
 from lmtool.distillation.terms.base import Term
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
@@ -70,6 +70,12 @@ class Standard(Distilled):
                 f"distill.terms.{names[0]} needs one teacher of all that the student learns",
                 f"give distill.terms.{names[0]}=null, or such a teacher; soft and hard learn from several",
             )
+
+    def begin(self, reading: Reading) -> dict[str, Any]:
+        said = super().begin(reading)
+        for _, term in self.terms():
+            said |= term.begin(reading)
+        return said
 
     def terms(self) -> Iterator[tuple[str, Term]]:
         """The terms by their names."""

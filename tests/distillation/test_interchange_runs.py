@@ -60,3 +60,12 @@ def test_a_student_of_each_architecture(family, capsys):
     pretrain(family, family, *steps, *preset)
     assert last.read_bytes() == complete
     assert json.loads((run / "result.json").read_text())["distillation"]["fidelity"] == told["fidelity"]
+
+
+def test_texts_that_are_read_one_by_one_are_refused(capsys):
+    """Before training; a forward of several texts is what it needs."""
+    pretrain("alone-teacher", "gpt", "max_steps=1")
+    typed = ["pretrain", "model=gpt_tiny", *TINY, "max_steps=2", "distill=interchange", "name=alone"]
+    assert cli.main([*typed, "distill.teacher=runs/alone-teacher", "micro_batch_tokens=32", "max_length=32"]) == 2
+    shown = capsys.readouterr().err
+    assert "swaps states of two texts" in shown and "or micro_batch_tokens=" in shown

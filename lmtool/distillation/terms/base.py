@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lmtool.distillation.configs import LayerMap
-from lmtool.distillation.seen import Seen, Teacher
+from lmtool.distillation.seen import Reading, Seen, Teacher
 from lmtool.learners.base import BaseLearner
 from lmtool.nn.stack import Tap
 from lmtool.types import Batch, Target
@@ -24,6 +24,11 @@ class Term(nn.Module, ABC):
     def __init__(self, config: Any, student: BaseLearner, teacher: Teacher | None, layers: LayerMap | None = None):
         super().__init__()
         self.config = config
+
+    def begin(self, reading: Reading) -> dict[str, Any]:
+        """Called before training. Returns what the first screen says of it. UserError where it has nothing to learn of
+        what the run reads."""
+        return {}
 
     def tap(self, teacher: bool) -> Tap | None:
         """What must see the states of the student's next forward, or of the teacher's; None for nothing."""

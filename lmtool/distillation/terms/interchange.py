@@ -3,12 +3,14 @@ Interpretable Neural Networks"; Wu et al. 2022, "Causal Distillation for Languag
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from lmtool.distillation.configs import InterchangeConfig, LayerMap
 from lmtool.distillation.interchange import Site, interventions, kept_for, parts_of, swapped
 from lmtool.distillation.kept import Kept
-from lmtool.distillation.seen import Seen, Teacher, see
+from lmtool.distillation.seen import Reading, Seen, Teacher, see
 from lmtool.distillation.terms.outputs import OutputTerm
 from lmtool.errors import UserError
 from lmtool.heads.predicted import Predicted, Shares
@@ -27,16 +29,25 @@ class Interchange(OutputTerm):
     ):
         super().__init__(config, student, teacher, layers)
         assert teacher is not None and layers is not None
-        if student.makes_inputs:
-            raise UserError(
-                "distill.terms.interchange swaps states of the same tokens in both models, and here each of them reads "
-                "what its own generator writes",
-                "give distill.terms.interchange=null",
-            )
         self.teacher = teacher
         self.sites = [Site(*site) for site in config.sites(layers, student.backbone.config)]
         self.depths = {True: teacher.learner.backbone.config.depths, False: student.backbone.config.depths}
         self.kept: dict[bool, Kept] = {}
+
+    def begin(self, reading: Reading) -> dict[str, Any]:
+        """How many texts of the first step have another one beside them to be swapped with."""
+        first = next(iter(reading.loader.steps(None)))
+        parts = [part for batch in first.batches for part in parts_of(batch)]
+        sizes = [len(part.inputs.lengths) for part in parts]
+        paired = sum(size for size in sizes if size > 1) / max(sum(sizes), 1)
+        if not paired:
+            raise UserError(
+                "distill.terms.interchange swaps states of two texts of a forward, and here each is read by itself",
+                "give a larger batch_examples=, batch_tokens= or micro_batch_tokens=, or distill=soft",
+            )
+        sides = (f"{site.side} " if len(self.depths[False]) > 1 else "" for site in self.sites)
+        pairs = (f"{side}{site.student} <- {site.teacher}" for side, site in zip(sides, self.sites, strict=True))
+        return {"interchange": ", ".join(pairs)} | ({"interchange_fraction": paired} if paired < 1 else {})
 
     def tap(self, teacher: bool) -> Kept:
         self.kept[teacher] = kept_for(self.depths[teacher], self.sites, teacher)
