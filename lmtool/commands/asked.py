@@ -18,13 +18,18 @@ Origin = list[tuple[str, int]]
 
 
 def asked_table(config: AskConfig, task: TaskConfig | None) -> Table | None:
-    """The table that is asked about, in any layout that the task reads; None for plain texts."""
-    suffix = "" if config.input is None else Path(config.input).suffix.lower()
-    if config.input is None or suffix in ("", ".txt"):
+    """The table that is asked about; None for plain texts."""
+    return None if config.input is None else input_table(config.input, task)
+
+
+def input_table(given: str, task: TaskConfig | None) -> Table | None:
+    """The table of an `input=`, in any layout that the task reads; None of plain texts."""
+    suffix = Path(given).suffix.lower()
+    if suffix in ("", ".txt"):
         return None
     if task is not None and suffix in suffixes(task):
-        return read_file(regular_file("input", config.input), task)
-    return read_table(regular_file("input", config.input)) if suffix in TABLES else None
+        return read_file(regular_file("input", given), task)
+    return read_table(regular_file("input", given)) if suffix in TABLES else None
 
 
 def asked_texts(config: AskConfig) -> tuple[list[str], Origin]:

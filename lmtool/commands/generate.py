@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from lmtool.commands.asked import TABLES, input_lines
-from lmtool.commands.configs import GenerateConfig
+from lmtool.commands.asked import input_lines, input_table
+from lmtool.commands.configs import FinetuneConfig, GenerateConfig
 from lmtool.commands.predictions import check_output, write_output
 from lmtool.commands.trained import Trained, load_trained
-from lmtool.data.files import regular_file
-from lmtool.data.tables import read_table
 from lmtool.errors import UserError
 from lmtool.generation.configs import GenerationConfig
 from lmtool.learners.writing import Writer
@@ -83,13 +80,20 @@ def _prompts(config: GenerateConfig, trained: Trained) -> Prompts:
     if config.prompt is not None:
         return [config.prompt], [("prompt", 1)]
     assert config.input is not None
-    if Path(config.input).suffix.lower() in TABLES:
-        table = read_table(regular_file("input", config.input))
-        task = getattr(trained.config, "task", None)
-        name = config.column or (task.text[0] if task is not None else "text")
-        if name not in table.columns:
-            raise UserError(
-                f"input={config.input}: no column {name}; there are {', '.join(table.columns)}", "give column=NAME"
-            )
-        return [str(value) for value in table.columns[name]], table.origin
-    return input_lines(config.input)
+    task = trained.config.task if isinstance(trained.config, FinetuneConfig) else None
+    table = input_table(config.input, task)
+    if table is None:
+        return input_lines(config.input)
+    name = config.column or (task.text[0] if task is not None else "text")
+    aliases = {} if task is None else {own: column for column, own in task.aliases.items()}
+    values = table.columns.get(name, table.columns.get(aliases.get(name, name)))
+    if values is None:
+        raise UserError(
+            f"input={config.input}: no column {name}; its first line names {', '.join(table.columns)}",
+            "give column=NAME; of a file without a line of names, put one there, or end its name in .txt for a text a "
+            "line",
+        )
+    for value, (file, line) in zip(values, table.origin, strict=True):
+        if not isinstance(value, (str, int, float)):
+            raise UserError(f"{file}:{line}: the column {name} holds no text", "fill it, or take the row out")
+    return list(map(str, values)), table.origin

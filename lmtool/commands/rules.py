@@ -228,6 +228,22 @@ def head_has_a_class(task: Any, model: Any) -> Iterator[Problem]:
             yield Problem("task.head", message, f"give {key}=paper")
 
 
+@rule(FinetuneConfig, "task", "model", "max_length")
+def target_leaves_room(task: Any, model: Any, max_length: int) -> Iterator[Problem]:
+    """A decoder reads a source in front of its target, within max_length."""
+    for part in task.parts():
+        wanted = getattr(part, "target_tokens", 0)
+        if model.architecture == "decoder" and wanted >= max_length:
+            key = "task.target_tokens" if part is task else f"task.with.{part.name}.target_tokens"
+            longer = f"max_length={2 * wanted} or " if 2 * wanted <= model.max_positions else ""
+            yield Problem(
+                "max_length",
+                f"max_length={max_length} and {key}={wanted}: model={model.name} reads a source in front of its "
+                "target, for which they leave no room",
+                f"give {longer}{key}={max(2, max_length // 2)}",
+            )
+
+
 @rule(FinetuneConfig, "task")
 def scores_have_a_mean(task: Any) -> Iterator[Problem]:
     """Of the members of a mixture the larger score is the better one."""

@@ -42,7 +42,10 @@ def test_a_decoder(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [visible(prompt + answer) + "\n" for prompt, answer in zip(prompts, answers, strict=True)] == shown
 
     generate(run, "input=prompts.jsonl", status=2)
-    assert "no column text; there are said" in capsys.readouterr().err
+    assert "no column text; its first line names said" in capsys.readouterr().err
+    Path("holes.jsonl").write_text('{"text": "A cat"}\n{"text": null}\n')
+    generate(run, "input=holes.jsonl", status=2)
+    assert "holes.jsonl:2: the column text holds no text" in capsys.readouterr().err
     Path("long.txt").write_text("A cat.\n" + "The cat saw. " * 400)
     generate(run, "input=long.txt", status=2)
     error = capsys.readouterr().err
@@ -66,3 +69,21 @@ def test_gaps_are_filled_in_their_places_and_an_encoder_is_refused(
     generate("checkpoint=runs/bert", "prompt=a", status=2)
     error = capsys.readouterr().err
     assert "generates no text" in error and "lmtool predict" in error
+
+
+def test_sources_of_a_table_as_its_task_reads_them(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("pairs").mkdir()
+    lines = [f"The cat saw {number} dogs.\tDie Katze sah {number} Hunde." for number in range(12)]
+    for split in ("train", "dev"):
+        Path(f"pairs/{split}.tsv").write_text("\n".join(lines) + "\n")  # without a line of names
+    words = ["finetune", "task=tatoeba", "task.path=pairs", "model=gpt_tiny", "checkpoint=none", "device=cpu"]
+    words += ["precision=fp32", "max_steps=1", "max_epochs=null", "batch_examples=4", "tokenizer.vocab_size=300"]
+    words += ["task.generation.max_new_tokens=2", "name=pairs"]
+    assert cli.main([*words, "max_length=40"]) == 2
+    error = capsys.readouterr().err
+    assert "max_length=40 and task.target_tokens=48: model=gpt reads a source in front of its target" in error
+    assert "give max_length=96 or task.target_tokens=20" in error and not Path("runs/pairs").exists()
+    assert cli.main([*words, "max_length=40", "task.target_tokens=20"]) == 0
+    generate("checkpoint=runs/pairs", "input=pairs/dev.tsv", "output=said.jsonl")
+    rows = [json.loads(line) for line in Path("said.jsonl").read_text().splitlines()]
+    assert [row["prompt"] for row in rows] == [line.partition("\t")[0] for line in lines]

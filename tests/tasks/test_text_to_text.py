@@ -42,6 +42,7 @@ def learner_of(data, family="t5"):
     [
         ("sst2", "sst2 sentence: a fine"),
         ("mnli", "mnli hypothesis: a fine and warm film 0 no premise: a fine"),
+        ("boolq", "boolq passage: a fine and warm film 0 question: a fine and warm film 0"),
         ("wic", "wic sentence1: a fine and warm film 0 sentence2: a fine and warm film 0 word: a fine"),
     ],
 )
@@ -49,7 +50,9 @@ def test_rows_are_read_as_published(name, starts, tmp_path):
     data = data_of(name, tmp_path)
     texts, labels = build(data.config).texts(data.train)
     assert texts == sources(name, data.train) and texts[0].startswith(starts)
-    assert set(labels) == set(data.config.labels)
+    assert set(labels) == set(("False", "True") if name in ("wic", "boolq") else data.config.labels)
+    assert [build(data.config).parsed(label).value for label in labels] == data.train.labels.tolist()
+    assert build(data.config).parsed("true") is None
 
 
 def test_columns_joined_before_their_head_was_known_are_refused(tmp_path):

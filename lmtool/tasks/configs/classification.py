@@ -21,7 +21,7 @@ DEMONSTRATIONS = 16
 class ClassificationConfig(PromptedConfig, WindowedConfig):
     """One of several classes for a text or a pair of texts."""
 
-    head_fields: ClassVar[tuple[str, ...]] = (*FORM, "prompt", "demonstrations", "demonstration_rows")
+    head_fields: ClassVar[tuple[str, ...]] = (*FORM, "prompt", "label_words", "demonstrations", "demonstration_rows")
     writes_labels: ClassVar[bool] = True
     prompted: ClassVar[bool] = True
     of_outputs: ClassVar[tuple[str, ...]] = (*WindowedConfig.of_outputs, "loss.class_weights", "loss.focal_gamma")
@@ -51,6 +51,9 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
     )
     loss: ClassLossConfig = Field(
         default_factory=lambda: ClassLossConfig.model_validate({}), description="Smoothing and weights of the loss."
+    )
+    label_words: dict[str, str] = Field(
+        {}, description="With head=text_to_text: classes, and what is written for them. Others: their names."
     )
     shots_per_class: int | None = Field(
         None,
@@ -94,6 +97,11 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
         """What is written for the classes, in their order."""
         return tuple(self.prompt.words.get(label, label.replace("_", " ")) for label in self.labels or ())
 
+    @property
+    def written_labels(self) -> tuple[str, ...]:
+        """What a text-to-text model writes for the classes, in their order."""
+        return tuple(self.label_words.get(label, label) for label in self.labels or ())
+
     def text_format(self, model: Any) -> str:
         if self.head != PROMPT:
             return super().text_format(model)
@@ -101,30 +109,35 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
 
     def with_head(self, form: Mapping[str, Any]) -> ClassificationConfig:
         if form.get("head") != PROMPT:
-            return self.model_copy(update={name: form[name] for name in FORM if name in form})
+            return self.model_copy(update={name: form[name] for name in (*FORM, "label_words") if name in form})
         own = {**self.model_dump(), **form}
         return type(self).model_validate_json(json.dumps(own))
 
     def misfit(self, model: Any) -> Problem | None:
         problem = super().misfit(model)
         if problem is not None or self.head != PROMPT:
-            return problem or self._out_of_prompt()
+            return problem or self._out_of_prompt() or self._ambiguous("label_words", self.written_labels)
         return self.unasked(model) or self.ambiguous() or self._beyond(model)
 
     def ambiguous(self) -> Problem | None:
-        """Why the words do not tell the classes apart, if they do not."""
-        unknown = [name for name in self.prompt.words if self.labels is not None and name not in self.labels]
+        """Why the words of a prompt do not tell the classes apart, if they do not."""
+        return self._ambiguous("prompt.words", self.words)
+
+    def _ambiguous(self, field: str, words: tuple[str, ...]) -> Problem | None:
+        """The same of a field, which maps classes to words."""
+        given = self.prompt.words if field == "prompt.words" else self.label_words
+        unknown = [name for name in given if self.labels is not None and name not in self.labels]
         if unknown:
             return Problem(
-                "task.prompt.words",
-                f"task.prompt.words names {unknown[0]!r}, which is no label of task={self.name}",
+                f"task.{field}",
+                f"task.{field} names {unknown[0]!r}, which is no label of task={self.name}",
                 f"the labels are {', '.join((self.labels or ())[:8])}",
             )
-        if len(set(self.words)) < len(self.words):
+        if len(set(words)) < len(words):
             return Problem(
-                "task.prompt.words",
-                f"task={self.name}: two classes have the same word in {', '.join(self.words)}",
-                "give each its own: task.prompt.words={CLASS: WORD, ...}",
+                f"task.{field}",
+                f"task={self.name}: two classes have the same word in {', '.join(words)}",
+                f"give each its own: task.{field}={{CLASS: WORD, ...}}",
             )
         return None
 

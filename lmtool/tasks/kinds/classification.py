@@ -96,7 +96,7 @@ class Classification(OneClassKind, WrittenKind):
         return prompted_texts(self.config, rows) if self.config.head == PROMPT else super().texts(rows)
 
     def label_words(self) -> Sequence[str]:
-        return self.config.words if self.config.head == PROMPT else self.classes
+        return self.config.words if self.config.head == PROMPT else self.config.written_labels
 
     def written(self, labels: np.ndarray) -> list[str]:
         words = self.label_words()
