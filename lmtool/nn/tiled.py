@@ -91,17 +91,18 @@ def tiled_scores(
     """q k^T scale + bias of each tile, before any softmax and dropout. scale: 1/sqrt(D) where None."""
     scale = 1 / math.sqrt(q_TAD.shape[-1]) if scale is None else scale
     dtype = torch.promote_types(q_TAD.dtype, torch.float32)
-    with torch.autocast(q_TAD.device.type, enabled=False):
-        queries = _rows(q_TAD.to(dtype), layout.query_places, [tile.query_RL.shape for tile in layout.tiles])
-        keys = _rows(k_SAD.to(dtype), layout.key_places, [tile.key_RK.shape for tile in layout.tiles])
-        for tile, numbers, q_RALD, k_RAKD in zip(layout.tiles, layout.classes, queries, keys, strict=True):
-            q_RALD = q_RALD * scale
+    queries = _rows(q_TAD.to(dtype), layout.query_places, [tile.query_RL.shape for tile in layout.tiles])
+    keys = _rows(k_SAD.to(dtype), layout.key_places, [tile.key_RK.shape for tile in layout.tiles])
+    for tile, numbers, q_RALD, k_RAKD in zip(layout.tiles, layout.classes, queries, keys, strict=True):
+        q_RALD = q_RALD * scale
+        # Not around the yield: whoever reads two of these at once would end the contexts in another order.
+        with torch.autocast(q_TAD.device.type, enabled=False):
             scores_RALK = q_RALD @ k_RAKD.transpose(-1, -2)
             if bias is not None:
                 scores_RALK = scores_RALK + bias.score(q_RALD, k_RAKD, tile.query_positions_RL, tile.key_positions_RK)
-            lengths_R = torch.tensor([layout.query.lengths[number] for number in numbers])
-            real_RL = torch.arange(tile.query_RL.shape[1]) < lengths_R[:, None]
-            yield TileScores(scores_RALK, tile.allow, send(real_RL, q_TAD.device))
+        lengths_R = torch.tensor([layout.query.lengths[number] for number in numbers])
+        real_RL = torch.arange(tile.query_RL.shape[1]) < lengths_R[:, None]
+        yield TileScores(scores_RALK, tile.allow, send(real_RL, q_TAD.device))
 
 
 def _rows(x_TAD: Tensor, places: Places, shapes: list[torch.Size]) -> list[Tensor]:

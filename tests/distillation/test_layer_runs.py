@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lmtool import cli
-from tests.commands.conftest import working_in
+from tests.commands.conftest import TINY, working_in
 from tests.distillation.runs import assert_resumes_bitwise, run, weights
 
 WIDE = ("states", "hidden", "patience", "embeddings")
@@ -77,3 +77,28 @@ def test_what_does_not_fit_is_refused_before_the_run(folder, capsys, typed, said
     run("refused", *typed, TEACHER, status=2)
     assert said in capsys.readouterr().err
     assert not (folder / "runs/refused").exists()
+
+
+@pytest.mark.parametrize(
+    ("family", "precision"), [("distilbert", "bf16"), ("roberta", "fp32"), ("gpt", "bf16"), ("t5", "fp32")]
+)
+def test_pretraining_of_every_architecture(folder, capsys, family, precision):
+    """DistilBERT learns from BERT, which has segments; the others from their own family, which is deeper and wider."""
+    sizes = [word for word in TINY if not word.startswith(("model.num_layers", "model.hidden_size", "precision"))]
+    shared = [*sizes, "data=text", "data.path=text.txt", "cache_dir=cache", "offline=true", "batch_tokens=200"]
+    teacher, its = {"distilbert": "bert"}.get(family, family), ["model.num_layers=3", "model.hidden_size=48"]
+    own = ["model.num_layers=2", "model.hidden_size=32"]
+    typed = [*shared, f"precision={precision}", "log_every=1", "max_steps=2"]
+
+    def pretrain(name, model, *more):
+        assert cli.main(["pretrain", f"model={model}_tiny", *typed, f"name={name}", *more]) == 0
+
+    pretrain(f"{family}-teacher", teacher, *its)
+    before = weights(f"runs/{family}-teacher")
+    terms = [f"distill.terms.{name}.weight=1" for name in (*WIDE, "attention", "relations", "soft")]
+    pretrain(family, family, *own, "distill=standard", f"distill.teacher=runs/{family}-teacher", *terms)
+    assert "1 <- 2, 2 <- 3" in capsys.readouterr().out
+    assert all(torch.equal(tensor, before[name]) for name, tensor in weights(f"runs/{family}-teacher").items())
+    for row in rows(folder / "runs" / family)[:1]:
+        lost = {key: value for key, value in row.items() if key.startswith("loss_")}
+        assert len(lost) == 8 and all(value > 0 for value in lost.values())

@@ -37,7 +37,7 @@ class LayerTerm(Term):
     def __init__(self, config: Any, student: BaseLearner, teacher: Teacher | None, layers: LayerMap | None = None):
         super().__init__(config, student, teacher, layers)
         assert teacher is not None
-        if student.extracts:
+        if student.extracts and not any(name.startswith("backbone.") for name in student.learning):
             raise UserError(
                 "distill.terms: no layer of the student learns, and terms between layers need one that does",
                 "give tuning=full, or take terms over what is predicted: distill=soft",
