@@ -55,6 +55,7 @@ def stored(
     read = teacher.learner, teacher.precision, teacher.origin, teacher.longest, teacher.reads_batches
     if not getattr(section, "store", None):
         return teacher if top_k is None else CutTeacher(*read, top_k=top_k, temperatures=temperatures)
+    states = "states" in getattr(section, "terms", {})
     known_by = "tokens" if teacher.reads_batches else "row"
     written = _generation(config) if section.targets != "gold" else None
     return StoredTeacher(
@@ -63,9 +64,11 @@ def stored(
         layout=Format(section.store_dtype, top_k, temperatures),
         of={
             **outputs_depend_on(config, teacher, contents),
+            "states": states,
             "examples_known_by": known_by,
             "targets": {"targets": section.targets, "generation": written},
         },
+        states=states,
         fixed=isinstance(config, FinetuneConfig),
         seed=config.seed,
         tokenizers=(_named(teacher.learner.tokenizer, _model(teacher)), _named(tokenizer, config.model)),

@@ -309,7 +309,7 @@ def stored_teachers_read_the_rows(
 
 def one_vocabulary(distill: DistillConfig, learned: TaskConfig | ObjectiveConfig) -> bool:
     """Whether teacher and student must have the same tokens."""
-    rows = isinstance(learned, TaskConfig) and all(part.of_rows for part in learned.parts())
+    rows = distill.of_rows and isinstance(learned, TaskConfig) and all(part.of_rows for part in learned.parts())
     return distill.compares and (distill.same_batches or not rows)
 
 

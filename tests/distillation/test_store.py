@@ -45,9 +45,9 @@ def distil(name, *typed, status=0):
     finetune(name, "distill=soft", "distill.teacher=runs/teacher", "model.num_layers=1", *typed, status=status)
 
 
-def losses(name):
+def losses(name, term="soft"):
     rows = map(json.loads, Path(f"runs/{name}/metrics.jsonl").read_text().splitlines())
-    return [row["loss_soft"] for row in rows if row["split"] == "train"]
+    return [row[f"loss_{term}"] for row in rows if row["split"] == "train"]
 
 
 def test_a_student_learns_the_same_from_the_store(capsys):
@@ -108,10 +108,18 @@ def test_pretraining_reads_the_predictions_of_corrupted_text(capsys):
         "objective.pairs=none",
     ]
     assert cli.main(["pretrain", *typed, "name=lm"]) == 0
-    taught = ["distill=soft", "distill.teacher=runs/lm", "distill.top_k=5", "model.hidden_size=64"]
+    taught = [
+        "distill=soft",
+        "distill.teacher=runs/lm",
+        "distill.top_k=5",
+        "model.hidden_size=64",
+        "distill.terms.states.weight=1",
+    ]
     for name, more in {"direct": [], "first": ["distill.store=true"], "second": ["distill.store=true"]}.items():
         assert cli.main(["pretrain", *typed, *taught, *more, f"name={name}"]) == 0
     assert "teacher outputs found" in capsys.readouterr().out
-    assert losses("first") == losses("second") == pytest.approx(losses("direct"), rel=1e-3, abs=1e-6)
+    for term in ("soft", "states"):
+        of_store = losses("first", term)
+        assert of_store == losses("second", term) == pytest.approx(losses("direct", term), rel=1e-3, abs=1e-6)
     assert cli.main(["pretrain", *typed, *taught, "distill.store=true", "seed=7", "name=other"]) == 0
     assert "teacher outputs made" in capsys.readouterr().out

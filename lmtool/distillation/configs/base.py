@@ -29,6 +29,11 @@ class DistillConfig(Config):
         return bool(self.checkpoints)
 
     @property
+    def of_rows(self) -> bool:
+        """Whether all that is compared is predicted, so that it may be of rows, whatever their tokens."""
+        return False
+
+    @property
     def same_batches(self) -> bool:
         """Whether teachers run beside the student, on the batches that it reads: they share a vocabulary, and how a
         text is laid out."""

@@ -85,6 +85,10 @@ class StandardConfig(DistillConfig):
         return self.compares and not self.store
 
     @property
+    def of_rows(self) -> bool:
+        return all(term.averages for term in self._weighted.values())
+
+    @property
     def compares(self) -> bool:
         return super().compares and bool(self._weighted)
 

@@ -28,6 +28,8 @@ class StateTermConfig(TermConfig):
 class StatesConfig(StateTermConfig):
     """Output states (DistilBERT, Sanh et al. 2019): 1 - cosine of the last hidden states, behind the final norm."""
 
+    stored: ClassVar[bool] = True
+
 
 @component("distill/term", "hidden", builder="lmtool.distillation.terms.states:Hidden")
 class HiddenConfig(StateTermConfig):

@@ -9,14 +9,17 @@ Shape letters: T tokens, N documents, G examples, M targets.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from lmtool.distillation.interchange import parts_of
 from lmtool.errors import UserError
 from lmtool.learners.mixed_examples import MixedBatch, term_of
+from lmtool.nn.configs import Side
 from lmtool.streams import mix
 from lmtool.types import Batch, Packed, Target
 
@@ -91,6 +94,21 @@ def held_terms(batch: Batch) -> dict[str, Held]:
         }
     host = batch.host
     return {term: Held(host, target) for term, target in host.targets.items()}
+
+
+def held_states(batch: Batch) -> Iterator[tuple[str, Held]]:
+    """The states of the tokens that are read, by a name for each side: of each part of a batch, in their order."""
+    for part in parts_of(batch):
+        host = part.host
+        for side, packed in _sides(host):
+            yield f"states of {side}", Held(host, Target(None, at=torch.arange(len(packed.tokens)), side=side))
+
+
+def _sides(batch: Batch) -> Iterator[tuple[Side, Packed]]:
+    """What each stack reads of a batch."""
+    yield "inputs", batch.inputs
+    if batch.outputs is not None:
+        yield "outputs", batch.outputs
 
 
 def require_rows(batch: Batch) -> None:

@@ -90,6 +90,10 @@ class TermWriter:
         self.seen.update(keys_G[new_G].tolist())
         self.rows += int(counts.sum())
 
+    def has(self, keys_G: np.ndarray) -> bool:
+        """Whether all of these examples are there."""
+        return self.seen.issuperset(keys_G.tolist())
+
     def _columns(self, predicted: Shares) -> dict[str, np.ndarray]:
         """(M, W) the values of the targets, and what stands beside them."""
         if isinstance(predicted, Words):

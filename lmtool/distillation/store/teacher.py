@@ -7,7 +7,7 @@ weights of terms, other rates.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -18,14 +18,16 @@ import torch
 
 from lmtool.data.loader import PackedLoader
 from lmtool.data.plan import Examples
+from lmtool.distillation.kept import Kept
 from lmtool.distillation.seen import Reading, Seen, Teacher
 from lmtool.distillation.store.folder import Opened, Shelf, open_or_make, require_room
-from lmtool.distillation.store.keys import Held, held_terms, require_rows
+from lmtool.distillation.store.keys import Held, held_states, held_terms, require_rows
 from lmtool.distillation.store.outputs import Format, TermReader, TermWriter
 from lmtool.errors import UserError
-from lmtool.heads.predicted import Shares
+from lmtool.heads.predicted import Classes, Shares
 from lmtool.learners.mixed_examples import MixedExamples
-from lmtool.nn.stack import Tap
+from lmtool.nn.configs import Side
+from lmtool.nn.stack import Place, Tap
 from lmtool.types import Batch
 
 _TOKENIZERS = ("teacher_tokenizer", "student_tokenizer")
@@ -33,7 +35,8 @@ _TOKENIZERS = ("teacher_tokenizer", "student_tokenizer")
 
 @dataclass(kw_only=True)
 class StoredTeacher(Teacher):
-    """of: what its outputs depend on, as plain data, beside what of the data is read. fixed: whether every epoch has
+    """of: what its outputs depend on, as plain data, beside what of the data is read. states: whether those of the last
+    layers are kept, in front of a final norm, beside what is predicted. fixed: whether every epoch has
     the same examples. seed: of the run. tokenizers: the teacher's and the student's, for the first screen: where these
     differ it reads the rows of the student's table with its own, and answers by row."""
 
@@ -43,6 +46,7 @@ class StoredTeacher(Teacher):
     fixed: bool
     seed: int
     tokenizers: tuple[str, str]
+    states: bool = False
     terms: dict[str, TermReader] = field(default_factory=dict)
 
     def begin(self, reading: Reading) -> dict[str, Any]:
@@ -70,19 +74,28 @@ class StoredTeacher(Teacher):
     def see(self, batch: Batch, states: Tap | None = None) -> Seen:
         """UserError where it has not read an example of the batch."""
         device = batch.inputs.tokens.device
-        predicted: dict[str, Shares] = {}
-        for term, held in held_terms(batch).items():
-            reader = self.terms.get(term)
-            if reader is None:
-                continue
-            shares = reader.of(held, held.keys(self.by_row), device)
-            if shares is None:
-                raise UserError(
-                    f"the store of the teacher's outputs lacks examples of {term} that this run reads",
-                    "give distill.store=null, with which the teacher runs beside the student",
-                )
-            predicted[term] = shares
+        held = {term: part for term, part in held_terms(batch).items() if term in self.terms}
+        predicted = {term: self._kept(term, part, device) for term, part in held.items()}
+        for name, part in held_states(batch) if self.states and states is not None else ():
+            place = self._last(part.target.side)
+            if states is not None and states.wants(place):
+                kept = self._kept(name, part, device)
+                assert isinstance(kept, Classes)
+                states(place, kept.logits_MC.float())
         return Seen(self.learner, batch, predicted)
+
+    def _kept(self, term: str, held: Held, device: torch.device) -> Shares:
+        kept = self.terms[term].of(held, held.keys(self.by_row), device)
+        if kept is None:
+            raise UserError(
+                f"the store of the teacher's outputs lacks examples of {term} that this run reads",
+                "give distill.store=null, with which the teacher runs beside the student",
+            )
+        return kept
+
+    def _last(self, side: Side) -> Place:
+        """The last layer of the stack that reads a side."""
+        return Place(self.learner.backbone.config.depths[side], side)
 
     def _read(self, opened: Opened) -> None:
         terms = opened.facts["terms"]
@@ -95,11 +108,11 @@ class StoredTeacher(Teacher):
         done = 0
         for batch in passes.batches():
             done += len(batch.inputs.lengths)
-            held = {term: part for term, part in held_terms(batch).items() if term not in others}
-            keys = {term: part.keys(self.by_row) for term, part in held.items()}
-            if not _all_there(keys, writers):
-                self._add(batch, held, keys, writers, folder)
-                others |= held.keys() - writers.keys()
+            held = [(term, part) for term, part in held_terms(batch).items() if term not in others]
+            held += held_states(batch) if self.states else ()
+            if not all(term in writers and writers[term].has(part.keys(self.by_row)) for term, part in held):
+                self._add(batch, held, writers, folder)
+                others |= {term for term, _ in held} - writers.keys()
                 size = sum(file.stat().st_size for file in folder.iterdir())
                 require_room(folder, size, done, passes.documents)
             if passes.reading.progress is not None:
@@ -111,31 +124,36 @@ class StoredTeacher(Teacher):
         return {"terms": {name: writer.close() for name, writer in writers.items()}}
 
     def _add(
-        self,
-        batch: Batch,
-        held: Mapping[str, Held],
-        keys: Mapping[str, Any],
-        writers: dict[str, TermWriter],
-        folder: Path,
+        self, batch: Batch, held: Sequence[tuple[str, Held]], writers: dict[str, TermWriter], folder: Path
     ) -> None:
-        predicted = super().see(batch.to(self.precision.device)).predicted
+        depths = self.learner.backbone.config.depths
+        tap = Kept(states=[Place(depth, side) for side, depth in depths.items()]) if self.states else None
+        predicted = dict(super().see(batch.to(self.precision.device), tap).predicted)
         loose = sorted(predicted.keys() - held_terms(batch).keys())
         if loose:
             raise UserError(
                 f"what the teacher predicts of {loose[0]} is of no targets of the data, by which it could be stored",
                 "give distill.store=null, with which the teacher runs beside the student",
             )
-        for term in (term for term in held if term in predicted):
-            writer = writers.setdefault(term, TermWriter(folder, len(writers), self.layout))
-            with torch.no_grad(), self.precision.autocast():
-                writer.add(held[term], keys[term], predicted[term])
+        for term, part in held:
+            values = predicted.get(term)
+            if tap is not None and term not in held_terms(batch):
+                values = Classes(_next_states(tap, self._last(part.target.side), len(part.packed.tokens)))
+            if values is not None:
+                writer = writers.setdefault(term, TermWriter(folder, len(writers), self.layout))
+                with torch.no_grad(), self.precision.autocast():
+                    writer.add(part, part.keys(self.by_row), values)
 
 
-def _all_there(keys: Mapping[str, Any], writers: Mapping[str, TermWriter]) -> bool:
-    """Whether the teacher has read all examples of a batch before."""
-    return all(
-        term in writers and all(key in writers[term].seen for key in numbers.tolist()) for term, numbers in keys.items()
-    )
+def _next_states(tap: Kept, place: Place, tokens: int) -> torch.Tensor:
+    """The states of the next forward that a tap kept. UserError where a learner does not read each text once."""
+    states = tap.states[place].pop(0) if tap.states[place] else None
+    if states is None or len(states) != tokens:
+        raise UserError(
+            "distill.terms.states: this learner does not read each text once, and its states are not stored",
+            "give distill.store=null, with which the teacher runs beside the student",
+        )
+    return states
 
 
 def _same_every_epoch(examples: Examples) -> bool:
