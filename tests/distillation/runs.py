@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -36,10 +38,8 @@ def weights(folder: Path | str) -> dict[str, Tensor]:
     return load_file(checkpoint_folder(str(folder)) / "model.safetensors")
 
 
-def assert_resumes_bitwise(monkeypatch: pytest.MonkeyPatch, name: str, *more: str) -> None:
-    """A run that dies before the checkpoint of its third step, and is started again, ends as one that is not cut off:
-    rows of the log and tensors, bit by bit."""
-    whole = run(f"{name}-whole", *more)
+def cut_off(monkeypatch: pytest.MonkeyPatch, started: Callable[[int], Any]) -> None:
+    """A run that dies before the checkpoint of its third step. started: runs it, with the status that it ends with."""
     save = Keeper.save
 
     def dying(self, progress, must=False):
@@ -49,9 +49,19 @@ def assert_resumes_bitwise(monkeypatch: pytest.MonkeyPatch, name: str, *more: st
 
     with monkeypatch.context() as patch:
         patch.setattr(Keeper, "save", dying)
-        run(name, *more, status=130)
-    folder = run(name, *more)
-    assert "resumes after step 2" in (folder / "log.txt").read_text()
-    once, twice = saved(whole), saved(folder)
+        started(130)
+
+
+def assert_same(once: Mapping[str, Tensor], twice: Mapping[str, Tensor]) -> None:
+    """The same tensors, bit by bit."""
     assert once.keys() == twice.keys()
     assert all(torch.equal(once[key], tensor) for key, tensor in twice.items())
+
+
+def assert_resumes_bitwise(monkeypatch: pytest.MonkeyPatch, name: str, *more: str) -> None:
+    """A run that dies and is started again ends as one that is not cut off."""
+    whole = run(f"{name}-whole", *more)
+    cut_off(monkeypatch, lambda status: run(name, *more, status=status))
+    folder = run(name, *more)
+    assert "resumes after step 2" in (folder / "log.txt").read_text()
+    assert_same(saved(whole), saved(folder))
