@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -11,6 +12,7 @@ from torch import nn
 from lmtool.commands.configs import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.commands.held_out import HeldOutSplits, evaluation_tokens
 from lmtool.commands.peers import peers_of
+from lmtool.commands.predicted_labels import relabelled
 from lmtool.commands.provenance import Contents
 from lmtool.commands.teacher_store import layout_of, stored
 from lmtool.commands.teachers import Known, one_vocabulary, task_of
@@ -18,6 +20,7 @@ from lmtool.commands.trained import read_trained
 from lmtool.config.tables import build
 from lmtool.distillation.configs import CodistillationConfig
 from lmtool.distillation.distilled import Distilled
+from lmtool.distillation.hard_labels import HardLabels
 from lmtool.distillation.seen import Teacher
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
@@ -43,6 +46,10 @@ def distilled(
         return build(config.distill, student, peers_of(config, config.distill, tokenizer, taken))
     if not config.distill.checkpoints and config.distill.name == "none":
         return None
+    predictions = getattr(config.distill, "predictions", None)
+    if predictions is not None and isinstance(config, FinetuneConfig):
+        labels = HardLabels(student, precision, predictions, relabel=partial(relabelled, config, predictions))
+        return build(config.distill, student, [labels])
     teachers = [teacher_of(config, path, tokenizer, precision) for path in config.distill.checkpoints]
     return build(config.distill, student, [stored(config, teacher, tokenizer, contents) for teacher in teachers])
 

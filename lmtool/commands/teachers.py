@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -167,6 +168,15 @@ def teachers_are_named(distill: DistillConfig) -> Iterator[Problem]:
     problem = distill.untaught()
     if problem is not None:
         yield problem
+
+
+@rule(RunConfig, "distill", running=True)
+def predictions_are_there(distill: DistillConfig) -> Iterator[Problem]:
+    """So have hard labels of a file."""
+    path = getattr(distill, "predictions", None)
+    if path is not None and not Path(path).expanduser().is_file():
+        hint = f"lmtool predict checkpoint=TEACHER input=ROWS output={path}"
+        yield Problem("distill.predictions", f"distill.predictions={path}: no such file", hint)
 
 
 @rule(RunConfig, "distill", "checkpoint", running=True)

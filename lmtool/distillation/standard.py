@@ -29,7 +29,8 @@ class Standard(Distilled):
 
     def __init__(self, config: StandardConfig, student: BaseLearner, teachers: Sequence[Teacher]):
         super().__init__(config, student)
-        self._teachers = tuple(teachers)
+        # Labels of a file are no network.
+        self._teachers = tuple(teacher for teacher in teachers if teacher.learner is not student)
         self.teacher = teachers[0] if len(teachers) == 1 else Panel.of(teachers, config.shares(), config.average)
         self._require_one_of_all()
         self.started = self._start()
@@ -53,6 +54,8 @@ class Standard(Distilled):
                 "give distill.initialize=none, or tokenizer=auto",
             )
         learner = self.teacher.learner
+        if learner is self.student:
+            return None
         taken = taken_layers(self.config.initialize, self.student.backbone.config, learner.backbone.config)
         return start_from(self.student, learner, self.teacher.origin, taken) if taken else None
 
@@ -72,7 +75,7 @@ class Standard(Distilled):
             )
 
     def begin(self, reading: Reading) -> dict[str, Any]:
-        said = super().begin(reading)
+        said = super().begin(reading) if self._teachers else self.teacher.begin(reading)
         for _, term in self.terms():
             said |= term.begin(reading)
         return said
@@ -114,7 +117,7 @@ class Standard(Distilled):
         alone = {"gold alone": ", ".join(untaught)} if untaught else {}
         started = {} if self.started is None else {"started from": self.started}
         heads = {} if self.config.teaches_heads else {"heads": "learn nothing, so that scores mean nothing"}
-        origins = ", ".join(teacher.origin for teacher in self.teachers)
+        origins = ", ".join(teacher.origin for teacher in self._teachers or (self.teacher,))
         return {"teacher": origins, **alone, **layers, **started, **heads}
 
 

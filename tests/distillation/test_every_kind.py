@@ -14,7 +14,8 @@ import torch
 from lmtool.config.tables import build
 from lmtool.data.split import SplitData, unlabelled
 from lmtool.distillation.configs import HardConfig, SoftConfig, StandardConfig
-from lmtool.distillation.seen import Teacher, see
+from lmtool.distillation.hard_labels import HardLabels
+from lmtool.distillation.seen import Reading, Teacher, see
 from lmtool.distillation.standard import Standard
 from lmtool.learners.configs import MixtureConfig
 from lmtool.objectives.configs import (
@@ -32,6 +33,7 @@ from tests.tasks.task_fixtures import TEXTS, singles, table, task_config
 from tests.tasks.token_fixtures import conll, tagged
 
 STILL = {"dropout": 0.0, "num_layers": 1}
+FP32 = Precision("fp32", torch.device("cpu"), "")
 NOT_LEARNED = {"domain": {"classification_domain"}}
 """Terms that no other model teaches."""
 
@@ -103,7 +105,7 @@ TASKS = {
     "span_classification": task(
         "span_classification",
         text=["text", "span"],
-        write=objects([{"text": CONTEXT, "span": [8, 11], "label": "xy"[n % 2]} for n in range(10)]),
+        write=objects([{"text": CONTEXT, "span": [n, n + 3], "label": "xy"[n % 2]} for n in range(0, 30, 3)]),
     ),
     "multiple_choice": task(
         "multiple_choice",
@@ -139,7 +141,7 @@ def tokens():
 
 
 def distilled(student, teacher):
-    teacher = Teacher(teacher.eval().requires_grad_(False), Precision("fp32", torch.device("cpu"), ""), "runs/teacher")
+    teacher = Teacher(teacher.eval().requires_grad_(False), FP32, "runs/teacher")
     return Standard(
         StandardConfig(teacher="runs/teacher", gold=0.0, terms={"soft": SoftConfig(), "hard": HardConfig()}),
         student,
@@ -187,3 +189,22 @@ def test_what_is_learned_of_a_teacher(kind, tokens, tmp_path):
     sum(output.sums.values()).backward()
     assert all(tensor.grad is None for tensor in other.parameters())
     assert any(tensor.grad is not None and tensor.grad.any() for tensor in learner.backbone.parameters())
+
+
+READ = ["classification", "regression", "multi_label", "tokens", "extractive_qa", "span_classification"]
+"""Kinds whose labels are in files of predictions, and in no input."""
+
+
+@pytest.mark.parametrize("kind", [*READ, "multiple_choice", "domain"])
+def test_labels_of_a_file_are_found_again(kind, tokens, tmp_path):
+    """Whatever the order of the examples, and beside whatever others."""
+    learner, examples = KINDS[kind](tmp_path, tokens)
+    source = getattr(examples, "source", examples)
+    data = SplitData("train", rows={learner.config.name: source.rows})
+    labels = HardLabels(learner, FP32, "said.jsonl", relabel=lambda data: (data, {"predictions": "all"}))
+    reading = Reading(data, 32, examples, None, None, None, {}, 64)
+    assert labels.begin(reading) == {"predictions": "all"}
+    rows, numbers = examples.plan(0).rows, np.array([5, 0, 3])
+    batch = examples.batch(rows[numbers], numbers, 0)
+    (given,) = labels.see(batch).predicted.values()
+    assert torch.equal(given.best(), learner.labels(batch).flatten()) and len(given) > 2

@@ -117,3 +117,30 @@ def test_a_teacher_that_changed_is_refused(several, monkeypatch, capsys):
     shutil.rmtree("runs/teacher")
     shutil.move("runs/kept", "runs/teacher")
     assert cli.main(["resume", "runs/stopped"]) == 0
+
+
+def test_hard_labels_of_a_file(several, monkeypatch, capsys):
+    """Those of a teacher that is gone: the same as with the teacher at hand."""
+    monkeypatch.chdir(several)
+    assert cli.main(["predict", "checkpoint=runs/teacher", "input=train.tsv", "output=said.jsonl"]) == 0
+    finetune("with", "distill=hard", "distill.teacher=runs/teacher", "tokenizer=folder", "tokenizer.path=runs/teacher")
+    shutil.copytree("runs/teacher/checkpoints", "vocabulary")
+    shutil.move("runs/teacher", "away")
+    (folder,) = Path("vocabulary").glob("step_*4")
+    typed = ["distill=hard", "distill.predictions=said.jsonl", "tokenizer=folder", f"tokenizer.path={folder}"]
+    finetune("without", *typed)
+    shutil.move("away", "runs/teacher")
+    weights = [load_file(checkpoint_folder(f"runs/{name}") / "model.safetensors") for name in ("with", "without")]
+    assert all(torch.equal(weights[1][name], tensor) for name, tensor in weights[0].items())
+    assert "40 of said.jsonl" in capsys.readouterr().out
+
+    lines = Path("said.jsonl").read_text().splitlines()
+    Path("part.jsonl").write_text("\n".join([*lines[:30], lines[30].replace("film", "flim")]) + "\n")
+    words = ["finetune", "task=custom", "task.kind=classification", "task.path=.", "model=bert_tiny", "checkpoint=none"]
+    for file, message in (
+        ("part.jsonl", "has a prediction for 30 of 40 training rows; not for train.tsv:32"),
+        ("nothing.jsonl", "distill.predictions=nothing.jsonl: no such file"),
+        ("dev.tsv", "distill.predictions=dev.tsv has no column prediction"),
+    ):
+        assert cli.main([*words, *SHORT, "name=bad", "distill=hard", f"distill.predictions={file}"]) == 2
+        assert message in capsys.readouterr().err

@@ -85,6 +85,8 @@ class TermConfig(Config):
     """Whether what predicts learns by it."""
     compares_layers: ClassVar[bool] = False
     """Whether it goes by the map between the layers of both models."""
+    of_labels: ClassVar[bool] = False
+    """Whether the teacher's hard labels are enough for it."""
     averages: ClassVar[bool] = False
     """Whether it learns from several teachers, as from their mean."""
 

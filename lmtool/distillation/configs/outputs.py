@@ -14,6 +14,7 @@ from lmtool.distillation.configs.base import TermConfig
 class HardConfig(TermConfig):
     """The teacher's hard labels: the loss of the task against what the teacher predicts."""
 
+    of_labels: ClassVar[bool] = True
     averages: ClassVar[bool] = True
     stored: ClassVar[bool] = True
 

@@ -37,6 +37,12 @@ class StandardConfig(DistillConfig):
     average: Literal["probabilities", "logits"] = Field(
         "probabilities", description="What is averaged of several teachers, each at the temperature."
     )
+    predictions: str | None = Field(
+        None,
+        min_length=1,
+        description="A file of a teacher's predictions in its place, for hard labels: what `lmtool predict output=` "
+        "writes of the training rows.",
+    )
     gold: float = Field(0.5, ge=0, description="Weight of the student's own loss, over the labels of the data.")
     terms: Annotated[dict[str, TermConfig], Several("distill/term")] = Field(
         {}, description="What is learned from the teacher: by name a section with its weight; null takes one out."
@@ -137,6 +143,11 @@ class StandardConfig(DistillConfig):
             message = f"distill={self.name} has no term with a weight: nothing is learned from a teacher"
             return Problem("distill.terms", message, "give distill=soft, distill.terms.soft.weight=0.5 or distill=none")
         of_teachers = [name for name, term in self._weighted.items() if term.needs_teacher]
+        if self.starts_from_teacher and not self.checkpoints:
+            message = f"distill.initialize={self.initialize}: layers of a teacher, and none is named"
+            return Problem("distill.teacher", message, _GIVE, absent=True)
+        if self.predictions is not None:
+            of_teachers = [name for name, term in self._weighted.items() if not term.of_labels]
         if not of_teachers or self.checkpoints:
             return None
         message = f"distill.terms.{of_teachers[0]} learns from a teacher, and none is named"
@@ -154,7 +165,25 @@ class StandardConfig(DistillConfig):
             cut = "distill.store" if self.store else f"distill.top_k={self.top_k}"
             message = f"distill.average=logits: {cut} keeps probabilities of words"
             return Problem("distill.average", message, "give distill.average=probabilities")
-        return self._misfit_of_targets(learned) or self._misfit_of_store()
+        return self._misfit_of_predictions(learned) or self._misfit_of_targets(learned) or self._misfit_of_store()
+
+    def _misfit_of_predictions(self, learned: Any) -> Problem | None:
+        """Whose labels are in a file."""
+        given, key = f"distill.predictions={self.predictions}", "distill.predictions"
+        if self.predictions is None:
+            return None
+        if self.checkpoints:
+            message = (
+                f"{given} and distill.teacher={self.checkpoints[0]}: the labels are those of the file, or the teacher's"
+            )
+            return Problem(key, message, "give one of the two")
+        if len(learned.parts()) > 1 or not hasattr(learned, "label"):
+            message = f"{given}: labels of the rows of one task; {learned.name} is none"
+            return Problem(key, message, "give a teacher in its place: distill.teacher=RUN")
+        if learned.writes_text:
+            message = f"{given}: task={learned.name} learns texts, and these are its targets"
+            return Problem(key, message, "give the file as the task's data (task.path=), or distill=sequence")
+        return None
 
     def _misfit_of_targets(self, learned: Any) -> Problem | None:
         """Who writes texts, and who learns them."""

@@ -43,6 +43,10 @@ class TaskKind(ABC):
         """Decoded rows. labelled: whether the label must be there. UserError with file:line at the first value that
         cannot be read."""
 
+    def labels_of_predictions(self, columns: Mapping[str, list[Any]]) -> list[Any]:
+        """What a file of predictions says, as a file of labelled rows has it. columns: with `prediction`."""
+        return columns["prediction"]
+
     def fitted(self, train: Rows) -> Any:
         """The configuration with what is computed from the training rows: weights of classes."""
         return self.config

@@ -65,6 +65,11 @@ class ExtractiveQa(TaskKind):
         rows = Rows(row_ids(columns, len(origin)), texts, labels, origin)
         return rows if labels is None else self._checked(rows, labels)
 
+    def labels_of_predictions(self, columns: Mapping[str, list[Any]]) -> list[Any]:
+        """An empty answer stands for none."""
+        spans = zip(columns["prediction"], columns["start"], strict=True)
+        return [{"text": [text][: bool(text)], "answer_start": [start][: bool(text)]} for text, start in spans]
+
     def _checked(self, rows: Rows, labels: list[tuple[Answer, ...]]) -> Rows:
         """The rows whose answers stand in their contexts. UserError at the first whose do not, or if none is left."""
         contexts, kept = rows.columns[self.config.text[1]], []

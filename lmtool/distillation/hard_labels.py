@@ -1,0 +1,108 @@
+"""A teacher of which a file of predictions is known alone: it answers with its hard labels, and nothing of it runs.
+
+Shape letters: N documents, G examples, M targets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lmtool.data.loader import PackedLoader
+from lmtool.data.split import SplitData
+from lmtool.distillation.seen import Reading, Seen, Teacher
+from lmtool.distillation.store.keys import held_terms, order_of
+from lmtool.errors import UserError
+from lmtool.heads.predicted import Shares
+from lmtool.nn.stack import Tap
+from lmtool.types import Batch
+
+
+@dataclass(frozen=True)
+class Given(Shares):
+    """labels: (M,), as `best` gives them."""
+
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def shares(self, temperature: float = 1.0, first: int = 0, last: int | None = None) -> Tensor:
+        raise TypeError("hard labels have no probabilities")
+
+    def best(self) -> Tensor:
+        return self.labels
+
+
+@dataclass(frozen=True)
+class _Labels:
+    """By example, the labels of one term. keys_G: sorted. first_G, count_G: its rows of `labels`."""
+
+    keys_G: np.ndarray
+    first_G: np.ndarray
+    count_G: np.ndarray
+    labels: Tensor
+
+
+@dataclass(kw_only=True)
+class HardLabels(Teacher):
+    """The learner is the student's, which says how its rows become examples. relabel: puts the predictions in the place
+    of the labels of training data, and says what the first screen says of that."""
+
+    relabel: Callable[[SplitData], tuple[SplitData, dict[str, Any]]]
+    terms: dict[str, _Labels] = field(default_factory=dict)
+
+    @property
+    def teaches(self) -> frozenset[str]:
+        return frozenset([self.learner.config.name])
+
+    def begin(self, reading: Reading) -> dict[str, Any]:
+        data, facts = self.relabel(reading.data)
+        examples = self.learner.examples(data, reading.max_length)
+        budget = max(reading.tokens, int(examples.plan(0).lengths.max()))
+        kept: dict[str, list[tuple[np.ndarray, np.ndarray, Tensor]]] = {}
+        for batch in PackedLoader(examples, 0, None, budget, shuffle=False).epoch_batches():
+            for term, held in held_terms(batch).items():
+                labels = held.target.labels
+                if labels is None or term not in self.teaches:
+                    continue
+                keys_G = held.keys(by_row=False)
+                order_M, count_G = order_of(held.owners(len(labels)), len(keys_G))
+                kept.setdefault(term, []).append((keys_G, count_G, labels[torch.from_numpy(order_M)]))
+        self.terms = {term: _joined(parts) for term, parts in kept.items()}
+        return facts
+
+    def see(self, batch: Batch, states: Tap | None = None) -> Seen:
+        """UserError where it knows nothing of an example of the batch."""
+        predicted: dict[str, Shares] = {}
+        for term, held in held_terms(batch).items():
+            known, target = self.terms.get(term), held.target.labels
+            if known is None or target is None:
+                continue
+            keys_G = held.keys(by_row=False)
+            at_G = np.searchsorted(known.keys_G, keys_G).clip(max=len(known.keys_G) - 1)
+            order_M, count_G = order_of(held.owners(len(target)), len(keys_G))
+            if (known.keys_G[at_G] != keys_G).any() or (known.count_G[at_G] != count_G).any():
+                raise UserError(
+                    f"distill.predictions={self.origin}: the examples of {term} are not those that it was read for",
+                    "give a teacher in its place: distill.teacher=RUN",
+                )
+            within_M = np.arange(len(order_M)) - np.repeat(np.cumsum(count_G) - count_G, count_G)
+            labels = torch.empty_like(target)
+            labels[torch.from_numpy(order_M)] = known.labels[
+                torch.from_numpy(np.repeat(known.first_G[at_G], count_G) + within_M)
+            ]
+            predicted[term] = Given(labels.flatten().to(batch.inputs.tokens.device))
+        return Seen(self.learner, batch, predicted)
+
+
+def _joined(parts: list[tuple[np.ndarray, np.ndarray, Tensor]]) -> _Labels:
+    keys, counts = (np.concatenate(columns) for columns in list(zip(*parts, strict=True))[:2])
+    unique, place = np.unique(keys, return_index=True)
+    firsts = np.cumsum(counts) - counts
+    return _Labels(unique, firsts[place], counts[place], torch.cat([labels for *_, labels in parts]))
