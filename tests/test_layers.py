@@ -52,7 +52,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Masked texts beside prompts are masked as in pretraining.
     "tasks": LEARNERS | {"objectives"},
     "tuning": LEARNERS,
-    "distillation": LEARNERS | {"tuning"},
+    # A student starts from its teacher as a model from a checkpoint.
+    "distillation": LEARNERS | {"tuning", "weights"},
     "training": NN | {"runs"},
     "representations": LEARNERS | {"objectives", "tasks", "weights"},
     "commands": LEARNERS

@@ -46,7 +46,7 @@ def test_each_stack_of_an_encoder_decoder_has_its_own():
     assert layer_map("uniform", None, own, its).words() == "inputs 1 <- 2, 2 <- 4; outputs 1 <- 3"
     assert layer_map("last", {1: 2}, own, its).words() == "inputs 2 <- 4; outputs 1 <- 2"
     assert layer_map("uniform", None, own, BertConfig(num_layers=2)).words() == "1 <- 1, 2 <- 2"
-    with pytest.raises(UserError, match=r"decoder_layers maps layer 2 .*the student has 1 layers, the teacher 3"):
+    with pytest.raises(UserError, match=r"decoder_layers maps layer 2 .*the student has 1 layer, the teacher 3"):
         layer_map("uniform", {2: 2}, own, its)
 
 

@@ -60,7 +60,9 @@ def test_a_narrower_student_resumes_bitwise(folder, monkeypatch):
 
 
 def test_a_student_that_starts_from_layers_resumes_bitwise(folder, monkeypatch):
-    assert_resumes_bitwise(monkeypatch, "started", "distill=distilbert", TEACHER, "model.num_layers=1")
+    """With a layer map, whose keys are texts in a saved configuration."""
+    layers = ["model.num_layers=1", "distill.terms.hidden.weight=1", "distill.layers={1: 3}"]
+    assert_resumes_bitwise(monkeypatch, "started", "distill=distilbert", TEACHER, *layers)
 
 
 @pytest.mark.parametrize(
