@@ -39,6 +39,17 @@ def peers_of(
     return peers
 
 
+def model_of_peers(config: TrainingConfig, distill: CodistillationConfig) -> ModelConfig:
+    """Their model: as it is typed, of the checkpoint that they start from, or the run's. UserError where it is not
+    read."""
+    if distill.model is not None or distill.checkpoint is None:
+        return distill.model or config.model
+    saved = saved_config(distill.checkpoint, config.offline)
+    model = section(distill.checkpoint, saved, Choice("model"))
+    assert isinstance(model, ModelConfig)
+    return model
+
+
 def _of_peers(config: TrainingConfig, distill: CodistillationConfig, tokenizer: Tokenizer) -> TrainingConfig:
     """The run's configuration with the model of the peers, and what they start from."""
     if distill.model is not None:
@@ -51,9 +62,7 @@ def _of_peers(config: TrainingConfig, distill: CodistillationConfig, tokenizer: 
         return config
     if distill.checkpoint is None:
         return config
-    saved = saved_config(distill.checkpoint, config.offline)
-    model = section(distill.checkpoint, saved, Choice("model"))
-    assert isinstance(model, ModelConfig)
+    model = model_of_peers(config, distill)
     problem = reads_otherwise(f"distill.checkpoint={distill.checkpoint}", model, config.model)
     if problem is not None:
         raise UserError(problem.message, "give another checkpoint, or leave it out")

@@ -13,10 +13,12 @@ from pydantic import ValidationError
 from torch import nn
 
 from lmtool.commands.configs import FinetuneConfig, PretrainConfig, RunConfig
+from lmtool.commands.peers import model_of_peers
 from lmtool.costs.memory import available_bytes
 from lmtool.costs.plan import VALUE_BYTES, plan
 from lmtool.costs.rate import measure_rate
 from lmtool.costs.work import shapes_of, works_of
+from lmtool.distillation.configs import CodistillationConfig
 from lmtool.errors import UserError
 from lmtool.learners.model import ModelWithHeads
 from lmtool.reporting.plan import RunPlan
@@ -83,6 +85,18 @@ def _fits(config: TrainingConfig, trained: bool, available: int) -> bool:
 
 
 def _needed_bytes(config: TrainingConfig, trained: bool) -> int:
+    """Bytes of all that a run learns together: its own learner, and its peers with their copies."""
+    needed, distill = _bytes_of_learner(config, trained), config.distill
+    if not isinstance(distill, CodistillationConfig):
+        return needed
+    peers = config.model_copy(update={"model": model_of_peers(config, distill)})
+    needed += (distill.learners - 1) * _bytes_of_learner(peers, trained)
+    if distill.refresh_steps is not None:
+        needed += _bytes_of_learner(config, False) + (distill.learners - 1) * _bytes_of_learner(peers, False)
+    return needed
+
+
+def _bytes_of_learner(config: TrainingConfig, trained: bool) -> int:
     """Bytes of a run's weights; trained: with their gradients and the optimizer's state. Nothing is allocated."""
     with torch.device("meta"):
         learner, _ = assemble(config, None)

@@ -95,4 +95,14 @@ def tuning(folder: Path) -> None:
     )  # fmt: skip
 
 
+def peers(folder: Path) -> None:
+    """Two learners, each from copies of the other that are two steps old at most."""
+    place = _shared(folder)
+    _quietly(
+        "finetune", "model=bert_tiny", *TINY, *BUDGET, "checkpoint=none", "task=sst2", f"task.path={place / 'rows'}",
+        "distill=codistillation", "distill.burn_in_steps=3", "distill.refresh_steps=2", "batch_examples=16",
+        "max_epochs=null", f"cache_dir={place / 'cache'}", f"run_dir={folder}",
+    )  # fmt: skip
+
+
 gpt, t5, electra, bart = (partial(pretraining, model=f"{family}_tiny") for family in ("gpt", "t5", "electra", "bart"))

@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from lmtool import cli
+from lmtool.commands.planning import _needed_bytes
 from lmtool.distillation.codistillation import Codistillation
 from lmtool.distillation.configs import CodistillationConfig
 from tests.commands.conftest import working_in
+from tests.config.test_yaml import compose_and_decode
 from tests.distillation.runs import assert_resumes_bitwise, run, weights
 from tests.tuning.tuning_fixtures import batch_for, model_config, tuned
 
@@ -93,3 +95,14 @@ def test_what_makes_its_inputs_has_no_peers(folder, capsys):
     typed = ["pretrain", "model=electra_tiny", "objective=rtd", "data=text", "data.path=text.txt"]
     assert cli.main([*typed, *CODISTILLATION]) == 2
     assert "makes a part of what it reads" in capsys.readouterr().err
+
+
+def test_peers_and_their_copies_are_planned(folder):
+    typed = ["task=sst2", "task.path=rows", "model=bert_tiny", "checkpoint=none"]
+    alone, together, stale = (
+        _needed_bytes(compose_and_decode("finetune", *typed, *more), True)
+        for more in ([], CODISTILLATION, [*CODISTILLATION, "distill.refresh_steps=2"])
+    )
+    assert together == 2 * alone
+    # AdamW keeps two moments beside weights and gradients.
+    assert stale - together == together / 4

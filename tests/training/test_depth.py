@@ -67,3 +67,14 @@ def test_frozen_layers_count() -> None:
     learning = ParameterGroup("all", [(ENCODER[2], nn.Parameter(torch.zeros(2)))])
     (group,) = layer_decayed([learning], ENCODER, 0.5)
     assert group.learning_rate_scale == 0.25
+
+
+def test_models_that_learn_together_have_levels_of_their_own() -> None:
+    own = ["backbone.embed.token.weight", "backbone.layers.0.weight", "heads.task.weight"]
+    deeper = [*own, "backbone.layers.1.weight"]
+    names = [*own, *(f"distill.peer_1.{name}" for name in deeper)]
+    group = ParameterGroup("all", [(name, torch.nn.Parameter(torch.zeros(1))) for name in names])
+    rates = {name: cut.learning_rate_scale for cut in layer_decayed([group], names, 0.5) for name, _ in cut.parameters}
+    assert rates["backbone.layers.0.weight"] == 0.5
+    assert rates["distill.peer_1.backbone.layers.0.weight"] == 0.25
+    assert rates["heads.task.weight"] == rates["distill.peer_1.heads.task.weight"] == 1
