@@ -75,6 +75,8 @@ def evaluate_prompted(config: EvaluateConfig, trained: Trained, output: Output) 
     for split, evaluations in splits.items():
         title = f"{config.checkpoint} · {data.config.name} · {split}"
         print_prompted(output, title, shots, results[split], evaluations[0].prompt)
+    if config.report is not None:
+        output.line(f"evaluation.json and predictions.jsonl: {Path(config.report).expanduser()}")
     first = next(iter(results.values()))["metrics"]
     metrics = {name: score["mean"] for name, score in first.items()}
     spread = {f"{name}_standard_deviation": score["standard_deviation"] for name, score in first.items()}

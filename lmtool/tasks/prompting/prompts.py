@@ -98,10 +98,12 @@ class Prompts:
             if len(self._shared[kept]) + len(own) + self._around <= room:
                 return self._laid_out(kept, own)
         more = f" and {answer} of the answer" if self._one_stack and answer else ""
+        needed, most = len(alone) + self._around + (answer if self._one_stack else 0), self.writer.backbone.longest_text
+        longer = f"give max_length={needed} or more, " if needed <= most else f"the model reads {most} at most: give "
         raise UserError(
             f"{place(where)}: {len(alone) + self._around} tokens{more}, without a demonstration; {self.longest} are "
             "read at a time",
-            "give max_length=, as far as the model goes, a shorter task.prompt.template=, or take the row out",
+            f"{longer}a shorter task.prompt.template=, or take the row out",
         )
 
     def with_kept(self, values: Mapping[str, str], kept: int) -> Question:
