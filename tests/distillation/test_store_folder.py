@@ -1,0 +1,68 @@
+"""The folder of what a teacher gave: taken where it fits, made again where it is damaged."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from lmtool.commands.teacher_texts import taught
+from lmtool.data.split import Rows
+from lmtool.distillation.store.folder import Shelf, open_or_make, require_room
+from lmtool.errors import UserError
+from lmtool.manifest import Damaged
+from lmtool.tasks.kinds.base import Prediction
+from lmtool.tasks.kinds.text_to_text import TextToTextLearner
+
+OF = {"teacher": "a" * 64, "data": {"task=x": {"train texts": "1", "train rows": 3}}, "max_length": 32}
+
+
+def fill(folder):
+    (folder / "values.bin").write_bytes(b"12345678")
+    return {"rows": 3}
+
+
+def test_it_is_made_once_and_again_where_it_is_damaged(tmp_path):
+    shelf, warned = Shelf(None, str(tmp_path)), []
+    made = open_or_make(shelf, OF, fill)
+    found = open_or_make(shelf, OF, fill)
+    assert (made.facts["rows"], made.bytes, found.seconds) == (3, 8, None) and made.seconds is not None
+    assert open_or_make(shelf, {**OF, "teacher": "b" * 64}, fill).folder != made.folder
+    (made.folder / "values.bin").write_bytes(b"12345679")
+    again = open_or_make(shelf, OF, fill, lambda *said: warned.append(said[0]))
+    assert again.seconds is not None and "is damaged" in warned[0]
+    assert not list(tmp_path.glob("teachers/.*draft*"))
+
+
+def test_a_folder_that_was_typed_is_never_made_again(tmp_path):
+    shelf = Shelf(str(tmp_path / "kept"), str(tmp_path))
+    folder = open_or_make(shelf, OF, fill).folder
+    data = {"task=x": {"train texts": "2", "train rows": 3}}
+    with pytest.raises(UserError, match=r"another teacher; other data \(task=x\); max length 32 there, 16 here"):
+        open_or_make(shelf, {"teacher": "b" * 64, "data": data, "max_length": 16}, fill)
+    (folder / "values.bin").write_bytes(b"1")
+    with pytest.raises(Damaged):
+        open_or_make(shelf, OF, fill)
+
+
+def test_a_pass_that_fails_leaves_nothing(tmp_path):
+    def failing(folder):
+        fill(folder)
+        require_room(folder, 10**9, 1, 10**9)
+
+    with pytest.raises(UserError, match="GB left"):
+        open_or_make(Shelf(None, str(tmp_path)), OF, failing)
+    assert not [path for path in (tmp_path / "teachers").iterdir() if path.is_dir()]
+
+
+def test_labels_that_a_teacher_writes(monkeypatch):
+    student = TextToTextLearner.__new__(TextToTextLearner)
+    parsed = {"bad": Prediction(0, 1.0), "good": Prediction(1, 1.0)}
+    object.__setattr__(student, "kind", SimpleNamespace(parsed=parsed.get))
+    rows = Rows([0, 1, 2], {"text": ["a", "b", "c"]}, np.array([0, 0, 1]), [("x", line) for line in range(3)])
+    replaced, facts = taught(student, rows, ["bad", "good", "neither"], beside=False)
+    assert replaced.labels.tolist() == [0, 1, 1]
+    assert facts == {"rows": 3, "with_the_teachers_text": 2, "other_than_gold": 1}
+    both, _ = taught(student, rows, ["bad", "good", "neither"], beside=True)
+    assert both.columns["text"] == ["a", "b", "c", "b"] and both.labels.tolist() == [0, 0, 1, 1]
