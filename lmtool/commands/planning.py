@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 import torch
 from pydantic import ValidationError
@@ -14,8 +14,10 @@ from torch import nn
 
 from lmtool.commands.configs import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.commands.peers import model_of_peers
+from lmtool.commands.teachers import Known, saved_teacher
+from lmtool.config.tables import build
 from lmtool.costs.memory import available_bytes
-from lmtool.costs.plan import VALUE_BYTES, plan
+from lmtool.costs.plan import VALUE_BYTES, Work, plan
 from lmtool.costs.rate import measure_rate
 from lmtool.costs.work import shapes_of, works_of
 from lmtool.distillation.configs import CodistillationConfig
@@ -57,6 +59,20 @@ def learning_by_role(learner: ModelWithHeads) -> dict[str, dict[str, int]]:
     return roles
 
 
+def planned_teachers(config: RunConfig) -> list[Any]:
+    """The learners of a run's teachers by their sizes, as their configurations have them. Nothing is allocated."""
+    models = [Known(path, saved_teacher(path, config.offline)).model for path in config.distill.checkpoints]
+    learned: Any = cast(TrainingConfig, config).learns
+    with torch.device("meta"):
+        return [learned.learner(build(model, config.seed), None, config.seed) for model in models if model is not None]
+
+
+def _forwards(config: RunConfig, teachers: Sequence[Any], *how: Any) -> Iterator[Work]:
+    """The work of teachers that run beside the student, without gradients. how: as of the student."""
+    for teacher in teachers if config.distill.same_batches else ():
+        yield from (replace(work, passes=1) for work in works_of(teacher, *how))
+
+
 def require_memory(config: TrainingConfig, precision: Precision) -> None:
     """UserError where a run does not fit into memory, before any of it is there: see `too_large`."""
     problem = too_large(config, precision)
@@ -85,8 +101,9 @@ def _fits(config: TrainingConfig, trained: bool, available: int) -> bool:
 
 
 def _needed_bytes(config: TrainingConfig, trained: bool) -> int:
-    """Bytes of all that a run learns together: its own learner, and its peers with their copies."""
+    """Bytes of all that a run holds together: its own learner, its teachers, and its peers with their copies."""
     needed, distill = _bytes_of_learner(config, trained), config.distill
+    needed += VALUE_BYTES * sum(map(_values_of, planned_teachers(config)))
     if not isinstance(distill, CodistillationConfig):
         return needed
     peers = config.model_copy(update={"model": model_of_peers(config, distill)})
@@ -112,6 +129,10 @@ def _bytes_of_learner(config: TrainingConfig, trained: bool) -> int:
     }
     moments = sum(config.optimizer.state_size(name, shape) for name, shape in learned.items())
     return weights + VALUE_BYTES * (sum(prod(shape) for shape in learned.values()) + moments)
+
+
+def _values_of(learner: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in learner.parameters())
 
 
 def _smaller(config: TrainingConfig, fits: Callable[[TrainingConfig], bool]) -> str:
@@ -168,7 +189,9 @@ def plan_of(
     predicted = facts.get("predicted_fraction", 0.0)
     places = config.objective.places if isinstance(config, PretrainConfig) else {}
     # A task's encoder-decoder reads its text on both sides.
-    works = list(works_of(learner, places, predicted, facts["mean_length"], predicted or 0.5))
+    how = places, predicted, facts["mean_length"], predicted or 0.5
+    teachers = planned_teachers(config)
+    works = [*works_of(learner, *how), *_forwards(config, teachers, *how)]
 
     def of(steps: int) -> RunPlan:
         return plan(
@@ -186,6 +209,7 @@ def plan_of(
             body_trains=any(name.startswith("backbone.") for name in trained),
             checkpoints=KEPT_CHECKPOINTS,
             flops_per_second=rate,
+            teacher_values=sum(map(_values_of, teachers)),
         )
 
     single = of(1)

@@ -47,10 +47,7 @@ def read_teachers(data: Mapping[str, Any], problems: list[Problem]) -> dict[str,
         if not isinstance(path, str) or path in ("", "???"):
             continue
         try:
-            published = published_folder(path, bool(data.get("offline")))
-            saved[path] = read_checkpoint(path) if published is None else published.saved_config()
-            if (saved[path].get("tokenizer") or {}).get("name") == "folder":  # a checkpoint carries its own copy
-                saved[path]["tokenizer"] = {**saved[path]["tokenizer"], "path": path}
+            saved[path] = saved_teacher(path, bool(data.get("offline")))
         except UserError as error:
             message = error.message.replace(f"checkpoint={path}", f"{key}={path}")
             problems.append(Problem(key, message, error.hint))
@@ -58,6 +55,15 @@ def read_teachers(data: Mapping[str, Any], problems: list[Problem]) -> dict[str,
             message = f"{key}={path[:100]}: {(error.strerror or str(error)).lower()}"
             problems.append(Problem(key, message, "give a folder that may be read"))
     return saved
+
+
+def saved_teacher(path: str, offline: bool) -> dict[str, Any]:
+    """A teacher's saved configuration. UserError where it cannot be read."""
+    published = published_folder(path, offline)
+    saved = read_checkpoint(path) if published is None else published.saved_config()
+    tokenizer = saved.get("tokenizer") or {}
+    # A checkpoint carries its own copy of a tokenizer that came in a folder.
+    return {**saved, "tokenizer": {**tokenizer, "path": path}} if tokenizer.get("name") == "folder" else saved
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,7 @@ def plan(
     body_trains: bool = True,
     checkpoints: int = 1,
     flops_per_second: float | None = None,
+    teacher_values: int = 0,
 ) -> RunPlan:
     """The plan of a run.
 
@@ -86,7 +87,8 @@ def plan(
     task). parameters: by part. optimizer_values: numbers the optimizer keeps between steps. saved_values: parameters in
     a checkpoint (None: all). micro_batch_tokens: tokens in one forward (None: the whole step). half: bf16 or fp16
     products. body_trains: False where only a head learns, so that nothing of the body is kept for a backward.
-    checkpoints: how many are kept on disk. flops_per_second: measured or given rate (None: no time).
+    checkpoints: how many are kept on disk. flops_per_second: measured or given rate (None: no time). teacher_values:
+    parameters of models that are read beside it, and never learn.
     """
     total = sum(parameters.values())
     kept = sum(
@@ -109,6 +111,7 @@ def plan(
             "weights and gradients": VALUE_BYTES * (total + trainable_parameters),
             "optimizer": VALUE_BYTES * optimizer_values,
             "activations": kept if body_trains else 0,
+            **({"teachers": VALUE_BYTES * teacher_values} if teacher_values else {}),
         },
         checkpoint_bytes=VALUE_BYTES * ((total if saved_values is None else saved_values) + optimizer_values),
         checkpoints=checkpoints,

@@ -11,7 +11,12 @@ import torch
 from safetensors.torch import load_file
 
 from lmtool import cli
+from lmtool.commands.labelled import data_to_learn
+from lmtool.commands.planning import plan_of
 from lmtool.config.checkpoint import checkpoint_folder
+from lmtool.distillation.configs import NoDistillConfig
+from lmtool.training.precision import Precision
+from lmtool.weights.assemble import assemble
 
 SHORT = ["offline=true", "max_steps=4", "batch_examples=8", "log_every=1", "evaluate_every=2", "max_epochs=null"]
 
@@ -144,3 +149,21 @@ def test_hard_labels_of_a_file(several, monkeypatch, capsys):
     ):
         assert cli.main([*words, *SHORT, "name=bad", "distill=hard", f"distill.predictions={file}"]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_the_plan_counts_a_teacher(place, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    words = ["task=custom", "task.kind=classification", "task.path=.", "model=bert_tiny", "checkpoint=none"]
+    typed = ["model.hidden_size=32", "tokenizer.vocab_size=300", *SHORT, "distill=soft", "distill.teacher=runs/teacher"]
+    config = cli.configuration("finetune", cli.Arguments(rest=[*words, *typed]), running=False)
+    config, *_ = data_to_learn(config)
+    precision = Precision("fp32", torch.device("cpu"), "")
+    alone = config.model_copy(update={"distill": NoDistillConfig()})
+    with torch.device("meta"):
+        learner, _ = assemble(alone, None)
+    facts = {"steps_per_epoch": 5, "tokens_per_epoch": 400, "mean_length": 8.0}
+    (with_teacher, _), (without, _) = (plan_of(each, learner, facts, precision) for each in (config, alone))
+    # The teacher has the student's sizes: a third of the work of a step, and its weights once.
+    assert with_teacher.flops_per_token == pytest.approx(without.flops_per_token * 4 / 3)
+    count = sum(tensor.numel() for tensor in learner.parameters())
+    assert with_teacher.memory_bytes == {**without.memory_bytes, "teachers": 4 * count}
