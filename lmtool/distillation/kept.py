@@ -29,5 +29,10 @@ class Kept(Tap):
         self.states[place].append(x_TH)
         return x_TH
 
+    def tokens(self, place: Place) -> list[int]:
+        """How many tokens each forward had at a place."""
+        states = [len(x_TH) for x_TH in self.states.get(place, ())]
+        return states + [len(attended.q_TAD) for attended in self.attended.get(place, ())]
+
     def attention(self, place: Place, kind: AttentionKind) -> TakesAttended | None:
         return self.attended[place].append if kind == "self_attn" and place in self.attended else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,10 +11,11 @@ import torch.nn.functional as F
 
 from lmtool.config.tables import Several, build, entries
 from lmtool.distillation.configs import StandardConfig
-from lmtool.distillation.seen import Teacher
+from lmtool.distillation.seen import Teacher, see
 from lmtool.distillation.standard import Standard
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
+from lmtool.learners.mixed_examples import joined
 from lmtool.models.configs import BertConfig, ModelConfig
 from lmtool.nn.stack import Place, Tap
 from lmtool.nn.virtual import VirtualTokens
@@ -209,3 +211,29 @@ def test_a_student_that_attends_to_a_prefix_is_refused():
     with pytest.raises(UserError, match=r"distill\.terms\.attention: the tuning method puts tokens"):
         distilled(student, learner(), {"attention": None})
     losses(distilled(student, learner(), {"hidden": None}), batch_of(student))
+
+
+def test_members_of_a_mixture_are_read_one_after_the_other():
+    student, teacher = learner(), learner(seed=1)
+    batch, mode = batch_of(student), distilled(student, teacher, dict.fromkeys(TERMS))
+    whole = losses(mode, batch)
+    at, parts = sum(LENGTHS[:2]), []
+    for first, last, lengths in ((0, at, LENGTHS[:2]), (at, None, LENGTHS[2:])):
+        numbers, tokens = torch.arange(len(lengths)), batch.inputs.tokens[first:last]
+        parts.append(Batch(Packed(tokens, lengths), {"nothing": Target(None)}, numbers, numbers * 0))
+    for part in (student, teacher):
+        read = part.hidden_of
+        part.hidden_of = lambda mixed, draws, read=read: torch.cat([read(own, draws) for _, own in mixed.members])
+    mode.teacher = SimpleNamespace(see=lambda batch, tap: see(teacher, batch, 0, tap, losses=False))
+    mixed = losses(mode, joined([("one", parts[0]), ("other", parts[1])]))
+    assert all(mixed[name] == pytest.approx(whole[name], rel=1e-4) for name in TERMS)
+
+
+def test_other_texts_than_the_teachers_are_refused():
+    student, teacher = learner(), learner(seed=1)
+    for term in ("hidden", "attention"):
+        mode, batch = distilled(student, teacher, {term: None}), batch_of(student)
+        fewer = replace(batch, inputs=Packed(batch.inputs.tokens[:5], (5,)))
+        mode.teacher = SimpleNamespace(see=lambda batch, tap, fewer=fewer: see(teacher, fewer, 0, tap, losses=False))
+        with pytest.raises(UserError, match="the student reads other texts"):
+            mode(batch, 1)

@@ -29,7 +29,7 @@ class LayerTerm(Term):
     """The base of terms between layers: the mean over tokens of what is lost at each pair of places, summed over the
     pairs. In an encoder-decoder the tokens of both sides count alike.
 
-    UserError where nothing learns that has layers.
+    UserError where nothing learns that has layers, and where a forward shows that the two read different texts.
     """
 
     of_attention: ClassVar[bool] = False
@@ -62,6 +62,12 @@ class LayerTerm(Term):
         total = torch.zeros((), device=student.batch.inputs.tokens.device)
         rows: dict[Side, int] = {}
         for pair in self.pairs:
+            if own.tokens(pair[0]) != its.tokens(pair[1]):
+                raise UserError(
+                    "distill.terms: layers are compared token by token, and here the student reads other texts than "
+                    "its teacher, such as those of another domain",
+                    "take terms over what is predicted: distill=soft",
+                )
             lost, rows[pair[0].side] = self.lost(own, its, pair, student.batch)
             total = total + lost
         # A learner may read an input more than once, or one side alone.
