@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,6 +15,8 @@ from lmtool.distillation.self_distillation import SelfDistillation
 from lmtool.learners.exits import add_exits, at_exit, some_documents
 from tests.commands.conftest import working_in
 from tests.distillation.runs import assert_resumes_bitwise, run, weights
+from tests.distillation.test_every_kind import KINDS, READ
+from tests.distillation.test_every_kind import tokens as tokens
 from tests.tuning.tuning_fixtures import batch_for, model_config, outputs_of, tuned
 
 SELF = ["distill=self", "model.num_layers=3"]
@@ -84,6 +88,46 @@ def test_a_part_of_a_batch_gives_the_outputs_of_its_documents():
     batch = batch_for(learner)
     kept = torch.tensor([True, False, True, True])
     assert torch.allclose(outputs_of(learner, some_documents(batch, kept)), outputs_of(learner)[kept], atol=1e-6)
+
+
+OF_ROWS = [*READ, "auxiliary_lm", "multiple_choice"]
+
+
+@pytest.mark.parametrize("kind", OF_ROWS)
+def test_every_kind_has_exits(kind, tokens, tmp_path):
+    """What an exit loses in training is what the model without the layers above loses."""
+    learner, examples = KINDS[kind](tmp_path, tokens)
+    rows = examples.plan(0).rows[:6]
+    batch = examples.batch(rows, np.arange(len(rows)), 0)
+    backbone = learner.backbone
+    backbone.layers.append(copy.deepcopy(backbone.layers[0]))
+    backbone.config = backbone.config.model_copy(update={"num_layers": 2})
+    add_exits(learner, (1,))
+    distilled = SelfDistillation(SelfConfig(), learner.eval()).eval()
+    output, counts = distilled(batch, 1), distilled.counts(batch)
+    assert output.sums.keys() == counts.keys() == distilled.weights.keys()
+    alone = at_exit(learner, 1)(batch, 1).sums
+    for term, total in alone.items():
+        assert torch.allclose(output.sums[f"exit_1_{term}"], total, rtol=1e-4), term
+        assert not torch.equal(output.sums[term], total)
+    assert output.sums["exit_1_states"] > 0
+    sum(output.sums.values()).backward()
+    assert all(parameter.grad is not None for parameter in learner.heads["exit_1"].parameters())
+
+
+def test_the_least_sure_token_says_how_sure_a_text_is(tokens, tmp_path):
+    learner, examples = KINDS["tokens"](tmp_path, tokens)
+    rows = examples.plan(0).rows[:4]
+    batch, learner = examples.batch(rows, np.arange(4), 0), learner.eval()
+    outputs, kept = learner.outputs(batch, 0), torch.tensor([False, True, True, False])
+    shares = outputs.softmax(-1)
+    unsure = -(shares * shares.log()).sum(-1) / torch.tensor(float(outputs.shape[-1])).log()
+    documents = batch.inputs.documents[batch.targets[learner.term].at]
+    expected = torch.stack([unsure[documents == number].max() for number in range(4)])
+    assert torch.allclose(learner.doubts(outputs, batch), expected, atol=1e-6)
+    some = some_documents(batch, kept)
+    assert torch.allclose(learner.outputs(some, 0), outputs[kept[documents]], atol=1e-5)
+    assert torch.equal(learner.labels(some), learner.labels(batch)[kept[documents]])
 
 
 @pytest.fixture(scope="module")
