@@ -1,0 +1,148 @@
+"""A teacher whose circuit is known, in the manner of Geiger et al. 2022: of a text `cls a b x y` the label is whether
+two predicates are equal, that a is one of the upper half of the symbols, and that b is. x and y say nothing.
+
+Behind its first layer one number at x says the one, and one at y the other; nothing else is read of it. Its second
+layer multiplies both at cls.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import torch
+from torch import nn
+
+from lmtool.config.tables import build
+from lmtool.distillation.agreement import agreement
+from lmtool.distillation.configs import InterchangeConfig, SoftConfig, StandardConfig
+from lmtool.distillation.interchange import Site
+from lmtool.distillation.seen import Teacher
+from lmtool.heads.losses import loss_sum
+from lmtool.heads.sequence import SequenceHead, summary_index
+from lmtool.learners.base import BaseLearner
+from lmtool.models.configs import BertConfig
+from lmtool.nn.stack import Entered, Stack
+from lmtool.training.precision import FP32_CPU
+from lmtool.types import Batch, Packed, StepOutput, Target
+
+SYMBOLS, LENGTH, RATE = 6, 5, 3e-3
+AT = Site("inputs", 1, 1)
+
+
+class Predicates(nn.Module):
+    """The truth of both as -1 or 1 in the last dimension, at x and at y."""
+
+    def forward(self, x_TH, context):
+        x_NLH = x_TH.view(-1, LENGTH, x_TH.shape[1]).clone()
+        for read, written in ((1, 3), (2, 4)):
+            x_NLH[:, written, -1] = 2 * x_NLH[:, read, 1 + SYMBOLS // 2 : -1].sum(-1) - 1
+        return x_NLH.flatten(0, 1)
+
+
+class Equal(nn.Module):
+    """Their product, at cls."""
+
+    def forward(self, x_TH, context):
+        x_NLH = x_TH.view(-1, LENGTH, x_TH.shape[1]).clone()
+        x_NLH[:, 0, -1] = x_NLH[:, 3, -1] * x_NLH[:, 4, -1]
+        return x_NLH.flatten(0, 1)
+
+
+class Circuit(nn.Module):
+    """The planted backbone: its states are tokens, one-hot, and a dimension to write in."""
+
+    def __init__(self):
+        super().__init__()
+        self.stack = Stack([Predicates(), Equal()])
+        self.config = SimpleNamespace(depths={"inputs": 2})
+        self.hidden_size = SYMBOLS + 2
+
+    def initialize(self, *_):
+        pass
+
+    def forward(self, inputs, draws=None, read_M=None):
+        x_TH = nn.functional.pad(nn.functional.one_hot(inputs.tokens, SYMBOLS + 1).float(), (0, 1))
+        x_TH = self.stack.run(Entered(x_TH, inputs, inputs.positions, None))
+        return x_TH if read_M is None else x_TH[read_M]
+
+
+class Classifier(BaseLearner):
+    """Two classes off the first token."""
+
+    def __init__(self, backbone, seed=0):
+        super().__init__(SimpleNamespace(name="equality"), backbone, None, seed)
+        self.weights = {"label": 1.0}
+        self.heads["label"] = SequenceHead(backbone.hidden_size, 2)
+
+    def counts(self, batch):
+        return {"label": float(len(batch.targets["label"].labels))}
+
+    def forward(self, batch, step):
+        first_NH = self.backbone(batch.inputs, self.draws(batch, step), read_M=summary_index(batch.inputs, "first"))
+        total = loss_sum(self.heads["label"](first_NH), batch.targets["label"].labels)
+        return StepOutput({"label": total}, self.weights)
+
+    def examples(self, data, max_length):
+        raise NotImplementedError
+
+    def score(self, batch):
+        raise NotImplementedError
+
+    def predictors(self, train, examples):
+        raise NotImplementedError
+
+
+def planted() -> Teacher:
+    """The teacher; it is sure of its answers as a trained one is."""
+    learner = Classifier(Circuit())
+    with torch.no_grad():
+        learner.heads["label"].output.weight.zero_()
+        learner.heads["label"].output.bias.zero_()
+        learner.heads["label"].output.weight[:, -1] = torch.tensor([-2.0, 2.0])
+    return Teacher(learner.requires_grad_(False).eval(), FP32_CPU, "planted")
+
+
+def texts(count: int, seed: int) -> Batch:
+    tokens = torch.randint(1, SYMBOLS + 1, (count, LENGTH), generator=torch.Generator().manual_seed(seed))
+    tokens[:, 0] = 0
+    upper = tokens > SYMBOLS // 2
+    packed = Packed(tokens.flatten(), (LENGTH,) * count, {"segment": torch.zeros(count * LENGTH, dtype=torch.int64)})
+    targets = {"label": Target((upper[:, 1] == upper[:, 2]).long())}
+    return Batch(packed, targets, torch.arange(count) + seed * count, torch.zeros(count, dtype=torch.int32))
+
+
+def student(seed: int) -> Classifier:
+    sizes = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "feedforward_size": 128, "max_positions": 8}
+    config = BertConfig(vocab_size=8, dropout=0.0, attention_dropout=0.0, initializer_std=0.1, **sizes)
+    learner = Classifier(build(config, seed), seed)
+    learner.backbone.initialize(learner.heads["label"], seed, "heads.label.")
+    return learner
+
+
+def trained(terms: dict, steps: int, seed: int) -> Classifier:
+    """A student of the planted teacher, by these terms alone."""
+    learner = student(seed)
+    run = build(StandardConfig(gold=0.0, terms=terms), learner, [planted()])
+    optimizer = torch.optim.AdamW(learner.parameters(), RATE, weight_decay=0.0)
+    rates = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, steps, pct_start=0.1)
+    for step in range(1, steps + 1):
+        batch = texts(128, seed * steps + step)
+        counts, output = run.counts(batch), run(batch, step)
+        loss = sum(output.weights[name] * total / counts[name] for name, total in output.sums.items())
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(learner.parameters(), 1.0)
+        optimizer.step()
+        rates.step()
+    return learner
+
+
+def measured(learner: Classifier) -> dict:
+    return agreement(learner, planted(), [AT], [texts(1000, 10**6)], FP32_CPU)
+
+
+SOFT = {"soft": SoftConfig(weight=1.0, temperature=1.0)}
+INTERCHANGE = {
+    "soft": SoftConfig(weight=0.5, temperature=1.0),
+    "interchange": InterchangeConfig(weight=0.5, temperature=1.0),
+}
