@@ -73,12 +73,14 @@ def test_a_student_that_starts_from_layers_resumes_bitwise(folder, monkeypatch):
         (["distill=distilbert", "model.hidden_size=16"], "the student has model.hidden_size=16, its teacher"),
         (["distill=distilbert", "checkpoint=runs/teacher"], "both say what the student starts from"),
         (["distill=tinybert", "patience=2"], "heads learn nothing"),
+        (["distill=hidden", "tuning=head"], "no layer of the student learns"),
+        (["distill=tinybert", "tuning=prompt", "tuning.length=2", "max_length=24"], "the tuning method puts tokens"),
     ],
 )
-def test_what_does_not_fit_is_refused_before_the_run(folder, capsys, typed, said):
+def test_what_does_not_fit_is_refused_before_training(folder, capsys, typed, said):
     run("refused", *typed, TEACHER, status=2)
     assert said in capsys.readouterr().err
-    assert not (folder / "runs/refused").exists()
+    assert not list((folder / "runs").glob("refused/checkpoints/step_*"))
 
 
 @pytest.mark.parametrize(
