@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lmtool.commands import suite
@@ -21,6 +21,7 @@ from lmtool.data.vocabulary import tokenizer_of_rows
 from lmtool.learners.base import BaseLearner
 from lmtool.reporting.console import Output
 from lmtool.tasks.configs import GlueConfig
+from lmtool.tasks.loading import TaskData
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import part_of
 from lmtool.weights.assemble import assemble
@@ -58,7 +59,7 @@ def run(config: FinetuneConfig, overrides: list[str]) -> dict[str, Any]:
             facts["forgetting"] = forgetting.facts
         student_of = distilled(config, learner, tokenizer, opened.precision, contents, taken)
         splits, of_texts = with_texts(opened, learner, student_of, task.splits(), contents)
-        following = _next(str(opened.folder.path), list(task.members))
+        following = _next(str(opened.folder.path), task.members)
         return fit(
             opened,
             learner,
@@ -99,10 +100,12 @@ def _begins_in_vain(learner: BaseLearner, loaded: LoadReport | None) -> Iterator
             )
 
 
-def _next(folder: str, tasks: Sequence[str]) -> list[str]:
+def _next(folder: str, tasks: Mapping[str, TaskData]) -> list[str]:
     """What may be typed next."""
-    named = [f"task={tasks[0]}"] if len(tasks) > 1 else []
+    name, first = next(iter(tasks.items()))
+    named = [f"task={name}"] if len(tasks) > 1 else []
+    asked = {1: ["text=..."], 2: ["text=...", "pair=..."]}.get(len(first.config.reads), ["input=FILE"])
     return [
-        words(["lmtool", "predict", f"checkpoint={folder}", *named, "text=..."]),
+        words(["lmtool", "predict", f"checkpoint={folder}", *named, *asked]),
         words(["lmtool", "evaluate", f"checkpoint={folder}"]),
     ]

@@ -94,10 +94,12 @@ def _published_head(model: ModelConfig, task: Mapping[str, Any], family: Any) ->
     the family reads a text in another way than the task does."""
     name, form, head = task["name"], form_of(model, task), head_of_task(task)
     if head is None or not any(head.name in needed for needed, _ in family.ARCHITECTURES):
-        wanted = f"...{head.suffix}" if head is not None else f"head for task.kind={task.get('kind')}"
+        reason = f"lmtool has no map to transformers' layout for task.kind={task.get('kind')}"
+        if head is not None:
+            reason = f"transformers has no ...{head.suffix} of it"
         raise UserError(
-            f"heads.{name} has no place in a published model={model.name}: transformers has no {wanted} of it",
-            "use the run with lmtool",
+            f"heads.{name} has no place in a published model={model.name}: {reason}",
+            "use the run with lmtool: lmtool predict, or lmtool.load in Python",
         )
     if head.name != CLASSIFIER:
         return head

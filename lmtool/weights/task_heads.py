@@ -38,7 +38,7 @@ HEADS: dict[str, TaskHead] = {
 }
 """By name."""
 UNPUBLISHED: tuple[str, ...] = ("multiple_choice", "span_classification")
-"""Kinds that transformers has no head for; one that is named nowhere is taken for a kind of classification."""
+"""Kinds whose heads have no published form here; one that is named nowhere is taken for a kind of classification."""
 
 
 def head_of_class(config: Mapping[str, Any]) -> TaskHead | None:
