@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from lmtool.commands import fitting as fitting  # these enter their rules into the registry
+from lmtool.commands import fitting_teachers as fitting_teachers
 from lmtool.commands import rules as rules
-from lmtool.commands import teachers as teachers
+from lmtool.commands import teachers
 from lmtool.commands.configs import COMMANDS
 from lmtool.config import plugins
 from lmtool.config.checkpoint import read_checkpoint
