@@ -40,6 +40,11 @@ def exits_of(learner: ModelWithHeads) -> list[int]:
     return sorted(int(name) for name in names if name.isdecimal())
 
 
+def is_exit(part: str) -> bool:
+    """Whether a part of a learner (`heads.NAME`) is that of an exit."""
+    return part.startswith(f"heads.{_EXIT}")
+
+
 def at_exit(learner: AnyLearner, depth: int | None) -> AnyLearner:
     """A learner that ends behind a layer where the given one has an exit: with its tensors, without the layers above.
     None: behind the last. The mode that it is in is the given one's now."""

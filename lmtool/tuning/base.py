@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from lmtool.learners.base import BaseLearner, decayed_groups
+from lmtool.learners.exits import is_exit
 from lmtool.models.base import Backbone
 from lmtool.types import ParameterGroup, part_of
 
@@ -65,10 +66,11 @@ class TuningMethod(ABC):
 
 
 def freeze(learner: BaseLearner, new: Collection[str] | None) -> None:
-    """Freeze what came from a checkpoint, all but the heads of what is learned: these learn, and so do parts that are
-    new (a pooler that the checkpoint lacked; random, it is a part of the head). A pretrained pooler and a pretrained
-    language model's head stay as they are. new: as in `TuningMethod.edit`."""
+    """Freeze what came from a checkpoint, all but the heads of what is learned: these learn, those of early exits too,
+    and so do parts that are new (a pooler that the checkpoint lacked; random, it is a part of the head). A pretrained
+    pooler and a pretrained language model's head stay as they are. new: as in `TuningMethod.edit`."""
     for name, parameter in learner.named_parameters():
         part = part_of(name)
-        learns = part != "backbone" and (new is None or part in new or part.removeprefix("heads.") in learner.weights)
+        own = is_exit(part) or part.removeprefix("heads.") in learner.weights
+        learns = part != "backbone" and (new is None or part in new or own)
         parameter.requires_grad_(learns)
