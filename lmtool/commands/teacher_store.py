@@ -71,7 +71,7 @@ def stored(
         states=states,
         fixed=isinstance(config, FinetuneConfig),
         seed=config.seed,
-        tokenizers=(_named(teacher.learner.tokenizer, _model(teacher)), _named(tokenizer, config.model)),
+        tokenizers=both_tokenizers(teacher, tokenizer, config.model),
     )
 
 
@@ -95,6 +95,12 @@ def layout_of(model: ModelConfig) -> dict[str, Any]:
 
 def _model(teacher: Teacher) -> ModelConfig:
     return teacher.learner.backbone.config
+
+
+def both_tokenizers(teacher: Teacher, tokenizer: Tokenizer, model: ModelConfig) -> dict[str, str]:
+    """The teacher's and the student's, for the first screen where these differ. model: the student's."""
+    theirs = _named(teacher.learner.tokenizer, _model(teacher))
+    return {} if teacher.reads_batches else {"teacher_tokenizer": theirs, "student_tokenizer": _named(tokenizer, model)}
 
 
 def _named(tokenizer: Tokenizer, model: ModelConfig) -> str:

@@ -20,7 +20,7 @@ from lmtool.commands.configs import FinetuneConfig
 from lmtool.commands.held_out import evaluation_tokens
 from lmtool.commands.opening import OpenRun
 from lmtool.commands.provenance import Contents
-from lmtool.commands.teacher_store import outputs_depend_on, shelf_of
+from lmtool.commands.teacher_store import both_tokenizers, outputs_depend_on, shelf_of
 from lmtool.data.split import Rows, SplitData
 from lmtool.distillation.configs import StandardConfig
 from lmtool.distillation.distilled import Distilled
@@ -65,8 +65,9 @@ def with_texts(
     lines = (opened_store.folder / _FILE).read_text(encoding="utf-8").splitlines()
     texts = [json.loads(line)["text"] for line in lines]
     replaced, facts = taught(student, rows, texts, section.targets == "both")
+    tokenizers = both_tokenizers(teacher, student.tokenizer, config.model)
     train = replace(splits["train"], rows={**splits["train"].rows, student.term: replaced})
-    return {**splits, "train": train}, {"teacher_texts": {**opened_store.said(), **facts}}
+    return {**splits, "train": train}, {"teacher_texts": {**opened_store.said(), **facts, **tokenizers}}
 
 
 def taught(student: TextLearner, rows: Rows, texts: Sequence[str], beside: bool) -> tuple[Rows, dict[str, int]]:

@@ -28,7 +28,7 @@ TEMPERATURES = (1.0, 2.0)
 def stored(learner, folder, layout, fixed=True, seed=0, states=False):
     return StoredTeacher(
         learner, FP32_CPU, "runs/teacher", shelf=Shelf(None, str(folder)), layout=layout, of={"teacher": "x"},
-        fixed=fixed, seed=seed, tokenizers=("", ""), states=states,
+        fixed=fixed, seed=seed, tokenizers={}, states=states,
     )  # fmt: skip
 
 

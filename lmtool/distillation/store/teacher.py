@@ -30,8 +30,6 @@ from lmtool.nn.configs import Side
 from lmtool.nn.stack import Place, Tap
 from lmtool.types import Batch
 
-_TOKENIZERS = ("teacher_tokenizer", "student_tokenizer")
-
 
 @dataclass(kw_only=True)
 class StoredTeacher(Teacher):
@@ -45,7 +43,7 @@ class StoredTeacher(Teacher):
     of: Mapping[str, Any]
     fixed: bool
     seed: int
-    tokenizers: tuple[str, str]
+    tokenizers: Mapping[str, str]
     states: bool = False
     terms: dict[str, TermReader] = field(default_factory=dict)
 
@@ -63,8 +61,7 @@ class StoredTeacher(Teacher):
         )  # fmt: skip
         self._read(opened)
         stored = max(facts["examples"] for facts in opened.facts["terms"].values())
-        tokenizers = dict(zip(_TOKENIZERS, self.tokenizers, strict=True)) if self.by_row else {}
-        return {**opened.said(stored_examples=stored), **tokenizers}
+        return {**opened.said(stored_examples=stored), **self.tokenizers}
 
     @property
     def by_row(self) -> bool:
