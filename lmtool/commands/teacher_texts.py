@@ -26,11 +26,8 @@ from lmtool.distillation.configs import StandardConfig
 from lmtool.distillation.distilled import Distilled
 from lmtool.distillation.seen import Teacher
 from lmtool.distillation.store.folder import open_or_make
-from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.inference import Inference
-from lmtool.tasks.kinds.text_learner import TextLearner
-from lmtool.tasks.kinds.text_to_text import TextToTextLearner
 
 _FILE = "texts.jsonl"
 
@@ -46,18 +43,13 @@ def with_texts(
     if not isinstance(section, StandardConfig) or section.targets == "gold" or distilled is None:
         return splits, {}
     assert isinstance(config, FinetuneConfig)
-    if not isinstance(student, TextLearner):
-        raise UserError(
-            f"distill.targets={section.targets}: model={config.model.name} writes no text for task={config.task.name}",
-            "give distill.targets=gold",
-        )
     (teacher,) = distilled.teachers
-    rows = student.rows(splits["train"])
+    generation, rows = student.writes(), splits["train"].rows[config.task.name]
     of = {
         **outputs_depend_on(config, teacher, contents),
         "longest": teacher.longest,
-        "generation": student.writing.generation.model_dump(mode="json"),
-        "seed": config.seed if student.writing.generation.temperature else None,
+        "generation": generation.model_dump(mode="json"),
+        "seed": config.seed if generation.temperature else None,
     }
     opened_store = open_or_make(
         shelf_of(config, "texts"), of, lambda folder: _write(folder, teacher, rows, config, opened), opened.output.stage
@@ -66,35 +58,30 @@ def with_texts(
     texts = [json.loads(line)["text"] for line in lines]
     replaced, facts = taught(student, rows, texts, section.targets == "both")
     tokenizers = both_tokenizers(teacher, student.tokenizer, config.model)
-    train = replace(splits["train"], rows={**splits["train"].rows, student.term: replaced})
+    train = replace(splits["train"], rows={**splits["train"].rows, config.task.name: replaced})
     return {**splits, "train": train}, {"teacher_texts": {**opened_store.said(), **facts, **tokenizers}}
 
 
-def taught(student: TextLearner, rows: Rows, texts: Sequence[str], beside: bool) -> tuple[Rows, dict[str, int]]:
+def taught(student: BaseLearner, rows: Rows, texts: Sequence[str], beside: bool) -> tuple[Rows, dict[str, Any]]:
     """Rows whose targets are what a teacher wrote, and how many these are. beside: the rows as they are, and behind
     them those of which it wrote something else. A text that is empty, or no label where labels are written, teaches
     nothing: that row stays as it is."""
     assert rows.labels is not None
-    labels = [_label(student, text) for text in texts]
+    labels = [student.label_of(text) for text in texts]
     usable = np.array([label is not None for label in labels], dtype=bool)
     other = np.array(
         [label is not None and not _same(label, gold) for label, gold in zip(labels, rows.labels, strict=True)]
     )
-    facts = {"rows": len(rows), "with_the_teachers_text": int(usable.sum()), "other_than_gold": int(other.sum())}
+    facts: dict[str, Any] = {"rows": len(rows), "other_than_gold": int(other.sum())}
+    if not usable.all():
+        count = f"{len(rows) - int(usable.sum()):,} of {len(rows):,}"
+        facts["warnings"] = [f"{count} texts of the teacher are empty or no label: these rows keep their targets"]
     if beside:
         further = np.flatnonzero(other)
         taken = rows.take(np.concatenate([np.arange(len(rows)), further]))
         return replace(taken, labels=_joined(rows.labels, [labels[row] for row in further])), facts
     both = [label if label is not None else gold for label, gold in zip(labels, rows.labels, strict=True)]
     return replace(rows, labels=_joined(rows.labels, both, alone=True)), facts
-
-
-def _label(student: TextLearner, text: str) -> Any:
-    """What a text stands for among the labels of the rows; None for nothing."""
-    if not isinstance(student, TextToTextLearner):
-        return (text,) if text.strip() else None
-    parsed = student.kind.parsed(text)
-    return None if parsed is None else parsed.value
 
 
 def _same(label: Any, gold: Any) -> bool:
@@ -112,15 +99,13 @@ def _joined(labels: Any, further: Sequence[Any], alone: bool = False) -> Any:
 
 def _write(folder: Path, teacher: Teacher, rows: Rows, config: FinetuneConfig, opened: OpenRun) -> dict[str, Any]:
     """A file of what the teacher writes for each row."""
-    learner = teacher.learner
-    assert isinstance(learner, TextLearner)
     length = min(config.max_length, teacher.longest or config.max_length)
 
     def progress(done: int, total: int) -> None:
         opened.output.stage("the teacher writes", done, total)
 
     inference = Inference(length, evaluation_tokens(config), teacher.precision, progress=progress)
-    records = learner.answers(replace(rows, labels=None), inference).records
+    records = teacher.learner.answers(replace(rows, labels=None), inference).records
     texts = [str(record.get("written", record["prediction"])) for record in records]
     if len(texts) != len(rows):
         raise RuntimeError(f"{len(texts)} texts for {len(rows)} rows")

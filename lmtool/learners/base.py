@@ -16,6 +16,7 @@ from lmtool.config.base import Config
 from lmtool.data.plan import Examples
 from lmtool.data.split import Rows, SplitData
 from lmtool.errors import UserError
+from lmtool.generation.configs import GenerationConfig
 from lmtool.heads.base import TokenLogits
 from lmtool.heads.predicted import Binary, Classes, Predicted, Words
 from lmtool.learners.baseline import Predictor, mean_losses
@@ -217,6 +218,16 @@ class BaseLearner(ModelWithHeads, ABC):
             f"what {self.config.name} teaches generates no text",
             "lmtool predict labels texts and fills their masks; a decoder or an encoder-decoder generates",
         )
+
+    def writes(self) -> GenerationConfig:
+        """How it writes the text of a row of a table. UserError where it writes none."""
+        raise UserError(
+            f"what {self.config.name} teaches writes no text for a row", "give a task=, or a head, that does"
+        )
+
+    def label_of(self, text: str) -> Any:
+        """The label of a row that a written text stands for; None for none."""
+        return None
 
     def answers(self, rows: Rows, inference: Inference) -> Answers:
         """What `respond` gives, and the scores of it where the rows are labelled."""

@@ -183,7 +183,7 @@ class ExtractiveQa(TaskKind):
         return "no answer", Prediction(PredictedAnswer(np.zeros(0, SPANS), 0.0, False), 1.0)
 
     def shown(self, value: Any) -> Any:
-        if not isinstance(value, PredictedAnswer):
+        if isinstance(value, tuple):
             return [answer.text for answer in value]
         start, end = value.span
         return f"characters {start} to {end}" if end else "no answer"

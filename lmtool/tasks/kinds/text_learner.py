@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lmtool import streams
 from lmtool.data.split import Rows, SplitData
+from lmtool.generation.configs import GenerationConfig
 from lmtool.heads.lm import LMHead, lm_head
 from lmtool.learners.baseline import ConstantPredictor, token_counts
 from lmtool.learners.targets import places_of
@@ -126,6 +127,13 @@ class TextLearner(TaskLearner):
         ):
             counts[token] += len(examples.rows)
         return {self.term: ConstantPredictor.of_counts("unigram", counts)}
+
+    def writes(self) -> GenerationConfig:
+        return self.writing.generation
+
+    def label_of(self, text: str) -> Any:
+        """Of a text that is learned the one right text."""
+        return (text,) if text.strip() else None
 
     def samples(self, batch: Batch, n: int) -> list[dict[str, Any]]:
         return []  # predictions.jsonl has them

@@ -89,6 +89,10 @@ class TextToTextLearner(TextLearner):
             generation=GenerationConfig.model_validate({"max_new_tokens": longest + 1}),
         )
 
+    def label_of(self, text: str) -> Any:
+        parsed = self.kind.parsed(text)
+        return None if parsed is None else parsed.value
+
     def pairs(self, rows: Rows) -> Rows:
         """Sources, with the label of each as its one target."""
         labels = None if rows.labels is None else [(word,) for word in self.kind.written(np.asarray(rows.labels))]
