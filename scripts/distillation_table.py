@@ -142,7 +142,8 @@ def run(rows: Rows, words: list[str], task: str, way: str, seed: int, folder: Pa
             "task": task, "way": way, "seed": seed, "metric": result["metric"], "value": scored[result["metric"]],
             "scored": scored["examples"], "loss": scored["loss"], "parameters": result["parameters"],
             "seconds": result["seconds"], "steps": result["steps"], "peak_memory_bytes": result["peak_memory_bytes"],
-            "models": distillation.get("models"), "interchange": distillation.get("interchange"),
+            "models": distillation.get("models"), "fidelity": distillation.get("fidelity"),
+            "interchange_accuracy": distillation.get("interchange_accuracy"),
         }
     )  # fmt: skip
     if way != TEACHER:

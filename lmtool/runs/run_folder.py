@@ -131,6 +131,9 @@ class RunFolder:
     def _require_same(self, before: Mapping[str, Any], origin: str, again: str) -> None:
         """UserError, naming the keys, where a configuration that this run had before differs from its own."""
         old, new = flatten(before), flatten(self.config)
+        if old.get("command") != new.get("command"):
+            # Two commands share few keys: their list would say nothing.
+            old, new = ({"command": values.get("command")} for values in (old, new))
         differing = [
             f"{key} {_shown(old, key)} -> {_shown(new, key)}"
             for key in sorted(old.keys() | new.keys())

@@ -71,6 +71,9 @@ def freeze(learner: BaseLearner, new: Collection[str] | None) -> None:
     pooler and a pretrained language model's head stay as they are. new: as in `TuningMethod.edit`."""
     for name, parameter in learner.named_parameters():
         part = part_of(name)
-        own = is_exit(part) or part.removeprefix("heads.") in learner.weights
-        learns = part != "backbone" and (new is None or part in new or own)
-        parameter.requires_grad_(learns)
+        parameter.requires_grad_(part != "backbone" and (new is None or part in new or _is_learned(part, learner)))
+
+
+def _is_learned(part: str, learner: BaseLearner) -> bool:
+    """Whether a part is the head of something that a learner learns."""
+    return is_exit(part) or part.removeprefix("heads.") in learner.weights

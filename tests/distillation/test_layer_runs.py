@@ -100,9 +100,9 @@ def test_pretraining_of_every_architecture(folder, capsys, family, precision):
     pretrain(f"{family}-teacher", teacher, *its)
     before = weights(f"runs/{family}-teacher")
     terms = [f"distill.terms.{name}.weight=1" for name in (*WIDE, "attention", "relations", "soft")]
-    pretrain(family, family, *own, "distill=standard", f"distill.teacher=runs/{family}-teacher", *terms)
+    pretrain(f"{family}-student", family, *own, "distill=standard", f"distill.teacher=runs/{family}-teacher", *terms)
     assert "1 <- 2, 2 <- 3" in capsys.readouterr().out
     assert all(torch.equal(tensor, before[name]) for name, tensor in weights(f"runs/{family}-teacher").items())
-    for row in rows(folder / "runs" / family)[:1]:
+    for row in rows(folder / "runs" / f"{family}-student")[:1]:
         lost = {key: value for key, value in row.items() if key.startswith("loss_")}
         assert len(lost) == 8 and all(value > 0 for value in lost.values())
