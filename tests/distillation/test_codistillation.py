@@ -71,7 +71,10 @@ def test_peers_learn_beside_the_model_of_the_run(folder):
     assert cli.main(["predict", f"checkpoint={moved}", "text=a bright cat"]) == 0
 
 
-@pytest.mark.parametrize("further", [["distill.refresh_steps=2"], ["distill.learners=3", "tuning=bitfit"]])
+@pytest.mark.parametrize(
+    "further",
+    [["distill.refresh_steps=2"], pytest.param(["distill.learners=3", "tuning=bitfit"], marks=pytest.mark.slow)],
+)
 def test_a_cut_run_resumes_bitwise(folder, monkeypatch, further):
     name = further[0].partition("=")[2]
     assert_resumes_bitwise(monkeypatch, f"cut-{name}", *CODISTILLATION, *further)

@@ -39,7 +39,9 @@ def pretrain(name, family, *typed):
     return Path("runs") / name
 
 
-@pytest.mark.parametrize("family", CASES)
+@pytest.mark.parametrize(
+    "family", [name if name == "t5" else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+)
 def test_a_student_of_each_architecture(family, capsys):
     pretrain(f"{family}-teacher", family, "max_steps=2")
     steps = ["max_steps=4", "checkpoint_every=2"]

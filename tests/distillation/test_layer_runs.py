@@ -84,7 +84,12 @@ def test_what_does_not_fit_is_refused_before_training(folder, capsys, typed, sai
 
 
 @pytest.mark.parametrize(
-    ("family", "precision"), [("distilbert", "bf16"), ("roberta", "fp32"), ("gpt", "bf16"), ("t5", "fp32")]
+    ("family", "precision"),
+    [
+        ("distilbert", "bf16"),
+        ("t5", "fp32"),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("roberta", "fp32"), ("gpt", "bf16"))),
+    ],
 )
 def test_pretraining_of_every_architecture(folder, capsys, family, precision):
     """DistilBERT learns from BERT, which has segments; the others from their own family, which is deeper and wider."""

@@ -45,7 +45,10 @@ def finetune(name, *typed):
     assert cli.main(["finetune", *task, *SHORT, "tokenizer.vocab_size=300", f"name={name}", *typed]) == 0
 
 
-@pytest.mark.parametrize("preset", ["soft", "hard", "interchange"])
+# Hard labels of a file, and interchange runs, have tests of their own.
+@pytest.mark.parametrize(
+    "preset", ["soft", *(pytest.param(name, marks=pytest.mark.slow) for name in ("hard", "interchange"))]
+)
 def test_a_student_of_a_run(place, monkeypatch, preset):
     monkeypatch.chdir(place)
     before = load_file(checkpoint_folder("runs/teacher") / "model.safetensors")
