@@ -101,7 +101,21 @@ def _product_type(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
-class _LinearLossSum(torch.autograd.Function):
+class MadeForward(torch.autograd.Function):
+    """The base of losses over a vocabulary whose gradients are made on the way forward and kept as `ctx.gradients`:
+    those of the first three inputs. Three further inputs have none. Differentiable once."""
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.gradients is None:
+            raise RuntimeError("the gradient of a loss over a vocabulary can be taken once only")
+        (scale,), kept = gradients, ctx.gradients
+        # Scaled in place: a second tensor of the vocabulary's size costs as much as the product.
+        ctx.gradients = None
+        return (*(None if gradient is None else gradient.mul_(scale) for gradient in kept), None, None, None)
+
+
+class _LinearLossSum(MadeForward):
     @staticmethod
     def forward(
         ctx: Any,
@@ -135,15 +149,6 @@ class _LinearLossSum(torch.autograd.Function):
             weight_gradient = torch.zeros_like(weight)
         ctx.gradients = (hidden_gradient if for_hidden else None, weight_gradient, bias_gradient)
         return total
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.gradients is None:
-            raise RuntimeError("the gradient of linear_loss_sum can be taken once only")
-        (scale,), kept = gradients, ctx.gradients
-        # Scaled in place: a second tensor of the vocabulary's size costs as much as the product.
-        ctx.gradients = None
-        return (*(None if gradient is None else gradient.mul_(scale) for gradient in kept), None, None, None)
 
 
 def _to_gradient(

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lmtool.heads.base import TokenLogits
-from lmtool.heads.losses import linear_loss_sum
+from lmtool.heads.losses import MadeForward, linear_loss_sum
 
 # Rows of logits over a vocabulary that are held at a time.
 ROWS = 256
@@ -183,7 +183,7 @@ class Words(Predicted):
         return linear_loss_sum(self.logits.hidden_MW, self.logits.table_VW, self.logits.bias_V, labels)
 
 
-class _LinearDivergenceSum(torch.autograd.Function):
+class _LinearDivergenceSum(MadeForward):
     """`Classes(F.linear(hidden, weight, bias)).divergence_sum(teacher)` in chunks of rows, whose gradients are made on
     the way forward, as in `linear_loss_sum`. Differentiable once."""
 
@@ -223,11 +223,3 @@ class _LinearDivergenceSum(torch.autograd.Function):
         whole = torch.cat(hidden_gradients).to(hidden.dtype) if hidden_gradients else torch.zeros_like(hidden)
         ctx.gradients = (whole if for_hidden else None, weight_gradient, bias_gradient)
         return total * temperature**2
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.gradients is None:
-            raise RuntimeError("the gradient of a divergence over a vocabulary can be taken once only")
-        (scale,), kept = gradients, ctx.gradients
-        ctx.gradients = None
-        return (*(None if gradient is None else gradient.mul_(scale) for gradient in kept), None, None, None)
