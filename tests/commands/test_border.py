@@ -17,6 +17,7 @@ from transformers import AutoModelForPreTraining, AutoModelForSequenceClassifica
 
 import lmtool
 from lmtool import cli
+from tests.breadth import slow_but
 from tests.commands.conftest import BAD, GOOD, TINY, but_for, finetune, pretrain, sentence
 from tests.weights.published_folders import CLASSIFIERS, make_classifier
 
@@ -150,12 +151,13 @@ def test_a_head_over_pairs_of_a_run(objective: str, place: Path, capsys: pytest.
 
 PUBLISHED = [
     ("bert", 3), ("roberta", 3), ("distilbert", 1), ("albert", 3), ("electra", 2), ("gpt", 3), ("gpt1", 2), ("bart", 3),
-    ("t5", 2),
-    *(pytest.param(family, count, marks=pytest.mark.slow) for family in ("bert", "gpt", "bart") for count in (1, 2)),
+    ("t5", 2), *((family, count) for family in ("bert", "gpt", "bart") for count in (1, 2)),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("family", "count"), PUBLISHED)
+@pytest.mark.parametrize(
+    ("family", "count"), slow_but({("bert", 3), ("gpt", 3), ("t5", 2), ("distilbert", 1)}, PUBLISHED)
+)
 def test_a_published_classifier(family: str, count: int, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Used straight from its folder, imported, and exported from both, with its labels."""
     names = {1: ["score"], 2: ["POSITIVE", "NEGATIVE"], 3: None}[count]

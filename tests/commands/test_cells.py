@@ -33,6 +33,7 @@ from lmtool.tokenizers.configs import TokenizerConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import choose_precision
 from lmtool.training.step import apply_gradients, gradients
+from tests.breadth import slow_but
 from tests.commands.conftest import but_for, write_rows, write_text
 
 CPU = torch.device("cpu")
@@ -138,7 +139,7 @@ def refused(error: ConfigError, model: tuple[str, ...], objective: tuple[str, ..
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", slow_but({"bert", "gpt", "t5", "electra"}, MODELS))
 def test_every_pair_trains_or_names_one_that_does(place: Path, model: str, objective: str) -> None:
     task = f"objective.task={{kind: classification, path: {place / 'rows'}, text: [sentence]}}"
     words = (f"objective={objective}", *([task] if objective == "task" else []))

@@ -15,6 +15,7 @@ from lmtool import cli
 from lmtool.commands import training
 from lmtool.errors import UserError
 from lmtool.training.loop import train
+from tests.breadth import slow_but
 from tests.commands.conftest import copied, finetune, pretrain, skip_reports, write_rows, write_text
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
@@ -37,12 +38,16 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "emptied": lambda path: path.write_bytes(b""),
 }
 READERS = ("predict", "evaluate", "export", "finetune")
-# An emptied file is one of another size, as a truncated one.
-CELLS = [
-    pytest.param(name, damage, marks=[pytest.mark.slow] * (damage == "emptied" and name in FILES[1:]))
-    for name in (*FILES, "manifest.json")
-    for damage in DAMAGES
-]
+# One damage of every file, and all of them of one file and of the manifest.
+CELLS = slow_but(
+    [
+        (name, damage)
+        for name in (*FILES, "manifest.json")
+        for damage in DAMAGES
+        if damage == "flipped" or name not in FILES[1:]
+    ],
+    [(name, damage) for name in (*FILES, "manifest.json") for damage in DAMAGES],
+)
 
 
 @pytest.fixture(scope="module")

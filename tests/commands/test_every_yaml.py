@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from lmtool import cli
+from tests.breadth import slow_but
 from tests.commands.conftest import TINY, finetune, pretrain
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -84,7 +85,9 @@ def test_tunings(place: Path, tuning: str) -> None:
     assert steps(finetune("run", f"tuning={tuning}", *words, *more)) == 2
 
 
-@pytest.mark.parametrize("experiment", names("experiment"))
+@pytest.mark.parametrize(
+    "experiment", slow_but([name for name in names("experiment") if name.endswith("_tiny")], names("experiment"))
+)
 def test_experiments(place: Path, experiment: str) -> None:
     """A whole experiment, on the small text and for two steps."""
     words = [

@@ -14,6 +14,7 @@ from transformers import AutoTokenizer
 
 from lmtool.errors import UserError
 from lmtool.tokenizers.tokenizer import Tokenizer
+from tests.breadth import slow_but
 
 MODEL_TYPES = {
     "bert": "bert", "bert_cased": "bert", "electra": "electra", "distilbert": "distilbert", "gpt2": "gpt2",
@@ -101,7 +102,7 @@ FILES: dict[str, Callable[[Path], None]] = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=slow_but({"bert", "gpt2", "t5"}, FAMILIES))
 def layouts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A family's folder as it was before tokenizer.json, as transformers writes it, and as we do."""
     make, reader = FAMILIES[request.param]

@@ -33,6 +33,7 @@ from lmtool.tokenizers.configs import ByteBpeConfig, FolderConfig, SentencePiece
 from lmtool.tokenizers.published import FILES, has_tokenizer
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.tokenizers.unigram import train_model
+from tests.breadth import slow_but
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 STRINGS = 10_000
@@ -127,7 +128,7 @@ FAMILIES: dict[str, tuple[Callable[[Path], None], type]] = {
 }
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=slow_but({"bert", "gpt2", "roberta", "t5"}, FAMILIES))
 def published(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Published:
     make, reader = FAMILIES[request.param]
     folder = tmp_path_factory.mktemp(request.param)

@@ -24,7 +24,7 @@ def run_harness(job: str, root: Path, kills: int, *more: str) -> list[dict[str, 
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@pytest.mark.parametrize("kills", [20, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [10, pytest.param(100, marks=pytest.mark.slow)])
 def test_kills_change_nothing(tmp_path: Path, kills: int) -> None:
     (counts,) = run_harness("tests.training.jobs:fake", tmp_path, kills)
     assert counts["kills"] == kills and counts["runs"] >= 2

@@ -17,6 +17,7 @@ import lmtool
 from lmtool import cli
 from lmtool.errors import UserError
 from lmtool.heads.lm import LMHead
+from tests.breadth import slow_but
 from tests.weights.published_folders import FAMILIES, TEXTS, logits_of, make, sample
 
 Tensors = dict[str, Tensor]
@@ -51,7 +52,7 @@ NAMES: dict[str, tuple[str, str, tuple[str, ...], tuple[str, str] | None]] = {
 assert NAMES.keys() == FAMILIES.keys()
 
 
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(scope="module", params=slow_but({"bert", "electra", "gpt", "t5", "bart"}, NAMES))
 def family(request: pytest.FixtureRequest) -> str:
     return request.param
 
