@@ -43,7 +43,10 @@ _FROM_CHECKPOINT = Auto(("checkpoint",), hint=_START, agrees=True)
 class RunConfig(CommandConfig):
     """The keys that every training command shares."""
 
-    alternatives: ClassVar[tuple[tuple[str, str], ...]] = (("schedule.warmup_steps", "schedule.warmup_fraction"),)
+    alternatives: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("schedule.warmup_steps", "schedule.warmup_fraction"),
+        ("schedule.decay_steps", "schedule.decay_fraction"),
+    )
     overlays: ClassVar[tuple[str, ...]] = ("experiment", "debug")
 
     name: str | None = Field(

@@ -30,6 +30,8 @@ _WARMUP_START = "Share of the full learning rate that the warm-up begins at; 1: 
 _WARMUP_STEPS = "Steps until the full learning rate, rising linearly; counts before warmup_fraction. Null: see there."
 _WARMUP_FRACTION = "Share of all steps until the full learning rate, rising linearly. Null or 0: no warm-up."
 _FINAL_FRACTION = "Share of the full learning rate that is left at the end."
+_DECAY_STEPS = "Steps of the way down at the end; counts before decay_fraction. Null: see there."
+_DECAY_FRACTION = "Share of all steps that the way down at the end takes; MiniCPM a tenth."
 _FLOOR = "Share of the full learning rate that it never falls below."
 
 
@@ -214,3 +216,22 @@ class InverseSqrtConfig(ScheduleConfig):
     name: Literal["inverse_sqrt"] = Field("inverse_sqrt", description="Warm-up, then down with the root of the step.")
     warmup_fraction: float | None = Field(0.1, ge=0, le=1, description=_WARMUP_FRACTION)
     final_fraction: float = Field(0.0, ge=0, le=1, description=_FLOOR)
+
+
+@component("schedule", "wsd", builder="lmtool.training.schedules:build_wsd")
+class WsdConfig(ScheduleConfig):
+    """Warm up, stay, decay (Hu et al. 2024, MiniCPM, section 4): level until the last steps, which alone depend on the
+    end. From any checkpoint of its level part a branch decays, or trains further.
+
+    With a straight line down it is the trapezoidal schedule of ModernBERT (Warner et al. 2024); `sqrt` is the
+    1-sqrt of Hägele et al. 2024 (section 3.2), which they found better than the line.
+    """
+
+    name: Literal["wsd"] = Field("wsd", description="Warm-up, level, then down in the last steps.")
+    warmup_fraction: float | None = Field(None, ge=0, le=1, description=_WARMUP_FRACTION)
+    decay_steps: int | None = Field(None, ge=1, description=_DECAY_STEPS)
+    decay_fraction: float = Field(0.1, gt=0, le=1, description=_DECAY_FRACTION)
+    decay_shape: Literal["linear", "sqrt"] = Field(
+        "linear", description="The way down: a straight line, or 1 - the root of the share of it that is done."
+    )
+    final_fraction: float = Field(0.0, ge=0, le=1, description=_FINAL_FRACTION)

@@ -19,6 +19,7 @@ from lmtool.training.configs import (
     LinearConfig,
     PolynomialConfig,
     ScheduleConfig,
+    WsdConfig,
 )
 
 Schedule = Callable[[int, float], float]
@@ -82,5 +83,24 @@ def build_inverse_sqrt(config: InverseSqrtConfig) -> Schedule:
         if step <= warmup:
             return _rising(config, step / warmup)
         return max(math.sqrt(max(warmup, 1) / step), config.final_fraction)
+
+    return factor
+
+
+def build_wsd(config: WsdConfig) -> Schedule:
+    """1 between the warm-up and the last steps, which decay: the first of them has the full rate. Where the end is not
+    known they have not begun."""
+    final = config.final_fraction
+
+    def factor(step: int, total: float) -> float:
+        warmup = warmup_steps(config, total)
+        if step <= warmup:
+            return _rising(config, step / warmup)
+        if not math.isfinite(total):
+            return 1.0
+        decay: float = config.decay_steps or max(round(config.decay_fraction * total), 1)
+        decay = min(decay, max(total - warmup, 1))
+        done = min(max((step - 1 - (total - decay)) / decay, 0.0), 1.0)
+        return 1 - (1 - final) * (math.sqrt(done) if config.decay_shape == "sqrt" else done)
 
     return factor

@@ -18,6 +18,7 @@ from lmtool.training.configs import (
     InverseSqrtConfig,
     LinearConfig,
     PolynomialConfig,
+    WsdConfig,
 )
 
 
@@ -94,10 +95,10 @@ def test_the_transformers_schedule() -> None:
         assert (width * warmup) ** -0.5 * schedule(step, 100_000) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("name", ["linear", "cosine", "constant", "inverse_sqrt", "polynomial"])
+@pytest.mark.parametrize("name", ["linear", "cosine", "constant", "inverse_sqrt", "polynomial", "wsd"])
 def test_every_factor_is_between_zero_and_one(name: str) -> None:
     config = {"linear": LinearConfig, "cosine": CosineConfig, "constant": ConstantConfig,
-              "inverse_sqrt": InverseSqrtConfig, "polynomial": PolynomialConfig}[name]()  # fmt: skip
+              "inverse_sqrt": InverseSqrtConfig, "polynomial": PolynomialConfig, "wsd": WsdConfig}[name]()  # fmt: skip
     for total in (1, 2, 3, 10, 101):
         assert all(0 < factor <= 1 for factor in factors(config, total, range(1, total + 1)))
 
@@ -119,3 +120,15 @@ def test_the_slanted_triangle() -> None:
         p = t / cut if t < cut else 1 - (t - cut) / (cut * (1 / 0.1 - 1))
         assert schedule(step, total) == pytest.approx((1 + p * (ratio - 1)) / ratio)
     assert (schedule(10, 100), schedule(101, 100)) == (1.0, 1 / 32)
+
+
+def test_warm_up_stay_decay() -> None:
+    """Hu et al. 2024, section 4; 1-sqrt: Hägele et al. 2024, section 3.2. The level part does not depend on the end."""
+    assert factors(WsdConfig(warmup_steps=2, decay_steps=4), 10, range(1, 12)) == [
+        0.5, 1, 1, 1, 1, 1, 1, 0.75, 0.5, 0.25, 0.0,
+    ]  # fmt: skip
+    root = factors(WsdConfig(decay_fraction=0.4, decay_shape="sqrt", final_fraction=0.1), 10, range(7, 13))
+    assert root == pytest.approx([1.0, 0.55, 1 - 0.9 * 0.5**0.5, 1 - 0.9 * 0.75**0.5, 0.1, 0.1])
+    assert factors(WsdConfig(decay_steps=100), 4, range(1, 5)) == [1.0, 0.75, 0.5, 0.25]
+    level = factors(WsdConfig(warmup_steps=3), math.inf, range(1, 50))
+    assert level == factors(WsdConfig(warmup_steps=3), 55, range(1, 50)) and level[3:] == [1.0] * 46
