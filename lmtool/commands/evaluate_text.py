@@ -10,11 +10,11 @@ from lmtool.commands.configs import EvaluateConfig, PretrainConfig
 from lmtool.commands.held_out import HeldOutSplits
 from lmtool.commands.predictions import write_output
 from lmtool.commands.trained import Trained
-from lmtool.config.tables import build
 from lmtool.data.configs import DataConfig
+from lmtool.data.file_source import FileSource
+from lmtool.data.sources import open_source
 from lmtool.data.split import SplitData
 from lmtool.data.store import open_store
-from lmtool.data.text import TextSource
 from lmtool.errors import UserError
 from lmtool.reporting.console import Output
 from lmtool.reporting.table import print_table
@@ -82,8 +82,8 @@ def _text(config: EvaluateConfig, trained: Trained, before: PretrainConfig) -> t
     """The held-out text of what the checkpoint was trained on, or other text; and what to call it. Text files that are
     typed are scored completely, or where data.validation= is typed, that."""
     data, known = config.data or before.data, before.data
-    source, title = build(data, config.cache_dir), f"validation text of data={data.name}"
-    if isinstance(source, TextSource) and _names_no_validation(data, known):
+    source, title = open_source(data, config.cache_dir, offline=config.offline), f"validation text of data={data.name}"
+    if isinstance(source, FileSource) and _names_no_validation(data, known):
         source, title = source.complete(), f"all text of data.path={getattr(data, 'path', '')}"
     _, tasks = read_tasks(before.objective, before.seed, config.cache_dir, config.offline)
     store = open_store(source, "validation", trained.tokenizer, config.cache_dir, Output().stage)

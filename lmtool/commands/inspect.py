@@ -18,8 +18,8 @@ from lmtool.commands.labelled import data_to_learn
 from lmtool.commands.looking import Looking
 from lmtool.commands.screens import warnings_of
 from lmtool.commands.starting import require_fit, start_weights, starting_tokenizer, with_tasks
-from lmtool.config.tables import build
 from lmtool.data.loader import PackedLoader
+from lmtool.data.sources import open_source
 from lmtool.data.split import SplitData
 from lmtool.data.store import open_store
 from lmtool.data.vocabulary import trained_tokenizer
@@ -80,7 +80,7 @@ def _pretraining(config: PretrainConfig, output: Output) -> Inspector:
     config, tasks = with_tasks(config)
     tokenizer = starting_tokenizer(config)
     progress = output.stage
-    source = build(config.data, config.cache_dir, progress)
+    source = open_source(config.data, config.cache_dir, progress, config.offline)
     tokenizer = tokenizer or trained_tokenizer(
         config.tokenizer, source, config.tokenizer.vocab_size or config.model.vocab_size, config.cache_dir, progress
     )

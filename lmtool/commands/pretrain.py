@@ -12,7 +12,7 @@ from lmtool.commands.provenance import contents_of, require_same_data
 from lmtool.commands.screens import told_again
 from lmtool.commands.starting import require_fit, saved_tokenizer, start_weights, with_tasks
 from lmtool.commands.training import fit
-from lmtool.config.tables import build
+from lmtool.data.sources import open_source
 from lmtool.data.split import SplitData
 from lmtool.data.store import open_store
 from lmtool.data.vocabulary import trained_tokenizer
@@ -32,7 +32,7 @@ def run(config: PretrainConfig, overrides: list[str]) -> dict[str, Any]:
         require_memory(config, opened.precision)
         progress = opened.output.stage
         tokenizer = saved_tokenizer(opened)
-        source = build(config.data, config.cache_dir, progress)
+        source = open_source(config.data, config.cache_dir, progress, config.offline)
         contents = contents_of(tasks, (config.data.name, source))
         require_same_data(opened, contents)
         tokenizer = tokenizer or trained_tokenizer(

@@ -14,6 +14,7 @@ from lmtool.config.tables import build
 from lmtool.data.assembly import Template
 from lmtool.data.formats import text_format
 from lmtool.data.plan import Examples
+from lmtool.data.sources import open_source
 from lmtool.data.split import SplitData
 from lmtool.data.store import open_store
 from lmtool.errors import UserError
@@ -128,7 +129,7 @@ class _Probed:
         """Windows of the validation text: a third of them is held out of the probe's training."""
         config = self.config
         assert config.data is not None
-        source = build(config.data, config.cache_dir)
+        source = open_source(config.data, config.cache_dir, offline=config.offline)
         store = open_store(source, "validation", tokenizer, config.cache_dir, self.output.stage)
         template = Template.of(text_format(layout_of(self.loaded), tokenizer), 1)
         room = min(config.max_length, self.loaded.model.parts.backbone.longest_text) - template.overhead

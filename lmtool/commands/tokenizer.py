@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtool.commands.configs import TokenizerCommandConfig
-from lmtool.config.tables import build
-from lmtool.data.sources import documents
+from lmtool.data.sources import documents, open_source
 from lmtool.data.vocabulary import trained_tokenizer
 from lmtool.errors import UserError
 from lmtool.reporting.console import Output
@@ -26,7 +25,7 @@ def run(config: TokenizerCommandConfig, overrides: list[str]) -> dict[str, Any]:
         raise UserError(f"output={config.output} is not empty", "give a new folder")
     output = Output()
     progress = output.stage
-    source = build(config.data, config.cache_dir, progress)
+    source = open_source(config.data, config.cache_dir, progress, config.offline)
     if config.tokenizer.vocab_size is None:
         raise UserError("tokenizer.vocab_size is null, and no model names one", "tokenizer.vocab_size=8192")
     size = config.tokenizer.vocab_size

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -39,6 +39,9 @@ FORMATS = {
 class DataConfig(Config):
     """The base of every source of text."""
 
+    downloads: ClassVar[bool] = False
+    """Whether what is built from it takes `offline`, and opens no connection where it is true."""
+
     name: str = Field(description="Which source.")
     documents: Literal["separate", "joined"] = Field(
         "joined",
@@ -53,21 +56,26 @@ class DataConfig(Config):
     )
 
 
+class FileConfig(DataConfig):
+    """The base of sources that are files."""
+
+    path: Path | Annotated[tuple[Path, ...], Field(min_length=1)] = Field(
+        description="A file, a folder (its files of the kind, sub-folders included), a glob pattern, or a list of them."
+    )
+    validation: Path | Annotated[tuple[Path, ...], Field(min_length=1)] | None = Field(
+        None, description="Text to validate on: file, folder, glob or list. Null: validation_fraction is held out."
+    )
+
+
 @component("data", "text", builder="lmtool.data.text:TextSource")
-class TextConfig(DataConfig):
+class TextConfig(FileConfig):
     """Plain text files."""
 
     name: Literal["text"] = Field("text", description="Plain text files.")
-    path: Path | Annotated[tuple[Path, ...], Field(min_length=1)] = Field(
-        description="A file, a folder (its .txt files, sub-folders included), a glob pattern, or a list of these."
-    )
     document: Literal["block", "file", "line"] = Field(
         "block",
         description="What a document is. block: lines up to a blank one (a paragraph of a book; a document in BERT's "
         "one-sentence-a-line format). file: a whole file. line: each line.",
-    )
-    validation: Path | Annotated[tuple[Path, ...], Field(min_length=1)] | None = Field(
-        None, description="Text to validate on: file, folder, glob or list. Null: validation_fraction is held out."
     )
     encoding: str = Field(
         "utf-8", description="Character encoding of the files; a byte that does not fit is an error.", min_length=1

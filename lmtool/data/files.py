@@ -39,17 +39,17 @@ STANDARD_INPUT = Path("-")
 WIDE = {b"\xff\xfe\x00\x00": "utf-32", b"\x00\x00\xfe\xff": "utf-32", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 
 
-def find(key: str, given: str | tuple[str, ...], suffix: str = ".txt") -> list[Path]:
+def find(key: str, given: str | tuple[str, ...], suffixes: tuple[str, ...] = (".txt",)) -> list[Path]:
     """The files that a path, or a list of paths, stands for; each once, in the order given.
 
-    A path is a file, a folder (its files that end in `suffix`, sub-folders included, hidden ones not, by name) or a
-    glob pattern. UserError naming `key` where there is none.
+    A path is a file, a folder (its files that end in one of `suffixes`, sub-folders included, hidden ones not, by
+    name) or a glob pattern. UserError naming `key` where there is none.
     """
     by_path: dict[str, Path] = {}
     for name in (given,) if isinstance(given, str) else given:
         path = Path(name).expanduser()
         if path.is_dir():
-            files = _in_folder(key, path, suffix)
+            files = _in_folder(key, path, suffixes)
         elif path.exists():
             files = [path]
         elif any(character in name for character in "*?["):
@@ -102,14 +102,14 @@ def _existing_part(path: Path) -> Path:
     return Path(".")
 
 
-def _in_folder(key: str, folder: Path, suffix: str) -> list[Path]:
+def _in_folder(key: str, folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
     files, others = [], Counter[str]()
     for place, folders, names in os.walk(folder):
         folders[:] = sorted(folder_name for folder_name in folders if not folder_name.startswith("."))
         for name in sorted(names):
             if name.startswith("."):
                 continue
-            if name.endswith(suffix):
+            if name.lower().endswith(suffixes):
                 files.append(Path(place) / name)
             else:
                 others[Path(name).suffix or "without suffix"] += 1
@@ -119,8 +119,8 @@ def _in_folder(key: str, folder: Path, suffix: str) -> list[Path]:
         commonest, _ = others.most_common(1)[0]
         held = ", ".join(f"{count} {kind}" for kind, count in others.most_common(3))
         pattern = folder / "**" / ("*" + commonest if commonest.startswith(".") else "*")
-        raise UserError(f"{key}={folder} holds no {suffix} file, but {held}", f"give a pattern: {key}='{pattern}'")
-    raise UserError(f"{key}={folder} is empty", f"give a folder with {suffix} files, or a file")
+        raise UserError(f"{key}={folder} holds no {suffixes[0]} file, but {held}", f"give a pattern: {key}='{pattern}'")
+    raise UserError(f"{key}={folder} is empty", f"give a folder with {suffixes[0]} files, or a file")
 
 
 def check_encoding(key: str, encoding: str) -> None:

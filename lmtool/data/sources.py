@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from lmtool import streams
+from lmtool.config.tables import build
+from lmtool.data.configs import DataConfig
 from lmtool.errors import UserError
 
 SPLITS = ("train", "validation")
@@ -45,6 +48,14 @@ class Source(Protocol):
 
     def facts(self) -> dict[str, Any]:
         """What the screens and the report say about it; plain data."""
+
+
+def open_source(
+    config: DataConfig, cache_dir: str | Path, progress: OnStage | None = None, offline: bool = False
+) -> Source:
+    """Build what a configuration names. offline: what is not on this machine is an error that names it; no connection
+    is opened. UserError as the source has it."""
+    return build(config, cache_dir, progress, **({"offline": offline} if config.downloads else {}))
 
 
 def documents(parts: Iterable[tuple[str, bool]]) -> Iterator[str]:

@@ -26,11 +26,13 @@ class TaskText:
     UserError as `load_task` has it, and where there is next to no text.
     """
 
-    def __init__(self, config: TaskTextConfig, cache_dir: str | Path, progress: OnStage | None = None):
+    def __init__(
+        self, config: TaskTextConfig, cache_dir: str | Path, progress: OnStage | None = None, offline: bool = False
+    ):
         self._config = config
         texts: dict[str, list[str]] = {"train": [], "validation": []}
         for part in config.task.parts():
-            for split, columns in unlabelled_rows(part, cache_dir).items():
+            for split, columns in unlabelled_rows(part, cache_dir, offline).items():
                 texts["train" if split == "train" else "validation"] += _documents(columns)
         self._held_out = not texts["validation"]
         if len(texts["train"]) < 2:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -14,6 +14,8 @@ from lmtool.tasks.configs.base import TaskConfig
 @component("data", "task", builder="lmtool.tasks.text:TaskText")
 class TaskTextConfig(DataConfig):
     """The texts of a task without their labels (task-adaptive pretraining, Gururangan et al. 2020)."""
+
+    downloads: ClassVar[bool] = True  # a task may name the hub
 
     name: Literal["task"] = Field("task", description="The texts of a task.")
     task: Annotated[TaskConfig, Choice("task", key="kind")] = Field(

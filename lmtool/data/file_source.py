@@ -1,0 +1,233 @@
+"""Text that is read from files: found, read once to know what is there, held out by documents, read again as needed.
+
+A kind of file is a subclass that says what the documents of one file are.
+
+Shape letters: D documents.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from copy import copy
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Self, TypeVar
+
+import numpy as np
+
+from lmtool.data.configs import DataConfig, FileConfig
+from lmtool.data.files import find
+from lmtool.data.sources import OnStage, held_out, split_place, splits_of
+from lmtool.errors import UserError
+
+AnyConfig = TypeVar("AnyConfig", bound=DataConfig)
+
+
+@dataclass
+class Scan:
+    """What one pass over some files found. sizes: characters of each document. stamps: size and time of each file.
+    counts: what a kind of file counts, by the name that facts give it."""
+
+    files: list[Path]
+    sizes: array[int] = field(default_factory=lambda: array("q"))
+    digest: Any = field(default_factory=hashlib.sha256)
+    stamps: list[tuple[int, int]] = field(default_factory=list)
+    bytes: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+
+
+class FileSource(ABC, Generic[AnyConfig]):
+    """Implements `data.sources.Source`. Everything is read once when it is built, so that a bad byte in the last file
+    is an error before anything starts; text is then read again as it is needed, never held. key: what the path is
+    called in errors.
+
+    UserError: no such file, no text at all, and what `documents_of` raises.
+    """
+
+    suffixes: ClassVar[tuple[str, ...]] = (".txt",)
+    """The ends of the names of files that are read of a folder, the commonest first."""
+
+    def __init__(
+        self,
+        config: AnyConfig,
+        cache_dir: str | Path | None = None,
+        progress: OnStage | None = None,
+        key: str = "data.path",
+    ):
+        self.config, self.cache_dir, self.progress, self.key = config, cache_dir, progress, key
+        self.prepare()
+        files = self.files()
+        own = "validation" in files
+        self._scans = {split: self._scan(paths, split) for split, paths in files.items()}
+        scan = self._scans["train"]
+        self._held_out: np.ndarray | None = None
+        self._cut: int | None = None  # of the only document there is
+        if not own and len(scan.sizes) > 1:
+            self._held_out = held_out(_array(scan.sizes), config.validation_fraction)
+        elif not own:
+            self._cut = split_place(partial(self._stretch, scan), scan.sizes[0], config.validation_fraction)
+        self.fingerprint = self._fingerprint(None if own else config.validation_fraction)
+
+    # --- what a kind supplies ---------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def documents_of(self, path: Path, counts: Counter[str] | None) -> Iterator[tuple[str, bool]]:
+        """The documents of a file, none of them without text: those of more than `sources.PART` characters in several
+        parts, and whether the document ends with the part. counts: to be added to, in the first reading alone.
+        UserError naming file and line."""
+
+    @abstractmethod
+    def unit(self) -> str:
+        """What a document is: a block, a row."""
+
+    def rule(self) -> str:
+        """How a file becomes documents, for the fingerprint: it need not name what the documents themselves show."""
+        return "rows 1"
+
+    def prepare(self) -> None:
+        """Check the configuration before any file is looked for."""
+
+    def files(self) -> dict[str, list[Path]]:
+        """The files of "train" and, where they are not held out of these, of "validation"."""
+        assert isinstance(self.config, FileConfig)
+        files = {"train": find(self.key, self.config.path, self.suffixes)}
+        if self.config.validation is not None:
+            files["validation"] = find("data.validation", self.config.validation, self.suffixes)
+            train, own = ({path.resolve() for path in files[split]} for split in ("train", "validation"))
+            if shared := sorted(train & own):
+                raise UserError(
+                    f"data.validation: {shared[0]} is training text too", "give other files, or leave it out"
+                )
+        return files
+
+    # --- a source ---------------------------------------------------------------------------------------------------
+
+    def complete(self) -> Self:
+        """The same files with nothing held out: all of `data.path` is what is validated on."""
+        source = copy(self)
+        source._scans = dict.fromkeys(("train", "validation"), self._scans["train"])
+        source._held_out = source._cut = None
+        source.fingerprint = source._fingerprint(None)
+        return source
+
+    def _fingerprint(self, fraction: float | None) -> str:
+        digests = [scan.digest.hexdigest() for scan in self._scans.values()]
+        return hashlib.sha256(" ".join([f"{self.rule()} {fraction}", *digests]).encode()).hexdigest()
+
+    def parts(self, split: str) -> Iterator[tuple[str, bool]]:
+        scan = self._scans.get(splits_of(split))
+        if self._cut is not None:
+            parts = self._read(self._scans["train"])
+            yield from _up_to(parts, self._cut) if split == "train" else _from(parts, self._cut)
+        elif scan is not None and self._held_out is None:
+            yield from self._read(scan)
+        else:
+            assert self._held_out is not None
+            out, wanted = iter(self._held_out.tobytes()), split == "validation"
+            here, begins = False, True
+            for text, ends in self._read(self._scans["train"]):
+                if begins:
+                    here = bool(next(out)) == wanted
+                begins = ends
+                if here:
+                    yield text, ends
+
+    def count(self, split: str) -> int:
+        return 1 if self._cut is not None else len(self._sizes(split))
+
+    def characters(self, split: str) -> int:
+        if self._cut is not None:
+            return self._cut if splits_of(split) == "train" else int(self._scans["train"].sizes[0]) - self._cut
+        return int(self._sizes(split).sum())
+
+    def _sizes(self, split: str) -> np.ndarray:
+        """(D,) int64: characters of each document of a split."""
+        if self._held_out is None:
+            return _array(self._scans[splits_of(split)].sizes)
+        return _array(self._scans["train"].sizes)[self._held_out == (splits_of(split) == "validation")]
+
+    def facts(self) -> dict[str, Any]:
+        scans = self._scans.values()
+        counts: Counter[str] = sum((scan.counts for scan in scans), Counter())  # those of nothing drop out
+        return {
+            "source": self.config.name,
+            "files": sum(len(scan.files) for scan in scans),
+            "bytes": sum(scan.bytes for scan in scans),
+            "documents": self.count("train"),
+            "validation_documents": self.count("validation"),
+            "document": self.unit(),
+            "held_out": "validation" not in self._scans,
+            "fingerprint": self.fingerprint,
+            **counts,
+        }
+
+    # --- reading ----------------------------------------------------------------------------------------------------
+
+    def _scan(self, files: list[Path], split: str) -> Scan:
+        scan = Scan(files)
+        total = sum(path.stat().st_size for path in files)
+        for path in files:
+            state = path.stat()
+            before, size = len(scan.sizes), 0
+            for text, ends in self.documents_of(path, scan.counts):
+                encoded = text.encode("utf-8", "surrogatepass")
+                scan.digest.update(b"%d:" % len(encoded) if ends else b"%d+" % len(encoded))
+                scan.digest.update(encoded)
+                size += len(text)
+                if ends:
+                    scan.sizes.append(size)
+                    size = 0
+            scan.stamps.append((state.st_size, state.st_mtime_ns))
+            scan.bytes += state.st_size
+            scan.counts["empty_files"] += len(scan.sizes) == before
+            if self.progress is not None:
+                self.progress("reading", scan.bytes, total)
+        if not scan.sizes:
+            key = self.key if split == "train" else "data.validation"
+            which = f"{files[0]} is" if len(files) == 1 else f"all {len(files)} files are"
+            problem = f"{which} {'white space alone' if scan.bytes else 'empty'}"
+            raise UserError(f"{key}: {problem}: there is no text", f"give files with text: {key}=PATH")
+        return scan
+
+    def _read(self, scan: Scan) -> Iterator[tuple[str, bool]]:
+        for path, stamp in zip(scan.files, scan.stamps, strict=True):
+            if not path.is_file() or (path.stat().st_size, path.stat().st_mtime_ns) != stamp:
+                raise UserError(f"{path} changed while it was being read", "leave the files alone and start again")
+            yield from self.documents_of(path, None)
+
+    def _stretch(self, scan: Scan, start: int, end: int) -> str:
+        """The characters of the only document from one place to another."""
+        pieces, at = [], 0
+        for text, _ in self._read(scan):
+            pieces.append(text[max(start - at, 0) : max(end - at, 0)])
+            at += len(text)
+        return "".join(pieces)
+
+
+def _up_to(parts: Iterable[tuple[str, bool]], place: int) -> Iterator[tuple[str, bool]]:
+    """The only document, up to a place in it."""
+    for text, _ in parts:
+        yield text[:place], len(text) >= place
+        place -= len(text)
+        if place <= 0:
+            return
+
+
+def _from(parts: Iterable[tuple[str, bool]], place: int) -> Iterator[tuple[str, bool]]:
+    """The only document from the first character behind a place in it that is not white space."""
+    begun = False
+    for text, ends in parts:
+        text, place = text[max(place, 0) :], place - len(text)
+        text = text if begun else text.lstrip()
+        begun = begun or bool(text)
+        if text:
+            yield text, ends
+
+
+def _array(sizes: array[int]) -> np.ndarray:
+    return np.frombuffer(sizes, dtype=np.int64)
