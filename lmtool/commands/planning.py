@@ -22,6 +22,7 @@ from lmtool.costs.rate import measure_rate
 from lmtool.costs.work import shapes_of, works_of
 from lmtool.distillation.configs import CodistillationConfig
 from lmtool.errors import UserError
+from lmtool.learners.base import BaseLearner
 from lmtool.learners.model import ModelWithHeads
 from lmtool.reporting.plan import RunPlan
 from lmtool.reporting.text import size
@@ -67,10 +68,24 @@ def planned_teachers(config: RunConfig) -> list[Any]:
         return [learned.learner(build(model, config.seed), None, config.seed) for model in models if model is not None]
 
 
-def _forwards(config: RunConfig, teachers: Sequence[Any], *how: Any) -> Iterator[Work]:
-    """The work of teachers that run beside the student, without gradients. how: as of the student."""
+def _beside(config: RunConfig, teachers: Sequence[Any], *how: Any) -> Iterator[Work]:
+    """The work of what runs beside the student: of teachers without gradients, of peers that learn too. how: as of the
+    student."""
     for teacher in teachers if config.distill.same_batches else ():
         yield from (replace(work, passes=1) for work in works_of(teacher, *how))
+    if isinstance(config.distill, CodistillationConfig):
+        works = list(works_of(_planned(_of_peers(cast(TrainingConfig, config), config.distill)), *how))
+        yield from works * (config.distill.learners - 1)
+
+
+def _of_peers(config: TrainingConfig, distill: CodistillationConfig) -> TrainingConfig:
+    return config.model_copy(update={"model": model_of_peers(config, distill)})
+
+
+def _planned(config: TrainingConfig) -> BaseLearner:
+    """The learner of a run by its sizes. Nothing is allocated."""
+    with torch.device("meta"):
+        return assemble(config, None)[0]
 
 
 def require_memory(config: TrainingConfig, precision: Precision) -> None:
@@ -106,7 +121,7 @@ def _needed_bytes(config: TrainingConfig, trained: bool) -> int:
     needed += VALUE_BYTES * sum(map(_values_of, planned_teachers(config)))
     if not isinstance(distill, CodistillationConfig):
         return needed
-    peers = config.model_copy(update={"model": model_of_peers(config, distill)})
+    peers = _of_peers(config, distill)
     needed += (distill.learners - 1) * _bytes_of_learner(peers, trained)
     if distill.refresh_steps is not None:
         needed += _bytes_of_learner(config, False) + (distill.learners - 1) * _bytes_of_learner(peers, False)
@@ -114,9 +129,8 @@ def _needed_bytes(config: TrainingConfig, trained: bool) -> int:
 
 
 def _bytes_of_learner(config: TrainingConfig, trained: bool) -> int:
-    """Bytes of a run's weights; trained: with their gradients and the optimizer's state. Nothing is allocated."""
-    with torch.device("meta"):
-        learner, _ = assemble(config, None)
+    """Bytes of a run's weights; trained: with their gradients and the optimizer's state."""
+    learner = _planned(config)
     weights = VALUE_BYTES * sum(parameter.numel() for parameter in learner.parameters())
     weights += sum(buffer.nbytes for buffer in learner.buffers())
     tuned_by = config.tuned_by
@@ -191,7 +205,7 @@ def plan_of(
     # A task's encoder-decoder reads its text on both sides.
     how = places, predicted, facts["mean_length"], predicted or 0.5
     teachers = planned_teachers(config)
-    works = [*works_of(learner, *how), *_forwards(config, teachers, *how)]
+    works = [*works_of(learner, *how), *_beside(config, teachers, *how)]
 
     def of(steps: int) -> RunPlan:
         return plan(

@@ -137,15 +137,18 @@ def listener(opened: OpenRun, metric: str, baseline: Mapping[str, Any]) -> Progr
     return ProgressDisplay(opened.output, metric, opened.config.log_every, baseline)
 
 
-def model_facts(config: RunConfig, tokenizer: Tokenizer, loaded: LoadReport | None) -> dict[str, Any]:
-    """Facts of the model for screen and report."""
+def model_facts(
+    config: RunConfig, tokenizer: Tokenizer, loaded: LoadReport | None, copied: str | None = None
+) -> dict[str, Any]:
+    """Facts of the model for screen and report. copied: what a student took of its teacher at the start."""
+    weights = "random" if loaded is None else loaded.sentence()
     tuning = config.tuning if isinstance(config, FinetuneConfig) else None
     return {
         "family": config.model.name,
         **config.model.facts(),
         "vocabulary": tokenizer.vocab_size,
         **({"virtual tokens a text": tuning.positions} if tuning is not None and tuning.positions else {}),
-        "weights": "random" if loaded is None else loaded.sentence(),
+        "weights": weights if copied is None else f"{weights}; copied of the teacher: {copied}",
     }
 
 

@@ -82,6 +82,7 @@ def fit(
     if distilled is not None:
         begun = distilled.begin(reading_of(config, data["train"], examples, loader, opened.output.stage))
         facts = {**facts, "distillation": {**distilled.facts(), **begun}}
+    copied = facts.get("distillation", {}).get("started from")
     in_base = frozenset() if base is None else base.names
     lineage = lineage_of(opened)
     screens.begin(
@@ -89,7 +90,7 @@ def fit(
         learner,
         choices=choices,
         data={**facts, "train": loader.facts(), **held_out.facts()},
-        model=screens.model_facts(config, tokenizer, loaded) | as_fact(lineage),
+        model=screens.model_facts(config, tokenizer, loaded, copied) | as_fact(lineage),
         lineage=lineage,
         plan=plan,
         epochs=epochs,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
@@ -109,3 +110,13 @@ def test_peers_and_their_copies_are_planned(folder):
     assert together == 2 * alone
     # AdamW keeps two moments beside weights and gradients.
     assert stale - together == together / 4
+
+
+def test_the_steps_of_peers_are_planned(folder, capsys):
+    typed = ["plan", "finetune", "task=sst2", "task.path=rows", "model=bert_tiny", "checkpoint=none", "max_steps=5"]
+    flops = []
+    for more in ([], ["distill=codistillation", "distill.learners=3"]):
+        capsys.readouterr()
+        assert cli.main([*typed, *more, "offline=true", "cache_dir=cache"]) == 0
+        flops.append(float(re.search(r"([\d.]+) MFLOP a token", capsys.readouterr().out)[1]))
+    assert flops[1] == pytest.approx(3 * flops[0], rel=0.01)
