@@ -123,6 +123,12 @@ class RunConfig(CommandConfig):
     distill: Annotated[DistillConfig, Choice("distill")] = Field(
         NoDistillConfig(), description="What is learned from another model, or from the model itself."
     )
+    keep: Annotated[int, Field(ge=1)] | Literal["all"] = Field(
+        2, description="Newest checkpoints that stay, beside the best; all: every one, for branches from any of them."
+    )
+    keep_every: int | None = Field(
+        None, ge=1, description="Steps between checkpoints that are saved and stay whatever keep is. Null: none."
+    )
 
     @property
     def exits(self) -> tuple[int, ...]:

@@ -26,14 +26,11 @@ from lmtool.learners.base import BaseLearner
 from lmtool.learners.model import ModelWithHeads
 from lmtool.reporting.plan import RunPlan
 from lmtool.reporting.text import size
-from lmtool.training.budgets import MOST_STEPS
+from lmtool.training.budgets import MOST_STEPS, kept_checkpoints
 from lmtool.training.precision import Precision
 from lmtool.types import part_of
 from lmtool.weights.assemble import assemble
 from lmtool.weights.loading import by_part
-
-KEPT_CHECKPOINTS = 3  # two newest and the best
-
 
 TrainingConfig = PretrainConfig | FinetuneConfig
 
@@ -221,7 +218,7 @@ def plan_of(
             micro_batch_tokens=config.micro_batch_tokens,
             half=precision.name != "fp32",
             body_trains=any(name.startswith("backbone.") for name in trained),
-            checkpoints=KEPT_CHECKPOINTS,
+            checkpoints=kept_checkpoints(config, steps),
             flops_per_second=rate,
             teacher_values=sum(map(_values_of, teachers)),
         )

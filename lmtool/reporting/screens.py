@@ -52,7 +52,7 @@ def _plan_rows(plan: RunPlan, epochs: float | None) -> list[tuple[str, str]]:
             "plan",
             f"{count(plan.steps)} steps × {count(round(plan.tokens_per_step))} tokens = "
             f"{count(round(plan.tokens))} tokens{passes} · {time} · memory about {size(memory)} · "
-            f"disk {size(plan.disk_bytes)}",
+            f"disk {size(plan.disk_bytes)}{f' in {plan.checkpoints:,} checkpoints' if plan.checkpoints > 3 else ''}",
         ),
         *(("", note) for note in plan.notes),
     ]

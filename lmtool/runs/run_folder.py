@@ -38,7 +38,7 @@ from lmtool.runs.resuming import resume_point
 FREE_KEYS = frozenset(
     {
         "name", "run_dir", "device", "devices", "precision", "micro_batch_tokens", "log_every", "checkpoint_every",
-        "cache_dir", "offline", "logger",
+        "keep", "keep_every", "cache_dir", "offline", "logger",
     }
 )  # fmt: skip
 _FILES = (

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Protocol
 
 from lmtool.errors import UserError
 from lmtool.training.progress import Progress, TrainingSettings
@@ -157,3 +158,32 @@ def steps_of_epochs(loader: Loader, epochs: float, enough: float = math.inf) -> 
     if epochs > whole:
         steps += math.ceil((epochs - whole) * loader.steps_in_epoch(whole) - 1e-9)
     return max(steps, 1)
+
+
+class Keeping(Protocol):
+    """What says which checkpoints a run saves, and which of them stay: see `TrainingSettings`."""
+
+    @property
+    def evaluate_every(self) -> int | None: ...
+
+    @property
+    def checkpoint_every(self) -> int | None: ...
+
+    @property
+    def keep(self) -> int | str: ...
+
+    @property
+    def keep_every(self) -> int | None: ...
+
+
+def kept_checkpoints(keeping: Keeping, steps: float) -> int:
+    """How many checkpoints stay of a run of so many steps, at most; of one whose steps are not known, as many as of one
+    with ten evaluations."""
+    known = math.isfinite(steps)
+    evaluate = keeping.evaluate_every or (math.ceil(steps / 10) if known else 1)
+    save = keeping.checkpoint_every or evaluate
+    steps = steps if known else 10 * save
+    saved = math.ceil(steps / save)
+    saved += int(steps // evaluate) - int(steps // math.lcm(evaluate, save))  # where they are the best so far
+    stay = int(steps // keeping.keep_every) if keeping.keep_every else 0
+    return saved + stay if isinstance(keeping.keep, str) else min(keeping.keep + 1, saved) + stay

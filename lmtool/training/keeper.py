@@ -21,11 +21,10 @@ from lmtool.runs import checkpoints as disk
 from lmtool.runs.checkpoints import DELETED, TEMPORARY
 from lmtool.runs.files import remove_folder, replace_text
 from lmtool.runs.run_folder import RunFolder
+from lmtool.training.budgets import kept_checkpoints
 from lmtool.training.optimizers import load_state_tensors, state_tensors
-from lmtool.training.progress import Progress
+from lmtool.training.progress import Progress, TrainingSettings
 
-KEEP = 2
-"""Newest checkpoints that stay, beside the best."""
 FAILURES = 3
 """Saves that may fail in a row before the run stops: until then training continues and the next one tries again."""
 
@@ -33,7 +32,7 @@ FAILURES = 3
 class Keeper:
     """Saves and restores everything a run needs to resume. Where the run's folder belongs to another process, it
     restores, and leaves the rest to that one. in_base: names of the tensors that are left to the checkpoint which the
-    run starts from."""
+    run starts from. settings: how many checkpoints stay."""
 
     def __init__(
         self,
@@ -43,8 +42,10 @@ class Keeper:
         named: Mapping[str, nn.Parameter],
         scaler: GradScaler | None,
         write_extras: Callable[[Path], None] | None,
-        in_base: Collection[str] = (),
+        in_base: Collection[str],
+        settings: TrainingSettings,
     ):
+        self.settings = settings
         self.run, self.learner, self.optimizer, self.named = run, learner, optimizer, named
         self.scaler, self.write_extras, self.in_base = scaler, write_extras, in_base
         self.folder = run.checkpoints
@@ -81,14 +82,15 @@ class Keeper:
             for left in self.folder.glob(pattern):
                 shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
 
-    def require_space(self) -> None:
+    def require_space(self, steps: float) -> None:
         """UserError where the disk cannot hold the checkpoints of this run: its own weights, and two moments of what
-        learns, KEEP times, the best one, and one being written."""
+        learns, for each that stays, and for one being written. steps: of the whole run; infinite where unknown."""
         if not self.run.writes:
             return
         weights = sum(tensor.nbytes for tensor in self._own_weights().values())
         moments = 2 * sum(parameter.nbytes for parameter in self.named.values())
-        needed = (weights + moments) * (KEEP + 2) + (1 << 20)
+        stay = kept_checkpoints(self.settings, steps)
+        needed = (weights + moments) * (stay + 1) + (1 << 20)
         held = sum(
             file.stat().st_size for step in saved_steps(self.folder) for file in step.iterdir() if file.is_file()
         )
@@ -96,8 +98,8 @@ class Keeper:
         if free + held < needed:
             raise UserError(
                 f"{self.run.path} has {free / 1e6:,.1f} MB free; the checkpoints of this run need "
-                f"{needed / 1e6:,.1f} MB ({KEEP} newest, the best, one being written)",
-                "free some space, or give run_dir= on another disk",
+                f"{needed / 1e6:,.1f} MB ({stay:,} that stay, one being written)",
+                f"free some space, or give run_dir= on another disk{', or a smaller keep=' if stay > 2 else ''}",
             )
 
     def _own_weights(self) -> dict[str, Tensor]:
@@ -155,10 +157,14 @@ class Keeper:
             self.run.log(f"last and best could not be written: {error}")
 
     def _prune(self, progress: Progress) -> None:
-        """Take away all but the newest and the best, never one that `last` or `best` names."""
+        """Take away what neither `keep` nor `keep_every` keeps, never the best, nor what `last` or `best` names."""
+        if self.settings.keep == "all":
+            return
         named = {pointed(self.folder, "last"), pointed(self.folder, "best")}
-        for folder in saved_steps(self.folder)[KEEP:]:
-            if folder not in named and folder.name != f"step_{progress.best_step or 0:08d}":
+        every = self.settings.keep_every
+        for folder in saved_steps(self.folder)[self.settings.keep :]:
+            stays = every is not None and int(folder.name[5:]) % every == 0
+            if not stays and folder not in named and folder.name != f"step_{progress.best_step or 0:08d}":
                 remove_folder(folder)
 
 

@@ -69,7 +69,7 @@ def train(
     named = named_parameters(groups)
     optimizer, schedule, scaler = build(optimizer_config, groups), build(schedule_config), precision.scaler()
     budget = Budget(settings, loader)
-    keeper = Keeper(run, learner, optimizer, named, scaler, write_extras, in_base)
+    keeper = Keeper(run, learner, optimizer, named, scaler, write_extras, in_base, settings)
     progress = resume(keeper, budget, settings)
     health = Health(device, settings.uninformed_loss, progress, loader, run.path if run.writes else None)
     run.announce()
@@ -121,7 +121,7 @@ def train(
 
 def resume(keeper: Keeper, budget: Budget, settings: TrainingSettings) -> Progress:
     """Where the run stands: at its newest whole checkpoint, which is loaded, or at its beginning."""
-    keeper.require_space()
+    keeper.require_space(min(budget.exact.values(), default=math.inf))
     progress = keeper.restore()
     if progress.best_step is None and progress.evaluated_step == progress.step > 0:
         # The best checkpoint is lost; of those that are left, the one resumed from has a score.
@@ -137,8 +137,8 @@ def due(settings: TrainingSettings, progress: Progress, total: float) -> tuple[b
     tenth = max(1, math.ceil(total / 10)) if math.isfinite(total) else None
     every = settings.evaluate_every or tenth
     evaluates = progress.ended is not None or (every is not None and progress.step % every == 0)
-    every = settings.checkpoint_every or every
-    return evaluates, progress.ended is not None or (every is not None and progress.step % every == 0)
+    saves = (settings.checkpoint_every or every, settings.keep_every)
+    return evaluates, progress.ended is not None or any(every and progress.step % every == 0 for every in saves)
 
 
 def score(

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -19,9 +19,11 @@ class TrainingSettings:
     auto, fp32, bf16 or fp16. max_*: budgets, whichever comes first, at least one; max_minutes counts loading and
     stepping, not evaluating and saving; max_flops needs flops_per_token (forward and backward). log_every,
     evaluate_every, checkpoint_every: in steps; evaluate_every None: a tenth of the run; checkpoint_every None: with
-    each evaluation. patience: evaluations without a better `metric` before the run ends, None: never. metric: a key
-    of what `evaluate` returns; greater_is_better: its direction; chooses: whether it says which checkpoint is the best,
-    else the last one is. uninformed_loss: what reading nothing loses; many times as much is an explosion (health.py).
+    each evaluation. keep: newest checkpoints that stay beside the best, or "all"; keep_every: steps between those
+    that are saved, and stay, whatever keep is. patience: evaluations without a better `metric` before the run ends,
+    None: never. metric: a key of what `evaluate` returns; greater_is_better: its direction; chooses: whether it says
+    which checkpoint is the best, else the last one is. uninformed_loss: what reading nothing loses; many
+    times as much is an explosion (health.py).
     """
 
     seed: int
@@ -38,6 +40,8 @@ class TrainingSettings:
     log_every: int = 10
     evaluate_every: int | None = None
     checkpoint_every: int | None = None
+    keep: int | Literal["all"] = 2
+    keep_every: int | None = None
     patience: int | None = None
     uninformed_loss: float = 0.0
     chooses: bool = True

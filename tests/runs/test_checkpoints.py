@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import random
 import shutil
@@ -20,6 +21,7 @@ from lmtool.manifest import Damaged
 from lmtool.runs import checkpoints
 from lmtool.training import keeper
 from lmtool.training.adam import build_adamw
+from lmtool.training.budgets import kept_checkpoints
 from lmtool.training.configs import AdamWConfig
 from lmtool.training.loop import train
 from lmtool.training.optimizers import load_state_tensors, named_parameters, state_tensors
@@ -384,3 +386,32 @@ def test_a_disk_too_small_is_refused_at_the_start(tmp_path: Path, monkeypatch: p
     with pytest.raises(UserError, match=r"has 0\.1 MB free; the checkpoints of this run need 1\.\d MB"):
         go(tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "change, kept",
+    [
+        ({}, [4, 9, 10]),  # the best, and the two newest
+        ({"keep": 1}, [4, 10]),
+        ({"keep": "all"}, list(range(1, 11))),
+        ({"keep_every": 3}, [3, 4, 6, 9, 10]),
+        ({"keep": 1, "keep_every": 3, "checkpoint_every": 5}, [3, 4, 6, 9, 10]),  # saved for its sake
+    ],
+)
+def test_which_checkpoints_stay(tmp_path: Path, change: dict[str, Any], kept: list[int]) -> None:
+    learner = FakeLearner()
+    asked = settings(**{"max_steps": 10, "evaluate_every": 2, "checkpoint_every": 1, **change})
+    with open_run(tmp_path / "run") as run:
+        train(
+            learner, FakeLoader(), lambda step: {"loss": float(abs(step - 4))}, run, asked, OPTIMIZER, SCHEDULE
+        )  # fmt: skip
+    assert [int(path.name[5:]) for path in reversed(saved_steps(tmp_path / "run/checkpoints"))] == kept
+    assert kept_checkpoints(asked, 10) >= len(kept)
+
+
+def test_how_many_stay_is_planned() -> None:
+    assert kept_checkpoints(settings(evaluate_every=None), 1000) == kept_checkpoints(settings(), math.inf) == 3
+    assert kept_checkpoints(settings(evaluate_every=None, keep="all"), 1000) == 10
+    assert kept_checkpoints(settings(evaluate_every=100, checkpoint_every=250, keep="all"), 1000) == 12
+    assert kept_checkpoints(settings(evaluate_every=None, keep_every=300), 1000) == 6
+    assert kept_checkpoints(settings(), 1) == 1
