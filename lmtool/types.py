@@ -235,12 +235,15 @@ class Step:
     """The data of one optimizer step: its micro-batches on the host, and the cursor of the step after it.
 
     cursor: plain data that `Loader.steps` takes to resume exactly there. epoch: whole and broken epochs read after
-    this step.
+    this step. phase: the phase of the run it belongs to, from 1; None of a run without phases. rate_scale: its learning
+    rate as a multiple of the schedule's.
     """
 
     batches: list[Batch]
     cursor: dict[str, int]
     epoch: float
+    phase: int | None = None
+    rate_scale: float = 1.0
 
 
 @runtime_checkable
@@ -254,3 +257,17 @@ class Loader(Protocol):
 
     def facts(self) -> dict[str, Any]:
         """Examples, tokens an epoch, mean length, truncated and padding fractions: for the screens and the report."""
+
+
+@runtime_checkable
+class Phased(Loader, Protocol):
+    """A loader whose steps change at shares of the run: it must know how long the run is."""
+
+    def mean_tokens(self, budget: str) -> float:
+        """Tokens of a step, mean over a run that this budget ends."""
+
+    def stretch(self, budget: str) -> float:
+        """Steps of a run that this budget ends, as a multiple of those it would have if all were like the first."""
+
+    def fix(self, steps: int, budget: str) -> None:
+        """The run has so many steps, and this budget ends it. Until it is known the first phase lasts."""

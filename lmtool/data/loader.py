@@ -5,9 +5,10 @@ Shape letters: E examples of an epoch, B steps of an epoch.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -64,6 +65,22 @@ class PackedLoader:
         self._micro_batch_tokens = micro_batch_tokens
         self._rank, self._ranks, self._beside = rank, ranks, beside
         self._epochs: dict[int, _Epoch] = {}
+        self._began = (0, 0)
+
+    def beginning(self, epoch: int, skipped: int) -> Self:
+        """This loader, but without the passes before `epoch`, nor the first `skipped` examples in the order of that
+        one: another loader of the same examples has read them."""
+        if (epoch, skipped) == self._began:
+            return self
+        other = copy.copy(self)
+        other._began, other._epochs = (epoch, skipped), {}
+        return other
+
+    def reads_like(self, other: PackedLoader) -> bool:
+        """Whether another loader over the same text has the same examples in the same order."""
+        plan, theirs = self._epoch(0).plan, other._epoch(0).plan
+        same = self._seed == other._seed and self._shuffle == other._shuffle
+        return same and np.array_equal(plan.rows, theirs.rows) and np.array_equal(plan.lengths, theirs.lengths)
 
     def steps(self, cursor: dict[str, int] | None = None) -> Iterator[Step]:
         """Steps from the cursor on, without end. Made ahead in a thread that ends when the iterator is closed.
@@ -85,12 +102,25 @@ class PackedLoader:
 
     def read(self, steps: int) -> Iterator[np.ndarray]:
         """The rows of the plans that so many steps from the beginning read, epoch by epoch, in no order."""
-        epoch = 0
+        epoch = self._began[0]
         while steps > 0:
             current = self._epoch(epoch)
             taken = current.order[: current.borders[min(steps, current.steps)]]
             yield current.plan.rows[taken]
             steps, epoch = steps - current.steps, epoch + 1
+
+    def after(self, steps: int) -> dict[str, int]:
+        """The cursor after so many steps from the beginning."""
+        epoch = self._began[0]
+        while steps >= self._epoch(epoch).steps:
+            steps, epoch = steps - self._epoch(epoch).steps, epoch + 1
+        return {"epoch": epoch, "batch": steps}
+
+    def read_before(self, cursor: dict[str, int]) -> int:
+        """How many examples, in the order of the cursor's epoch, are read before it."""
+        epoch, skipped = self._began
+        own = int(self._epoch(cursor["epoch"]).borders[cursor["batch"]])
+        return own + (skipped if cursor["epoch"] == epoch else 0)
 
     def epoch_batches(self, epoch: int = 0) -> Iterator[Batch]:
         """One pass over all examples for evaluation: in the plan's order within batches of like length, longest
@@ -134,7 +164,11 @@ class PackedLoader:
                 cursor = {"epoch": epoch, "batch": batch}
                 if batch == current.steps:
                     cursor = {"epoch": epoch + 1, "batch": 0}
-                yield Step(batches, cursor, epoch + batch / current.steps)
+                read = batch / current.steps
+                if epoch == self._began[0] and read < 1:
+                    before = self._began[1] / len(current.plan)
+                    read = before + (1 - before) * read
+                yield Step(batches, cursor, epoch + read)
             epoch, batch = epoch + 1, 0
 
     def _batches(self, plan: Plan, order: np.ndarray, borders: np.ndarray, epoch: int) -> Iterator[Batch]:
@@ -153,6 +187,8 @@ class PackedLoader:
                 shuffled = streams.Permutation(len(plan), self._seed, "order", epoch)
                 for start in range(0, len(order), _BLOCK):
                     order[start : start + _BLOCK] = shuffled(order[start : start + _BLOCK])
+            if epoch == self._began[0]:
+                order = order[self._began[1] :]
             borders = batch_borders(plan.lengths[order], self._batch_examples, self._batch_tokens)
             # Of the others only the first epoch (facts, steps in an epoch) is asked for again.
             kept = {number: entry for number, entry in self._epochs.items() if number in (0, epoch - 1)}

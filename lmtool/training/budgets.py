@@ -13,7 +13,7 @@ from typing import Protocol
 
 from lmtool.errors import UserError
 from lmtool.training.progress import Progress, TrainingSettings
-from lmtool.types import Loader
+from lmtool.types import Loader, Phased
 
 # The first step warms up (allocations, compilation) and is left out. A measured time must be long enough to mean
 # something and short beside the budget.
@@ -57,7 +57,7 @@ class Budget:
             raise UserError("no budget: nothing says when the run ends", "max_steps=1000 (or max_epochs, max_minutes)")
         if settings.max_flops is not None and settings.flops_per_token is None:
             raise ValueError("max_flops needs flops_per_token")
-        self.loader = loader
+        self.loader, self._phased = loader, loader if isinstance(loader, Phased) else None
         # Tokens of a whole pass, where the loader counted them: then a token budget needs no measuring.
         self._epoch_tokens = loader.facts().get("tokens_per_epoch") if math.isfinite(self.tokens) else None
         self._started: int | None = None
@@ -106,13 +106,21 @@ class Budget:
         return min(self.exact.values(), default=math.inf) if progress.total_steps is None else progress.total_steps
 
     def measure(self, progress: Progress) -> None:
-        """Fix the horizon in `progress` as soon as enough is known. To be called before each step."""
-        if progress.total_steps is not None:
-            return
+        """Fix the horizon in `progress` as soon as enough is known, and let a loader with phases know. To be called
+        before each step is loaded."""
+        if progress.total_steps is None:
+            self._fix(progress)
+        if self._phased is not None and progress.total_steps is not None and progress.horizon is not None:
+            self._phased.fix(progress.total_steps, progress.horizon)
+
+    def _fix(self, progress: Progress) -> None:
         totals: dict[str, float] = dict(self.exact)
-        if math.isfinite(self.tokens) and self._epoch_tokens:
-            totals[self._token_budget()] = self.tokens / self._epoch_tokens * self.loader.steps_in_epoch(0)
-        needs_tokens = math.isfinite(self.tokens) and not self._epoch_tokens
+        phased, budget = self._phased, self._token_budget()
+        if math.isfinite(self.tokens) and phased is not None:
+            totals[budget] = self.tokens / phased.mean_tokens(budget)
+        elif math.isfinite(self.tokens) and self._epoch_tokens:
+            totals[budget] = self.tokens / self._epoch_tokens * self.loader.steps_in_epoch(0)
+        needs_tokens = math.isfinite(self.tokens) and budget not in totals
         if needs_tokens or math.isfinite(self.seconds):
             if not self._advance(progress):
                 return
@@ -120,9 +128,11 @@ class Budget:
             steps = progress.step - self._mark.step
             if needs_tokens:
                 left = (self.tokens - progress.tokens) * steps / (progress.tokens - self._mark.tokens)
-                totals[self._token_budget()] = progress.step + left
+                totals[budget] = progress.step + left
             if math.isfinite(self.seconds):
-                left = (self.seconds - progress.seconds) * steps / (progress.seconds - self._mark.seconds)
+                # The first phase is measured; the steps of others are longer or shorter.
+                more = 0.0 if phased is None else (phased.stretch("max_minutes") - 1) * self.seconds
+                left = (self.seconds - progress.seconds + more) * steps / (progress.seconds - self._mark.seconds)
                 totals["max_minutes"] = progress.step + left
         name = min(totals, key=lambda budget: totals[budget])
         progress.total_steps, progress.horizon = max(1, math.ceil(totals[name] - 1e-9)), name

@@ -80,9 +80,9 @@ def train(
         steps = iter(loader.steps(progress.cursor))
         while progress.ended is None:
             started = time.perf_counter()
+            step, total = progress.step + 1, budget.horizon(progress)  # before the data: phases end at shares of it
             data = next(steps)
-            step, total = progress.step + 1, budget.horizon(progress)
-            learning_rate = optimizer_config.lr * schedule(step, total)
+            learning_rate = optimizer_config.lr * schedule(step, total) * data.rate_scale
             set_learning_rate(optimizer, learning_rate)
             outcome = gradients(learner, data, step, settings.seed, device, precision, scaler, group)
             norm = apply_gradients(optimizer, scaler, list(named.values()), optimizer_config.clip_norm)
@@ -99,7 +99,7 @@ def train(
             if logs or progress.ended:
                 rate = (progress.tokens - logged_tokens) / max(progress.seconds - logged_seconds, 1e-9)
                 logged_tokens, logged_seconds = progress.tokens, progress.seconds
-                row = outcome.row(progress, learning_rate, rate, norm)
+                row = outcome.row(progress, learning_rate, rate, norm) | phase_of(data)
                 run.append(row)
                 listener.on_step(row)
             evaluates, saves = due(settings, progress, total)
@@ -157,7 +157,13 @@ def score(
     progress.stale_evaluations = 0 if better else progress.stale_evaluations + 1
     if settings.patience is not None and progress.stale_evaluations >= settings.patience and progress.ended is None:
         progress.ended = "patience"
-    return {"step": progress.step, "split": "validation", **metrics, "tokens": progress.tokens, "best": better}
+    row = {"step": progress.step, "split": "validation", **metrics, "tokens": progress.tokens, "best": better}
+    return row | phase_of(data)
+
+
+def phase_of(data: Step) -> dict[str, int]:
+    """What a row says of the phase of its step."""
+    return {} if data.phase is None else {"phase": data.phase}
 
 
 def save(keeper: Keeper, progress: Progress, listener: Listener, best: Best) -> bool:

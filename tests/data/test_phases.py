@@ -1,0 +1,114 @@
+"""Loaders one after the other: where their borders lie, what each reads, and that any cursor resumes it."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from lmtool import types
+from lmtool.data.loader import PackedLoader
+from lmtool.data.phases import PhasedLoader, Shares
+
+from .data_fixtures import DrawnExamples
+from .test_loader import contents
+
+
+def shares(*of_budget: float, tokens: tuple[float, ...] = (1.0, 1.0)) -> Shares:
+    return Shares(of_budget, tokens, tokens, (1.0, 0.5))
+
+
+def phased(first: PackedLoader, second: PackedLoader, same_text: bool = True) -> PhasedLoader:
+    loader = PhasedLoader([first, second], shares(0.5, 0.5), [False, same_text])
+    loader.fix(20, "max_steps")
+    return loader
+
+
+def taken(loader: PhasedLoader, count: int, cursor: dict[str, int] | None = None) -> list[types.Step]:
+    return list(itertools.islice(loader.steps(cursor), count))
+
+
+def examples(steps: list[types.Step]) -> list[int]:
+    return [number for step in steps for number in contents(step)[0]]
+
+
+@pytest.mark.parametrize(
+    "budget, ends, tokens, stretch",
+    [
+        ("max_steps", [90, 100], 1.3, 1.0),
+        ("max_tokens", [97, 100], 1 / 0.925, 0.925),
+        ("max_minutes", None, None, 0.925),
+    ],
+)
+def test_shares_are_of_the_budget_in_its_own_unit(budget, ends, tokens, stretch):
+    """Nine tenths on steps of one token, a tenth on steps of four: 90% of the tokens are 97% of the steps."""
+    of = shares(0.9, 0.1, tokens=(1.0, 4.0))
+    loader = PhasedLoader([PackedLoader(DrawnExamples(9), 0, 3)] * 2, of, [False, True])
+    if ends is not None:
+        assert of.last_steps(100, budget) == ends and loader.mean_tokens(budget) == pytest.approx(tokens)
+        read = 1.0 * ends[0] + 4.0 * (100 - ends[0])
+        assert ends[0] / (read if budget == "max_tokens" else 100) == pytest.approx(0.9, abs=0.02)
+    assert loader.stretch(budget) == pytest.approx(stretch)
+
+
+def test_published_shares_are_exact():
+    assert shares(0.9, 0.1).last_steps(1_000_000, "max_steps") == [900_000, 1_000_000]
+    assert Shares((0.2,) * 5, (1.0,) * 5, (1.0,) * 5, (1.0,) * 5).last_steps(10, "max_steps") == [2, 4, 6, 8, 10]
+
+
+def test_the_same_examples_are_continued_with_another_batch_size():
+    """10 steps of 7 and 10 of 3 read the first 100 of one order: every example once."""
+    plain = PackedLoader(DrawnExamples(100), 3, 5)
+    loader = phased(PackedLoader(DrawnExamples(100), 3, 7), PackedLoader(DrawnExamples(100), 3, 3))
+    steps = taken(loader, 20)
+    assert isinstance(loader, types.Phased)
+    assert examples(steps) == examples(list(itertools.islice(plain.steps(None), 20)))
+    assert [step.phase for step in steps] == [1] * 10 + [2] * 10
+    assert [step.rate_scale for step in steps] == [1.0] * 10 + [0.5] * 10
+    assert steps[-1].epoch == 1 and steps[9].epoch == 10 / 15 and steps[10].epoch == pytest.approx(0.73)
+    rows = DrawnExamples(100).plan(0).rows
+    assert np.sort(np.concatenate(list(loader.read(13)))).tolist() == np.sort(rows[examples(steps[:13])]).tolist()
+
+
+@pytest.mark.parametrize("same_text, count", [(True, 60), (False, 100)])
+def test_other_examples_are_a_pass_of_their_own(same_text, count):
+    loader = phased(PackedLoader(DrawnExamples(100), 3, 7), PackedLoader(DrawnExamples(count), 3, 7), same_text)
+    alone = PackedLoader(DrawnExamples(count), 3, 7)
+    steps = taken(loader, 20)
+    assert examples(steps[10:]) == examples(list(itertools.islice(alone.steps(None), 10)))
+    assert steps[10].epoch == pytest.approx(7 / count, rel=0.05)
+
+
+@pytest.mark.parametrize("second", [(100, 3), (60, 7)])
+def test_every_cursor_resumes_and_nothing_depends_on_the_way(second):
+    count, size = second
+
+    def loader() -> PhasedLoader:
+        return phased(PackedLoader(DrawnExamples(100), 3, 30), PackedLoader(DrawnExamples(count), 3, size))
+
+    whole = taken(loader(), 30)
+    for at in (0, 3, 8, 9, 10, 11, 24):
+        again = taken(loader(), 30 - at - 1, whole[at].cursor)
+        assert [(contents(step), step.cursor, step.phase, step.epoch) for step in again] == [
+            (contents(step), step.cursor, step.phase, step.epoch) for step in whole[at + 1 :]
+        ]
+
+
+def test_the_first_phase_lasts_until_the_horizon_is_known():
+    first, second = PackedLoader(DrawnExamples(100), 3, 7), PackedLoader(DrawnExamples(60), 3, 7)
+    loader = PhasedLoader([first, second], shares(0.5, 0.5), [False, True])
+    steps, phases = iter(loader.steps(None)), []
+    for number in range(12):
+        if number == 8:
+            loader.fix(4, "max_minutes")
+        phases.append(next(steps).phase)
+    assert phases == [1] * 8 + [2] * 4
+
+
+def test_a_phase_too_short_for_a_step_is_passed_over():
+    loaders = [PackedLoader(DrawnExamples(100), 3, 7) for _ in range(3)]
+    loader = PhasedLoader(loaders, Shares((0.5, 0.01, 0.49), (1.0,) * 3, (1.0,) * 3, (1.0,) * 3), [False, True, True])
+    loader.fix(10, "max_steps")
+    assert [step.phase for step in taken(loader, 10)] == [1] * 5 + [3] * 5
+    assert examples(taken(loader, 10)) == examples(list(itertools.islice(loaders[0].steps(None), 10)))
