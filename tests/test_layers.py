@@ -58,7 +58,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "representations": LEARNERS | {"objectives", "tasks", "weights"},
     "commands": LEARNERS
     | {"objectives", "tasks", "tuning", "distillation", "weights", "representations", "costs", "reporting"},
-    "sweeps": CONFIG | {"reporting"},
+    "sweeps": CONFIG | {"reporting", "runs"},
     "manual": {"config"},  # its files, for what a command offers
     "cli": {"errors", "environment", "manual", "terminal", "config", "commands", "sweeps"},
     "__main__": {"cli"},

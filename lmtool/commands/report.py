@@ -1,4 +1,5 @@
-"""`lmtool report RUN [RUN ...]`: write the report of a run again, or lay several beside each other."""
+"""`lmtool report RUN [RUN ...]`: write the report of a run again, or lay several beside each other; `lmtool report
+SWEEP`: its summary, whole or under way."""
 
 from __future__ import annotations
 
@@ -7,16 +8,27 @@ from lmtool.errors import UserError
 from lmtool.reporting.comparison import write_comparison
 from lmtool.reporting.console import Output
 from lmtool.reporting.report import write_report
+from lmtool.reporting.sweep.files import is_sweep
+from lmtool.reporting.sweep.screen import report_sweep
 
 
 def main(words: list[str]) -> int:
-    """words: run folders."""
-    if not words or any("=" in word for word in words):
+    """words: run folders, or that of a sweep, and against=JOB or against=SETTING."""
+    named = [word for word in words if "=" not in word]
+    typed = [word for word in words if "=" in word]
+    against = [word.partition("=")[2] for word in typed if word.startswith("against=")]
+    if not named or len(against) < len(typed) or len(against) > 1:
         raise UserError(f"{' '.join(['report', *words])}: give run folders", "lmtool report runs/NAME")
-    folders = [run_folder(word) for word in words]
-    if len(folders) == 1:
-        page = write_report(folders[0])
+    folders, output = [run_folder(word) for word in named], Output()
+    sweeps = [folder for folder in folders if is_sweep(folder)]
+    if sweeps and len(folders) > 1:
+        raise UserError(f"{sweeps[0]} is a sweep", f"give its jobs: lmtool report {sweeps[0]}/0 {sweeps[0]}/1")
+    if against and not sweeps:
+        raise UserError(f"against={against[0]} goes with a sweep", "lmtool report runs/SWEEP against=3")
+    if sweeps:
+        report_sweep(output, sweeps[0], *against)
+    elif len(folders) == 1:
+        output.line(str(write_report(folders[0])))
     else:
-        page = write_comparison(folders, folders[0].parent / "comparison.html")
-    Output().line(str(page))
+        output.line(str(write_comparison(folders, folders[0].parent / "comparison.html")))
     return 0

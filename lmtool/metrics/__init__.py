@@ -5,7 +5,7 @@ from __future__ import annotations
 from lmtool.metrics.answers import ANSWER_METRICS
 from lmtool.metrics.bootstrap import Interval, interval, resampled_rows
 from lmtool.metrics.classes import by_class, calibration
-from lmtool.metrics.intervals import paired_standard_error, ratio_standard_error
+from lmtool.metrics.intervals import mean_and_error, paired_standard_error, ratio_standard_error, t_quantile
 from lmtool.metrics.language import LANGUAGE_METRICS
 from lmtool.metrics.metric import LOSS, Metric
 from lmtool.metrics.scores import METRICS, compute, confusion
@@ -20,10 +20,12 @@ __all__ = [
     "compute",
     "confusion",
     "interval",
+    "mean_and_error",
     "paired_standard_error",
     "ratio_standard_error",
     "resampled_rows",
     "smaller_is_better",
+    "t_quantile",
 ]
 
 _SMALLER = tuple(

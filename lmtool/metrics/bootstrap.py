@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lmtool.metrics.intervals import LEVEL
 from lmtool.streams import uniform
 
 RESAMPLES = 1000
-LEVEL = 0.95
 # The resamples' epoch in the stream of samples: no epoch of training draws from there.
 _EPOCH = 1 << 40
 

@@ -45,6 +45,7 @@ table { border-collapse: collapse; width: 100%; font-size: 14px; font-variant-nu
 th, td { text-align: left; vertical-align: top; padding: 4px 14px 4px 0; border-bottom: 1px solid var(--faint);
   overflow-wrap: anywhere; } th { font-weight: 400; color: var(--quiet); white-space: nowrap; }
 thead th { font-size: 12.5px; white-space: normal; } td.number, th.number { text-align: right; }
+.wide { overflow-x: auto; } .wide td, .wide th { overflow-wrap: normal; }
 .facts th { width: 1%; padding-right: 22px; }
 .example { border-left: 3px solid var(--faint); padding: 2px 0 2px 14px; margin: 0 0 14px; overflow-wrap: anywhere; }
 .example.right { border-color: var(--green); } .example.wrong { border-color: var(--rust); }

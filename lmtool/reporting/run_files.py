@@ -62,9 +62,9 @@ def read_run(run_dir: str | Path) -> RunFiles:
             "give a folder that a training command made, such as runs/latest",
         )
     run.config = _read_text(run, "config.yaml")
-    run.result = _read_object(run, "result.json")
-    run.facts = _read_object(run, "facts.json", needed=False)
-    run.environment = _read_object(run, "environment.json", needed=False)
+    run.result = read_object(run, "result.json")
+    run.facts = read_object(run, "facts.json", needed=False)
+    run.environment = read_object(run, "environment.json", needed=False)
     samples = _read_json(run, "samples.json", needed=False)
     if isinstance(samples, list):
         run.samples = samples
@@ -102,7 +102,8 @@ def _read_json(run: RunFiles, name: str, needed: bool = True) -> Any:
         return None
 
 
-def _read_object(run: RunFiles, name: str, needed: bool = True) -> dict[str, Any]:
+def read_object(run: RunFiles, name: str, needed: bool = True) -> dict[str, Any]:
+    """A JSON object of the run's folder, {} where it is not there; what is wrong with it joins the run's problems."""
     value = _read_json(run, name, needed)
     if isinstance(value, dict):
         return value

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from lmtool.reporting.console import Output
-from lmtool.reporting.text import duration, lower_is_better, number, plain
+from lmtool.reporting.text import number, plain
 from lmtool.secrets import masked
 
 _CELL = 120
@@ -65,38 +65,3 @@ def print_table(
     output.table([plain(name, _CELL) for name in header], [[cell(value) for value in row] for row in rows], right, best)
     for line in lines:
         output.log(line)
-
-
-def sweep_table(jobs: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[Any]]]:
-    """Header and rows of a sweep, best first, failed jobs last.
-
-    jobs: {"overrides": {key: value}, "status", "metric", "value", "seconds", "run_dir"} each; only overrides that
-    differ between the jobs become columns.
-    """
-    keys = list(dict.fromkeys(key for job in jobs for key in job.get("overrides", {})))
-    differing = [key for key in keys if len({str(job.get("overrides", {}).get(key)) for job in jobs}) > 1] or keys
-    metrics = list(dict.fromkeys(str(job["metric"]) for job in jobs if job.get("metric")))
-
-    def order(job: Mapping[str, Any]) -> tuple[bool, int, float]:
-        value = job.get("value")
-        if not isinstance(value, (int, float)) or value != value:
-            return True, 0, 0.0
-        metric = str(job.get("metric"))
-        return False, metrics.index(metric), value if lower_is_better(metric) else -value
-
-    rows: list[list[Any]] = []
-    for job in sorted(jobs, key=order):
-        overrides = job.get("overrides", {})
-        scores = [job.get("value") if job.get("metric") == metric else None for metric in metrics]
-        seconds = job.get("seconds")
-        took = duration(seconds) if isinstance(seconds, (int, float)) else None
-        rows.append([*(overrides.get(key) for key in differing), *scores, took, job.get("status"), job.get("run_dir")])
-    return [*differing, *metrics, "time", "status", "run"], rows
-
-
-def print_sweep(output: Output, jobs: Sequence[Mapping[str, Any]]) -> None:
-    """The table that ends a sweep."""
-    header, rows = sweep_table(jobs)
-    done = sum(job.get("status") == "done" for job in jobs)
-    best = 0 if rows and any(isinstance(job.get("value"), (int, float)) for job in jobs) else None
-    print_table(output, header, rows, f"{done} of {len(jobs)} jobs done", best)

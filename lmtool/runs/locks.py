@@ -136,6 +136,19 @@ class Lock:
             self.path.unlink(missing_ok=True)
 
 
+def held(path: Path) -> bool:
+    """Whether the process that wrote a lock may still be at work: false where there is no lock, or its owner is dead."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        owner = _read(handle)
+    finally:
+        os.close(handle)
+    return owner is not None and owner.alive()
+
+
 def _open(path: Path) -> tuple[int, bool]:
     """The open file, and whether it was made just now."""
     try:

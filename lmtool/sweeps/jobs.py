@@ -1,7 +1,7 @@
 """Sweeps: Hydra's own launchers and sweepers run one command many times.
 
-One folder a sweep with one child a job. Each child has a `job.json` (what was varied, how it ended), so that the table
-at the end reads the same whichever process a launcher ran a job in.
+One folder a sweep with one child a job. Each child has a `job.json` (what was varied, how it ended), so that the
+summary at the end reads the same whichever process a launcher ran a job in.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import itertools
 import json
 import math
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +28,9 @@ from lmtool.config import compose, overrides
 from lmtool.config.overrides import Offers, Typed
 from lmtool.config.saved import save, to_yaml
 from lmtool.errors import ConfigError, LmtoolError, Problem, Stopped, UserError
+from lmtool.reporting.sweep.files import PLAN
 from lmtool.secrets import masked_data
+from lmtool.sweeps.table import end_of_job, write_plan
 from lmtool.terminal import say, say_error
 
 # What ends worst comes last.
@@ -51,7 +54,7 @@ class SweepRequest:
 
     read(overrides, offers) -> what was typed; decode(data, problems, running) -> configuration;
     run(data, overrides) -> the job's result, a dict or None.
-    show(jobs) prints the table that ends it.
+    show(folder) prints the summary that ends it; the exit statuses of its jobs.
     """
 
     verb: str
@@ -61,7 +64,7 @@ class SweepRequest:
     read: Callable[[Sequence[str], Offers], Typed]
     decode: Callable[[dict[str, Any], Sequence[Problem], bool], Any]
     run: Callable[[dict[str, Any], list[str]], Any]
-    show: Callable[[Sequence[dict[str, Any]]], None]
+    show: Callable[[Path], Sequence[int]]
 
 
 def run(request: SweepRequest, *, print_config: bool = False, root: Path = Path("runs")) -> int:
@@ -87,9 +90,11 @@ def run(request: SweepRequest, *, print_config: bool = False, root: Path = Path(
     folder = Path(chosen["hydra.sweep.dir"]) if "hydra.sweep.dir" in chosen else _folder(request, typed, root)
     interrupted = errors.DONE
     try:
+        write_plan(folder, request.verb, [[*job.choices, *job.values] for job in jobs_of(typed)] if known else None)
         _launch(request, typed, folder, chosen)
     except UserError:
         with contextlib.suppress(OSError):  # where nothing has run in them
+            (folder / PLAN).unlink(missing_ok=True)
             folder.rmdir()
             folder.parent.rmdir()
         raise
@@ -99,11 +104,7 @@ def run(request: SweepRequest, *, print_config: bool = False, root: Path = Path(
         interrupted = stopped.code if isinstance(stopped.code, int) else errors.FAULT
     finally:
         _mask_file(folder / "multirun.yaml")
-    rows = read_jobs(folder)
-    if not rows:
-        raise UserError("the sweep has no job", "separate the values by commas: -m seed=1,2")
-    request.show(rows)
-    return max([interrupted, *(row["exit_status"] for row in rows)], key=_severity)
+    return max([interrupted, *request.show(folder)], key=_severity)
 
 
 def _severity(status: int) -> int:
@@ -188,6 +189,7 @@ def _job(run_command: Callable[[dict[str, Any], list[str]], Any], config: Any) -
     folder = Path(settings.runtime.output_dir)
     typed = [text.lstrip("+") for text in settings.overrides.task]
     record: dict[str, Any] = {"job": settings.job.num, "overrides": typed, "exit_status": errors.FAULT}
+    started = time.monotonic()
     _write(folder, record)
     say(f"job {settings.job.num}: {' '.join(typed)}")
     try:
@@ -210,7 +212,9 @@ def _job(run_command: Callable[[dict[str, Any], list[str]], Any], config: Any) -
         record["error"] = f"{type(error).__name__}: {error}"
         say(traceback.format_exc().rstrip(), sys.stderr)
     finally:
+        record["seconds"] = round(time.monotonic() - started, 3)
         _write(folder, record)
+        say(end_of_job(record, folder.parent))
     value = record.get("value")
     return float(value) if isinstance(value, int | float) else math.nan
 
@@ -232,18 +236,3 @@ def _mask_file(path: Path) -> None:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
         if masked_data(data) != data:
             path.write_text(to_yaml(masked_data(data)), encoding="utf-8")
-
-
-def read_jobs(folder: Path) -> list[dict[str, Any]]:
-    """The jobs of a sweep from their folders, by number, each with what its result.json adds."""
-    rows = []
-    for path in folder.glob("*/job.json"):
-        row = json.loads(path.read_text(encoding="utf-8"))
-        result = path.parent / "result.json"
-        if result.is_file():
-            saved = json.loads(result.read_text(encoding="utf-8"))
-            row = {key: saved[key] for key in ("metric", "value", "seconds") if key in saved} | {
-                key: value for key, value in row.items() if value is not None
-            }
-        rows.append(row | {"folder": str(path.parent)})
-    return sorted(rows, key=lambda row: row["job"])

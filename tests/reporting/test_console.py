@@ -17,7 +17,7 @@ from lmtool.reporting.console import Output
 from lmtool.reporting.progress import ProgressDisplay
 from lmtool.reporting.scores import Score, score_of
 from lmtool.reporting.screens import _sections, end_screen, start_screen
-from lmtool.reporting.table import print_sweep, sweep_table, table_lines
+from lmtool.reporting.table import table_lines
 from lmtool.reporting.text import clock, count, duration, exponent, lower_is_better, number, percent, plain, size
 
 from .conftest import HOSTILE
@@ -228,23 +228,6 @@ def test_a_dumb_terminal_is_plain(tmp_path):
 def test_table_is_aligned_and_safe():
     lines = table_lines(["run", "accuracy"], [["a", 0.5], ["longer\x1b[0m", None]])
     assert lines == ["run            accuracy", "-------------  --------", "a                 0.500", "longer\\x1b[0m"]
-
-
-def test_sweep_is_sorted_by_its_metric_with_failed_jobs_last():
-    jobs = [
-        {"overrides": {"seed": 1, "task": "x"}, "status": "failed", "run_dir": "s/0"},
-        {"overrides": {"seed": 2, "task": "x"}, "status": "done", "metric": "accuracy", "value": 0.7, "seconds": 3.0},
-        {"overrides": {"seed": 3, "task": "x"}, "status": "done", "metric": "accuracy", "value": 0.9},
-    ]
-    header, rows = sweep_table(jobs)
-    assert header == ["seed", "accuracy", "time", "status", "run"]
-    assert [row[0] for row in rows] == [3, 2, 1]
-    losses = [{"overrides": {}, "metric": "loss", "value": value} for value in (2.0, float("nan"), 1.0)]
-    assert [row[0] for row in sweep_table(losses)[1]][:2] == [1.0, 2.0]
-    stream = io.StringIO()
-    print_sweep(Output(stream), jobs)
-    assert stream.getvalue().startswith("2 of 3 jobs done\nseed  accuracy")
-    print_sweep(Output(stream), [])
 
 
 @pytest.mark.parametrize(

@@ -55,9 +55,12 @@ def test_a_sweep_seeds_each_job_and_goes_on_after_a_failed_one(
     # Hydra leaves nothing of its own in a job's folder.
     assert {path.name for path in (folder / "0").iterdir()} == {"job.json", "result.json"}
     shown = capsys.readouterr()
-    rows = [line.rpartition("/")[2] for line in shown.out.splitlines() if f" {folder}/" in line]
-    assert rows == ["2", "5", "0", "3", "1", "4"], shown.out
+    ends = [line for line in shown.out.splitlines() if line.startswith("job ") and " of 6" in line]
+    assert [line.split(":")[0] for line in ends[:3]] == ["job 0 done", "job 1 failed", "job 2 done"]
+    assert "finetune-sweep-0001: 4 of 6 jobs done, 2 failed" in shown.out
+    assert "accuracy 0.550 ± 0.050 (mean and standard error, n = 2) on sst2" in shown.out, shown.out
     assert "the loss is nan at step 3" in shown.out and "hint: lower optimizer.lr" in shown.err
+    assert (folder / "sweep.html").is_file() and len((folder / "sweep.csv").read_text().splitlines()) == 7
     assert cli.main(typed[:3] + ["seed=1", "-m"]) == 0 and Path("runs/finetune-sweep-0002").is_dir()
 
 

@@ -1,0 +1,190 @@
+"""The folder of a sweep read as plain data: a child a job, each with what was varied and how it ended.
+
+Read while the sweep is under way too, and by another process: a file that is missing, damaged or half written becomes
+the reason of its job.
+
+runs/NAME/sweep.json    what was asked for: the overrides of each job, where they are known beforehand; when it started
+runs/NAME/3/job.json    what was varied and how the job ended; no error and no end: it runs, or was killed
+runs/NAME/3/result.json as every run has it
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lmtool.errors import DONE, FAULT, INTERRUPTED, REQUEUE, TERMINATED, UserError
+from lmtool.reporting.run_files import RunFiles, read_object
+from lmtool.reporting.scores import score_of
+from lmtool.runs.locks import held
+
+PLAN, JOB = "sweep.json", "job.json"
+DONE_JOB, NO_SCORE, UNDER_WAY, STOPPED, FAILED, NOT_STARTED = (
+    "done", "no score", "under way", "stopped", "failed", "not started",
+)  # fmt: skip
+_STOPPED = (REQUEUE, INTERRUPTED, TERMINATED)
+# Of no meaning to what a job learned.
+_PLACES = ("name", "run_dir")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job of a sweep. value: its score, finite, of a job that is done; None else. status: done, no score, under way,
+    stopped, failed or not started, with its reason. result: result.json, {} where there is none."""
+
+    number: int
+    folder: Path
+    overrides: dict[str, str]
+    status: str
+    reason: str = ""
+    exit_status: int = FAULT
+    metric: str | None = None
+    value: float | None = None
+    standard_error: float | None = None
+    seconds: float | None = None
+    result: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def seed(self) -> str:
+        """The seed it ran with; "" where nothing says."""
+        return self.overrides.get("seed", str(self.result.get("seed", "")))
+
+    @property
+    def learns(self) -> str:
+        """The task, else the objective: what scores are compared within."""
+        return str(
+            self.result.get("task")
+            or self.overrides.get("task")
+            or self.result.get("objective")
+            or self.overrides.get("objective")
+            or ""
+        )
+
+
+@dataclass
+class SweepFiles:
+    """The jobs of a sweep by number, those that were asked for and have not started last. problems: sentences about
+    what could not be read."""
+
+    folder: Path
+    jobs: list[Job] = field(default_factory=list)
+    command: str = ""
+    planned: int | None = None
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return self.folder.resolve().name
+
+
+def is_sweep(folder: Path) -> bool:
+    """Whether a folder holds the jobs of a sweep."""
+    return (folder / PLAN).is_file() or next(folder.glob(f"*/{JOB}"), None) is not None
+
+
+def read_sweep(folder: str | Path) -> SweepFiles:
+    """Read what is there. UserError where the folder holds no sweep."""
+    sweep = SweepFiles(Path(folder))
+    if not is_sweep(sweep.folder):
+        what = "holds no sweep: no job.json in a folder of it" if sweep.folder.is_dir() else "is no folder"
+        raise UserError(f"{folder} {what}", "give the folder of a sweep: runs/finetune-sweep-0001")
+    sweep.jobs = sorted(map(_job, sweep.folder.glob(f"*/{JOB}")), key=lambda job: (job.number, str(job.folder)))
+    _add_planned(sweep)
+    return sweep
+
+
+def ended(folder: Path) -> int:
+    """How many jobs of a sweep have ended, however."""
+    return sum(_has_ended(read_object(RunFiles(path.parent), JOB)) for path in folder.glob(f"*/{JOB}"))
+
+
+def _has_ended(record: dict[str, Any]) -> bool:
+    return record.get("exit_status") == DONE or bool(record.get("error"))
+
+
+def ended_as(exit_status: Any) -> str:
+    """The status of a job that has ended."""
+    return DONE_JOB if exit_status == DONE else STOPPED if exit_status in _STOPPED else FAILED
+
+
+def _job(path: Path) -> Job:
+    files = RunFiles(path.parent)
+    record = read_object(files, JOB)
+    result = read_object(files, "result.json", needed=False)
+    number = record.get("job")
+    if not isinstance(number, int):
+        number = int(path.parent.name) if path.parent.name.isdecimal() else -1
+    job = Job(number, path.parent, overrides_of(record.get("overrides")), FAILED, result=result)
+    if files.problems:
+        return _with(job, status=FAILED, reason=" ".join(files.problems))
+    status = record.get("exit_status")
+    exit_status = status if isinstance(status, int) and not isinstance(status, bool) else FAULT
+    job = _with(job, exit_status=exit_status, seconds=_finite(result.get("seconds")) or _finite(record.get("seconds")))
+    if not _has_ended(record):
+        running = held(path.parent / "LOCK")
+        return _with(job, status=UNDER_WAY if running else STOPPED, reason="" if running else "it did not end")
+    if exit_status != DONE:
+        return _with(job, status=ended_as(exit_status), reason=str(record.get("error")))
+    return _scored(job, record)
+
+
+def _scored(job: Job, record: dict[str, Any]) -> Job:
+    """A job that is done, with its score."""
+    metric = record.get("metric") or job.result.get("metric")
+    value = _finite(record.get("value", job.result.get("value")))
+    job = _with(job, metric=str(metric) if metric else None, value=value, status=DONE_JOB)
+    if value is None:
+        reason = f"its {metric} is no finite number" if metric else "it gave no score"
+        return _with(job, status=NO_SCORE, reason=reason)
+    examples = job.result.get("validation_examples")
+    said = {"metric": metric, "value": value, "standard_error": job.result.get("standard_error")}
+    score = score_of(said, None, examples if isinstance(examples, int) else None)
+    return _with(job, standard_error=_finite(None if score is None else score.standard_error))
+
+
+def _with(job: Job, **changes: Any) -> Job:
+    return Job(**{**vars(job), **changes})
+
+
+def _finite(value: Any) -> float | None:
+    """A finite number as a float, None for anything else."""
+    known = isinstance(value, (int, float)) and not isinstance(value, bool)
+    try:
+        return float(value) if known and math.isfinite(value) else None
+    except OverflowError:
+        return None
+
+
+def overrides_of(typed: Any) -> dict[str, str]:
+    """Overrides by key, in the order typed; what stands for no learning (name, run_dir) left out."""
+    words = typed if isinstance(typed, list) else []
+    pairs = (str(word).lstrip("+").partition("=") for word in words)
+    return {key: value for key, equals, value in pairs if equals and key not in _PLACES}
+
+
+def _add_planned(sweep: SweepFiles) -> None:
+    """The command, and the jobs that were asked for and have no folder yet."""
+    files = RunFiles(sweep.folder)
+    plan = read_object(files, PLAN, needed=False)
+    sweep.problems += files.problems
+    sweep.command = str(plan.get("command") or next(iter(_commands(sweep.jobs)), ""))
+    planned = plan.get("jobs")
+    if not isinstance(planned, list):
+        return
+    sweep.planned = len(planned)
+    there = {_words(job.overrides) for job in sweep.jobs}
+    for number, typed in enumerate(planned):
+        overrides = overrides_of(typed)
+        if _words(overrides) not in there:
+            sweep.jobs.append(Job(number, sweep.folder / str(number), overrides, NOT_STARTED))
+
+
+def _commands(jobs: Sequence[Job]) -> Iterator[str]:
+    return (str(job.result["command"]) for job in jobs if job.result.get("command"))
+
+
+def _words(overrides: dict[str, str]) -> tuple[str, ...]:
+    return tuple(sorted(f"{key}={value}" for key, value in overrides.items()))

@@ -1,0 +1,194 @@
+"""A sweep in sentences that a person can quote, and in rows that the screen and the page share."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from lmtool.metrics.intervals import LEVEL
+from lmtool.reporting.sweep.files import DONE_JOB, Job, SweepFiles, ended_as
+from lmtool.reporting.sweep.groups import SEED, Block, Difference, Group
+from lmtool.reporting.text import duration, lower_is_better, number, plain, title
+
+_NAMED = 3
+_INTERVAL = f"{LEVEL:.0%} interval"
+_LABEL = 200
+# What scores a prediction of other things: losses over them do not compare.
+_OTHER_TARGETS = ("tokenizer", "data")
+
+
+def setting(group: Group) -> str:
+    return plain(group.label, _LABEL)
+
+
+def score(block: Block, group: Group) -> str:
+    """'accuracy 0.712 ± 0.010 (mean and standard error of 3 seeds)'."""
+    if not group.n:
+        return f"no {title(block.metric)}"
+    margin = "" if group.error is None else f" ± {number(group.error)}"
+    if group.error is None:
+        return f"{title(block.metric)} {number(group.mean)} (n = 1: no error over seeds is known)"
+    return f"{title(block.metric)} {number(group.mean)}{margin} (mean and standard error, n = {group.n})"
+
+
+def between(gap: Difference) -> str:
+    """'−0.02 to 0.01', empty where no interval is known."""
+    return "" if gap.low is None or gap.high is None else f"{signed(gap.low)} to {signed(gap.high)}"
+
+
+def signed(value: float) -> str:
+    return f"+{number(value)}" if value > 0 else number(value)
+
+
+def counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def status_line(sweep: SweepFiles) -> str:
+    """'11 of 12 jobs done, 1 failed'."""
+    counts = Counter(job.status for job in sweep.jobs)
+    others = [f"{count} {status}" for status, count in counts.items() if status != DONE_JOB]
+    return ", ".join([f"{counts[DONE_JOB]} of {counted(len(sweep.jobs), 'job')} done", *others])
+
+
+def headline(block: Block) -> str:
+    """The sentence to quote: the best setting, its score, of how many."""
+    on = f" on {plain(block.learns, 80)}" if block.learns else ""
+    settings = sum(group.n > 0 for group in block.groups)
+    if not block.keys:
+        return f"{score(block, block.best)}{on}."
+    best = f"{setting(block.best)}: {score(block, block.best)}"
+    return f"Best of {counted(settings, 'setting')}{on}: {best}."
+
+
+def sentences(block: Block) -> list[str]:
+    """What the headline leaves open: ties, the reference that was named, cells that are missing, what to beware of."""
+    said = [_ties(block)] if block.reference is block.best else [_referred(block)]
+    gaps = [gap for _, gap in block.differences()]
+    compared = sum(gap.apart is not None for gap in gaps)
+    if compared >= 10:
+        said.append(
+            f"{compared} intervals of {LEVEL:.0%} each: by chance alone about {round(compared * (1 - LEVEL)) or 1} of "
+            "them would miss 0."
+        )
+    if block.missing:
+        first = "; ".join(
+            plain(" ".join(f"{key}={value}" for key, value in cell.items()), 120) for cell in block.missing[:_NAMED]
+        )
+        more = len(block.missing) - _NAMED
+        said.append(f"Missing of the grid: {first}{f' and {more} more' if more > 0 else ''}.")
+    other = [key for key in block.keys if key.partition(".")[0].partition("/")[0] in _OTHER_TARGETS]
+    if other and lower_is_better(block.metric):
+        said.append(f"{plain(other[0], 80)} varies: a {title(block.metric)} over other targets does not compare.")
+    return [sentence for sentence in said if sentence]
+
+
+def _ties(block: Block) -> str:
+    """Which settings are not apart from the best."""
+    gaps = block.differences()
+    if not gaps:
+        return ""
+    tied = [group for group, gap in gaps if gap.apart is False]
+    unknown = [group for group, gap in gaps if gap.apart is None]
+    said = []
+    if len(unknown) == len(gaps):
+        return (
+            "Whether the others are apart from it is not known: no two seeds of theirs can be paired. "
+            "Add seeds: seed=1,2,3."
+        )
+    if tied:
+        more = f" and {len(tied) - _NAMED} more" if len(tied) > _NAMED else ""
+        said.append(f"Not apart from it: {'; '.join(map(setting, tied[:_NAMED]))}{more}.")
+    elif not unknown:
+        said.append("Every other setting is apart from it.")
+    if unknown:
+        said.append(f"Of {counted(len(unknown), 'setting')} it is not known: fewer than two seeds can be paired.")
+    return " ".join(said)
+
+
+def _referred(block: Block) -> str:
+    """How the best stands to the setting that was named."""
+    gap = next((gap for group, gap in block.differences() if group is block.best), None)
+    if gap is None or gap.value is None:
+        return f"The best has no seed in common with {setting(block.reference)}."
+    known = f", {_INTERVAL} {between(gap)}" if gap.low is not None else ""
+    apart = {True: "", False: ": not apart", None: ": whether they are apart is not known"}[gap.apart]
+    pairs = counted(gap.pairs, "pair")
+    return f"The best less {setting(block.reference)}: {signed(gap.value)}{known}, {pairs} of seeds{apart}."
+
+
+def group_table(block: Block) -> tuple[list[str], list[list[Any]]]:
+    """Header and a row a setting, the best first."""
+    seeded = any(group.error is not None for group in block.groups)
+    rows_known = any(group.rows_error is not None for group in block.groups)
+    keys = block.keys or ["setting"]
+    gaps = {id(group): gap for group, gap in block.differences()}
+    header = [*keys, title(block.metric)]
+    header += (["± seeds"] if seeded else []) + (["± rows"] if rows_known else []) + ["n"]
+    compared = bool(gaps)
+    header += ["difference", *([_INTERVAL, "pairs", "apart"] if seeded else [])] if compared else []
+    header += ["time", "jobs"]
+    rows = []
+    for group in block.groups:
+        settings = [group.settings[key] for key in block.keys] or [group.label]
+        row: list[Any] = [*settings, group.mean if group.n else None]
+        row += ([group.error] if seeded else []) + ([group.rows_error] if rows_known else []) + [_of_all(group)]
+        row += _gap_cells(gaps.get(id(group)), group is block.reference, seeded) if compared else []
+        rows.append([*row, _time(group.jobs), _jobs(group.jobs)])
+    return header, rows
+
+
+def _gap_cells(gap: Difference | None, reference: bool, seeded: bool) -> list[Any]:
+    if gap is None:
+        return ["reference" if reference else "", *(["", None, ""] if seeded else [])]
+    value = "" if gap.value is None else signed(gap.value)
+    apart = {True: "yes", False: "no", None: "not known"}[gap.apart]
+    return [value, *([between(gap), gap.pairs, apart] if seeded else [])]
+
+
+def _of_all(group: Group) -> Any:
+    """The number of scores; of a group with jobs that have none '2 of 3'."""
+    return group.n if group.n == len(group.jobs) else f"{group.n} of {len(group.jobs)}"
+
+
+def _time(jobs: Sequence[Job]) -> str | None:
+    """The mean time of a job."""
+    known = [job.seconds for job in jobs if job.seconds is not None]
+    return duration(sum(known) / len(known)) if known else None
+
+
+def _jobs(jobs: Sequence[Job]) -> str:
+    """The numbers of the jobs: their folders."""
+    numbers = [str(job.number) for job in jobs]
+    return " ".join(numbers[:12]) + (f" and {len(numbers) - 12} more" if len(numbers) > 12 else "")
+
+
+def unscored_table(sweep: SweepFiles) -> tuple[list[str], list[list[Any]]]:
+    """Header and a row for each job without a score: what was varied, how it ended and why."""
+    jobs = [job for job in sweep.jobs if job.value is None]
+    differing = [
+        key for key in dict.fromkeys(key for job in sweep.jobs for key in job.overrides) if _differs(sweep, key)
+    ]
+    rows: list[list[Any]] = [
+        [str(job.number), " ".join(f"{key}={job.overrides[key]}" for key in differing if key in job.overrides)]
+        + [job.status, job.reason]
+        for job in jobs
+    ]
+    return ["job", "setting", "status", "reason"], rows
+
+
+def _differs(sweep: SweepFiles, key: str) -> bool:
+    return key == SEED or len({job.overrides.get(key) for job in sweep.jobs}) > 1
+
+
+def end_line(record: dict[str, Any], ended: int, planned: int | None, left: float | None) -> str:
+    """A job's end on one line: 'job 3 done: accuracy 0.712 · 4.9 s · 4 of 12 · left 39 s'."""
+    value = record.get("value")
+    scored = isinstance(value, int | float) and not isinstance(value, bool) and record.get("metric")
+    status = ended_as(record.get("exit_status"))
+    parts = [f"{title(str(record['metric']))} {number(value)}"] if scored else []
+    parts += [duration(record["seconds"])] if isinstance(record.get("seconds"), float) else []
+    parts += [f"{ended} of {planned}"] if planned else []
+    parts += [f"left {duration(left)}"] if left else []
+    return f"job {record.get('job')} {status}: {' · '.join(parts)}".removesuffix(": ")
