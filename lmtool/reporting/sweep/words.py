@@ -184,10 +184,9 @@ def _differs(sweep: SweepFiles, key: str) -> bool:
 
 def end_line(record: dict[str, Any], ended: int, planned: int | None, left: float | None) -> str:
     """A job's end on one line: 'job 3 done: accuracy 0.712 · 4.9 s · 4 of 12 · left 39 s'."""
-    value = record.get("value")
-    scored = isinstance(value, int | float) and not isinstance(value, bool) and record.get("metric")
+    metric, value = record.get("metric"), record.get("value")
     status = ended_as(record.get("exit_status"))
-    parts = [f"{title(str(record['metric']))} {number(value)}"] if scored else []
+    parts = [f"{title(str(metric))} {number(value)}"] if metric and isinstance(value, int | float) else []
     parts += [duration(record["seconds"])] if isinstance(record.get("seconds"), float) else []
     parts += [f"{ended} of {planned}"] if planned else []
     parts += [f"left {duration(left)}"] if left else []
