@@ -9,6 +9,7 @@ from pydantic import Field
 
 from lmtool.config.base import Config
 from lmtool.config.tables import component
+from lmtool.data.compressed import without_packing
 
 Path = Annotated[str, Field(min_length=1)]
 
@@ -34,6 +35,22 @@ FORMATS = {
     "t5": FormatFacts(("eos",)),
 }
 """The formats by the name a model gives (`text_format`)."""
+
+
+SUFFIXES = {
+    "text": (".txt",),
+    "jsonl": (".jsonl", ".json", ".ndjson"),
+    "csv": (".csv", ".tsv"),
+    "parquet": (".parquet",),
+}
+"""The sources that are files, and the ends of the names of their files; all but parquet may be compressed."""
+
+
+def kind_of(name: str) -> str | None:
+    """The source that reads a file, by the end of its name."""
+    plain = without_packing(name).lower()
+    kind = next((kind for kind, suffixes in SUFFIXES.items() if plain.endswith(suffixes)), None)
+    return None if kind == "parquet" and not name.lower().endswith(SUFFIXES[kind]) else kind
 
 
 class DataConfig(Config):
@@ -80,6 +97,43 @@ class TextConfig(FileConfig):
     encoding: str = Field(
         "utf-8", description="Character encoding of the files; a byte that does not fit is an error.", min_length=1
     )
+
+
+class RowsConfig(FileConfig):
+    """The base of sources whose documents are rows."""
+
+    text: Path | Annotated[tuple[Path, ...], Field(min_length=1)] = Field(
+        "text", description="The column that holds the text, or a list of columns, which are put under each other."
+    )
+
+
+@component("data", "jsonl", builder="lmtool.data.row_sources:JsonlSource")
+class JsonlConfig(RowsConfig):
+    """JSON lines: an object a line."""
+
+    name: Literal["jsonl"] = Field("jsonl", description="JSON lines.")
+
+
+@component("data", "csv", builder="lmtool.data.row_sources:CsvSource")
+class CsvConfig(RowsConfig):
+    """CSV and TSV files with a header line."""
+
+    name: Literal["csv"] = Field("csv", description="CSV and TSV files with a header line.")
+    delimiter: Literal["comma", "semicolon", "tab", "pipe"] | None = Field(
+        None,
+        description="What divides the cells, which may be quoted. Null: seen from the header; in .tsv files every tab "
+        "divides, and nothing is quoted.",
+    )
+    encoding: str = Field(
+        "utf-8", description="Character encoding of the files; a byte that does not fit is an error.", min_length=1
+    )
+
+
+@component("data", "parquet", builder="lmtool.data.row_sources:ParquetSource")
+class ParquetConfig(RowsConfig):
+    """Parquet files."""
+
+    name: Literal["parquet"] = Field("parquet", description="Parquet files.")
 
 
 @component("data", "pydocs", builder="lmtool.data.pydocs:PydocsSource")

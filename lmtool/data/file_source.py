@@ -8,6 +8,7 @@ Shape letters: D documents.
 from __future__ import annotations
 
 import hashlib
+import re
 from abc import ABC, abstractmethod
 from array import array
 from collections import Counter
@@ -22,8 +23,12 @@ import numpy as np
 
 from lmtool.data.configs import DataConfig, FileConfig
 from lmtool.data.files import find
+from lmtool.data.rows import Fault, refuse
 from lmtool.data.sources import OnStage, held_out, split_place, splits_of
 from lmtool.errors import UserError
+
+CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f]")
+"""Characters that no text should hold; where it does, its lines or rows are counted."""
 
 AnyConfig = TypeVar("AnyConfig", bound=DataConfig)
 
@@ -44,7 +49,8 @@ class Scan:
 class FileSource(ABC, Generic[AnyConfig]):
     """Implements `data.sources.Source`. Everything is read once when it is built, so that a bad byte in the last file
     is an error before anything starts; text is then read again as it is needed, never held. key: what the path is
-    called in errors.
+    called in errors. fault: what becomes of refused rows, and of what is behind an error in a file: where it returns,
+    the source is good for looking at alone.
 
     UserError: no such file, no text at all, and what `documents_of` raises.
     """
@@ -58,8 +64,9 @@ class FileSource(ABC, Generic[AnyConfig]):
         cache_dir: str | Path | None = None,
         progress: OnStage | None = None,
         key: str = "data.path",
+        fault: Fault = refuse,
     ):
-        self.config, self.cache_dir, self.progress, self.key = config, cache_dir, progress, key
+        self.config, self.cache_dir, self.progress, self.key, self.fault = config, cache_dir, progress, key, fault
         self.prepare()
         files = self.files()
         own = "validation" in files
@@ -104,6 +111,11 @@ class FileSource(ABC, Generic[AnyConfig]):
                     f"data.validation: {shared[0]} is training text too", "give other files, or leave it out"
                 )
         return files
+
+    @property
+    def scans(self) -> Iterable[Scan]:
+        """What was found: of training, and of validation where that has files of its own."""
+        return self._scans.values()
 
     # --- a source ---------------------------------------------------------------------------------------------------
 
@@ -152,7 +164,7 @@ class FileSource(ABC, Generic[AnyConfig]):
         return _array(self._scans["train"].sizes)[self._held_out == (splits_of(split) == "validation")]
 
     def facts(self) -> dict[str, Any]:
-        scans = self._scans.values()
+        scans = self.scans
         counts: Counter[str] = sum((scan.counts for scan in scans), Counter())  # those of nothing drop out
         return {
             "source": self.config.name,
@@ -174,14 +186,17 @@ class FileSource(ABC, Generic[AnyConfig]):
         for path in files:
             state = path.stat()
             before, size = len(scan.sizes), 0
-            for text, ends in self.documents_of(path, scan.counts):
-                encoded = text.encode("utf-8", "surrogatepass")
-                scan.digest.update(b"%d:" % len(encoded) if ends else b"%d+" % len(encoded))
-                scan.digest.update(encoded)
-                size += len(text)
-                if ends:
-                    scan.sizes.append(size)
-                    size = 0
+            try:
+                for text, ends in self.documents_of(path, scan.counts):
+                    encoded = text.encode("utf-8", "surrogatepass")
+                    scan.digest.update(b"%d:" % len(encoded) if ends else b"%d+" % len(encoded))
+                    scan.digest.update(encoded)
+                    size += len(text)
+                    if ends:
+                        scan.sizes.append(size)
+                        size = 0
+            except UserError as error:
+                self.fault(error)
             scan.stamps.append((state.st_size, state.st_mtime_ns))
             scan.bytes += state.st_size
             scan.counts["empty_files"] += len(scan.sizes) == before

@@ -1,4 +1,4 @@
-"""Text files read strictly: found or named, decoded or refused with file, line and byte."""
+"""Text files read strictly: found or named, unpacked, decoded or refused with file, line and byte."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from lmtool.config.tables import nearest
+from lmtool.data.compressed import PACKED, Broken, open_bytes, without_packing
+from lmtool.data.configs import kind_of
 from lmtool.errors import UserError
 
 MAGIC = {
@@ -34,6 +36,8 @@ MAGIC = {
 }
 PIECE = 1 << 20
 """Bytes of a line that are read at a time."""
+LINE = 1 << 26
+"""Characters of a line that is held as a whole: what is longer holds no row."""
 STANDARD_INPUT = Path("-")
 """Where a file may be given, this is standard input."""
 WIDE = {b"\xff\xfe\x00\x00": "utf-32", b"\x00\x00\xfe\xff": "utf-32", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
@@ -110,16 +114,23 @@ def _in_folder(key: str, folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
             if name.startswith("."):
                 continue
             if name.lower().endswith(suffixes):
+                plain = without_packing(name)
+                if plain != name and plain in names:
+                    raise UserError(
+                        f"{key}={folder} holds both {plain} and {name}: the same text twice?", "take one of them out"
+                    )
                 files.append(Path(place) / name)
             else:
-                others[Path(name).suffix or "without suffix"] += 1
+                others[Path(without_packing(name)).suffix or "without suffix"] += 1
     if files:
         return files
     if others:
         commonest, _ = others.most_common(1)[0]
         held = ", ".join(f"{count} {kind}" for kind, count in others.most_common(3))
         pattern = folder / "**" / ("*" + commonest if commonest.startswith(".") else "*")
-        raise UserError(f"{key}={folder} holds no {suffixes[0]} file, but {held}", f"give a pattern: {key}='{pattern}'")
+        kind = kind_of(commonest) if key == "data.path" else None
+        hint = f"data={kind} reads them: data={kind} {key}={folder}" if kind else f"give a pattern: {key}='{pattern}'"
+        raise UserError(f"{key}={folder} holds no {suffixes[0]} file, but {held}", hint)
     raise UserError(f"{key}={folder} is empty", f"give a folder with {suffixes[0]} files, or a file")
 
 
@@ -136,13 +147,16 @@ def check_encoding(key: str, encoding: str) -> None:
 def read_lines(path: Path, encoding: str = "utf-8", key: str | None = None) -> Iterator[tuple[int, str]]:
     """Number from 1 and text of each line, without its end (LF, CRLF or CR) and without a byte-order mark.
 
-    UserError: as `read_pieces`.
+    UserError: as `read_pieces`, and for a line of more than `LINE` characters.
     """
     begun: list[str] = []
     for number, text, ends in read_pieces(path, encoding, key):
         if begun or not ends:
             begun.append(text)
             if not ends:
+                if sum(map(len, begun)) > LINE:
+                    size = f"more than {LINE >> 20} million characters"
+                    raise UserError(f"{path}:{number}: a line of {size}", "write a row a line, and divide long texts")
                 continue
             text, begun = "".join(begun), []
         yield number, text
@@ -152,13 +166,14 @@ def read_pieces(path: Path, encoding: str = "utf-8", key: str | None = None) -> 
     """The lines of a file as `read_lines` gives them, those of more than `PIECE` bytes in several pieces: number, text,
     and whether the line ends with it. No more than a piece is held, however long a line is.
 
-    UserError naming file, line and byte for bytes that are not of the encoding and for NUL, and for files that are
-    not text at all. key: the key that sets the encoding, named in hints where there is one.
+    A file whose name ends in .gz or .zst is read as what it holds. UserError naming file, line and byte for bytes that
+    are not of the encoding and for NUL, the line at which a compressed file breaks off, and files that are not text at
+    all. key: the key that sets the encoding, named in hints where there is one.
     """
+    number, before, first = 1, 0, True
     try:
         with _opened(path) as file:
             _sniff(path, file.peek(64)[:64], encoding, key)
-            number, before, first = 1, 0, True
             for text, ends in _decoded(path, file, encoding, key):
                 if first:
                     text, first = text.removeprefix("\ufeff"), False
@@ -170,6 +185,8 @@ def read_pieces(path: Path, encoding: str = "utf-8", key: str | None = None) -> 
                 _no_nul(path, number, before, last, encoding)
                 yield number, last, ends
                 number, before = (number + 1, 0) if ends else (number, before + len(last.encode(encoding, "replace")))
+    except Broken as problem:
+        raise UserError(f"{path}:{number}: {problem.reason}", problem.hint) from problem
     except OSError as problem:
         raise UserError(f"{path}: cannot be read: {problem.strerror}", "check its permissions") from problem
 
@@ -179,7 +196,7 @@ def _opened(path: Path) -> Iterator[BufferedReader]:
     if path == STANDARD_INPUT:
         yield cast(BufferedReader, sys.stdin.buffer)
         return
-    with path.open("rb") as file:
+    with open_bytes(path) as file:
         yield file
 
 
@@ -272,7 +289,9 @@ def _hint(key: str | None) -> str:
 def _sniff(path: Path, head: bytes, encoding: str, key: str | None) -> None:
     for magic, kind in MAGIC.items():
         if head.startswith(magic):
-            raise UserError(f"{path}: a {kind} file, not text", "unpack or convert it to plain text first")
+            end = next((end for end, packing in PACKED.items() if packing == kind), None)
+            hint = f"name it {path.name}{end} where it holds text" if end else "convert it to plain text first"
+            raise UserError(f"{path}: a {kind} file, not text", hint)
     if codecs.lookup(encoding).name not in ("utf-8", "utf-8-sig"):
         return
     for mark, name in WIDE.items():

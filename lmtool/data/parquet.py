@@ -1,31 +1,28 @@
-"""Rows of a .parquet file. Classes that the library datasets wrote as numbers are read by their names."""
+"""Rows of .parquet files: all of them as a table, or texts one after another.
+
+Classes that the library datasets wrote as numbers are read by their names.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from lmtool.data.compressed import Broken, require_proportion
+from lmtool.data.rows import no_column
 from lmtool.data.tables import Table
 from lmtool.errors import UserError
+
+_ROWS = 128  # that are decoded at a time
 
 
 def read_parquet(path: Path) -> Table:
     """All rows; the origin counts them from 1. UserError where pyarrow is not installed, or cannot read the file."""
-    try:
-        import pyarrow  # a large library, needed for these files only
-        import pyarrow.parquet
-    except ModuleNotFoundError as problem:
-        raise UserError(
-            f"{path}: parquet is read by the library pyarrow, which is not installed",
-            "pip install 'lmtool[hub]', or convert the file to .jsonl",
-        ) from problem
-    try:
-        table = pyarrow.parquet.read_table(path)
-    except (OSError, pyarrow.ArrowException) as problem:
-        reason = " ".join(str(problem).split())[:160]
-        raise UserError(f"{path}: not readable as parquet: {reason}", "write or copy the file again") from problem
+    with _opened(path) as file:
+        table = file.read()
     if not table.num_rows:
         raise UserError(f"{path}: no rows", "give a file with rows")
     columns = {name: table.column(name).to_pylist() for name in table.column_names}
@@ -36,6 +33,64 @@ def read_parquet(path: Path) -> Table:
         if names:
             columns[name] = [named(value, names) for value in columns[name]]
     return Table(columns, [(str(path), number + 1) for number in range(table.num_rows)])
+
+
+def parquet_texts(path: Path, columns: Sequence[str], key: str) -> Iterator[tuple[int, tuple[str | None, ...]]]:
+    """The number of each row, from 1, and what its columns of texts hold; some rows are decoded at a time.
+
+    key: the key that names the columns. UserError: as `read_parquet`, and for a column that is not there or holds
+    anything but text.
+    """
+    number, written, size = 0, 0, path.stat().st_size
+    with _opened(path) as file:
+        schema = file.schema_arrow
+        for name in columns:
+            if name not in schema.names:
+                raise no_column(f"{path}", name, schema.names, key)
+            if not _holds_text(schema.field(name).type):
+                texts = [field.name for field in schema if _holds_text(field.type)]
+                hint = f"name a column of text: {key}={texts[0]}" if texts else "give a file with a column of text"
+                raise UserError(f"{path}: the column {name} holds {schema.field(name).type}, not text", hint)
+        for batch in file.iter_batches(_ROWS, columns=list(dict.fromkeys(columns)), use_threads=False):
+            written += batch.nbytes
+            try:
+                require_proportion(written, size)
+                values = [batch.column(name).to_pylist() for name in columns]
+            except Broken as problem:
+                raise UserError(f"{path}:{number + 1}: {problem.reason}", problem.hint) from problem
+            except UnicodeDecodeError as problem:
+                where = f"{path}: one of the rows {number + 1} to {number + len(batch)} is not UTF-8"
+                raise UserError(where, "write the file again") from problem
+            for row in zip(*values, strict=True):
+                number += 1
+                yield number, row
+
+
+def _holds_text(kind: Any) -> bool:
+    """Whether a pyarrow type is one of text, or of nothing but nulls."""
+    from pyarrow import types
+
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    return any(test(kind) for test in (types.is_string, types.is_large_string, types.is_string_view, types.is_null))
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """A pyarrow.parquet.ParquetFile, whose errors become a UserError."""
+    try:
+        import pyarrow  # a large library, needed for these files only
+        import pyarrow.parquet
+    except ModuleNotFoundError as problem:
+        raise UserError(
+            f"{path}: parquet is read by the library pyarrow, which is not installed",
+            "pip install 'lmtool[hub]', or convert the file to .jsonl",
+        ) from problem
+    try:
+        with pyarrow.parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as file:
+            yield file
+    except (OSError, pyarrow.ArrowException) as problem:
+        reason = " ".join(str(problem).split())[:160]
+        raise UserError(f"{path}: not readable as parquet: {reason}", "write or copy the file again") from problem
 
 
 def _class_names(feature: Any) -> list[str] | None:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
-from lmtool.data.configs import TextConfig
-from lmtool.data.file_source import FileSource
+from lmtool.data.compressed import packed
+from lmtool.data.configs import SUFFIXES, TextConfig, kind_of
+from lmtool.data.file_source import CONTROL, FileSource
 from lmtool.data.files import check_encoding, read_pieces
 from lmtool.data.sources import PART
 
 LONG_LINE = 1_000_000  # characters; longer lines are read and counted
-_CONTROL = re.compile(r"[\x01-\x08\x0e-\x1f\x7f]")
 
 
 class TextSource(FileSource[TextConfig]):
     """Files, folders and glob patterns of text, in documents of lines."""
+
+    suffixes = packed(*SUFFIXES["text"])
 
     def prepare(self) -> None:
         check_encoding("data.encoding", self.config.encoding)
@@ -34,6 +36,15 @@ class TextSource(FileSource[TextConfig]):
     def unit(self) -> str:
         return self.config.document
 
+    def facts(self) -> dict[str, Any]:
+        files = [path for scan in self.scans for path in scan.files]
+        kinds = {kind: path for path in files if (kind := kind_of(path.name)) not in (None, "text")}
+        warnings = [
+            f"{path.name} is read as plain text, markup and all; data={kind} reads the text of its rows"
+            for kind, path in kinds.items()
+        ]
+        return super().facts() | ({"warnings": warnings} if warnings else {})
+
 
 Pieces = Iterable[tuple[str, bool]]
 """Lines, long ones in several pieces; and whether the line ends with the piece."""
@@ -43,7 +54,7 @@ def _counted(pieces: Pieces, counts: Counter[str]) -> Iterator[tuple[str, bool]]
     size, control = 0, False
     for text, ends in pieces:
         size += len(text)
-        control = control or _CONTROL.search(text) is not None
+        control = control or CONTROL.search(text) is not None
         if ends:
             counts["long_lines"] += size > LONG_LINE
             counts["lines_with_control_characters"] += control

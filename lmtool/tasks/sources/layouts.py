@@ -14,8 +14,9 @@ from pathlib import Path
 
 from lmtool.data.columns import read_columns, read_conllu
 from lmtool.data.parquet import read_parquet
+from lmtool.data.rows import delimiter_of
 from lmtool.data.squad import begins_squad, read_squad
-from lmtool.data.tables import Table, delimiter_of, read_table
+from lmtool.data.tables import Table, read_table
 from lmtool.errors import UserError
 from lmtool.tasks.configs import TaskConfig
 

@@ -1,0 +1,220 @@
+"""Rows of .csv, .tsv and .jsonl files one after another, read strictly; none is held.
+
+A line that does not fit is named, never shifted or turned into nothing.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from lmtool.config.nearest import nearest
+from lmtool.data.files import read_lines
+from lmtool.errors import UserError
+
+DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "pipe"}
+"""What may divide the cells of a .csv file, the standard's own first."""
+_CELL = 10_000_000  # characters of a csv cell: the standard library's 131,072 is less than a long text
+_SHOWN = 12  # names of columns in an error
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+Fault = Callable[[UserError], None]
+"""What becomes of a row that is refused. Where it returns, the row is left out."""
+
+
+def refuse(error: UserError) -> None:
+    """Raise it."""
+    raise error
+
+
+def records(
+    path: Path, delimiter: str | None, encoding: str = "utf-8", key: str | None = None
+) -> Iterator[tuple[int, list[str]]]:
+    """Cells of each record with the line it begins on, the header's too.
+
+    delimiter: of RFC 4180, where quotes double inside quotes and cells may hold line ends; None: every tab divides, and
+    nothing is quoted. key: the key that sets the encoding. UserError: as `read_lines`, and for broken quotes.
+    """
+    lines = read_lines(path, encoding, key)
+    return _split_tabs(lines) if delimiter is None else _split_quoted(path, lines, delimiter)
+
+
+def delimiter_of(line: str, known: Sequence[str] = (), header: Sequence[str] | None = None) -> str:
+    """What divides the cells of a .csv file, by its first line: of the delimiters that divide it at all, the one that
+    gives as many cells as `header` names, or with which all `known` names of columns that occur are cells; else the
+    comma."""
+    cells = {delimiter: _quoted_cells(line, delimiter) for delimiter in DELIMITERS}
+    dividing = [delimiter for delimiter, values in cells.items() if len(values) > 1]
+    if header is not None:
+        fitting = [delimiter for delimiter in dividing if len(cells[delimiter]) == len(header)]
+    else:
+        hits = {delimiter: len({*known} & {*cells[delimiter]}) for delimiter in dividing}
+        fitting = [delimiter for delimiter in dividing if hits[delimiter] == max(hits.values())]
+    return fitting[0] if fitting else ","
+
+
+def _quoted_cells(line: str, delimiter: str) -> list[str]:
+    try:
+        return next(csv.reader([line], delimiter=delimiter), [])
+    except csv.Error:  # the strict reader says what is wrong with it
+        return []
+
+
+def seen_delimiter(
+    path: Path,
+    known: Sequence[str],
+    header: Sequence[str] | None = None,
+    encoding: str = "utf-8",
+    key: str | None = None,
+) -> str:
+    """`delimiter_of` the first line of a file."""
+    first = next((line for _, line in read_lines(path, encoding, key) if line), "")
+    return delimiter_of(first, known, header)
+
+
+def _split_tabs(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, list[str]]]:
+    for number, line in lines:
+        if line:
+            yield number, line.split("\t")
+
+
+def _split_quoted(path: Path, numbered: Iterator[tuple[int, str]], delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """Cells of each record with the line it begins on."""
+    started = 0
+
+    def lines() -> Iterator[str]:
+        nonlocal started
+        for number, line in numbered:
+            started = number
+            yield line + "\n"
+
+    csv.field_size_limit(_CELL)
+    reader = csv.reader(lines(), delimiter=delimiter, strict=True)
+    first = 1
+    while True:
+        try:
+            record = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as problem:
+            raise _broken_csv(path, first, started, problem) from problem
+        if record:
+            yield first, record
+        first = started + 1
+
+
+def _broken_csv(path: Path, first: int, last: int, problem: csv.Error) -> UserError:
+    hint = 'quote the whole cell and double the quotes inside it: "say ""hi"""'
+    if "unexpected end" in str(problem) or "field limit" in str(problem):
+        return UserError(f"{path}:{first}: a quote is opened and never closed", hint)
+    through = f" (the row runs on to line {last}: is a quote left open?)" if last > first else ""
+    return UserError(f"{path}:{first}: {problem}{through}", hint)
+
+
+def header_of(
+    path: Path, lines: Iterator[tuple[int, list[str]]], given: Sequence[str] | None = None
+) -> tuple[int, list[str]]:
+    """The line of the header, and the names of the columns: `given`, or taken from the first of the records.
+
+    UserError where a name comes twice, or nothing is there.
+    """
+    number, names = (0, list(given)) if given is not None else next(lines, (0, []))
+    if given is None and number == 0:
+        raise UserError(f"{path} is empty", "give a file with a header line and rows")
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise UserError(f"{path}:{number}: the column {twice[0]!r} is named twice", "rename one of them")
+    return number, names
+
+
+def ragged(path: Path, number: int, record: Sequence[str], names: Sequence[str], given: bool = False) -> UserError:
+    """The error for a record of another number of cells than there are columns. given: the names are not the file's."""
+    hint = "write a row a line with as many columns as the header names"
+    if given:
+        hint = "give as many column names as the file has columns"
+    return UserError(f"{path}:{number}: {len(record)} columns, {len(names)} expected ({shown(names)})", hint)
+
+
+def shown(names: Sequence[str]) -> str:
+    """Names of columns as an error lists them."""
+    listed = [name if len(name) <= 40 else f"{name[:40]}..." for name in names[:_SHOWN]]
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(listed) + more
+
+
+def no_column(where: str, name: str, names: Sequence[str], key: str) -> UserError:
+    """The error for a column that is not there, with the nearest that is. key: the key that names it."""
+    like = nearest(name, names)
+    hint = f"did you mean {key}={like}?" if like else f"name the column: {key}=COLUMN"
+    return UserError(f"{where}: no column {name}; there are {shown(names) or 'none'}", hint)
+
+
+def objects(path: Path, fault: Fault = refuse) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The object of each line with its number; numbers, truth values and null stay what they are. fault: what becomes
+    of the errors of `object_of`. UserError: as `read_lines`."""
+    for number, line in read_lines(path):
+        if line and not line.isspace():
+            try:
+                row = object_of(path, number, line)
+            except UserError as error:
+                fault(error)
+                continue
+            yield number, row
+
+
+def object_of(path: Path, number: int, line: str) -> dict[str, Any]:
+    """A line as the object it holds. UserError where it is not one, or holds a key twice or half a character."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        columns = dict(pairs)
+        if len(columns) != len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise UserError(f"{path}:{number}: the key {twice} is given twice", "rename or drop one of them")
+        return columns
+
+    def no_number(name: str) -> Any:
+        raise UserError(f"{path}:{number}: {name} is no number in JSON", "write a finite number")
+
+    try:
+        row = json.loads(line, object_pairs_hook=unique, parse_constant=no_number)
+    except json.JSONDecodeError as problem:
+        raise UserError(
+            f"{path}:{number}:{problem.colno}: not JSON: {problem.msg}", "write one JSON object a line"
+        ) from problem
+    except (RecursionError, ValueError) as problem:  # nested too deep; a number of thousands of digits
+        raise UserError(f"{path}:{number}: not readable JSON: {problem}", "write one JSON object a line") from problem
+    if not isinstance(row, dict):
+        raise UserError(f"{path}:{number}: {type(row).__name__} instead of an object", "write one JSON object a line")
+    if _SURROGATE.search(line):
+        _require_text(path, number, row)
+    return row
+
+
+def _require_text(path: Path, number: int, row: dict[str, Any]) -> None:
+    """UserError where a JSON escape stands for half a character: no file and no tokenizer takes it."""
+    for name, value in row.items():
+        try:
+            json.dumps([name, value], ensure_ascii=False).encode()
+        except UnicodeEncodeError as problem:
+            half = ascii(problem.object[problem.start])[1:-1]
+            raise UserError(
+                f"{path}:{number}: {name} holds {half}, half of a character (a lone surrogate)",
+                "write both halves, the character itself, or \\ufffd in its place",
+            ) from problem
+
+
+def described(value: Any) -> str:
+    """What kind of value JSON holds, in words."""
+    if isinstance(value, bool):
+        return "a truth value"
+    if isinstance(value, int | float):
+        return "a number"
+    if isinstance(value, str):
+        return "text"
+    return "a list" if isinstance(value, list) else "an object"

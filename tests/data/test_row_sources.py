@@ -1,0 +1,353 @@
+"""Text in rows: JSON lines, CSV and TSV, parquet, compressed or not."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from lmtool.config.tables import build, lookup
+from lmtool.data import compressed
+from lmtool.data.file_source import FileSource
+from lmtool.data.files import LINE
+from lmtool.errors import UserError
+
+from .data_fixtures import documents, texts
+
+ODD = [
+    "NA",
+    "null",
+    "nan",
+    "None",
+    "true",
+    "1",
+    'say "hi"',
+    "a, b; c|d",
+    "=1+1",
+    "naïve — 中文 😀",
+    "  spaced  ",
+    "x" * 3000,
+]
+TEXTS = [*ODD, *documents(40)]
+LINES = ["two\nlines", "a\ttab", 'a "quote"\n\nand a blank line']  # what tsv has no room for
+
+
+def zstd(content: bytes) -> bytes:
+    sink = pyarrow.BufferOutputStream()
+    with pyarrow.CompressedOutputStream(sink, "zstd") as stream:
+        stream.write(content)
+    return sink.getvalue().to_pybytes()
+
+
+def delimited(delimiter: str) -> Callable[[list[str]], bytes]:
+    def write(rows: list[str]) -> bytes:
+        out = io.StringIO()
+        csv.writer(out, delimiter=delimiter).writerows([["id", "text"], *enumerate(rows)])
+        return out.getvalue().encode()
+
+    return write
+
+
+def jsonl(rows: list[str]) -> bytes:
+    objects = ({"text": text, "meta": {"n": n} if n % 2 else None} for n, text in enumerate(rows))
+    return "".join(json.dumps(row, ensure_ascii=n % 2 == 0) + "\n" for n, row in enumerate(objects)).encode()
+
+
+def tsv(rows: list[str]) -> bytes:
+    return "".join(["id\ttext\n", *(f"{n}\t{text}\n" for n, text in enumerate(rows))]).encode()
+
+
+def parquet(rows: list[str], group: int = 7) -> bytes:
+    sink = pyarrow.BufferOutputStream()
+    pyarrow.parquet.write_table(pyarrow.table({"text": rows, "n": list(range(len(rows)))}), sink, row_group_size=group)
+    return sink.getvalue().to_pybytes()
+
+
+WRITERS: dict[str, Callable[[list[str]], bytes]] = {
+    "a.jsonl": jsonl,
+    "a.json.gz": lambda rows: gzip.compress(jsonl(rows)),
+    "a.jsonl.zst": lambda rows: zstd(jsonl(rows)),
+    "a.csv": delimited(","),
+    "b.csv": delimited(";"),
+    "c.csv.gz": lambda rows: gzip.compress(delimited("\t")(rows)),
+    "d.CSV": delimited("|"),
+    "a.tsv": tsv,
+    "a.tsv.zst": lambda rows: zstd(tsv(rows)),
+    "a.parquet": parquet,
+}
+
+
+def kind(name: str) -> str:
+    return next(kind for kind in ("jsonl", "json", "csv", "tsv", "parquet", "txt") if f".{kind}" in name.lower())
+
+
+def source(path: Path, more: dict[str, Any] | None = None, **keys: Any) -> FileSource[Any]:
+    name = {"json": "jsonl", "tsv": "csv", "txt": "text"}.get(kind(path.name), kind(path.name))
+    entry = lookup("data", name)
+    assert entry is not None
+    return build(entry.config(path=str(path), **keys), None, None, **(more or {}))
+
+
+def write(folder: Path, name: str, content: bytes | str) -> Path:
+    path = folder / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def everything(opened: FileSource[Any]) -> list[str]:
+    return list(texts(opened.complete(), "validation"))
+
+
+def refused(path: Path, match: str, **keys: Any) -> UserError:
+    with pytest.raises(UserError, match=match) as caught:
+        source(path, **keys)
+    assert caught.value.hint and "\n" not in caught.value.message
+    return caught.value
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_rows_come_out_as_they_were_written(tmp_path: Path, name: str) -> None:
+    rows = TEXTS + (LINES if kind(name) != "tsv" else [])
+    opened = source(write(tmp_path, name, WRITERS[name](rows)), validation_fraction=0.1)
+    assert everything(opened) == rows
+    train, held_out = list(texts(opened, "train")), list(texts(opened, "validation"))
+    assert sorted(train + held_out) == sorted(rows) and len(held_out) == opened.count("validation") > 1
+    assert opened.facts()["document"] == "row" and opened.facts()["text"] == "text"
+
+
+def test_the_same_texts_are_the_same_source_in_every_form(tmp_path: Path) -> None:
+    prints = {source(write(tmp_path, name, make(TEXTS))).fingerprint for name, make in WRITERS.items()}
+    assert len(prints) == 1
+
+
+def test_a_folder_holds_files_of_the_kind(tmp_path: Path) -> None:
+    for number, end in enumerate((".jsonl", ".jsonl.gz", ".json.zst", ".ndjson")):
+        content = jsonl([f"text {number}"])
+        write(
+            tmp_path,
+            f"{number}{end}",
+            gzip.compress(content) if "gz" in end else zstd(content) if "zst" in end else content,
+        )
+    entry = lookup("data", "jsonl")
+    assert entry is not None
+    opened = build(entry.config(path=str(tmp_path), validation=None))
+    assert sorted(everything(opened)) == [f"text {number}" for number in range(4)]
+    write(tmp_path, "0.jsonl.gz", gzip.compress(jsonl(["text 0"])))
+    with pytest.raises(UserError, match=r"holds both 0.jsonl and 0.jsonl.gz: the same text twice"):
+        build(entry.config(path=str(tmp_path)))
+    with pytest.raises(UserError, match="holds no .txt file, but") as caught:
+        build(lookup("data", "text").config(path=str(tmp_path)))  # type: ignore[union-attr]
+    assert caught.value.hint.startswith("data=jsonl reads them: data=jsonl data.path=")
+
+
+def test_columns(tmp_path: Path) -> None:
+    table = "title,body\nA,first\n,second\nC,\n,\n"
+    path = write(tmp_path, "a.csv", table)
+    assert everything(source(path, text=("title", "body"))) == ["A\nfirst", "second", "C"]
+    opened = source(path, text="body")
+    assert everything(opened) == ["first", "second"] and opened.facts()["rows_without_text"] == 2
+    assert refused(path, r"a.csv:1: no column text; there are title, body").hint == "name the column: data.text=COLUMN"
+    assert refused(path, "no column titel", text="titel").hint == "did you mean data.text=title?"
+    lines = '{"title": "A", "body": "first"}\n{"title": null, "body": "second"}\n'
+    assert everything(source(write(tmp_path, "a.jsonl", lines), text=("title", "body"))) == ["A\nfirst", "second"]
+    sink = pyarrow.BufferOutputStream()
+    columns = {"text": ["a", None, "b"], "n": [1, 2, 3], "raw": [b"x", b"y", b"z"]}
+    pyarrow.parquet.write_table(pyarrow.table(columns), sink)
+    path = write(tmp_path, "a.parquet", sink.getvalue().to_pybytes())
+    opened = source(path)
+    assert everything(opened) == ["a", "b"] and opened.facts()["rows_without_text"] == 1
+    assert refused(path, "the column n holds int64, not text", text="n").hint == "name a column of text: data.text=text"
+    refused(path, "the column raw holds binary, not text", text="raw")
+    assert refused(path, r"no column tex; there are text, n, raw", text="tex").hint == "did you mean data.text=text?"
+
+
+def test_delimiters(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.csv", "id;text\n1;a, b\n2;c\n")
+    assert everything(source(path)) == ["a, b", "c"] and source(path).facts()["delimiter"] == "semicolon"
+    refused(path, "no column text; there are id;text", delimiter="comma")
+    quoted = write(tmp_path, "a.tsv", 'id\ttext\n1\t"a\tb"\n2\tc\n')
+    refused(quoted, r"a.tsv:2: 3 columns, 2 expected")  # no quotes in .tsv
+    assert everything(source(quoted, delimiter="tab")) == ["a\tb", "c"]
+    latin = write(tmp_path, "l.csv", "text\nnaïve\nÖl\n".encode("latin-1"))
+    assert "data.encoding=latin-1" in refused(latin, r"l.csv:2:3: byte 0xef is not utf-8").hint
+    assert everything(source(latin, encoding="latin-1")) == ["naïve", "Öl"]
+    wide = write(tmp_path, "w.csv", "text;n\nnaïve;1\nÖl;2\n".encode("utf-16"))
+    assert everything(source(wide, encoding="utf-16")) == ["naïve", "Öl"]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.tsv"])
+def test_marks_and_line_ends_change_nothing(tmp_path: Path, name: str) -> None:
+    clean = WRITERS[name](TEXTS).replace(b"\r\n", b"\n")
+    wanted = source(write(tmp_path, name, clean)).fingerprint
+    for other in (b"\xef\xbb\xbf" + clean, clean.replace(b"\n", b"\r\n"), clean.replace(b"\n", b"\r"), clean[:-1]):
+        assert source(write(tmp_path, name, other)).fingerprint == wanted
+
+
+CASES = [
+    ("a.csv", "text,n\na,1\nb,2,3\n", r"a.csv:3: 3 columns, 2 expected \(text, n\)"),
+    ("a.csv", "text,n\na,1\nb\n", r"a.csv:3: 1 columns"),
+    ("a.csv", 'text,n\na,1\n"b,2\nc,3\n', r"a.csv:3: a quote is opened and never closed"),
+    ("a.csv", 'text,n\na,1\n"b"c,2\n', r"a.csv:3: .* expected after"),
+    ("a.csv", "text,text\na,1\n", r"a.csv:1: the column 'text' is named twice"),
+    ("a.csv", "", r"a.csv is empty"),
+    ("a.csv", "text,n\n", r"a.csv is white space alone: there is no text"),
+    ("a.csv", "text\na\0b\n", r"a.csv:2:2: a NUL byte"),
+    ("a.tsv", "text\tn\na\tb\tc\n", r"a.tsv:2: 3 columns"),
+    ("a.jsonl", '{"text": "a"}\n{"text": "b"\n', r"a.jsonl:2:\d+: not JSON"),
+    ("a.jsonl", '{"text": "a"}\n{"text": 3}\n', r"a.jsonl:2: text is a number, not text"),
+    ("a.jsonl", '{"text": "a"}\n{"text": ["b"]}\n', r"a.jsonl:2: text is a list, not text"),
+    ("a.jsonl", '{"text": "a"}\n{"txt": "b"}\n', r"a.jsonl:2: no column text; there are txt"),
+    ("a.jsonl", '{"text": "a", "text": "b"}\n', r"a.jsonl:1: the key text is given twice"),
+    ("a.jsonl", '{"text": "a"}\n{"text": "\\ud800"}\n', r"a.jsonl:2: text holds \\ud800, half of a character"),
+    ("a.jsonl", '[\n{"text": "a"}\n]\n', r"a.jsonl:1:\d+: not JSON"),
+    ("a.jsonl", b'{"text": "a"}\n{"text": "\xff"}\n', r"a.jsonl:2:11: byte 0xff is not utf-8"),
+    ("a.parquet", "PAR1 and more", r"a.parquet: not readable as parquet"),
+    ("a.parquet", '{"text": "a"}\n', r"a.parquet: not readable as parquet"),
+    ("a.jsonl", parquet(["a"]), r"a.jsonl: a parquet file, not text"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "match"), CASES)
+def test_faults_are_named(tmp_path: Path, name: str, content: bytes | str, match: str) -> None:
+    refused(write(tmp_path, name, content), match)
+
+
+def test_all_faults_are_handed_over_where_they_are_asked_for(tmp_path: Path) -> None:
+    seen: list[UserError] = []
+    content = '{"text": "a"}\n{"text": 3}\nno\n{"txt": "b"}\n{"text": "c"}\n'
+    opened = source(write(tmp_path, "a.jsonl", content), {"fault": seen.append})
+    assert [error.message.split(": ")[0].rpartition("/")[2] for error in seen] == [
+        "a.jsonl:2",
+        "a.jsonl:3:1",
+        "a.jsonl:4",
+    ]
+    assert opened.count("train") + opened.count("validation") == 2
+    seen.clear()
+    source(write(tmp_path, "a.csv", "text,n\na,1\nb\nc,2,3\nd,4\n"), {"fault": seen.append})
+    assert [":3: 1 col" in seen[0].message, ":4: 3 col" in seen[1].message, len(seen)] == [True, True, 2]
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstd], ids=["gz", "zst"])
+def test_damaged_compressed_files(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+    drawn = random.Random(3)
+    rows = [drawn.randbytes(60).hex() for _ in range(3000)]
+    end, content = ("gz" if pack is gzip.compress else "zst"), pack(jsonl(rows))
+    path = write(tmp_path, f"a.jsonl.{end}", content[: len(content) // 2])
+    error = refused(path, r"a.jsonl.\w+:\d+: the \w+ stream breaks off")
+    assert 0 < int(error.message.split(":")[1]) <= 3000
+    refused(write(tmp_path, f"a.jsonl.{end}", content + b"junk"), r"a.jsonl.\w+:\d+: not readable as")
+    refused(write(tmp_path, f"a.jsonl.{end}", jsonl(rows[:3])), r"a.jsonl.\w+:1: not readable as .* Not|Unknown")
+    assert (
+        everything(source(write(tmp_path, f"a.jsonl.{end}", pack(jsonl(rows[:2])) + pack(jsonl(rows[2:4])))))
+        == rows[:4]
+    )
+    assert everything(source(write(tmp_path, f"a.txt.{end}", pack(b"one\r\n\r\ntwo\n")))) == ["one", "two"]
+
+
+def test_bombs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compressed, "HARMLESS", 1 << 19)
+    content = b"word " * (1 << 18)
+    for name, packed in (("a.txt.gz", gzip.compress(content)), ("b.jsonl.zst", zstd(b'{"text": "' + content))):
+        refused(write(tmp_path, name, packed), r":1: expands to more than 100 times its size")
+    rows = ["word " * 1000] * 2000  # a dictionary of one text
+    refused(write(tmp_path, "c.parquet", parquet(rows, len(rows))), r"c.parquet:\d+: expands to more than 100 times its size")
+    monkeypatch.setattr(compressed, "RATIO", 10**9)
+    monkeypatch.setattr(compressed, "MOST", 1 << 20)
+    refused(tmp_path / "a.txt.gz", r":1: expands to more than 0 GB")
+
+
+def test_a_line_that_is_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lmtool.data.files.PIECE", 1 << 10)
+    monkeypatch.setattr("lmtool.data.files.LINE", 1 << 14)
+    assert LINE > 1 << 20
+    refused(write(tmp_path, "a.jsonl", jsonl(["a", "b" * (1 << 15)])), r"a.jsonl:2: a line of more than")
+
+
+# --- fuzzing --------------------------------------------------------------------------------------------------------
+
+
+def planted(drawn: random.Random, form: str, line: bytes) -> bytes:
+    """A line with one fault in it."""
+    faults: dict[str, list[Callable[[], bytes]]] = {
+        "any": [
+            lambda: line[:3] + b"\0" + line[3:],
+            lambda: line[:3] + b"\xff" + line[3:],
+            lambda: line[:3] + b"\xe2\x82" + line[3:],
+        ],
+        "jsonl": [
+            lambda: line[:-2],
+            lambda: line + b"}",
+            lambda: b"[" + line + b"]",
+            lambda: line.replace(b'"text"', b'"tekst"', 1),
+            lambda: line.replace(b'"text": ', b'"text": 7, "x": ', 1),
+            lambda: line[:-1] + b', "text": "again"}',
+            lambda: line.replace(b'"text": "', b'"text": "\\udc00', 1),
+            lambda: line.replace(b'"text": "', b'"text": NaN, "x": "', 1),
+        ],
+        "csv": [
+            lambda: line + b",more",
+            lambda: line.partition(b",")[0],
+            lambda: line.partition(b",")[0] + b',"never closed',
+            lambda: line.partition(b",")[0] + b',"a" b',
+        ],
+        "tsv": [lambda: line + b"\tmore", lambda: line.replace(b"\t", b" ")],
+    }
+    return drawn.choice([*faults["any"], *faults[form], *faults[form]])()
+
+
+def fuzzed(drawn: random.Random, count: int) -> Iterator[tuple[str, bytes, int | None]]:
+    """Names and contents of files with one fault, and its line; None: bytes were changed anywhere."""
+    plain = [text for text in TEXTS if "\n" not in text]
+    for number in range(count):
+        rows = drawn.sample(plain, 12)
+        form = ("jsonl", "csv", "tsv", "parquet", "txt")[number % 5]
+        make = {"jsonl": jsonl, "csv": delimited(","), "tsv": tsv, "parquet": parquet}.get(
+            form, lambda rows: "\n\n".join(rows).encode()
+        )
+        content, pack, end = make(rows), *drawn.choice([(bytes, ""), (gzip.compress, ".gz"), (zstd, ".zst")])
+        if form in ("jsonl", "csv", "tsv") and drawn.random() < 0.6:
+            lines = content.replace(b"\r\n", b"\n").split(b"\n")
+            at = drawn.randrange(form != "jsonl", len(lines) - 1)
+            lines[at] = planted(drawn, form, lines[at])
+            yield f"a.{form}{end}", pack(drawn.choice([b"\n", b"\r\n"]).join(lines)), at + 1
+            continue
+        content = bytearray(content if form == "parquet" else pack(content))
+        for _ in range(drawn.randrange(1, 5)):
+            at = drawn.randrange(len(content) + 1)
+            match drawn.randrange(4):
+                case 0:
+                    content[at : at + 1] = bytes([drawn.randrange(256)])
+                case 1:
+                    del content[at : at + drawn.randrange(300)]
+                case 2:
+                    content[at:at] = drawn.choice([b'"', b"\t", b",", b"\n", b"\r", b"{", b"\0", b"\xff"])
+                case _:
+                    content[at:at] = content[: drawn.randrange(200)]
+        yield f"a.{form}{'' if form == 'parquet' else end}", bytes(content), None
+
+
+@pytest.mark.parametrize("count", [60, pytest.param(1000, marks=pytest.mark.slow)])
+def test_fuzzed_files(tmp_path: Path, count: int) -> None:
+    """No traceback; every planted fault is reported with its line."""
+    with_line = refusals = 0
+    for name, content, line in fuzzed(random.Random(17), count):
+        path = write(tmp_path, name, content)
+        try:
+            everything(source(path))
+            assert line is None, f"read without a word: {name}:{line}"
+        except UserError as error:
+            refusals += 1
+            assert error.hint and "\n" not in error.message
+            if line is not None:
+                with_line += 1
+                assert f"{name}:{line}:" in error.message, error.message
+    assert with_line > count / 4 and refusals > with_line
