@@ -203,6 +203,10 @@ def run(verb: str, config: Any, overrides: list[str]) -> Any:
         from lmtool.commands import probe
 
         return probe.run(config, overrides)
+    if verb == "check":
+        from lmtool.commands import check
+
+        return check.run(config, overrides)
     if verb == "export":
         from lmtool.commands import export
 

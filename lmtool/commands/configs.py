@@ -8,6 +8,7 @@ from pydantic import Field, ValidationError
 
 from lmtool.commands.base_configs import DEVICE, CommandConfig
 from lmtool.commands.use_configs import AskConfig as AskConfig
+from lmtool.commands.use_configs import CheckConfig as CheckConfig
 from lmtool.commands.use_configs import EmbedConfig as EmbedConfig
 from lmtool.commands.use_configs import EvaluateConfig as EvaluateConfig
 from lmtool.commands.use_configs import GenerateConfig as GenerateConfig
@@ -262,6 +263,7 @@ COMMANDS: dict[str, type[Any]] = {
     "embed": EmbedConfig,
     "probe": ProbeConfig,
     "tokenizer": TokenizerCommandConfig,
+    "check": CheckConfig,
     "export": ExportConfig,
     "import": ImportConfig,
 }

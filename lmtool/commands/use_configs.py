@@ -203,3 +203,37 @@ class ProbeConfig(MachineConfig):
         """One checkpoint is a list of one."""
         checkpoint = data.get("checkpoint")
         return {**data, "checkpoint": [checkpoint]} if isinstance(checkpoint, str) and checkpoint != "???" else data
+
+
+class CheckConfig(CommandConfig):
+    """`lmtool check`: read a data set before anything is trained on it."""
+
+    starts_with_checkpoint: ClassVar[bool] = False
+
+    task: Annotated[TaskConfig | None, Choice("task", key="kind", optional=True)] = Field(
+        None, description="Labelled data: a task by its name, or a file."
+    )
+    data: Annotated[DataConfig | None, Choice("data", optional=True)] = Field(None, description="Text to pretrain on.")
+    checkpoint: str | None = Field(
+        None,
+        description="Whose tokenizer measures the lengths: a run or a checkpoint folder, a published one, or "
+        "hf://org/name@revision. Null: lengths are in words.",
+        min_length=1,
+    )
+    max_length: int = Field(128, ge=8, description="Of a checkpoint's tokens: longer texts are counted.")
+    near: float | None = Field(
+        0.8,
+        gt=0,
+        lt=1,
+        description="Near-duplicates share this much of their sets of five characters, at least (Jaccard similarity). "
+        "Null: equal texts alone.",
+    )
+    listed: int = Field(20, ge=0, description="Rows of each kind that are listed, at most; all are counted.")
+    output: str | None = Field(None, description="File that is written: all that was found, as JSON.", min_length=1)
+    seed: int = Field(
+        0, ge=0, lt=2**63, description="Seed of the rows that are held out where there is no development split."
+    )
+    cache_dir: str = Field(
+        "~/.cache/lmtool", description="Where text that is collected or downloaded lies.", min_length=1
+    )
+    offline: bool = Field(False, description="Open no network connection.")

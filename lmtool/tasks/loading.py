@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,8 +90,15 @@ def load_task(config: TaskConfig, seed: int, cache_dir: str | Path, offline: boo
     no connection. scoring: nothing is trained on: a file alone is a development split, whole.
     Raises UserError with file:line, or with the key that mends it.
     """
+    tables, facts = read_tables(config, cache_dir, offline, scoring)
+    return decode_tables(config, tables, facts, seed, scoring)
+
+
+def decode_tables(
+    config: TaskConfig, tables: Mapping[str, TaskTable], facts: dict[str, Any], seed: int, scoring: bool = False
+) -> TaskData:
+    """The data of a task from the tables of its splits; otherwise as `load_task`."""
     first: TaskKind = build(config)
-    tables, facts = _tables(config, cache_dir, offline, scoring)
     if scoring and config.path is not None and Path(config.path).expanduser().is_file():
         tables = {**tables, "dev": tables["train"]}
     if scoring and "train" not in tables:
@@ -154,7 +161,7 @@ def unlabelled_rows(config: TaskConfig, cache_dir: str | Path, offline: bool = F
     """By split, the columns of texts that a task reads in training and of its development splits; no labels, and no
     test splits. UserError as `load_task` has it."""
     kind: TaskKind = build(config)
-    tables, _ = _tables(config, cache_dir, offline)
+    tables, _ = read_tables(config, cache_dir, offline)
     tests = {split for split in map(canonical, config.test)} - {"train"}
     return {
         split: _texts_of(kind, _columns(config, split, tables[split]), tables[split].origin)
@@ -167,7 +174,7 @@ def target_rows(config: Any, cache_dir: str | Path, offline: bool) -> Rows:
     """The unlabelled texts of another domain that a task is learned beside. UserError as `load_task` has it."""
     elsewhere = config.model_copy(update={"path": config.domain.target})
     try:
-        tables, _ = _tables(elsewhere, cache_dir, offline)
+        tables, _ = read_tables(elsewhere, cache_dir, offline)
         return _unlabelled(build(config), _columns(elsewhere, "train", tables["train"]), tables["train"].origin)
     except UserError as error:
         message = error.message.replace("task.path=", "task.domain.target=")
@@ -188,7 +195,7 @@ def _texts_of(kind: TaskKind, columns: dict[str, list], origin: list[tuple[str, 
 
 
 def _held_out_alone(
-    config: TaskConfig, kind: TaskKind, tables: dict[str, TaskTable], facts: dict[str, Any]
+    config: TaskConfig, kind: TaskKind, tables: Mapping[str, TaskTable], facts: dict[str, Any]
 ) -> TaskData:
     """The data of a task of which there are development and test splits alone. Its labels are those it names."""
     rows = {split: kind.rows(_columns(config, split, table), table.origin, False) for split, table in tables.items()}
@@ -199,7 +206,7 @@ def _held_out_alone(
     return TaskData(config, train, labelled, {split: rows[split] for split in tests}, facts)
 
 
-def _tables(
+def read_tables(
     config: TaskConfig, cache_dir: str | Path, offline: bool, scoring: bool = False
 ) -> tuple[dict[str, TaskTable], dict[str, Any]]:
     """Splits by canonical name, and where they came from. A path goes before what is embedded, that before the hub."""

@@ -1,0 +1,103 @@
+"""`lmtool check`: read a data set before anything is trained on it, and say what a person would want to know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from lmtool.commands.predictions import write_output
+from lmtool.commands.use_configs import CheckConfig
+from lmtool.config.checkpoint import find
+from lmtool.data.configs import DataConfig
+from lmtool.data.problems import collected
+from lmtool.data.sources import documents, open_source
+from lmtool.errors import CheckFailed, UserError
+from lmtool.reporting.check import print_findings, print_problems
+from lmtool.reporting.console import Output
+from lmtool.tasks.checking import Texts, compared, findings, read_sound
+from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.weights.folders import published_folder
+
+TOO_MANY = 0.01
+"""Share of held-out rows in training from which on their scores say little."""
+
+
+def run(config: CheckConfig, overrides: Sequence[str]) -> dict[str, Any]:
+    """Read, print and write what there is to say. Raises CheckFailed where rows fail, or where held-out ones stand in
+    the training rows."""
+    if (config.task is None) == (config.data is None):
+        raise UserError("check reads labelled data or text: give one of them", "lmtool check task=mydata.csv")
+    output = Output()
+    length_of, unit = _lengths(config)
+    found: dict[str, Any] = {}
+    if config.task is not None:
+        for part in config.task.parts():
+            data, problems = read_sound(part, config.seed, config.cache_dir, config.offline)
+            said = (
+                {}
+                if data is None
+                else findings(data, config.near, length_of, config.max_length, config.listed, output.stage)
+            )
+            facts = (
+                {} if data is None else {"warnings": data.facts.get("warnings", []), "source": data.facts.get("source")}
+            )
+            found[part.name] = {**facts, "failing": [problem.message for problem in problems], "splits": said}
+    elif config.data is not None:
+        found[config.data.name] = _text(config, config.data, length_of, output)
+    long = config.max_length if unit == "tokens" else None
+    for name, said in found.items():
+        print_problems(output, name, said["failing"], config.listed)
+        print_findings(output, name, said, unit, long, config.listed)
+    if config.output is not None:
+        write_output(config.output, [{"data": name, **said} for name, said in found.items()])
+    failing = [problem for said in found.values() for problem in said["failing"]]
+    leaks = [f"{split} of {name}" for name, said in found.items() for split in _leaking(said["splits"])]
+    if failing:
+        raise CheckFailed(f"{len(failing):,} rows fail", "correct them, or take them out; the first are listed above")
+    if leaks:
+        raise CheckFailed(
+            f"more than {TOO_MANY:.0%} of the rows of {', '.join(leaks)} stand in the training rows too",
+            "take them out of one of both: scores on them say little",
+        )
+    return found
+
+
+def _leaking(splits: Mapping[str, Any]) -> list[str]:
+    shared = {split: said["in_training"]["equal"] for split, said in splits.items() if "in_training" in said}
+    return [split for split, count in shared.items() if count > TOO_MANY * splits[split]["rows"]]
+
+
+def _text(
+    config: CheckConfig, text: DataConfig, length_of: Callable[[Sequence[str]], list[int]], output: Output
+) -> dict[str, Any]:
+    """What there is to say of text to pretrain on, document by document."""
+    with collected() as problems:
+        source = open_source(text, config.cache_dir, output.stage, config.offline)
+        splits = {}
+        for split in ("train", "validation"):
+            texts = list(documents(source.parts(split)))
+            splits[split] = Texts(
+                texts, [f"{split} document {n:,}" for n in range(1, len(texts) + 1)], [None] * len(texts)
+            )
+    said = compared(splits, config.near, length_of, config.max_length, config.listed, output.stage)
+    facts = {name: fact for name, fact in source.facts().items() if isinstance(fact, int | str)}
+    messages = list(dict.fromkeys(problem.message for problem in problems))  # text is read more than once
+    return {"source": facts, "warnings": [], "failing": messages, "splits": said}
+
+
+def _lengths(config: CheckConfig) -> tuple[Callable[[Sequence[str]], list[int]], str]:
+    """How lengths are measured, and in what."""
+    if config.checkpoint is None:
+        return _words, "words"
+    published = published_folder(config.checkpoint, config.offline)
+    tokenizer = Tokenizer.load(find(config.checkpoint) if published is None else published.path)
+    return partial(_tokens, tokenizer), "tokens"
+
+
+def _words(texts: Sequence[str]) -> list[int]:
+    return [len(text.split()) for text in texts]
+
+
+def _tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> list[int]:
+    return [len(ids) for ids in tokenizer.encode_batch(list(texts))]

@@ -1,0 +1,90 @@
+"""What `lmtool check` found of a data set, on the screen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from lmtool.reporting.console import Output
+from lmtool.reporting.table import print_table
+from lmtool.reporting.text import percent, plain
+
+_TEXT = 60
+_LABELS = 8
+
+
+def print_problems(output: Output, name: str, messages: Sequence[str], most: int) -> None:
+    """Rows that would fail, the first of them by file:line."""
+    if not messages:
+        return
+    output.line(f"{name}: {len(messages):,} rows fail", "bold red")
+    for message in messages[:most]:
+        output.line(f"  {plain(message, 200)}")
+    if len(messages) > most:
+        output.line(f"  and {len(messages) - most:,} more")
+
+
+def print_findings(
+    output: Output, name: str, findings: Mapping[str, Any], unit: str, longest: int | None, most: int
+) -> None:
+    """findings: of tasks/checking.py. unit: of the lengths. longest: of a text that is not cut, where
+    that is known."""
+    splits: Mapping[str, Any] = findings["splits"]
+    if not splits:
+        return
+    header = ["split", "rows", "empty", f"median {unit}", "95%", "longest", *(["cut"] if longest else []), "labels"]
+    rows = [
+        [
+            split,
+            said["rows"],
+            said["empty"],
+            said["lengths"]["median"],
+            said["lengths"]["percentile_95"],
+            said["lengths"]["longest"],
+            *([percent(said["lengths"]["cut"])] if longest else []),
+            _labels(said["labels"]),
+        ]
+        for split, said in splits.items()
+    ]
+    print_table(output, header, rows, heading=name)
+    output.line()
+    header = ["texts that occur twice", "equal", "other label", "similar"]
+    print_table(output, header, list(_twice(splits)))
+    for split, said in splits.items():
+        for kind, words in (("in_training", "stand in the training rows too"), ("within", "repeat rows above them")):
+            pairs = said.get(kind, {}).get("pairs", ())[:most]
+            if pairs:
+                output.line(f"{split}: rows that {words}", "bold")
+            for pair in pairs:
+                output.line(f"  {_pair(pair)}")
+    for warning in findings["warnings"]:
+        output.line(f"warning: {warning}", "yellow")
+
+
+def _twice(splits: Mapping[str, Any]) -> Iterator[list[Any]]:
+    for split, said in splits.items():
+        for key, words in (("within", f"within {split}"), ("in_training", f"{split} in train")):
+            if key in said:
+                counts = said[key]
+                yield [words, *(_share(counts[kind], said["rows"]) for kind in ("equal", "other_label", "similar"))]
+
+
+def _share(count: int, rows: int) -> str:
+    return f"{count:,} ({percent(count / rows)})" if count else "0"
+
+
+def _pair(pair: Mapping[str, Any]) -> str:
+    how = "=" if pair["similarity"] == 1 else f"{pair['similarity']:.0%} of"
+    labels = f"  {pair['label']} | {pair['label_repeated']}" if "label" in pair else ""
+    other = "" if pair["similarity"] == 1 else f" | {plain(pair['text_repeated'], _TEXT)}"
+    return f"{pair['row']} {how} {pair['repeats']}{labels}  {plain(pair['text'], _TEXT)}{other}"
+
+
+def _labels(labels: Mapping[str, Any] | None) -> str:
+    if not labels:
+        return ""
+    if "deviation" in labels:
+        return f"mean {labels['mean']:.3g} ± {labels['deviation']:.3g}, {labels['least']:g} to {labels['most']:g}"
+    total = sum(labels.values())
+    shown = [f"{name} {percent(count / total)}" for name, count in list(labels.items())[:_LABELS]]
+    return " · ".join(shown) + (f" · {len(labels) - _LABELS} more" if len(labels) > _LABELS else "")

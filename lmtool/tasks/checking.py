@@ -1,0 +1,195 @@
+"""What there is to say of a task's data before anything is trained on them: rows that fail, lengths, labels, texts that
+occur twice. Plain data; imports no torch."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from lmtool.config.tables import build
+from lmtool.data.duplicates import Match, overlap, repeats
+from lmtool.data.problems import collected
+from lmtool.data.split import Rows
+from lmtool.errors import UserError
+from lmtool.tasks.configs import TaskConfig
+from lmtool.tasks.kinds.base import TaskKind
+from lmtool.tasks.kinds.labels import place
+from lmtool.tasks.loading import TaskData, decode_tables, read_tables
+from lmtool.tasks.sources.files import TaskTable
+
+MOST_FAILING = 1000
+"""Rows that fail, at most: of more, their number is not known."""
+_PLACE = re.compile(r"(.+?):(\d+)(?::\d+)?: ")
+OnStage = Callable[[str, int, int], None]
+
+
+@dataclass
+class Twice:
+    """Rows of a split whose text occurs before them (`within`), or in the training rows (`in_training`): equal but for
+    case, punctuation and spacing, or similar. other_label: of the equal ones, those with another label. pairs: (row,
+    the row it repeats, similarity) by file:line and text, those with another label first."""
+
+    equal: int = 0
+    similar: int = 0
+    other_label: int = 0
+    pairs: list[dict[str, Any]] = field(default_factory=list)
+
+    def plain(self, most: int) -> dict[str, Any]:
+        pairs = sorted(self.pairs, key=lambda pair: ("label" not in pair, -pair["similarity"]))
+        return {"equal": self.equal, "similar": self.similar, "other_label": self.other_label, "pairs": pairs[:most]}
+
+
+@dataclass(frozen=True)
+class Texts:
+    """What is read of the rows of a split, a text each; where each stands; its label, None where it has none; and how
+    often each label occurs."""
+
+    texts: list[str]
+    places: list[str]
+    labels: list[Any]
+    counted: dict[str, Any] | None = None
+
+    @classmethod
+    def of(cls, kind: TaskKind, rows: Rows) -> Texts:
+        cells = zip(*rows.columns.values(), strict=True)
+        texts = ["\n".join(_text(cell) for cell in row) for row in cells]
+        labels = [None] * len(rows) if rows.labels is None else [kind.shown(label) for label in rows.labels]
+        return cls(texts, [place(origin) for origin in rows.origin], labels, _counted(kind, rows))
+
+
+def _text(cell: Any) -> str:
+    return " ".join(map(str, cell)) if isinstance(cell, (list, tuple)) else str(cell)
+
+
+def read_sound(config: TaskConfig, seed: int, cache_dir: str, offline: bool) -> tuple[TaskData | None, list[UserError]]:
+    """The data of a task without the rows that fail, and what is wrong with each of these; None where too many do.
+    UserError where the data fail as a whole."""
+    with collected() as problems:
+        tables, facts = read_tables(config, cache_dir, offline)
+        while len(problems) < MOST_FAILING:
+            try:
+                return decode_tables(config, tables, dict(facts), seed), problems
+            except UserError as problem:
+                rest = _without(tables, problem)
+                if rest is None:
+                    if not problems:
+                        raise
+                    problems.append(problem)  # what is left after the rows above
+                    return None, problems
+                problems.append(problem)
+                tables = rest
+    return None, problems
+
+
+def _without(tables: Mapping[str, TaskTable], problem: UserError) -> dict[str, TaskTable] | None:
+    """The tables without the row that a problem names by file:line; None where it names none."""
+    match = _PLACE.match(problem.message)
+    if match is None:
+        return None
+    origin = match[1], int(match[2])
+    for split, table in tables.items():
+        if origin in table.origin:
+            row = table.origin.index(origin)
+            columns = {name: values[:row] + values[row + 1 :] for name, values in table.columns.items()}
+            kept = table.origin[:row] + table.origin[row + 1 :]
+            return {**tables, split: replace(table, columns=columns, origin=kept)}
+    return None
+
+
+def findings(
+    data: TaskData,
+    near: float | None,
+    length_of: Callable[[Sequence[str]], list[int]],
+    longest: int,
+    most: int,
+    progress: OnStage | None = None,
+) -> dict[str, Any]:
+    """By split: rows, labels, lengths, texts that occur twice. near: least similarity of near-duplicates, None: equal
+    texts alone. length_of: lengths of texts. longest: one from which on they are cut. most: pairs that are listed."""
+    kind: TaskKind = build(data.config)
+    splits = {
+        name: Texts.of(kind, rows) for name, rows in {"train": data.train, **data.validation, **data.test}.items()
+    }
+    return compared(splits, near, length_of, longest, most, progress)
+
+
+def compared(
+    splits: Mapping[str, Texts],
+    near: float | None,
+    length_of: Callable[[Sequence[str]], list[int]],
+    longest: int,
+    most: int,
+    progress: OnStage | None = None,
+) -> dict[str, Any]:
+    """The same of texts by split, training ones first."""
+    index, train, said = None, None, {}
+    for split, own in splits.items():
+        if progress is not None:
+            progress(f"comparing the texts of {split}", 0, 1)
+        held, matches = repeats(own.texts, near)
+        said[split] = {
+            "rows": len(own.texts),
+            "empty": sum(not text.strip() for text in own.texts),
+            "labels": own.counted,
+            "lengths": _quantiles(np.array(length_of(own.texts)), longest),
+            "within": _twice(own, own, matches.items()).plain(most),
+        }
+        if index is None or train is None:
+            index, train = held, own
+        else:
+            said[split]["in_training"] = _twice(own, train, overlap(own.texts, index)).plain(most)
+    return said
+
+
+def _twice(own: Texts, others: Texts, matches: Iterable[tuple[int, Match]]) -> Twice:
+    twice = Twice()
+    for number, match in matches:
+        equal = match.similarity == 1.0
+        labels = own.labels[number], others.labels[match.number]
+        differ = None not in labels and labels[0] != labels[1]
+        twice.equal += equal
+        twice.similar += not equal
+        twice.other_label += equal and differ
+        twice.pairs.append(
+            {
+                "row": own.places[number],
+                "repeats": others.places[match.number],
+                "similarity": round(match.similarity, 3),
+                "text": own.texts[number],
+                "text_repeated": others.texts[match.number],
+                **({"label": labels[0], "label_repeated": labels[1]} if differ else {}),
+            }
+        )
+    return twice
+
+
+def _counted(kind: TaskKind, rows: Rows) -> dict[str, Any] | None:
+    """How often each label occurs, the commonest first; of values their mean, spread and ends; None without labels."""
+    if rows.labels is None or not len(rows):
+        return None
+    single = kind.single(rows.labels)
+    if isinstance(single, np.ndarray) and single.dtype.kind == "f" and single.ndim == 1:
+        return {
+            "mean": float(single.mean()),
+            "deviation": float(single.std()),
+            "least": float(single.min()),
+            "most": float(single.max()),
+        }
+    shown = [kind.shown(label) for label in single]
+    words = [label if isinstance(label, str) else None for label in shown]
+    return None if None in words else {str(word): count for word, count in Counter(words).most_common()}
+
+
+def _quantiles(lengths: np.ndarray, longest: int) -> dict[str, float]:
+    """Median, 95th percentile and longest; `cut`: the share of those longer than `longest`."""
+    return {
+        "median": float(np.median(lengths)),
+        "percentile_95": float(np.percentile(lengths, 95)),
+        "longest": int(lengths.max()),
+        "cut": float((lengths > longest).mean()),
+    }
