@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from lmtool.commands.predictions import write_output
@@ -16,6 +17,7 @@ from lmtool.errors import CheckFailed, UserError
 from lmtool.reporting.check import print_findings, print_problems
 from lmtool.reporting.console import Output
 from lmtool.tasks.checking import Texts, compared, findings, read_sound
+from lmtool.tokenizers.published import has_tokenizer
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.weights.folders import published_folder
 
@@ -90,9 +92,11 @@ def _lengths(config: CheckConfig) -> tuple[Callable[[Sequence[str]], list[int]],
     """How lengths are measured, and in what."""
     if config.checkpoint is None:
         return _words, "words"
-    published = published_folder(config.checkpoint, config.offline)
-    tokenizer = Tokenizer.load(find(config.checkpoint) if published is None else published.path)
-    return partial(_tokens, tokenizer), "tokens"
+    folder = Path(config.checkpoint).expanduser()
+    if not has_tokenizer(folder):
+        published = published_folder(config.checkpoint, config.offline)
+        folder = find(config.checkpoint) if published is None else published.path
+    return partial(_tokens, Tokenizer.load(folder)), "tokens"
 
 
 def _words(texts: Sequence[str]) -> list[int]:

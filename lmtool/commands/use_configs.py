@@ -216,8 +216,8 @@ class CheckConfig(CommandConfig):
     data: Annotated[DataConfig | None, Choice("data", optional=True)] = Field(None, description="Text to pretrain on.")
     checkpoint: str | None = Field(
         None,
-        description="Whose tokenizer measures the lengths: a run or a checkpoint folder, a published one, or "
-        "hf://org/name@revision. Null: lengths are in words.",
+        description="Whose tokenizer measures the lengths: a run, a checkpoint, a published folder, one that `lmtool "
+        "tokenizer` wrote, or hf://org/name@revision. Null: lengths are in words.",
         min_length=1,
     )
     max_length: int = Field(128, ge=8, description="Of a checkpoint's tokens: longer texts are counted.")

@@ -46,6 +46,7 @@ NEEDS = {
     "embed": ["checkpoint=none", "text=a"],
     "probe": ["checkpoint=none", "target=token"],
     "generate": ["checkpoint=none", "prompt=a"],
+    "check": [],
     "export": ["checkpoint=none", "output=x"],
     "import": ["checkpoint=none", "output=x"],
 }

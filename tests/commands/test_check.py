@@ -1,0 +1,108 @@
+"""`lmtool check`: every planted fault of a data set is found, counted and listed by its line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lmtool import cli
+
+
+def check(*words: str, status: int = 0) -> dict:
+    assert cli.main(["check", *words, "output=found.jsonl", "cache_dir=cache", "offline=true"]) == status
+    return json.loads(Path("found.jsonl").read_text().splitlines()[0])
+
+
+def write(path: str, *lines: str) -> None:
+    Path(path).write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture
+def rows(place: Path) -> Path:
+    """Rows of two classes, of which some stand in both splits, some twice, one of these with two labels."""
+    folder = place / "mine"
+    folder.mkdir()
+    long = "a story of a man who walks through the whole of a large city"
+    train = ["sentence,label", *(f"sentence number {n} of all,{n % 2}" for n in range(200)), f"{long} at night,0"]
+    train += ["Sentence number 4 of ALL!,0", "sentence number 5 of all,0"]
+    write("mine/train.csv", *train)
+    write(
+        "mine/dev.csv",
+        "sentence,label",
+        *(f"row {n} {'x' * n},{n % 2}" for n in range(150)),
+        f"{long} by night,1",
+        ",0",
+    )
+    return folder
+
+
+def test_what_is_there_is_counted_and_listed(rows, capsys):
+    said = check("task=sst2", f"task.path={rows}", "near=0.6")["splits"]
+    assert said["train"]["rows"] == 203 and said["dev"]["empty"] == 1
+    assert said["train"]["labels"] == {"0": 103, "1": 100} or said["train"]["labels"] == {
+        "negative": 103,
+        "positive": 100,
+    }
+    twice = said["train"]["within"]
+    assert (twice["equal"], twice["other_label"]) == (2, 1)
+    first = twice["pairs"][0]
+    assert first["row"].endswith("train.csv:204") and first["repeats"].endswith("train.csv:7") and "label" in first
+    shared = said["dev"]["in_training"]
+    assert (shared["equal"], shared["similar"]) == (0, 1) and shared["pairs"][0]["repeats"].endswith("train.csv:202")
+    screen = capsys.readouterr().out
+    assert "dev in train" in screen and "train.csv:204 = " in screen and "median words" in screen
+
+
+def test_held_out_rows_that_are_trained_on_fail_the_check(rows, capsys):
+    with (rows / "dev.csv").open("a") as file:
+        file.writelines(f"sentence number {n} of all,{n % 2}\n" for n in range(1))
+    assert check("task=sst2", f"task.path={rows}", "near=null")["splits"]["dev"]["in_training"]["equal"] == 1
+    with (rows / "dev.csv").open("a") as file:
+        file.write("sentence number 7 of all,1\n")
+    check("task=sst2", f"task.path={rows}", "near=null", status=3)
+    assert "dev of sst2 stand in the training rows too" in capsys.readouterr().err
+
+
+def test_all_rows_that_fail_are_listed_by_their_lines(rows, capsys):
+    lines = (rows / "train.csv").read_text().splitlines()
+    lines[2], lines[9], lines[30] = "one,two,0", "no label", "a text with none of the labels,7"
+    (rows / "train.csv").write_text("\n".join(lines) + "\n")
+    found = check("task=sst2", f"task.path={rows}", "task.labels=['0','1']", status=3)
+    assert sorted(message.partition(": ")[0].rpartition(":")[2] for message in found["failing"]) == ["10", "3", "31"]
+    assert found["splits"]["train"]["rows"] == 200
+    assert "3 rows fail" in capsys.readouterr().err
+
+
+def test_objects_that_fail_are_listed(place, capsys):
+    good = [json.dumps({"sentence": f"text {n}", "label": n % 2}) for n in range(20)]
+    bad = ["{", json.dumps({"sentence": "a"}), json.dumps({"sentence": "b", "label": "1"}), "[1]"]
+    write("rows.jsonl", *good[:10], *bad, *good[10:])
+    found = check("task=sst2", "task.path=rows.jsonl", status=3)
+    assert [message.split(":")[1] for message in found["failing"]] == ["11", "12", "13", "14"]
+
+
+def test_text_and_lengths_in_tokens(place, capsys):
+    assert cli.main(["tokenizer", "data=text", "data.path=text.txt", "tokenizer.vocab_size=200", "output=words"]) == 0
+    with Path("text.txt").open("a") as file:
+        file.write("\n" + Path("text.txt").read_text().partition("\n\n")[0] + "\n")
+    said = check("data=text", "data.path=text.txt", "checkpoint=words", "max_length=16")["splits"]
+    assert said["train"]["within"]["equal"] + said["validation"]["in_training"]["equal"] == 1
+    assert said["train"]["lengths"]["cut"] == 1
+    assert "cut" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "give one of them"),
+        (["task=sst2", "data=pydocs"], "give one of them"),
+        (["task=sst2", "task.path=nowhere"], "does not exist"),
+        (["task=sst2", "task.path=rows", "near=1.5"], "near"),
+        (["task=sst2", "task.path=rows", "checkpoint=runs/none"], "runs/none"),
+    ],
+)
+def test_what_cannot_be_checked(place, capsys, words, message):
+    assert cli.main(["check", *words]) == 2
+    assert message in capsys.readouterr().err
