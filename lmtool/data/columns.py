@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lmtool.data.files import read_lines
+from lmtool.data.problems import refuse
 from lmtool.data.tables import Table
 from lmtool.errors import UserError
 
@@ -45,10 +46,13 @@ def read_columns(
             table.skipped += 1
             continue
         if ragged:
-            raise _wrong_count(path, sentence[ragged[0]][0], cells[ragged[0]], names, header is not None)
-        for (number, _), values in zip(sentence, cells, strict=True):
-            if word in names and not values[names.index(word)]:
-                raise UserError(f"{path}:{number}: an empty word", "write the word, or take the line out")
+            refuse(_wrong_count(path, sentence[ragged[0]][0], cells[ragged[0]], names, header is not None))
+            continue
+        empty = [] if word not in names else [not values[names.index(word)] for values in cells]
+        if any(empty):
+            line = sentence[empty.index(True)][0]
+            refuse(UserError(f"{path}:{line}: an empty word", "write the word, or take the line out"))
+            continue
         _append(table, path, names, cells, [number for number, _ in sentence])
     if not table:
         raise UserError(f"{path}: no sentences", "give a file of a word a line and a blank line behind each sentence")

@@ -14,6 +14,7 @@ from typing import Any
 
 from lmtool.config.nearest import nearest
 from lmtool.data.files import read_lines
+from lmtool.data.problems import refuse
 from lmtool.errors import UserError
 
 DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "pipe"}
@@ -25,11 +26,6 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 Fault = Callable[[UserError], None]
 """What becomes of a row that is refused. Where it returns, the row is left out."""
-
-
-def refuse(error: UserError) -> None:
-    """Raise it."""
-    raise error
 
 
 def records(

@@ -13,6 +13,7 @@ from typing import Any
 
 from lmtool.data.files import no_such_file
 from lmtool.data.rows import DELIMITERS, described, header_of, objects, ragged, records, seen_delimiter
+from lmtool.data.problems import refuse
 from lmtool.errors import UserError
 
 SUFFIXES = (".tsv", ".txt", ".csv", ".jsonl", ".json")
@@ -87,7 +88,8 @@ def _from_records(
             if skip_ragged:
                 table.skipped += 1
                 continue
-            raise ragged(path, number, record, names, given=header is not None)
+            refuse(ragged(path, number, record, names, given=header is not None))
+            continue
         for values, value in zip(table.columns.values(), record, strict=True):
             values.append(value)
         table.origin.append((str(path), number))
@@ -100,24 +102,34 @@ def _from_objects(path: Path) -> Table:
     for number, row in objects(path):
         if table is None:
             table = Table({name: [] for name in row})
-        if table.columns.keys() != row.keys():
-            name = min(table.columns.keys() ^ row.keys())
-            problem = "has no" if name in table.columns else "has a further"
-            first = table.origin[0][1]
-            raise UserError(
-                f"{path}:{number}: the object {problem} key {name}, other than line {first}",
-                "give all rows the same keys",
-            )
+        problem = _unlike(path, number, row, table, kinds)
+        if problem is not None:
+            refuse(problem)
+            continue
         for name, values in table.columns.items():
             values.append(row[name])
-            if row[name] is None:
-                continue
-            kind = described(row[name])
-            before, line_before = kinds.setdefault(name, (kind, number))
-            if kind != before:
-                raise UserError(
-                    f"{path}:{number}: {name} is {kind}, on line {line_before} it is {before}",
-                    "write all values of a column alike",
-                )
         table.origin.append((str(path), number))
     return table if table is not None else Table({})
+
+
+def _unlike(
+    path: Path, number: int, row: dict[str, Any], table: Table, kinds: dict[str, tuple[str, int]]
+) -> UserError | None:
+    """The error of an object that has other keys than the first, or other kinds of values. kinds: of each key, and the
+    line that has it first; those of the row are entered."""
+    if table.columns.keys() != row.keys():
+        name = min(table.columns.keys() ^ row.keys())
+        problem = "has no" if name in table.columns else "has a further"
+        first = table.origin[0][1]
+        return UserError(
+            f"{path}:{number}: the object {problem} key {name}, other than line {first}", "give all rows the same keys"
+        )
+    for name, value in row.items():
+        kind = described(value)
+        before, line_before = kinds.setdefault(name, (kind, number)) if value is not None else (kind, number)
+        if kind != before:
+            return UserError(
+                f"{path}:{number}: {name} is {kind}, on line {line_before} it is {before}",
+                "write all values of a column alike",
+            )
+    return None

@@ -259,7 +259,10 @@ def test_bombs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     for name, packed in (("a.txt.gz", gzip.compress(content)), ("b.jsonl.zst", zstd(b'{"text": "' + content))):
         refused(write(tmp_path, name, packed), r":1: expands to more than 100 times its size")
     rows = ["word " * 1000] * 2000  # a dictionary of one text
-    refused(write(tmp_path, "c.parquet", parquet(rows, len(rows))), r"c.parquet:\d+: expands to more than 100 times its size")
+    refused(
+        write(tmp_path, "c.parquet", parquet(rows, len(rows))),
+        r"c.parquet:\d+: expands to more than 100 times its size",
+    )
     monkeypatch.setattr(compressed, "RATIO", 10**9)
     monkeypatch.setattr(compressed, "MOST", 1 << 20)
     refused(tmp_path / "a.txt.gz", r":1: expands to more than 0 GB")
