@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from lmtool.data.files import no_such_file
-from lmtool.data.rows import DELIMITERS, described, header_of, objects, ragged, records, seen_delimiter
 from lmtool.data.problems import refuse
+from lmtool.data.rows import DELIMITERS, described, header_of, objects, ragged, records, seen_delimiter
 from lmtool.errors import UserError
 
 SUFFIXES = (".tsv", ".txt", ".csv", ".jsonl", ".json")
