@@ -87,6 +87,10 @@ def _main(words: list[str]) -> int:
 def _dispatch(verb: str, arguments: Arguments) -> int:
     if verb == "probe":
         arguments.rest = _tasks_as_targets(arguments.rest)
+    if verb == "check":
+        from lmtool.commands.own_file import named
+
+        arguments.rest = named(arguments.rest)
     if verb != "predict" and any(word.startswith("task=") for word in arguments.rest):
         from lmtool.commands.own_file import spelled_out
 

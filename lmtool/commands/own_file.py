@@ -6,12 +6,21 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from lmtool.config.groups import options
+from lmtool.data.problems import collected
 from lmtool.errors import UserError
-from lmtool.tasks.guessing import guess, is_path
+from lmtool.tasks.guessing import TABLES, guess, is_path
 from lmtool.terminal import say
+
+
+def named(words: Sequence[str]) -> list[str]:
+    """Files and folders that are typed without a key, as labelled rows or as text, by what they are called."""
+    return [
+        word if "=" in word else f"{'task' if Path(word).suffix.lower() in TABLES else 'data'}={word}" for word in words
+    ]
 
 
 def spelled_out(verb: str, typed: Sequence[str], config_dirs: Sequence[Path] = ()) -> list[str]:
@@ -29,7 +38,9 @@ def spelled_out(verb: str, typed: Sequence[str], config_dirs: Sequence[Path] = (
     full = [f"task.path={file}"]  # all that changes where a checkpoint has a task
     if verb != "evaluate":
         given = {key.removeprefix("task."): value for key, value in values.items() if key.startswith("task.")}
-        full = guess(file, given).words(file)
+        # What `check` reads may have rows that fail: it lists them.
+        with collected() if verb == "check" else nullcontext():
+            full = guess(file, given).words(file)
         full = [word for word in full if word.startswith("task=") or word.partition("=")[0] not in values]
     own = [word for word in typed if word.startswith("task.")]
     say(f"task={file} is read as: {shlex.join([*full, *own])}", sys.stderr)

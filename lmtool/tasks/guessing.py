@@ -24,6 +24,8 @@ from lmtool.tasks.kinds.labels import IDS, word_of
 
 _WORDS = (".conll", ".conllu", ".bio", ".iob", ".iob2")
 _SUFFIXES = (*SUFFIXES, ".parquet", *_WORDS)
+TABLES = tuple(suffix for suffix in _SUFFIXES if suffix != ".txt")
+"""The ends of the names of files that hold rows."""
 # As many different whole numbers, at most, are classes; as many, at least, are values; between them either is meant.
 _FEW, _MANY = 20, 50
 _LABELS = (

@@ -75,6 +75,13 @@ def test_all_rows_that_fail_are_listed_by_their_lines(rows, capsys):
     assert "3 rows fail" in capsys.readouterr().err
 
 
+def test_a_file_alone_is_enough(place, capsys):
+    lines = ["text,label", *(f"a text of number {n},{n % 2}" for n in range(30)), "x,y,z", "one more,"]
+    write("mine.csv", *lines)
+    found = check("mine.csv", "near=null", status=3)
+    assert [message.partition(": ")[0] for message in found["failing"]] == ["mine.csv:32", "mine.csv:33"]
+
+
 def test_objects_that_fail_are_listed(place, capsys):
     good = [json.dumps({"sentence": f"text {n}", "label": n % 2}) for n in range(20)]
     bad = ["{", json.dumps({"sentence": "a"}), json.dumps({"sentence": "b", "label": "1"}), "[1]"]
