@@ -43,23 +43,34 @@ def run(config: TokenizerCommandConfig, overrides: list[str]) -> dict[str, Any]:
 
     texts = list(islice(documents(source.parts("validation")), MEASURED))
     encoded = tokenizer.encode_batch(texts)
-    tokens, characters = sum(map(len, encoded)), sum(map(len, texts))
-    unknown = tokenizer.roles.get("unk")
+    tokens, unknown = sum(map(len, encoded)), tokenizer.roles.get("unk")
     lost = 0 if unknown is None else sum(int((ids == unknown).sum()) for ids in encoded)
     facts = {
         "tokens": tokenizer.vocab_size,
-        "characters_per_token": characters / max(tokens, 1),
+        "tokens_asked_for": size,
+        "characters_per_token": sum(map(len, texts)) / max(tokens, 1),
+        "bytes_per_token": sum(len(text.encode()) for text in texts) / max(tokens, 1),
         "unknown_fraction": lost / max(tokens, 1),
     }
-    fit = f"{facts['characters_per_token']:.2f} characters a token · {facts['unknown_fraction']:.2%} unknown"
-    output.line(f"{folder} · {tokenizer.vocab_size:,} tokens")
+    output.line(f"{folder} · {_sizes(tokenizer.vocab_size, size)}")
     output.rows(
         [
-            ("held-out text", fit),
+            (
+                "held-out text",
+                f"{facts['characters_per_token']:.2f} characters a token · {facts['bytes_per_token']:.2f} bytes a token"
+                f" · {facts['unknown_fraction']:.2%} of the tokens unknown",
+            ),
             *(
-                ("sample" if number == 0 else "", plain(" ".join(tokenizer.pieces(ids[:24]))))
+                ("sample" if number == 0 else "", plain(" ".join(tokenizer.readable(ids[:24]))))
                 for number, ids in enumerate(encoded[:SHOWN])
             ),
         ]
     )
     return facts
+
+
+def _sizes(entries: int, asked: int) -> str:
+    """The size of a vocabulary, and that asked for where the text did not give it."""
+    if entries == asked:
+        return f"{entries:,} tokens"
+    return f"{entries:,} tokens of tokenizer.vocab_size={asked:,}: the text gives no more"

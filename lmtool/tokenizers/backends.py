@@ -112,6 +112,40 @@ def unigram(
     return backend
 
 
+def unicode_cleaning() -> list[normalizers.Normalizer]:
+    """Control characters go, white space of any kind is a space; then Unicode's NFKC."""
+    return [normalizers.Nmt(), normalizers.NFKC()]
+
+
+def joined(
+    vocabulary: Mapping[str, int],
+    merges: Sequence[tuple[str, str]],
+    kind: Pieces,
+    cleaning: Sequence[normalizers.Normalizer],
+) -> tokenizers.Tokenizer:
+    """SentencePiece's BPE pieces with the splitting of its library: spaces at the ends go, several are one, and one
+    stands before the text; no special tokens yet."""
+    unknown = "<unk>"
+    backend = tokenizers.Tokenizer(models.BPE(dict(vocabulary), list(merges), unk_token=unknown, fuse_unk=True))
+    backend.normalizer = normalizers.Sequence(
+        [
+            *cleaning,
+            normalizers.Replace(Regex(" {2,}"), " "),
+            normalizers.Replace(Regex("^ | $"), ""),
+            normalizers.Prepend(SPACE),
+            normalizers.Replace(" ", SPACE),
+        ]
+    )
+    # No piece goes on behind a space: words may be cut one by one.
+    backend.pre_tokenizer = pre_tokenizers.Split(SPACE, "merged_with_next")
+    backend.decoder = decoders.Metaspace(SPACE, prepend_scheme="always")
+    if kind == "albert":
+        around(backend, "[CLS]", "[SEP]")
+    else:
+        ends_with(backend, "</s>")
+    return backend
+
+
 def sentinel_pieces(count: int) -> list[tuple[str, float]]:
     """T5's sentinels, which come after the vocabulary, from the last one to the first."""
     return [(f"<extra_id_{number}>", 0.0) for number in reversed(range(count))]

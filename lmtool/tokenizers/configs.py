@@ -24,6 +24,9 @@ SPECIALS: dict[str, dict[str, str]] = {
 }  # fmt: skip
 """The special tokens each family's published vocabulary has, by role; richer ones first."""
 
+# GPT-1's published <unk>, and one that begins, ends and pads: text is learned document by document.
+_GPT = {**SPECIALS["gpt1"], **dict.fromkeys(("pad", "bos", "eos"), "<|endoftext|>")}
+
 
 class TokenizerConfig(Config):
     """The base of every tokenizer."""
@@ -101,20 +104,24 @@ class BpeConfig(TokenizerConfig):
 
     @property
     def specials(self) -> dict[str, str]:
-        """Beside the published <unk> one that begins, ends and pads: text is learned document by document."""
-        return {**SPECIALS["gpt1"], **dict.fromkeys(("pad", "bos", "eos"), "<|endoftext|>")}
+        return _GPT
 
 
-@component("tokenizer", "sentencepiece", builder="lmtool.tokenizers.unigram:train")
+@component("tokenizer", "sentencepiece", builder="lmtool.tokenizers.sentencepiece:train")
 class SentencePieceConfig(TokenizerConfig):
-    """A unigram language model of pieces (Kudo 2018), trained by the SentencePiece library (Kudo, Richardson 2018)."""
+    """Pieces of text whose spaces are part of them, trained by the SentencePiece library (Kudo, Richardson 2018)."""
 
     # The library's suffix array takes about 22 bytes a character.
     most_characters: ClassVar[int] = 20_000_000
 
     free_fields: ClassVar[tuple[str, ...]] = (*TokenizerConfig.free_fields, "character_coverage")
 
-    name: Literal["sentencepiece"] = Field("sentencepiece", description="SentencePiece's unigram pieces.")
+    name: Literal["sentencepiece"] = Field("sentencepiece", description="SentencePiece's unigram or BPE pieces.")
+    algorithm: Literal["unigram", "bpe"] = Field(
+        "unigram",
+        description="unigram: the most probable cut of a text into pieces (Kudo 2018), as T5 and ALBERT have it; bpe: "
+        "pairs of pieces are joined, the commonest first (Sennrich et al. 2016), as Llama has it.",
+    )
     special_tokens: Literal["t5", "albert"] = Field(
         "t5",
         description="t5: <pad> </s> <unk> first and the sentinels last; albert: <pad> <unk> [CLS] [SEP] [MASK] first.",
@@ -135,8 +142,49 @@ class SentencePieceConfig(TokenizerConfig):
 
     @property
     def roles(self) -> frozenset[str]:
-        has_sentinels = self.special_tokens == "t5" and self.sentinels > 0
-        return frozenset(self.specials) | (frozenset({"sentinel"}) if has_sentinels else frozenset())
+        return _with_sentinels(self.specials, self.special_tokens == "t5" and self.sentinels > 0)
+
+
+class ListedConfig(TokenizerConfig):
+    """The base of vocabularies that list whole units of a text; others are unknown."""
+
+    special_tokens: Literal["bert", "roberta", "gpt", "t5"] = Field(
+        "bert",
+        description="bert: [PAD] [UNK] [CLS] [SEP] [MASK]; roberta (and BART): <s> <pad> </s> <unk> <mask>; gpt: <unk> "
+        "<|endoftext|>; t5: <pad> </s> <unk>, and the sentinels.",
+    )
+    sentinels: int = Field(
+        100, ge=0, le=1000, description="With special_tokens=t5: <extra_id_0>, ..., the first one with the largest id."
+    )
+
+    @property
+    def specials(self) -> dict[str, str]:
+        return _GPT if self.special_tokens == "gpt" else SPECIALS[self.special_tokens]
+
+    @property
+    def roles(self) -> frozenset[str]:
+        return _with_sentinels(self.specials, self.special_tokens == "t5" and self.sentinels > 0)
+
+
+@component("tokenizer", "word", builder="lmtool.tokenizers.listed:train_words")
+class WordConfig(ListedConfig):
+    """Words with BERT's text cleaning and splitting; rare ones are unknown."""
+
+    name: Literal["word"] = Field("word", description="Whole words, and an unknown one.")
+    lowercase: bool = Field(True, description="Lowercase the text and strip its accents.")
+    minimum_count: int = Field(2, ge=1, description="Occurrences a word needs in the text to have an entry.")
+
+
+@component("tokenizer", "character", builder="lmtool.tokenizers.listed:train_characters")
+class CharacterConfig(ListedConfig):
+    """Characters as they stand, white space too; rare ones are unknown."""
+
+    name: Literal["character"] = Field("character", description="Single characters, and an unknown one.")
+    lowercase: bool = Field(False, description="Lowercase the text; accents stay.")
+
+
+def _with_sentinels(specials: dict[str, str], sentinels: bool) -> frozenset[str]:
+    return frozenset(specials) | (frozenset({"sentinel"}) if sentinels else frozenset())
 
 
 @component("tokenizer", "folder", builder="lmtool.tokenizers.folder:load")

@@ -9,8 +9,8 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-UNIGRAM = 1
-CONTROL, USER_DEFINED = 3, 4
+UNIGRAM, BPE = 1, 2
+NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
@@ -48,6 +48,20 @@ def read_model(content: bytes) -> PieceModel:
         bool(_number(trainer.get(35, 0))),
         _bytes(normalizer.get(2, b"")),
     )
+
+
+def merges_of(model: PieceModel) -> list[tuple[str, str]]:
+    """The pairs that a BPE model joins, the first one first. The file holds none: any two pieces are joined whose text
+    together is a piece, that of the best score first and in the text from left to right."""
+    scores = {piece: score for piece, score, type_ in model.pieces if type_ == NORMAL}
+    ranked: list[tuple[float, int, str, str]] = []
+    for order, (piece, score) in enumerate(scores.items()):
+        cuts = [at for at in range(1, len(piece)) if piece[:at] in scores and piece[at:] in scores]
+        # Of two pairs that overlap and give the same piece, the left one goes first: "ab"+"a" of "ab"+"a"+"ba".
+        cuts.sort(key=lambda at: piece[at:] != piece[: len(piece) - at])
+        ranked += [(-score, order, piece[:at], piece[at:]) for at in cuts]
+    ranked.sort(key=lambda pair: pair[:2])
+    return [(left, right) for _, _, left, right in ranked]
 
 
 def _fields(content: bytes) -> Iterator[tuple[int, int | bytes]]:

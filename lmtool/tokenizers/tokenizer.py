@@ -22,6 +22,7 @@ from lmtool.config.checkpoint import refusal
 from lmtool.errors import UserError
 from lmtool.manifest import Damaged, verify_beside
 from lmtool.tokenizers.classes import PLAIN, SETTINGS
+from lmtool.tokenizers.entries import Marks, marks_of, readable, starts_word
 from lmtool.tokenizers.published import FILES as TOKENIZER_FILES
 from lmtool.tokenizers.published import WHOLE, read_backend
 from lmtool.tokenizers.special import SPECIAL_MAP
@@ -84,21 +85,23 @@ class Tokenizer:
     def starts_word(self) -> np.ndarray:
         """(V,) bool: whether a piece begins a word.
 
-        WordPiece: it lacks the continuing prefix. Pieces with "▁": they begin with it. Byte-level: they begin with
-        white space or with a character that is no part of words, such as a comma; a text's very first word has no
-        space before it and looks like a continuation, so callers count the first piece of a text as a beginning.
+        WordPiece: it lacks the continuing prefix. Pieces with "▁": they begin with it. Word-level: always. Byte-level
+        and single characters: they begin with white space or with a character that is no part of words, such as a
+        comma; a text's very first word has no space before it and looks like a continuation, so callers count the
+        first piece of a text as a beginning.
         """
-        model = json.loads(self._backend.to_str())["model"]
-        words = [word or "" for word in self._words]
-        if model.get("type") == "WordPiece":
-            prefix = model.get("continuing_subword_prefix") or "##"
-            starts = [not word.startswith(prefix) for word in words]
-        elif any(word.startswith("▁") for word in words):
-            starts = [word.startswith("▁") for word in words]
-        else:
-            # The byte-level alphabet writes white space as "Ġ", "Ċ", "ĉ", "č" and other bytes as themselves.
-            starts = [word[:1] in "ĠĊĉč" or (word[:1].isascii() and not word[:1].isalnum()) for word in words]
-        return np.array([start or number in self.special_ids for number, start in enumerate(starts)], dtype=bool)
+        starts = starts_word(self.marks, [word or "" for word in self._words])
+        starts[sorted(self.special_ids)] = True
+        return starts
+
+    @cached_property
+    def marks(self) -> Marks:
+        """How its entries mark words."""
+        return marks_of(self._backend)
+
+    def readable(self, ids: Iterable[int]) -> list[str]:
+        """`pieces` for a person: bytes as characters, white space as something to see."""
+        return [readable(self.marks, word) for word in self.pieces(ids)]
 
     @cached_property
     def fingerprint(self) -> str:

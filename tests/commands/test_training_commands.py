@@ -14,7 +14,7 @@ import yaml
 from lmtool import cli
 from lmtool.manifest import MANIFEST, Manifest, write_manifest
 from lmtool.tokenizers.tokenizer import Tokenizer
-from tests.commands.conftest import TINY, finetune, pretrain
+from tests.commands.conftest import TINY, but_for, finetune, pretrain
 
 
 @pytest.fixture
@@ -247,8 +247,14 @@ def test_resume_and_report(place: Path, capsys: pytest.CaptureFixture[str]) -> N
 def test_a_vocabulary_by_itself_serves_a_run(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["tokenizer", "data=text", "data.path=text.txt", "tokenizer.vocab_size=300", "output=vocabulary"]
     assert cli.main([*words, "cache_dir=cache"]) == 0
-    assert "characters a token" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "vocabulary · 134 tokens of tokenizer.vocab_size=300: the text gives no more" in shown
+    assert "bytes a token · 0.00% of the tokens unknown" in shown
     assert cli.main([*words, "cache_dir=cache"]) == 2
+    other = but_for(words, ["output=few", "tokenizer=character", "tokenizer.vocab_size=20"])
+    assert cli.main([*other, "cache_dir=cache"]) == 0
+    shown = capsys.readouterr().out
+    assert "few · 20 tokens\n" in shown and "T h e ␣ [UNK] i n d" in shown
     folder = pretrain("first", "tokenizer=folder", "tokenizer.path=vocabulary")
     last = folder / "checkpoints" / (folder / "checkpoints" / "last").read_text().strip()
     assert (last / "tokenizer.json").read_bytes() == Path("vocabulary/tokenizer.json").read_bytes()

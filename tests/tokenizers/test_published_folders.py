@@ -31,8 +31,8 @@ from lmtool.errors import UserError
 from lmtool.tokenizers import backends
 from lmtool.tokenizers.configs import ByteBpeConfig, FolderConfig, SentencePieceConfig, WordPieceConfig
 from lmtool.tokenizers.published import FILES, has_tokenizer
+from lmtool.tokenizers.sentencepiece import train_model
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.tokenizers.unigram import train_model
 from tests.breadth import slow_but
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"

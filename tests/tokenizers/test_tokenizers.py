@@ -128,7 +128,7 @@ def test_word_starts(wordpiece, bytebpe):
     "config",
     [
         WordPieceConfig(), BpeConfig(), ByteBpeConfig(), ByteBpeConfig(special_tokens="roberta"),
-        SentencePieceConfig(), SentencePieceConfig(special_tokens="albert"),
+        SentencePieceConfig(), SentencePieceConfig(special_tokens="albert"), SentencePieceConfig(algorithm="bpe"),
     ],
     ids=lambda config: f"{config.name} {getattr(config, 'special_tokens', '')}",
 )  # fmt: skip

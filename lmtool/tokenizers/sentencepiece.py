@@ -1,20 +1,22 @@
-"""SentencePiece's unigram pieces as T5 and ALBERT have them: training on text.
+"""SentencePiece's pieces, by a unigram language model as T5 and ALBERT have them or by merged pairs: training on text.
 
-Spaces are written "▁", also before the first word; the most probable cut of a text into pieces is taken (Kudo 2018).
+Spaces are written "▁", also before the first word. unigram: the most probable cut of a text into pieces is taken (Kudo
+2018). bpe: pairs of pieces are joined, the commonest of the training text first (Sennrich et al. 2016).
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import sentencepiece
+import tokenizers
 from tokenizers import AddedToken, Regex, normalizers
 
 from lmtool.errors import UserError
-from lmtool.tokenizers.backends import albert_cleaning, sentinel_pieces, unigram
+from lmtool.tokenizers.backends import albert_cleaning, joined, sentinel_pieces, unicode_cleaning, unigram
 from lmtool.tokenizers.configs import SentencePieceConfig
-from lmtool.tokenizers.pieces import CONTROL, read_model
+from lmtool.tokenizers.pieces import CONTROL, PieceModel, merges_of, read_model
 from lmtool.tokenizers.texts import training_text
 from lmtool.tokenizers.tokenizer import Tokenizer
 
@@ -26,19 +28,36 @@ def train(config: SentencePieceConfig, texts: Iterable[str], vocab_size: int) ->
 
     UserError where there is no text, or no room for its characters.
     """
-    kind = config.special_tokens
     model = read_model(train_model(config, texts, vocab_size))
-    sentinels = config.sentinels if kind == "t5" else 0
-    pieces = [(piece, score) for piece, score, _ in model.pieces] + sentinel_pieces(sentinels)
-    backend = unigram(pieces, kind, model.characters, config.lowercase)
+    sentinels = sentinel_pieces(config.sentinels if config.special_tokens == "t5" else 0)
+    backend = _backend(config, model, sentinels)
     numbers = backend.get_vocab()
     special = [piece for piece, _, type_ in model.pieces if type_ == CONTROL]
     special += [token for token in config.specials.values() if token not in special]
-    special += [f"<extra_id_{number}>" for number in range(sentinels)]
+    special += [f"<extra_id_{number}>" for number in range(len(sentinels))]
     backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
     return Tokenizer(
         backend, {role: numbers[token] for role, token in config.specials.items()}, "the sentencepiece tokenizer"
     )
+
+
+def _backend(
+    config: SentencePieceConfig, model: PieceModel, sentinels: Sequence[tuple[str, float]]
+) -> tokenizers.Tokenizer:
+    kind = config.special_tokens
+    if config.algorithm == "unigram":
+        pieces = [(piece, score) for piece, score, _ in model.pieces]
+        return unigram([*pieces, *sentinels], kind, model.characters, config.lowercase)
+    entries = [*(piece for piece, _, _ in model.pieces), *(piece for piece, _ in sentinels)]
+    vocabulary = {piece: number for number, piece in enumerate(entries)}
+    return joined(vocabulary, merges_of(model), kind, _cleaning(config))
+
+
+def _cleaning(config: SentencePieceConfig) -> list[normalizers.Normalizer]:
+    """What is done to text before the library sees it. Its own map of characters is none that `tokenizers` follows
+    exactly (graphemes are looked up as a whole): for bpe Unicode's NFKC is taken outside, and the library has none."""
+    steps = list(albert_cleaning(config.lowercase)) if config.special_tokens == "albert" else []
+    return [*steps, *(unicode_cleaning() if config.algorithm == "bpe" else ())]
 
 
 def train_model(config: SentencePieceConfig, texts: Iterable[str], vocab_size: int) -> bytes:
@@ -46,20 +65,19 @@ def train_model(config: SentencePieceConfig, texts: Iterable[str], vocab_size: i
     kind = config.special_tokens
     sentinels = config.sentinels if kind == "t5" else 0
     first = {"pad": 0, "eos": 1, "unk": 2} if kind == "t5" else {"pad": 0, "unk": 1, "eos": -1}
-    clean = None
-    if kind == "albert":
-        clean = normalizers.Sequence([*albert_cleaning(config.lowercase), normalizers.Replace(Regex(" {2,}"), " ")])
+    steps = _cleaning(config)
+    clean = normalizers.Sequence([*steps, normalizers.Replace(Regex(" {2,}"), " ")]) if steps else None
     lines = _lines(training_text(texts), clean)
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=lines,
             model_writer=model,
-            model_type="unigram",
+            model_type=config.algorithm,
             vocab_size=max(vocab_size - sentinels, 1),
             hard_vocab_limit=False,
             character_coverage=config.character_coverage,
-            normalization_rule_name="nmt_nfkc",
+            normalization_rule_name="nmt_nfkc" if config.algorithm == "unigram" else "identity",
             max_sentence_length=4 * _LONGEST + 1,
             pad_id=first["pad"],
             unk_id=first["unk"],

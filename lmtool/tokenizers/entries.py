@@ -1,0 +1,100 @@
+"""What the entries of a vocabulary stand for: how each kind of tokenizer writes spaces and the inside of words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import tokenizers
+from tokenizers import pre_tokenizers
+
+Marks = Literal["continues", "space", "bytes", "end", "words", "characters"]
+"""How words are marked. continues: a prefix, "##", inside of them. space: "▁" for a space. bytes: GPT-2's alphabet of
+bytes, "Ġ" for a space. end: "</w>" behind their last piece. words: every entry is one. characters: nothing is."""
+PREFIX, SPACE, SUFFIX = "##", "▁", "</w>"
+_SHOWN = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"})
+
+
+@dataclass(frozen=True)
+class Stands:
+    """text: of an entry, without its marks. begins: whether it begins a word, so that white space or nothing is before
+    it. ends: whether it ends one, None where its kind does not say."""
+
+    text: str
+    begins: bool
+    ends: bool | None = None
+
+
+def marks_of(backend: tokenizers.Tokenizer) -> Marks:
+    """How a tokenizer marks words, by its rules."""
+    rules = json.loads(backend.to_str())
+    model, around = rules["model"], json.dumps([rules["pre_tokenizer"], rules["decoder"]])
+    entries = backend.get_vocab()
+    if model.get("type") == "WordPiece":
+        return "continues"
+    if model.get("type") == "WordLevel":
+        return "characters" if any(word.isspace() for word in entries) else "words"
+    if any(word.startswith(SPACE) for word in entries):
+        return "space"
+    return "end" if model.get("end_of_word_suffix") and '"ByteLevel"' not in around else "bytes"
+
+
+def starts_word(marks: Marks, words: Sequence[str]) -> np.ndarray:
+    """(V,) bool: whether an entry begins a word, see `Tokenizer.starts_word`."""
+    if marks == "words":
+        starts = [True for _ in words]
+    elif marks == "characters":
+        starts = [not word.isalnum() for word in words]
+    elif marks == "continues":
+        starts = [not word.startswith(PREFIX) for word in words]
+    elif marks == "space":
+        starts = [word.startswith(SPACE) for word in words]
+    else:
+        # The byte-level alphabet writes white space as "Ġ", "Ċ", "ĉ", "č" and other bytes as themselves.
+        starts = [word[:1] in "ĠĊĉč" or (word[:1].isascii() and not word[:1].isalnum()) for word in words]
+    return np.array(starts, dtype=bool)
+
+
+def stands_for(marks: Marks, word: str) -> Stands | None:
+    """What an entry is of a text; None where it is no text by itself, but some bytes of a character."""
+    if marks == "continues":
+        return Stands(word.removeprefix(PREFIX), not word.startswith(PREFIX))
+    if marks == "space":
+        return Stands(word.removeprefix(SPACE), word.startswith(SPACE))
+    if marks == "end":
+        return Stands(word.removesuffix(SUFFIX), True, word.endswith(SUFFIX))
+    if marks == "bytes":
+        text = _text(word)
+        return None if text is None else Stands(text.removeprefix(" "), text.startswith(" "))
+    return Stands(word, marks == "words")
+
+
+def readable(marks: Marks, word: str) -> str:
+    """An entry for a person: bytes as the characters they are, white space as something to see."""
+    if marks == "bytes":
+        text = _text(word)
+        word = text if text is not None else "".join(f"<{_BYTES.get(character, 0):02X}>" for character in word)
+    return word.translate(_SHOWN)
+
+
+def _text(word: str) -> str | None:
+    """The text of an entry in the alphabet of bytes; None where it is none."""
+    try:
+        return bytes(_BYTES[character] for character in word).decode("utf-8")
+    except (KeyError, UnicodeDecodeError):
+        return None
+
+
+def _alphabet() -> dict[str, int]:
+    """The byte of each character of GPT-2's alphabet (its encoder.py): printable ones are themselves, the others are
+    written as the characters from 256 on, in their order."""
+    characters = set(pre_tokenizers.ByteLevel.alphabet())
+    own = {chr(byte): byte for byte in range(256) if chr(byte) in characters}
+    others = [byte for byte in range(256) if byte not in own.values()]
+    return own | {chr(256 + number): byte for number, byte in enumerate(others)}
+
+
+_BYTES = _alphabet()

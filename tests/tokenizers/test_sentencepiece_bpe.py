@@ -1,0 +1,80 @@
+"""SentencePiece's BPE in a fast tokenizer: the ids of the sentencepiece library on any text."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from unicodedata import normalize
+
+import pytest
+import sentencepiece
+from tokenizers import normalizers
+
+from lmtool.config.tables import build
+from lmtool.tokenizers.configs import SentencePieceConfig
+from lmtool.tokenizers.sentencepiece import train_model
+from lmtool.tokenizers.tokenizer import Tokenizer
+from tests.tokenizers.test_tokenizers import STRINGS
+
+SYLLABLES = ["ab", "a", "aa", "b", "ba", "--", "=", "he", "the", "ing", "é", "ß", "中", "ﬁ", "ｆ", "가"]
+CONFIG = SentencePieceConfig(algorithm="bpe", sentinels=4, character_coverage=0.99)
+
+
+def words(chance: random.Random, count: int) -> str:
+    return " ".join("".join(chance.choices(SYLLABLES, k=chance.randint(1, 6))) for _ in range(count))
+
+
+TEXTS = [words(random.Random(number), 30) for number in range(200)]
+RANGES = ((0x20, 0x7F), (0, 0x300), (0x1100, 0x1200), (0xAC00, 0xD000), (0x2000, 0x2600), (0x10000, 0x110000))
+
+
+def strings(count: int, seed: int) -> list[str]:
+    """Random text: any characters; few of them, so that pieces overlap; spaces of every kind."""
+    chance = random.Random(seed)
+    spaces = [" ", "  ", "\t", "\n", "\u3000", "\u2581", "\u200b", "\x00", "\ufeff"]
+    kinds = (
+        lambda: "".join(chr(chance.randrange(*chance.choice(RANGES))) for _ in range(chance.randint(0, 30))),
+        lambda: "".join(chance.choices("ab -=", k=chance.randint(0, 80))),
+        lambda: "".join(chance.choices([*SYLLABLES, *spaces], k=chance.randint(0, 40))),
+        lambda: "a" * chance.randint(0, 50) + chance.choice("b -") + "ab" * chance.randint(0, 50),
+    )
+    return [*STRINGS, "a" * 5000, " " * 5000, *(chance.choice(kinds)() for _ in range(count))]
+
+
+def different(config: SentencePieceConfig, texts: list[str]) -> list[str]:
+    """The texts that the library cuts in another way."""
+    content, ours = train_model(config, TEXTS, 500), build(config, TEXTS, 500)
+    library = sentencepiece.SentencePieceProcessor(model_proto=content)
+    # What stands in front of the library: control characters go, white space is a space, NFKC.
+    clean = normalizers.Sequence([normalizers.Nmt(), normalizers.NFKC()])
+    cleaned = [clean.normalize_str(text) for text in texts]
+    pairs = zip(texts, cleaned, ours.encode_batch(texts), strict=True)
+    return [text for text, plain, ids in pairs if ids.tolist() != library.encode(plain)]
+
+
+def test_ids_are_those_of_the_library() -> None:
+    assert different(CONFIG, strings(3000, 1)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_ids_are_those_of_the_library_on_many_texts(seed: int) -> None:
+    albert = SentencePieceConfig(algorithm="bpe", special_tokens="albert", character_coverage=0.95 + seed / 100)
+    texts = strings(40_000, seed)
+    assert different(CONFIG, texts) == []
+    assert different(albert, [normalize("NFD", text).lower() for text in texts if text.isascii()]) == []
+
+
+def test_pieces_roles_and_files(tmp_path: Path) -> None:
+    tokenizer = build(CONFIG, TEXTS, 500)
+    assert build(CONFIG, iter(TEXTS), 500).fingerprint == tokenizer.fingerprint and tokenizer.vocab_size <= 500
+    assert tokenizer.pieces(range(3)) == ["<pad>", "</s>", "<unk>"]
+    assert tokenizer.sentinels == tuple(range(tokenizer.vocab_size - 1, tokenizer.vocab_size - 5, -1))
+    assert tokenizer.decode(tokenizer.encode(" the  abab thing ")) == "the abab thing"
+    for text in ("</s> <unk>", "<extra_id_0>"):  # no text spells a special token
+        assert not set(tokenizer.encode(text).tolist()) & (tokenizer.special_ids - {tokenizer.role("unk")})
+    tokenizer.save(tmp_path)
+    loaded = Tokenizer.load(tmp_path)
+    assert loaded.fingerprint == tokenizer.fingerprint and loaded.roles == tokenizer.roles
+    ids, spans = loaded.encode_aligned("the  ﬁthing")
+    assert "".join("the  ﬁthing"[start:end] for start, end in spans) == "theﬁthing" and len(ids) == len(spans)
