@@ -95,6 +95,10 @@ def _dispatch(verb: str, arguments: Arguments) -> int:
         from lmtool.commands.own_file import spelled_out
 
         arguments.rest = spelled_out(verb, arguments.rest, arguments.config_dirs)
+    if any(word.startswith("data=") for word in arguments.rest):
+        from lmtool.commands import own_text
+
+        arguments.rest = own_text.spelled_out(arguments.rest, arguments.config_dirs)
     if verb in ("plan", "inspect"):
         return _of_a_run(verb, arguments)
     if VERBS[verb].primary is not None:

@@ -66,6 +66,13 @@ def parquet_texts(path: Path, columns: Sequence[str], key: str) -> Iterator[tupl
                 yield number, row
 
 
+def parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows one after another. UserError: as `read_parquet`."""
+    with _opened(path) as file:
+        for batch in file.iter_batches(_ROWS, use_threads=False):
+            yield from batch.to_pylist()
+
+
 def _holds_text(kind: Any) -> bool:
     """Whether a pyarrow type is one of text, or of nothing but nulls."""
     from pyarrow import types

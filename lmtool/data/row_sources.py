@@ -13,7 +13,7 @@ from lmtool.data.configs import SUFFIXES, CsvConfig, JsonlConfig, ParquetConfig,
 from lmtool.data.file_source import CONTROL, FileSource
 from lmtool.data.files import check_encoding
 from lmtool.data.parquet import parquet_texts
-from lmtool.data.rows import DELIMITERS, described, header_of, no_column, objects, ragged, records, seen_delimiter
+from lmtool.data.rows import DELIMITERS, delimiter_for, described, header_of, no_column, objects, ragged, records
 from lmtool.data.sources import PART
 from lmtool.errors import UserError
 
@@ -89,8 +89,10 @@ class CsvSource(RowSource[CsvConfig]):
         self._seen: set[str] = set()
 
     def rows_of(self, path: Path) -> Iterator[tuple[int, Sequence[Any]]]:
-        delimiter, coding = self._delimiter(path), (self.config.encoding, "data.encoding")
-        lines = records(path, delimiter, *coding)
+        encoding = self.config.encoding
+        delimiter = delimiter_for(path, self.config.delimiter, self.columns, encoding)
+        self._seen.add(DELIMITERS[delimiter or "\t"])
+        lines = records(path, delimiter, encoding, "data.encoding")
         at, names = header_of(path, lines)
         for name in self.columns:
             if name not in names:
@@ -101,18 +103,6 @@ class CsvSource(RowSource[CsvConfig]):
                 yield number, [record[place] for place in places]
             else:
                 self.fault(ragged(path, number, record, names))
-
-    def _delimiter(self, path: Path) -> str | None:
-        """What divides the cells of a file; None: tabs, and nothing is quoted."""
-        if self.config.delimiter is not None:
-            delimiter = next(mark for mark, name in DELIMITERS.items() if name == self.config.delimiter)
-        elif path.name.lower().endswith(packed(".tsv")):
-            self._seen.add("tab")
-            return None
-        else:
-            delimiter = seen_delimiter(path, self.columns, None, self.config.encoding, "data.encoding")
-        self._seen.add(DELIMITERS[delimiter])
-        return delimiter
 
     def facts(self) -> dict[str, Any]:
         return super().facts() | {"delimiter": ", ".join(sorted(self._seen))}

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtool.config.nearest import nearest
+from lmtool.data.compressed import without_packing
 from lmtool.data.files import read_lines
 from lmtool.data.problems import refuse
 from lmtool.errors import UserError
@@ -71,6 +72,16 @@ def seen_delimiter(
     """`delimiter_of` the first line of a file."""
     first = next((line for _, line in read_lines(path, encoding, key) if line), "")
     return delimiter_of(first, known, header)
+
+
+def delimiter_for(path: Path, typed: str | None, known: Sequence[str], encoding: str) -> str | None:
+    """What divides the cells of a file of text: the delimiter that was typed by its name; in a .tsv file None, as
+    `records` takes it; else what its first line shows."""
+    if typed not in (None, "null"):
+        return next((mark for mark, name in DELIMITERS.items() if name == typed), ",")
+    if without_packing(path.name).lower().endswith(".tsv"):
+        return None
+    return seen_delimiter(path, known, None, encoding, "data.encoding")
 
 
 def _split_tabs(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, list[str]]]:

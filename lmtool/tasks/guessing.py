@@ -48,10 +48,10 @@ class Guess:
 
     def words(self, path: str) -> list[str]:
         """The overrides that say it in full."""
-        text = ",".join(map(_typed, self.text))
+        text = ",".join(map(typed, self.text))
         return [
-            "task=custom", f"task.kind={self.kind}", f"task.path={_typed(path)}", f"task.text=[{text}]",
-            f"task.label={_typed(self.label)}",
+            "task=custom", f"task.kind={self.kind}", f"task.path={typed(path)}", f"task.text=[{text}]",
+            f"task.label={typed(self.label)}",
         ]  # fmt: skip
 
 
@@ -173,19 +173,19 @@ def _texts(value: str, columns: dict[str, list[Any]], label: str, kind: str) -> 
     rest = [name for name in columns if name != label]
     if kind == "token_classification":
         return _words_of(columns) or ("tokens",)
-    texts = [name for name in rest if _is_text(columns[name])]
+    texts = [name for name in rest if is_text(columns[name])]
     if len(texts) in (1, 2):
         return tuple(texts)
     if not texts:
         raise UserError(
             f"task={value}: none of its columns {', '.join(rest) or 'but ' + label} holds texts to read",
-            f"name it: task.text=[COLUMN] task.label={_typed(label)}",
+            f"name it: task.text=[COLUMN] task.label={typed(label)}",
         )
     _refuse(value, [Guess(kind, (name,), label) for name in texts])
     raise AssertionError
 
 
-def _is_text(values: list[Any]) -> bool:
+def is_text(values: list[Any]) -> bool:
     """Whether a column holds texts: mostly of several words, or mostly different ones that are no numbers."""
     words = [value for value in values if isinstance(value, str)]
     if len(words) < len(values) / 2 or all(_number(word) is not None for word in words):
@@ -230,7 +230,7 @@ def _list(value: str | None) -> tuple[str, ...] | None:
     return tuple(part.strip().strip("'\"") for part in value.strip().strip("[]").split(","))
 
 
-def _typed(value: str) -> str:
+def typed(value: str) -> str:
     """A value as it is typed for Hydra: quoted where it is more than a plain word."""
     if re.fullmatch(r"[A-Za-z_./~-][\w./-]*", value) and value.lower() not in ("null", "true", "false"):
         return value

@@ -106,11 +106,11 @@ class MaskedPairs:
             more = "" if self.split == "train" else ", data.validation_fraction= a larger share, or data.validation="
             raise UserError(
                 f"next-sentence prediction needs two documents with text; the {self.split} text is one",
-                f"split the text into more of them (data.document=block or line){more}, {hint}",
+                f"split the text into more of them (of text files: data.document=block or line){more}, {hint}",
             )
         if self.config.pairs == "nsp" and self.split == "train" and self._lone.all():
             raise UserError(
                 "next-sentence prediction has nothing to learn: no document has two sentences, so every second segment "
                 "is a random one",
-                f"make longer documents (data.document=block or file), {hint}",
+                f"make longer documents (of text files: data.document=block or file), {hint}",
             )

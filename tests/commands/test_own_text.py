@@ -1,0 +1,98 @@
+"""`data=FILE` is put into its full form before the configuration is composed, and trains."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from lmtool import cli
+from lmtool.commands.own_text import spelled_out
+from lmtool.errors import UserError
+
+TEXTS = [f"the cat number {number} sat on the mat and saw a dog" for number in range(40)]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my.txt").write_text("\n\n".join(TEXTS))
+    Path("my.csv").write_text("id;body\n" + "".join(f"{n};{text}\n" for n, text in enumerate(TEXTS)))
+    lines = "".join(json.dumps({"text": text, "title": "the title of it"}) + "\n" for text in TEXTS)
+    Path("my.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    Path("two.csv").write_text("headline,body\n" + "".join(f"{text},{text}\n" for text in TEXTS))
+    Path("ids.tsv").write_text("a\tb\n" + "".join(f"{n}\t{n}\n" for n in range(30)))
+    Path("notes.md").write_text("notes")
+    for folder in ("splits", "mixed", "empty", "plain"):
+        Path(folder).mkdir()
+    for name in ("train-0.jsonl", "train-1.jsonl", "valid.jsonl", "test.jsonl"):
+        Path("splits", name).write_text(lines)
+    Path("mixed/a.txt").write_text("x")
+    Path("mixed/a.csv").write_text("text\nx\n")
+    Path("plain/train.txt").write_text("\n\n".join(TEXTS))
+    Path("plain/other.txt").write_text("\n\n".join(TEXTS))
+
+
+@pytest.mark.parametrize(
+    ("typed", "full"),
+    [
+        ("data=my.txt", ["data=text", "data.path=my.txt"]),
+        ("data=my.csv", ["data=csv", "data.path=my.csv", "data.text=body"]),
+        ("data=my.jsonl.gz", ["data=jsonl", "data.path=my.jsonl.gz"]),
+        ("data=plain", ["data=text", "data.path=plain"]),
+        ("data=splits", ["data=jsonl", "data.path='splits/train*.jsonl'", "data.validation='splits/valid*.jsonl'"]),
+        ("data=absent.parquet", None),
+        ("data=text", ["data=text"]),
+        ("data=task:sst2", ["data=task:sst2"]),
+    ],
+)
+def test_full_forms(typed: str, full: list[str] | None) -> None:
+    if full is None:
+        with pytest.raises(UserError, match="no such file"):
+            spelled_out([typed])
+    else:
+        assert spelled_out(["seed=1", typed, "name=x"]) == ["seed=1", *full, "name=x"]
+
+
+def test_what_was_typed_stays() -> None:
+    assert spelled_out(["data=two.csv", "data.text=body"]) == ["data=csv", "data.path=two.csv", "data.text=body"]
+    typed = spelled_out(["data=splits", "data.validation=my.jsonl.gz"])
+    assert typed == ["data=jsonl", "data.path='splits/train*.jsonl'", "data.validation=my.jsonl.gz"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("data=two.csv", "several of its columns hold text: headline, body"),
+        ("data=ids.tsv", "none of its columns holds text: a, b"),
+        ("data=mixed", "files of several kinds: 1 of "),
+        ("data=empty", "the folder holds no text"),
+        ("data=notes.md", "its name does not say what kind of text it is"),
+        ("data=my.txt data.path=x", "both name text"),
+    ],
+)
+def test_refusals(typed: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        spelled_out(typed.split())
+    assert caught.value.hint and "data=" in caught.value.hint
+
+
+def test_the_kind_is_on_the_first_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["model=bert_tiny", "model.num_layers=1", "model.hidden_size=16", "model.num_heads=2", "max_length=32"]
+    budget = [
+        "objective.pairs=none",
+        "max_steps=1",
+        "batch_tokens=128",
+        "device=cpu",
+        "cache_dir=cache",
+        "tokenizer.vocab_size=120",
+    ]
+    assert cli.main(["pretrain", "data=my.csv", *small, *budget, "name=run"]) == 0
+    shown = capsys.readouterr()
+    assert "data=my.csv is read as: data=csv data.path=my.csv data.text=body" in shown.err
+    first = " ".join(shown.out.split())
+    assert "csv" in first and "semicolon" in first and "body" in first
+    facts = json.loads(Path("runs/run/facts.json").read_text())["data"]
+    assert (facts["source"], facts["delimiter"], facts["text"]) == ("csv", "semicolon", "body")
