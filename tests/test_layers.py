@@ -16,7 +16,7 @@ PACKAGE = Path(lmtool.__file__).resolve().parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 # A room imports only what is named here (and itself). `types` needs torch, so rooms without torch do not name it.
-GROUND = {"errors", "types", "streams", "manifest", "secrets", "terminal"}
+GROUND = {"errors", "types", "streams", "manifest", "network", "secrets", "terminal"}
 CONFIG = GROUND | {"config"}
 NN = CONFIG | {"nn"}
 MODELS = NN | {"models"}
@@ -28,6 +28,7 @@ LEARNERS = LEARN | {"learners"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "environment": set(),
+    "network": set(),
     "secrets": set(),
     "terminal": {"secrets"},
     "streams": {"errors"},

@@ -6,17 +6,13 @@ Imports huggingface_hub where it is needed only: half a second.
 from __future__ import annotations
 
 import re
-import socket
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 from lmtool.errors import UserError
+from lmtool.network import answers
 from lmtool.secrets import masked
-
-_PATIENCE_SECONDS = 5.0
 
 
 class Absent(UserError):
@@ -82,17 +78,9 @@ class Address:
 
     @cached_property
     def _reachable(self) -> bool:
-        """Whether the hub answers a connection within seconds; taken for granted behind a proxy."""
         from huggingface_hub import constants
 
-        if getproxies().get("https"):
-            return True
-        host = urlsplit(constants.ENDPOINT)
-        try:
-            socket.create_connection((host.hostname, host.port or 443), timeout=_PATIENCE_SECONDS).close()
-        except OSError:
-            return False
-        return True
+        return answers(constants.ENDPOINT)
 
 
 def _short(problem: Exception) -> str:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 from lmtool.data.parquet import named
 from lmtool.errors import UserError
+from lmtool.network import answers
 from lmtool.secrets import masked
 from lmtool.tasks.configs import TaskConfig
 from lmtool.tasks.sources.files import TaskTable, canonical
-
-_PATIENCE_SECONDS = 5.0
 
 
 def read_hub(config: TaskConfig, cache_dir: str | Path, offline: bool) -> dict[str, TaskTable]:
@@ -37,7 +33,7 @@ def read_hub(config: TaskConfig, cache_dir: str | Path, offline: bool) -> dict[s
 
     name, _, subset = str(config.hub).partition(":")
     # Without a network the library retries for half a minute; what it has in its cache it reads offline too.
-    unreachable = not offline and not _reachable(huggingface_hub.constants.ENDPOINT)
+    unreachable = not offline and not answers(huggingface_hub.constants.ENDPOINT)
     modes = (datasets.config, huggingface_hub.constants)
     before = [mode.HF_HUB_OFFLINE for mode in modes]
     for mode, was in zip(modes, before, strict=True):
@@ -53,18 +49,6 @@ def read_hub(config: TaskConfig, cache_dir: str | Path, offline: bool) -> dict[s
         for mode, was in zip(modes, before, strict=True):
             mode.HF_HUB_OFFLINE = was
     return {canonical(split): _table(config, f"{config.hub} {split}", rows) for split, rows in splits.items()}
-
-
-def _reachable(endpoint: str) -> bool:
-    """Whether the hub answers a connection within seconds; taken for granted behind a proxy."""
-    if getproxies().get("https"):
-        return True
-    host = urlsplit(endpoint)
-    try:
-        socket.create_connection((host.hostname, host.port or 443), timeout=_PATIENCE_SECONDS).close()
-    except OSError:
-        return False
-    return True
 
 
 def _table(config: TaskConfig, origin: str, rows: Any) -> TaskTable:
