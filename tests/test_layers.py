@@ -47,6 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runs": CONFIG,
     # Files and plain data; a test holds that it imports no torch.
     "reporting": CONFIG | {"metrics", "runs"},
+    "trackers": CONFIG | {"runs"},
     "costs": LEARNERS | {"reporting"},
     "learners": LEARN,
     "objectives": LEARNERS,
@@ -58,7 +59,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "training": NN | {"runs"},
     "representations": LEARNERS | {"objectives", "tasks", "weights"},
     "commands": LEARNERS
-    | {"objectives", "tasks", "tuning", "distillation", "weights", "representations", "costs", "reporting"},
+    | {"objectives", "tasks", "tuning", "distillation", "weights", "representations", "costs", "reporting"}
+    | {"trackers"},
     "sweeps": CONFIG | {"reporting", "runs"},
     "manual": {"config"},  # its files, for what a command offers
     "cli": {"errors", "environment", "manual", "terminal", "config", "commands", "sweeps"},

@@ -16,7 +16,7 @@ from lmtool.commands.use_configs import PredictConfig as PredictConfig
 from lmtool.commands.use_configs import ProbeConfig as ProbeConfig
 from lmtool.commands.use_configs import UseConfig as UseConfig
 from lmtool.config.auto import Auto
-from lmtool.config.tables import Choice, lookup
+from lmtool.config.tables import Choice, Several, lookup
 
 # Each room's module enters its components into the tables.
 from lmtool.data.configs import DataConfig
@@ -28,6 +28,7 @@ from lmtool.models.configs import ModelConfig
 from lmtool.objectives import configs as configs
 from lmtool.tasks.configs import TaskConfig
 from lmtool.tokenizers.configs import TokenizerConfig
+from lmtool.trackers.configs import TrackerConfig
 from lmtool.training.configs import OptimizerConfig, ScheduleConfig
 from lmtool.tuning.configs import TuningConfig
 
@@ -129,6 +130,9 @@ class RunConfig(CommandConfig):
     )
     keep_every: int | None = Field(
         None, ge=1, description="Steps between checkpoints that are saved and stay whatever keep is. Null: none."
+    )
+    logger: Annotated[dict[str, TrackerConfig], Several("logger")] = Field(
+        {}, description="Trackers that show the run elsewhere, beside the files in its folder: none, one or several."
     )
 
     @property

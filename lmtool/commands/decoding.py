@@ -9,6 +9,7 @@ from lmtool.commands import fitting as fitting  # these enter their rules into t
 from lmtool.commands import fitting_teachers as fitting_teachers
 from lmtool.commands import rules as rules
 from lmtool.commands import teachers
+from lmtool.commands import tracking as tracking
 from lmtool.commands.configs import COMMANDS
 from lmtool.config import plugins
 from lmtool.config.checkpoint import read_checkpoint

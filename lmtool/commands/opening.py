@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from lmtool.commands.configs import RunConfig
@@ -14,6 +15,9 @@ from lmtool.config import saved
 from lmtool.errors import UserError
 from lmtool.reporting.console import Output
 from lmtool.runs.run_folder import RunFolder, choose_folder
+from lmtool.secrets import masked
+from lmtool.trackers.base import RunFacts
+from lmtool.trackers.tracking import Trackers
 from lmtool.training.precision import Precision, choose_device, choose_precision
 
 RUNS = Path("runs")
@@ -28,6 +32,7 @@ class OpenRun:
     folder: RunFolder
     output: Output
     precision: Precision
+    trackers: Trackers
 
     @property
     def checkpoint(self) -> Path | None:
@@ -50,12 +55,33 @@ def open_run(verb: str, config: RunConfig, stem: str) -> Iterator[OpenRun]:
         with RunFolder(folder, data, saved.to_yaml(data)) as run:
             if run.result() is None:
                 run.write_environment(sys.argv, {"device": str(precision.device)})
-            yield OpenRun(verb, config, run, Output(log=run.append_log), precision)
+            output = Output(log=run.append_log)
+            with _trackers(verb, config, run, output) as trackers:
+                yield OpenRun(verb, config, run, output, precision, trackers)
     except UserError:
         if not others:  # a mistake leaves no empty folder behind; one with runs in it stays
             with suppress(OSError):
                 RUNS.rmdir()
         raise
+
+
+def _trackers(verb: str, config: RunConfig, run: RunFolder, output: Output) -> Trackers:
+    """The trackers of a run; of several processes that train together the first one's alone."""
+    path = run.path.resolve()
+    is_job = (path / "job.json").is_file()
+    facts = partial(
+        RunFacts,
+        str(path),
+        masked(f"{path.parent.name}/{path.name}" if is_job else path.name),
+        masked(path.parent.name) if is_job else None,
+        verb,
+        run.config,
+        config.offline,
+    )
+    chosen = config.logger if run.writes else {}
+    return Trackers(
+        chosen, facts, lambda line: output.line(line), lambda line: output.line(f"warning: {line}", "yellow")
+    )
 
 
 def words(command: Sequence[str]) -> str:

@@ -179,6 +179,7 @@ def finish(
 ) -> dict[str, Any]:
     """Write result.json and the report, and show the screen that says what happened."""
     opened.folder.write_result(result)
+    opened.trackers.finish(result)
     report = write_report(opened.folder.path)
     end_screen(
         opened.output,

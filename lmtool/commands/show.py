@@ -57,7 +57,8 @@ def all_places(config_dirs: Sequence[Path] = ()) -> Iterator[ShownField]:
     for group in tables.groups():
         for entry in tables.entries(group):
             file_or_none = groups.yaml_file(group, entry.name, config_dirs)
-            yield from _places(entry.config, f"{group.replace('/', '.')}.", f"{group}={entry.name}", file_or_none, "")
+            prefix = group.replace("/", ".") + (f".{entry.name}." if entry.config.many else ".")
+            yield from _places(entry.config, prefix, f"{group}={entry.name}", file_or_none, "")
 
 
 def _places(config: type[Config], prefix: str, owner: str, file: Path | None, inside: str) -> Iterator[ShownField]:

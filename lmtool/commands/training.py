@@ -106,7 +106,7 @@ def fit(
             settings_of(config, learner.metric, plan.flops_per_token, uninformed_loss),
             config.optimizer,
             config.schedule,
-            [listener],
+            [listener, opened.trackers],
             extras(tokenizer, contents, base, lineage, teachers),
             in_base=in_base,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
@@ -15,6 +15,9 @@ class Config(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=())
+
+    many: ClassVar[bool] = False
+    """Of a component: a run may have several of its group, each in a section under its name."""
 
     @classmethod
     def filled(cls, data: dict[str, Any]) -> dict[str, Any]:

@@ -36,7 +36,8 @@ def what_is_offered(primary: str, config_dirs: Sequence[Path] = ()) -> Offers:
     extra: dict[str, tuple[str, ...]] = {}
     store = ConfigStore.instance()
     for (group, name), (entry, data) in plugins.nodes(config_dirs).items():
-        store.store(group=group, name=name, node=data, provider=entry.config.__module__)
+        package = f"{group}.{name}" if entry.config.many else None
+        store.store(group=group, name=name, node=data, package=package, provider=entry.config.__module__)
     for group, names in _stored(store.repo).items():
         clash = sorted(set(names) & set(groups.options(group, config_dirs)))
         if clash:

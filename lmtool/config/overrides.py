@@ -18,7 +18,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override, Quote, QuotedString, Sweep
 from hydra.errors import HydraException
 
-from lmtool.config import groups, problems, yaml_files
+from lmtool.config import groups, problems, tables, yaml_files
 from lmtool.config.nearest import nearest
 from lmtool.errors import Problem
 
@@ -58,6 +58,8 @@ class Offers:
 
     groups: dict[str, tuple[str, ...]]
     primary: dict[str, str | None]
+    several: frozenset[str] = frozenset()
+    """Groups of which a run may have any number of options: GROUP=[ONE,TWO]."""
 
 
 def read(
@@ -233,35 +235,44 @@ def _choice(
     elif section not in offers.primary:
         has = ", ".join(group_name for group_name in offers.primary if offers.groups.get(group_name))
         yield Problem(group, f"{text}: this command has no {section}", f"its groups are {has}")
-    elif isinstance(override.value(), list):
+    elif isinstance(override.value(), list) and group not in offers.several:
         names = value.strip("[]")
         first = names.split(",")[0].strip()
         hint = f"one: {group}={first}; each in a run of its own: -m {group}={names.replace(' ', '')}"
         yield Problem(group, f"{text}: a run takes one {group}, not a list", hint)
     elif override.is_sweep_override() and not multirun:
-        yield Problem(group, f"{text}: several choices for one run", f"add -m to run each: -m {text}")
-    elif override.value() is None:
+        together = f"; all in one run: {group}=[{value}]" if group in offers.several else ""
+        yield Problem(group, f"{text}: several choices for one run", f"add -m to run each: -m {text}{together}")
+    elif override.value() in (None, []):
         # Hydra has no word for "none of them" but taking the group away.
         if offers.primary.get(group) is not None:
             typed.choices.append(f"~{group}")
     else:
-        wrong = [name for name in _names(override) if str(name) not in offers.groups[group]]
+        names_given = _names(override)
+        wrong = [name for name in names_given if str(name) not in offers.groups[group]]
+        for name in {str(name) for name in names_given if names_given.count(name) > 1}:
+            if isinstance(override.value(), list):
+                yield Problem(group, f"{text}: {group}={name} is named twice", "keep one of them")
         for name in wrong:
             yield problems.unknown_choice(group, group, str(name), offers.groups[group])
         before = next((choice for choice in typed.choices if choice.partition("=")[0] == group), None)
         if before not in (None, text.lstrip("+")):
             both = f"{before.partition('=')[2]},{value}"
             hint = f"keep one of them; each in a run of its own: -m {group}={both}"
-            yield Problem(group, f"{before} and {group}={value}: a run takes one {group}", hint)
+            reason = f"a run takes one {group}"
+            if group in offers.several:
+                reason, hint = "a group is given once", f"several: {group}=[{both.replace('[', '').replace(']', '')}]"
+            yield Problem(group, f"{before} and {group}={value}: {reason}", hint)
         elif not wrong:
             typed.sweeps = typed.sweeps or override.is_sweep_override()
             typed.choices.append(text.lstrip("+"))
 
 
 def _names(override: Override) -> list[Any]:
-    """The options an override names: one, or those of a sweep over a plain list."""
+    """The options an override names: one, those of a list, or those of a sweep over a plain list."""
     if not override.is_sweep_override():
-        return [override.value()]
+        given = override.value()
+        return list(given) if isinstance(given, list) else [given]
     if override.is_discrete_sweep():
         return [part.split("=", 1)[-1].strip("'\"") for part in override.sweep_string_iterator()]
     return []
@@ -319,4 +330,5 @@ def offers(primary: Path, config_dirs: Sequence[Path], extra: dict[str, tuple[st
         offered[name] = tuple(sorted({*offered.get(name, ()), *options}))
     defaults = yaml_files.read(primary).get("defaults", [])
     has = {str(key).split()[-1]: name for item in defaults if isinstance(item, dict) for key, name in item.items()}
-    return Offers(offered, has)
+    several = frozenset(group for group in tables.groups() if any(entry.config.many for entry in tables.entries(group)))
+    return Offers(offered, has, several)

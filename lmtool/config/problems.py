@@ -48,6 +48,9 @@ def _worded(command: type[Config], data: dict[str, Any], error: Any) -> Iterator
         yield unknown_choice(context["group"], f"{key}.{context['key']}", context["given"])
     elif error["type"] in ("value_error", "assertion_error"):
         yield Problem(key, f"{key}: {context.get('error', error['msg'])}", f"lmtool show {key}")
+    elif field is None and error["type"].startswith("model_"):
+        hint = f"write {key}.KEY=VALUE; `lmtool show {key}` prints the keys"
+        yield Problem(key, f"{key}: given {words.given(value)}; a section of keys stands here", hint)
     elif field is None:
         yield Problem(key, f"{key}: {error['msg']}")
     else:
@@ -158,6 +161,8 @@ def _elsewhere(key: str, command: type[Config]) -> str:
     """Where a key exists after all, in another component of its group; else where to look."""
     section, _, name = key.partition(".")
     choice = choices(command).get(section)
+    if choice is None and section in components() and section in command.model_fields:
+        return f"`lmtool list {section}` prints what it may hold, `lmtool show {section}` their keys"
     if choice is None and section in components():
         return f"this command reads no {section}"
     if choice is None:
@@ -172,23 +177,19 @@ def known_keys(command: type[Config], data: dict[str, Any]) -> list[str]:
     """Every dotted key that may be typed, given the components chosen in `data`; of a section without a known choice,
     the keys of all its components."""
     known = [*getattr(command, "overlays", ())]
-    for name, field in command.model_fields.items():
-        known.append(name)
-        known += [
-            key for config_class in _classes(field, data.get(name)) for key in _keys(config_class, name, data.get(name))
-        ]
+    known += _keys(command, "", data)
     return list(dict.fromkeys(known))
 
 
 def _keys(config: type[Config], above: str, value: Any) -> Iterator[str]:
     for name, field in config.model_fields.items():
-        yield f"{above}.{name}"
+        yield f"{above}{name}"
         inside = value.get(name) if isinstance(value, dict) else None
         for entry in entries(several.group) if (several := several_of(field)) is not None else ():
-            yield f"{above}.{name}.{entry.name}"
-            yield from _keys(entry.config, f"{above}.{name}.{entry.name}", None)
+            yield f"{above}{name}.{entry.name}"
+            yield from _keys(entry.config, f"{above}{name}.{entry.name}.", None)
         for config_class in _classes(field, inside):
-            yield from _keys(config_class, f"{above}.{name}", inside)
+            yield from _keys(config_class, f"{above}{name}.", inside)
 
 
 def _classes(field: FieldInfo, value: Any) -> list[type[Config]]:

@@ -70,6 +70,7 @@ def cases() -> Iterator[tuple[str, tuple[str, ...]]]:
         ("schedule", "pretrain"),
         ("experiment", "pretrain"),
         ("debug", "pretrain"),
+        ("logger", "pretrain"),
         ("model/positions", "pretrain"),
         ("model", "finetune"),
         ("task", "finetune"),

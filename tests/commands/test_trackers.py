@@ -1,0 +1,200 @@
+"""Runs with `logger=`: the files of wandb and of TensorBoard are written by their own packages, without a network, and
+read back."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmtool import cli
+from lmtool.trackers import tracking
+from lmtool.trackers.base import RunFacts
+from lmtool.trackers.configs import TensorBoardConfig
+from lmtool.trackers.tensorboard import TensorBoard
+from tests.commands.conftest import pretrain
+from tests.trackers import offline
+
+BOTH = "logger=[wandb,tensorboard]"
+
+
+@pytest.fixture(autouse=True)
+def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No key and no configuration of whoever runs the tests, and time enough on a slow machine."""
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL", "WANDB_PROJECT", "WANDB_ENTITY", "NETRC"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(tracking, "BEGIN_SECONDS", 120.0)
+    monkeypatch.setattr(tracking, "END_SECONDS", 60.0)
+
+
+def rows_of(run: Path) -> dict[tuple[str, int], dict[str, Any]]:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return {(row["split"], row["step"]): row for row in rows}
+
+
+def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    accumulator = EventAccumulator(str(folder)).Reload()
+    return {
+        tag: [(event.step, event.value) for event in accumulator.Scalars(tag)] for tag in accumulator.Tags()["scalars"]
+    }
+
+
+def has_every_row_once(run: Path) -> None:
+    """Both trackers have the losses of metrics.jsonl, each step once and in order."""
+    expected: dict[str, list[tuple[int, float]]] = {"train": [], "validation": []}
+    for (split, step), row in rows_of(run).items():
+        expected[split].append((step, pytest.approx(row["loss"], rel=1e-6)))
+    written, of_wandb = scalars(run / "tensorboard"), offline.rows(run)
+    for split, losses in expected.items():
+        assert losses and written[f"{split}/loss"] == losses
+        assert [(row["_step"], row[f"{split}/loss"]) for row in of_wandb if f"{split}/loss" in row] == losses
+
+
+def test_a_run_is_written_to_both_and_nothing_secret_with_it(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Twelve secrets: in the environment, in addresses, in the typed words, in the name of the folder."""
+    planted = [secrets.token_hex(12) for _ in range(9)]
+    names = (
+        "A_KEY",
+        "B_TOKEN",
+        "C_SECRET",
+        "D_PASSWORD",
+        "E_AUTH",
+        "F_CREDENTIAL",
+        "G_COOKIE",
+        "H_PASS",
+        "WANDB_API_KEY",
+    )
+    for name, value in zip(names, planted, strict=True):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("DATABASE_URL", "postgres://bob:hunter-two-two@db/x")
+    hub, tracker = "hf_" + "Ab1" * 9, secrets.token_hex(20)
+    (place / "text.txt").rename(place / f"{planted[0]}.txt")
+    tags = "','".join([*planted, "https://bob:hunter-two-two@host", hub, tracker])
+    words = [f"data.path={planted[0]}.txt", f"run_dir=runs/{planted[1]}", f"logger.wandb.tags=['{tags}']"]
+    pretrain("null", BOTH, *words, "evaluate_every=3")
+    run = place / "runs" / planted[1]
+    has_every_row_once(run)
+    (start,), result = offline.starts(run), json.loads((run / "result.json").read_text())
+    assert start.project == "lmtool" and start.job_type == "pretrain" and not start.run_group
+    config = {item.key: json.loads(item.value_json) for item in start.config.update}
+    assert config["model"]["name"] == "bert" and config["max_steps"] == 6 and config["data"]["path"] == "***.txt"
+    summary = offline.summary(run)
+    assert summary["metric"] == result["metric"] and summary["value"] == pytest.approx(result["value"])
+    assert scalars(run / "tensorboard")["result/value"] == [(6, pytest.approx(result["value"], rel=1e-6))]
+    files = [path for folder in ("wandb", "tensorboard") for path in (run / folder).rglob("*") if path.is_file()]
+    assert len(files) > 3
+    for path in files:
+        for secret in [*planted, "hunter-two-two", hub, tracker]:
+            assert secret.encode() not in path.read_bytes(), path
+    assert "wandb sync" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_resumed_run_continues_the_same_one(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped by a signal, and once more with the rows after its checkpoint taken again."""
+    from lmtool.training import loop
+
+    step = loop.apply_gradients
+    counted: list[int] = []
+
+    def stopping(*arguments: Any, **keywords: Any) -> Any:
+        counted.append(1)
+        if len(counted) == 5:
+            signal.raise_signal(signal.SIGTERM)
+        if len(counted) == 8:
+            raise RuntimeError("killed")
+        return step(*arguments, **keywords)
+
+    monkeypatch.setattr(loop, "apply_gradients", stopping)
+    words = [BOTH, "max_steps=10", "checkpoint_every=5", "evaluate_every=5"]
+    run = pretrain("a", *words, status=143)
+    # The run fails at step 8 after its checkpoint of step 5, and takes 6 and 7 again.
+    assert pretrain("a", *words, status=1) == run
+    assert [number for split, number in rows_of(run) if split == "train"][-1] == 7
+    pretrain("a", *words)
+    has_every_row_once(run)
+    assert len(offline.files(run)) == 3 and len({start.run_id for start in offline.starts(run)}) == 1
+
+
+@pytest.mark.slow
+def test_a_server_that_hangs(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """It accepts connections and never answers: the run is done, its files wait for `wandb sync`."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.getsockname()[1]}")
+        monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+        run = pretrain("a", "logger=wandb")
+    assert "does not answer within 2 seconds" in capsys.readouterr().out
+    assert len(offline.rows(run)) == 6
+
+
+@pytest.mark.slow
+def test_the_jobs_of_a_sweep_are_a_group(place: Path) -> None:
+    words = ["finetune", "-m", "task=sst2", "task.path=rows", "cache_dir=cache", "checkpoint=none", "model=bert_tiny"]
+    words += ["device=cpu", "precision=fp32", "max_steps=1", "seed=1,2", "name=s", "logger=wandb", "offline=true"]
+    assert cli.main([*words, "batch_examples=16", "max_length=32"]) == 0
+    jobs = [offline.starts(Path("runs/s") / job)[0] for job in ("0", "1")]
+    assert [(start.run_group, start.display_name) for start in jobs] == [("s", "s/0"), ("s", "s/1")]
+    assert jobs[0].run_id != jobs[1].run_id
+
+
+def test_events_of_steps_that_are_taken_again_are_dropped(tmp_path: Path) -> None:
+    for first, last, step in ((1, 5, 0), (4, 8, 3)):
+        facts = RunFacts(str(tmp_path / "a"), "a", None, "pretrain", {"seed": 1}, True, step)
+        tracker = TensorBoard(TensorBoardConfig(folder=str(tmp_path / "all")), facts)
+        tracker.begin()
+        for number in range(first, last):
+            tracker.write({"step": number, "split": "train", "loss": float(first)})
+        tracker.end(None if step == 0 else {"value": 2.0})
+    assert scalars(tmp_path / "all" / "a") == {
+        "train/loss": [(1, 1.0), (2, 1.0), (3, 1.0), (4, 4.0), (5, 4.0), (6, 4.0), (7, 4.0)],
+        "result/value": [(7, 2.0)],
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["logger=wnadb"], "did you mean logger=wandb?"),
+        (["logger=[wandb,tensorbord]"], "did you mean logger=tensorboard?"),
+        (["logger=wandb,tensorboard"], "all in one run: logger=[wandb,tensorboard]"),
+        (["logger=wandb", "logger=tensorboard"], "several: logger=[wandb,tensorboard]"),
+        (["logger=[wandb,wandb]"], "logger=wandb is named twice"),
+        (["logger=wandb", "logger.wandb.prject=x"], "did you mean logger.wandb.project=x?"),
+        (["logger=wandb", "logger.wandb.api_key=x"], "unknown key logger.wandb.api_key"),
+        (["logger.wandb=3"], "a section of keys stands here"),
+        (["logger=wandb", "logger.wandb.mode=off"], "allowed: auto, online, offline or disabled"),
+        (["logger=wandb", "logger.wandb.mode=online", "offline=true"], "logger.wandb.mode=online and offline=true"),
+        (["logger=wandb", "logger.wandb.mode=online"], "there is no key for https://api.wandb.ai"),
+        (["model=[bert,gpt]"], "a run takes one model, not a list"),
+    ],
+)
+def test_what_is_typed_wrong_is_refused(
+    place: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    assert cli.main(["pretrain", *words]) == 2
+    assert message in capsys.readouterr().err
+    assert not Path("runs").exists()
+
+
+def test_a_package_that_is_missing(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert cli.main(["pretrain", BOTH]) == 2
+    said = capsys.readouterr().err
+    assert re.search(r"logger\.wandb needs the Python package wandb", said)
+    assert said.count("pip install 'lmtool[trackers]'") == 2
