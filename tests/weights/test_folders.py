@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import lmtool
+from lmtool import network
 from lmtool.errors import UserError
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.weights import hub
 from lmtool.weights.folders import published_folder, tokenizer_folder
 from lmtool.weights.reading import read
 from tests.weights.published_folders import make
@@ -170,7 +170,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket, "create_connection", refuse)
-    monkeypatch.setattr(hub, "getproxies", dict)
+    monkeypatch.setattr(network, "getproxies", dict)
     return attempts
 
 
