@@ -18,7 +18,7 @@ from lmtool import errors
 from lmtool.config.nearest import nearest
 from lmtool.environment import ENVIRONMENT
 from lmtool.errors import ConfigError, LmtoolError, Problem, UserError
-from lmtool.manual import SWEEPABLE, VERBS, help_of, overview
+from lmtool.manual import SWEEPABLE, SWEPT, VERBS, help_of, overview
 from lmtool.terminal import say, say_error
 
 REPORT_TO = "this is a bug in lmtool: please report it, with the lines above and what you typed"
@@ -29,6 +29,7 @@ class Arguments:
     """A command line after the verb."""
 
     rest: list[str] = field(default_factory=list)
+    typed: list[str] = field(default_factory=list)
     multirun: bool = False
     config: Path | None = None
     config_dirs: list[Path] = field(default_factory=list)
@@ -278,11 +279,12 @@ def _print(config: Any, verb: str) -> int:
 
 def _sweep(verb: str, arguments: Arguments) -> int:
     from lmtool.commands import members
+    from lmtool.commands.configs import COMMANDS
     from lmtool.config import overrides, plugins
     from lmtool.sweeps import jobs, table
 
-    if verb not in SWEEPABLE:
-        raise UserError(f"-m: lmtool {verb} does not sweep", f"-m goes with {' and '.join(SWEEPABLE)}")
+    if verb not in SWEPT:
+        raise UserError(f"-m: lmtool {verb} does not sweep", f"-m goes with {', '.join(SWEPT)}")
     if arguments.config is not None:
         raise UserError("-m and --config together", "sweep over overrides, or run the saved configuration by itself")
     plugins.load(arguments.plugins)
@@ -295,8 +297,11 @@ def _sweep(verb: str, arguments: Arguments) -> int:
         config_dirs=arguments.config_dirs,
         decode=partial(_decode_job, verb, tuple(arguments.config_dirs)),
         read=partial(overrides.read, multirun=True, **_forms(verb)),
-        run=partial(run_job, verb, tuple(arguments.plugins), tuple(arguments.config_dirs)),
+        run=partial(run_job, verb, tuple(arguments.plugins)),
         show=table.show,
+        plugins=tuple(arguments.plugins),
+        typed=[word for word in arguments.typed if word != verb],
+        has_result="run_dir" in COMMANDS[verb].model_fields,
     )
     return jobs.run(request, print_config=arguments.cfg)
 
@@ -313,20 +318,21 @@ def _decode_job(
 def run_job(
     verb: str,
     plugin_names: tuple[str, ...],
-    config_dirs: tuple[Path, ...],
     data: dict[str, Any],
     overrides: list[str],
 ) -> Any:
-    """One job of a sweep, in whatever process its launcher has put it: decode, run, give back the result."""
+    """One job of a sweep, in whatever process its launcher has put it: decode, run, give back the result. data: a
+    complete configuration, which needs nothing of the checkpoint it starts from, nor any YAML."""
+    from lmtool.commands.decoding import decoded
     from lmtool.config import plugins
 
     plugins.load(plugin_names)
-    return run(verb, _decode_job(verb, config_dirs, data, (), True), overrides)
+    return run(verb, decoded(verb, data, running=True, reads_checkpoint=False), overrides)
 
 
 def parse(words: Sequence[str]) -> Arguments:
     """Sort flags, which may stand anywhere, from the rest. Raises UserError for an unknown flag."""
-    arguments, left = Arguments(), list(words)
+    arguments, left = Arguments(typed=list(words)), list(words)
     while left:
         word = left.pop(0)
         flag, equals, value = word.partition("=")

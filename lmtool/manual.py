@@ -37,6 +37,8 @@ VERBS: dict[str, Verb] = {
     "show": Verb("explain a key or print a choice", "lmtool show optimizer.lr"),
 }
 SWEEPABLE = ("pretrain", "finetune")
+SWEPT = (*SWEEPABLE, "evaluate")
+"""Commands that -m runs many times."""
 
 FLAGS = """flags, anywhere after the command:
   -m, --multirun       run every combination of the values that commas separate: -m task=sst2,cola seed=1,2

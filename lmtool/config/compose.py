@@ -110,6 +110,12 @@ def require_known_targets(hydra: Any, primary: str, words: list[str]) -> None:
     would import it and call it, and a name in a configuration is never imported."""
     config = hydra.compose_config(primary, words, RunMode.MULTIRUN, with_log_configuration=False, from_shell=False)
     section = OmegaConf.to_container(config.hydra, resolve=False)
+    search_space = config.hydra.sweeper.get("custom_search_space")
+    if search_space is not None:
+        raise UserError(
+            f"hydra.sweeper.custom_search_space={search_space}: a name in a configuration is never imported",
+            "write the search space as overrides, such as optimizer.lr=interval(1e-5,1e-3)",
+        )
     known = set(_targets(ConfigStore.instance().repo["hydra"]))
     for key, target in _named_targets(section, "hydra"):
         if target not in known or not key.startswith(("hydra.launcher", "hydra.sweeper")):

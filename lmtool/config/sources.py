@@ -19,6 +19,7 @@ from hydra.plugins.config_source import ConfigResult
 from omegaconf import OmegaConf
 from omegaconf._utils import get_yaml_loader
 
+from lmtool.config import hydra_plugins as hydra_plugins  # before Hydra looks for its plugins
 from lmtool.config import yaml_files
 from lmtool.errors import UserError
 

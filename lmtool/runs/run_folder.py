@@ -30,22 +30,14 @@ from lmtool.errors import UserError, cannot_write
 from lmtool.secrets import masked_data
 from lmtool.terminal import say, shown
 from lmtool.runs.files import LONGEST_ROW, lines_of, plain_data, replace_text, to_json, write_rows
+from lmtool.runs.identity import differing, finished, require_name
 from lmtool.runs.locks import Lock
 from lmtool.runs.resuming import resume_point
 
-# Where and how fast a run computes, and what it is called: these may differ when it resumes. Everything else is part
-# of what is learned; evaluate_every and patience too, since they decide when a run ends and which weights are best.
-FREE_KEYS = frozenset(
-    {
-        "name", "run_dir", "device", "devices", "precision", "micro_batch_tokens", "log_every", "checkpoint_every",
-        "keep", "keep_every", "cache_dir", "offline", "logger",
-    }
-)  # fmt: skip
 _FILES = (
     "config.yaml", "environment.json", "facts.json", "log.txt", "metrics.jsonl", "predictions.jsonl", "report.html",
     "result.json", "samples.json",
 )  # fmt: skip
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "pydantic", "hydra-core", "omegaconf", "datasets")
 
 
@@ -55,11 +47,7 @@ def choose_folder(root: Path, name: str | None, run_dir: str | None, stem: str) 
     if run_dir is not None:
         return Path(run_dir).expanduser()
     if name is not None:
-        if not _NAME.fullmatch(name):
-            raise UserError(
-                f"name={name!r} is no name: letters, digits, '.', '_' and '-', up to 100, no '.' or '-' in front",
-                f"name={re.sub(r'[^A-Za-z0-9._-]+', '-', name).strip('.-')[:100] or 'my-run'}",
-            )
+        require_name(name)
         return root / name
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip(".-") or "run"
     try:
@@ -130,18 +118,9 @@ class RunFolder:
 
     def _require_same(self, before: Mapping[str, Any], origin: str, again: str) -> None:
         """UserError, naming the keys, where a configuration that this run had before differs from its own."""
-        old, new = flatten(before), flatten(self.config)
-        if old.get("command") != new.get("command"):
-            # Two commands share few keys: their list would say nothing.
-            old, new = ({"command": values.get("command")} for values in (old, new))
-        differing = [
-            f"{key} {_shown(old, key)} -> {_shown(new, key)}"
-            for key in sorted(old.keys() | new.keys())
-            if key.split(".")[0] not in FREE_KEYS and old.get(key, _ABSENT) != new.get(key, _ABSENT)
-        ]
-        if differing:
+        if keys := differing(before, self.config):
             raise UserError(
-                f"{origin} holds a run of another configuration: {'; '.join(differing)}",
+                f"{origin} holds a run of another configuration: {'; '.join(keys)}",
                 f"give another name=, or {again}",
             )
 
@@ -304,33 +283,6 @@ def _require_files(path: Path) -> None:
         if os.path.lexists(file) and not file.is_file():
             kind = "a folder" if file.is_dir() else "a link to nothing" if not file.exists() else "no regular file"
             raise UserError(f"{file} is {kind}; a run writes a file there", "move it away, or give another name=")
-
-
-def finished(path: Path) -> dict[str, Any] | None:
-    """The result of a run folder that is done, else None."""
-    try:
-        with (path / "result.json").open(encoding="utf-8") as file:
-            result = json.loads(file.read(LONGEST_ROW))
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-        return None
-    return result if isinstance(result, dict) and result.get("status") == "done" else None
-
-
-_ABSENT = object()
-
-
-def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
-    """`{"model": {"name": "bert"}}` as `{"model.name": "bert"}`. Lists are values."""
-    if not isinstance(config, dict) or not config:
-        return {prefix: config}
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        flat |= flatten(value, f"{prefix}.{key}" if prefix else str(key))
-    return flat
-
-
-def _shown(flat: Mapping[str, Any], key: str) -> str:
-    return to_json(flat[key], indent=None) if key in flat else "(absent)"
 
 
 def _version(package: str) -> str | None:

@@ -1,37 +1,40 @@
 """Sweeps: Hydra's own launchers and sweepers run one command many times.
 
 One folder a sweep with one child a job. Each child has a `job.json` (what was varied, how it ended), so that the
-summary at the end reads the same whichever process a launcher ran a job in.
+summary at the end reads the same whichever process a launcher ran a job in, and a sweep typed again resumes.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
-import math
-import sys
-import time
-import traceback
+import shlex
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import yaml
-from hydra.core.hydra_config import HydraConfig
+from hydra._internal.callbacks import Callbacks
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
+from hydra.types import HydraContext, RunMode
+from omegaconf import DictConfig
 
 from lmtool import errors
-from lmtool.config import compose, overrides
+from lmtool.config import compose, hydra_plugins, overrides
+from lmtool.config.base import Config
 from lmtool.config.overrides import Offers, Typed
 from lmtool.config.saved import save, to_yaml
-from lmtool.errors import ConfigError, LmtoolError, Problem, Stopped, UserError
-from lmtool.reporting.sweep.files import PLAN
-from lmtool.secrets import masked_data
-from lmtool.sweeps.table import end_of_job, write_plan
-from lmtool.terminal import say, say_error
+from lmtool.errors import ConfigError, LmtoolError, Problem, UserError
+from lmtool.runs.identity import require_name
+from lmtool.sweeps import studies
+from lmtool.sweeps.folders import Place, SweepFolder
+from lmtool.sweeps.job import Run
+from lmtool.sweeps.launching import HERE, AsLauncher, Launch
+from lmtool.sweeps.records import JOB
+from lmtool.sweeps.table import write_plan
+from lmtool.terminal import say
 
 # What ends worst comes last.
 _SEVERITY = (
@@ -53,8 +56,9 @@ class SweepRequest:
     """A sweep as typed. read, decode and run are functions of modules, for launchers that pickle them.
 
     read(overrides, offers) -> what was typed; decode(data, problems, running) -> configuration;
-    run(data, overrides) -> the job's result, a dict or None.
-    show(folder) prints the summary that ends it; the exit statuses of its jobs.
+    run(data, overrides) -> the job's result, a dict or None, from a complete configuration.
+    show(folder) prints the summary that ends it; the exit statuses of its jobs. typed: the words of the command line,
+    to resume it with. has_result: whether the command has a run folder with a result.json.
     """
 
     verb: str
@@ -63,8 +67,11 @@ class SweepRequest:
     config_dirs: Sequence[Path]
     read: Callable[[Sequence[str], Offers], Typed]
     decode: Callable[[dict[str, Any], Sequence[Problem], bool], Any]
-    run: Callable[[dict[str, Any], list[str]], Any]
+    run: Run
     show: Callable[[Path], Sequence[int]]
+    plugins: Sequence[str] = ()
+    typed: Sequence[str] = ()
+    has_result: bool = True
 
 
 def run(request: SweepRequest, *, print_config: bool = False, root: Path = Path("runs")) -> int:
@@ -76,54 +83,168 @@ def run(request: SweepRequest, *, print_config: bool = False, root: Path = Path(
     offers = compose.what_is_offered(request.primary, request.config_dirs)
     typed = request.read(request.overrides, offers)
     chosen = {text.partition("=")[0]: text.partition("=")[2] for text in typed.hydra}
-    known = chosen.get("hydra/sweeper", "basic") == "basic" and not any(
-        key.startswith("hydra.sweeper") for key in chosen
-    )
+    launcher, sweeper = chosen.get("hydra/launcher", "basic"), chosen.get("hydra/sweeper", "basic")
+    known = sweeper == "basic" and not any(key.startswith("hydra.sweeper") for key in chosen)
+    typed = _with_checked_places(typed, chosen)
     if typed.problems and not known:
         raise ConfigError(typed.problems)
+    hydra_plugins.require("hydra/launcher", launcher)
+    hydra_plugins.require("hydra/sweeper", sweeper)
+    typed, name = _named(typed)
+    jobs: list[tuple[list[str], Config]] = []
     if known:
-        here = chosen.get("hydra/launcher", "basic") == "basic" and not print_config
-        configs = list(_decoded_jobs(request, typed, here))
+        jobs = list(_decoded_jobs(request, typed, launcher in HERE and not print_config))
         if print_config:
-            say("---\n".join(to_yaml(save(config, request.verb)) for config in configs).removesuffix("\n"))
+            say("---\n".join(to_yaml(save(config, request.verb)) for _, config in jobs).removesuffix("\n"))
             return errors.DONE
-    folder = Path(chosen["hydra.sweep.dir"]) if "hydra.sweep.dir" in chosen else _folder(request, typed, root)
-    interrupted = errors.DONE
+    folder = _folder(request, name, chosen.get("hydra.sweep.dir"), root)
+    empty = not any(folder.iterdir())
+    resume = _resume_words(request, folder, name or chosen.get("hydra.sweep.dir"))
     try:
-        write_plan(folder, request.verb, [[*job.choices, *job.values] for job in jobs_of(typed)] if known else None)
-        _launch(request, typed, folder, chosen)
-    except UserError:
-        with contextlib.suppress(OSError):  # where nothing has run in them
-            (folder / PLAN).unlink(missing_ok=True)
-            folder.rmdir()
-            folder.parent.rmdir()
+        sweep = SweepFolder(folder, request.verb, typed)
+        interrupted = _run_in(request, typed, sweep, chosen, jobs, known, resume)
+    except (LmtoolError, OSError):
+        if empty and not any(folder.glob(f"*/{JOB}")):  # a mistake leaves nothing behind
+            shutil.rmtree(folder, ignore_errors=True)
+            if folder.parent == root and not any(root.iterdir()):
+                root.rmdir()
         raise
+    statuses = request.show(folder)
+    if interrupted or any(statuses):
+        say(f"finished jobs are kept, the others resume or run again with: {resume}")
+    return max([interrupted, *statuses], key=_severity)
+
+
+def _run_in(
+    request: SweepRequest,
+    typed: Typed,
+    sweep: SweepFolder,
+    chosen: dict[str, str],
+    jobs: Sequence[tuple[list[str], Config]],
+    known: bool,
+    resume: str,
+) -> int:
+    """Run the jobs of a sweep in its folder; the exit status of what ended it early, else 0."""
+    places = [_place(request, sweep, job, config) for job, config in jobs]
+    write_plan(sweep.path, request.verb, [place.overrides for place in places] if known else None)
+    words = [*typed.all, *_settings(sweep.path, chosen), *compose.search_path(request.config_dirs)]
+    launch: Launch | None = None
+    try:
+        with compose.plainly(), compose.hydra_at() as hydra:
+            compose.require_known_targets(hydra, request.primary, words)
+            config = hydra.compose_config(request.primary, words, RunMode.MULTIRUN, with_log_configuration=False)
+            callbacks = Callbacks(config)
+            launch = Launch(sweep, config, callbacks, request.run, request.plugins, request.has_result)
+            say(f"{sweep.path}: {f'{len(places)} jobs' if known else 'a sweep'}; to resume it: {resume}")
+            if known:
+                launch.start(places)
+            else:
+                _search(request, sweep, typed, hydra, config, callbacks, launch)
     except KeyboardInterrupt:
-        interrupted = errors.INTERRUPTED
+        return launch.interrupted or errors.INTERRUPTED if launch else errors.INTERRUPTED
     except SystemExit as stopped:
-        interrupted = stopped.code if isinstance(stopped.code, int) else errors.FAULT
-    finally:
-        _mask_file(folder / "multirun.yaml")
-    return max([interrupted, *request.show(folder)], key=_severity)
+        return stopped.code if isinstance(stopped.code, int) else errors.FAULT
+    return launch.interrupted
+
+
+def _search(
+    request: SweepRequest,
+    sweep: SweepFolder,
+    typed: Typed,
+    hydra: Any,
+    config: DictConfig,
+    callbacks: Callbacks,
+    launch: Launch,
+) -> None:
+    """Let a sweeper of Hydra choose the jobs on the way."""
+
+    def prepared(job: list[str]) -> Place:
+        own = replace(typed, choices=[text for text in job if text[:1] != "+"], hydra=[])
+        own.values = [text for text in job if text[:1] == "+"]
+        data = compose.compose(request.primary, own, request.config_dirs)
+        return _place(request, sweep, job, request.decode(data, (), launch.name in HERE))
+
+    sweeper = Plugins.instance().instantiate_sweeper(
+        config=config,
+        hydra_context=HydraContext(config_loader=hydra.config_loader, callbacks=callbacks),
+        task_function=float,  # never called: the launcher has its own
+    )
+    inner = getattr(sweeper, "sweeper", sweeper)
+    inner.launcher = AsLauncher(launch, prepared)
+    arguments = [str(text) for text in config.hydra.overrides.task]
+    if config.hydra.runtime.choices["hydra/sweeper"] == "optuna":
+        studies.resume(inner, arguments, sweep.path, request.has_result)
+    try:
+        sweeper.sweep(arguments=arguments)
+    except (LmtoolError, AssertionError, ValueError, RuntimeError) as error:
+        if isinstance(error, LmtoolError) or not any(sweep.path.glob(f"*/{JOB}")):
+            raise
+        # A sweeper whose jobs have all failed has no best one; the table says why they failed.
+        say(f"warning: the sweeper ended early: {error}")
+
+
+def _place(request: SweepRequest, sweep: SweepFolder, job: Sequence[str], config: Config) -> Place:
+    return sweep.place(job, save(config, request.verb), json.loads(config.model_dump_json()))
+
+
+def _settings(folder: Path, chosen: dict[str, str]) -> list[str]:
+    """What a sweep sets of Hydra's own configuration, where it was not typed."""
+    quoted = str(folder).replace("'", "\\'")
+    settings = [*_QUIET, f"hydra.sweep.dir='{quoted}'"]
+    return [setting for setting in settings if setting.partition("=")[0] not in chosen]
 
 
 def _severity(status: int) -> int:
     return _SEVERITY.index(status) if status in _SEVERITY else len(_SEVERITY)
 
 
-def _decoded_jobs(request: SweepRequest, typed: overrides.Typed, running: bool) -> Iterator[Any]:
-    """The configuration of each job. Raises ConfigError with the errors of all jobs, each reported once."""
+def _with_checked_places(typed: Typed, chosen: dict[str, str]) -> Typed:
+    """What was typed, with the problem of keys that would put two jobs into one folder."""
+    problems = list(typed.problems)
+    if "hydra.sweep.subdir" in chosen:
+        message = f"hydra.sweep.subdir={chosen['hydra.sweep.subdir']}: jobs' folders are named after what they vary"
+        problems.append(Problem("hydra.sweep.subdir", message, "leave it out; name=NAME names the sweep"))
+    for text in typed.values:
+        key, _, value = text.lstrip("+").partition("=")
+        if key == "run_dir":
+            message = f"run_dir={value}: each job of a sweep has a folder of its own"
+            problems.append(Problem("run_dir", message, "name the sweep: name=NAME, or hydra.sweep.dir=FOLDER"))
+        if key == "name" and OverridesParser.create().parse_override(text).is_sweep_override():
+            problems.append(Problem("name", f"name={value}: a sweep has one name", "give one name=NAME"))
+    return replace(typed, problems=problems)
+
+
+def _named(typed: Typed) -> tuple[Typed, str | None]:
+    """What was typed without the name of the sweep, and the name. UserError where it is no name of a folder."""
+    names = [text.partition("=")[2].strip("'\"") for text in typed.values if text.startswith("++name=")]
+    name = names[-1] if names and names[-1] != "null" else None
+    if name is not None and not any(problem.key == "name" for problem in typed.problems):
+        require_name(name)
+    return replace(typed, values=[text for text in typed.values if not text.startswith("++name=")]), name
+
+
+def _resume_words(request: SweepRequest, folder: Path, named: str | None) -> str:
+    """The command that resumes a sweep."""
+    typed = [word for word in request.typed if not word.startswith("name=")]
+    name = [] if named and f"name={named}" not in request.typed else [f"name={folder.name}"]
+    return shlex.join(["lmtool", request.verb, *typed, *name])
+
+
+def _decoded_jobs(request: SweepRequest, typed: Typed, running: bool) -> Iterator[tuple[list[str], Config]]:
+    """The overrides and the configuration of each job. Raises ConfigError with the errors of all jobs, each reported
+    once."""
     problems: dict[str, Problem] = {problem.message: problem for problem in typed.problems}
-    configs = []
+    jobs = []
     for job in jobs_of(typed):
         try:
             data = compose.compose(request.primary, job, request.config_dirs)
-            configs.append(request.decode(data, typed.problems, running))
+            words = [*job.choices, *job.values, *(f"{key}={value}" for key, value in job.verbatim.items())]
+            jobs.append((words, request.decode(data, typed.problems, running)))
         except ConfigError as error:
             problems |= {problem.message: problem for problem in error.problems if problem.message not in problems}
     if problems:
         raise ConfigError(list(problems.values()))
-    yield from configs
+    yield from jobs
 
 
 def jobs_of(typed: overrides.Typed) -> Iterator[overrides.Typed]:
@@ -146,12 +267,11 @@ def jobs_of(typed: overrides.Typed) -> Iterator[overrides.Typed]:
         yield replace(typed, choices=chosen, values=values)
 
 
-def _folder(request: SweepRequest, typed: overrides.Typed, root: Path) -> Path:
-    """The sweep's folder, made: runs/NAME for a typed name, else the verb and the next free number."""
-    named = [text.partition("=")[2] for text in typed.values if text.startswith("++name=")]
+def _folder(request: SweepRequest, name: str | None, typed: str | None, root: Path) -> Path:
+    """The sweep's folder, made: as typed, runs/NAME for a name, else the verb and the next free number."""
     try:
-        if named and "," not in named[-1] and named[-1] != "null":
-            folder = root / named[-1].strip("'\"")
+        if typed is not None or name is not None:
+            folder = Path(typed.strip("'\"")).expanduser() if typed is not None else root / str(name)
             folder.mkdir(parents=True, exist_ok=True)
             return folder
         for number in itertools.count(1):
@@ -164,75 +284,3 @@ def _folder(request: SweepRequest, typed: overrides.Typed, root: Path) -> Path:
     except OSError as error:
         raise UserError(f"{root}: {error.strerror}", "start in a folder you can write to, or give name=NAME") from error
     raise AssertionError("itertools.count ends never")
-
-
-def _launch(request: SweepRequest, typed: overrides.Typed, folder: Path, chosen: dict[str, str]) -> None:
-    settings = [*_QUIET, f"hydra.sweep.dir='{folder}'", "hydra.sweep.subdir=${hydra.job.num}"]
-    settings = [setting for setting in settings if setting.partition("=")[0] not in chosen]
-    words = [*typed.all, *settings, *compose.search_path(request.config_dirs)]
-    with compose.plainly(), compose.hydra_at() as hydra:
-        compose.require_known_targets(hydra, request.primary, words)
-        hydra.multirun(
-            config_name=request.primary,
-            task_function=partial(_job, request.run),
-            overrides=words,
-            with_log_configuration=False,
-        )
-
-
-def _job(run_command: Callable[[dict[str, Any], list[str]], Any], config: Any) -> float:
-    """What a launcher calls: run one job in its folder, and give the sweeper its metric (nan where it has none).
-
-    A failed job is written down and reported; the others run. An interrupt ends the sweep.
-    """
-    settings = HydraConfig.get()
-    folder = Path(settings.runtime.output_dir)
-    typed = [text.lstrip("+") for text in settings.overrides.task]
-    record: dict[str, Any] = {"job": settings.job.num, "overrides": typed, "exit_status": errors.FAULT}
-    started = time.monotonic()
-    _write(folder, record)
-    say(f"job {settings.job.num}: {' '.join(typed)}")
-    try:
-        data = compose.to_data(config) | {"name": None, "run_dir": _shown(folder)}
-        with errors.system_errors():
-            result = run_command(data, typed) or {}
-        record |= {"exit_status": errors.DONE, "metric": result.get("metric"), "value": result.get("value")}
-    except Stopped as error:
-        record |= {"exit_status": error.exit_status, "error": error.message}
-        # Not an Exception, which Hydra would keep for the end: no further job starts.
-        raise SystemExit(error.exit_status) from error
-    except KeyboardInterrupt:
-        record |= {"exit_status": errors.INTERRUPTED, "error": "interrupted"}
-        raise
-    except LmtoolError as error:
-        record |= {"exit_status": error.exit_status, "error": error.message}
-        say_error(f"job {settings.job.num}: {error.message}", error.hint)
-    # A fault in one job (memory, a bug) must not cost the others; it is reported here and in the table.
-    except Exception as error:
-        record["error"] = f"{type(error).__name__}: {error}"
-        say(traceback.format_exc().rstrip(), sys.stderr)
-    finally:
-        record["seconds"] = round(time.monotonic() - started, 3)
-        _write(folder, record)
-        say(end_of_job(record, folder.parent))
-    value = record.get("value")
-    return float(value) if isinstance(value, int | float) else math.nan
-
-
-def _shown(folder: Path) -> str:
-    """The folder as the user would type it: relative to here where it lies below."""
-    return str(folder.relative_to(Path.cwd())) if folder.is_relative_to(Path.cwd()) else str(folder)
-
-
-def _write(folder: Path, record: dict[str, Any]) -> None:
-    temporary = folder / "job.json.tmp"
-    temporary.write_text(json.dumps(masked_data(record), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    temporary.replace(folder / "job.json")
-
-
-def _mask_file(path: Path) -> None:
-    """Hydra's own note of a sweep holds what was typed: mask it."""
-    if path.is_file():
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-        if masked_data(data) != data:
-            path.write_text(to_yaml(masked_data(data)), encoding="utf-8")

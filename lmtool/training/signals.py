@@ -25,8 +25,9 @@ class Signals:
     """Context in which the signals set `received` instead of ending the process.
 
     The second one raises Stopped wherever the process is, so that files are closed and the lock is given up; the
-    third ends it at once. Signals that were ignored (nohup) stay ignored. Handlers belong to the main thread: entered
-    in another, this does nothing.
+    third ends it at once. A scheduler that preempts a run sends SIGTERM and then a user signal: that is one request,
+    to be queued again. Signals that were ignored (nohup) stay ignored. Handlers belong to the main thread: entered in
+    another, this does nothing.
     """
 
     def __init__(self, go_on: str) -> None:
@@ -53,6 +54,10 @@ class Signals:
         self._before.clear()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        asks_to_requeue = _STATUS[signal.Signals(number)] == REQUEUE
+        if self._count == 1 and self.received is signal.SIGTERM and asks_to_requeue:
+            self.received = signal.Signals(number)
+            return
         self._count += 1
         if self._count == 1:
             self.received = signal.Signals(number)

@@ -46,7 +46,7 @@ def _keys(command: str) -> dict[str, Any]:
     """The dotted keys of a command's configuration, with their values."""
     from lmtool import cli
     from lmtool.config import saved
-    from lmtool.runs.run_folder import flatten
+    from lmtool.runs.identity import flatten
 
     config = cli.configuration(command, cli.parse(_BASE[command][1:]), running=False)
     data = flatten(saved.body(saved.save(config, command)))

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import math
 import pickle
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lmtool import cli
+from lmtool.config import hydra_plugins
 from lmtool.errors import Diverged, Stopped, UserError
-from lmtool.sweeps import jobs as sweep
+from lmtool.sweeps.folders import folder_name
+from lmtool.sweeps.job import perform
 
 
 @pytest.fixture
@@ -47,13 +50,14 @@ def test_a_sweep_seeds_each_job_and_goes_on_after_a_failed_one(
         ("sst2", 0), ("sst2", 2), ("sst2", 1), ("cola", 0), ("cola", 2), ("cola", 1)
     ]  # fmt: skip
     folder = Path("runs/finetune-sweep-0001")
-    assert [config.run_dir for _, config, _ in seen] == [str(folder / str(job)) for job in range(6)]
+    places = ["0_task-sst2_seed-0", "1_task-sst2_seed-2", "2_task-sst2_seed-1"]
+    assert [config.run_dir for _, config, _ in seen[:3]] == [str(folder / place) for place in places]
     assert all(config.name is None for _, config, _ in seen)
     assert seen[1][2] == ["model=bert_tiny", "task=sst2", "seed=2"]
-    record = json.loads((folder / "1" / "job.json").read_text())
+    record = json.loads((folder / places[1] / "job.json").read_text())
     assert record["exit_status"] == 4 and record["error"] == "the loss is nan at step 3"
     # Hydra leaves nothing of its own in a job's folder.
-    assert {path.name for path in (folder / "0").iterdir()} == {"job.json", "result.json"}
+    assert {path.name for path in (folder / places[0]).iterdir()} == {"job.json", "result.json", "submitted.json"}
     shown = capsys.readouterr()
     ends = [line for line in shown.out.splitlines() if line.startswith("job ") and " of 6" in line]
     assert [line.split(":")[0] for line in ends[:3]] == ["job 0 done", "job 1 failed", "job 2 done"]
@@ -83,11 +87,86 @@ def test_an_error_in_any_job_stops_before_the_first(seen: list[Any], capsys: pyt
     assert error.count("objective=mlm trains an encoder") == 1 and error.count("max_length=1024 is more") == 1
 
 
-def test_a_named_sweep_has_its_folder_and_is_gone_on_with(seen: list[Any]) -> None:
-    for _ in range(2):
-        assert cli.main(["pretrain", "-m", "model=bert_tiny", "seed=0,1", "name=mine"]) == 0
-    assert [config.run_dir for _, config, _ in seen] == ["runs/mine/0", "runs/mine/1"] * 2
+def test_a_named_sweep_runs_what_is_missing(seen: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    typed = ["pretrain", "-m", "model=bert_tiny", "name=mine"]
+    assert cli.main([*typed, "seed=0,2"]) == 4
+    again = capsys.readouterr().out
+    assert "to resume it: lmtool pretrain -m model=bert_tiny seed=0,2 name=mine" in again
+    assert cli.main([*typed, "seed=2,1,0"]) == 4  # a grown grid, in another order
+    assert [config.run_dir.removeprefix("runs/mine/") for _, config, _ in seen] == [
+        "0_seed-0", "1_seed-2", "1_seed-2", "2_seed-1"
+    ]  # fmt: skip
+    shown = capsys.readouterr().out
+    assert "job 0 (0_seed-0): done before, skipped" in shown
+    assert "job 1 (1_seed-2): failed before, runs again: the loss is nan at step 3" in shown
+    assert json.loads(Path("runs/mine/0_seed-0/job.json").read_text())["skipped"] is True
     assert not list(Path("runs").glob("pretrain-sweep-*"))
+    # What was fixed may be varied: the job with its value is the one there was.
+    assert cli.main([*typed, "seed=0,1", "optimizer.lr=1e-3"]) == 2
+    assert "optimizer.lr (not typed) -> 1e-3" in capsys.readouterr().err
+    assert len(seen) == 4 and len(list(Path("runs/mine").glob("*/"))) == 3
+
+
+def test_a_grid_grows_by_another_key(seen: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    typed = ["pretrain", "-m", "model=bert_tiny", "name=mine", "seed=0,1"]
+    assert cli.main([*typed, "optimizer.lr=1e-3"]) == 0
+    assert cli.main([*typed, "optimizer.lr=1e-3,1e-4"]) == 0
+    names = [config.run_dir.removeprefix("runs/mine/") for _, config, _ in seen]
+    assert names == ["0_seed-0", "1_seed-1", "2_seed-0_lr-0.0001", "3_seed-1_lr-0.0001"]
+    capsys.readouterr()
+    assert cli.main([*typed, "optimizer.lr=1e-3", "max_steps=7"]) == 2
+    assert "runs/mine holds a sweep with other values: max_steps (not typed) -> 7" in capsys.readouterr().err
+    assert cli.main(["finetune", "-m", "name=mine", "task=sst2", "seed=0,1", "model=bert_tiny"]) == 2
+    assert "holds a sweep of lmtool pretrain, not of finetune" in capsys.readouterr().err
+    submitted = Path("runs/mine/0_seed-0/submitted.json")
+    record = json.loads(submitted.read_text())
+    record["config"]["max_length"] = 7  # a YAML, or lmtool, that says something else today
+    submitted.write_text(json.dumps(record))
+    assert cli.main([*typed, "optimizer.lr=1e-3"]) == 2
+    assert "runs/mine/0_seed-0 holds a job of another configuration: max_length 7 -> " in capsys.readouterr().err
+
+
+def test_a_long_setting_has_a_name_that_a_disk_takes() -> None:
+    varied = {"optimizer.lr": "1e-4", "data.path": "/a/b=c,d/" + "long" * 60, "model.things": "[1,2]"}
+    name = folder_name(3, varied)
+    assert name.startswith("3_lr-1e-4_path-a-b-c-d-longlong") and len(name) == 120
+    assert folder_name(0, {}) == "0" and folder_name(7, {"text": "ß?"}) == "7_text"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["name=a,b"], "name=a,b: a sweep has one name"),
+        (["name=../x"], "is no name"),
+        (["run_dir=x"], "run_dir=x: each job of a sweep has a folder of its own"),
+        (["hydra.sweep.subdir=x"], "hydra.sweep.subdir=x: jobs' folders are named after what they vary"),
+        (["hydra/launcher=jobli"], "hydra/launcher=jobli is not one of basic, joblib"),
+        (["hydra/launcher=joblib", "hydra.launcher.n_job=2"], "n_job"),
+        (["hydra/sweeper=optuna", "hydra.sweeper.custom_search_space=os.system"], "is never imported"),
+        (["hydra/launcher=submitit_local", "hydra.launcher.nodes=2"], "only one node"),
+    ],
+)
+def test_what_a_sweep_is_refused_for(
+    words: list[str], says: str, seen: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["pretrain", "-m", "model=bert_tiny", "seed=0,1", *words]) == 2
+    error = capsys.readouterr().err
+    assert says in error and "Traceback" not in error and error.count("error:") == 1, error
+    assert seen == [] and list(Path().iterdir()) == []
+
+
+def test_a_missing_extra_is_one_line(
+    seen: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_module(name: str) -> None:
+        raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr(hydra_plugins.importlib, "import_module", no_module)
+    monkeypatch.setattr(hydra_plugins, "_known", lambda group: {"basic"})
+    assert cli.main(["pretrain", "-m", "model=bert_tiny", "seed=0,1", "hydra/launcher=joblib"]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "error: hydra/launcher=joblib is not installed", "hint: pip install 'lmtool[sweeps]'"
+    ]  # fmt: skip
 
 
 def test_configurations_of_all_jobs(seen: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
@@ -163,9 +242,7 @@ def test_yaml_names_nothing_that_is_imported(
 
 
 def test_other_launchers_can_send_a_job_to_another_process() -> None:
-    from functools import partial
-
-    job = partial(sweep._job, partial(cli.run_job, "pretrain", ("outsider",)))
+    job = partial(perform, partial(cli.run_job, "pretrain", ("outsider",)))
     again = pickle.loads(pickle.dumps(job))
     assert again.args[0].args == ("pretrain", ("outsider",)) and again.args[0].func is cli.run_job
 

@@ -1,0 +1,146 @@
+"""The folder of a sweep: which job stands in which of its folders, so that a sweep typed again resumes.
+
+A job is known by its configuration, else by what it varies, never by its number: a grid may grow. Its folder is named
+once, NUMBER_key-value_..., and found again by the submitted.json in it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from lmtool.config.overrides import Typed
+from lmtool.errors import UserError, cannot_write
+from lmtool.runs.identity import FREE_KEYS, differing
+from lmtool.secrets import masked_data
+from lmtool.sweeps import records
+
+SUBMISSION = "submission.json"
+LONGEST = 120
+"""Characters in the name of a job's folder; file systems allow 255 bytes."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A job and its folder. overrides: all that was typed for it. varied: those that differ from job to job. config:
+    its configuration as saved. data: the same as it is run, nothing masked, in this folder."""
+
+    number: int
+    folder: Path
+    overrides: tuple[str, ...]
+    varied: dict[str, str]
+    config: dict[str, Any]
+    data: dict[str, Any]
+
+
+def fixed_and_varied(typed: Typed) -> tuple[dict[str, str], list[str]]:
+    """Of what was typed, the keys with one value, with it, and the keys that are swept over."""
+    parser = OverridesParser.create()
+    fixed: dict[str, str] = {}
+    varied: list[str] = []
+    for text in [*typed.choices, *typed.values]:
+        key, _, value = text.lstrip("+").partition("=")
+        if parser.parse_override(text).is_sweep_override():
+            varied.append(key)
+        else:
+            fixed[key] = value
+    return fixed | dict(typed.verbatim), varied
+
+
+class SweepFolder:
+    """A sweep's folder as it was found; nothing is written before `claim`."""
+
+    def __init__(self, path: Path, command: str, typed: Typed):
+        self.path, self.command = path, command
+        self.fixed, self.varied = fixed_and_varied(typed)
+        self.before = records.read(path, SUBMISSION)
+        self.places = {folder: records.read(folder, records.SUBMITTED) for folder in self._folders()}
+        self._next = 1 + max((int(folder.name.partition("_")[0]) for folder in self._folders()), default=-1)
+        self._require_same()
+
+    def _folders(self) -> list[Path]:
+        return [file.parent for file in self.path.glob(f"*/{records.SUBMITTED}") if _number(file.parent.name)]
+
+    def _require_same(self) -> None:
+        """UserError, naming them, where other keys than those swept over have another value than before."""
+        if not self.before:
+            return
+        again = "give another name=, or repeat the command the sweep was started with"
+        if self.before.get("command") != self.command:
+            message = f"{self.path} holds a sweep of lmtool {self.before.get('command')}, not of {self.command}"
+            raise UserError(message, again)
+        before: dict[str, str] = self.before.get("fixed", {})
+        swept = {*self.varied, *self.before.get("varied", ())}
+        now: dict[str, str] = masked_data(self.fixed)
+        changed = [
+            f"{key} {before.get(key, '(not typed)')} -> {now.get(key, '(not typed)')}"
+            for key in sorted({*before, *now} - swept)
+            if key.split(".")[0] not in FREE_KEYS and before.get(key) != now.get(key)
+        ]
+        if changed:
+            raise UserError(f"{self.path} holds a sweep with other values: {'; '.join(changed)}", again)
+
+    def place(self, job: Sequence[str], config: dict[str, Any], data: dict[str, Any]) -> Place:
+        """The folder of a job, as it is or as it will be called. job: its overrides. config, data: its configuration,
+        masked and as it is. UserError where its folder holds another configuration, naming the keys."""
+        texts = [text.lstrip("+") for text in job]
+        pairs = dict(text.split("=", 1) for text in texts)
+        varied = {key: value for key, value in pairs.items() if self.fixed.get(key) != value}
+        for folder, submitted in self.places.items():
+            if not differing(submitted.get("config", {}), config):
+                return _placed(folder, texts, varied, config, data)
+        for folder, submitted in self.places.items():
+            if varied and submitted.get("varied") == masked_data(varied):
+                keys = differing(submitted.get("config", {}), config)
+                raise UserError(
+                    f"{folder} holds a job of another configuration: {'; '.join(keys)}",
+                    "give another name=, or repeat the command the sweep was started with",
+                )
+        folder = self.path / folder_name(self._next, masked_data(varied))
+        self._next += 1
+        self.places[folder] = {"varied": masked_data(varied), "config": config}
+        return _placed(folder, texts, varied, config, data)
+
+    def claim(self, places: Sequence[Place]) -> None:
+        """Write down what was typed, and make the folders of jobs. UserError where the disk refuses."""
+        submission = {
+            "command": self.command,
+            "fixed": {**self.before.get("fixed", {}), **self.fixed},
+            "varied": [*dict.fromkeys([*self.before.get("varied", ()), *self.varied])],
+        }
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            records.write(self.path, SUBMISSION, submission)
+            for place in places:
+                if not (place.folder / records.SUBMITTED).is_file():
+                    place.folder.mkdir(exist_ok=True)
+                    submitted = {"overrides": place.overrides, "varied": place.varied, "config": place.config}
+                    records.write(place.folder, records.SUBMITTED, submitted)
+        except OSError as error:
+            raise cannot_write(self.path, error, "name") from error
+
+
+def _placed(
+    folder: Path, texts: Sequence[str], varied: dict[str, str], config: dict[str, Any], data: dict[str, Any]
+) -> Place:
+    here = {"name": None, "run_dir": str(folder)} if "run_dir" in data else {}
+    return Place(int(folder.name.partition("_")[0]), folder, tuple(texts), varied, config, data | here)
+
+
+def _number(name: str) -> bool:
+    return name.partition("_")[0].isdecimal()
+
+
+def folder_name(number: int, varied: dict[str, str]) -> str:
+    """`3_lr-1e-4_seed-1`: the number, and what the job varies by the last part of each key, cut where it is long.
+
+    No `=` and no comma, which have a meaning in an override: a job's folder may be typed as checkpoint=.
+    """
+    parts = [(key.rpartition(".")[2], value) for key, value in varied.items()]
+    words = ["-".join(re.sub(r"[^A-Za-z0-9.+-]+", "-", part).strip("-.") for part in pair).strip("-") for pair in parts]
+    return "_".join([str(number), *filter(None, words)])[:LONGEST].rstrip("-._")

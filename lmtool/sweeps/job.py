@@ -1,0 +1,235 @@
+"""A job of a sweep in the process its launcher put it into: run, write down how it ended, give back its metric."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import math
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from lmtool import errors
+from lmtool.errors import REQUEUE, LmtoolError, Stopped
+from lmtool.sweeps import code, records
+from lmtool.sweeps.devices import take_device
+from lmtool.sweeps.table import end_of_job
+from lmtool.terminal import say, say_error
+
+Run = Callable[[dict[str, Any], list[str]], Any]
+STOPPED = ".stopped"
+"""In the folder of a sweep, the launches that were stopped: none of their jobs starts any more."""
+_WATCH = "parent of a sweep's job"
+PREEMPTED_SECONDS = 60
+"""A scheduler that preempts a job sends SIGTERM and soon after it the signal that asks to be queued again."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job as submitted: all that its process is given. data: its complete configuration. launch: the start of the
+    sweep that it belongs to."""
+
+    number: int
+    folder: str
+    overrides: list[str]
+    varied: dict[str, str]
+    data: dict[str, Any]
+    launch: str
+    launcher: str
+    code: str
+    plugins: list[str]
+    has_result: bool
+
+    def packed(self) -> str:
+        """The job as letters and digits, for a configuration of Hydra, which reads a meaning into ${...}."""
+        return base64.b64encode(json.dumps(asdict(self)).encode()).decode()
+
+    @classmethod
+    def unpacked(cls, text: str) -> Job:
+        return cls(**json.loads(base64.b64decode(text)))
+
+    @property
+    def apart(self) -> bool:
+        """Whether it has a process of its own."""
+        return self.launcher != "basic"
+
+    @property
+    def by_submitit(self) -> bool:
+        return self.launcher.startswith("submitit")
+
+
+def perform(run_command: Run, config: Any) -> float:
+    """What a launcher calls. A failed job is written down and reported; the others run. Interrupts end the sweep."""
+    job = Job.unpacked(config["job"])
+    folder = Path(job.folder)
+    stopped = (folder.parent / STOPPED / job.launch).exists()
+    if not stopped and not records.done(folder, job.has_result):
+        with _log_of(folder) if job.apart else contextlib.nullcontext(), _alone(job):
+            _perform(run_command, job, folder)
+    value = records.read(folder).get("value")
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
+def _perform(run_command: Run, job: Job, folder: Path) -> None:
+    started = time.monotonic()
+    record: dict[str, Any] = {
+        "job": job.number,
+        "overrides": job.overrides,
+        "varied": job.varied,
+        "folder": job.folder,
+        "exit_status": errors.FAULT,
+        "resumed": (folder / "checkpoints").exists(),
+        "launcher": job.launcher,
+        "threads": _threads(),
+        "code": job.code,
+        "owner": records.me(),
+        **({"log": records.LOG} if job.apart else {}),
+        **({"slurm": identity} if (identity := _slurm_job()) else {}),
+    }
+    records.write(folder, records.JOB, record)
+    say(f"job {job.number}: {' '.join(job.overrides)}")
+    if job.apart and job.code != code.fingerprint(job.plugins):
+        say("warning: the files of lmtool, or of a plugin, are not those that the sweep was started with", sys.stderr)
+    try:
+        with errors.system_errors():
+            result = run_command(job.data, job.overrides)
+        record |= {"exit_status": errors.DONE, **_scores(result)}
+    except Stopped as error:
+        record |= {"exit_status": error.exit_status, "error": error.message}
+        if not job.apart:
+            # Not an Exception, which Hydra would keep for the end: no further job starts.
+            raise SystemExit(error.exit_status) from error
+        say_error(error.message)
+    except KeyboardInterrupt:
+        record |= {"exit_status": errors.INTERRUPTED, "error": "interrupted"}
+        if not job.apart:
+            raise
+    except SystemExit:  # submitit has asked to be queued again, in the middle of the work
+        record |= {"exit_status": REQUEUE, "error": "stopped before its first step, and queued again"}
+        raise
+    except LmtoolError as error:
+        record |= {"exit_status": error.exit_status, "error": error.message}
+        say_error(f"job {job.number}: {error.message}", error.hint)
+    # A fault in one job (memory, a bug) must not cost the others; it is reported here and in the table.
+    except Exception as error:
+        record["error"] = f"{type(error).__name__}: {error}"
+        say(traceback.format_exc().rstrip(), sys.stderr)
+    finally:
+        record["seconds"] = round(time.monotonic() - started, 3)
+        records.write(folder, records.JOB, record)
+        if not job.apart:  # of other processes the parent says it
+            say(end_of_job(record, folder.parent))
+    if job.by_submitit and record["exit_status"] in (REQUEUE, errors.TERMINATED):
+        _queue_again(folder, record)
+
+
+def _scores(result: Any) -> dict[str, Any]:
+    """The metric of a job and its value; of a command that gives scores by name, the first of them."""
+    if not isinstance(result, dict):
+        return {}
+    if "metric" in result:
+        return {"metric": result["metric"], "value": result.get("value")}
+    numbers = {name: value for name, value in result.items() if isinstance(value, int | float)}
+    return {"metric": next(iter(numbers)), "value": next(iter(numbers.values())), "metrics": numbers} if numbers else {}
+
+
+def _queue_again(folder: Path, record: dict[str, Any]) -> None:
+    """Hand a job that was stopped to submitit's handler, which saves the submission and asks for the queue."""
+    handler = signal.getsignal(signal.SIGUSR2)
+    if not callable(handler):
+        return
+    if record["exit_status"] == errors.TERMINATED:
+        # Preempted or cancelled? Submitit's handler is called in this time, or the scheduler ends the process.
+        time.sleep(PREEMPTED_SECONDS)
+        return
+    try:
+        handler(signal.SIGUSR2, None)
+    except Exception as error:  # submitit: stopped by its time limit more often than it may be
+        message = f"{record['error']}; {str(error).lower().rstrip('.')}"
+        say_error(message, "give hydra.launcher.timeout_min= more, or hydra.launcher.max_num_timeout=")
+        records.write(folder, records.JOB, record | {"exit_status": errors.TERMINATED, "error": message})
+
+
+def _slurm_job() -> str | None:
+    array = os.environ.get("SLURM_ARRAY_JOB_ID")
+    return f"{array}_{os.environ.get('SLURM_ARRAY_TASK_ID')}" if array else os.environ.get("SLURM_JOB_ID")
+
+
+def _threads() -> int:
+    """The threads of a computation in this process, as torch will take them."""
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    return int(given) if given.isdecimal() else len(os.sched_getaffinity(0))
+
+
+@contextlib.contextmanager
+def _alone(job: Job) -> Iterator[None]:
+    """A process of a parallel launcher as the place of a job: deaf to the terminal's Ctrl-C, which the parent hands on
+    once; gone with its parent; ended in order by signals before and behind the training, which handles its own."""
+    if not job.apart:
+        yield
+        return
+    before: dict[signal.Signals, Any] = {}
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        known = signal.getsignal(number)
+        if known is signal.SIG_DFL:
+            queued = signal.getsignal(signal.SIGUSR2) if number == signal.SIGUSR1 else None
+            before[number] = signal.signal(number, queued if callable(queued) else _end)
+    if job.by_submitit:
+        if "OMP_NUM_THREADS" not in os.environ and "SLURM_CPUS_ON_NODE" in os.environ:
+            cores = os.environ.get("SLURM_CPUS_PER_TASK") or os.environ["SLURM_CPUS_ON_NODE"]
+            os.environ["OMP_NUM_THREADS"] = cores
+    else:
+        with contextlib.suppress(OSError):
+            os.setpgid(0, 0)
+        if not any(thread.name == _WATCH for thread in threading.enumerate()):
+            threading.Thread(target=_end_with, args=(os.getppid(),), name=_WATCH, daemon=True).start()
+        take_device(Path(job.folder).parent, job.data.get("device"))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    status = REQUEUE if number in (signal.SIGUSR1, signal.SIGUSR2) else errors.TERMINATED
+    raise Stopped(f"stopped by {signal.Signals(number).name}", status)
+
+
+def _end_with(parent: int) -> None:
+    """Ask this process to stop when its parent is gone: nobody would start its other jobs, nor hear of this one."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def _log_of(folder: Path) -> Iterator[None]:
+    """What this process prints goes into the log of its job, behind what stands there."""
+    saved = [os.dup(descriptor) for descriptor in (1, 2)]
+    _flush()
+    with (folder / records.LOG).open("ab") as log:
+        for descriptor in (1, 2):
+            os.dup2(log.fileno(), descriptor)
+    try:
+        yield
+    finally:
+        _flush()
+        for descriptor, known in zip((1, 2), saved, strict=True):
+            os.dup2(known, descriptor)
+            os.close(known)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()

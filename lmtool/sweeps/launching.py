@@ -1,0 +1,252 @@
+"""One start of a sweep: its jobs, without those that are done, handed to a launcher of Hydra.
+
+What a job is given is complete: its configuration is resolved here, and a launcher whose jobs start later runs them on
+a copy of the code.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from hydra._internal.callbacks import Callbacks
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.types import HydraContext
+from omegaconf import DictConfig, OmegaConf
+
+from lmtool import errors
+from lmtool.errors import UserError
+from lmtool.reporting.console import Output
+from lmtool.sweeps import code, queues, records
+from lmtool.sweeps.folders import Place, SweepFolder
+from lmtool.sweeps.job import STOPPED, Job, Run, perform
+from lmtool.sweeps.watch import Watch
+from lmtool.terminal import say, say_error
+
+HERE = ("basic", "joblib", "submitit_local")
+"""Launchers whose jobs run on this machine, as soon as they are started."""
+_FORWARDED = {
+    signal.SIGINT: errors.INTERRUPTED,
+    signal.SIGTERM: errors.TERMINATED,
+    signal.SIGHUP: errors.TERMINATED,
+    signal.SIGUSR1: errors.REQUEUE,
+    signal.SIGUSR2: errors.REQUEUE,
+}
+
+
+class Prepared:
+    """Stands where Hydra keeps its loader, which would read YAML again when a job starts: the overrides of a job are
+    the name of its folder and the job itself, complete."""
+
+    def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
+        subdir, packed = sweep_overrides
+        config: DictConfig = OmegaConf.masked_copy(master_config, ["hydra"])
+        OmegaConf.set_readonly(config, False)
+        OmegaConf.set_struct(config, False)
+        config.hydra.sweep.subdir, config.job = subdir, packed
+        return config
+
+
+@dataclass
+class Launch:
+    """A launcher of Hydra and what it is given. config: Hydra's, composed. run: what a job calls. plugins: modules that
+    were typed. has_result: its command leaves a result.json. interrupted: the signal that ended the sweep."""
+
+    sweep: SweepFolder
+    config: DictConfig
+    callbacks: Callbacks
+    run: Run
+    plugins: Sequence[str]
+    has_result: bool
+    places: dict[Path, Place] = field(default_factory=dict)
+    interrupted: int = errors.DONE
+
+    def __post_init__(self) -> None:
+        choices = OmegaConf.to_container(self.config.hydra.runtime.choices)
+        assert isinstance(choices, dict)
+        self.name = str(choices.get("hydra/launcher") or "basic")
+        self.identity = uuid.uuid4().hex[:12]
+        self.launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=HydraContext(config_loader=Prepared(), callbacks=self.callbacks),  # type: ignore[arg-type]
+            task_function=partial(perform, self.run),
+            config=self.config,
+        )
+
+    def start(self, places: Sequence[Place]) -> list[float]:
+        """Run the jobs that are not done, and wait for them. The value of each job's metric, nan where it has none."""
+        self.sweep.claim(places)
+        self.places |= {place.folder: place for place in places}
+        left = [place for place in places if self._is_left(place)]
+        if left and not self.interrupted:
+            self._announce(left)
+            with self._surroundings(left):
+                self._launch(left)
+        values = [records.read(place.folder).get("value") for place in places]
+        return [float(value) if isinstance(value, int | float) else math.nan for value in values]
+
+    def _is_left(self, place: Place) -> bool:
+        """Whether a job is to be run; what is not, or was begun before, is said."""
+        record = records.read(place.folder)
+        name = f"job {place.number} ({place.folder.name})"
+        if records.done(place.folder, self.has_result):
+            records.write(place.folder, records.JOB, record | {"skipped": True})
+            say(f"{name}: done before, skipped")
+            return False
+        if where := records.under_way(record):
+            say(f"{name}: {where} is at it, left alone")
+            return False
+        if record and record.get("exit_status") in (errors.REQUEUE, errors.INTERRUPTED, errors.TERMINATED):
+            say(f"{name}: was stopped, resumes")
+        elif record and record.get("error"):
+            say(f"{name}: failed before, runs again: {record['error']}")
+        elif record:
+            say(f"{name}: did not end, resumes")
+        return True
+
+    def _announce(self, left: Sequence[Place]) -> None:
+        if self.name == "basic":
+            return
+        threads, at_once = self._threads(left)
+        given = "" if threads is None else f", {threads} thread{'s' * (threads > 1)} each (OMP_NUM_THREADS)"
+        many = f"{len(left)} job{'s' * (len(left) > 1)}"
+        say(f"{many} by {self.name}" + (f", {min(at_once, len(left))} at a time{given}" if at_once else ""))
+
+    def _threads(self, left: Sequence[Place]) -> tuple[int | None, int]:
+        """The threads of each job, None where the launcher's place decides; and how many jobs run at a time, 0 where
+        that is not known. Sums depend on the number of threads."""
+        cores = len(os.sched_getaffinity(0))
+        if self.name == "joblib":
+            asked = int(self.config.hydra.launcher.n_jobs)
+            at_once = min(asked if asked > 0 else max(1, cores + 1 + asked), len(left))
+        elif self.name == "submitit_local":
+            at_once = len(left)
+        else:
+            return None, 0
+        given = os.environ.get("OMP_NUM_THREADS", "")
+        return int(given) if given.isdecimal() else max(1, cores // at_once), at_once
+
+    @contextmanager
+    def _surroundings(self, left: Sequence[Place]) -> Iterator[None]:
+        """The environment that the processes of the jobs inherit."""
+        threads, _ = self._threads(left)
+        changed: dict[str, str] = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+        if self.name.startswith("submitit"):
+            (self.sweep.path / ".submitit").mkdir(mode=0o700, exist_ok=True)  # its files are run, and hold all values
+            path = [str(code.copied(self.sweep.path, self.plugins)), *filter(None, [os.environ.get("PYTHONPATH")])]
+            # Started with -m, python would look into the working folder first, which may be lmtool's own.
+            changed |= {"PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1"}
+        before = {name: os.environ.get(name) for name in changed}
+        os.environ.update(changed)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                os.environ.pop(name, None)
+                if value is not None:
+                    os.environ[name] = value
+
+    def _launch(self, left: Sequence[Place]) -> None:
+        fingerprint = code.fingerprint(self.plugins)
+        overrides = [[place.folder.name, self._job(place, fingerprint).packed()] for place in left]
+        if self.name == "basic":
+            self.launcher.launch(overrides, initial_job_idx=0)
+            return
+        before = [records.read(place.folder) for place in left]
+        queued: AbstractContextManager[list[queues.Waited]] = nullcontext([])
+        if self.name.startswith("submitit"):
+            queued = queues.waited_for([place.folder for place in left])
+        with queued as queue, self._interruptible(left, queue), Watch(left, Output()):
+            try:
+                self.launcher.launch(overrides, initial_job_idx=0)
+            except Exception as error:
+                began = before != [records.read(place.folder) for place in left]
+                self._ended_early(began, error)
+        for place in left:
+            self._settle(place)
+
+    def _job(self, place: Place, fingerprint: str) -> Job:
+        return Job(
+            number=place.number,
+            folder=str(place.folder),
+            overrides=list(place.overrides),
+            varied=place.varied,
+            data=place.data,
+            launch=self.identity,
+            launcher=self.name,
+            code=fingerprint,
+            plugins=list(self.plugins),
+            has_result=self.has_result,
+        )
+
+    def _ended_early(self, began: bool, error: Exception) -> None:
+        """A launcher that gave up: before any job, it is what was asked of it; later, the others may still have run."""
+        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if not self.interrupted and not began:
+            raise UserError(f"hydra/launcher={self.name}: {said}", "see its keys, hydra.launcher.*") from error
+        if not self.interrupted:
+            say_error(f"hydra/launcher={self.name} ended before its jobs: {said}")
+
+    def _settle(self, place: Place) -> None:
+        """Write down the end of a job that had no time to do it."""
+        record = records.read(place.folder)
+        if record and not records.has_ended(record) and not record.get("error") and not records.under_way(record):
+            error = "it ended without a word: killed, or out of memory"
+            records.write(place.folder, records.JOB, record | {"error": error})
+
+    @contextmanager
+    def _interruptible(self, left: Sequence[Place], queue: list[queues.Waited]) -> Iterator[None]:
+        """Signals to this process end the jobs, which save checkpoints; a second one ends them at once, a third this
+        process."""
+        count = 0
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            nonlocal count
+            count += 1
+            if count > 2:
+                raise KeyboardInterrupt
+            self.interrupted = _FORWARDED[signal.Signals(number)]
+            if count == 1:
+                (self.sweep.path / STOPPED).mkdir(exist_ok=True)
+                (self.sweep.path / STOPPED / self.identity).touch()
+                say(f"{signal.Signals(number).name}: the jobs save checkpoints and stop")
+            for waited in queue:
+                waited.interrupt()
+            for place in left if not queue else ():
+                queues.interrupt(place.folder, number)
+
+        # A queue of a cluster runs on when the terminal is lost.
+        numbers = [number for number in _FORWARDED if self.name in HERE or number != signal.SIGHUP]
+        before = {number: signal.signal(number, handle) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+class AsLauncher:
+    """A launch as the launcher of one of Hydra's sweepers, which chooses its jobs on the way. prepare(overrides) gives
+    the place of a job."""
+
+    def __init__(self, launch: Launch, prepare: Any):
+        self.launch_of_sweep, self.prepare = launch, prepare
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[JobReturn]:
+        places = [self.prepare(list(overrides)) for overrides in job_overrides]
+        values = self.launch_of_sweep.start(places)
+        if self.launch_of_sweep.interrupted:
+            raise KeyboardInterrupt
+        returned = [JobReturn(overrides=list(overrides), status=JobStatus.COMPLETED) for overrides in job_overrides]
+        for result, value in zip(returned, values, strict=True):
+            result.return_value = value
+        return returned
