@@ -216,6 +216,10 @@ def run(verb: str, config: Any, overrides: list[str]) -> Any:
         from lmtool.commands import check
 
         return check.run(config, overrides)
+    if verb == "doctor":
+        from lmtool.commands import doctor
+
+        return doctor.run(config, overrides)
     if verb == "export":
         from lmtool.commands import export
 

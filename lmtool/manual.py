@@ -29,6 +29,7 @@ VERBS: dict[str, Verb] = {
     "export": Verb("write a folder for transformers", "lmtool export checkpoint=runs/NAME output=exported", "export"),
     "import": Verb("take published weights", "lmtool import checkpoint=hf://org/name output=imported", "import"),
     "check": Verb("read a data set before training", "lmtool check task=mydata.csv", "check"),
+    "doctor": Verb("what this machine can do, and what is missing", "lmtool doctor", "doctor"),
     "plan": Verb("sizes, steps and time, before spending them", "lmtool plan pretrain model=bert"),
     "inspect": Verb("what the model is fed, and its statistics", "lmtool inspect pretrain model=bert_tiny n=3"),
     "resume": Verb("resume a stopped run", "lmtool resume runs/NAME"),

@@ -9,6 +9,7 @@ from pydantic import Field, ValidationError
 from lmtool.commands.base_configs import DEVICE, CommandConfig
 from lmtool.commands.use_configs import AskConfig as AskConfig
 from lmtool.commands.use_configs import CheckConfig as CheckConfig
+from lmtool.commands.use_configs import DoctorConfig as DoctorConfig
 from lmtool.commands.use_configs import EmbedConfig as EmbedConfig
 from lmtool.commands.use_configs import EvaluateConfig as EvaluateConfig
 from lmtool.commands.use_configs import GenerateConfig as GenerateConfig
@@ -268,6 +269,7 @@ COMMANDS: dict[str, type[Any]] = {
     "probe": ProbeConfig,
     "tokenizer": TokenizerCommandConfig,
     "check": CheckConfig,
+    "doctor": DoctorConfig,
     "export": ExportConfig,
     "import": ImportConfig,
 }

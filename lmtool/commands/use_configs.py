@@ -237,3 +237,12 @@ class CheckConfig(CommandConfig):
         "~/.cache/lmtool", description="Where text that is collected or downloaded lies.", min_length=1
     )
     offline: bool = Field(False, description="Open no network connection.")
+
+
+class DoctorConfig(CommandConfig):
+    """`lmtool doctor`: what this machine can do."""
+
+    device: str = Field("auto", description="What is looked at: auto, cpu, cuda or cuda:N.", pattern=DEVICE)
+    cache_dir: str = Field("~/.cache/lmtool", description="The folder of caches that runs will use.", min_length=1)
+    offline: bool = Field(False, description="Open no network connection.")
+    trains: bool = Field(True, description="Train a tiny model twice, and hold both against each other, bit by bit.")

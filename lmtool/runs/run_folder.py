@@ -169,7 +169,7 @@ class RunFolder:
             "system": platform.platform(),
         }
         content["packages"] = {name: version for name in _PACKAGES if (version := _version(name))}
-        content |= {"processor": _processor(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
+        content |= {"processor": processor(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
         self.write_json("environment.json", content | dict(facts or {}))
 
     def write_json(self, name: str, content: Any) -> None:
@@ -292,7 +292,8 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _processor() -> str:
+def processor() -> str:
+    """The name of the processor, as the system has it."""
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):

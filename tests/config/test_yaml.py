@@ -47,6 +47,7 @@ NEEDS = {
     "probe": ["checkpoint=none", "target=token"],
     "generate": ["checkpoint=none", "prompt=a"],
     "check": [],
+    "doctor": [],
     "export": ["checkpoint=none", "output=x"],
     "import": ["checkpoint=none", "output=x"],
 }

@@ -1,0 +1,230 @@
+"""`lmtool doctor`: what this machine can do, what is missing, what would be faster."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from lmtool.commands.use_configs import DoctorConfig
+from lmtool.config.groups import conf_dir
+from lmtool.costs.memory import available_bytes
+from lmtool.costs.rate import STEP_SHARE, measure_rate
+from lmtool.errors import CheckFailed, UserError
+from lmtool.network import answers
+from lmtool.nn.kernels import has_flash
+from lmtool.reporting.console import Output
+from lmtool.reporting.text import size
+from lmtool.runs.run_folder import processor
+from lmtool.training.precision import choose_device, choose_precision, cpu_has_bf16
+
+TESTED_TORCH = "2.13"
+OLDEST_TORCH = (2, 11)
+# What runs need room for, at least: a checkpoint of a model of base size with its optimizer, three times.
+_ROOM = 4 * 10**9
+_MEMORY = 2 * 10**9
+_WIDTH = 768, 3072
+_TINY = [
+    "pretrain", "model=bert_tiny", "model.num_layers=1", "model.hidden_size=32", "model.num_heads=2",
+    "model.feedforward_size=64", "model.vocab_size=300", "data=pydocs", "data.packages=[json,logging]",
+    "data.validation_fraction=0.2", "objective=mlm", "objective.pairs=none", "max_steps=5", "max_minutes=null", "batch_tokens=512", "batch_examples=null",
+    "log_every=1", "offline=true",
+]  # fmt: skip
+# Packages beyond the core: what each is for, and the extra that brings it.
+_OPTIONAL = {
+    "datasets": ("data sets of the hub, parquet", "hub"),
+    "sacrebleu": ("BLEU and chrF of generated text", "scores"),
+    "rouge_score": ("ROUGE of generated text", "scores"),
+    "datasketch": ("near-duplicates in lmtool check", "check"),
+    "wandb": ("logger=wandb", "trackers"),
+    "tensorboard": ("logger=tensorboard", "trackers"),
+    "submitit": ("sweeps on a cluster", "sweeps"),
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """good: as it should be. note: works, and something could be better. problem: something will not work."""
+
+    subject: str
+    said: str
+    state: Literal["good", "note", "problem"] = "good"
+    hint: str | None = None
+
+
+_MARKS = {"good": ("✔", "green"), "note": ("·", "yellow"), "problem": ("✘", "bold red")}
+
+
+def run(config: DoctorConfig, overrides: list[str]) -> list[Finding]:
+    """Print what is found. CheckFailed where something is broken."""
+    output, findings = Output(), []
+    for finding in _findings(config):
+        mark, style = _MARKS[finding.state]
+        output.line(f"{mark} {finding.subject:<12} {finding.said}", style if finding.state != "good" else None)
+        if finding.hint is not None:
+            output.line(f"  {'':<12} {finding.hint}")
+        findings.append(finding)
+    broken = [finding.subject for finding in findings if finding.state == "problem"]
+    if broken:
+        raise CheckFailed(f"{', '.join(broken)}: see above", "mend what is marked, and type lmtool doctor again")
+    return findings
+
+
+def _findings(config: DoctorConfig) -> Iterator[Finding]:
+    yield _python()
+    yield _torch()
+    yield _processor()
+    device = None
+    try:
+        device = choose_device(config.device)
+        yield from _devices(device)
+    except UserError as error:
+        yield Finding("device", error.message, "problem", error.hint)
+    if device is not None:
+        yield _speed(device)
+    yield _memory()
+    yield _folder("runs", Path("runs"), "start in a folder on another disk, or give run_dir=")
+    yield _folder("cache_dir", Path(config.cache_dir).expanduser(), "give cache_dir=FOLDER on another disk")
+    yield Finding("conf", f"{conf_dir()}, {sum(1 for _ in conf_dir().rglob('*.yaml'))} files")
+    yield from _packages()
+    yield _hub(config.offline)
+    if config.trains and device is not None:
+        yield _training(config.device)
+
+
+def _python() -> Finding:
+    return Finding("python", f"{platform.python_version()} on {platform.platform(terse=True)}")
+
+
+def _torch() -> Finding:
+    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    said = f"{torch.__version__}, {'CUDA ' + torch.version.cuda if torch.version.cuda else 'built without CUDA'}"
+    if version < OLDEST_TORCH:
+        oldest = ".".join(map(str, OLDEST_TORCH))
+        return Finding("torch", said, "problem", f"lmtool needs {oldest} or newer: pip install 'torch>={oldest}'")
+    if not torch.__version__.startswith(TESTED_TORCH):
+        return Finding("torch", said, "note", f"the tests run under {TESTED_TORCH}")
+    return Finding("torch", said)
+
+
+def _processor() -> Finding:
+    cores, threads = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        torch.get_num_threads(),
+    )
+    bf16 = "bf16 of its own" if cpu_has_bf16() else "no bf16 of its own"
+    said = f"{processor() or platform.machine()}, {cores} cores for this process, {threads} threads, {bf16}"
+    if threads != cores and "OMP_NUM_THREADS" in os.environ:
+        return Finding("processor", said, "note", f"OMP_NUM_THREADS={os.environ['OMP_NUM_THREADS']} is set")
+    return Finding("processor", said)
+
+
+def _devices(chosen: torch.device) -> Iterator[Finding]:
+    for number in range(torch.cuda.device_count()):
+        device = torch.device("cuda", number)
+        properties = torch.cuda.get_device_properties(device)
+        flash = "flash attention" if has_flash(device) else "no flash attention: its GPU is older than Ampere"
+        free = size(available_bytes(device) or 0)
+        said = f"{properties.name}, {size(properties.total_memory)}, {free} free, {flash}"
+        yield Finding(f"cuda:{number}", said, "good" if has_flash(device) else "note")
+    if not torch.cuda.device_count():
+        there = [path for path in ("/dev/nvidia0", "/proc/driver/nvidia/version") if Path(path).exists()]
+        if there and not torch.version.cuda:
+            hint = "install torch with CUDA: README, On a GPU"
+            yield Finding("device", f"a GPU is there ({there[0]}), and torch is built without CUDA", "problem", hint)
+        elif there:
+            yield Finding("device", f"a GPU is there ({there[0]}), and torch does not see it", "problem", "nvidia-smi")
+        else:
+            yield Finding(
+                "device", "no GPU: the tiny models train in minutes", "note", "model=bert_tiny, gpt_tiny, t5_tiny"
+            )
+
+
+def _speed(device: torch.device) -> Finding:
+    """Matrix products at the width of a base model, forward and backward."""
+    precision = choose_precision("auto", device)
+    rates = {}
+    for name in dict.fromkeys(("fp32", precision.name)):
+        rates[name] = measure_rate(*_WIDTH, name, str(device)) / STEP_SHARE
+    said = ", ".join(f"{name} {rate / 1e9:,.0f} GFLOP/s" for name, rate in rates.items())
+    return Finding("speed", f"{said} on {device}; precision=auto takes {precision.name}")
+
+
+def _memory() -> Finding:
+    free = available_bytes(torch.device("cpu"))
+    if free is None:
+        return Finding("memory", "the system does not say how much is free", "note")
+    if free < _MEMORY:
+        return Finding(
+            "memory", f"{size(free)} available", "note", "tiny models fit; lmtool plan says what a run needs"
+        )
+    return Finding("memory", f"{size(free)} available")
+
+
+def _folder(subject: str, folder: Path, hint: str) -> Finding:
+    """Whether a folder, or the one it would be made in, can be written to, and how much room there is."""
+    place = folder
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    try:
+        with tempfile.NamedTemporaryFile(dir=place):
+            free = shutil.disk_usage(place).free
+    except OSError as error:
+        return Finding(subject, f"{folder}: {error.strerror}", "problem", hint)
+    state: Literal["good", "note"] = "good" if free >= _ROOM else "note"
+    return Finding(subject, f"{folder}, {size(free)} free", state, None if state == "good" else hint)
+
+
+def _packages() -> Iterator[Finding]:
+    missing: dict[str, list[str]] = {}
+    for package, (purpose, extra) in _OPTIONAL.items():
+        if importlib.util.find_spec(package) is None:
+            missing.setdefault(extra, []).append(f"{package} ({purpose})")
+    if not missing:
+        yield Finding("packages", f"all {len(_OPTIONAL)} optional ones")
+    for extra, packages in missing.items():
+        yield Finding("packages", f"without {', '.join(packages)}", "note", f"pip install 'lmtool[{extra}]'")
+
+
+def _hub(offline: bool) -> Finding:
+    if offline:
+        return Finding("hub", "offline=true: not tried")
+    from huggingface_hub import constants
+
+    address = constants.ENDPOINT
+    if answers(address, seconds=2.0):
+        return Finding("hub", f"{address} answers")
+    return Finding("hub", f"{address} does not answer", "note", "local folders work; offline=true spares the attempt")
+
+
+def _training(device: str) -> Finding:
+    """A tiny run twice, as a user would type it, whose losses are compared bit by bit."""
+    losses = []
+    with tempfile.TemporaryDirectory() as place:
+        for name in ("first", "second"):
+            words = [*_TINY, f"device={device}", f"run_dir={place}/{name}", f"cache_dir={place}/cache"]
+            command = [sys.executable, "-m", "lmtool", *words]
+            done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
+            if done.returncode:
+                lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+                return Finding("training", f"a tiny run failed: {lines[0]}", "problem", shlex.join(["lmtool", *_TINY]))
+            rows = (Path(place) / name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+            losses.append([json.loads(row).get("loss") for row in rows])
+    if losses[0] == losses[1]:
+        return Finding("training", "a tiny BERT learned twice, bit for bit the same")
+    said = "a tiny BERT learned twice, and the losses differ"
+    if device != "cpu" and torch.cuda.is_available():
+        return Finding("training", said, "note", "kernels of CUDA add in no fixed order; device=cpu is exact")
+    return Finding("training", said, "problem", "please report it, with the lines above")
