@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationError
 
 from lmtool.commands.base_configs import DEVICE, CommandConfig
+from lmtool.commands.phases import normalised, overridden, variants
 from lmtool.commands.use_configs import AskConfig as AskConfig
 from lmtool.commands.use_configs import CheckConfig as CheckConfig
 from lmtool.commands.use_configs import DoctorConfig as DoctorConfig
@@ -18,6 +21,7 @@ from lmtool.commands.use_configs import ProbeConfig as ProbeConfig
 from lmtool.commands.use_configs import UseConfig as UseConfig
 from lmtool.config.auto import Auto
 from lmtool.config.tables import Choice, Several, lookup
+from lmtool.config.variants import Variant
 
 # Each room's module enters its components into the tables.
 from lmtool.data.configs import DataConfig
@@ -159,6 +163,34 @@ class PretrainConfig(RunConfig):
     objective: Annotated[ObjectiveConfig, Choice("objective")] = Field(
         description="What is learned from it; auto: the published one of the model."
     )
+    phases: tuple[dict[str, Any], ...] = Field(
+        (),
+        description="Parts of the run, each with its `share` of the budget and the keys that differ in it: max_length, "
+        "batch_examples, batch_tokens, micro_batch_tokens, data, optimizer.lr, and of the objective what shapes "
+        "examples. Empty: one.",
+    )
+
+    @classmethod
+    def filled(cls, data: dict[str, Any]) -> dict[str, Any]:
+        """Phases have sections in the place of dotted keys, and each its share."""
+        return {**data, "phases": normalised(data["phases"])} if "phases" in data else data
+
+    @classmethod
+    def variants(cls, data: dict[str, Any]) -> Iterator[Variant]:
+        """The configuration of each phase."""
+        return variants(data)
+
+    @property
+    def forms(self) -> tuple[PretrainConfig, ...]:
+        """The configuration of each phase; of a run without phases its own."""
+        data = json.loads(self.model_dump_json())
+        phases = [PretrainConfig.model_validate_json(json.dumps(overridden(data, phase))) for phase in self.phases]
+        return tuple(phases) or (self,)
+
+    @property
+    def last(self) -> PretrainConfig:
+        """The form of the last phase, in which held-out text is scored."""
+        return self.forms[-1]
 
     @property
     def learns(self) -> ObjectiveConfig:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lmtool.commands import fitting as fitting  # these enter their rules into the registry
+from lmtool.commands import fitting_phases as fitting_phases
 from lmtool.commands import fitting_teachers as fitting_teachers
 from lmtool.commands import rules as rules
 from lmtool.commands import teachers

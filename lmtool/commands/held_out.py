@@ -52,7 +52,8 @@ class HeldOut:
 
 class HeldOutSplits:
     """Every split of `data` but train; the first gives the headline. predictors: of a term, what reading nothing
-    predicts, scored beside the learner. batch_tokens: of one forward without gradients."""
+    predicts, scored beside the learner. batch_tokens: of one forward without gradients. made_by:
+    the learner that makes the examples, where that is another one."""
 
     def __init__(
         self,
@@ -62,10 +63,11 @@ class HeldOutSplits:
         batch_tokens: int,
         seed: int,
         predictors: Mapping[str, Predictor] | None = None,
+        made_by: BaseLearner | None = None,
     ):
         self.learner, self.predictors = learner, predictors or {}
         self.splits = {
-            split: HeldOut(learner, part, max_length, batch_tokens, seed)
+            split: HeldOut(made_by or learner, part, max_length, batch_tokens, seed)
             for split, part in data.items()
             if split != "train"
         }

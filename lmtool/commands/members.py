@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lmtool.commands.phases import nested_keys
 from lmtool.config import compose
 from lmtool.config.auto import merge
 from lmtool.config.problems import unknown_choice
@@ -58,7 +59,23 @@ def with_sections(data: dict[str, Any], config_dirs: Sequence[Path] = ()) -> dic
         if key != "task" and section.get("name") == "task" and "task" in section:
             section["task"] = _task(section["task"], config_dirs)
         completed[key] = section
+    if isinstance(data.get("phases"), list):
+        completed["phases"] = [_phase(phase, number, config_dirs) for number, phase in enumerate(data["phases"])]
     return completed
+
+
+def _phase(phase: Any, number: int, config_dirs: Sequence[Path]) -> Any:
+    """A phase whose text is named has the section of that name, with the keys that differ."""
+    nested = nested_keys(phase) if isinstance(phase, dict) else {}
+    given = nested.get("data")
+    if not isinstance(given, dict) or not isinstance(given.get("name"), str):
+        return phase
+    name, offered = given["name"], compose.what_is_offered("pretrain", config_dirs).groups.get("data", ())
+    if name in offered:
+        return {**nested, "data": merge(compose.option("data", name, config_dirs), given)}
+    if lookup("data", name) is None:
+        raise ConfigError([unknown_choice("data", f"phases.{number}.data", name, offered)])
+    return nested
 
 
 def _task(member: Any, config_dirs: Sequence[Path]) -> Any:

@@ -12,7 +12,7 @@ import torch
 
 from lmtool.commands.configs import FinetuneConfig, PretrainConfig
 from lmtool.commands.labelled import data_to_learn
-from lmtool.commands.planning import plan_of, too_large
+from lmtool.commands.planning import plan_in_phases, plan_of, too_large
 from lmtool.commands.starting import with_tasks
 from lmtool.reporting.console import Output
 from lmtool.reporting.plan import plan_rows
@@ -45,13 +45,18 @@ def run(config: PretrainConfig | FinetuneConfig, verb: str) -> int:
         config, tasks = with_tasks(config)
         rows, predicted = 0, config.objective.predicted_fraction
         notes += [f"{len(task.train):,} training rows of the task {name}" for name, task in tasks.items()]
-        notes.append(f"every sequence is taken as max_length={config.max_length} long; the text is not read")
+        lengths = " or ".join(dict.fromkeys(str(form.max_length) for form in config.forms))
+        notes.append(f"every sequence is taken as max_length={lengths} long; the text is not read")
     with torch.device("meta"):
         learner, _ = assemble(config, None)
     problem = too_large(config, precision)
     if problem is not None:
         notes += [problem.message, str(problem.hint)]
-    plan, _ = plan_of(config, learner, _assumed(config, rows, predicted), precision)
+    if isinstance(config, PretrainConfig) and config.phases:
+        facts = [_assumed(form, rows, form.objective.predicted_fraction) for form in config.forms]
+        plan, _ = plan_in_phases(config, learner, facts, precision)
+    else:
+        plan, _ = plan_of(config, learner, _assumed(config, rows, predicted), precision)
     print_table(
         Output(),
         ["what", "how much"],

@@ -14,17 +14,19 @@ from torch import nn
 
 from lmtool.commands.configs import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.commands.peers import model_of_peers
+from lmtool.commands.phases import words_of
 from lmtool.commands.teachers import Known, saved_teacher
 from lmtool.config.tables import build
 from lmtool.costs.memory import available_bytes
 from lmtool.costs.plan import VALUE_BYTES, Work, plan
 from lmtool.costs.rate import measure_rate
 from lmtool.costs.work import shapes_of, works_of
+from lmtool.data.phases import Shares
 from lmtool.distillation.configs import CodistillationConfig
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.model import ModelWithHeads
-from lmtool.reporting.plan import RunPlan
+from lmtool.reporting.plan import PhasePlan, RunPlan
 from lmtool.reporting.text import size
 from lmtool.training.budgets import MOST_STEPS, kept_checkpoints
 from lmtool.training.precision import Precision
@@ -191,51 +193,99 @@ def plan_of(
 ) -> tuple[RunPlan, float]:
     """The plan of a run and the epochs it makes. facts: the training loader's. Measures the machine for a third of a
     second at most."""
-    steps_per_epoch, tokens = facts["steps_per_epoch"], facts["tokens_per_epoch"]
-    model = config.model
+    single = _of_one_step(config, learner, facts, precision, _rate(config, precision))
+    limits = _limits(config, single, facts["steps_per_epoch"])
+    steps = max(1, round(min(*limits.values(), MOST_STEPS)))
+    return _of_steps(config, single, steps), steps / facts["steps_per_epoch"]
+
+
+def plan_in_phases(
+    config: PretrainConfig, learner: nn.Module, facts: Sequence[Mapping[str, Any]], precision: Precision
+) -> tuple[RunPlan, Shares]:
+    """The plan of a run in phases, and the phases as numbers. facts: those of their loaders."""
+    rate = _rate(config, precision)
+    singles = [_of_one_step(form, learner, own, precision, rate) for form, own in zip(config.forms, facts, strict=True)]
+    shares = Shares(
+        tuple(phase["share"] for phase in config.phases),
+        tuple(single.tokens_per_step for single in singles),
+        tuple(single.flops_per_step for single in singles),
+        tuple(form.optimizer.lr / config.optimizer.lr for form in config.forms),
+    )
+
+    def mean(budget: str) -> RunPlan:
+        """A step, mean over a run that this budget ends."""
+        tokens, flops = (shares.mean(values, budget) for values in (shares.tokens, shares.flops))
+        largest = max(singles, key=lambda single: sum(single.memory_bytes.values()))
+        return replace(largest, tokens_per_step=tokens, flops_per_token=flops / tokens)
+
+    limits = {
+        budget: _limits(config, mean(budget), facts[0]["steps_per_epoch"])[budget]
+        for budget in _limits(config, singles[0], facts[0]["steps_per_epoch"])
+    }
+    budget = min(limits, key=lambda name: limits[name])
+    steps = max(1, round(min(limits[budget], MOST_STEPS)))
+    lasts = shares.last_steps(steps, budget)
+    phases = tuple(
+        PhasePlan(words_of(phase), phase["share"], before + 1, last, single.tokens_per_step)
+        for phase, before, last, single in zip(config.phases, [0, *lasts], lasts, singles, strict=False)
+    )
+    whole = _of_steps(config, mean(budget), steps)
+    notes = (*whole.notes, f"held-out text is read and scored as in phase {len(phases)}, the last, over the whole run")
+    return replace(whole, phases=phases, notes=notes), shares
+
+
+def _rate(config: RunConfig, precision: Precision) -> float:
+    return measure_rate(config.model.hidden_size, config.model.inner_size, precision.name, str(precision.device))
+
+
+def _of_one_step(
+    config: RunConfig, learner: nn.Module, facts: Mapping[str, Any], precision: Precision, rate: float
+) -> RunPlan:
+    """The plan of a run of one step."""
     trained = {
         name: tuple(parameter.shape) for name, parameter in learner.named_parameters() if parameter.requires_grad
     }
-    rate = measure_rate(model.hidden_size, model.inner_size, precision.name, str(precision.device))
     predicted = facts.get("predicted_fraction", 0.0)
     places = config.objective.places if isinstance(config, PretrainConfig) else {}
     # A task's encoder-decoder reads its text on both sides.
     how = places, predicted, facts["mean_length"], predicted or 0.5
     teachers = planned_teachers(config)
-    works = [*works_of(learner, *how), *_beside(config, teachers, *how)]
+    return plan(
+        shapes_of(learner, facts["mean_length"]),
+        [*works_of(learner, *how), *_beside(config, teachers, *how)],
+        steps=1,
+        tokens_per_step=facts["tokens_per_epoch"] / facts["steps_per_epoch"],
+        predicted_fraction=predicted,
+        parameters=parameters_by_part(learner),
+        trainable_parameters=sum(prod(shape) for shape in trained.values()),
+        optimizer_values=sum(config.optimizer.state_size(*parameter) for parameter in trained.items()),
+        saved_values=saved_values(config, learner),
+        micro_batch_tokens=config.micro_batch_tokens,
+        half=precision.name != "fp32",
+        body_trains=any(name.startswith("backbone.") for name in trained),
+        flops_per_second=rate,
+        teacher_values=sum(map(_values_of, teachers)),
+    )
 
-    def of(steps: int) -> RunPlan:
-        return plan(
-            shapes_of(learner, facts["mean_length"]),
-            works,
-            steps=steps,
-            tokens_per_step=tokens / steps_per_epoch,
-            predicted_fraction=predicted,
-            parameters=parameters_by_part(learner),
-            trainable_parameters=sum(prod(shape) for shape in trained.values()),
-            optimizer_values=sum(config.optimizer.state_size(*parameter) for parameter in trained.items()),
-            saved_values=saved_values(config, learner),
-            micro_batch_tokens=config.micro_batch_tokens,
-            half=precision.name != "fp32",
-            body_trains=any(name.startswith("backbone.") for name in trained),
-            checkpoints=kept_checkpoints(config, steps),
-            flops_per_second=rate,
-            teacher_values=sum(map(_values_of, teachers)),
-        )
 
-    single = of(1)
-    limits = [config.max_steps or float("inf")]
+def _limits(config: RunConfig, single: RunPlan, steps_per_epoch: float) -> dict[str, float]:
+    """The steps of a run within each of its budgets. single: the plan of one."""
+    limits = {"max_steps": float(config.max_steps or "inf")}
     if config.max_epochs is not None:
-        limits.append(config.max_epochs * steps_per_epoch)
+        limits["max_epochs"] = config.max_epochs * steps_per_epoch
     if config.max_tokens is not None:
-        limits.append(config.max_tokens / single.tokens_per_step)
+        limits["max_tokens"] = config.max_tokens / single.tokens_per_step
     if config.max_flops is not None:
-        limits.append(config.max_flops / single.flops_per_step)
+        limits["max_flops"] = config.max_flops / single.flops_per_step
     if config.max_minutes is not None and single.seconds:
-        limits.append(60 * config.max_minutes / single.seconds)
-    steps = max(1, round(min(*limits, MOST_STEPS)))
+        limits["max_minutes"] = 60 * config.max_minutes / single.seconds
+    return limits
+
+
+def _of_steps(config: RunConfig, single: RunPlan, steps: int) -> RunPlan:
+    """The plan of so many steps. single: that of one."""
     warmup = config.schedule.warmup_steps or 0
     notes = []
     if warmup >= steps:
         notes.append(f"schedule.warmup_steps={warmup:,}: in {steps:,} steps the learning rate only rises")
-    return replace(of(steps), notes=tuple(notes)), steps / steps_per_epoch
+    return replace(single, steps=steps, checkpoints=kept_checkpoints(config, steps), notes=tuple(notes))

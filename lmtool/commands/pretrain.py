@@ -9,10 +9,12 @@ from lmtool.commands.distilling import distilled
 from lmtool.commands.opening import open_run, words
 from lmtool.commands.planning import require_memory
 from lmtool.commands.provenance import contents_of, require_same_data
+from lmtool.commands.reading import phases_of
 from lmtool.commands.screens import told_again
 from lmtool.commands.starting import require_fit, saved_tokenizer, start_weights, with_tasks
 from lmtool.commands.training import fit
-from lmtool.data.sources import open_source
+from lmtool.data.configs import DataConfig
+from lmtool.data.sources import OnStage, Source, open_source
 from lmtool.data.split import SplitData
 from lmtool.data.store import open_store
 from lmtool.data.vocabulary import trained_tokenizer
@@ -32,22 +34,45 @@ def run(config: PretrainConfig, overrides: list[str]) -> dict[str, Any]:
         require_memory(config, opened.precision)
         progress = opened.output.stage
         tokenizer = saved_tokenizer(opened)
-        source = open_source(config.data, config.cache_dir, progress, config.offline)
-        contents = contents_of(tasks, (config.data.name, source))
+        texts = _texts(config, progress)
+        source, contents = texts[0], contents_of(tasks, (config.forms[0].data.name, texts[0]))
+        facts = {**source.facts(), **{f"task {name}": task.facts for name, task in tasks.items()}}
+        for number, further in enumerate(texts):
+            if further not in texts[:number] and number:
+                own = contents_of({}, (config.forms[number].data.name, further))
+                contents |= {f"phases.{number} {name}": content for name, content in own.items()}
+                facts[f"text of phase {number + 1}"] = further.facts()
         require_same_data(opened, contents)
         tokenizer = tokenizer or trained_tokenizer(
             config.tokenizer, source, config.tokenizer.vocab_size or config.model.vocab_size, config.cache_dir, progress
         )
         require_fit(config, tokenizer)
-        data = {}
-        for split in ("train", "validation"):
-            store = open_store(source, split, tokenizer, config.cache_dir, progress)
-            data[split] = SplitData(split, store, config.data.documents, rows_of(tasks, split))
+        data: list[dict[str, SplitData]] = []
+        for number, (form, text) in enumerate(zip(config.forms, texts, strict=True)):
+            if text in texts[:number]:
+                data.append(data[texts.index(text)])
+                continue
+            data.append({})
+            for split in ("train", "validation"):
+                store = open_store(text, split, tokenizer, config.cache_dir, progress)
+                data[number][split] = SplitData(split, store, form.data.documents, rows_of(tasks, split))
         learner, loaded = assemble(config, tokenizer, start_weights(config, own=opened.checkpoint))
-        facts = {**source.facts(), **{f"task {name}": task.facts for name, task in tasks.items()}}
+        phases = phases_of(config, learner, tokenizer, data)
         following = _next(str(opened.folder.path), tokenizer)
         student_of = distilled(config, learner, tokenizer, opened.precision, contents)
-        return fit(opened, learner, data, tokenizer, loaded, choices, facts, contents, following, distilled=student_of)
+        return fit(
+            opened, learner, data[0], tokenizer, loaded, choices, facts, contents, following, distilled=student_of,
+            phases=phases,
+        )  # fmt: skip
+
+
+def _texts(config: PretrainConfig, progress: OnStage) -> list[Source]:
+    """The text of each phase; of a run without phases its own. Phases of the same section share it."""
+    opened: list[tuple[DataConfig, Source]] = []
+    for form in config.forms:
+        known = next((text for data, text in opened if data == form.data), None)
+        opened.append((form.data, known or open_source(form.data, config.cache_dir, progress, config.offline)))
+    return [text for _, text in opened]
 
 
 def _next(folder: str, tokenizer: Tokenizer) -> list[str]:

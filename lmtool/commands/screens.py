@@ -57,7 +57,7 @@ def begin(
     data: Mapping[str, Any],
     model: Mapping[str, Any],
     plan: RunPlan,
-    epochs: float,
+    epochs: float | None,
     rates: Sequence[Mapping[str, Any]],
     baseline: Mapping[str, Any],
     lineage: Sequence[Mapping[str, Any]] = (),

@@ -140,6 +140,7 @@ def read_trained(checkpoint: str, offline: bool, precision: Precision) -> Traine
         config = decoded(verb, {**body(complete), "checkpoint": "none"}, reads_checkpoint=False)
     except ConfigError as error:
         raise error.inside(f"checkpoint={checkpoint}", "its config.json says so; give another checkpoint") from error
+    config = config.last if isinstance(config, PretrainConfig) else config  # in the form of its last phase
     tokenizer = Tokenizer.load(weights.folder, config.tokenizer.parse_special_tokens)
     if foreign and published is not None:
         require_same_reading(published, config.model, tokenizer)

@@ -15,12 +15,12 @@ from lmtool.commands.forgetting import Forgetting
 from lmtool.commands.held_out import HeldOutSplits, evaluation_tokens
 from lmtool.commands.lineage import as_fact, lineage_of
 from lmtool.commands.opening import OpenRun, words
-from lmtool.commands.planning import plan_of
 from lmtool.commands.provenance import Contents, extras, require_same_teachers, require_unchanged, teachers_of
 from lmtool.commands.rates import rates
+from lmtool.commands.reading import Reads, planned, realised
 from lmtool.config.checkpoint import MODEL
 from lmtool.data.loader import PackedLoader
-from lmtool.data.plan import Examples
+from lmtool.data.phases import PhasedLoader
 from lmtool.data.sources import OnStage
 from lmtool.data.split import SplitData
 from lmtool.distillation.distilled import Distilled
@@ -54,6 +54,7 @@ def fit(
     base: Base | None = None,
     forgetting: Forgetting | None = None,
     distilled: Distilled | None = None,
+    phases: Sequence[Reads] = (),
 ) -> dict[str, Any]:
     """Train on data["train"], score on the other splits, of which the first gives the headline; show, write and return
     result.json.
@@ -62,25 +63,26 @@ def fit(
     contents: hashes of the data, which a resumed run must find again. next_commands: what a user may type next.
     tests: labelled splits that choose nothing: the best checkpoint is scored on them once, at the end. base: what the
     checkpoints of a tuned run leave out. forgetting: what its checkpoint scores on held-out text. distilled: what is
-    trained in the place of the learner, the student of it.
+    trained in the place of the learner, the student of it. phases: what each of them reads; held-out text is read as
+    in the last one.
     """
     config, precision = opened.config, opened.precision
     trained = learner if distilled is None else distilled
     teachers = teachers_of(distilled)
     require_same_teachers(opened, teachers)
-    examples = learner.examples(data["train"], config.max_length)
-    loader = PackedLoader(
-        examples, config.seed, config.batch_examples, config.batch_tokens, config.micro_batch_tokens,
-        beside=learner.virtual_tokens,
-    )  # fmt: skip
+    parts = phases or [Reads(config, learner, data)]
+    last, examples = parts[-1], parts[-1].examples
+    loader, plan, epochs = planned(config, learner, parts, precision)
     learner.begin(loader.steps_in_epoch)
-    predictors = learner.predictors(data["train"], examples)
-    held_out = HeldOutSplits(learner, data, config.max_length, evaluation_tokens(config), config.seed, predictors)
-    baseline = held_out.baseline(data["train"])
+    predictors = learner.predictors(last.data["train"], examples)
+    held_out = HeldOutSplits(
+        learner, last.data, last.config.max_length, evaluation_tokens(last.config), config.seed, predictors,
+        last.learner,
+    )  # fmt: skip
+    baseline = held_out.baseline(last.data["train"])
     uninformed_loss = held_out.uninformed_loss(baseline)
-    plan, epochs = plan_of(config, learner, loader.facts(), precision)
     if distilled is not None:
-        begun = distilled.begin(reading_of(config, data["train"], examples, loader, opened.output.stage))
+        begun = distilled.begin(reading_of(last, opened.output.stage))
         facts = {**facts, "distillation": {**distilled.facts(), **begun}}
     copied = facts.get("distillation", {}).get("started from")
     in_base = frozenset() if base is None else base.names
@@ -89,7 +91,7 @@ def fit(
         opened,
         learner,
         choices=choices,
-        data={**facts, "train": loader.facts(), **held_out.facts()},
+        data={**facts, **train_facts(loader), **held_out.facts()},
         model=screens.model_facts(config, tokenizer, loaded, copied) | as_fact(lineage),
         lineage=lineage,
         plan=plan,
@@ -118,7 +120,8 @@ def fit(
     more |= {name: facts[name] for name in ("few_shot",) if name in facts}
     more |= {"lineage": list(lineage)} if lineage else {}
     if isinstance(examples, MixedExamples):
-        more["mixture"] = realised(examples, loader, training.steps)
+        more["mixture"] = shares_read(examples, loader, training.steps)
+    more |= realised(plan, loader, training.steps)
     more |= write_predictions(opened, learner, held_out)
     if tests:
         more["tests"] = scores_on(opened, learner, tests)
@@ -136,16 +139,28 @@ def fit(
     return screens.finish(opened, result, baseline, next_commands)
 
 
-def reading_of(
-    config: RunConfig, data: SplitData, examples: Examples, loader: PackedLoader, progress: OnStage
-) -> Reading:
+def train_facts(loader: PackedLoader | PhasedLoader) -> dict[str, Any]:
+    """The facts of what is trained on, by phase where there are any."""
+    facts = loader.facts()
+    if not isinstance(loader, PhasedLoader):
+        return {"train": facts}
+    return {name: own for name, own in facts.items() if isinstance(own, dict)}
+
+
+def reading_of(reads: Reads, progress: OnStage) -> Reading:
     """What a run reads, for what is computed of it before."""
+    config = reads.config
     sizes = {"batch_examples": config.batch_examples, "batch_tokens": config.batch_tokens}
     budgets = config.max_steps, config.max_epochs
-    return Reading(data, config.max_length, examples, loader, *budgets, sizes, evaluation_tokens(config), progress)
+    return Reading(
+        reads.data["train"], config.max_length, reads.examples, reads.loader, *budgets, sizes,
+        evaluation_tokens(config), progress,
+    )  # fmt: skip
 
 
-def realised(examples: MixedExamples, loader: PackedLoader, steps: int) -> dict[str, dict[str, float]]:
+def shares_read(
+    examples: MixedExamples, loader: PackedLoader | PhasedLoader, steps: int
+) -> dict[str, dict[str, float]]:
     """Of each member of a mixture, how many of its examples a run has read (`examples`), their `share`, and the share
     that was `planned`."""
     read = dict.fromkeys(examples.members, 0)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
+
+from lmtool.config.variants import Variant
 
 
 class Config(BaseModel):
@@ -23,3 +26,8 @@ class Config(BaseModel):
     def filled(cls, data: dict[str, Any]) -> dict[str, Any]:
         """The data of a command, or of a section, with values that follow from its other values: none."""
         return data
+
+    @classmethod
+    def variants(cls, data: dict[str, Any]) -> Iterable[Variant]:
+        """Further configurations that a command's data bring along: none."""
+        return ()

@@ -63,15 +63,13 @@ def decode(
     for section in left:
         clean.pop(section, None)
     silent = {*left, *(key for key in missing), *(problem.key for problem in problems)}
-    config, errors = _validate(command, clean)
-    problems += [
-        problem for problem in wording.from_pydantic(command, clean, errors) if not _covered(problem.key, silent)
-    ]
-    sound = _sound(command, clean, config, {problem.key.split(".")[0].split("[")[0] for problem in problems} | left)
-    sound |= {} if teachers is None else {"teachers": teachers}
-    problems += [
-        problem for problem in broken(command, sound, running) if problem.key not in {known.key for known in problems}
-    ]
+    config, found = _checked(command, clean, silent, left, teachers, running)
+    problems += found
+    for variant in command.variants(clean):
+        problems += variant.problems
+        if variant.data is not None:
+            _, own = _checked(command, variant.data, silent, left, teachers, running)
+            problems += [variant.placed(problem) for problem in own if problem not in found]
     # What is there under a misspelt key, or could not be read, is not missing; what is comes last.
     there = {key for problem in problems if not problem.absent for key in (problem.key, *problem.meant)}
     problems = sorted(
@@ -80,8 +78,28 @@ def decode(
     )
     if problems:
         raise ConfigError(problems)
-    assert config is not None, (errors, silent)
+    assert config is not None, silent
     return config
+
+
+def _checked(
+    command: type[Command],
+    data: dict[str, Any],
+    silent: set[str],
+    left: set[str],
+    teachers: Mapping[str, dict[str, Any]] | None,
+    running: bool,
+) -> tuple[Command | None, list[Problem]]:
+    """The decoded configuration, None where it has a mistake, and its problems: of its values, and of the rules for
+    those that are sound. silent: keys that are spoken of already. left: sections without data."""
+    config, errors = _validate(command, data)
+    problems = [
+        problem for problem in wording.from_pydantic(command, data, errors) if not _covered(problem.key, silent)
+    ]
+    known = {*silent, *(problem.key for problem in problems)}
+    sound = _sound(command, data, config, {key.split(".")[0].split("[")[0] for key in known} | left)
+    sound |= {} if teachers is None else {"teachers": teachers}
+    return config, problems + [problem for problem in broken(command, sound, running) if problem.key not in known]
 
 
 def _validate(command: type[Command], data: dict[str, Any]) -> tuple[Command | None, list[Any]]:

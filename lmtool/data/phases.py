@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from lmtool.data.loader import PackedLoader
+from lmtool.errors import UserError
 from lmtool.types import Step
 
 _START = {"phase": 0, "step": 0, "epoch": 0, "batch": 0, "began": 0, "skipped": 0}
@@ -75,11 +76,15 @@ class PhasedLoader:
         return self._steps(at, self._loader(at).steps(_within(at)))
 
     def steps_in_epoch(self, epoch: int) -> int:
-        """Of the phases that have passes of one length; ValueError of others."""
-        steps = {loader.steps_in_epoch(epoch) for loader in self.loaders}
-        if len(steps) > 1:
-            raise ValueError(f"the passes of the phases have {sorted(steps)} steps")
-        return steps.pop()
+        """Of phases with passes of one length; UserError of others."""
+        steps = [loader.steps_in_epoch(epoch) for loader in self.loaders]
+        if len(set(steps)) > 1:
+            lengths = ", ".join(f"{number:,}" for number in steps)
+            raise UserError(
+                f"max_epochs says not how long the run is: a pass has {lengths} steps in its phases, in their order",
+                "give max_epochs=null, and max_steps=, max_tokens= or max_minutes=",
+            )
+        return steps[0]
 
     def facts(self) -> dict[str, Any]:
         """By phase, those of its loader."""
@@ -101,6 +106,12 @@ class PhasedLoader:
         self._horizon, self._ends = (steps, budget), [*self.shares.last_steps(steps, budget)[:-1], math.inf]
 
     # What is read when.
+
+    def borders(self, steps: int) -> list[tuple[int, int]]:
+        """The first and the last step of each phase, after so many steps of the run; of one without steps the last is
+        before the first."""
+        ends = [int(min(end, steps)) for end in self._ends or [steps] * len(self.loaders)]
+        return [(before + 1, end) for before, end in zip([0, *ends], ends, strict=False)]
 
     def read(self, steps: int) -> Iterator[np.ndarray]:
         """The rows of the plans that so many steps from the beginning read, in no order."""

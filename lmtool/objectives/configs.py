@@ -15,6 +15,7 @@ class MaskingConfig(ObjectiveConfig):
 
     architectures: ClassVar[tuple[str, ...]] = ("encoder",)
     roles: ClassVar[tuple[str | tuple[str, ...], ...]] = ("sep", "mask")
+    phase_fields: ClassVar[tuple[str, ...]] = ("probability", "mask", "random", "masking", "duplicates")
 
     probability: float = Field(0.15, gt=0, lt=1, description="Share of the non-special tokens that are predicted.")
     mask: float = Field(0.8, ge=0, le=1, description="Share of the predicted tokens that are replaced by [MASK].")
@@ -58,6 +59,8 @@ class MaskingConfig(ObjectiveConfig):
 class TokenMaskingConfig(MaskingConfig):
     """Masks over single tokens or words, each by itself."""
 
+    phase_fields: ClassVar[tuple[str, ...]] = (*MaskingConfig.phase_fields, "select", "whole_word")
+
     select: Literal["exact", "bernoulli"] = Field(
         "exact",
         description="exact: round(probability x tokens) of each example, at least one. bernoulli: each token by "
@@ -68,6 +71,10 @@ class TokenMaskingConfig(MaskingConfig):
 
 class PairsConfig(MaskingConfig):
     """Masks over one run of text, or over pairs of segments with a second loss."""
+
+    phase_fields: ClassVar[tuple[str, ...]] = (
+        *MaskingConfig.phase_fields, "pair_of", "short_sequence_probability"
+    )  # fmt: skip
 
     pairs: Literal["none", "nsp", "sop"] = Field(
         "none",
@@ -93,6 +100,8 @@ class PairsConfig(MaskingConfig):
 class MlmConfig(TokenMaskingConfig, PairsConfig):
     """Masked language modelling (Devlin et al. 2019), with or without a loss over pairs of segments."""
 
+    phase_fields: ClassVar[tuple[str, ...]] = (*TokenMaskingConfig.phase_fields, *PairsConfig.phase_fields[-2:])
+
     name: Literal["mlm"] = Field("mlm", description="Masked language modelling.")
 
 
@@ -100,6 +109,10 @@ class MlmConfig(TokenMaskingConfig, PairsConfig):
 class SpanConfig(PairsConfig):
     """Masked language modelling over spans of words, with the span boundary objective (SpanBERT, Joshi et al. 2020),
     or over n-grams (ALBERT, Lan et al. 2020)."""
+
+    phase_fields: ClassVar[tuple[str, ...]] = (
+        *PairsConfig.phase_fields, "lengths", "geometric", "longest", "replace"
+    )  # fmt: skip
 
     name: Literal["span"] = Field("span", description="Span masking.")
     lengths: Literal["geometric", "harmonic"] = Field(
@@ -240,6 +253,7 @@ class SpanCorruptionConfig(NextTokenConfig):
 
     architectures: ClassVar[tuple[str, ...]] = ("encoder_decoder",)
     roles: ClassVar[tuple[str | tuple[str, ...], ...]] = ("eos", "sentinel")
+    phase_fields: ClassVar[tuple[str, ...]] = ("density", "mean_length")
 
     name: Literal["span_corruption"] = Field("span_corruption", description="Span corruption.")
     density: float = Field(0.15, gt=0, lt=1, description="Share of the tokens that are cut out.")
@@ -259,6 +273,10 @@ class DenoisingConfig(NextTokenConfig):
 
     architectures: ClassVar[tuple[str, ...]] = ("encoder_decoder",)
     roles: ClassVar[tuple[str | tuple[str, ...], ...]] = ("eos", ("mask", "sentinel"))
+    phase_fields: ClassVar[tuple[str, ...]] = (
+        "sentence_permutation", "text_infilling", "poisson_mean", "token_masking", "token_deletion",
+        "document_rotation", "random",
+    )  # fmt: skip
 
     name: Literal["denoising"] = Field("denoising", description="Denoising.")
     sentence_permutation: float = Field(

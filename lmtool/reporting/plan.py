@@ -4,12 +4,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from lmtool.reporting.text import count, duration, flops, size
+from lmtool.reporting.text import count, duration, flops, percent, size
+
+
+@dataclass(frozen=True)
+class PhasePlan:
+    """A phase of a run. given: what differs in it, as it is typed. share: of the budget. first, last: its steps."""
+
+    given: str
+    share: float
+    first: int
+    last: int
+    tokens_per_step: float
+
+    @property
+    def words(self) -> str:
+        """The phase on a line."""
+        steps = f"steps {count(self.first)} to {count(self.last)}" if self.first <= self.last else "no step"
+        text = f"{percent(self.share)} of the budget, {steps} of {count(round(self.tokens_per_step))} tokens"
+        return f"{text} · {self.given}" if self.given else text
 
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What a run will take. FLOPs are of training (forward and backward); memory and time are estimates."""
+    """What a run will take. FLOPs are of training (forward and backward); memory and time are estimates. Of a run in
+    phases, numbers of a step are means, and the memory is that of the phase that takes most."""
 
     parameters: dict[str, int]
     trainable_parameters: int
@@ -21,6 +40,7 @@ class RunPlan:
     checkpoints: int
     flops_per_second: float | None = None
     notes: tuple[str, ...] = field(default_factory=tuple)
+    phases: tuple[PhasePlan, ...] = ()
 
     @property
     def total_parameters(self) -> int:
@@ -57,6 +77,7 @@ def plan_rows(plan: RunPlan) -> list[tuple[str, str]]:
     rows = [
         ("parameters", f"{plan.total_parameters:,} ({plan.trainable_parameters:,} learn): {parts}"),
         ("steps", f"{count(plan.steps)} of {count(round(plan.tokens_per_step))} tokens"),
+        *((f"phase {number}", phase.words) for number, phase in enumerate(plan.phases, 1)),
         ("tokens", count(round(plan.tokens))),
         (
             "FLOPs",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # Keys of a validation row that are no score.
 _BOOKKEEPING = (
     "step", "split", "tokens", "seconds", "epoch", "learning_rate", "tokens_per_second", "grad_norm", "flops", "count",
-    "examples", "best", "time", "padding_fraction", "standard_error", "weight", "micro_batches",
+    "examples", "best", "time", "padding_fraction", "standard_error", "weight", "micro_batches", "phase",
 )  # fmt: skip
 _SCORES = 5
 
@@ -130,7 +130,8 @@ class ProgressDisplay:
         rate = f" · lr {exponent(row['learning_rate'])}" if row.get("learning_rate") is not None else ""
         tail = self._tail(row, step)
         loss, _, rest = tail.partition(" · ")
-        return f"{self._head(step)} · {loss}{rate}{' · ' + rest if rest else ''}"
+        phase = f" · phase {row['phase']}" if "phase" in row else ""
+        return f"{self._head(step)}{phase} · {loss}{rate}{' · ' + rest if rest else ''}"
 
     def _is_best(self, row: Mapping[str, Any]) -> bool:
         value = row.get(self.metric)

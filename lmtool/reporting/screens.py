@@ -54,6 +54,7 @@ def _plan_rows(plan: RunPlan, epochs: float | None) -> list[tuple[str, str]]:
             f"{count(round(plan.tokens))} tokens{passes} · {time} · memory about {size(memory)} · "
             f"disk {size(plan.disk_bytes)}{f' in {plan.checkpoints:,} checkpoints' if plan.checkpoints > 3 else ''}",
         ),
+        *((f"phase {number}", phase.words) for number, phase in enumerate(plan.phases, 1)),
         *(("", note) for note in plan.notes),
     ]
 

@@ -1,0 +1,214 @@
+"""A run in phases: what each reads, where its borders lie, that it resumes bit for bit on either side of one, and what
+may not differ between them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from lmtool.commands.decoding import decoded
+from lmtool.commands.members import with_sections
+from lmtool.commands.phases import normalised, words_of
+from lmtool.config import compose, overrides
+from lmtool.config.checkpoint import checkpoint_folder
+from lmtool.errors import ConfigError
+from lmtool.training import loop
+from tests.commands.conftest import pretrain, working_in, write_text
+
+PHASES = "phases=[{share: .6}, {max_length: 24, batch_examples: 6, objective.probability: .4, optimizer.lr: .0005}]"
+RUN = ["objective=mlm", "max_length=16", "max_steps=10", "checkpoint_every=1", "evaluate_every=4"]
+BORDER = 6
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("phases")
+    with working_in(folder):
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def whole(place: Path) -> Path:
+    return pretrain("whole", *RUN, PHASES)
+
+
+def rows(run: Path) -> list[dict[str, Any]]:
+    read = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if key != "tokens_per_second"} for row in read]
+
+
+def last(run: Path) -> dict[str, Any]:
+    return load_file(checkpoint_folder(run / "checkpoints" / "last") / "model.safetensors")
+
+
+def test_each_phase_reads_its_own_and_says_so(whole: Path) -> None:
+    train = [row for row in rows(whole) if row["split"] == "train"]
+    assert [row["phase"] for row in rows(whole) if row["split"] == "validation"] == [1, 2, 2]
+    assert [row["phase"] for row in train] == [1] * BORDER + [2] * 4
+    tokens = [
+        row["tokens"] - before for row, before in zip(train, [0, *(row["tokens"] for row in train)], strict=False)
+    ]
+    assert max(tokens[:BORDER]) == 256 and 0 < min(tokens[BORDER:]) <= max(tokens[BORDER:]) <= 6 * 24
+    factor = [row["learning_rate"] / (1 - (row["step"] - 1) / 10) for row in train if row["step"] > 1]
+    assert factor == pytest.approx([factor[0]] * (BORDER - 1) + [0.0005] * 4)
+    result = json.loads((whole / "result.json").read_text())
+    borders = [(phase["first_step"], phase["last_step"]) for phase in result["phases"]]
+    assert borders == [(1, BORDER), (BORDER + 1, 10)] and result["phases"][1]["given"] == (
+        "max_length=24 batch_examples=6 objective.probability=0.4 optimizer.lr=0.0005"
+    )
+    facts = json.loads((whole / "facts.json").read_text())["data"]
+    assert facts["phase 1"]["longest"] == 16 and facts["phase 2"]["longest"] == facts["validation"]["longest"] == 24
+    assert facts["validation"]["predicted_fraction"] == facts["phase 2"]["predicted_fraction"] == 0.4
+
+
+@pytest.mark.parametrize("step", [BORDER - 1, BORDER, BORDER + 1])
+def test_it_resumes_on_either_side_of_a_border(
+    whole: Path, step: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save = loop.save
+
+    def killed(keeper: Any, progress: Any, *more: Any) -> bool:
+        saved = save(keeper, progress, *more)
+        if progress.step == step:
+            raise KeyboardInterrupt
+        return saved
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "save", killed)
+        run = pretrain(f"killed{step}", *RUN, PHASES, status=130)
+    assert json.loads((checkpoint_folder(run / "checkpoints" / "last") / "state.json").read_text())["step"] == step
+    pretrain(f"killed{step}", *RUN, PHASES)
+    assert f"resumes from step {step}" in capsys.readouterr().out
+    assert rows(run) == rows(whole)
+    ours, theirs = last(run), last(whole)
+    assert ours.keys() == theirs.keys() and all(ours[name].equal(theirs[name]) for name in ours)
+
+
+def test_a_checkpoint_is_used_in_the_form_of_the_last_phase(whole: Path) -> None:
+    from lmtool.commands.trained import read_trained
+    from lmtool.training.precision import choose_device, choose_precision
+
+    config = read_trained(str(whole), True, choose_precision("fp32", choose_device("cpu"))).config
+    assert (config.max_length, config.batch_examples, config.batch_tokens, config.phases) == (24, 6, None, ())
+
+
+def test_another_text_is_read_and_must_stay_the_same(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_text(place / "other.txt")
+    words = [*RUN, "max_steps=4", "phases=[{share: .5}, {data: text, data.path: other.txt, max_length: 24}]"]
+    run = pretrain("texts", *words)
+    data = json.loads((checkpoint_folder(run) / "data.json").read_text())
+    assert data.keys() == {"data=text", "phases.1 data=text"}
+    (run / "result.json").unlink()
+    (place / "other.txt").write_text("Another text, of which the run knew nothing.\n\n" * 40)
+    pretrain("texts", *words, status=2)
+    assert "phases.1 data=text: other text" in capsys.readouterr().err
+
+
+def test_a_run_without_phases_is_one_of_a_single_phase(place: Path) -> None:
+    """Two that differ in nothing read every example in the order of a run without them."""
+    words = [*RUN, "max_steps=8"]
+    plain, split = pretrain("plain", *words), pretrain("split", *words, "phases=[{share: .5}, {batch_tokens: 256}]")
+    losses = [[row["loss"] for row in rows(run)] for run in (plain, split)]
+    assert losses[0] == losses[1]
+
+
+CASES = [
+    ("clm", "gpt_tiny", "max_length: 24"),
+    ("span_corruption", "t5_tiny", "objective.density: .3"),
+    ("denoising", "bart_tiny", "objective.text_infilling: .5, max_length: 24"),
+    ("rtd", "electra_tiny", "objective.probability: .3"),
+    ("span", "bert_tiny", "objective.longest: 3, max_length: 24"),
+    ("mlm_nsp", "bert_tiny", "max_length: 24, objective.short_sequence_probability: 0"),
+    ("mixture", "bert_tiny", "objective.with.mlm.probability: .3, max_length: 24"),
+    ("prefix_lm", "gpt_tiny", "max_length: 24"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective, model, given", CASES)
+def test_every_objective_has_phases(place: Path, objective: str, model: str, given: str) -> None:
+    words = [f"objective={objective}", "max_length=16", "max_steps=4", f"phases=[{{share: .5}}, {{{given}}}]"]
+    run = pretrain(f"of_{objective}", *words, model=model)
+    assert [row["phase"] for row in rows(run) if row["split"] == "train"] == [1, 1, 2, 2]
+
+
+@pytest.fixture(scope="module")
+def base(place: Path) -> dict[str, Any]:
+    read = overrides.read(["model=bert_tiny", "objective=mlm"], compose.what_is_offered("pretrain"))
+    return with_sections(compose.compose("pretrain", read))
+
+
+def decode(base: dict[str, Any], *phases: Any, **more: Any) -> Any:
+    return decoded("pretrain", with_sections({**base, "phases": list(phases), **more}))
+
+
+HALF = {"share": 0.5}
+WRONG = [
+    ([HALF, {"max_length": 1024}], "phases.1.max_length=1024 is more than model.max_positions=512"),
+    ([HALF, {"max_lenght": 64}], "unknown key phases.1.max_lenght | did you mean phases.1.max_length=64?"),
+    ([HALF, {"share": 0.6}], "phases: the shares add up to 1.1, and the whole budget is 1"),
+    ([{}, HALF], "missing required value: phases.0.share"),
+    ([{"share": 1}, {}], "phases.1.share=0.0: a share of the budget, above 0 and at most 1"),
+    ([{"share": 0.99999}, {}], "phases.1.share=1e-05 of max_steps=10000 is no step"),
+    ([HALF, {"model.num_layers": 3}], "phases.1.model: model does not change during a run"),
+    ([HALF, {"seed": 3}], "phases.1.seed=3: seed does not change during a run"),
+    ([HALF, {"objective.pairs": "nsp"}], "phases.1.objective.pairs=nsp: pairs does not change during a run"),
+    ([HALF, {"objective": "span"}], "phases.1.objective.name=span: name does not change during a run"),
+    ([HALF, {"optimizer.weight_decay": 0}], "phases.1.optimizer.weight_decay=0: weight_decay does not change"),
+    ([HALF, {"objective.probability": 2}], "phases.1.objective.probability: given 2 (whole number)"),
+    ([HALF, {"data": "txt"}], "phases.1.data=txt is not one of"),
+    ([HALF, {"data": "text"}], "missing required value: phases[1].data.path"),
+    ([HALF, {"batch_tokens": 64}], "phases.1.batch_tokens=64 holds no sequence of phases.1.max_length=128"),
+    ([1, HALF], "phases[0]: given 1 (whole number)"),
+]
+
+
+@pytest.mark.parametrize("phases, said", WRONG, ids=lambda value: str(value)[:40])
+def test_what_may_not_differ(base: dict[str, Any], phases: list[Any], said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        decode(base, *phases)
+    assert any(said in f"{problem.message} | {problem.hint}" for problem in error.value.problems), error.value.problems
+
+
+def test_all_errors_at_once(base: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as error:
+        decode(base, {"share": 0.5, "max_lenght": 3}, {"objective.probability": 2}, log_every=0)
+    assert {problem.key for problem in error.value.problems} == {
+        "log_every", "phases.0.max_lenght", "phases.1.objective.probability",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "phases, more, said",
+    [
+        ([HALF, {"max_length": 64}], {"max_epochs": 2.0}, "max_epochs=2: a pass is not of one length"),
+        ([{**HALF, "max_length": 32}, {"max_length": 64}], {"max_length": 48}, "max_length=48 is read by no phase"),
+        ([HALF, {}], {"distill": {"name": "self"}}, "a distilled run has no phases"),
+    ],
+)
+def test_what_does_not_go_with_phases(base: dict[str, Any], phases: Any, more: Any, said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        decode(base, *phases, **more)
+    assert any(said in problem.message for problem in error.value.problems), error.value.problems
+
+
+def test_passes_of_one_length_may_be_counted(base: dict[str, Any]) -> None:
+    config = decode(base, HALF, {"objective.probability": 0.3}, max_epochs=2.0)
+    assert [form.objective.probability for form in config.forms] == [0.15, 0.3]
+
+
+def test_what_is_typed_and_what_is_saved_are_one(base: dict[str, Any]) -> None:
+    config = decode(base, {"share": 0.9, "optimizer.lr": 0.01}, {"data": {"name": "text", "path": "x.txt"}})
+    assert [phase["share"] for phase in config.phases] == [0.9, 0.1]
+    assert words_of(config.phases[0]) == "optimizer.lr=0.01"
+    saved = json.loads(config.model_dump_json())
+    assert normalised(saved["phases"]) == saved["phases"]
+    again = decoded("pretrain", saved, reads_checkpoint=False)
+    assert again.forms == config.forms and config.forms[0].optimizer.lr == 0.01
+    assert config.forms[0].data.name == "pydocs" and config.forms[1].data.path == "x.txt"
+    assert config.forms[1].data.documents == "joined"
