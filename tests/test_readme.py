@@ -95,16 +95,6 @@ def test_every_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def _cache(verb: str, words: list[str]) -> list[str]:
     """The user's own cache folder is left alone."""
-    reads = verb in (
-        "pretrain",
-        "finetune",
-        "evaluate",
-        "predict",
-        "generate",
-        "embed",
-        "probe",
-        "plan",
-        "tokenizer",
-        "check",
-    )
-    return ["cache_dir=cache"] if reads and "--config" not in words and "--help" not in words else []
+    reads = "pretrain finetune evaluate predict generate embed probe plan tokenizer check doctor".split()
+    cached = verb in reads and "--config" not in words and "--help" not in words
+    return ["cache_dir=cache"] if cached else []

@@ -39,8 +39,8 @@ _WIDTH = 768, 3072
 _TINY = [
     "pretrain", "model=bert_tiny", "model.num_layers=1", "model.hidden_size=32", "model.num_heads=2",
     "model.feedforward_size=64", "model.vocab_size=300", "data=pydocs", "data.packages=[json,logging]",
-    "data.validation_fraction=0.2", "objective=mlm", "objective.pairs=none", "max_steps=5", "max_minutes=null", "batch_tokens=512", "batch_examples=null",
-    "log_every=1", "offline=true",
+    "data.validation_fraction=0.2", "objective=mlm", "objective.pairs=none", "max_steps=5", "max_minutes=null",
+    "batch_tokens=512", "batch_examples=null", "log_every=1", "offline=true",
 ]  # fmt: skip
 # Packages beyond the core: what each is for, and the extra that brings it.
 _OPTIONAL = {

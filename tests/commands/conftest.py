@@ -85,7 +85,7 @@ def but_for(words: Sequence[str], more: Sequence[str] = ()) -> list[str]:
     """The words and more, of each key the last one."""
     everything = [*words, *more]
     last = {word.partition("=")[0]: number for number, word in enumerate(everything) if "=" in word}
-    return [word for number, word in enumerate(everything) if last.get(word.partition("=")[0], number) == number]
+    return [word for number, word in enumerate(everything) if "=" not in word or last[word.partition("=")[0]] == number]
 
 
 def pretrain(name: str, *more: str, model: str = "bert_tiny", status: int = 0) -> Path:
