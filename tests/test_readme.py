@@ -25,6 +25,9 @@ SMALL = {
     "finetune": ["max_steps=2", "evaluate_every=2"],
     "probe": ["examples=50", "held_out=50", "classes=10"],
 }  # fmt: skip
+CACHED = {
+    "pretrain", "finetune", "evaluate", "predict", "generate", "embed", "probe", "plan", "tokenizer", "check", "doctor",
+}  # fmt: skip
 
 
 def blocks(language: str) -> list[str]:
@@ -95,6 +98,5 @@ def test_every_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def _cache(verb: str, words: list[str]) -> list[str]:
     """The user's own cache folder is left alone."""
-    reads = "pretrain finetune evaluate predict generate embed probe plan tokenizer check doctor".split()
-    cached = verb in reads and "--config" not in words and "--help" not in words
+    cached = verb in CACHED and "--config" not in words and "--help" not in words
     return ["cache_dir=cache"] if cached else []
