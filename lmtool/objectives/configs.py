@@ -15,7 +15,9 @@ class MaskingConfig(ObjectiveConfig):
 
     architectures: ClassVar[tuple[str, ...]] = ("encoder",)
     roles: ClassVar[tuple[str | tuple[str, ...], ...]] = ("sep", "mask")
-    phase_fields: ClassVar[tuple[str, ...]] = ("probability", "mask", "random", "masking", "duplicates")
+    phase_fields: ClassVar[tuple[str, ...]] = (
+        "probability", "mask", "random", "masking", "duplicates", "short_window_probability"
+    )  # fmt: skip
 
     probability: float = Field(0.15, gt=0, lt=1, description="Share of the non-special tokens that are predicted.")
     mask: float = Field(0.8, ge=0, le=1, description="Share of the predicted tokens that are replaced by [MASK].")
@@ -35,6 +37,13 @@ class MaskingConfig(ObjectiveConfig):
         10,
         ge=1,
         description="Sets of masks (and of pairs) under masking=static; epoch e uses set e mod duplicates.",
+    )
+    short_window_probability: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Share of the windows of text that aim at a random shorter length, of 2 tokens or more; of pairs "
+        "of segments short_sequence_probability says it.",
     )
 
     @property

@@ -78,6 +78,19 @@ class MaskingInspector(Inspector):
 class MaskedWindowsInspector(MaskingInspector, StreamInspector):
     """Of `MaskedWindows`."""
 
+    def check(self, tally: Tally, drawn: Drawn) -> None:
+        super().check(tally, drawn)
+        share, rows = self.config.short_window_probability, drawn.rows
+        if not share:
+            return
+        short, room = rows["short"] == 1, self.examples.room
+        tally.share("windows that aim at a shorter length", short.sum(), len(rows), share)
+        ends = np.isin(rows["start"] + rows["length"], self.examples.stream.borders)
+        tally.none("windows cut although there is text", (~short & ~ends & (rows["length"] != room)).sum())
+        tally.note(
+            "length of the shorter ones, as a share of the longest", rows["length"][short].sum(), short.sum() * room
+        )
+
 
 def check_budget(tally: Tally, selected_N: np.ndarray, budget_N: np.ndarray, eligible_N: np.ndarray) -> None:
     """How many of each example's tokens are predicted, where their number is exact."""

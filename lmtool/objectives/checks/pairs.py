@@ -22,6 +22,9 @@ class MaskedPairsInspector(MaskingInspector):
         super().check(tally, drawn)
         self._check_cut(tally, drawn.rows)
         self._check_classes(tally, drawn.rows)
+        if self.config.pair_of == "segments":
+            share = self.config.short_sequence_probability
+            tally.share("pairs that aim at a shorter length", drawn.rows["short"].sum(), len(drawn.rows), share)
 
     def _check_classes(self, tally: Tally, rows: np.ndarray) -> None:
         label, choice = rows["label"] == 1, rows["choice"] == 1

@@ -17,7 +17,7 @@ from lmtool.objectives.configs import MaskingConfig
 from lmtool.objectives.corruption.masking import Masked, Vocabulary
 from lmtool.objectives.examples.masks import TokenMasks
 from lmtool.objectives.examples.plans import numbers_of, plan_facts, room_for, some
-from lmtool.objectives.examples.windows import Stream, windows
+from lmtool.objectives.examples.windows import Stream, drawn_windows, windows
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch
 
@@ -26,7 +26,7 @@ class MaskedWindows:
     """Masked language modelling over windows of text: `[CLS] text [SEP]` in the backbone's format.
 
     joined: windows of one running stream, with the separator after each document (RoBERTa's full sentences);
-    separate: of each document by itself.
+    separate: of each document by itself. Where some are shorter by chance, those are drawn anew each epoch.
     """
 
     def __init__(
@@ -38,11 +38,22 @@ class MaskedWindows:
         self.template = Template.of(text_format(format_name, tokenizer), 1)
         joined = documents == "joined"
         self.stream = Stream(store.tokens, store.document_offsets, tokenizer.role("sep") if joined else None)
-        rows = windows(self.stream, room_for(max_length, self.template.overhead, 1), joined)
-        self._plan = some(Plan(rows, rows["length"].astype(np.int64) + self.template.overhead), split)
+        self.room, self.joined = room_for(max_length, self.template.overhead, 1), joined
+        self._plans: dict[int, Plan] = {}
 
     def plan(self, epoch: int) -> Plan:
-        return self._plan
+        short = self.config.short_window_probability
+        drawn = self.config.drawn_epoch(epoch) if short else 0
+        if drawn not in self._plans:
+            rows = (
+                drawn_windows(self.stream, self.room, self.joined, short, self.seed, drawn)
+                if short
+                else windows(self.stream, self.room, self.joined)
+            )
+            plan = some(Plan(rows, rows["length"].astype(np.int64) + self.template.overhead), self.split)
+            # The epoch before and the one ahead: a prefetching loader looks over the border.
+            self._plans = dict([*self._plans.items()][-1:]) | {drawn: plan}
+        return self._plans[drawn]
 
     def assemble(self, rows: np.ndarray) -> Assembled:
         """The windows as they are before masking."""
@@ -63,4 +74,7 @@ class MaskedWindows:
 
     def facts(self) -> dict[str, Any]:
         """Size of an epoch, and the share of tokens that is predicted."""
-        return {**plan_facts(self._plan, self.store, self.split), "predicted_fraction": self.config.predicted_fraction}
+        return {
+            **plan_facts(self.plan(0), self.store, self.split),
+            "predicted_fraction": self.config.predicted_fraction,
+        }

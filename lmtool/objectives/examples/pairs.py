@@ -30,11 +30,12 @@ Pairs = Literal["nsp", "sop"]
 Borders = tuple[np.ndarray, np.ndarray]
 
 # One pair: flat borders in the token store of both segments, its class, and A's document. label: 1 where B is random
-# (nsp), or where the two are swapped, so that A is the later one (sop). choice: whether it could have been 0.
+# (nsp), or where the two are swapped, so that A is the later one (sop). choice: whether it could have been 0. short:
+# whether it aims at a shorter length.
 PAIR = np.dtype(
     [
         ("a_start", "i8"), ("a_length", "i4"), ("b_start", "i8"), ("b_length", "i4"), ("label", "i1"), ("choice", "i1"),
-        ("document", "i4"),
+        ("short", "i1"), ("document", "i4"),
     ]
 )  # fmt: skip
 # Draws of one round of a document: the target, its length, A's end, the class, which document, where in it.
@@ -137,7 +138,9 @@ class _Builder:
             border = np.where(
                 sentences > 1, self.offsets[a_end], first + 1 + below(np.maximum(last - first - 1, 1), _END)
             )
-            return self._pairs(active, number, (first, border), (border, last), label), chunk_end
+            pairs = self._pairs(active, number, (first, border), (border, last), label)
+            pairs["short"] = short
+            return pairs, chunk_end
         label |= sentences == 1
         other = below(len(self.starts) - 1, _DOCUMENT)
         other += other >= active  # skips the document itself
@@ -147,7 +150,7 @@ class _Builder:
         b_end = np.where(label, self._reach(b_first, target - a_length, self.ends[other], 1), chunk_end)
         a, b = (self.offsets[at], self.offsets[a_end]), (self.offsets[b_first], self.offsets[b_end])
         pairs = self._pairs(active, number, a, b, label)
-        pairs["choice"] = sentences > 1
+        pairs["choice"], pairs["short"] = sentences > 1, short
         return pairs, np.where(label, a_end, chunk_end)
 
     def _pairs(self, active: np.ndarray, number: int, a: Borders, b: Borders, label: np.ndarray) -> np.ndarray:

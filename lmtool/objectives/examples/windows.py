@@ -10,10 +10,15 @@ from __future__ import annotations
 
 import numpy as np
 
+from lmtool import streams
 from lmtool.data.assembly import ragged_ranges
 
 # One window: its first place in the stream, and how many of them it holds.
 WINDOW = np.dtype([("start", "i8"), ("length", "i4")])
+# short: whether a length was drawn for it, up to which it reaches unless its text ends before.
+DRAWN_WINDOW = np.dtype([*WINDOW.descr, ("short", "i1")])
+# Draws of a window: whether it is short, and its length.
+_DRAWS = 2
 
 
 class Stream:
@@ -60,3 +65,31 @@ def windows(stream: Stream, size: int, joined: bool, overlap: int = 0) -> np.nda
     rows["start"] = borders[owner] + offset
     rows["length"] = np.minimum(size, lengths[owner] - offset)
     return rows
+
+
+def drawn_windows(stream: Stream, size: int, joined: bool, short: float, seed: int, epoch: int) -> np.ndarray:
+    """(E,) records of `DRAWN_WINDOW`: consecutive windows as of `windows`, but each aims at a length of its own with
+    probability `short`, uniform over 2 to `size`, as BERT's script draws them for its pairs (short_seq_prob of
+    create_pretraining_data.py). A pure function of its arguments."""
+    borders = np.array([0, len(stream)]) if joined else stream.borders
+    lengths = np.diff(borders)
+    mean = (1 - short) * size + short * (size + 2) / 2
+    counts = np.ceil(1.1 * lengths / mean).astype(np.int64) + 4
+    documents, cut = np.arange(len(lengths)), [np.empty(0, dtype=DRAWN_WINDOW)]
+    while len(documents):
+        # Of each document more windows than it will have; of those that have still more, twice as many.
+        owner = np.repeat(documents, counts)
+        last = np.cumsum(counts)
+        number = np.arange(len(owner)) - np.repeat(last - counts, counts)
+        drawn, length = (streams.uniform_at(seed, "sample", epoch, owner, number * _DRAWS + which) for which in (0, 1))
+        rows = np.empty(len(owner), dtype=DRAWN_WINDOW)
+        rows["short"] = drawn < short
+        aim = np.where(rows["short"] == 1, 2 + (length * (size - 1)).astype(np.int64), size)
+        ends = np.cumsum(aim)
+        start = ends - aim - np.repeat(ends[last - counts] - aim[last - counts], counts)
+        rows["start"], rows["length"] = borders[owner] + start, np.minimum(aim, lengths[owner] - start)
+        whole = (start + aim)[last - 1] >= lengths[documents]
+        cut.append(rows[np.repeat(whole, counts) & (start < lengths[owner])])
+        documents, counts = documents[~whole], 2 * counts[~whole]
+    windows_of_all = np.concatenate(cut)
+    return windows_of_all[np.argsort(windows_of_all["start"], kind="stable")]

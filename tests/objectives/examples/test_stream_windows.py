@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lmtool.objectives.examples.windows import Stream, windows
+from lmtool.objectives.examples.windows import Stream, drawn_windows, windows
 
 TOKENS = np.arange(100, 130, dtype=np.uint16)
 OFFSETS = np.array([0, 7, 7, 8, 20, 30])  # the second document is empty
@@ -49,3 +49,19 @@ def test_random_windows_read_the_stream():
     starts, lengths = np.array([5, 0, 11]), np.array([6, 0, 20])
     expected = np.concatenate([run[start : start + length] for start, length in zip(starts, lengths, strict=True)])
     assert np.array_equal(stream.read(starts, lengths), expected)
+
+
+@pytest.mark.parametrize("joined", [True, False])
+@pytest.mark.parametrize("short", [0.1, 1.0])
+def test_drawn_windows_lose_nothing_and_have_the_lengths_they_aim_at(joined, short):
+    tokens, borders = np.arange(60_000, dtype=np.uint32), np.array([0, 7, 7, 40_000, 40_001, 60_000])
+    stream = Stream(tokens, borders, None)
+    rows = drawn_windows(stream, 32, joined, short, 3, 0)
+    assert stream.read(rows["start"], rows["length"]).tolist() == tokens.tolist()
+    inside = ~np.isin(rows["start"] + rows["length"], [60_000] if joined else borders)
+    lengths, drawn = rows["length"][inside], rows["short"][inside] == 1
+    assert (lengths[~drawn] == 32).all() and lengths[drawn].min() == 2 and lengths[drawn].max() == 32
+    assert drawn.mean() == pytest.approx(short, abs=4 * (short * (1 - short) / len(rows)) ** 0.5)
+    assert lengths[drawn].mean() == pytest.approx(17, abs=4 * 9 / drawn.sum() ** 0.5)
+    again, other = (drawn_windows(stream, 32, joined, short, 3, epoch) for epoch in (0, 1))
+    assert (rows == again).all() and rows["length"][:100].tolist() != other["length"][:100].tolist()
