@@ -18,10 +18,10 @@ from lmtool.commands.labelled import data_to_learn
 from lmtool.commands.looking import Looking
 from lmtool.commands.screens import warnings_of
 from lmtool.commands.starting import require_fit, start_weights, starting_tokenizer, with_tasks
+from lmtool.commands.texts import text_of
 from lmtool.data.loader import PackedLoader
 from lmtool.data.sources import open_source
 from lmtool.data.split import SplitData
-from lmtool.data.store import open_store
 from lmtool.data.vocabulary import trained_tokenizer
 from lmtool.errors import CheckFailed
 from lmtool.learners.base import BaseLearner
@@ -85,8 +85,8 @@ def _pretraining(config: PretrainConfig, output: Output) -> Inspector:
         config.tokenizer, source, config.tokenizer.vocab_size or config.model.vocab_size, config.cache_dir, progress
     )
     require_fit(config, tokenizer)
-    store = open_store(source, "train", tokenizer, config.cache_dir, progress)
-    data = SplitData("train", store, config.data.documents, rows_of(tasks, "train"))
+    rows = rows_of(tasks, "train")
+    data = text_of(config.data, source, "train", tokenizer, config.cache_dir, progress, rows)
     with torch.device("meta"):
         learner, _ = assemble(config, tokenizer)
     if learner.makes_inputs:

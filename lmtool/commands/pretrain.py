@@ -12,11 +12,11 @@ from lmtool.commands.provenance import contents_of, require_same_data
 from lmtool.commands.reading import phases_of
 from lmtool.commands.screens import told_again
 from lmtool.commands.starting import require_fit, saved_tokenizer, start_weights, with_tasks
+from lmtool.commands.texts import text_of, tokenized_facts
 from lmtool.commands.training import fit
 from lmtool.data.configs import DataConfig
 from lmtool.data.sources import OnStage, Source, open_source
 from lmtool.data.split import SplitData
-from lmtool.data.store import open_store
 from lmtool.data.vocabulary import trained_tokenizer
 from lmtool.tasks.members import rows_of
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -54,8 +54,9 @@ def run(config: PretrainConfig, overrides: list[str]) -> dict[str, Any]:
                 continue
             data.append({})
             for split in ("train", "validation"):
-                store = open_store(text, split, tokenizer, config.cache_dir, progress)
-                data[number][split] = SplitData(split, store, form.data.documents, rows_of(tasks, split))
+                rows = rows_of(tasks, split)
+                data[number][split] = text_of(form.data, text, split, tokenizer, config.cache_dir, progress, rows)
+        facts["tokenized"] = tokenized_facts(data[0]["train"])
         learner, loaded = assemble(config, tokenizer, start_weights(config, own=opened.checkpoint))
         phases = phases_of(config, learner, tokenizer, data)
         following = _next(str(opened.folder.path), tokenizer)

@@ -29,11 +29,14 @@ from lmtool.weights.loading import LoadReport
 # Facts for the report alone: the first screen stays one screen.
 _UNTOLD = frozenset(
     {
-        "fingerprint", "split", "held_out", "padding_fraction", "steps_per_epoch", "store_tokens", "tokens", "files",
+        "fingerprint", "split", "held_out", "steps_per_epoch", "store_tokens", "tokens", "files",
         "document", "random_next_fraction", "predicted_fraction", "truncated", "train_rows_available", "warnings",
         "few_shot",
     }
 )  # fmt: skip
+
+# Shares of what is read for nothing, and of what is not read.
+WASTE = ("padding_fraction", "truncated_fraction")
 
 
 def machine_facts(config: RunConfig, learner: nn.Module, precision: Precision) -> dict[str, str]:
@@ -119,8 +122,12 @@ def settled(
 
 
 def _told(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts worth a place on the screen; counts of nothing are not."""
-    kept = {name: value for name, value in facts.items() if name not in _UNTOLD and (value or value is False)}
+    """The facts worth a place on the screen; counts of nothing are not, but for what is wasted."""
+    kept = {
+        name: value
+        for name, value in facts.items()
+        if name not in _UNTOLD and (value or value is False or name in WASTE)
+    }
     return {name: _told(value) if isinstance(value, Mapping) else value for name, value in kept.items()}
 
 

@@ -114,7 +114,8 @@ def fit(
         )
     best_weights(opened, training, trained, in_base)
     baseline = screens.settled(opened, baseline, learner.weights, training.metrics)
-    more = {"baseline": baseline["value"], "padding_fraction": loader.facts()["padding_fraction"]}
+    more = {"baseline": baseline["value"]}
+    more |= {name: loader.facts()[name] for name in screens.WASTE if name in loader.facts()}
     more |= {name: training.metrics[name] for name in ("standard_error",) if name in training.metrics}
     more |= {} if base is None else tuned_size(base, training)
     more |= {name: facts[name] for name in ("few_shot",) if name in facts}

@@ -19,8 +19,13 @@ from lmtool.errors import UserError
 
 SPLITS = ("train", "validation")
 
-OnStage = Callable[[str, int, int], None]
-"""progress(stage, done, total): called from time to time during something long."""
+
+class OnStage(Protocol):
+    """Called from time to time during something long."""
+
+    def __call__(self, stage: str, done: int, total: int, rate: str = "", /) -> None:
+        """stage: what is done, in words. rate: how fast, in words; what says so has a bar on a terminal."""
+
 
 PART = 1_000_000
 """Characters after which the rest of a document comes as a further part."""

@@ -119,9 +119,10 @@ class MixedExamples:
         drawn = self.drawn(plan.rows)
         facts = {
             **plan.facts(),
-            "predicted_fraction": sum(
-                count / len(plan) * own[name].get("predicted_fraction", 0.0) for name, count in drawn.items()
-            ),
+            **{
+                key: sum(count / len(plan) * own[name].get(key, 0.0) for name, count in drawn.items())
+                for key in ("predicted_fraction", "truncated_fraction")
+            },
             **{f"{name}_examples": int(facts["examples"]) for name, facts in own.items()},
         }
         return facts if self.whole else {**facts, **{f"{name}_in_an_epoch": count for name, count in drawn.items()}}

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, TextIO
 
+from lmtool.reporting.stages import StageProgress
 from lmtool.terminal import shown
 
 if TYPE_CHECKING:
@@ -86,6 +87,8 @@ class Output:
         self.live = self.stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
         self._console: Console | None = None
         self._stages: set[str] = set()
+        self._progress = StageProgress(self._draw if self.live else None, self.line)
+        self._drawn = False
 
     @property
     def console(self) -> Console:
@@ -99,6 +102,8 @@ class Output:
     def line(self, text: str = "", style: str | None = None) -> None:
         """One line, whatever is in the text."""
         text = shown(text)
+        if self._drawn:
+            self._draw(None)
         if self.live:
             from rich.text import Text
 
@@ -122,11 +127,19 @@ class Output:
             self._log = None
             self.line(f"warning: the log file cannot be written any more ({failure})", "yellow")
 
-    def stage(self, stage: str, done: int, total: int) -> None:
-        """A long preparation: one line at its start."""
+    def stage(self, stage: str, done: int, total: int, rate: str = "", /) -> None:
+        """A long preparation: one line at its start; where its rate is said, its progress too."""
         if stage not in self._stages:
             self._stages.add(stage)
             self.line(f"{stage} …")
+        if rate:
+            self._progress.show(stage, done, total, rate)
+
+    def _draw(self, text: str | None) -> None:
+        """A text on a line of its own that the next one takes the place of; None: an empty one."""
+        self.stream.write(f"\r\x1b[2K{shown(text or '')}\r")
+        self.stream.flush()
+        self._drawn = text is not None
 
     @contextmanager
     def bar(self, stage: str) -> Iterator[Callable[[int, int], None]]:

@@ -110,7 +110,8 @@ def percent(fraction: float) -> str:
 
 
 def fact(key: str, value: Any) -> str:
-    """The value of a fact by what its key says: `_bytes`, `seconds`, `_fraction`, counts, tables of counts."""
+    """The value of a fact by what its key says: `_bytes`, `bytes_per_second`, `seconds`, `_fraction`, counts,
+    tables of counts."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if value is None:
@@ -118,6 +119,8 @@ def fact(key: str, value: Any) -> str:
     if isinstance(value, (int, float)):
         if key.endswith("bytes"):
             return size(value)
+        if key.endswith("bytes_per_second"):
+            return f"{size(value)}/s"
         if key.endswith("seconds"):
             return duration(value)
         if key.endswith(("fraction", "share")):

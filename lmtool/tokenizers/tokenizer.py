@@ -60,6 +60,21 @@ class Tokenizer:
         flagged = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
         self._unflagged = tuple(sorted(set(without_role) - flagged))
 
+    def to_plain(self) -> dict[str, Any]:
+        """What another process makes it again from (`of_plain`), as plain data."""
+        return {
+            "backend": self._backend.to_str(),
+            "roles": self.roles,
+            "origin": self._origin,
+            "parse_special_tokens": self.parse_special_tokens,
+            "without_role": list(self._unflagged),
+        }
+
+    @classmethod
+    def of_plain(cls, plain: Mapping[str, Any]) -> Tokenizer:
+        """The tokenizer that `to_plain` was called of."""
+        return cls(**{**plain, "backend": tokenizers.Tokenizer.from_str(plain["backend"])})
+
     @property
     def vocab_size(self) -> int:
         """V: one more than the largest id."""

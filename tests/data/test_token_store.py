@@ -3,17 +3,23 @@ from __future__ import annotations
 import errno
 import os
 import random
+import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 import tracemalloc
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from lmtool.data import store as store_module
+from lmtool.data import store_draft, tokenizing
 from lmtool.data import vocabulary as vocabulary_module
+from lmtool.data.portions import portions
 from lmtool.data.sentences import LONGEST, SentenceSplitter, split_sentences
 from lmtool.data.store import open_store, release
 from lmtool.data.vocabulary import trained_tokenizer
@@ -102,7 +108,7 @@ def starts(text: str) -> range:
 
 def test_text_is_never_held_whole(tmp_path, tokenizers, monkeypatch):
     """Neither of many documents nor of one: what is held while a store is written does not grow with the text."""
-    monkeypatch.setattr(store_module, "_PORTION", 10_000)
+    monkeypatch.setattr(store_draft, "portions", partial(portions, size=10_000))
     text, peaks = "The cat sat on the mat. " * 200, {}
     for count in (30, 120):
         for many in (True, False):
@@ -184,7 +190,9 @@ def test_progress_is_told(tmp_path, tokenizers):
     stages = []
     source = ListSource(documents(10), [])
     open_store(source, "train", tokenizers["wordpiece"], tmp_path, lambda *stage: stages.append(stage))
-    assert stages[-1] == ("tokenizing train", 10, 10)
+    *_, (stage, done, total, rate) = stages
+    assert (stage, done, total) == ("tokenizing train", source.characters("train"), source.characters("train"))
+    assert re.fullmatch(r"[\d.]+ MB/s, [\d,]+ tokens/s", rate)
 
 
 FILES = ("tokens.bin", "document_offsets.bin", "sentence_offsets.bin", "document_sentences.bin", "manifest.json")
@@ -322,11 +330,106 @@ def test_a_vocabulary_is_learned_from_a_bounded_sample(tmp_path, monkeypatch):
         seen.clear()
 
 
+def test_any_number_of_processes_builds_the_same_store(tmp_path, tokenizers, monkeypatch):
+    """Of documents that come in parts too, whose sentences depend on the parts before."""
+    texts = ["", *documents(400, 3), "\u200b" * 50, "The cat sat. A dog ran " * 700, " ", *documents(200, 4)]
+    monkeypatch.setattr(store_draft, "portions", partial(portions, size=2_000))
+    stores = []
+    for workers in (1, 2):
+        source = ListSource(texts, [], f"{workers} processes")
+        source.parts = lambda split: (
+            (text[at : at + 70], at + 70 >= len(text)) for text in texts for at in pieces(text)
+        )
+        monkeypatch.setattr(store_draft, "workers_for", lambda characters, workers=workers: workers)
+        stores.append(open_store(source, "train", tokenizers["wordpiece"], tmp_path))
+    differing = {"source", "seconds", "bytes_per_second", "tokens_per_second"}
+    assert len({str({**store.facts, **dict.fromkeys(differing)}) for store in stores}) == 1
+    for file in store_draft.FILES.values():
+        assert len({(store.folder / file).read_bytes() for store in stores}) == 1, file
+    assert stores[0].facts["words"] == sum(len(text.split()) for text in texts)
+    assert stores[0].facts["bytes"] == sum(len(text.encode()) for text in texts)
+
+
+def pieces(text: str) -> range:
+    return range(0, max(len(text), 1), 70)
+
+
+def test_a_process_that_dies_is_reported(tokenizers, monkeypatch):
+    monkeypatch.setattr(tokenizing, "_CHILD", "raise SystemExit(3)")
+    with pytest.raises(UserError, match=r"ended early \(exit status 3\)") as caught:
+        list(tokenizing.tokenize(tokenizers["wordpiece"], portions(iter([("The cat sat.", True)])), 2))
+    assert "the same command continues" in caught.value.hint
+
+
+def test_processes_follow_text_and_environment(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64), raising=False)
+    monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
+    monkeypatch.delenv("RAYON_NUM_THREADS", raising=False)
+    assert (tokenizing.workers_for(1_000_000), tokenizing.workers_for(10**9)) == (1, 16)
+    monkeypatch.setenv("RAYON_NUM_THREADS", "3")
+    assert tokenizing.workers_for(10**9) == 3
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    assert tokenizing.workers_for(10**9) == 1
+
+
+KILLED = """
+import sys, time; from functools import partial
+from lmtool.data import store, store_draft; from lmtool.data.portions import portions
+from lmtool.tokenizers.tokenizer import Tokenizer; from tests.data.data_fixtures import ListSource, documents
+store_draft.SHARD, store_draft.portions = 2, partial(portions, size=1000)
+waits = lambda stage, done, *_: time.sleep(60 if done > 9000 else 0)
+source = ListSource(documents(200), [])
+store.open_store(source, "train", Tokenizer.load(sys.argv[1] + "/tokenizer"), sys.argv[1] + "/killed", waits)
+"""
+
+
+def test_a_killed_build_is_resumed(tmp_path, tokenizers, monkeypatch):
+    """What was finished and is intact is not tokenized again; of what is damaged, nothing from there on is kept."""
+    tokenizers["wordpiece"].save(tmp_path / "tokenizer")
+    source, killed = ListSource(documents(200), []), tmp_path / "killed" / "stores"
+    environment = {**os.environ, "PYTHONPATH": ":".join([str(Path(__file__).parents[2]), *sys.path])}
+    building = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], env=environment)
+    deadline = time.monotonic() + 60
+    while len(rows := [line for path in killed.glob(".*.jsonl") for line in path.open()]) < 4:
+        assert time.monotonic() < deadline and building.poll() is None
+        time.sleep(0.02)
+    building.send_signal(signal.SIGKILL)
+    building.wait()
+    monkeypatch.setattr(store_draft, "portions", partial(portions, size=1000))
+    expected = open_store(source, "train", tokenizers["wordpiece"], tmp_path)
+    count = len(list(portions(source.parts("train"), 1000)))
+    for damage, kept in ((None, 2 * len(rows)), ("document_offsets.bin", 0), ("journal", 2 * (len(rows) - 1))):
+        place, tokenized, messages = tmp_path / f"{damage}", [], []
+        shutil.copytree(killed.parent, place)
+        (draft,) = (path for path in (place / "stores").glob(".*") if path.is_dir())
+        if damage == "journal":
+            journal = draft.with_name(f"{draft.name}.jsonl")
+            journal.write_bytes(journal.read_bytes().removesuffix(b"}\n") + b" \n")
+        elif damage is not None:
+            zero(draft / damage)
+
+        def record(*arguments, tokenized=tokenized, original=tokenizing.tokenized):
+            tokenized.append(arguments)
+            return original(*arguments)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(tokenizing, "tokenized", record)
+            store = open_store(
+                source, "train", tokenizers["wordpiece"], place, lambda stage, *_, told=messages: told.append(stage)
+            )
+        assert len(tokenized) == count - kept, damage
+        assert any("an earlier build was cut short" in message for message in messages) == (kept > 0)
+        assert not list((place / "stores").glob(".*"))
+        for file in store_draft.FILES.values():
+            assert (store.folder / file).read_bytes() == (expected.folder / file).read_bytes(), (damage, file)
+        assert store.facts["bytes"] == expected.facts["bytes"] and store.facts["words"] == expected.facts["words"]
+
+
 def test_left_overs_of_a_killed_process_are_removed(tmp_path, tokenizers):
     source = ListSource(documents(5), [])
     folder = open_store(source, "train", tokenizers["wordpiece"], tmp_path).folder
     (folder / "manifest.json").unlink()
-    (folder.parent / f".{folder.name}.12345").mkdir()
+    (folder.parent / f".{folder.name}.draft").mkdir()
     open_store(source, "train", tokenizers["wordpiece"], tmp_path)
     assert not list(folder.parent.glob(".*"))
 
@@ -364,8 +467,8 @@ class Source:
     def parts(self, split):
         self.reads += 1
         return ((text, True) for text in ["The cat sat. The dog ran."] * 5000)
-    def count(self, split):
-        return 5000
+    def characters(self, split):
+        return 26 * 5000
 """
     code = source + (
         "import sys; from lmtool.data.store import open_store; from lmtool.tokenizers.tokenizer import Tokenizer;"

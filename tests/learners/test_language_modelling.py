@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from lmtool.data.loader import PackedLoader
+from lmtool.data.portions import TextSize
 from lmtool.data.split import SplitData
-from lmtool.data.store import TextSize, TokenStore
+from lmtool.data.store import TokenStore
 from lmtool.errors import UserError
 from lmtool.learners.evaluation import evaluate
 from lmtool.metrics import smaller_is_better

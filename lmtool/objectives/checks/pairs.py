@@ -46,17 +46,8 @@ class MaskedPairsInspector(MaskingInspector):
         tally.none("following segments of another document", (~label & (a != b)).sum())
 
     def _check_cut(self, tally: Tally, rows: np.ndarray) -> None:
-        """Pairs too long for an example lose tokens at the ends of their segments: a segment that does not begin and
-        end with a sentence has lost some. Where order is learned a lone sentence is cut in two, and its halves
-        meet."""
-        starts, lengths = (
-            np.stack([rows[f"{side}_{field}"].astype(np.int64) for side in "ab"]) for field in ("start", "length")
-        )
-        ends, offsets = starts + lengths, self.examples.store.sentence_offsets
-        opens, closes = np.isin(starts, offsets), np.isin(ends, offsets)
-        if self.examples.config.pairs == "sop":
-            opens |= starts == ends[::-1]
-            closes |= ends == starts[::-1]
-        cut = ~(opens & closes).all(0)
+        """Pairs too long for an example lose tokens."""
+        cut = self.examples.cut(rows)
+        length = rows["a_length"].astype(np.int64) + rows["b_length"]
         tally.note("truncated fraction", cut.sum(), len(rows))
-        tally.none("pairs cut although they fit", (cut & (lengths.sum(0) != self.examples.limit)).sum())
+        tally.none("pairs cut although they fit", (cut & (length != self.examples.limit)).sum())

@@ -76,12 +76,31 @@ class MaskedPairs:
         targets[self.config.pairs] = Target(torch.from_numpy(rows["label"].astype(np.int64)))
         return Batch(whole.packed(masked.tokens), targets, *numbers_of(examples))
 
+    def cut(self, rows: np.ndarray) -> np.ndarray:
+        """(N,) bool: which pairs were too long for an example and have lost tokens at the ends of their segments: one
+        does not begin and end with a sentence. Where order is learned a lone sentence is cut in two, and its halves
+        meet."""
+        starts, lengths = (
+            np.stack([rows[f"{side}_{field}"].astype(np.int64) for side in "ab"]) for field in ("start", "length")
+        )
+        ends, offsets = starts + lengths, self.store.sentence_offsets
+        opens, closes = (offsets[np.searchsorted(offsets, places)] == places for places in (starts, ends))
+        if self.config.pairs == "sop":
+            opens |= starts == ends[::-1]
+            closes |= ends == starts[::-1]
+        return ~(opens & closes).all(0)
+
     def facts(self) -> dict[str, Any]:
         """Size of the first epoch, and the shares of tokens predicted and of pairs with a random (nsp) or an earlier
         (sop) second segment."""
         plan = self.plan(0)
         share = float(plan.rows["label"].mean())
-        facts = {**plan_facts(plan, self.store, self.split), "predicted_fraction": self.config.predicted_fraction}
+        full = plan.rows[plan.lengths == self.limit + self.template.overhead]
+        facts = {
+            **plan_facts(plan, self.store, self.split),
+            "predicted_fraction": self.config.predicted_fraction,
+            "truncated_fraction": int(self.cut(full).sum()) / len(plan),
+        }
         if self.config.pairs != "nsp":
             return {**facts, "swapped_fraction": share}
         lone = self._lone

@@ -47,5 +47,6 @@ def plan_facts(plan: Plan, store: TokenStore, split: str) -> dict[str, Any]:
         "documents": int(len(store.document_offsets) - 1),
         "documents_without_tokens": int(store.facts.get("documents_without_tokens", 0)),
         "store_tokens": int(store.document_offsets[-1]),
+        "truncated_fraction": 0.0,  # long documents are split
         **plan.facts(),
     }

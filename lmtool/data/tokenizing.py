@@ -1,0 +1,239 @@
+"""Portions of text into ids, over processes: a process each for as many portions as there are cores.
+
+A child is a Python of its own that imports neither torch nor the program that started it, and is spoken to through its
+standard input and output: whatever the parent holds (threads, a device) is not copied into it, and it ends with the
+parent, killed or not. What a portion becomes does not depend on where it is tokenized.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import IO, Any, cast
+
+import numpy as np
+
+from lmtool.data.portions import Portion, TextSize
+from lmtool.data.sentences import split_sentences
+from lmtool.errors import UserError
+from lmtool.tokenizers.tokenizer import Tokenizer
+
+_MOST = 16
+"""Processes at most: more wait for the one that reads the text."""
+_WORTH = 8_000_000
+"""Characters that are worth starting processes for: a second or two of one core."""
+_CHILD = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from lmtool.data.tokenizing import serve; serve()"
+_ARRAYS = ("tokens", "sentence_lengths", "sentences", "ends")
+
+
+class ChildDied(UserError):
+    """A process that tokenizes ended before its work: killed, most likely for memory."""
+
+
+@dataclass
+class Tokenized:
+    """A portion: its ids laid end to end, (T,) uint16 or uint32; the tokens of each sentence that has some, (S,) int64;
+    how many of these each piece has, (P,) int64; which pieces end their document, (P,) bool; and its size."""
+
+    tokens: np.ndarray
+    sentence_lengths: np.ndarray
+    sentences: np.ndarray
+    ends: np.ndarray
+    unknown: int
+    characters: int
+    words: int
+    bytes: int
+
+
+def dtype_of(tokenizer: Tokenizer) -> np.dtype[Any]:
+    """What an id is stored as."""
+    return np.dtype("<u2" if tokenizer.vocab_size <= 2**16 else "<u4")
+
+
+def tokenized(tokenizer: Tokenizer, portion: Portion, dtype: np.dtype[Any]) -> Tokenized:
+    """The ids of a portion and the borders of its sentences. dtype: of an id in the store."""
+    size = TextSize()
+    sentences: list[list[str]] = []
+    for piece in portion.pieces:
+        if isinstance(piece, str):
+            size.add(piece, True)
+            piece = split_sentences(piece)
+        sentences.append(piece)
+    ids = tokenizer.encode_batch([sentence for piece in sentences for sentence in piece])
+    lengths = np.array([len(sentence) for sentence in ids], dtype=np.int64)
+    piece_of = np.repeat(np.arange(len(sentences)), [len(piece) for piece in sentences])
+    kept = lengths > 0
+    tokens = np.concatenate(ids) if ids else np.empty(0, dtype=np.int32)
+    unknown = int((tokens == tokenizer.roles["unk"]).sum()) if "unk" in tokenizer.roles else 0
+    return Tokenized(
+        tokens.astype(dtype),
+        lengths[kept],
+        np.bincount(piece_of[kept], minlength=len(sentences)).astype(np.int64),
+        np.array(portion.ends, dtype=bool),
+        unknown,
+        portion.characters,
+        portion.words + size.words,
+        portion.bytes + size.bytes,
+    )
+
+
+def workers_for(characters: int) -> int:
+    """Processes for so much text; 1: this one alone. What tells the library of the tokenizers how many threads to take
+    (`TOKENIZERS_PARALLELISM=false`, `RAYON_NUM_THREADS=N`) holds for processes too."""
+    if characters < _WORTH or not sys.executable:
+        return 1
+    if os.environ.get("TOKENIZERS_PARALLELISM", "").lower() in ("false", "0", "off", "no", "f", "n"):
+        return 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    asked = os.environ.get("RAYON_NUM_THREADS", "")
+    return min(int(asked) if asked.isdigit() and int(asked) else cores, _MOST)
+
+
+def tokenize(tokenizer: Tokenizer, portions: Iterable[Portion], workers: int) -> Generator[Tokenized]:
+    """What portions become, in their order. workers: processes; 1: this one. No more than two portions a process are
+    held. ChildDied where one ends early; UserError of the tokenizer."""
+    if workers <= 1:
+        # As the children have it: a score of a vocabulary may be read with an error in its last digit.
+        copy = Tokenizer.of_plain(tokenizer.to_plain())
+        yield from (tokenized(copy, portion, dtype_of(tokenizer)) for portion in portions)
+        return
+    with _Children(tokenizer, workers) as children:
+        running: deque[Future[Tokenized]] = deque()
+        for portion in portions:
+            running.append(children.submit(portion))
+            if len(running) > 2 * workers:
+                yield running.popleft().result()
+        while running:
+            yield running.popleft().result()
+
+
+class _Children:
+    """Some processes, and a thread for each that hands it a portion and waits for what becomes of it."""
+
+    def __init__(self, tokenizer: Tokenizer, count: int):
+        self._given = {"tokenizer": tokenizer.to_plain(), "dtype": dtype_of(tokenizer).str}
+        self._all: list[subprocess.Popen[bytes]] = []
+        self._idle: SimpleQueue[subprocess.Popen[bytes] | None] = SimpleQueue()
+        for _ in range(count):
+            self._idle.put(None)  # to be started
+        self._threads = ThreadPoolExecutor(count, thread_name_prefix="tokenizing")
+
+    def __enter__(self) -> _Children:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # What was tokenized and not taken is not wanted. A thread may have been starting another one meanwhile.
+        self._kill()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._kill()
+        for child in self._all:
+            child.wait()
+            for stream in _pipes(child):
+                with suppress(OSError):
+                    stream.close()
+
+    def _kill(self) -> None:
+        for child in self._all:
+            child.kill()
+
+    def submit(self, portion: Portion) -> Future[Tokenized]:
+        return self._threads.submit(self._exchange, portion)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        child = subprocess.Popen(
+            [sys.executable, "-c", _CHILD, json.dumps(sys.path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"},
+            process_group=0,  # Ctrl-C is for the parent, which ends them
+        )
+        self._all.append(child)
+        with suppress(OSError):  # one that died at once is found when it is asked for something
+            _send(_pipes(child)[0], self._given)
+        return child
+
+    def _exchange(self, portion: Portion) -> Tokenized:
+        child = self._idle.get() or self._start()
+        sink, source = _pipes(child)
+        try:
+            _send(sink, vars(portion))
+            answer = _receive(source)
+            heads = answer.pop("arrays", ())
+            arrays: dict[str, Any] = {name: np.frombuffer(_read(source, size), dtype) for name, dtype, size in heads}
+        except (OSError, EOFError, ValueError) as error:
+            child.kill()
+            raise ChildDied(
+                f"a process that tokenizes ended early (exit status {child.wait()})",
+                "the system may be out of memory: the same command continues where this one stopped; "
+                "RAYON_NUM_THREADS=1 before it takes one process",
+            ) from error
+        finally:
+            self._idle.put(child)
+        if "error" in answer:
+            raise UserError(*answer["error"])
+        if "traceback" in answer:
+            raise RuntimeError(f"a process that tokenizes failed:\n{answer['traceback']}")
+        return Tokenized(**arrays, **answer)
+
+
+def _pipes(child: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes]]:
+    """What a child reads and what it writes."""
+    return cast(IO[bytes], child.stdin), cast(IO[bytes], child.stdout)
+
+
+def _send(stream: IO[bytes], message: Mapping[str, Any], arrays: Sequence[np.ndarray] = ()) -> None:
+    """A message as one line of JSON, and arrays behind it."""
+    stream.write(json.dumps(message).encode() + b"\n")
+    for array in arrays:
+        stream.write(array.tobytes())
+    stream.flush()
+
+
+def _receive(stream: IO[bytes]) -> dict[str, Any]:
+    """The next message. EOFError where there is none."""
+    line = stream.readline()
+    if not line.endswith(b"\n"):
+        raise EOFError
+    return cast(dict[str, Any], json.loads(line))
+
+
+def _read(stream: IO[bytes], size: int) -> bytes:
+    content = stream.read(size)
+    if len(content) < size:
+        raise EOFError
+    return content
+
+
+def serve() -> None:
+    """What a child does: tokenize what comes in, until nothing does."""
+    source, sink = sys.stdin.buffer, sys.stdout.buffer
+    sys.stdout = sys.stderr  # nothing but answers goes to the pipe
+    with suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
+        given = _receive(source)
+        tokenizer, dtype = Tokenizer.of_plain(given["tokenizer"]), np.dtype(given["dtype"])
+        while True:
+            _send(sink, *_answer(tokenizer, Portion(**_receive(source)), dtype))
+
+
+def _answer(tokenizer: Tokenizer, portion: Portion, dtype: np.dtype[Any]) -> tuple[dict[str, Any], list[np.ndarray]]:
+    """What a portion becomes, or the error that was raised: its message, and the arrays behind it."""
+    try:
+        answer = vars(tokenized(tokenizer, portion, dtype))
+    except UserError as error:
+        return {"error": [error.message, error.hint]}, []
+    except Exception:
+        import traceback
+
+        return {"traceback": traceback.format_exc()}, []
+    arrays = [answer[name] for name in _ARRAYS]
+    heads = [(name, array.dtype.str, array.nbytes) for name, array in zip(_ARRAYS, arrays, strict=True)]
+    counts = {name: value for name, value in answer.items() if name not in _ARRAYS}
+    return {"arrays": heads, **counts}, arrays
