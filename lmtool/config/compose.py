@@ -17,12 +17,12 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
-from omegaconf import OmegaConf
+from omegaconf import OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from lmtool.config import groups, interpolation, plugins, sources
 from lmtool.config.nearest import nearest
-from lmtool.config.overrides import Offers, Typed, offers
+from lmtool.config.overrides import Offers, Typed, key_of, offers
 from lmtool.config.tables import entries
 from lmtool.errors import UserError
 
@@ -166,10 +166,37 @@ def search_path(config_dirs: Sequence[Path]) -> list[str]:
 
 
 def compose(primary: str, typed: Typed, config_dirs: Sequence[Path] = ()) -> dict[str, Any]:
-    """The composed configuration as plain data, interpolations resolved; `???` stays where a value is missing."""
+    """The composed configuration as plain data, interpolations resolved; `???` stays where a value is missing.
+
+    UserError where a chosen YAML has several values for a key of which none was typed: a run takes one.
+    """
+    words = [*typed.choices, *typed.values, *search_path(config_dirs)]
     with plainly(), hydra_at():
-        config = hydra_compose(primary, overrides=[*typed.choices, *typed.values, *search_path(config_dirs)])
+        config = hydra_compose(primary, overrides=words, return_hydra_config=True)
+        own = {key_of(text) for text in words}
+        left = {key: values for key, values in _grid(config).items() if key_of(key) not in own}
+        if left and not typed.problems:  # what is wrong with a grid's own values comes first
+            values = " ".join(f"{key}={str(value).partition(',')[0]}" for key, value in left.items())
+            chosen = next((text for text in typed.choices if text.startswith(("sweep=", "experiment="))), "the YAML")
+            message = f"{chosen} has several values for {', '.join(left)}, and a run takes one"
+            raise UserError(message, f"-m runs a job for each: lmtool {primary} -m {chosen}; or give {values}")
+        with open_dict(config):
+            del config["hydra"]
         return to_data(config) | typed.verbatim
+
+
+def grid(primary: str, typed: Typed, config_dirs: Sequence[Path] = ()) -> dict[str, str]:
+    """The values to sweep over that stand in the chosen YAML, by key, as they would be typed. Where several options
+    of a group are typed, theirs are left out: they are of single jobs."""
+    with plainly(), hydra_at() as hydra:
+        words = [*typed.choices, *search_path(config_dirs)]
+        config = hydra.compose_config(primary, words, RunMode.MULTIRUN, with_log_configuration=False, from_shell=False)
+        return _grid(config)
+
+
+def _grid(config: Any) -> dict[str, str]:
+    params = OmegaConf.select(config, "hydra.sweeper.params")
+    return {} if params is None else {str(key): str(value) for key, value in params.items()}
 
 
 def option(group: str, name: str, config_dirs: Sequence[Path] = ()) -> dict[str, Any]:

@@ -104,6 +104,11 @@ def read(
     return typed
 
 
+def key_of(text: str) -> str:
+    """The key of an override, the same however it is written (`model/positions=`, `++model.positions=`)."""
+    return _key(text)[1].partition("@")[0].replace("/", ".")
+
+
 def _key(text: str) -> tuple[str, str]:
     """The sign before an override (+, ++, ~ or none) and its key."""
     key = text.partition("=")[0]

@@ -30,6 +30,7 @@ from lmtool.errors import ConfigError, LmtoolError, Problem, UserError
 from lmtool.runs.identity import require_name
 from lmtool.sweeps import studies
 from lmtool.sweeps.folders import Place, SweepFolder
+from lmtool.sweeps.grid import GRID, with_grid
 from lmtool.sweeps.job import Run
 from lmtool.sweeps.launching import HERE, AsLauncher, Launch
 from lmtool.sweeps.records import JOB
@@ -81,7 +82,7 @@ def run(request: SweepRequest, *, print_config: bool = False, root: Path = Path(
     behind. print_config: print each job's configuration instead.
     """
     offers = compose.what_is_offered(request.primary, request.config_dirs)
-    typed = request.read(request.overrides, offers)
+    typed = with_grid(request.read, request.overrides, offers, request.primary, request.config_dirs)
     chosen = {text.partition("=")[0]: text.partition("=")[2] for text in typed.hydra}
     launcher, sweeper = chosen.get("hydra/launcher", "basic"), chosen.get("hydra/sweeper", "basic")
     known = sweeper == "basic" and not any(key.startswith("hydra.sweeper") for key in chosen)
@@ -191,6 +192,8 @@ def _settings(folder: Path, chosen: dict[str, str]) -> list[str]:
     """What a sweep sets of Hydra's own configuration, where it was not typed."""
     quoted = str(folder).replace("'", "\\'")
     settings = [*_QUIET, f"hydra.sweep.dir='{quoted}'"]
+    if not any(key.startswith(GRID) for key in chosen):
+        settings.append(f"{GRID}=null")  # it is among what was typed by then
     return [setting for setting in settings if setting.partition("=")[0] not in chosen]
 
 

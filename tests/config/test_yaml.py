@@ -81,6 +81,7 @@ def cases() -> Iterator[tuple[str, tuple[str, ...]]]:
         ("distill", "pretrain"),
         ("distill", "finetune"),
         ("debug", "finetune"),
+        ("sweep", "finetune"),
         ("data", "tokenizer"),
         ("tokenizer", "tokenizer"),
     ):
@@ -122,6 +123,9 @@ def required(group: str, name: str) -> Iterator[str]:
     for key, value in fields.items():
         if value == "???":
             yield f"{group}.{key}=x"
+    if group == "sweep":  # with a value of each key it is a run
+        yield from (f"{key}={values.split(',')[0]}" for key, values in fields["hydra"]["sweeper"]["params"].items())
+        return
     if (group, name) == ("tuning", "adapter_fusion"):
         shape = "placement: pfeiffer, bottleneck: 8, activation: relu, scale: 1.0, hidden_size: 128, num_layers: 2"
         yield f"tuning.adapters=[{{path: x, {shape}}},{{path: y, {shape}}}]"

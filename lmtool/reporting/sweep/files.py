@@ -19,7 +19,7 @@ from typing import Any
 from lmtool.errors import DONE, FAULT, INTERRUPTED, REQUEUE, TERMINATED, UserError
 from lmtool.reporting.run_files import RunFiles, read_object
 from lmtool.reporting.scores import score_of
-from lmtool.runs.locks import held
+from lmtool.runs.locks import Owner, held
 
 PLAN, JOB = "sweep.json", "job.json"
 DONE_JOB, NO_SCORE, UNDER_WAY, STOPPED, FAILED, NOT_STARTED = (
@@ -114,21 +114,31 @@ def _job(path: Path) -> Job:
     files = RunFiles(path.parent)
     record = read_object(files, JOB)
     result = read_object(files, "result.json", needed=False)
-    number = record.get("job")
+    first, number = path.parent.name.partition("_")[0], record.get("job")
     if not isinstance(number, int):
-        number = int(path.parent.name) if path.parent.name.isdecimal() else -1
+        number = int(first) if first.isdecimal() else -1
+    if not result and isinstance(record.get("metrics"), dict):
+        result = {"metrics": record["metrics"]}  # of a command that leaves no result.json
     job = Job(number, path.parent, overrides_of(record.get("overrides")), FAILED, result=result)
-    if files.problems:
-        return _with(job, status=FAILED, reason=" ".join(files.problems))
+    if not record:
+        return _with(job, reason=" ".join(files.problems) or "its job.json is empty")
     status = record.get("exit_status")
     exit_status = status if isinstance(status, int) and not isinstance(status, bool) else FAULT
     job = _with(job, exit_status=exit_status, seconds=_finite(result.get("seconds")) or _finite(record.get("seconds")))
     if not _has_ended(record):
-        running = held(path.parent / "LOCK")
+        running = held(path.parent / "LOCK") or _alive(record.get("owner"))
         return _with(job, status=UNDER_WAY if running else STOPPED, reason="" if running else "it did not end")
     if exit_status != DONE:
         return _with(job, status=ended_as(exit_status), reason=str(record.get("error")))
     return _scored(job, record)
+
+
+def _alive(owner: Any) -> bool:
+    """Whether the process that a job.json names may still be at work."""
+    try:
+        return Owner(**owner).alive()
+    except TypeError:
+        return False
 
 
 def _scored(job: Job, record: dict[str, Any]) -> Job:

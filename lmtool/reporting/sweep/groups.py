@@ -130,13 +130,13 @@ def blocks_of(sweep: SweepFiles, against: str | None = None) -> list[Block]:
     against: what the differences are taken to, a job (its number or folder: the group that it is of) or a setting
     ('optimizer.lr=0.001'); None: the best of each block. UserError where that is not one group.
     """
+    # A job whose files are damaged says nothing of what was varied.
+    known = [job for job in sweep.jobs if job.overrides or job.value is not None]
     learnt = dict.fromkeys((job.learns, job.metric) for job in sweep.jobs if job.value is not None)
     blocks = []
     for learns, metric in learnt:
-        alone = sum(other == learns for other, _ in learnt) == 1
-        jobs = [
-            job for job in sweep.jobs if job.learns == learns and (job.metric == metric or (alone and not job.metric))
-        ]
+        metrics = (metric, None) if sum(other == learns for other, _ in learnt) == 1 else (metric,)
+        jobs = [job for job in known if job.learns == learns and job.metric in metrics]
         blocks.append(_block(learns, str(metric), jobs))
     if against is not None:
         _refer(sweep, blocks, against)

@@ -38,7 +38,7 @@ def settings_figure(block: Block) -> tuple[Figure | None, str]:
 
 
 _CURVE = "Dots: single jobs. Line: their mean, with its standard error over seeds."
-_HEAT = "Mean over seeds; below it the standard error of the mean. Darker is better."
+_HEAT = "Mean over seeds; below it the standard error of the mean. The fuller the colour, the better."
 
 
 def _ordered(values: Sequence[str | None]) -> list[str | None]:

@@ -1,0 +1,230 @@
+"""The summary of a sweep, from folders of plain files."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmtool.commands import report
+from lmtool.errors import UserError
+from lmtool.metrics import mean_and_error, t_quantile
+from lmtool.reporting import html
+from lmtool.reporting.sweep.files import read_sweep
+from lmtool.reporting.sweep.groups import blocks_of, difference
+from lmtool.reporting.sweep.page import csv_cell, write_sweep
+from lmtool.reporting.sweep.words import headline, sentences, unscored_table
+from tests.reporting.conftest import HOSTILE
+from tests.reporting.test_report import read_page
+
+Values = dict[str, Sequence[Any]]
+
+
+def job(sweep: Path, number: int, overrides: dict[str, Any], **record: Any) -> Path:
+    """A job that is done where a value is given, as a launcher leaves it."""
+    folder = sweep / str(number)
+    folder.mkdir(parents=True)
+    typed = [f"{key}={value}" for key, value in overrides.items()]
+    done = {"exit_status": 0, "metric": "accuracy"} if "value" in record else {"exit_status": 1}
+    (folder / "job.json").write_text(json.dumps({"job": number, "overrides": typed, **done, **record}))
+    return folder
+
+
+@pytest.fixture
+def grid(tmp_path: Path) -> Callable[..., Path]:
+    """A sweep over every combination of the values; score(*values) of its jobs."""
+
+    def make(values: Values, score: Callable[..., float | None], name: str = "sweep", **record: Any) -> Path:
+        for number, combination in enumerate(itertools.product(*values.values())):
+            overrides = {"task": "rte", **dict(zip(values, combination, strict=True))}
+            ends = {"exit_status": 4, "error": "the loss is nan"} if (value := score(*combination)) is None else {}
+            job(tmp_path / name, number, overrides, **(ends or {"value": value, **record}))
+        return tmp_path / name
+
+    return make
+
+
+def test_students_t_and_the_standard_error() -> None:
+    # scipy.stats.t.ppf(.975, n); scipy.stats.sem([1, 2, 4])
+    quantiles = {1: 12.7062047364, 2: 4.3026527297, 3: 3.1824463053, 10: 2.2281388520, 30: 2.0422724563}
+    assert all(math.isclose(t_quantile(n), value, rel_tol=1e-10) for n, value in quantiles.items())
+    assert mean_and_error([1, 2, 4]) == (pytest.approx(7 / 3), pytest.approx(0.8819171037))
+    assert mean_and_error([3.0]) == (3.0, None)
+
+
+def test_groups_over_seeds_and_differences_in_pairs(grid: Callable[..., Path]) -> None:
+    """A setting that is better by little on every seed is apart, however far the seeds are."""
+    scores = {("a", 1): 0.5, ("a", 2): 0.7, ("a", 3): 0.9, ("b", 1): 0.51, ("b", 2): 0.712, ("b", 3): 0.911}
+    sweep = read_sweep(grid({"tuning": "ab", "seed": (1, 2, 3)}, lambda *setting: scores[setting]))
+    (block,) = blocks_of(sweep)
+    assert [group.label for group in block.groups] == ["tuning=b", "tuning=a"]
+    assert (block.best.n, block.best.error) == (3, pytest.approx(0.115769, rel=1e-4))
+    gap = difference(block.groups[1], block.best)
+    # scipy.stats.ttest_rel(a, b).confidence_interval()
+    assert (gap.value, gap.low, gap.high) == tuple(map(pytest.approx, (-0.011, -0.01348413771, -0.00851586229)))
+    assert gap.apart and gap.pairs == 3
+    assert "Every other setting is apart from it." in sentences(block)
+    assert headline(block).startswith("Best of 2 settings on rte: tuning=b: accuracy 0.711 ± 0.116 (mean and")
+
+
+def test_one_seed_knows_no_error_and_says_so(grid: Callable[..., Path]) -> None:
+    (block,) = blocks_of(read_sweep(grid({"tuning": "abc"}, {"a": 0.1, "b": 0.2, "c": 0.3}.__getitem__)))
+    assert "n = 1: no error over seeds is known" in headline(block)
+    assert sentences(block)[0].startswith("Whether the others are apart from it is not known")
+
+
+def test_differences_are_over_the_seeds_that_both_have(grid: Callable[..., Path]) -> None:
+    scores = {("a", 1): 0.5, ("a", 2): 0.6, ("a", 3): 0.7, ("b", 1): None, ("b", 2): 0.5, ("b", 3): 0.65}
+    sweep = read_sweep(grid({"tuning": "ab", "seed": (1, 2, 3)}, lambda *setting: scores[setting]))
+    (block,) = blocks_of(sweep)
+    assert difference(block.groups[1], block.best).pairs == 2 and block.groups[1].n == 2
+    assert unscored_table(sweep)[1] == [["3", "tuning=b seed=1", "failed", "the loss is nan"]]
+    assert "Not apart from it: tuning=b." in sentences(block)
+
+
+def test_tasks_and_metrics_are_blocks_of_their_own(tmp_path: Path) -> None:
+    for number, (task, metric, value) in enumerate(
+        [("rte", "accuracy", 0.6), ("stsb", "mse", 0.9), ("stsb", "mse", 0.4)]
+    ):
+        job(tmp_path, number, {"task": task, "optimizer.lr": number}, metric=metric, value=value)
+    job(tmp_path, 3, {"task": "stsb", "optimizer.lr": 1}, error="no such file", exit_status=2)
+    blocks = blocks_of(read_sweep(tmp_path))
+    assert [(block.learns, block.metric, len(block.jobs)) for block in blocks] == [
+        ("rte", "accuracy", 1),
+        ("stsb", "mse", 3),
+    ]
+    assert blocks[1].best.mean == 0.4  # an error: the smaller the better
+    page = read_page(write_sweep(read_sweep(tmp_path), blocks)[0])
+    assert "stsb: mse" in page.text and "no such file" in page.text
+
+
+def test_missing_cells_and_jobs_that_never_started(grid: Callable[..., Path], tmp_path: Path) -> None:
+    folder = grid({"batch_examples": (16, 32), "optimizer.lr": (1e-3, 1e-4)}, lambda *_: 0.5)
+    (folder / "3" / "job.json").unlink()
+    (block,) = blocks_of(read_sweep(folder))
+    assert block.missing == [{"batch_examples": "32", "optimizer.lr": "0.0001"}]
+    planned = [
+        ["task=rte", f"batch_examples={size}", f"optimizer.lr={rate}"] for size in (16, 32) for rate in (1e-3, 1e-4)
+    ]
+    (folder / "sweep.json").write_text(json.dumps({"command": "finetune", "jobs": planned}))
+    sweep = read_sweep(folder)
+    assert [row[2] for row in unscored_table(sweep)[1]] == ["not started"] and not blocks_of(sweep)[0].missing
+    # Values that a sampler drew span a grid that nobody asked for.
+    for number in range(9):
+        job(tmp_path / "drawn", number, {"optimizer.lr": number, "batch_examples": number}, value=0.1)
+    assert not blocks_of(read_sweep(tmp_path / "drawn"))[0].missing
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("", "its job.json is empty"),
+        ('{"job": 1, "overr', "job.json is not valid JSON"),
+        ("[1]", "job.json is not a JSON object"),
+        ('{"job": 1, "overrides": ["a=2"], "exit_status": 1}', "it did not end"),
+        ('{"job": 1, "overrides": ["a=2"], "exit_status": 0, "metric": "accuracy", "value": NaN}', "no finite number"),
+        (
+            '{"job": 1, "overrides": ["a=2"], "exit_status": 0, "metric": "accuracy", "value": "0.5"}',
+            "no finite number",
+        ),
+        ('{"job": 1, "overrides": ["a=2"], "exit_status": 0}', "it gave no score"),
+        ('{"job": "x", "overrides": 7, "exit_status": true, "value": 1e999, "error": ["x"]}', "x"),
+    ],
+)
+def test_a_damaged_job_is_listed_with_its_reason(tmp_path: Path, content: str, reason: str) -> None:
+    job(tmp_path, 0, {"a": 1}, value=0.5)
+    job(tmp_path, 1, {}).joinpath("job.json").write_text(content)
+    sweep = read_sweep(tmp_path)
+    (row,) = unscored_table(sweep)[1]
+    assert reason in row[-1], row
+    (block,) = blocks_of(sweep)
+    assert block.best.mean == 0.5
+    write_sweep(sweep, [block])
+
+
+def test_a_job_under_way_is_known_by_its_owner(tmp_path: Path) -> None:
+    from dataclasses import asdict
+
+    from lmtool.runs.locks import Owner
+
+    job(tmp_path, 0, {"a": 1}).joinpath("LOCK").write_text(json.dumps(asdict(Owner.me())))
+    job(tmp_path, 1, {"a": 2}, owner={**asdict(Owner.me()), "pid": 2**22, "started": "1"})
+    assert [job.status for job in read_sweep(tmp_path).jobs] == ["under way", "stopped"]
+    assert blocks_of(read_sweep(tmp_path)) == []
+
+
+def test_against_names_a_job_or_a_setting(grid: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    rates = (1e-3, 1e-4, 1e-5)
+    folder = grid({"optimizer.lr": rates, "seed": (1, 2)}, lambda rate, seed: 0.5 + 100 * rate + seed / 100 * rate)
+    for against in ("2", str(folder / "3"), "optimizer.lr=1e-4"):
+        assert report.main([str(folder), f"against={against}"]) == 0
+        assert "The best less optimizer.lr=0.0001: +0.090" in capsys.readouterr().out
+    for words, says in (
+        (["against=99"], "no job and no setting"),
+        (["against=optimizer.lr=7"], "no job and no setting"),
+        (["against=1", "against=2"], "give run folders"),
+        (["agianst=1"], "give run folders"),
+        ([str(folder)], "is a sweep"),
+    ):
+        with pytest.raises(UserError, match=says):
+            report.main([str(folder), *words])
+    with pytest.raises(UserError, match="goes with a sweep"):
+        report.main([str(folder / "0"), "against=1"])
+
+
+def test_a_folder_that_is_no_sweep(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds no sweep"):
+        read_sweep(tmp_path)
+    with pytest.raises(UserError, match="is no folder"):
+        read_sweep(tmp_path / "nowhere")
+
+
+def test_page_and_table_are_safe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("A_SECRET", "plantedsecret")
+    job(tmp_path, 0, {"a": "=cmd|' /C calc'!A0", "b": HOSTILE[:200]}, value=0.5)
+    job(tmp_path, 1, {"a": "plantedsecret", "b": "2"}, exit_status=1, error=HOSTILE)
+    assert report.main([str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    page = read_page(tmp_path / "sweep.html")
+    table = (tmp_path / "sweep.csv").read_text()
+    assert "alert" in page.text and "\x1b" not in out + table
+    assert "plantedsecret" not in out + page.text + table
+    rows = list(csv.DictReader(table.splitlines()))
+    assert rows[0]["a"] == "'=cmd|' /C calc'!A0" and rows[0]["value"] == "0.5" and len(rows) == 2
+    cells = [csv_cell(value) for value in ("@x", "-1e-3", "-x", -2.0, None, "+\x1b")]
+    assert cells == ["'@x", "-1e-3", "'-x", -2.0, None, "'+\\x1b"]
+
+
+@pytest.mark.parametrize(
+    ("values", "figure"),
+    [
+        ({"optimizer.lr": ("1e-5", "1e-4", "1e-3"), "seed": (1, 2)}, "Line: their mean"),
+        ({"tuning": ("full", "lora"), "optimizer.lr": (1, 2)}, "The fuller the colour"),
+        ({"batch_examples": (16, 32), "optimizer.lr": (3, 2, 5), "max_epochs": (2, 3, 4)}, "The fuller the colour"),
+        ({"seed": (1, 2)}, ""),
+        ({"a": (1, 2), "b": (1, 2), "c": (1, 2), "d": (1, 2)}, ""),
+    ],
+)
+def test_the_figure_fits_what_varies(grid: Callable[..., Path], values: Values, figure: str) -> None:
+    sweep = read_sweep(grid(values, lambda *setting: len(repr(setting)) / 100 + float(str(setting[-1])) / 1000))
+    text = write_sweep(sweep, blocks_of(sweep))[0].read_text()
+    assert ("<svg" in text) == bool(figure) and figure in text
+
+
+def test_a_thousand_jobs_stay_a_small_page(grid: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    folder = grid(
+        {"a": range(40), "b": range(10), "seed": range(3)}, lambda a, b, seed: (a * 7 + b * 3 + seed) % 11 / 11
+    )
+    assert report.main([str(folder)]) == 0
+    assert len(capsys.readouterr().out.splitlines()) < 80
+    assert (folder / "sweep.html").stat().st_size < 700_000
+    assert len((folder / "sweep.csv").read_text().splitlines()) == 1201
+    assert html.escape("further rows are in sweep.csv") in (folder / "sweep.html").read_text()

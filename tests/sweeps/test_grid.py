@@ -1,0 +1,92 @@
+"""Values to sweep over that stand in YAML: shipped, and a user's own."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmtool import cli
+from lmtool.config import compose, overrides
+from lmtool.sweeps.grid import with_grid
+from lmtool.sweeps.jobs import jobs_of
+
+BERT = ["finetune", "task=pydocs", "model=bert_tiny", "sweep=bert"]
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "conf" / "sweep").mkdir(parents=True)
+    return tmp_path / "conf" / "sweep" / "mine.yaml"
+
+
+def values(shown: str) -> list[tuple[str, ...]]:
+    """Batch, rate and epochs of each job that --cfg job printed."""
+    keys = ("batch_examples", "  lr", "max_epochs")
+    return list(zip(*(re.findall(rf"^{key}: (.*)$", shown, re.MULTILINE) for key in keys), strict=True))
+
+
+def test_berts_grid() -> None:
+    offers = compose.what_is_offered("finetune")
+    typed = with_grid(partial(overrides.read, multirun=True), ["sweep=bert", "task=rte"], offers, "finetune", [])
+    jobs = [dict(text.lstrip("+").split("=") for text in job.values) for job in jobs_of(typed)]
+    assert len(jobs) == 18
+    assert {(job["batch_examples"], job["optimizer.lr"], job["max_epochs"]) for job in jobs} == {
+        (size, rate, epochs) for size in ("16", "32") for rate in ("5e-05", "3e-05", "2e-05") for epochs in "234"
+    }
+
+
+def test_what_is_typed_wins(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*BERT, "-m", "optimizer.lr=1e-4", "max_epochs=1", "--cfg", "job"]) == 0
+    assert values(capsys.readouterr().out) == [("16", "0.0001", "1.0"), ("32", "0.0001", "1.0")]
+    assert cli.main([*BERT, "optimizer.lr=1e-4", "max_epochs=1", "batch_examples=8", "--cfg", "job"]) == 0
+    assert values(capsys.readouterr().out) == [("8", "0.0001", "1.0")]
+
+
+@pytest.mark.parametrize("command", [["finetune"], ["plan", "finetune"]])
+def test_a_grid_is_no_run(own: Path, command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*command, *BERT[1:]]) == 2
+    error = capsys.readouterr().err
+    assert "sweep=bert has several values for batch_examples, optimizer.lr, max_epochs" in error
+    assert "lmtool finetune -m sweep=bert" in error and not Path("runs").exists()
+
+
+def run(own: Path, params: str, *words: str) -> int:
+    own.write_text(f"# @package _global_\nhydra:\n  sweeper:\n    params:\n      {params}\n")
+    return cli.main(["pretrain", "-m", "model=bert_tiny", "--config-dir", str(own.parents[1]), "sweep=mine", *words])
+
+
+def test_a_grid_of_ones_own_runs(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr(cli, "run", lambda verb, config, overrides: calls.append((config.seed, config.max_length)))
+    assert run(own, "seed: range(1,3)", "max_length=32,64") == 0
+    assert calls == [(1, 32), (1, 64), (2, 32), (2, 64)]
+
+
+@pytest.mark.parametrize(
+    ("params", "words", "says"),
+    [
+        ("optimizr.lr: 1,2", [], "unknown key optimizr.lr"),
+        ("seed: [1, 2]", [], "seed"),
+        ("batch_tokens: 512,1024", ["batch_examples=8"], "a batch has one size"),
+        ("objective: mlm,mlmm", [], "objective=mlmm is not one of"),
+        ("seed: 1,x", [], "seed"),
+        ("seed: '1,2)'", [], "seed"),
+    ],
+)
+def test_mistakes_in_a_grid(
+    own: Path,
+    params: str,
+    words: list[str],
+    says: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cli, "run", lambda *_: pytest.fail("a job ran"))
+    assert run(own, params, *words) == 2
+    error = capsys.readouterr().err
+    assert says in error and "Traceback" not in error and not Path("runs").exists(), error
