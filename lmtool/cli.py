@@ -86,6 +86,10 @@ def _main(words: list[str]) -> int:
 
 
 def _dispatch(verb: str, arguments: Arguments) -> int:
+    if verb == "completion":
+        from lmtool.completion import shells
+
+        return shells.main(arguments.rest)
     if verb == "probe":
         arguments.rest = _tasks_as_targets(arguments.rest)
     if verb == "check":

@@ -36,6 +36,7 @@ VERBS: dict[str, Verb] = {
     "report": Verb("write the report of runs again", "lmtool report runs/NAME"),
     "list": Verb("what there is to choose from", "lmtool list model"),
     "show": Verb("explain a key or print a choice", "lmtool show optimizer.lr"),
+    "completion": Verb("TAB in bash, zsh or fish", "source <(lmtool completion bash)"),
 }
 SWEEPABLE = ("pretrain", "finetune")
 SWEPT = (*SWEEPABLE, "evaluate")

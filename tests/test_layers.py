@@ -63,7 +63,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"trackers"},
     "sweeps": CONFIG | {"reporting", "runs"},
     "manual": {"config"},  # its files, for what a command offers
-    "cli": {"errors", "environment", "manual", "terminal", "config", "commands", "sweeps"},
+    "completion": CONFIG | {"commands", "manual"},
+    "cli": {"errors", "environment", "manual", "terminal", "config", "commands", "completion", "sweeps"},
     "__main__": {"cli"},
     "api": LEARNERS | {"tasks", "weights", "representations", "commands"},
     "__init__": {"api"},  # lmtool.load, when it is asked for
