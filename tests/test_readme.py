@@ -3,6 +3,8 @@ budgets, but the words as they stand."""
 
 from __future__ import annotations
 
+import gzip
+import json
 import re
 import shlex
 from functools import partial
@@ -64,6 +66,11 @@ def test_every_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         *(f"text number {number} is here,{'good' if number % 2 else 'bad'}" for number in range(40)),
     ]
     Path("reviews.csv").write_text("\n".join(rows) + "\n")
+    articles = [f"{number};The cat number {number} is here. It sat down." for number in range(60)]
+    Path("articles.csv").write_text("\n".join(["id;body", *articles]) + "\n")
+    Path("crawl").mkdir()
+    lines = [json.dumps({"title": "A cat", "body": text}) for text in articles]
+    Path("crawl", "a.jsonl.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
     Path("prompts.txt").write_text("Return the\nA list of\n")
     Path("tatoeba").mkdir()
     for split in ("train", "dev"):
@@ -77,7 +84,10 @@ def test_every_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             continue
         verb = next((word for word in words[1:] if not word.startswith("-")), "")
         more = list(SMALL.get(verb, [])) if "--cfg" not in words and verb in SMALL else []
-        if any(word.startswith(("data=text", "data=task")) or word == "--config" for word in words):
+        if any(
+            word.startswith(("data=text", "data=task", "data=jsonl", "data=my_", "data=articles")) or word == "--config"
+            for word in words
+        ):
             more = [word for word in more if not word.startswith("data.")]
         if "--config" in words:
             more = []

@@ -84,7 +84,8 @@ def _text(config: EvaluateConfig, trained: Trained, before: PretrainConfig) -> t
     data, known = config.data or before.data, before.data
     source, title = open_source(data, config.cache_dir, offline=config.offline), f"validation text of data={data.name}"
     if isinstance(source, FileSource) and _names_no_validation(data, known):
-        source, title = source.complete(), f"all text of data.path={getattr(data, 'path', '')}"
+        named = next(f"data.{key}={getattr(data, key)}" for key in ("path", "hub") if hasattr(data, key))
+        source, title = source.complete(), f"all text of {named}"
     _, tasks = read_tasks(before.objective, before.seed, config.cache_dir, config.offline)
     store = open_store(source, "validation", trained.tokenizer, config.cache_dir, Output().stage)
     rows = rows_of(tasks, "validation")
@@ -92,6 +93,7 @@ def _text(config: EvaluateConfig, trained: Trained, before: PretrainConfig) -> t
 
 
 def _names_no_validation(data: DataConfig, known: DataConfig) -> bool:
-    """Whether other files are named than those of training, and none to validate on."""
+    """Whether other files are named than those of training, or another data set, and none to validate on."""
     typed, trained_on = data.model_dump(), known.model_dump()
-    return typed.get("path") != trained_on.get("path") and typed["validation"] in (None, trained_on.get("validation"))
+    other = any(typed.get(key) != trained_on.get(key) for key in ("path", "hub", "split"))
+    return other and typed["validation"] in (None, trained_on.get("validation"))

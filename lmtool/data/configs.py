@@ -99,12 +99,21 @@ class TextConfig(FileConfig):
     )
 
 
+Columns = Annotated[
+    Path | Annotated[tuple[Path, ...], Field(min_length=1)],
+    Field(description="The column that holds the text, or a list of columns, which are put under each other."),
+]
+
+
 class RowsConfig(FileConfig):
     """The base of sources whose documents are rows."""
 
-    text: Path | Annotated[tuple[Path, ...], Field(min_length=1)] = Field(
-        "text", description="The column that holds the text, or a list of columns, which are put under each other."
-    )
+    text: Columns = "text"
+
+
+def columns_of(config: RowsConfig | HubConfig) -> tuple[str, ...]:
+    """The columns that hold the text."""
+    return (config.text,) if isinstance(config.text, str) else config.text
 
 
 @component("data", "jsonl", builder="lmtool.data.row_sources:JsonlSource")
@@ -134,6 +143,26 @@ class ParquetConfig(RowsConfig):
     """Parquet files."""
 
     name: Literal["parquet"] = Field("parquet", description="Parquet files.")
+
+
+@component("data", "hub", builder="lmtool.data.hub_source:HubSource")
+class HubConfig(DataConfig):
+    """A data set of the hub, its text kept below the cache folder."""
+
+    downloads: ClassVar[bool] = True
+
+    name: Literal["hub"] = Field("hub", description="A data set of the hub.")
+    hub: str = Field(
+        description="org/name or org/name:subset; or a folder of parquet files in the form of the hub's.", min_length=1
+    )
+    split: str = Field("train", description="The split that is learned from.", min_length=1)
+    text: Columns = "text"
+    validation: str | None = Field(
+        None, description="The split to validate on. Null: validation_fraction is held out.", min_length=1
+    )
+    max_bytes: int = Field(
+        10_000_000_000, ge=10_000, description="Text of a split to keep on disk, in bytes; reading stops there."
+    )
 
 
 @component("data", "pydocs", builder="lmtool.data.pydocs:PydocsSource")

@@ -23,7 +23,7 @@ import numpy as np
 
 from lmtool.data.configs import DataConfig, FileConfig
 from lmtool.data.files import find
-from lmtool.data.rows import Fault, refuse
+from lmtool.data.problems import refuse
 from lmtool.data.sources import OnStage, held_out, split_place, splits_of
 from lmtool.errors import UserError
 
@@ -49,8 +49,8 @@ class Scan:
 class FileSource(ABC, Generic[AnyConfig]):
     """Implements `data.sources.Source`. Everything is read once when it is built, so that a bad byte in the last file
     is an error before anything starts; text is then read again as it is needed, never held. key: what the path is
-    called in errors. fault: what becomes of refused rows, and of what is behind an error in a file: where it returns,
-    the source is good for looking at alone.
+    called in errors. Where problems are collected (`data.problems`), rows that fail are left out, and what is behind an
+    error that ends a file.
 
     UserError: no such file, no text at all, and what `documents_of` raises.
     """
@@ -64,9 +64,8 @@ class FileSource(ABC, Generic[AnyConfig]):
         cache_dir: str | Path | None = None,
         progress: OnStage | None = None,
         key: str = "data.path",
-        fault: Fault = refuse,
     ):
-        self.config, self.cache_dir, self.progress, self.key, self.fault = config, cache_dir, progress, key, fault
+        self.config, self.cache_dir, self.progress, self.key = config, cache_dir, progress, key
         self.prepare()
         files = self.files()
         own = "validation" in files
@@ -186,17 +185,14 @@ class FileSource(ABC, Generic[AnyConfig]):
         for path in files:
             state = path.stat()
             before, size = len(scan.sizes), 0
-            try:
-                for text, ends in self.documents_of(path, scan.counts):
-                    encoded = text.encode("utf-8", "surrogatepass")
-                    scan.digest.update(b"%d:" % len(encoded) if ends else b"%d+" % len(encoded))
-                    scan.digest.update(encoded)
-                    size += len(text)
-                    if ends:
-                        scan.sizes.append(size)
-                        size = 0
-            except UserError as error:
-                self.fault(error)
+            for text, ends in self._documents(path, scan.counts):
+                encoded = text.encode("utf-8", "surrogatepass")
+                scan.digest.update(b"%d:" % len(encoded) if ends else b"%d+" % len(encoded))
+                scan.digest.update(encoded)
+                size += len(text)
+                if ends:
+                    scan.sizes.append(size)
+                    size = 0
             scan.stamps.append((state.st_size, state.st_mtime_ns))
             scan.bytes += state.st_size
             scan.counts["empty_files"] += len(scan.sizes) == before
@@ -213,7 +209,19 @@ class FileSource(ABC, Generic[AnyConfig]):
         for path, stamp in zip(scan.files, scan.stamps, strict=True):
             if not path.is_file() or (path.stat().st_size, path.stat().st_mtime_ns) != stamp:
                 raise UserError(f"{path} changed while it was being read", "leave the files alone and start again")
-            yield from self.documents_of(path, None)
+            yield from self._documents(path, None)
+
+    def _documents(self, path: Path, counts: Counter[str] | None) -> Iterator[tuple[str, bool]]:
+        """The documents of a file, the last of them cut where an error that is collected ends it."""
+        begun = False
+        try:
+            for text, ends in self.documents_of(path, counts):
+                begun = not ends
+                yield text, ends
+        except UserError as error:
+            refuse(error)
+            if begun:
+                yield "", True
 
     def _stretch(self, scan: Scan, start: int, end: int) -> str:
         """The characters of the only document from one place to another."""

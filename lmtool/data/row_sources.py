@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lmtool.data.compressed import packed
-from lmtool.data.configs import SUFFIXES, CsvConfig, JsonlConfig, ParquetConfig, RowsConfig
+from lmtool.data.configs import SUFFIXES, CsvConfig, JsonlConfig, ParquetConfig, RowsConfig, columns_of
 from lmtool.data.file_source import CONTROL, FileSource
 from lmtool.data.files import check_encoding
 from lmtool.data.parquet import parquet_texts
-from lmtool.data.rows import DELIMITERS, delimiter_for, described, header_of, no_column, objects, ragged, records
-from lmtool.data.sources import PART
+from lmtool.data.problems import refuse
+from lmtool.data.rows import DELIMITERS, delimiter_for, header_of, no_column, objects, ragged, records, text_of
+from lmtool.data.sources import in_parts
 from lmtool.errors import UserError
 
 AnyRows = TypeVar("AnyRows", bound=RowsConfig)
@@ -31,31 +32,19 @@ class RowSource(FileSource[AnyRows]):
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns that hold the text."""
-        return (self.config.text,) if isinstance(self.config.text, str) else self.config.text
+        return columns_of(self.config)
 
     def documents_of(self, path: Path, counts: Counter[str] | None) -> Iterator[tuple[str, bool]]:
         for number, values in self.rows_of(path):
             try:
-                text = self._joined(path, number, values)
+                text = text_of(f"{path}:{number}", self.columns, values, _KEY)
             except UserError as error:
-                self.fault(error)
+                refuse(error)
                 continue
             if counts is not None:
                 counts["rows_without_text"] += not text
                 counts["rows_with_control_characters"] += CONTROL.search(text) is not None
-            for start in range(0, len(text), PART):
-                yield text[start : start + PART], start + PART >= len(text)
-
-    def _joined(self, path: Path, number: int, values: Sequence[Any]) -> str:
-        texts = []
-        for name, value in zip(self.columns, values, strict=True):
-            if value is not None and not isinstance(value, str):
-                raise UserError(
-                    f"{path}:{number}: {name} is {described(value)}, not text", f"name a column of text: {_KEY}=COLUMN"
-                )
-            if value and not value.isspace():
-                texts.append(value)
-        return "\n".join(texts)
+            yield from in_parts(text)
 
     def unit(self) -> str:
         return "row"
@@ -71,12 +60,12 @@ class JsonlSource(RowSource[JsonlConfig]):
 
     def rows_of(self, path: Path) -> Iterator[tuple[int, Sequence[Any]]]:
         columns = self.columns
-        for number, row in objects(path, self.fault):
+        for number, row in objects(path):
             missing = next((name for name in columns if name not in row), None)
             if missing is None:
                 yield number, [row[name] for name in columns]
             else:
-                self.fault(no_column(f"{path}:{number}", missing, list(row), _KEY))
+                refuse(no_column(f"{path}:{number}", missing, list(row), _KEY))
 
 
 class CsvSource(RowSource[CsvConfig]):
@@ -102,7 +91,7 @@ class CsvSource(RowSource[CsvConfig]):
             if len(record) == len(names):
                 yield number, [record[place] for place in places]
             else:
-                self.fault(ragged(path, number, record, names))
+                refuse(ragged(path, number, record, names))
 
     def facts(self) -> dict[str, Any]:
         return super().facts() | {"delimiter": ", ".join(sorted(self._seen))}

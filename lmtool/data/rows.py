@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,6 @@ DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "pipe"}
 _CELL = 10_000_000  # characters of a csv cell: the standard library's 131,072 is less than a long text
 _SHOWN = 12  # names of columns in an error
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-
-
-Fault = Callable[[UserError], None]
-"""What becomes of a row that is refused. Where it returns, the row is left out."""
 
 
 def records(
@@ -161,15 +157,15 @@ def no_column(where: str, name: str, names: Sequence[str], key: str) -> UserErro
     return UserError(f"{where}: no column {name}; there are {shown(names) or 'none'}", hint)
 
 
-def objects(path: Path, fault: Fault = refuse) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The object of each line with its number; numbers, truth values and null stay what they are. fault: what becomes
-    of the errors of `object_of`. UserError: as `read_lines`."""
+def objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The object of each line with its number; numbers, truth values and null stay what they are. UserError: as
+    `read_lines` and `object_of`."""
     for number, line in read_lines(path):
         if line and not line.isspace():
             try:
                 row = object_of(path, number, line)
             except UserError as error:
-                fault(error)
+                refuse(error)
                 continue
             yield number, row
 
@@ -214,6 +210,18 @@ def _require_text(path: Path, number: int, row: dict[str, Any]) -> None:
                 f"{path}:{number}: {name} holds {half}, half of a character (a lone surrogate)",
                 "write both halves, the character itself, or \\ufffd in its place",
             ) from problem
+
+
+def text_of(where: str, names: Sequence[str], values: Sequence[Any], key: str) -> str:
+    """The text of a row: what its columns hold, under each other, null and white space left out. where: file and line.
+    key: the key that names the columns. UserError where a value is no text."""
+    texts = []
+    for name, value in zip(names, values, strict=True):
+        if value is not None and not isinstance(value, str):
+            raise UserError(f"{where}: {name} is {described(value)}, not text", f"name a column of text: {key}=COLUMN")
+        if value and not value.isspace():
+            texts.append(value)
+    return "\n".join(texts)
 
 
 def described(value: Any) -> str:

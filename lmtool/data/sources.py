@@ -73,6 +73,12 @@ def documents(parts: Iterable[tuple[str, bool]]) -> Iterator[str]:
             begun = []
 
 
+def in_parts(text: str) -> Iterator[tuple[str, bool]]:
+    """A document as parts of at most `PART` characters; nothing where it is empty."""
+    for start in range(0, len(text), PART):
+        yield text[start : start + PART], start + PART >= len(text)
+
+
 def held_out(sizes: np.ndarray, fraction: float) -> np.ndarray:
     """(D,) bool: the documents held out for validation, of (D,) sizes; D is 2 or more.
 

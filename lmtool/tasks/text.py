@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from lmtool.data.sources import PART, OnStage, held_out, splits_of
+from lmtool.data.sources import OnStage, held_out, in_parts, splits_of
 from lmtool.errors import UserError
 from lmtool.tasks.configs import TaskTextConfig
 from lmtool.tasks.loading import unlabelled_rows
@@ -50,8 +50,7 @@ class TaskText:
 
     def parts(self, split: str) -> Iterator[tuple[str, bool]]:
         for text in self._texts[splits_of(split)]:
-            for start in range(0, len(text), PART):
-                yield text[start : start + PART], start + PART >= len(text)
+            yield from in_parts(text)
 
     def count(self, split: str) -> int:
         return len(self._texts[splits_of(split)])

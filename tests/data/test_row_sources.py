@@ -19,6 +19,7 @@ from lmtool.config.tables import build, lookup
 from lmtool.data import compressed
 from lmtool.data.file_source import FileSource
 from lmtool.data.files import LINE
+from lmtool.data.problems import collected
 from lmtool.errors import UserError
 
 from .data_fixtures import documents, texts
@@ -90,11 +91,11 @@ def kind(name: str) -> str:
     return next(kind for kind in ("jsonl", "json", "csv", "tsv", "parquet", "txt") if f".{kind}" in name.lower())
 
 
-def source(path: Path, more: dict[str, Any] | None = None, **keys: Any) -> FileSource[Any]:
+def source(path: Path, **keys: Any) -> FileSource[Any]:
     name = {"json": "jsonl", "tsv": "csv", "txt": "text"}.get(kind(path.name), kind(path.name))
     entry = lookup("data", name)
     assert entry is not None
-    return build(entry.config(path=str(path), **keys), None, None, **(more or {}))
+    return build(entry.config(path=str(path), **keys))
 
 
 def write(folder: Path, name: str, content: bytes | str) -> Path:
@@ -221,19 +222,22 @@ def test_faults_are_named(tmp_path: Path, name: str, content: bytes | str, match
     refused(write(tmp_path, name, content), match)
 
 
-def test_all_faults_are_handed_over_where_they_are_asked_for(tmp_path: Path) -> None:
-    seen: list[UserError] = []
+def test_all_faults_are_collected_where_they_are_asked_for(tmp_path: Path) -> None:
     content = '{"text": "a"}\n{"text": 3}\nno\n{"txt": "b"}\n{"text": "c"}\n'
-    opened = source(write(tmp_path, "a.jsonl", content), {"fault": seen.append})
-    assert [error.message.split(": ")[0].rpartition("/")[2] for error in seen] == [
-        "a.jsonl:2",
-        "a.jsonl:3:1",
-        "a.jsonl:4",
-    ]
+    with collected() as problems:
+        opened = source(write(tmp_path, "a.jsonl", content))
+    lines = [problem.message.split(": ")[0].rpartition("/")[2] for problem in problems]
+    assert lines == ["a.jsonl:2", "a.jsonl:3:1", "a.jsonl:4"]
     assert opened.count("train") + opened.count("validation") == 2
-    seen.clear()
-    source(write(tmp_path, "a.csv", "text,n\na,1\nb\nc,2,3\nd,4\n"), {"fault": seen.append})
-    assert [":3: 1 col" in seen[0].message, ":4: 3 col" in seen[1].message, len(seen)] == [True, True, 2]
+    with collected() as problems:
+        source(write(tmp_path, "a.csv", "text,n\na,1\nb\nc,2,3\nd,4\n"))
+    assert [":3: 1 col" in problems[0].message, ":4: 3 col" in problems[1].message, len(problems)] == [True, True, 2]
+    for name in ("a", "b"):  # an error ends the file, and the next one is read
+        write(tmp_path, f"{name}.txt", "one\n\ntwo\n\n" + ("three\nand\0" if name == "a" else "four"))
+    with collected() as problems:
+        opened = source(tmp_path / "*.txt")
+        assert len([*texts(opened, "train"), *texts(opened, "validation")]) == 5
+    assert {problem.message.rpartition("/")[2] for problem in problems} == {"a.txt:6:4: a NUL byte: not a text file"}
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, zstd], ids=["gz", "zst"])

@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from lmtool.data.hub import hub_access
 from lmtool.data.parquet import named
-from lmtool.errors import UserError
-from lmtool.network import answers
-from lmtool.secrets import masked
 from lmtool.tasks.configs import TaskConfig
 from lmtool.tasks.sources.files import TaskTable, canonical
 
@@ -22,32 +20,9 @@ def read_hub(config: TaskConfig, cache_dir: str | Path, offline: bool) -> dict[s
         f"lmtool finetune task={config.name} task.path=FOLDER checkpoint=RUN   (task.path: a folder with train and "
         "dev files, .tsv .csv or .jsonl; checkpoint: a run to start from, or none)"
     )
-    try:
-        import datasets  # seconds to import, and needed for hub data only
-        import huggingface_hub.constants
-    except ModuleNotFoundError as problem:
-        raise UserError(
-            f"task={config.name}: hub={config.hub} is read by the library datasets, which is not installed",
-            f"pip install 'lmtool[hub]', or {without}",
-        ) from problem
-
     name, _, subset = str(config.hub).partition(":")
-    # Without a network the library retries for half a minute; what it has in its cache it reads offline too.
-    unreachable = not offline and not answers(huggingface_hub.constants.ENDPOINT)
-    modes = (datasets.config, huggingface_hub.constants)
-    before = [mode.HF_HUB_OFFLINE for mode in modes]
-    for mode, was in zip(modes, before, strict=True):
-        mode.HF_HUB_OFFLINE = was or offline or unreachable
-    try:
+    with hub_access(f"task={config.name}: hub={config.hub}", name, offline, without) as datasets:
         splits = datasets.load_dataset(name, subset or None, cache_dir=str(Path(cache_dir).expanduser() / "hub"))
-    except (OSError, ValueError, RuntimeError) as problem:
-        # The library's own errors, those of its transport and of huggingface_hub are all of these three kinds.
-        reason = masked(" ".join(str(problem).split()))[:160]
-        reason = "no network" if unreachable else "offline=true, and not in the cache" if offline else reason
-        raise UserError(f"task={config.name}: hub={config.hub} cannot be read: {reason}", without) from problem
-    finally:
-        for mode, was in zip(modes, before, strict=True):
-            mode.HF_HUB_OFFLINE = was
     return {canonical(split): _table(config, f"{config.hub} {split}", rows) for split, rows in splits.items()}
 
 

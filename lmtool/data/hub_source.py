@@ -1,0 +1,185 @@
+"""`data=hub`: a data set of the hub, read row by row into shards of text below the cache folder, and from there on a
+source of files."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from lmtool.config.nearest import nearest
+from lmtool.data.configs import HubConfig, columns_of
+from lmtool.data.file_source import CONTROL, FileSource
+from lmtool.data.files import LINE, no_such_file
+from lmtool.data.hub import hub_access
+from lmtool.data.rows import no_column, objects, shown, text_of
+from lmtool.data.shards import Kept, ShardWriter, complete_shards
+from lmtool.data.sources import OnStage, in_parts
+from lmtool.data.store import locked, rebuilding, writing
+from lmtool.errors import UserError
+from lmtool.manifest import Damaged
+
+VERSION = 1  # of how rows become text: raise it when that changes
+_REPORT = 1000  # rows between two reports of progress
+
+
+class HubSource(FileSource[HubConfig]):
+    """The rows of a split, its columns of text under each other. A split is streamed: nothing but its text is kept.
+
+    offline: what is kept is read, and nothing else. UserError: the data set cannot be had, it has no such split or
+    column, a row holds no text but something else, or the disk is full.
+    """
+
+    def __init__(
+        self, config: HubConfig, cache_dir: str | Path, progress: OnStage | None = None, offline: bool = False
+    ):
+        self._offline, self._kept = offline, dict[str, Kept]()
+        super().__init__(config, cache_dir, progress, key="data.hub")
+
+    def files(self) -> dict[str, list[Path]]:
+        splits = {"train": self.config.split}
+        if self.config.validation is not None:
+            splits["validation"] = self.config.validation
+        if len({*splits.values()}) < len(splits):
+            raise UserError(
+                f"data.validation={self.config.validation} is the split that is learned from",
+                "name another split, or leave it out: data.validation_fraction is held out",
+            )
+        return {role: self._shards(split) for role, split in splits.items()}
+
+    def _shards(self, split: str) -> list[Path]:
+        assert self.cache_dir is not None
+        folder = folder_of(self.config, split, self.cache_dir)
+        with writing(self.cache_dir):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+        with locked(folder.with_suffix(".lock")):
+            try:
+                done = complete_shards(folder)
+            except Damaged as damage:
+                rebuilding(damage, self.progress)
+                shutil.rmtree(folder, ignore_errors=True)
+                done = None
+            paths, self._kept[split] = done or self._read_split(split, folder)
+        return paths
+
+    def _read_split(self, split: str, folder: Path) -> tuple[list[Path], Kept]:
+        """Stream a split into its folder, from where that was left."""
+        assert self.cache_dir is not None
+        config, what = self.config, f"data.hub={self.config.hub}"
+        name, _, subset = config.hub.partition(":")
+        local = Path(name).expanduser()
+        if name.startswith((".", "/", "~")) and not local.is_dir():
+            raise no_such_file("data.hub", name)
+        without = "give files that are here: data=parquet data.path=FOLDER"
+        if self._offline and not local.is_dir():
+            there = "is not in the cache" if not folder.exists() else "is in the cache in part only"
+            raise UserError(
+                f"{what}: offline=true, and its split {split} {there}",
+                f"type the command once with a network and without offline=true, or {without}",
+            )
+        with hub_access(what, name, self._offline, f"type the command again to read on, or {without}") as datasets:
+            builder = datasets.load_dataset_builder(str(local) if local.is_dir() else name, subset or None)
+            _require_strict(builder, what, name if local.is_dir() else None)
+            splits = list(builder.config.data_files or ())
+            if splits and split not in splits:
+                like = nearest(split, splits)
+                key = "data.split" if split == config.split else "data.validation"
+                raise UserError(f"{what} has no split {split}; there are {shown(splits)}", f"{key}={like or splits[0]}")
+            rows = _columns(builder.as_streaming_dataset(split=split), columns_of(config), f"{what} {split}")
+            writer = ShardWriter(folder, self.cache_dir, f"{builder.hash} datasets {datasets.__version__}")
+            if writer.kept.position is not None:
+                rows.load_state_dict(writer.kept.position)
+            try:
+                self._write(rows, writer, f"{what} {split}")
+            finally:
+                writer.close(rows.state_dict())
+            if not writer.kept.shards:
+                raise UserError(
+                    f"{what}: the split {split} holds no text in {shown(columns_of(config))}",
+                    "name another column: data.text=COLUMN",
+                )
+            return writer.finish(), writer.kept
+
+    def _write(self, rows: Any, writer: ShardWriter, what: str) -> None:
+        columns, most, kept = columns_of(self.config), self.config.max_bytes, writer.kept
+        for row in rows:
+            where = f"{what}:{kept.rows + 1}"
+            missing = next((name for name in columns if name not in row), None)
+            if missing is not None:
+                raise no_column(where, missing, list(row), "data.text")
+            text = text_of(where, columns, [row[name] for name in columns], "data.text")
+            if len(text) > LINE // 2:  # what JSON makes of it is up to twice as long
+                raise UserError(f"{where}: a text of {len(text):,} characters", "leave it out: it is no document")
+            if not writer.add(text, most):
+                return
+            if writer.full:
+                writer.close(rows.state_dict())
+            if self.progress is not None and kept.rows % _REPORT == 0:
+                self.progress(f"reading {what}", kept.bytes, most)
+
+    def documents_of(self, path: Path, counts: Counter[str] | None) -> Iterator[tuple[str, bool]]:
+        for _, row in objects(path):
+            if counts is not None:
+                counts["rows_with_control_characters"] += CONTROL.search(row["text"]) is not None
+            yield from in_parts(row["text"])
+
+    def unit(self) -> str:
+        return "row"
+
+    def facts(self) -> dict[str, Any]:
+        kept = self._kept.values()
+        more = {
+            "text": ", ".join(columns_of(self.config)),
+            "rows_without_text": sum(split.without_text for split in kept),
+            "kept": ", ".join(
+                f"{'all' if split.complete else 'the beginning'} of {name}" for name, split in self._kept.items()
+            ),
+            "origin": ", ".join(dict.fromkeys(split.origin for split in kept)),
+        }
+        return super().facts() | {"source": f"hub {self.config.hub}"} | more
+
+
+def folder_of(config: HubConfig, split: str, cache_dir: str | Path) -> Path:
+    """Where the text of a split is kept. A folder on this machine is another one where its files change; what comes
+    from the hub stays as it was when it was read."""
+    parts: list[Any] = [VERSION, config.hub, split, *columns_of(config), config.max_bytes]
+    local = Path(config.hub.partition(":")[0]).expanduser()
+    if local.is_dir():
+        files = sorted(path for path in local.rglob("*") if path.is_file())
+        parts += [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+    return Path(cache_dir).expanduser() / "hub_text" / key[:32]
+
+
+def to_download(config: HubConfig, cache_dir: str | Path) -> list[str]:
+    """The splits that are still to be read from the hub, or to be read on; building the source does."""
+    missing = []
+    for split in (config.split, *([config.validation] if config.validation else [])):
+        done = None
+        with contextlib.suppress(Damaged):
+            done = complete_shards(folder_of(config, split, cache_dir))
+        if done is None:
+            missing.append(split)
+    return missing
+
+
+def _columns(rows: Any, columns: tuple[str, ...], what: str) -> Any:
+    """The rows with these columns alone: of pictures and sounds beside the text nothing is decoded."""
+    if rows.column_names is None:  # the first row shows them
+        return rows
+    missing = next((name for name in columns if name not in rows.column_names), None)
+    if missing is not None:
+        raise no_column(what, missing, rows.column_names, "data.text")
+    return rows.select_columns(list(dict.fromkeys(columns)))
+
+
+def _require_strict(builder: Any, what: str, folder: str | None) -> None:
+    """UserError for CSV, of which the library shifts ragged rows and turns "NA" into nothing, silently."""
+    if any(base.__module__.endswith("packaged_modules.csv.csv") for base in type(builder).__mro__):
+        read = f"data=csv data.path={folder}" if folder else "download its files, and data=csv data.path=FOLDER"
+        raise UserError(f"{what} is CSV, which the library datasets reads with silent errors", f"{read} reads it")
