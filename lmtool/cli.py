@@ -239,7 +239,7 @@ def run(verb: str, config: Any, overrides: list[str]) -> Any:
 
 def configuration(verb: str, arguments: Arguments, *, running: bool) -> Any:
     """The decoded configuration of a command line. Raises ConfigError with every error in it."""
-    from lmtool.commands import members
+    from lmtool.commands import members, trunks
     from lmtool.commands.decoding import decoded
     from lmtool.config import compose, overrides, plugins
 
@@ -248,6 +248,12 @@ def configuration(verb: str, arguments: Arguments, *, running: bool) -> Any:
     assert primary is not None
     offers = compose.what_is_offered(primary, arguments.config_dirs)
     forms, words = _forms(verb), members.spelled_out(arguments.rest)
+    if trunks.branch_of(words) is not None:
+        if arguments.config is not None:
+            raise UserError(
+                "--config and branch= together", "a branch has the configuration of its trunk: leave --config out"
+            )
+        return trunks.configuration(verb, words, offers, arguments.config_dirs, forms, running)
     if arguments.config is not None:
         data, problems = _saved(verb, arguments.config)
         values, more = overrides.as_values(words, offers, **forms)
@@ -293,6 +299,8 @@ def _sweep(verb: str, arguments: Arguments) -> int:
 
     if verb not in SWEPT:
         raise UserError(f"-m: lmtool {verb} does not sweep", f"-m goes with {', '.join(SWEPT)}")
+    if any(word.startswith("branch=") for word in arguments.rest):
+        raise UserError("-m and branch= together", "start each branch by itself, under a name of its own")
     if arguments.config is not None:
         raise UserError("-m and --config together", "sweep over overrides, or run the saved configuration by itself")
     plugins.load(arguments.plugins)

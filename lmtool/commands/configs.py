@@ -130,6 +130,12 @@ class RunConfig(CommandConfig):
     distill: Annotated[DistillConfig, Choice("distill")] = Field(
         NoDistillConfig(), description="What is learned from another model, or from the model itself."
     )
+    branch: str | None = Field(
+        None,
+        description="A run and a step of it, RUN@STEP (or @last, @best): a new run takes weights, optimizer, step and "
+        "place in the data from there, and everything else but schedule and budgets. Null: none.",
+        min_length=1,
+    )
     keep: Annotated[int, Field(ge=1)] | Literal["all"] = Field(
         2, description="Newest checkpoints that stay, beside the best; all: every one, for branches from any of them."
     )

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lmtool.commands import suite
+from lmtool.commands.branches import begin_branch
 from lmtool.commands.configs import FinetuneConfig
 from lmtool.commands.distilling import distilled
 from lmtool.commands.forgetting import measured_before, require_measurable
@@ -39,6 +40,7 @@ def run(config: FinetuneConfig, overrides: list[str]) -> dict[str, Any]:
         finished = opened.folder.result()
         if finished is not None:
             return told_again(opened, finished)
+        begin_branch(opened)
         require_memory(config, opened.precision)
         contents = contents_of(task.members)
         require_same_data(opened, contents)

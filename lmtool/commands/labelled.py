@@ -32,7 +32,8 @@ def data_to_learn(config: FinetuneConfig) -> tuple[FinetuneConfig, LabelledData,
     try:
         saved = {} if origin is None else saved_config(origin, config.offline)
     except UserError:
-        if config.run_dir is None or not saved_steps(Path(config.run_dir) / "checkpoints"):
+        resumes = config.run_dir is not None and saved_steps(Path(config.run_dir) / "checkpoints")
+        if not resumes and config.branch is None:
             raise
         saved = {}  # the run resumes: its own configuration has the labels, and the form of the head
     sections, members, heads = sections_of(saved), dict[str, TaskData](), dict[str, TakenHead]()

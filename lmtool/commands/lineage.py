@@ -14,7 +14,8 @@ from typing import Any
 
 from lmtool.commands.opening import OpenRun, words
 from lmtool.commands.starting import starts_from
-from lmtool.config.checkpoint import MODEL, find, read_config, read_json, read_manifest
+from lmtool.commands.trunks import Trunk
+from lmtool.config.checkpoint import MODEL, find, read_config, read_json, read_manifest, read_state
 from lmtool.errors import UserError
 from lmtool.manifest import sha256
 from lmtool.secrets import masked
@@ -39,10 +40,22 @@ def lineage_of(opened: OpenRun) -> Lineage:
         revision = {} if published.revision is None else {"revision": published.revision}
         return [{"checkpoint": origin, **revision, **hashed}]
     folder = find(origin)
+    return [*_before(folder), {"checkpoint": origin, **_facts(folder)}]
+
+
+def branched(trunk: Trunk) -> Lineage:
+    """The checkpoints before a branch: those of its trunk, and the one that it takes up, with the tokens and seconds
+    that were spent until there."""
+    state = read_state(trunk.point)
+    spent = {key: state[key] for key in ("tokens", "seconds") if key in state}
+    return [*_before(trunk.point), {"checkpoint": str(trunk), **_facts(trunk.point), **spent}]
+
+
+def _facts(folder: Path) -> dict[str, Any]:
+    """Step, command and hash of a checkpoint."""
     manifest = read_manifest(folder)
     own = {"step": manifest.facts.get("step"), "command": _command(folder), **manifest.files[MODEL]}
-    kept = {key: own[key] for key in ("step", "command", "sha256") if own.get(key) is not None}
-    return [*_before(folder), {"checkpoint": origin, **kept}]
+    return {key: own[key] for key in ("step", "command", "sha256") if own.get(key) is not None}
 
 
 def as_fact(lineage: Lineage) -> dict[str, str]:

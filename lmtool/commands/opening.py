@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from lmtool.commands.configs import RunConfig
+from lmtool.commands.extending import require_same_past
 from lmtool.config import saved
 from lmtool.errors import UserError
 from lmtool.reporting.console import Output
@@ -38,7 +39,7 @@ class OpenRun:
     def checkpoint(self) -> Path | None:
         """The run's own checkpoint that it resumes from, where it has one: intact, and the same for all that is read
         from it. Damaged ones are reported when it is first asked for."""
-        return self.folder.resume_point(lambda text: self.output.line(f"warning: {text}", "yellow"))
+        return self.folder.resume_point(_warned(self.output))
 
 
 @contextmanager
@@ -52,10 +53,13 @@ def open_run(verb: str, config: RunConfig, stem: str) -> Iterator[OpenRun]:
     try:
         folder = choose_folder(RUNS, config.name, config.run_dir, stem)
         data = saved.save(config, verb)
-        with RunFolder(folder, data, saved.to_yaml(data)) as run:
+        same_past = partial(require_same_past, verb, config)
+        with RunFolder(folder, data, saved.to_yaml(data), same_past) as run:
+            output = Output(log=run.append_log)
+            if run.extends:  # held against its past before anything is written
+                run.resume_point(_warned(output))
             if run.result() is None:
                 run.write_environment(sys.argv, {"device": str(precision.device)})
-            output = Output(log=run.append_log)
             with _trackers(verb, config, run, output) as trackers:
                 yield OpenRun(verb, config, run, output, precision, trackers)
     except UserError:
@@ -79,9 +83,11 @@ def _trackers(verb: str, config: RunConfig, run: RunFolder, output: Output) -> T
         config.offline,
     )
     chosen = config.logger if run.writes else {}
-    return Trackers(
-        chosen, facts, lambda line: output.line(line), lambda line: output.line(f"warning: {line}", "yellow")
-    )
+    return Trackers(chosen, facts, lambda line: output.line(line), _warned(output))
+
+
+def _warned(output: Output) -> Callable[[str], None]:
+    return lambda text: output.line(f"warning: {text}", "yellow")
 
 
 def words(command: Sequence[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from lmtool.commands.branches import begin_branch
 from lmtool.commands.configs import PretrainConfig
 from lmtool.commands.distilling import distilled
 from lmtool.commands.opening import open_run, words
@@ -31,6 +32,7 @@ def run(config: PretrainConfig, overrides: list[str]) -> dict[str, Any]:
         finished = opened.folder.result()
         if finished is not None:
             return told_again(opened, finished)
+        begin_branch(opened)
         require_memory(config, opened.precision)
         progress = opened.output.stage
         tokenizer = saved_tokenizer(opened)

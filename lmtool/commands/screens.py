@@ -94,6 +94,7 @@ def begin(
         machine=machine,
         epochs=epochs,
         resumed_step=state.get("step"),
+        branch=config.branch if str(config.branch).endswith(f"@{state.get('step')}") else None,
     )
     late = never(rates)
     for warning in (*warnings_of(data), *([late] if late else ())):
@@ -148,7 +149,7 @@ def model_facts(
     config: RunConfig, tokenizer: Tokenizer, loaded: LoadReport | None, copied: str | None = None
 ) -> dict[str, Any]:
     """Facts of the model for screen and report. copied: what a student took of its teacher at the start."""
-    weights = "random" if loaded is None else loaded.sentence()
+    weights = f"of {config.branch}" if config.branch else "random" if loaded is None else loaded.sentence()
     tuning = config.tuning if isinstance(config, FinetuneConfig) else None
     return {
         "family": config.model.name,

@@ -145,7 +145,7 @@ def checkpoint_folder(path: str | Path) -> Path:
     """
     given = run_folder(path)
     if given.name in ("best", "last") and os.path.lexists(given) and saved_steps(given.parent):
-        return _best(given.parent) if given.name == "best" else saved_steps(given.parent)[0]
+        return best_of(given.parent) if given.name == "best" else saved_steps(given.parent)[0]
     if not given.exists():
         raise NoCheckpoint(f"checkpoint={path}: no such folder", _GIVE)
     if not given.is_dir():
@@ -158,10 +158,10 @@ def checkpoint_folder(path: str | Path) -> Path:
         raise NoCheckpoint(
             f"checkpoint={path}: neither a checkpoint of lmtool nor a published config.json in it", _GIVE
         )
-    return _best(checkpoints)
+    return best_of(checkpoints)
 
 
-def _best(checkpoints: Path) -> Path:
+def best_of(checkpoints: Path) -> Path:
     """The best checkpoint of a run, as the newest one's state has it; that itself before the first evaluation.
 
     The pointer `best` is for people: a kill or a flipped bit can leave it at another. It is read where the newest

@@ -110,17 +110,20 @@ def start_screen(
     rates: Sequence[Mapping[str, Any]] = (),
     epochs: float | None = None,
     resumed_step: int | None = None,
+    branch: str | None = None,
 ) -> None:
     """Say on one screen what will happen.
 
     choices: what was chosen ({"model": "bert_tiny", "data": "pydocs"}). data: facts, with nested sections a split.
     model: facts beside the parameters (layers, width, where the weights come from). learns: parameters that learn and
     that are there, by role. rates: learning rates by depth, as facts.json has them. machine: device, precision, the
-    attention's path, the kind of dropout. resumed_step: the step a started run resumes from.
+    attention's path, the kind of dropout. resumed_step: the step a started run resumes from. branch: the run and
+    step that a new one begins at.
     """
     chosen = " ".join(f"{plain(key)}={plain(value, 80)}" for key, value in choices.items())
     output.line(f"lmtool {__version__} · {command} · {chosen}", "bold")
     where = plain(run_dir) if resumed_step is None else f"{plain(run_dir)} · resumes from step {count(resumed_step)}"
+    where = where if branch is None else f"{plain(run_dir)} · branches from {plain(branch)}"
     rows = [("run", where), *_sections("data", data), *_sections("model", model)]
     if plan is not None:
         rows += _plan_rows(plan, epochs)

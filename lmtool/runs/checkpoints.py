@@ -27,7 +27,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from lmtool.config.checkpoint import CONFIG, MODEL, OPTIMIZER, STATE, refusal, verify
+from lmtool.config.checkpoint import CONFIG, MODEL, OPTIMIZER, STATE, read_manifest, refusal, verify
 from lmtool.errors import UserError
 from lmtool.manifest import Damaged, sync_path, write_bytes, write_manifest
 from lmtool.runs.files import to_json
@@ -61,6 +61,38 @@ def write_checkpoint(
         if write_extras is not None:
             write_extras(draft)
         write_manifest(draft, {"step": step})
+        os.rename(draft, final)
+        sync_path(checkpoints)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    return final
+
+
+def copy_checkpoint(source: Path, checkpoints: Path, replaced: Mapping[str, bytes]) -> Path:
+    """A checkpoint copied into another folder of checkpoints, under the same name; `replaced` are the contents of files
+    that are others there. Damaged where the source is not as it was written; OSError where the disk refuses; nothing is
+    left then."""
+    manifest = read_manifest(source)
+    manifest.verify(hashes=False)
+    copied = [name for name in manifest.files if name not in replaced]
+    final = checkpoints / source.name
+    draft = checkpoints / f"{TEMPORARY}{final.name}-{os.getpid()}"
+    try:
+        draft.mkdir(parents=True)
+        for name in copied:
+            (draft / name).parent.mkdir(parents=True, exist_ok=True)
+            try:
+                shutil.copyfile(source / name, draft / name)
+            except FileNotFoundError as error:
+                raise Damaged(source / name, "is missing") from error
+        for name, content in replaced.items():
+            write_bytes(draft / name, content)
+        write_manifest(draft, manifest.facts)
+        written = read_manifest(draft).files
+        for name in copied:  # hashed once, on the way
+            if written[name] != manifest.files[name]:
+                raise Damaged(source / name, "is damaged: its sha256 is not the manifest's")
         os.rename(draft, final)
         sync_path(checkpoints)
     except BaseException:

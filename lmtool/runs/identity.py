@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,9 @@ FREE_KEYS = frozenset(
     }
 )  # fmt: skip
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_ABSENT = object()
+BUDGETS = frozenset({"max_steps", "max_epochs", "max_tokens", "max_minutes", "max_flops"})
+# A branch has its own end, and its own way there.
+BRANCH_KEYS = FREE_KEYS | BUDGETS | {"branch", "schedule", "evaluate_every", "patience"}
 
 
 def require_name(name: str) -> None:
@@ -32,8 +34,9 @@ def require_name(name: str) -> None:
         )
 
 
-def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """The keys, with both values, in which two configurations as plain data are not the same run."""
+def differing(before: Mapping[str, Any], now: Mapping[str, Any], free: Collection[str] = FREE_KEYS) -> list[str]:
+    """The keys, with both values, in which two configurations as plain data are not the same run. free: keys that may
+    differ. No value is as good as null."""
     old, new = flatten(before), flatten(now)
     if old.get("command") != new.get("command"):
         # Two commands share few keys: their list would say nothing.
@@ -41,8 +44,20 @@ def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return [
         f"{key} {_shown(old, key)} -> {_shown(new, key)}"
         for key in sorted(old.keys() | new.keys())
-        if key.split(".")[0] not in FREE_KEYS and old.get(key, _ABSENT) != new.get(key, _ABSENT)
+        if key.split(".")[0] not in free and old.get(key) != new.get(key)
     ]
+
+
+def budgets(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The budgets that a configuration as plain data has."""
+    return {key: config[key] for key in sorted(BUDGETS) if config.get(key) is not None}
+
+
+def grows(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether two configurations differ in budgets alone, none of which is smaller now, or new."""
+    old, new = budgets(before), budgets(now)
+    larger = all(key in old and new[key] >= old[key] for key in new)
+    return larger and old != new and not differing(before, now, FREE_KEYS | BUDGETS)
 
 
 def finished(path: Path) -> dict[str, Any] | None:

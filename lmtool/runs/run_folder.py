@@ -25,12 +25,12 @@ import torch
 import yaml
 
 from lmtool.config import yaml_files
-from lmtool.config.checkpoint import read_config
+from lmtool.config.checkpoint import read_config, saved_steps
 from lmtool.errors import UserError, cannot_write
 from lmtool.secrets import masked_data
 from lmtool.terminal import say, shown
 from lmtool.runs.files import LONGEST_ROW, lines_of, plain_data, replace_text, to_json, write_rows
-from lmtool.runs.identity import differing, finished, require_name
+from lmtool.runs.identity import BRANCH_KEYS, differing, finished, grows, require_name
 from lmtool.runs.locks import Lock
 from lmtool.runs.resuming import resume_point
 
@@ -38,6 +38,7 @@ _FILES = (
     "config.yaml", "environment.json", "facts.json", "log.txt", "metrics.jsonl", "predictions.jsonl", "report.html",
     "result.json", "samples.json",
 )  # fmt: skip
+SamePast = Callable[[Path, Path], None]
 _PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "pydantic", "hydra-core", "omegaconf", "datasets")
 
 
@@ -70,7 +71,9 @@ class RunFolder:
     where the run ended in a mistake of the user's before anything was trained.
 
     config: the resolved configuration as plain data; config_text: the same as YAML, with its comments. Both must be
-    masked; everything else is masked where it is written.
+    masked; everything else is masked where it is written. require_same_past: called with this folder and the checkpoint
+    that the run resumes from where budgets have grown since; UserError where its past would be another with them.
+    Without it they may not grow.
 
     Raises UserError where another process has the folder, where it cannot be written, or where it holds a run of
     another configuration (naming the keys that differ).
@@ -78,8 +81,14 @@ class RunFolder:
 
     writes: ClassVar[bool] = True
 
-    def __init__(self, path: Path, config: Mapping[str, Any], config_text: str):
+    def __init__(
+        self, path: Path, config: Mapping[str, Any], config_text: str, require_same_past: SamePast | None = None
+    ):
         self.path = path
+        self._require_same_past = require_same_past
+        self._extended_text: str | None = None
+        self._begun_step: int | None = None
+        self._appended = False
         self.config: dict[str, Any] = plain_data(dict(config))
         self._pending = ""
         self._chosen = False
@@ -103,7 +112,7 @@ class RunFolder:
     def _claim(self, config_text: str) -> None:
         saved = self.path / "config.yaml"
         if saved.exists():
-            self._compare(saved)
+            self._compare(saved, config_text)
             return
         if plain_data(yaml.safe_load(config_text)) != self.config:
             raise ValueError("config_text is not the same configuration as config")
@@ -112,9 +121,15 @@ class RunFolder:
         except OSError as error:
             raise cannot_write(saved, error) from error
 
-    def _compare(self, saved: Path) -> None:
+    def _compare(self, saved: Path, config_text: str) -> None:
         before = plain_data(yaml_files.read(saved, "give another name="))
-        self._require_same(before, str(self.path), "repeat the command the run was started with")
+        if self._may_extend(before):
+            self._extended_text = config_text
+            return
+        again = "repeat the command the run was started with"
+        if differing(before, self.config) and not differing(before, self.config, BRANCH_KEYS):
+            again += f"; branch={self.path}@last starts another run from it, with these values"
+        self._require_same(before, str(self.path), again)
 
     def _require_same(self, before: Mapping[str, Any], origin: str, again: str) -> None:
         """UserError, naming the keys, where a configuration that this run had before differs from its own."""
@@ -124,16 +139,29 @@ class RunFolder:
                 f"give another name=, or {again}",
             )
 
+    def _may_extend(self, before: Mapping[str, Any]) -> bool:
+        return self._require_same_past is not None and grows(before, self.config)
+
     def __enter__(self) -> RunFolder:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        nothing = not (self.path / "metrics.jsonl").exists() and not (self.path / "checkpoints").exists()
-        if isinstance(error, UserError) and self._fresh and nothing:
+        if isinstance(error, UserError) and self._fresh and not self._trained():
             shutil.rmtree(self.path, ignore_errors=True)
         self.lock.release()
+
+    def _trained(self) -> bool:
+        """Whether there is more than what the run began with."""
+        if self._begun_step is None:
+            return (self.path / "metrics.jsonl").exists() or self.checkpoints.exists()
+        return self._appended or any(int(folder.name[5:]) != self._begun_step for folder in saved_steps(self.checkpoints))
+
+    @property
+    def extends(self) -> bool:
+        """Whether the run has larger budgets than it was started with, and has not begun to use them."""
+        return self._extended_text is not None
 
     @property
     def checkpoints(self) -> Path:
@@ -146,16 +174,26 @@ class RunFolder:
         if not self._chosen:
             folder = resume_point(self.checkpoints, report or self.log)
             if folder is not None:
-                again = f"bring {self.path / 'config.yaml'} back as it was"
-                self._require_same(read_config(folder), str(folder), again)
+                before = read_config(folder)
+                if self._require_same_past is not None and grows(before, self.config):
+                    self._require_same_past(self.path, folder)
+                else:
+                    again = f"bring {self.path / 'config.yaml'} back as it was"
+                    self._require_same(before, str(folder), again)
             self._resume_point, self._chosen = folder, True
         return self._resume_point
 
     # --- what is reported about the run -------------------------------------------------------------------------------
 
     def announce(self) -> None:
-        """Make this the run that `latest`, beside it, names."""
+        """Make this the run that `latest`, beside it, names. One that is extended has its larger budgets from now on:
+        its earlier result stays until the new end, and says that it is of another."""
         try:
+            if self._extended_text is not None:
+                if (result := finished(self.path)) is not None:
+                    self.write_json("result.json", {**result, "status": "extended"})
+                replace_text(self.path / "config.yaml", self._extended_text)
+                self._extended_text = None
             replace_text(self.path.parent / "latest", self.path.name + "\n")
         except OSError as error:
             raise cannot_write(self.path.parent / "latest", error) from error
@@ -202,8 +240,17 @@ class RunFolder:
 
     # --- rows -----------------------------------------------------------------------------------------------------
 
+    def begin_at(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Begin behind this step of another run, with its rows until there."""
+        self._begun_step = step
+        try:
+            replace_text(self.path / "metrics.jsonl", "".join(to_json(row, indent=None) + "\n" for row in rows))
+        except OSError as error:
+            raise cannot_write(self.path / "metrics.jsonl", error) from error
+
     def append(self, row: Mapping[str, Any]) -> None:
         """A row of metrics.jsonl. Where the disk refuses, it is kept and written with the next one; `sync` tells."""
+        self._appended = True
         self._pending += to_json(masked_data(plain_data(dict(row))), indent=None) + "\n"
         try:
             self._flush()
@@ -234,12 +281,7 @@ class RunFolder:
     def rows(self) -> list[dict[str, Any]]:
         """The rows of metrics.jsonl; a last line torn by a kill is left out. UserError for any other line that is no
         row."""
-        rows = []
-        with suppress(FileNotFoundError):
-            for number, line in enumerate(lines_of(self.path / "metrics.jsonl"), 1):
-                if line.endswith(b"\n"):
-                    rows.append(_row(line, f"{self.path / 'metrics.jsonl'}:{number}"))
-        return rows
+        return read_rows(self.path)
 
     def drop_rows_after(self, step: int) -> None:
         """Forget the rows of steps that will be taken again."""
@@ -259,8 +301,18 @@ class RunFolder:
         self.write_json("result.json", dict(result))
 
     def result(self) -> dict[str, Any] | None:
-        """result.json of a run that is done, else None."""
-        return finished(self.path)
+        """result.json of a run that is done, else None; None too where its budgets have grown."""
+        return None if self.extends else finished(self.path)
+
+
+def read_rows(run: Path) -> list[dict[str, Any]]:
+    """The rows of a run's metrics.jsonl, as `RunFolder.rows` has them."""
+    rows = []
+    with suppress(FileNotFoundError):
+        for number, line in enumerate(lines_of(run / "metrics.jsonl"), 1):
+            if line.endswith(b"\n"):
+                rows.append(_row(line, f"{run / 'metrics.jsonl'}:{number}"))
+    return rows
 
 
 def _row(line: bytes, where: str) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 Budgets in steps and epochs are exact. One in tokens, operations or minutes has to know how long a step is: that is
 measured once over a few early steps, kept in state.json and read when the run resumes, so that the schedule never
-bends. Until then it sees the budget in steps or epochs, and where there is none an infinite run.
+bends. Until then it sees the budget in steps or epochs, and where there is none an infinite run. A branch with other
+budgets than its trunk, and a run whose budgets have grown, take it from all that was trained before.
 """
 
 from __future__ import annotations
@@ -142,13 +143,20 @@ class Budget:
         a horizon in tokens is the same on every machine."""
         if self._started is None:
             self._started = progress.step
+            if progress.step >= MEASURED_STEPS and progress.seconds >= self._enough:
+                self._mark = _Mark(0, 0, 0.0)  # a branch, or an extended run: what was trained before says it
+                return True
         if progress.step == self._started:
             return False
         if self._mark is None:
             self._mark = _Mark(progress.step, progress.tokens, progress.seconds)
-        enough = min(MEASURED_SECONDS, MEASURED_SHARE * self.seconds) if math.isfinite(self.seconds) else 0.0
         steps, seconds = progress.step - self._mark.step, progress.seconds - self._mark.seconds
-        return steps >= MEASURED_STEPS and seconds >= enough
+        return steps >= MEASURED_STEPS and seconds >= self._enough
+
+    @property
+    def _enough(self) -> float:
+        """Seconds that have to be measured; none where no time is asked for."""
+        return min(MEASURED_SECONDS, MEASURED_SHARE * self.seconds) if math.isfinite(self.seconds) else 0.0
 
 
 def steps_of_epochs(loader: Loader, epochs: float, enough: float = math.inf) -> int:

@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from lmtool.config.checkpoint import OPTIMIZER, STATE, of_step, pointed, read_state, saved_steps, verify
+from lmtool.config.checkpoint import OPTIMIZER, STATE, of_step, pointed, read_config, read_state, saved_steps, verify
 from lmtool.errors import UserError, cannot_write
 from lmtool.runs import checkpoints as disk
 from lmtool.runs.checkpoints import DELETED, TEMPORARY
 from lmtool.runs.files import remove_folder, replace_text
+from lmtool.runs.identity import budgets
 from lmtool.runs.run_folder import RunFolder
 from lmtool.training.budgets import kept_checkpoints
 from lmtool.training.optimizers import load_state_tensors, state_tensors
@@ -67,6 +68,8 @@ class Keeper:
             disk.load_weights(self.learner, disk.read_weights(folder), folder, self.in_base)
             load_state_tensors(self.optimizer, self.named, disk.read_tensors(folder, OPTIMIZER))
             progress = _progress(folder)
+            if budgets(read_config(folder)) != budgets(self.run.config):
+                progress.forget_horizon()
             if self.scaler is not None and progress.scaler:
                 self.scaler.load_state_dict(progress.scaler)
             self.saved_step = progress.step

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from lmtool.config.tables import build
-from lmtool.errors import NotFinite
+from lmtool.errors import NotFinite, UserError
 from lmtool.runs.run_folder import RunFolder
 from lmtool.training.budgets import Budget
 from lmtool.training.configs import OptimizerConfig, ScheduleConfig
@@ -128,7 +128,13 @@ def resume(keeper: Keeper, budget: Budget, settings: TrainingSettings) -> Progre
         note_best(progress, settings)
     if keeper.saved_step is not None:
         keeper.point(progress)
-    progress.ended = progress.ended or budget.spent(progress)
+    spent = budget.spent(progress)
+    if progress.ended is None and spent is not None and progress.evaluated_step != progress.step:
+        message = (
+            f"{spent} is spent after step {progress.step:,}, which {keeper.run.path} begins at: it would train nothing"
+        )
+        raise UserError(message, f"give a larger {spent}=")
+    progress.ended = progress.ended or spent
     return progress
 
 

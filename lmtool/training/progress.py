@@ -98,6 +98,11 @@ class Progress:
         """The best checkpoint is lost: another becomes the best one."""
         self.best = None, None, {}
 
+    def forget_horizon(self) -> None:
+        """The budget is another one: where the run ends is to be found anew. Patience has ended it for good."""
+        self.total_steps, self.horizon = None, None
+        self.ended = self.ended if self.ended == "patience" else None
+
     @classmethod
     def from_plain(cls, state: Mapping[str, Any]) -> Progress:
         """From state.json; what an older version did not write keeps its default. ValueError, naming the key, for a
