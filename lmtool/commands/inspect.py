@@ -16,11 +16,13 @@ from lmtool.commands.evaluate import write_output
 from lmtool.commands.finetune import own_tokenizer
 from lmtool.commands.labelled import data_to_learn
 from lmtool.commands.looking import Looking
+from lmtool.commands.phases import words_of
 from lmtool.commands.screens import warnings_of
 from lmtool.commands.starting import require_fit, start_weights, starting_tokenizer, with_tasks
 from lmtool.commands.texts import text_of
+from lmtool.data.configs import DataConfig
 from lmtool.data.loader import PackedLoader
-from lmtool.data.sources import open_source
+from lmtool.data.sources import Source, open_source
 from lmtool.data.split import SplitData
 from lmtool.data.vocabulary import trained_tokenizer
 from lmtool.errors import CheckFailed
@@ -45,18 +47,48 @@ _HIGHLIGHTS = {r"\S+→\S+": "bold yellow", r"(?<!\S)(\[[A-Z]+\]|</?[a-z_0-9|]+>
 
 
 def run(config: PretrainConfig | FinetuneConfig, verb: str, looking: Looking) -> int:
-    """Print examples and statistics. Raises CheckFailed where a statistic is not as defined."""
+    """Print examples and statistics, of a run in phases those of each. Raises CheckFailed where a statistic is not as
+    defined."""
     output = Output()
+    forms: list[PretrainConfig | FinetuneConfig] = (
+        list(config.forms) if isinstance(config, PretrainConfig) else [config]
+    )
+    shown: list[dict[str, Any]] = []
+    tallies: list[Tally] = []
+    for number, form in enumerate(forms, 1):
+        if len(forms) > 1 and isinstance(config, PretrainConfig):
+            output.line(f"phase {number} · {words_of(config.phases[number - 1])}", "bold")
+        rows, tally = _looked_into(form, forms[0], verb, looking, output)
+        shown += rows if len(forms) == 1 else [{"phase": number, **row} for row in rows]
+        tallies.append(tally)
+    if looking.output is not None:
+        write_output(looking.output, shown)
+    broken = [statistic for tally in tallies for statistic in tally.broken()]
+    if broken:
+        names, number = (
+            "; ".join(statistic.name for statistic in broken),
+            sum(len(tally.statistics) for tally in tallies),
+        )
+        raise CheckFailed(
+            f"{len(broken)} of {number} statistics are not as defined: {names}",
+            "give another seed=; what fails again is a bug in lmtool: please report it with the table above",
+        )
+    return 0
+
+
+def _looked_into(
+    config: PretrainConfig | FinetuneConfig, first: Any, verb: str, looking: Looking, output: Output
+) -> tuple[list[dict[str, Any]], Tally]:
+    """Print the examples and statistics of a configuration, and return them. first: that of the first phase, on whose
+    text the vocabulary is trained."""
     apart: list[Shift] = []
     if isinstance(config, PretrainConfig):
-        inspector = _pretraining(config, output)
+        inspector = _pretraining(config, first, output)
     else:
         inspector, apart = _task(config, output)
     shown = list(inspector.described(looking.n))
     for row in shown:
         _print(output, row)
-    if looking.output is not None:
-        write_output(looking.output, shown)
     tally = inspector.measured(looking.tokens)
     if (config.batch_examples is None) != (config.batch_tokens is None):
         facts = PackedLoader(inspector.examples, config.seed, config.batch_examples, config.batch_tokens).facts()
@@ -66,24 +98,22 @@ def run(config: PretrainConfig | FinetuneConfig, verb: str, looking: Looking) ->
     print_shifts(output, apart, learned)
     for warning in warnings_of(inspector.examples.facts()):
         output.line(f"warning: {warning}", "yellow")
-    broken = tally.broken()
-    if broken:
-        names = "; ".join(statistic.name for statistic in broken)
-        raise CheckFailed(
-            f"{len(broken)} of {len(tally.statistics)} statistics are not as defined: {names}",
-            "give another seed=; what fails again is a bug in lmtool: please report it with the table above",
-        )
-    return 0
+    return shown, tally
 
 
-def _pretraining(config: PretrainConfig, output: Output) -> Inspector:
+def _pretraining(config: PretrainConfig, first: PretrainConfig, output: Output) -> Inspector:
     config, tasks = with_tasks(config)
     tokenizer = starting_tokenizer(config)
     progress = output.stage
-    source = open_source(config.data, config.cache_dir, progress, config.offline)
+
+    def opened(data: DataConfig) -> Source:
+        return open_source(data, config.cache_dir, progress, config.offline)
+
+    source = opened(config.data)
     tokenizer = tokenizer or trained_tokenizer(
-        config.tokenizer, source, config.tokenizer.vocab_size or config.model.vocab_size, config.cache_dir, progress
-    )
+        config.tokenizer, source if first.data == config.data else opened(first.data),
+        config.tokenizer.vocab_size or config.model.vocab_size, config.cache_dir, progress,
+    )  # fmt: skip
     require_fit(config, tokenizer)
     rows = rows_of(tasks, "train")
     data = text_of(config.data, source, "train", tokenizer, config.cache_dir, progress, rows)

@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from lmtool.reporting.drawing import INK, STYLE, TRAIN, VALIDATION, blank, focus, smooth, thin, tidy
-from lmtool.reporting.run_files import RunFiles, series
+from lmtool.reporting.drawing import INK, STYLE, TRAIN, VALIDATION, blank, focus, mark, smooth, thin, tidy
+from lmtool.reporting.run_files import RunFiles, phase_starts, series
 from lmtool.reporting.text import plain
 
 TERM = "loss_"
@@ -42,6 +42,7 @@ def terms_figure(run: RunFiles) -> Figure | None:
             if held_out[0]:
                 axes.plot(*held_out, color=VALIDATION, linewidth=1.2, marker="o", markersize=2.5)
             focus(axes, [*values, *held_out[1]], True)
+            mark(axes, phase_starts(run))
     return figure
 
 

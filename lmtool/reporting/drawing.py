@@ -72,6 +72,17 @@ def tidy(axes: Axes, unit: str = "step") -> None:
     axes.margins(x=0.01)
 
 
+def mark(axes: Axes, steps: Sequence[int], name: str = "") -> None:
+    """A thin vertical line before each of these steps, numbered from 2 where it has a name."""
+    for number, step in enumerate(steps, 2):
+        axes.axvline(step - 0.5, color=FAINT, linewidth=1, linestyle=(0, (1, 2)))
+        if name:
+            axes.annotate(
+                f"{name} {number}", (step - 0.5, 1), (3, -2), ("data", "axes fraction"), "offset points",
+                va="top", fontsize=7.5, color=QUIET,
+            )  # fmt: skip
+
+
 def smooth(values: Sequence[float], share: float = 0.06) -> list[float]:
     """A centred running mean over `share` of the points, narrower at the ends; the line that the eye would draw."""
     half = max(int(len(values) * share / 2), 2 if len(values) >= 20 else 0)

@@ -22,11 +22,12 @@ from lmtool.reporting.drawing import (
     VALIDATION,
     blank,
     focus,
+    mark,
     smooth,
     thin,
     tidy,
 )
-from lmtool.reporting.run_files import RunFiles, series
+from lmtool.reporting.run_files import RunFiles, phase_starts, series
 from lmtool.reporting.text import exponent, lower_is_better, number, plain, title
 
 _RATE = FuncFormatter(lambda value, _: exponent(value))
@@ -62,6 +63,7 @@ def loss_figure(run: RunFiles) -> Figure | None:
         if validation[0]:
             axes.plot(*validation, color=VALIDATION, linewidth=1.6, marker="o", markersize=3.5)
         focus(axes, shown, True)
+        mark(axes, phase_starts(run), "phase")
         _end_labels(axes, run, train, validation, baseline)
     return figure
 
@@ -110,6 +112,7 @@ def small_figure(run: RunFiles, metric: str | None = None) -> Figure | None:
                 *thin(steps, values), color=colour if marker else QUIET, linewidth=1.2, marker=marker, markersize=2.5
             )
             focus(axes, values, name == "gradient norm")
+            mark(axes, phase_starts(run))
             if name in ("learning rate", "tokens per second"):
                 axes.set_ylim(bottom=0)
                 axes.yaxis.set_major_formatter(_RATE if name == "learning rate" else EngFormatter(sep=""))

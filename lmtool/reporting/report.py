@@ -41,6 +41,7 @@ def _write(run: RunFiles, predictions: PredictionSummary) -> Path:
     body = [
         _headline(run, predictions),
         html.section("Curves", drawings.get("loss", ""), drawings.get("terms", ""), drawings.get("small", "")),
+        html.section("Phases", _phases(run)),
         html.section("Distillation", distillation_html(run), drawings.get("agreement", "")),
         html.section("Predictions", drawings.get("confusion", "") or drawings.get("scatter", "")),
         html.section("Mixture", _mixture(run)),
@@ -220,6 +221,20 @@ def _lineage(run: RunFiles) -> str:
     names = ("checkpoint", "step", "command", "sha256")
     rows = [[entry.get(name) for name in names] for entry in entries]
     return html.table(["checkpoint", "step", "command", "sha256 of its weights"], rows) if rows else ""
+
+
+def _phases(run: RunFiles) -> str:
+    """What differs in each phase of a run, its share of the budget and its steps."""
+    phases = run.result.get("phases")
+    if not isinstance(phases, list) or not all(isinstance(phase, dict) for phase in phases):
+        return ""
+    columns = ("given", "first_step", "last_step")
+    rows = [
+        [number, percent(phase.get("share") or 0), *(phase.get(name) for name in columns)]
+        for number, phase in enumerate(phases, 1)
+    ]
+    table = html.table(["phase", "share of the budget", "what differs in it", "first step", "last step"], rows)
+    return table + html.paragraph("Held-out text is read and scored as in the last phase, over the whole run.")
 
 
 def _mixture(run: RunFiles) -> str:

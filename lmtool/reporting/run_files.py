@@ -163,3 +163,14 @@ def series(rows: list[dict[str, Any]], key: str) -> tuple[list[int], list[float]
         if isinstance(row.get(key), (int, float)) and math.isfinite(row[key])
     ]
     return [step for step, _ in points], [value for _, value in points]
+
+
+def phase_starts(run: RunFiles) -> list[int]:
+    """The first step of each phase but the first; of a run under way those of its rows."""
+    phases = run.result.get("phases")
+    if isinstance(phases, list) and all(isinstance(phase, dict) for phase in phases):
+        starts = [phase.get("first_step") for phase in phases[1:]]
+        return [step for step in starts if isinstance(step, int)]
+    steps, phase_of = series(run.train, "phase")
+    changes = zip(steps[1:], phase_of, phase_of[1:], strict=False)
+    return [step for step, before, phase in changes if phase != before]

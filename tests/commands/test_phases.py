@@ -5,20 +5,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors.torch import load_file
 
+from lmtool import cli
 from lmtool.commands.decoding import decoded
 from lmtool.commands.members import with_sections
 from lmtool.commands.phases import normalised, words_of
 from lmtool.config import compose, overrides
 from lmtool.config.checkpoint import checkpoint_folder
 from lmtool.errors import ConfigError
+from lmtool.reporting.run_files import phase_starts, read_run
 from lmtool.training import loop
-from tests.commands.conftest import pretrain, working_in, write_text
+from tests.commands.conftest import TINY, but_for, pretrain, working_in, write_text
 
 PHASES = "phases=[{share: .6}, {max_length: 24, batch_examples: 6, objective.probability: .4, optimizer.lr: .0005}]"
 RUN = ["objective=mlm", "max_length=16", "max_steps=10", "checkpoint_every=1", "evaluate_every=4"]
@@ -64,6 +67,24 @@ def test_each_phase_reads_its_own_and_says_so(whole: Path) -> None:
     facts = json.loads((whole / "facts.json").read_text())["data"]
     assert facts["phase 1"]["longest"] == 16 and facts["phase 2"]["longest"] == facts["validation"]["longest"] == 24
     assert facts["validation"]["predicted_fraction"] == facts["phase 2"]["predicted_fraction"] == 0.4
+
+
+def test_the_report_marks_the_borders(whole: Path) -> None:
+    run = read_run(whole)
+    assert phase_starts(run) == phase_starts(replace(run, result={})) == [BORDER + 1]
+
+
+@pytest.mark.slow
+def test_each_phase_is_looked_into(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["model=bert_tiny", *TINY, "data=text", "data.path=text.txt", "cache_dir=cache", "objective=mlm"]
+    words += ["max_length=16", "phases=[{share: .5}, {max_length: 24, objective.probability: .4}]"]
+    assert cli.main(["inspect", "pretrain", *but_for(words), "n=1", "tokens=3000", "output=examples.jsonl"]) == 0
+    printed = capsys.readouterr().out
+    assert "phase 2 · max_length=24 objective.probability=0.4" in printed
+    shown = [json.loads(line) for line in (place / "examples.jsonl").read_text().splitlines()]
+    assert [(row["phase"], len(row["input"]["ids"]), len(row["targets"]["mlm"])) for row in shown] == [
+        (1, 16, 2), (2, 24, 9),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("step", [BORDER - 1, BORDER, BORDER + 1])

@@ -178,3 +178,37 @@ def test_about_ten_evaluations_where_none_are_asked_for(tmp_path: Path) -> None:
     go(tmp_path / "run", max_steps=42, evaluate_every=None)
     validation = [row["step"] for row in rows(tmp_path / "run") if row["split"] == "validation"]
     assert validation == [5, 10, 15, 20, 25, 30, 35, 40, 42]
+
+
+class PhasedFake(FakeLoader):
+    """Steps of 50 tokens in the mean, twice as many in a limited time as if all were like the first."""
+
+    fixed: tuple[int, str] | None = None
+
+    def mean_tokens(self, budget: str) -> float:
+        return 50.0
+
+    def stretch(self, budget: str) -> float:
+        return 2.0
+
+    def fix(self, steps: int, budget: str) -> None:
+        self.fixed = steps, budget
+
+
+def test_a_loader_with_phases_says_how_long_its_steps_are_and_learns_the_horizon() -> None:
+    loader = PhasedFake()
+    budget = Budget(settings(max_steps=None, max_tokens=1000), loader)
+    assert budget.horizon(Progress()) == 20 and loader.fixed == (20, "max_tokens")
+
+
+def test_a_horizon_in_minutes_counts_the_phases_that_were_not_measured() -> None:
+    loader, progress = PhasedFake(), Progress()
+    budget = Budget(settings(max_steps=None, max_minutes=1), loader)
+    for step in range(7):  # half a second each; the first is left out
+        progress.step, progress.seconds = step, step / 2
+        assert loader.fixed is None
+        budget.horizon(progress)
+    assert loader.fixed == (6 + 2 * (120 - 3), "max_minutes") == (progress.total_steps, progress.horizon)
+    resumed = PhasedFake()
+    Budget(settings(max_steps=None, max_minutes=1), resumed).horizon(Progress(total_steps=240, horizon="max_minutes"))
+    assert resumed.fixed == (240, "max_minutes")
