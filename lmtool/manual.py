@@ -33,7 +33,7 @@ VERBS: dict[str, Verb] = {
     "plan": Verb("sizes, steps and time, before spending them", "lmtool plan pretrain model=bert"),
     "inspect": Verb("what the model is fed, and its statistics", "lmtool inspect pretrain model=bert_tiny n=3"),
     "resume": Verb("resume a stopped run", "lmtool resume runs/NAME"),
-    "report": Verb("write the report of runs again", "lmtool report runs/NAME"),
+    "report": Verb("the report of a run or a sweep again, runs side by side", "lmtool report runs/NAME"),
     "list": Verb("what there is to choose from", "lmtool list model"),
     "show": Verb("explain a key or print a choice", "lmtool show optimizer.lr"),
     "completion": Verb("TAB in bash, zsh or fish", "source <(lmtool completion bash)"),

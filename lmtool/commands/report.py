@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from lmtool.config.checkpoint import run_folder
 from lmtool.errors import UserError
-from lmtool.reporting.comparison import write_comparison
+from lmtool.reporting.comparison import report_comparison
 from lmtool.reporting.console import Output
 from lmtool.reporting.report import write_report
 from lmtool.reporting.sweep.files import is_sweep
@@ -30,5 +30,5 @@ def main(words: list[str]) -> int:
     elif len(folders) == 1:
         output.line(str(write_report(folders[0])))
     else:
-        output.line(str(write_comparison(folders, folders[0].parent / "comparison.html")))
+        report_comparison(output, folders, folders[0].parent / "comparison.html")
     return 0

@@ -1,8 +1,9 @@
-"""One page for several runs: their curves over each other, what differs in their configurations, their scores."""
+"""Several runs beside each other, on the terminal and on a page: scores, what differs in their keys, curves."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,14 @@ import yaml
 from lmtool.config import yaml_files
 from lmtool.errors import UserError
 from lmtool.reporting import html
+from lmtool.reporting.console import Output
+from lmtool.reporting.evaluation import between, is_apart, print_difference
+from lmtool.reporting.paired import paired_difference
 from lmtool.reporting.report import write_page, writing
 from lmtool.reporting.run_files import RunFiles, read_run
-from lmtool.reporting.text import lower_is_better, title
+from lmtool.reporting.scores import score_of
+from lmtool.reporting.table import print_table
+from lmtool.reporting.text import count, duration, lower_is_better, number, plain, size, title
 
 # Keys that differ between any two runs and say nothing.
 _NAMES = ("name", "run_dir")
@@ -47,33 +53,147 @@ def differing_keys(configurations: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def write_comparison(run_dirs: Sequence[str | Path], output: str | Path) -> Path:
-    """Write a page that sets runs beside each other; its path. UserError where a folder is no run."""
+@dataclass
+class Comparison:
+    """Runs beside each other: names that tell them apart, their configurations, the keys that differ, their metrics,
+    and of each run but the first what it differs by from the first on the same rows, or why that is not known."""
+
+    runs: list[RunFiles]
+    names: list[str]
+    configurations: list[dict[str, Any]]
+    keys: list[str]
+    metrics: list[str]
+    gaps: list[dict[str, dict[str, float]] | str]
+
+
+def compare(run_dirs: Sequence[str | Path]) -> Comparison:
+    """Read the runs. UserError where a folder is no run, or is there twice."""
     if len(run_dirs) < 2:
         raise UserError(f"a comparison needs two runs or more, {len(run_dirs)} given", "name the folders of two runs")
+    runs = [read_run(run_dir) for run_dir in run_dirs]
+    folders = [run.run_dir.resolve() for run in runs]
+    twice = next((run for run, folder in zip(runs, folders, strict=True) if folders.count(folder) > 1), None)
+    if twice is not None:
+        raise UserError(f"{twice.run_dir} is given twice", "name two runs")
+    names = [run.name for run in runs]
+    if len({*names}) < len(names):  # jobs of several sweeps
+        names = [str(run.run_dir) for run in runs]
+    configurations = [_configuration(run) for run in runs]
+    metrics = list(dict.fromkeys(str(run.result["metric"]) for run in runs if run.result.get("metric")))
+    gaps = [paired_difference(run, runs[0]) for run in runs[1:]]
+    return Comparison(runs, names, configurations, differing_keys(configurations), metrics, gaps)
+
+
+def report_comparison(output: Output, run_dirs: Sequence[str | Path], path: Path) -> None:
+    """Print runs beside each other, and write the page of `write_comparison`."""
+    comparison = compare(run_dirs)
+    print_comparison(output, comparison)
+    output.line(str(_write(comparison, path)))
+
+
+def write_comparison(run_dirs: Sequence[str | Path], output: str | Path) -> Path:
+    """Write a page that sets runs beside each other; its path. UserError where a folder is no run."""
+    return _write(compare(run_dirs), Path(output))
+
+
+def print_comparison(output: Output, comparison: Comparison) -> None:
+    """Scores, sizes and speed, what differs, and the difference to the first run on the same rows: a column a run."""
+    runs, names = comparison.runs, [plain(name, _COLUMN) for name in comparison.names]
+    rows = [[title(metric), *(_with_error(run, metric) for run in runs)] for metric in comparison.metrics]
+    facts = [[name, *(form(run.result) for run in runs)] for name, form in _FACTS.items()]
+    rows += [row for row in facts if any(row[1:])]
+    print_table(output, ["", *names], rows)
+    output.line()
+    keys = comparison.keys[:_KEYS]
+    settings = [[key, *(_cut(of_run.get(key)) for of_run in comparison.configurations)] for key in keys]
+    if settings:
+        print_table(output, ["what differs", *names], settings)
+    else:
+        output.line("The configurations are equal.")
+    if len(comparison.keys) > _KEYS:
+        output.line(f"and {len(comparison.keys) - _KEYS} more keys")
+    for run, name, gap in zip(runs[1:], comparison.names[1:], comparison.gaps, strict=True):
+        if isinstance(gap, str):
+            output.line(f"{plain(name, _COLUMN)} less {names[0]}: not paired, {gap}")
+        else:
+            print_difference(output, plain(name, _COLUMN), names[0], run.result["metrics"], gap)
+    for run in runs:
+        for problem in run.problems[:5]:
+            output.line(f"warning: {run.name}: {problem}", "yellow")
+
+
+def _write(comparison: Comparison, path: Path) -> Path:
     from lmtool.reporting import drawing, plots
 
-    runs = [read_run(run_dir) for run_dir in run_dirs]
-    metrics = list(dict.fromkeys(str(run.result["metric"]) for run in runs if run.result.get("metric")))
-    shown = [("validation", metric) for metric in metrics]
+    runs = comparison.runs
+    shown = [("validation", metric) for metric in comparison.metrics]
     shown += [("validation", "loss"), ("train", "loss"), ("train", "learning_rate")]
     figures = [plots.overlay_figure(runs, metric, split) for split, metric in dict.fromkeys(shown)]
-    configurations = [_configuration(run) for run in runs]
-    keys = differing_keys(configurations)
     body = [
         f"<h1>{len(runs)} runs beside each other</h1>",
-        html.section("Scores", _scores(runs, metrics)),
-        html.section("What differs", _differences(runs, configurations, keys)),
+        html.section("Scores", _scores(runs, comparison.metrics)),
+        html.section("On the same rows", _gaps(comparison)),
+        html.section("What differs", _differences(runs, comparison.configurations, comparison.keys)),
         html.section("Curves", *(html.figure(drawing.svg(figure)) for figure in figures if figure is not None)),
         html.section(
             "Left out", *(html.paragraph(f"{run.name}: {problem}") for run in runs for problem in run.problems[:5])
         ),
     ]
-    path = Path(output)
     with writing(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_page(path, html.page(f"{len(runs)} runs · lmtool", [part for part in body if part]))
     return path
+
+
+def _gaps(comparison: Comparison) -> str:
+    """What each run differs by from the first, metric by metric."""
+    rows, sentences = [], []
+    for name, gap in zip(comparison.names[1:], comparison.gaps, strict=True):
+        if isinstance(gap, str):
+            sentences.append(f"{name} less {comparison.names[0]}: not paired, {gap}.")
+            continue
+        rows += [
+            [f"{name} less {comparison.names[0]}", title(metric), f"{of['value']:+.4f}"]
+            + [between(of, "+"), "yes" if is_apart(of) else "no"]
+            for metric, of in gap.items()
+        ]
+    table = html.table(["runs", "metric", "difference", "95% interval", "apart"], rows) if rows else ""
+    return table + "".join(map(html.paragraph, sentences))
+
+
+def _with_error(run: RunFiles, metric: str) -> str | None:
+    """The run's score by this metric with the standard error that its rows leave."""
+    examples = run.result.get("validation_examples")
+    score = score_of(run.result, run.baseline, examples if isinstance(examples, int) else None)
+    if score is None or score.metric != metric:
+        return None
+    return number(score.value) + (f" ± {number(score.standard_error)}" if score.standard_error else "")
+
+
+def _fact(key: str, form: Callable[[float], str]) -> Callable[[Mapping[str, Any]], str]:
+    def shown(result: Mapping[str, Any]) -> str:
+        value = result.get(key)
+        return form(value) if isinstance(value, int | float) and not isinstance(value, bool) else ""
+
+    return shown
+
+
+_COLUMN, _KEYS = 40, 40
+_FACTS: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "baseline": _fact("baseline", number),
+    "parameters": _fact("parameters", count),
+    "of them learn": _fact("trainable_parameters", count),
+    "steps": _fact("steps", count),
+    "tokens": _fact("tokens", count),
+    "tokens a second": _fact("tokens_per_second", lambda rate: count(round(rate))),
+    "peak memory": _fact("peak_memory_bytes", size),
+    "time": _fact("seconds", duration),
+    "status": lambda result: title(str(result.get("status", "no result yet"))),
+}
+
+
+def _cut(value: Any) -> str | None:
+    return None if value is None else plain(value, _COLUMN)
 
 
 def _scores(runs: Sequence[RunFiles], metrics: Sequence[str]) -> str:

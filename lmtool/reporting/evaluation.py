@@ -25,7 +25,7 @@ def print_evaluation(
     rows: list[list[Any]] = [["loss", f"{evaluation['loss']:.4f}", "", ""]]
     for name, score in evaluation["metrics"].items():
         known = f"{beside[name]:.4f}" if name in beside else ""
-        rows.append([name, f"{score['value']:.4f}", _between(score), known])
+        rows.append([name, f"{score['value']:.4f}", between(score), known])
     if "calibration_error" in evaluation:
         rows.append(["calibration error", f"{evaluation['calibration_error']:.4f}", "", ""])
     headings = ["metric", "value", "95% interval", str(constant.get("name", ""))]
@@ -68,8 +68,8 @@ def print_difference(
     """Two systems on the same rows. scores: the first's. gap: the first's less the second's, by metric."""
     rows = [
         [
-            name, f"{scores[name]:.4f}", f"{scores[name] - of['value']:.4f}", f"{of['value']:+.4f}", _between(of, "+"),
-            "yes" if of["low"] > 0 or of["high"] < 0 else "no",
+            name, f"{scores[name]:.4f}", f"{scores[name] - of['value']:.4f}", f"{of['value']:+.4f}", between(of, "+"),
+            "yes" if is_apart(of) else "no",
         ]
         for name, of in gap.items()
     ]  # fmt: skip
@@ -78,8 +78,14 @@ def print_difference(
     print_table(output, headings, rows, heading=f"{first} less {second}, the same rows resampled for both")
 
 
-def _between(score: Mapping[str, float], sign: str = "") -> str:
+def between(score: Mapping[str, float], sign: str = "") -> str:
+    """The interval of a score as text. sign: + to write it before positive numbers too."""
     return f"{score['low']:{sign}.4f} to {score['high']:{sign}.4f}"
+
+
+def is_apart(gap: Mapping[str, float]) -> bool:
+    """Whether the interval of a difference leaves out 0."""
+    return gap["low"] > 0 or gap["high"] < 0
 
 
 def write_evaluation(folder: Path, details: Mapping[str, Any]) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 import re
 import subprocess
@@ -10,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from lmtool.errors import UserError
-from lmtool.reporting.comparison import differing_keys, write_comparison
+from lmtool.reporting.comparison import differing_keys, report_comparison, write_comparison
+from lmtool.reporting.console import Output
 from lmtool.reporting.report import write_report
 from lmtool.reporting.run_files import read_predictions, read_run
 from tests.breadth import slow_but
+from tests.reporting.conftest import write_rows
 
 VOID = {"meta", "br", "link", "img", "hr", "input"}
 LOADING = {"script", "iframe", "object", "embed", "link", "img", "base", "form", "video", "audio"}
@@ -184,6 +187,68 @@ def test_predictions_are_read_one_at_a_time(task_run):
     run = read_run(folder)
     assert len(list(read_predictions(run))) == 40
     assert run.problems == ["predictions.jsonl: 1 lines are not JSON objects and are left out."]
+
+
+def predict(run: Path, predictions: list, gold: list, metrics: dict, **more) -> Path:
+    """Give a run predictions, and the scores that they have."""
+    rows = [
+        {"id": number, "split": "dev", "gold": g, "prediction": p}
+        for number, (g, p) in enumerate(zip(gold, predictions, strict=True))
+    ]
+    write_rows(run / "predictions.jsonl", rows)
+    result = json.loads((run / "result.json").read_text())
+    (run / "result.json").write_text(json.dumps(result | {"metrics": metrics, "validation_examples": len(gold)} | more))
+    return run
+
+
+def compared(*runs: Path) -> str:
+    stream = io.StringIO()
+    report_comparison(Output(stream), runs, runs[0].parent / "comparison.html")
+    return stream.getvalue()
+
+
+def test_runs_side_by_side_on_the_terminal(task_run):
+    gold = ["yes", "no"] * 100
+    first = predict(task_run("one", 1.0, optimizer={"lr": 0.001}), gold, gold, {"accuracy": 1.0, "loss": 0.1})
+    guesses = ["yes"] * 200
+    second = predict(
+        task_run("two", 0.5, optimizer={"lr": 0.01}), guesses, gold, {"accuracy": 0.5, "loss": 0.7}, seconds=90
+    )
+    text = compared(first, second)
+    assert "optimizer.lr  0.001  0.01" in text and "accuracy  1.000  0.500 ± 0.035" in text and "1 min 30 s" in text
+    assert "two less one, the same rows resampled for both" in text
+    line = next(line for line in text.splitlines() if line.startswith("accuracy") and "-0.5000" in line)
+    assert re.search(r"0\.5000  1\.0000  -0\.5000     -0\.5\d+ to -0\.4\d+  yes", line), line
+    page = read_page(first.parent / "comparison.html")
+    assert "On the same rows" in page.text and "-0.5000" in page.text
+
+
+@pytest.mark.parametrize(
+    ("predictions", "gold", "metrics", "says"),
+    [
+        (["a", "b"], ["a", "b"], {"accuracy": 0.25}, "no function of single labels"),  # not what the rows give
+        (["a", "b"], ["a", "c"], {"accuracy": 0.5}, "of different rows"),
+        ([["a"], ["b"]], [["a"], ["b"]], {"accuracy": 1.0}, "no single labels"),
+        ([], [], {}, "two has no labelled predictions"),
+        (["a", "b"], ["a", "b"], {"f1": 1.0, "accuracy": "high"}, "no function of single labels"),
+    ],
+)
+def test_what_cannot_be_paired_has_its_reason(task_run, predictions, gold, metrics, says):
+    pairs = [["a"], ["b"]] if gold and isinstance(gold[0], list) else ["a", "b"]
+    first = predict(task_run("one"), pairs, pairs, {"accuracy": 1.0})
+    second = predict(task_run("two"), predictions, gold, metrics)
+    assert says in compared(first, second)
+    with pytest.raises(UserError, match="given twice"):
+        compared(first, first)
+
+
+def test_values_of_a_regression_are_paired(task_run):
+    gold = [0.5 * number for number in range(20)]
+    noise = [value + (-1) ** place for place, value in enumerate(gold)]
+    first = predict(task_run("one"), gold, gold, {"mse": 0.0, "accuracy": 1.0}, metric="mse", value=0.0)
+    second = predict(task_run("two"), noise, gold, {"mse": 1.0, "accuracy": 0.0}, metric="mse", value=1.0)
+    text = compared(first, second)
+    assert "+1.0000" in text and "accuracy" not in text.split("resampled")[1]
 
 
 def test_comparison_shows_scores_and_what_differs(task_run, tmp_path):
