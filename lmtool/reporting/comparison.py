@@ -99,9 +99,12 @@ def write_comparison(run_dirs: Sequence[str | Path], output: str | Path) -> Path
 def print_comparison(output: Output, comparison: Comparison) -> None:
     """Scores, sizes and speed, what differs, and the difference to the first run on the same rows: a column a run."""
     runs, names = comparison.runs, [plain(name, _COLUMN) for name in comparison.names]
-    rows = [[title(metric), *(_with_error(run, metric) for run in runs)] for metric in comparison.metrics]
-    facts = [[name, *(form(run.result) for run in runs)] for name, form in _FACTS.items()]
-    rows += [row for row in facts if any(row[1:])]
+    rows: list[list[str | None]] = [
+        [title(metric), *(_with_error(run, metric) for run in runs)] for metric in comparison.metrics
+    ]
+    for name, form in _FACTS.items():
+        cells = [form(run.result) for run in runs]
+        rows += [[name, *cells]] if any(cells) else []
     print_table(output, ["", *names], rows)
     output.line()
     keys = comparison.keys[:_KEYS]
