@@ -249,10 +249,7 @@ def configuration(verb: str, arguments: Arguments, *, running: bool) -> Any:
     offers = compose.what_is_offered(primary, arguments.config_dirs)
     forms, words = _forms(verb), members.spelled_out(arguments.rest)
     if trunks.branch_of(words) is not None:
-        if arguments.config is not None:
-            raise UserError(
-                "--config and branch= together", "a branch has the configuration of its trunk: leave --config out"
-            )
+        trunks.require_alone(saved=arguments.config is not None)
         return trunks.configuration(verb, words, offers, arguments.config_dirs, forms, running)
     if arguments.config is not None:
         data, problems = _saved(verb, arguments.config)
@@ -292,15 +289,15 @@ def _print(config: Any, verb: str) -> int:
 
 
 def _sweep(verb: str, arguments: Arguments) -> int:
-    from lmtool.commands import members
+    from lmtool.commands import members, trunks
     from lmtool.commands.configs import COMMANDS
     from lmtool.config import overrides, plugins
     from lmtool.sweeps import jobs, table
 
     if verb not in SWEPT:
         raise UserError(f"-m: lmtool {verb} does not sweep", f"-m goes with {', '.join(SWEPT)}")
-    if any(word.startswith("branch=") for word in arguments.rest):
-        raise UserError("-m and branch= together", "start each branch by itself, under a name of its own")
+    if trunks.branch_of(arguments.rest) is not None:
+        trunks.require_alone(swept=True)
     if arguments.config is not None:
         raise UserError("-m and --config together", "sweep over overrides, or run the saved configuration by itself")
     plugins.load(arguments.plugins)

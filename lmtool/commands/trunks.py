@@ -134,6 +134,15 @@ def branch_of(words: Sequence[str]) -> str | None:
     return typed[-1].strip("'\"") if typed and typed[-1] not in ("null", "") else None
 
 
+def require_alone(saved: bool = False, swept: bool = False) -> None:
+    """UserError where a branch is given beside a saved configuration, or in a sweep."""
+    if saved:
+        hint = "a branch has the configuration of its trunk: leave --config out"
+        raise UserError("--config and branch= together", hint)
+    if swept:
+        raise UserError("-m and branch= together", "start each branch by itself, under a name of its own")
+
+
 def configuration(
     verb: str, words: Sequence[str], offers: Offers, config_dirs: Sequence[Path], forms: dict[str, Any], running: bool
 ) -> Any:
