@@ -249,8 +249,7 @@ def configuration(verb: str, arguments: Arguments, *, running: bool) -> Any:
     offers = compose.what_is_offered(primary, arguments.config_dirs)
     forms, words = _forms(verb), members.spelled_out(arguments.rest)
     if trunks.branch_of(words) is not None:
-        trunks.require_alone(saved=arguments.config is not None)
-        return trunks.configuration(verb, words, offers, arguments.config_dirs, forms, running)
+        return trunks.configuration(verb, words, offers, arguments.config_dirs, forms, running, arguments.config)
     if arguments.config is not None:
         data, problems = _saved(verb, arguments.config)
         values, more = overrides.as_values(words, offers, **forms)
@@ -296,8 +295,7 @@ def _sweep(verb: str, arguments: Arguments) -> int:
 
     if verb not in SWEPT:
         raise UserError(f"-m: lmtool {verb} does not sweep", f"-m goes with {', '.join(SWEPT)}")
-    if trunks.branch_of(arguments.rest) is not None:
-        trunks.require_alone(swept=True)
+    trunks.refuse_in_sweep(arguments.rest)
     if arguments.config is not None:
         raise UserError("-m and --config together", "sweep over overrides, or run the saved configuration by itself")
     plugins.load(arguments.plugins)

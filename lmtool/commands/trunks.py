@@ -134,20 +134,26 @@ def branch_of(words: Sequence[str]) -> str | None:
     return typed[-1].strip("'\"") if typed and typed[-1] not in ("null", "") else None
 
 
-def require_alone(saved: bool = False, swept: bool = False) -> None:
-    """UserError where a branch is given beside a saved configuration, or in a sweep."""
-    if saved:
-        hint = "a branch has the configuration of its trunk: leave --config out"
-        raise UserError("--config and branch= together", hint)
-    if swept:
+def refuse_in_sweep(words: Sequence[str]) -> None:
+    """UserError where a branch is typed: its configuration is its trunk's, and no sweep's."""
+    if branch_of(words) is not None:
         raise UserError("-m and branch= together", "start each branch by itself, under a name of its own")
 
 
 def configuration(
-    verb: str, words: Sequence[str], offers: Offers, config_dirs: Sequence[Path], forms: dict[str, Any], running: bool
+    verb: str,
+    words: Sequence[str],
+    offers: Offers,
+    config_dirs: Sequence[Path],
+    forms: dict[str, Any],
+    running: bool,
+    given: Path | None = None,
 ) -> Any:
     """The decoded configuration of a branch: that of its trunk's checkpoint with what was typed. ConfigError with every
-    typed key that would change what is learned."""
+    typed key that would change what is learned; UserError where a saved configuration is `given` too."""
+    if given is not None:
+        hint = "a branch has the configuration of its trunk: leave --config out"
+        raise UserError("--config and branch= together", hint)
     typed = branch_of(words)
     assert typed is not None
     words = [word for word in words if not word.lstrip("+").startswith("branch=")]
