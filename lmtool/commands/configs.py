@@ -292,9 +292,26 @@ class ExportConfig(TransferConfig):
 
 
 class ImportConfig(TransferConfig):
-    """`lmtool import`: a checkpoint of lmtool from a published folder, or from an adapter of PEFT."""
+    """`lmtool import`: a checkpoint of lmtool from a published folder, or from an adapter of PEFT; or from any
+    pretrained checkpoint with another vocabulary."""
 
     starts_with_checkpoint: ClassVar[bool] = False
+    verbatim: ClassVar[tuple[str, ...]] = ("tokenizer",)
+
+    tokenizer: str | None = Field(
+        None,
+        description="Folder of a tokenizer that replaces the checkpoint's: of `lmtool tokenizer`, of a run, or "
+        "hf://org/name@revision. Null: the checkpoint's stays.",
+        min_length=1,
+    )
+    data: Annotated[DataConfig | None, Choice("data", optional=True)] = Field(
+        None,
+        description="Text on which the loss before and after is measured. Null: the held-out text that the run was "
+        "pretrained on; of a published folder that of data=pydocs.",
+    )
+    cache_dir: str = Field(
+        "~/.cache/lmtool", description="Folder of the token stores, shared by all runs.", min_length=1
+    )
 
 
 COMMANDS: dict[str, type[Any]] = {

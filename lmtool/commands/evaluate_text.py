@@ -36,7 +36,7 @@ def evaluate_text(config: EvaluateConfig, trained: Trained, before: PretrainConf
             f"stride={config.stride} is of causal language models; {config.checkpoint} learned {learner.config.name}",
             "leave stride= out",
         )
-    data, title = _text(config, trained, before)
+    data, title = text_to_score(config, trained, before)
     held_out = HeldOutSplits(learner, {"validation": data}, max_length, config.batch_tokens, before.seed)
     evaluations = held_out.score(trained.precision)
     if config.output is not None:
@@ -78,7 +78,7 @@ def _policy(config: EvaluateConfig, max_length: int) -> str:
     return f"{windows}; the ends of documents count in loss and perplexity, not in word perplexity and bits per byte"
 
 
-def _text(config: EvaluateConfig, trained: Trained, before: PretrainConfig) -> tuple[SplitData, str]:
+def text_to_score(config: EvaluateConfig, trained: Trained, before: PretrainConfig) -> tuple[SplitData, str]:
     """The held-out text of what the checkpoint was trained on, or other text; and what to call it. Text files that are
     typed are scored completely, or where data.validation= is typed, that."""
     data, known = config.data or before.data, before.data

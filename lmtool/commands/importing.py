@@ -1,4 +1,5 @@
-"""`lmtool import`: a published folder, or an adapter of PEFT, as a checkpoint of lmtool, and what was lost."""
+"""`lmtool import`: a published folder, or an adapter of PEFT, as a checkpoint of lmtool, and what was lost; or any
+pretrained checkpoint with another vocabulary (replacing.py)."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from pathlib import Path
 from lmtool.commands.configs import ImportConfig
 from lmtool.commands.export import tell
 from lmtool.commands.import_adapter import import_adapter
+from lmtool.commands.replacing import replace_tokenizer
 from lmtool.commands.trained import classifies, require_same_reading
 from lmtool.errors import CheckFailed, UserError
 from lmtool.weights.comparing import compare_outputs, compare_tensors, compare_tokenizers, tied_names
@@ -20,6 +22,14 @@ from lmtool.weights.reading import our_names, read, read_published, their_names,
 def run(config: ImportConfig, overrides: list[str]) -> None:
     """Write the checkpoint, read it again, compare with the folder, and print what differs."""
     adapter = Path(config.checkpoint).expanduser()
+    if config.tokenizer is not None and not is_adapter(adapter):
+        replace_tokenizer(config, config.tokenizer)
+        return
+    if config.tokenizer is not None or config.data is not None:
+        message = "data= is the text of a replaced vocabulary's loss, and no tokenizer= is given"
+        if config.tokenizer is not None:
+            message = f"tokenizer={config.tokenizer}: checkpoint={config.checkpoint} is an adapter of PEFT"
+        raise UserError(message, "replace that of a pretrained checkpoint: checkpoint=runs/NAME tokenizer=FOLDER")
     if is_adapter(adapter):
         import_adapter(config, adapter)
         return

@@ -69,7 +69,7 @@ def stands_for(marks: Marks, word: str) -> Stands | None:
     if marks == "bytes":
         text = _text(word)
         return None if text is None else Stands(text.removeprefix(" "), text.startswith(" "))
-    return Stands(word, marks == "words")
+    return Stands("", True) if word == " " else Stands(word, marks == "words")
 
 
 def readable(marks: Marks, word: str) -> str:

@@ -165,6 +165,10 @@ class Tokenizer:
         with self._library_errors():
             return np.array(self._backend.encode(text, add_special_tokens=False).ids, dtype=np.int32)
 
+    def cleaned(self, text: str) -> str:
+        """A text as it is cut: what cleaning leaves of it."""
+        return self._backend.normalizer.normalize_str(text) if self._backend.normalizer is not None else text
+
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """The ids of each text, int32; in parallel threads of the library."""
         with self._library_errors():

@@ -187,10 +187,15 @@ def write_delta(tuned: Path, output: Path, folded: Folded | None = None) -> None
     whole_folder(output, fill)
 
 
-def whole_folder(output: Path, fill: Callable[[Path], None]) -> None:
-    """A new folder that appears when `fill` has filled it. UserError where one with contents is there."""
+def require_new(output: Path) -> None:
+    """UserError where a file, or a folder with contents, is in the place of a new one."""
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise UserError(f"output={output} is there already and not empty", "give a new folder")
+
+
+def whole_folder(output: Path, fill: Callable[[Path], None]) -> None:
+    """A new folder that appears when `fill` has filled it. UserError where one with contents is there."""
+    require_new(output)
     draft = output.parent / f".{output.name}.{os.getpid()}"
     try:
         draft.mkdir(parents=True)

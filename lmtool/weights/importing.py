@@ -52,12 +52,27 @@ def write_import(
     if tokenizer is not None:
         config["tokenizer"] = {**given.get("tokenizer", {}), "name": "folder", "path": masked(str(output))}
 
+    write_checkpoint(config, tensors, tokenizer, output, {} if base is None else {BASE: base.to_plain()})
+
+
+def write_checkpoint(
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    tokenizer: Tokenizer | None,
+    output: Path,
+    further: Mapping[str, Any],
+) -> None:
+    """Write a checkpoint of step 0, whole or not at all. further: what stands in JSON files beside it, by their names.
+
+    UserError where the folder is not empty or cannot be written.
+    """
+
     def fill(draft: Path) -> None:
         save_tensors(tensors, draft / MODEL)
         (draft / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         (draft / STATE).write_text(json.dumps({"step": 0}) + "\n", encoding="utf-8")
-        if base is not None:
-            (draft / BASE).write_text(json.dumps(base.to_plain(), indent=2) + "\n", encoding="utf-8")
+        for name, content in further.items():
+            (draft / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         if tokenizer is not None:
             tokenizer.save(draft)
         write_manifest(draft, {"step": 0})

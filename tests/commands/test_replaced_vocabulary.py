@@ -1,0 +1,124 @@
+"""`lmtool import tokenizer=`: a checkpoint with another vocabulary."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import lmtool
+from lmtool import cli
+from lmtool.config.checkpoint import verify
+from lmtool.tokenizers.replacing import replacement
+from lmtool.tokenizers.tokenizer import Tokenizer
+from tests.breadth import slow_but
+from tests.commands.conftest import finetune, pretrain
+from tests.weights.published_folders import FAMILIES, make
+
+KINDS = {
+    "bert_tiny": ["tokenizer=wordpiece"],
+    "electra_tiny": ["tokenizer=wordpiece"],
+    "gpt_tiny": ["tokenizer=bytebpe"],
+    "t5_tiny": ["tokenizer=sentencepiece", "tokenizer.sentinels=30"],
+}
+TEXT = ["data=text", "data.path=text.txt", "cache_dir=cache"]
+
+
+def run(*words: str, status: int = 0) -> None:
+    assert cli.main([*words]) == status
+
+
+def vocabulary(output: str, *words: str) -> None:
+    run("tokenizer", *TEXT, f"output={output}", *words)
+
+
+def replaced(checkpoint: str, tokenizer: str, output: str = "replaced", *more: str) -> dict[str, Any]:
+    words = [f"checkpoint={checkpoint}", f"tokenizer={tokenizer}", f"output={output}", "cache_dir=cache"]
+    run("import", *words, *more)
+    verify(Path(output))
+    report: dict[str, Any] = json.loads(Path(output, "replaced.json").read_text())
+    return report
+
+
+def logits(checkpoint: str) -> torch.Tensor:
+    loaded = lmtool.load(checkpoint)
+    ids = torch.arange(24).reshape(2, 12) * 5 % loaded.config.vocab_size
+    decoder = ids.flip(1) if loaded.config.architecture == "encoder_decoder" else None
+    with torch.no_grad():
+        output = loaded.model(ids, decoder_input_ids=decoder)
+    assert output.logits is not None
+    return output.logits
+
+
+@pytest.mark.parametrize("family", slow_but(("bert", "gpt", "bart"), FAMILIES))
+def test_an_equal_vocabulary_changes_no_logit(family: str, place: Path) -> None:
+    """Of every family, tied or not, with rows behind the vocabulary or without."""
+    make(family, place / "published")
+    report = replaced("published", "published", "replaced", *TEXT[:2])
+    assert torch.equal(logits("replaced"), logits("published"))
+    assert report["new"] == report["dropped"] == 0 and report["kept"] == Tokenizer.load("published").vocab_size
+    loss = report["bits_per_byte"]
+    assert (family == "electra") == (loss is None) and (loss is None or loss["before"] == loss["after"])
+
+
+@pytest.mark.parametrize("model", slow_but(("bert_tiny", "t5_tiny"), KINDS))
+def test_a_run_with_another_vocabulary(model: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pretrain("first", "max_steps=2", *KINDS[model], model=model)
+    other = ["tokenizer.algorithm=bpe"] if model == "t5_tiny" else []
+    vocabulary("vocabulary", *KINDS[model], *other, "tokenizer.vocab_size=320")
+    report = replaced("runs/first", "vocabulary")
+    out = capsys.readouterr().out
+    assert f"{report['kept']} kept" in out and "before ·" in out and "validation text of data=text" in out
+    before, after = lmtool.load("runs/first"), lmtool.load("replaced")
+    old, new = Tokenizer.load("vocabulary"), after.tokenizer
+    assert new is not None and new.fingerprint == old.fingerprint and before.tokenizer is not None
+    mapping = replacement(before.tokenizer, new)
+    theirs, ours = before.model.parts.state_dict(), after.model.parts.state_dict()
+    tables = [name for name in ours if ours[name].shape != theirs[name].shape or name in report["tensors"]]
+    assert set(tables) <= set(report["tensors"]) and "backbone.embed.token.weight" in tables
+    for name, tensor in ours.items():
+        if name not in tables:
+            assert torch.equal(tensor, theirs[name]), name
+            continue
+        assert len(tensor) == new.vocab_size + len(theirs[name]) - before.tokenizer.vocab_size
+        for number, ids in enumerate(mapping.sources):
+            rows = theirs[name][torch.from_numpy(ids)]
+            assert len(ids) != 1 or torch.equal(tensor[number], rows[0])
+            assert len(ids) < 2 or torch.allclose(tensor[number], rows.mean(0), atol=1e-6)
+    assert any(len(ids) > 1 for ids in mapping.sources) == (model == "t5_tiny")
+    # It is a checkpoint as any other.
+    run("evaluate", "checkpoint=replaced", "cache_dir=cache", "device=cpu")
+    if model == "bert_tiny":
+        pretrain("second", "model=auto", "checkpoint=replaced", "max_steps=1", "objective=mlm", model="auto")
+        finetune("third", "checkpoint=replaced", "max_steps=1")
+        replaced("replaced", "runs/first", "back")
+
+
+def test_what_cannot_be_replaced(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make("bert", place / "bert")
+    make("t5", place / "t5")
+    finetune("tuned", "checkpoint=bert", "max_steps=1")
+    vocabulary("words", "tokenizer=word", "tokenizer.special_tokens=gpt", "tokenizer.vocab_size=99")
+    Path("damaged").mkdir()
+    Path("damaged/tokenizer.json").write_text("{")
+    Path("full").mkdir()
+    Path("full/file").write_text("")
+    capsys.readouterr()
+    for words, problem in (
+        (["checkpoint=runs/tuned", "tokenizer=words"], "checkpoint=runs/tuned was finetuned"),
+        (["checkpoint=bert", "tokenizer=words"], "tokenizer=words: the tokenizer has no cls token"),
+        (["checkpoint=t5", "tokenizer=words"], "has no sentinel token, which objective=span_corruption needs"),
+        (["checkpoint=bert", "tokenizer=nowhere"], "tokenizer=nowhere: no such folder"),
+        (["checkpoint=bert", "tokenizer=rows"], "tokenizer=rows: no tokenizer in it"),
+        (["checkpoint=bert", "tokenizer=damaged"], "damaged/tokenizer.json:1: not a readable tokenizer"),
+        (["checkpoint=bert", "tokenizer=bert", "output=full"], "output=full is there already"),
+        (["checkpoint=bert", *TEXT[:2]], "no tokenizer= is given"),
+        (["checkpoint=bert", "tokenizer=bert", "data=text", "data.path=none.txt"], "data.path"),
+    ):
+        output = [] if any(word.startswith("output=") for word in words) else ["output=out"]
+        run("import", *words, *output, "cache_dir=cache", status=2)
+        error = capsys.readouterr().err
+        assert problem in error and error.startswith("error: ") and "hint: " in error and not Path("out").exists()
