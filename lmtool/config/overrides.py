@@ -95,6 +95,8 @@ def read(
             typed.problems.append(Problem(key, f"{both}: a key is given once", "keep one of them"))
         elif key in verbatim:
             typed.verbatim[key] = value
+        elif (whole := key.partition(".")[0]) in verbatim and whole != key:
+            typed.problems.append(Problem(key, f"{key}: {whole}= is text here and has no keys", f"give {whole}= alone"))
         elif (override := _parsed(parser, text, key, typed)) is not None:
             _sort(override, sign, key, offers, multirun, typed)
     for first, second in alternatives:

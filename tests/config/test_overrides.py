@@ -138,6 +138,8 @@ def test_verbatim_text_means_nothing_to_hydra() -> None:
     text = 'it\'s, "good" ${oc.env:HOME} [a] {b} \\ !'
     typed = read([f"text={text}"], OFFERS, verbatim=["text"])
     assert typed.verbatim == {"text": text} and not typed.problems
+    (problem,) = read(["text=a", "text.part=b"], OFFERS, verbatim=["text"]).problems
+    assert problem.message == "text.part: text= is text here and has no keys"
 
 
 def test_the_suggested_quoting_is_legal() -> None:
