@@ -14,7 +14,7 @@ from typing import Any
 
 from lmtool.config.nearest import nearest
 from lmtool.data.configs import HubConfig, columns_of
-from lmtool.data.file_source import CONTROL, FileSource
+from lmtool.data.file_source import FileSource, has_control_characters
 from lmtool.data.files import LINE, no_such_file
 from lmtool.data.hub import hub_access
 from lmtool.data.rows import no_column, objects, shown, text_of
@@ -125,7 +125,7 @@ class HubSource(FileSource[HubConfig]):
     def documents_of(self, path: Path, counts: Counter[str] | None) -> Iterator[tuple[str, bool]]:
         for _, row in objects(path):
             if counts is not None:
-                counts["rows_with_control_characters"] += CONTROL.search(row["text"]) is not None
+                counts["rows_with_control_characters"] += has_control_characters(row["text"])
             yield from in_parts(row["text"])
 
     def unit(self) -> str:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from lmtool.data.compressed import packed
 from lmtool.data.configs import SUFFIXES, CsvConfig, JsonlConfig, ParquetConfig, RowsConfig, columns_of
-from lmtool.data.file_source import CONTROL, FileSource
+from lmtool.data.file_source import FileSource, has_control_characters
 from lmtool.data.files import check_encoding
 from lmtool.data.parquet import parquet_texts
 from lmtool.data.problems import refuse
@@ -43,7 +43,7 @@ class RowSource(FileSource[AnyRows]):
                 continue
             if counts is not None:
                 counts["rows_without_text"] += not text
-                counts["rows_with_control_characters"] += CONTROL.search(text) is not None
+                counts["rows_with_control_characters"] += has_control_characters(text)
             yield from in_parts(text)
 
     def unit(self) -> str:

@@ -170,22 +170,33 @@ def objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             yield number, row
 
 
+class _Refused(Exception):
+    """What JSON allows and a row must not hold, and what to do."""
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    columns = dict(pairs)
+    if len(columns) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise _Refused(f"the key {twice} is given twice", "rename or drop one of them")
+    return columns
+
+
+def _no_number(name: str) -> Any:
+    raise _Refused(f"{name} is no number in JSON", "write a finite number")
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_number)  # made once: half of a row's time
+
+
 def object_of(path: Path, number: int, line: str) -> dict[str, Any]:
     """A line as the object it holds. UserError where it is not one, or holds a key twice or half a character."""
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        columns = dict(pairs)
-        if len(columns) != len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(name for name in names if names.count(name) > 1)
-            raise UserError(f"{path}:{number}: the key {twice} is given twice", "rename or drop one of them")
-        return columns
-
-    def no_number(name: str) -> Any:
-        raise UserError(f"{path}:{number}: {name} is no number in JSON", "write a finite number")
-
     try:
-        row = json.loads(line, object_pairs_hook=unique, parse_constant=no_number)
+        row = _DECODER.decode(line)
+    except _Refused as problem:
+        message, hint = problem.args
+        raise UserError(f"{path}:{number}: {message}", hint) from problem
     except json.JSONDecodeError as problem:
         raise UserError(
             f"{path}:{number}:{problem.colno}: not JSON: {problem.msg}", "write one JSON object a line"

@@ -9,7 +9,7 @@ from typing import Any
 
 from lmtool.data.compressed import packed
 from lmtool.data.configs import SUFFIXES, TextConfig, kind_of
-from lmtool.data.file_source import CONTROL, FileSource
+from lmtool.data.file_source import FileSource, has_control_characters
 from lmtool.data.files import check_encoding, read_pieces
 from lmtool.data.sources import PART
 
@@ -54,7 +54,7 @@ def _counted(pieces: Pieces, counts: Counter[str]) -> Iterator[tuple[str, bool]]
     size, control = 0, False
     for text, ends in pieces:
         size += len(text)
-        control = control or CONTROL.search(text) is not None
+        control = control or has_control_characters(text)
         if ends:
             counts["long_lines"] += size > LONG_LINE
             counts["lines_with_control_characters"] += control

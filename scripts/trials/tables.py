@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from lmtool.config.tables import build, lookup
+from lmtool.data.sources import documents
 from tests.commands.conftest import BAD, GOOD, sentence
 from trials.commands import files_in, nothing_left, refused, typed
 from trials.outcomes import Failed, Kind, Outcome, Verdict, chance_of, planted
@@ -21,7 +23,7 @@ from trials.stage import HERE, ROWS, copy
 
 Rows = list[tuple[str, str]]
 FORMATS = ("tsv", "csv", "jsonl")
-ROLES = ("predict", "dev", "train", "number")
+ROLES = ("predict", "dev", "train", "number", "corpus")
 
 
 @dataclass
@@ -80,6 +82,8 @@ _LINE: dict[str, tuple[tuple[str, ...], Callable[[bytes], bytes]]] = {
     "a high surrogate alone": (("jsonl",), lambda line: line.replace(b'"sentence": "', b'"sentence": "\\ud83d')),
     "a low surrogate alone": (("jsonl",), lambda line: line.replace(b'"sentence": "', b'"sentence": "\\ude00 x')),
 }
+_LEGAL_TEXT = ("a further key", "null for a text")
+"""Faults of a task's rows that text to pretrain on may have: other keys, and rows without text, which are counted."""
 _LABEL = ("7", "", "-", "1.5x", "one", "１", "0 1")
 """What stands for a label of development rows that no training row has."""
 _NAMES = {"0": "negative", "1": "positive"}  # the task's labels, which the rows name by their numbers
@@ -137,7 +141,8 @@ def plant(chance: random.Random, form: str, role: str) -> tuple[str, Table]:
     if kind == "shape":
         name, content = _shape(chance, clean)
         return name, Table(rows, content, None)
-    name = chance.choice([name for name, (forms, _) in _LINE.items() if form in forms])
+    legal = _LEGAL_TEXT if role == "corpus" else ()
+    name = chance.choice([name for name, (forms, _) in _LINE.items() if form in forms and name not in legal])
     lines = clean.split(b"\n")
     lines[line - 1] = _LINE[name][1](lines[line - 1])
     content = b"\n".join(lines)
@@ -169,7 +174,7 @@ def _shape(chance: random.Random, clean: bytes) -> tuple[str, bytes]:
 
 def _trial(stage: Path, place: Path, seed: int) -> Verdict:
     chance = chance_of("tables", seed)
-    form, role = FORMATS[seed % 3], ROLES[seed // 3 % 4]
+    form, role = FORMATS[seed % 3], ROLES[seed // 3 % len(ROLES)]
     name, table = plant(chance, form, role)
     copy(stage, place, "done/tuned", "done/pre")
     folder = place / "table"
@@ -181,7 +186,7 @@ def _trial(stage: Path, place: Path, seed: int) -> Verdict:
     if role == "number":
         other = [(text, "0.5") for text, _ in other]
         other[0] = (other[0][0], "1.5")
-    if role != "predict":
+    if role not in ("predict", "corpus"):
         (folder / f"{'dev' if split == 'train' else 'train'}.jsonl").write_bytes(written(other, "jsonl"))
     words = {
         "predict": ["predict", "checkpoint=done/tuned", *HERE, f"input=table/dev.{form}", "output=out.jsonl"],
@@ -189,6 +194,8 @@ def _trial(stage: Path, place: Path, seed: int) -> Verdict:
         "train": ["finetune", *_with_path(ROWS), "checkpoint=done/pre", "max_steps=1", "run_dir=run"],
         "number": ["finetune", *_with_path(ROWS), "task=custom", "task.kind=regression", "task.text=[sentence]",
                    "task.label=label", "checkpoint=done/pre", "max_steps=1", "run_dir=run"],
+        "corpus": ["tokenizer", f"data={_source(form)}", f"data.path=table/{file.name}", "data.text=sentence",
+                   "cache_dir=cache", "output=vocabulary", "tokenizer=wordpiece", "tokenizer.vocab_size=300"],
     }[role]  # fmt: skip
     if role == "number":
         words.remove("task=sst2")
@@ -213,8 +220,22 @@ def _with_path(words: list[str]) -> list[str]:
     return [word.replace("task.path=rows", "task.path=table") for word in words]
 
 
+def _source(form: str) -> str:
+    """The source of text that reads files of a form."""
+    return "jsonl" if form == "jsonl" else "csv"
+
+
 def _compare(place: Path, role: str, table: Table) -> None:
     """Raises Failed where the rows that were read are not those that were written."""
+    if role == "corpus":
+        (file,) = (place / "table").glob("dev.*")
+        entry = lookup("data", _source(file.suffix[1:]))
+        source = build(entry.config(path=str(file), text="sentence")).complete()
+        read, wanted = list(documents(source.parts("validation"))), [text for text, _ in table.rows if text.strip()]
+        if read != wanted:
+            different = [pair for pair in zip(wanted, read, strict=False) if pair[0] != pair[1]]
+            raise Failed(Outcome.SILENT, f"{len(read)} texts for {len(wanted)}: {str(different[:1])[:200]}")
+        return
     labels = [_NAMES.get(label, label) for _, label in table.rows]
     if role == "train":
         seen = json.loads((place / "run" / "facts.json").read_text())["data"]["labels"]

@@ -62,9 +62,9 @@ def test_a_defect_is_seen(quick: tuple[Path, subprocess.CompletedProcess[str]], 
     tables, chance_of = script("trials.tables"), script("trials.outcomes").chance_of
 
     def is_ragged(seed: int) -> bool:
-        form, role = tables.FORMATS[seed % 3], tables.ROLES[seed // 3 % 4]
+        form, role = tables.FORMATS[seed % 3], tables.ROLES[seed // 3 % len(tables.ROLES)]
         name, table = tables.plant(chance_of("tables", seed), form, role)
-        return name in ("a column too many", "a cell too many") and bool(table.line)
+        return role != "corpus" and name in ("a column too many", "a cell too many") and bool(table.line)
 
     seed = next(seed for seed in range(1000) if is_ragged(seed))
     done = run(quick[0], "--only", "tables", "--seed", str(seed), code=BLIND)
