@@ -35,6 +35,12 @@ def require_same_past(verb: str, config: RunConfig, folder: Path, point: Path) -
             f"{folder} was ended by patience after step {state['step']}: a larger budget does not train it further",
             " ".join(map(shlex.quote, [*command, "patience=null", "name=NEW"])),
         )
+    if (state.get("cursor") or {}).get("phase", 0) > 0:
+        raise UserError(
+            f"{folder} cannot be extended: its phases are shares of the budget, and those of a larger one would "
+            f"have had other borders before step {state['step']}",
+            f"start another run from its weights: the same command with checkpoint={folder} name=NEW",
+        )
     old, new = _horizon(before, state), _new_horizon(config, before, state)
     schedule, done = build(config.schedule), state["step"]
     for step in np.unique(np.linspace(1, done, min(done, _COMPARED)).round()).astype(int).tolist():

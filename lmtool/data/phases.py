@@ -71,8 +71,15 @@ class PhasedLoader:
     # What the loop asks of any loader.
 
     def steps(self, cursor: dict[str, int] | None = None) -> Iterator[Step]:
-        """Steps from the cursor on, without end: the last phase does not end. UserError as of `PackedLoader`."""
+        """Steps from the cursor on, without end: the last phase does not end. UserError as of `PackedLoader`, and where
+        the phase of the cursor has not begun in a run of this length."""
         at = cursor or _START
+        if self._ends is not None and at["phase"] and at["step"] < self._ends[at["phase"] - 1]:
+            raise UserError(
+                f"the checkpoint stands in phase {at['phase'] + 1} after step {at['step']}; with the budget of this "
+                f"run that phase begins after step {self._ends[at['phase'] - 1]:.0f}",
+                "give the budget that it had, or take a checkpoint of its first phase",
+            )
         return self._steps(at, self._loader(at).steps(_within(at)))
 
     def steps_in_epoch(self, epoch: int) -> int:

@@ -20,7 +20,7 @@ class PhasePlan:
     @property
     def words(self) -> str:
         """The phase on a line."""
-        steps = f"steps {count(self.first)} to {count(self.last)}" if self.first <= self.last else "no step"
+        steps = f"steps {self.first:,} to {self.last:,}" if self.first <= self.last else "no step"
         text = f"{percent(self.share)} of the budget, {steps} of {count(round(self.tokens_per_step))} tokens"
         return f"{text} · {self.given}" if self.given else text
 

@@ -138,6 +138,14 @@ def test_a_run_without_phases_is_one_of_a_single_phase(place: Path) -> None:
     assert losses[0] == losses[1]
 
 
+def test_a_run_does_not_grow_over_its_borders(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*RUN, "schedule=constant", PHASES]
+    run = pretrain("grows", *words)
+    pretrain("grows", *words, "max_steps=14", status=2)
+    assert "its phases are shares of the budget" in capsys.readouterr().err
+    assert json.loads((run / "result.json").read_text())["steps"] == 10
+
+
 CASES = [
     ("clm", "gpt_tiny", "max_length: 24"),
     ("span_corruption", "t5_tiny", "objective.density: .3"),

@@ -10,6 +10,7 @@ import pytest
 from lmtool import types
 from lmtool.data.loader import PackedLoader
 from lmtool.data.phases import PhasedLoader, Shares
+from lmtool.errors import UserError
 
 from .data_fixtures import DrawnExamples
 from .test_loader import contents
@@ -104,6 +105,15 @@ def test_the_first_phase_lasts_until_the_horizon_is_known():
             loader.fix(4, "max_minutes")
         phases.append(next(steps).phase)
     assert phases == [1] * 8 + [2] * 4
+
+
+def test_a_phase_is_not_begun_before_its_turn():
+    """As when a budget grows after a border."""
+    loader = phased(PackedLoader(DrawnExamples(100), 3, 7), PackedLoader(DrawnExamples(60), 3, 7))
+    cursor = taken(loader, 12)[-1].cursor
+    loader.fix(40, "max_steps")
+    with pytest.raises(UserError, match="in phase 2 after step 12; .* begins after step 20"):
+        loader.steps(cursor)
 
 
 def test_a_phase_too_short_for_a_step_is_passed_over():
