@@ -153,9 +153,15 @@ def test_a_job_under_way_is_known_by_its_owner(tmp_path: Path) -> None:
 
     from lmtool.runs.locks import Owner
 
-    job(tmp_path, 0, {"a": 1}).joinpath("LOCK").write_text(json.dumps(asdict(Owner.me())))
+    running = job(tmp_path, 0, {"a": 1})
+    running.joinpath("LOCK").write_text(json.dumps(asdict(Owner.me())))
+    running.joinpath("metrics.jsonl").write_text('{"step": 10}\n{"step": 20, "loss": 1.0}\n{"st')
+    (tmp_path / "2_a-3").mkdir()
+    (tmp_path / "2_a-3" / "submitted.json").write_text('{"overrides": ["a=3"]}')
     job(tmp_path, 1, {"a": 2}, owner={**asdict(Owner.me()), "pid": 2**22, "started": "1"})
-    assert [job.status for job in read_sweep(tmp_path).jobs] == ["under way", "stopped"]
+    jobs = read_sweep(tmp_path).jobs
+    assert [job.status for job in jobs] == ["under way", "stopped", "not started"]
+    assert [job.reason for job in jobs] == ["at step 20", "it did not end", ""]
     assert blocks_of(read_sweep(tmp_path)) == []
 
 

@@ -3,15 +3,19 @@
 Read while the sweep is under way too, and by another process: a file that is missing, damaged or half written becomes
 the reason of its job.
 
-runs/NAME/sweep.json    what was asked for: the overrides of each job, where they are known beforehand; when it started
-runs/NAME/3/job.json    what was varied and how the job ended; no error and no end: it runs, or was killed
-runs/NAME/3/result.json as every run has it
+runs/NAME/sweep.json                 what was asked for: the overrides of each job, where they are known, and when
+runs/NAME/3_lr-0.001/submitted.json  what the job is; without a job.json it has not started
+runs/NAME/3_lr-0.001/job.json        how it stands, or ended; no error and no end: it runs, or was killed
+runs/NAME/3_lr-0.001/result.json     as every run has it
 """
 
 from __future__ import annotations
 
+import json
 import math
+import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,11 +25,12 @@ from lmtool.reporting.run_files import RunFiles, read_object
 from lmtool.reporting.scores import score_of
 from lmtool.runs.locks import Owner, held
 
-PLAN, JOB = "sweep.json", "job.json"
+PLAN, JOB, SUBMITTED = "sweep.json", "job.json", "submitted.json"
 DONE_JOB, NO_SCORE, UNDER_WAY, STOPPED, FAILED, NOT_STARTED = (
     "done", "no score", "under way", "stopped", "failed", "not started",
 )  # fmt: skip
 _STOPPED = (REQUEUE, INTERRUPTED, TERMINATED)
+_TAIL = 4096
 # Of no meaning to what a job learned.
 _PLACES = ("name", "run_dir")
 
@@ -66,8 +71,8 @@ class Job:
 
 @dataclass
 class SweepFiles:
-    """The jobs of a sweep by number, those that were asked for and have not started last. problems: sentences about
-    what could not be read."""
+    """The jobs of a sweep by number, those that have not started too. planned: how many were asked for; None: unknown.
+    problems: sentences about what could not be read."""
 
     folder: Path
     jobs: list[Job] = field(default_factory=list)
@@ -91,8 +96,9 @@ def read_sweep(folder: str | Path) -> SweepFiles:
     if not is_sweep(sweep.folder):
         what = "holds no sweep: no job.json in a folder of it" if sweep.folder.is_dir() else "is no folder"
         raise UserError(f"{folder} {what}", "give the folder of a sweep: runs/finetune-sweep-0001")
-    sweep.jobs = sorted(map(_job, sweep.folder.glob(f"*/{JOB}")), key=lambda job: (job.number, str(job.folder)))
+    sweep.jobs = [_job(path) for path in sweep.folder.glob(f"*/{JOB}")]
     _add_planned(sweep)
+    sweep.jobs.sort(key=lambda job: (job.number, str(job.folder)))
     return sweep
 
 
@@ -114,12 +120,12 @@ def _job(path: Path) -> Job:
     files = RunFiles(path.parent)
     record = read_object(files, JOB)
     result = read_object(files, "result.json", needed=False)
-    first, number = path.parent.name.partition("_")[0], record.get("job")
-    if not isinstance(number, int):
-        number = int(first) if first.isdecimal() else -1
+    number = record.get("job")
+    number = number if isinstance(number, int) else _number(path.parent)
     if not result and isinstance(record.get("metrics"), dict):
         result = {"metrics": record["metrics"]}  # of a command that leaves no result.json
-    job = Job(number, path.parent, overrides_of(record.get("overrides")), FAILED, result=result)
+    typed = record.get("overrides") or read_object(RunFiles(path.parent), SUBMITTED, needed=False).get("overrides")
+    job = Job(number, path.parent, overrides_of(typed), FAILED, result=result)
     if not record:
         return _with(job, reason=" ".join(files.problems) or "its job.json is empty")
     status = record.get("exit_status")
@@ -127,10 +133,31 @@ def _job(path: Path) -> Job:
     job = _with(job, exit_status=exit_status, seconds=_finite(result.get("seconds")) or _finite(record.get("seconds")))
     if not _has_ended(record):
         running = held(path.parent / "LOCK") or _alive(record.get("owner"))
-        return _with(job, status=UNDER_WAY if running else STOPPED, reason="" if running else "it did not end")
+        reason = _place(path.parent) if running else "it did not end"
+        return _with(job, status=UNDER_WAY if running else STOPPED, reason=reason)
     if exit_status != DONE:
         return _with(job, status=ended_as(exit_status), reason=str(record.get("error")))
     return _scored(job, record)
+
+
+def _number(folder: Path) -> int:
+    """The number that a job's folder begins with (3_lr-0.001), -1 where there is none."""
+    first = folder.name.partition("_")[0]
+    return int(first) if first.isdecimal() and len(first) < 10 else -1
+
+
+def _place(folder: Path) -> str:
+    """How far a run is, by the last whole rows of its metrics.jsonl; "" where they do not say."""
+    try:
+        with (folder / "metrics.jsonl").open("rb") as file:
+            file.seek(max(os.fstat(file.fileno()).st_size - _TAIL, 0))
+            lines = file.read(_TAIL).splitlines()
+    except OSError:
+        return ""
+    for line in reversed(lines):
+        with suppress(ValueError, TypeError, KeyError):
+            return f"at step {int(json.loads(line)['step'])}"
+    return ""
 
 
 def _alive(owner: Any) -> bool:
@@ -176,7 +203,11 @@ def overrides_of(typed: Any) -> dict[str, str]:
 
 
 def _add_planned(sweep: SweepFiles) -> None:
-    """The command, and the jobs that were asked for and have no folder yet."""
+    """The command, and the jobs that were asked for and have not started."""
+    waiting = [path.parent for path in sweep.folder.glob(f"*/{SUBMITTED}") if not (path.parent / JOB).is_file()]
+    for folder in waiting:
+        overrides = overrides_of(read_object(RunFiles(folder), SUBMITTED).get("overrides"))
+        sweep.jobs.append(Job(_number(folder), folder, overrides, NOT_STARTED))
     files = RunFiles(sweep.folder)
     plan = read_object(files, PLAN, needed=False)
     sweep.problems += files.problems
