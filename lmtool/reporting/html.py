@@ -33,7 +33,8 @@ p { margin: 6px 0; } .quiet { color: var(--quiet); } small { font-size: 12.5px; 
 .head .value { font-size: 50px; line-height: 1.1; font-weight: 300; letter-spacing: -.02em; white-space: nowrap; }
 .head .value small { font-size: 20px; color: var(--quiet); letter-spacing: 0; }
 .head .beside { font-size: 24px; font-weight: 300; color: var(--rust); white-space: nowrap; }
-.head .label { display: block; font-size: 13px; font-weight: 400; color: var(--quiet); letter-spacing: 0; }
+.head .label { display: block; font-size: 13px; font-weight: 400; color: var(--quiet); letter-spacing: 0;
+  white-space: normal; }
 .better { color: var(--green); font-weight: 600; } .worse { color: var(--rust); font-weight: 600; }
 .unclear { color: var(--rust); }
 .strip { display: flex; flex-wrap: wrap; gap: 10px 32px; margin: 22px 0 0; padding: 0; }
@@ -45,7 +46,7 @@ table { border-collapse: collapse; width: 100%; font-size: 14px; font-variant-nu
 th, td { text-align: left; vertical-align: top; padding: 4px 14px 4px 0; border-bottom: 1px solid var(--faint);
   overflow-wrap: anywhere; } th { font-weight: 400; color: var(--quiet); white-space: nowrap; }
 thead th { font-size: 12.5px; white-space: normal; } td.number, th.number { text-align: right; }
-.wide { overflow-x: auto; } .wide td, .wide th { overflow-wrap: normal; }
+.wide { overflow-x: auto; } .wide td, .wide thead th { white-space: nowrap; }
 .facts th { width: 1%; padding-right: 22px; }
 .example { border-left: 3px solid var(--faint); padding: 2px 0 2px 14px; margin: 0 0 14px; overflow-wrap: anywhere; }
 .example.right { border-color: var(--green); } .example.wrong { border-color: var(--rust); }

@@ -225,6 +225,7 @@ def test_the_figure_fits_what_varies(grid: Callable[..., Path], values: Values, 
     assert ("<svg" in text) == bool(figure) and figure in text
 
 
+@pytest.mark.slow
 def test_a_thousand_jobs_stay_a_small_page(grid: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
     folder = grid(
         {"a": range(40), "b": range(10), "seed": range(3)}, lambda a, b, seed: (a * 7 + b * 3 + seed) % 11 / 11

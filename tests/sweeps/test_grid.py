@@ -71,11 +71,11 @@ def test_a_grid_of_ones_own_runs(own: Path, monkeypatch: pytest.MonkeyPatch) -> 
     ("params", "words", "says"),
     [
         ("optimizr.lr: 1,2", [], "unknown key optimizr.lr"),
-        ("seed: [1, 2]", [], "seed"),
+        pytest.param("seed: [1, 2]", [], "seed", marks=pytest.mark.slow),
         ("batch_tokens: 512,1024", ["batch_examples=8"], "a batch has one size"),
         ("objective: mlm,mlmm", [], "objective=mlmm is not one of"),
         ("seed: 1,x", [], "seed"),
-        ("seed: '1,2)'", [], "seed"),
+        pytest.param("seed: '1,2)'", [], "seed", marks=pytest.mark.slow),
     ],
 )
 def test_mistakes_in_a_grid(

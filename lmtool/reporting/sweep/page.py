@@ -60,8 +60,9 @@ def _figures(block: Block) -> str:
     from lmtool.reporting import drawing
     from lmtool.reporting.sweep import plots
 
-    figure, caption = plots.settings_figure(block)
-    return "" if figure is None else html.figure(drawing.svg(figure), caption)
+    figures, caption = plots.settings_figures(block)
+    drawn = [html.figure(drawing.svg(figure)) for figure in figures]
+    return (html.columns(*drawn) if len(drawn) > 1 else "".join(drawn)) + (html.paragraph(caption) if drawn else "")
 
 
 def _groups(block: Block) -> str:
@@ -82,7 +83,7 @@ def _groups(block: Block) -> str:
 
 def _unscored(sweep: SweepFiles) -> str:
     header, rows = unscored_table(sweep)
-    return _wide(html.table(header, rows[:_UNSCORED])) + _more(len(rows), _UNSCORED) if rows else ""
+    return html.table(header, rows[:_UNSCORED]) + _more(len(rows), _UNSCORED) if rows else ""
 
 
 def _jobs(sweep: SweepFiles) -> str:

@@ -20,21 +20,29 @@ _LOGARITHMIC = 8
 _CELLS, _PANELS, _POINTS = 12, 6, 40
 
 
-def settings_figure(block: Block) -> tuple[Figure | None, str]:
-    """The figure that fits what varies, and its caption; None where it would show nothing, or too much."""
+def settings_figures(block: Block) -> tuple[list[Figure], str]:
+    """The figures that fit what varies, and their caption; none where they would show nothing, or too much."""
     scored = [group for group in block.groups if group.n]
     values = {key: _ordered([group.settings[key] for group in scored]) for key in block.keys}
     # What one value is left of tells nothing.
     keys = [key for key in block.keys if len(values[key]) > 1]
     if len(keys) == 1 and len(keys) == len(block.keys) and len(scored) <= _POINTS:
-        return _curve(block, keys[0], scored), _CURVE
+        return [_curve(block, keys[0], scored)], _CURVE
     if not 2 <= len(keys) <= 3 or len(keys) != len(block.keys):
-        return None, ""
+        return [], ""
     *panel, down, across = sorted(keys, key=lambda key: len(values[key]))
-    panels = values[panel[0]] if panel else [None]
-    if len(panels) > _PANELS or max(len(values[down]), len(values[across])) > _CELLS:
-        return None, ""
-    return _heat_maps(block, scored, panel[0] if panel else None, panels, (down, across), values), _HEAT
+    if max(len(values[down]), len(values[across])) > _CELLS:
+        return [], ""
+    means = [group.mean for group in scored]
+    maps: dict[str, list[Group]] = {}
+    for value in values[panel[0]] if panel else []:
+        of_value = [group for group in scored if group.settings[panel[0]] == value]
+        maps[f"{plain(panel[0], 40)} = {_short(value)}"] = of_value
+    maps = maps or {title(block.metric): scored}
+    if len(maps) > _PANELS:
+        return [], ""
+    scale = min(means), max(means)
+    return [_heat_map(block, groups, name, (down, across), values, scale) for name, groups in maps.items()], _HEAT
 
 
 _CURVE = "Dots: single jobs. Line: their mean, with its standard error over seeds."
@@ -90,36 +98,24 @@ def _value_axis(axes: Axes, places: list[float], names: list[str], numeric: bool
         axes.margins(x=0.1)
 
 
-def _heat_maps(
+def _heat_map(
     block: Block,
     scored: Sequence[Group],
-    panel: str | None,
-    panels: Sequence[str | None],
+    name: str,
     keys: tuple[str, str],
     values: dict[str, list[str | None]],
+    scale: tuple[float, float],
 ) -> Figure:
-    """A map a value of `panel`, all on one scale. keys: down and across."""
+    """Keys down and across. scale: the lowest and highest mean of all maps."""
     down, across = keys
-    means = [group.mean for group in scored]
-    rows, columns = len(values[down]), len(values[across])
-    # Narrow panels stand side by side, others below each other.
-    wide = len(panels) if columns * len(panels) <= _CELLS else 1
     with matplotlib.rc_context(STYLE):
-        high = -(-len(panels) // wide)
-        figure = blank(min(1.4 + 0.95 * columns * wide, 7.2), high * (0.9 + 0.55 * rows))
-        for place, value in enumerate(panels):
-            axes = figure.add_subplot(high, wide, place + 1)
-            cells = {
-                (group.settings[down], group.settings[across]): group
-                for group in scored
-                if panel is None or group.settings[panel] == value
-            }
-            for i, row in enumerate(values[down]):
-                for j, column in enumerate(values[across]):
-                    if (group := cells.get((row, column))) is not None:
-                        _cell(axes, j, i, group, _shade(block, group.mean, min(means), max(means)))
-            _map_axes(axes, values, keys, labelled=place % wide == 0)
-            axes.set_title(title(block.metric) if panel is None else f"{plain(panel, 40)} = {_short(value)}")
+        figure = blank(min(1.4 + 0.95 * len(values[across]), 7.2), 0.9 + 0.55 * len(values[down]))
+        axes = figure.add_subplot()
+        for group in scored:
+            x, y = values[across].index(group.settings[across]), values[down].index(group.settings[down])
+            _cell(axes, x, y, group, _shade(block, group.mean, *scale))
+        _map_axes(axes, values, keys)
+        axes.set_title(name)
     return figure
 
 
@@ -142,20 +138,17 @@ def _cell(axes: Axes, x: int, y: int, group: Group, shade: float) -> None:
     axes.text(x, y + 0.06, below, ha="center", va="top", color=colour, fontsize=7)
 
 
-def _map_axes(axes: Axes, values: dict[str, list[str | None]], keys: tuple[str, str], labelled: bool) -> None:
+def _map_axes(axes: Axes, values: dict[str, list[str | None]], keys: tuple[str, str]) -> None:
     down, across = keys
     axes.patch.set_alpha(0)
     axes.set_xlim(-0.5, len(values[across]) - 0.5)
     axes.set_ylim(len(values[down]) - 0.5, -0.5)
     axes.set_xticks(range(len(values[across])), [_short(value) for value in values[across]])
-    axes.set_yticks(
-        range(len(values[down])), [_short(value) for value in values[down]] if labelled else [""] * len(values[down])
-    )
+    axes.set_yticks(range(len(values[down])), [_short(value) for value in values[down]])
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     axes.set_xlabel(plain(across, 40))
-    if labelled:
-        axes.set_ylabel(plain(down, 40), color=QUIET)
+    axes.set_ylabel(plain(down, 40), color=QUIET)
 
 
 def _short(value: str | None) -> str:

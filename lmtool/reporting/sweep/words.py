@@ -69,8 +69,8 @@ def sentences(block: Block) -> list[str]:
     compared = sum(gap.apart is not None for gap in gaps)
     if compared >= 10:
         said.append(
-            f"{compared} intervals of {LEVEL:.0%} each: by chance alone about {round(compared * (1 - LEVEL)) or 1} of "
-            "them would miss 0."
+            f"{compared} intervals of {LEVEL:.0%} each: where nothing differs, about "
+            f"{round(compared * (1 - LEVEL)) or 1} of them would leave out 0 by chance."
         )
     if block.missing:
         first = "; ".join(
