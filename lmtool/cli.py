@@ -18,7 +18,7 @@ from lmtool import errors
 from lmtool.config.nearest import nearest
 from lmtool.environment import ENVIRONMENT
 from lmtool.errors import ConfigError, LmtoolError, Problem, UserError
-from lmtool.manual import SWEEPABLE, SWEPT, VERBS, help_of, overview
+from lmtool.manual import OF_A_RUN, SWEEPABLE, SWEPT, VERBS, help_of, overview
 from lmtool.terminal import say, say_error
 
 REPORT_TO = "this is a bug in lmtool: please report it, with the lines above and what you typed"
@@ -104,7 +104,7 @@ def _dispatch(verb: str, arguments: Arguments) -> int:
         from lmtool.commands import own_text
 
         arguments.rest = own_text.spelled_out(arguments.rest, arguments.config_dirs)
-    if verb in ("plan", "inspect"):
+    if verb in OF_A_RUN:
         return _of_a_run(verb, arguments)
     if VERBS[verb].primary is not None:
         return _configured(verb, arguments)
@@ -135,14 +135,14 @@ def _status(returned: Any) -> int:
 
 
 def _of_a_run(command: str, arguments: Arguments) -> int:
-    """plan and inspect: what another command would do. inspect has keys of its own beside the run's."""
+    """fetch, plan and inspect: what another command would read or do. inspect has keys of its own beside the run's."""
     from lmtool.commands.looking import KEYS, Looking
 
     own = [word for word in arguments.rest if word.partition("=")[0] in KEYS and command == "inspect"]
     named = [word for word in arguments.rest if "=" not in word]
     if len(named) > 1 or (named and named[0] not in SWEEPABLE):
         close = nearest(named[0], SWEEPABLE)
-        does = "plans" if command == "plan" else "looks into"
+        does = {"fetch": "fetches for", "plan": "plans"}.get(command, "looks into")
         message = f"{command} {' '.join(named)}: {does} pretrain or finetune"
         raise UserError(message, f"lmtool {command} {close or 'pretrain'}")
     typed_task = any(word.startswith(("task=", "task.")) for word in arguments.rest)
@@ -151,13 +151,13 @@ def _of_a_run(command: str, arguments: Arguments) -> int:
     looking, config = Looking.of(own), configuration(verb, arguments, running=False)
     if arguments.cfg:
         return _print(config, verb)
-    if command == "plan":
-        from lmtool.commands import plan
+    if command == "inspect":
+        from lmtool.commands import inspect
 
-        return _status(plan.run(config, verb))
-    from lmtool.commands import inspect
+        return _status(inspect.run(config, verb, looking))
+    from lmtool.commands import fetch, plan
 
-    return _status(inspect.run(config, verb, looking))
+    return _status(plan.run(config, verb) if command == "plan" else fetch.run(config, verb, arguments.rest))
 
 
 def _configured(verb: str, arguments: Arguments) -> int:

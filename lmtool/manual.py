@@ -30,6 +30,7 @@ VERBS: dict[str, Verb] = {
     "import": Verb("take published weights", "lmtool import checkpoint=hf://org/name output=imported", "import"),
     "check": Verb("read a data set before training", "lmtool check task=mydata.csv", "check"),
     "doctor": Verb("what this machine can do, and what is missing", "lmtool doctor", "doctor"),
+    "fetch": Verb("download what a run will need", "lmtool fetch finetune task=sst2 checkpoint=hf://org/name"),
     "plan": Verb("sizes, steps and time, before spending them", "lmtool plan pretrain model=bert"),
     "inspect": Verb("what the model is fed, and its statistics", "lmtool inspect pretrain model=bert_tiny n=3"),
     "resume": Verb("resume a stopped run", "lmtool resume runs/NAME"),
@@ -39,6 +40,8 @@ VERBS: dict[str, Verb] = {
     "completion": Verb("TAB in bash, zsh or fish", "source <(lmtool completion bash)"),
 }
 SWEEPABLE = ("pretrain", "finetune")
+OF_A_RUN = ("fetch", "plan", "inspect")
+"""The commands about what another one would do."""
 SWEPT = (*SWEEPABLE, "evaluate")
 """Commands that -m runs many times."""
 
@@ -69,7 +72,7 @@ def help_of(verb: str, rest: Sequence[str] = ()) -> str:
     """What `lmtool VERB --help` prints: the primary file of a command is its manual."""
     about = VERBS[verb]
     primary = about.primary
-    if verb in ("plan", "inspect"):
+    if verb in OF_A_RUN:
         primary = rest[0] if rest and rest[0] in SWEEPABLE else "pretrain"
     lines = [f"lmtool {verb}: {about.about}", "", f"  {about.example}", ""]
     if verb == "inspect":

@@ -73,6 +73,11 @@ def run(config: FinetuneConfig, suite: GlueConfig, overrides: list[str], finetun
     return {"metric": "average", "value": mean, **summary}
 
 
+def tasks_of_suite(suite: GlueConfig) -> Iterator[TaskConfig]:
+    """The tasks that there are data of, the diagnostic set too."""
+    yield from (task for _, task in _members(suite) if task is not None)
+
+
 def _members(suite: GlueConfig) -> Iterator[tuple[str, TaskConfig | None]]:
     """Each task, and the diagnostic set: as its YAML has it, on its folder; None where there is none."""
     path = None if suite.path is None else Path(suite.path).expanduser()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtool.completion.keys import Table, table
-from lmtool.manual import SWEEPABLE, VERBS
+from lmtool.manual import OF_A_RUN, SWEEPABLE, VERBS
 
 FLAGS = ("--multirun", "--config", "--config-dir", "--plugin", "--cfg", "--debug", "--help", "-m", "-h")
 SHELLS = ("bash", "zsh", "fish")
@@ -113,7 +113,7 @@ def _of_keys(line: Line, known: Table) -> Iterator[str]:
     if verb == "show":
         yield from _to_show(current, known)
         return
-    if verb in ("plan", "inspect"):
+    if verb in OF_A_RUN:
         named = [word for word in line.words if word in SWEEPABLE]
         if not named and "=" not in current:
             yield from (f"{name} " for name in SWEEPABLE)

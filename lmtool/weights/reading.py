@@ -107,7 +107,7 @@ def read_published(folder: PublishedFolder, offline: bool = False) -> dict[str, 
     first = weight_file(folder, offline)
     if not first.name.endswith(".index.json"):
         return read_file(first)
-    names = _index(first)
+    names = shards_of_index(first)
     tensors: dict[str, Tensor] = {}
     for shard in sorted(set(names.values())):
         path = fetched(folder, shard, offline)
@@ -138,7 +138,7 @@ def wide(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def _index(path: Path) -> dict[str, str]:
+def shards_of_index(path: Path) -> dict[str, str]:
     """The file of each tensor, from the index of shards."""
     try:
         names: Any = json.loads(path.read_text(encoding="utf-8"))["weight_map"]

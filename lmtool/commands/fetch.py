@@ -1,0 +1,124 @@
+"""`lmtool fetch`: what a run reads from the network is put into the caches, so that it can run with `offline=true`.
+
+What the composed configuration names is asked for by the readers that the run itself has: first without a network, to
+see whether it is there, then with one. So a second `fetch` fetches nothing.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lmtool.commands import suite
+from lmtool.commands.configs import FinetuneConfig, PretrainConfig
+from lmtool.data.sources import open_source
+from lmtool.errors import UserError
+from lmtool.reporting.console import Output
+from lmtool.reporting.table import print_table
+from lmtool.reporting.text import size
+from lmtool.tasks.configs import GlueConfig, TaskConfig, tasks_of
+from lmtool.tasks.sources.hub import read_hub
+from lmtool.tokenizers.configs import FolderConfig
+from lmtool.weights.fetching import files_of, is_remote
+from lmtool.weights.folders import tokenizer_folder
+
+TrainingConfig = PretrainConfig | FinetuneConfig
+THERE, FETCHED, MISSING = "was there", "fetched", "missing"
+
+
+@dataclass(frozen=True)
+class Need:
+    """Something that a run reads from the network.
+
+    name: as it was typed. read: offline -> the files that it is in, as far as they are known, or UserError.
+    """
+
+    name: str
+    read: Callable[[bool], Iterable[Path]]
+
+
+def run(config: TrainingConfig, verb: str, words: Sequence[str]) -> int:
+    """Fetch, and print what was fetched. UserError where something could not be; the rest is fetched all the same."""
+    output = Output()
+    needs = list({need.name: need for need in needs_of(config, output)}.values())
+    if not needs:
+        output.line(f"lmtool {verb} reads nothing from the network: nothing to fetch")
+        return 0
+    rows: list[list[str]] = []
+    failures: list[UserError] = []
+    for need in needs:
+        state, files, failure = _fetched(need, config.offline, output)
+        known = sum(path.stat().st_size for path in files)
+        rows.append([need.name, state, size(known) if known else ""])
+        failures += [] if failure is None else [failure]
+    print_table(output, ["what", "state", "size"], rows, heading=f"fetch of lmtool {verb}")
+    if failures:
+        more = f" ({len(failures)} of {len(needs)} are missing)" if len(needs) > 1 else ""
+        raise UserError(f"{failures[0].message}{more}", failures[0].hint)
+    typed = [word for word in words if word != "offline=true"]
+    output.line(f" next   {shlex.join(['lmtool', verb, *typed, 'offline=true'])}")
+    return 0
+
+
+def _fetched(need: Need, offline: bool, output: Output) -> tuple[str, list[Path], UserError | None]:
+    """How it stands with a need, its files, and why it could not be had."""
+    try:
+        return THERE, list(need.read(True)), None
+    except UserError as absent:
+        if offline:
+            return MISSING, [], absent
+    output.line(f"fetching {need.name} …")
+    try:
+        return FETCHED, list(need.read(False)), None
+    except UserError as failure:
+        return MISSING, [], failure
+
+
+def needs_of(config: TrainingConfig, output: Output) -> Iterator[Need]:
+    """What a run of this configuration reads from the network."""
+    yield from _checkpoints(config)
+    path = config.tokenizer.path if isinstance(config.tokenizer, FolderConfig) else ""
+    if "://" in path:
+        yield Need(f"tokenizer.path={path}", lambda offline: tokenizer_folder(path, offline).iterdir())
+    if isinstance(config, FinetuneConfig):
+        tasks = tuple(suite.tasks_of_suite(config.task)) if isinstance(config.task, GlueConfig) else config.task.parts()
+    else:
+        tasks = tasks_of(config.objective)
+        if config.data.downloads:
+            yield _text(config, config.data, output)
+    for task in tasks:
+        if task.path is None and task.embedded is None and task.hub is not None:
+            yield _task(config, task)
+
+
+def _checkpoints(config: TrainingConfig) -> Iterator[Need]:
+    """The checkpoint that the run starts from, its teachers, and what its peers start from."""
+    of_peers = getattr(config.distill, "checkpoint", None)
+    named = [("checkpoint", config.checkpoint), ("distill.checkpoint", of_peers)]
+    named += [("distill.teacher", teacher) for teacher in config.distill.checkpoints]
+    for key, typed in named:
+        if typed is not None and typed != "none" and is_remote(typed):
+            yield Need(f"{key}={typed}", lambda offline, typed=typed: files_of(typed, offline))  # type: ignore[misc]
+
+
+def _task(config: TrainingConfig, task: TaskConfig) -> Need:
+    name, _, subset = str(task.hub).partition(":")
+    cache = Path(config.cache_dir).expanduser() / "hub"
+    folder = cache / name.replace("/", "___") / (subset or "default")  # as the library datasets calls it
+
+    def read(offline: bool) -> list[Path]:
+        read_hub(task, config.cache_dir, offline)
+        return [path for path in folder.rglob("*") if path.is_file()]
+
+    return Need(f"task={task.name} ({task.hub})", read)
+
+
+def _text(config: TrainingConfig, data: Any, output: Output) -> Need:
+    def read(offline: bool) -> list[Path]:
+        open_source(data, config.cache_dir, output.stage, offline)
+        return []
+
+    return Need(f"data={data.name}", read)
