@@ -13,7 +13,6 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from copy import copy
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
@@ -22,7 +21,8 @@ import numpy as np
 
 from lmtool.data.configs import DataConfig, FileConfig
 from lmtool.data.files import find
-from lmtool.data.problems import refuse
+from lmtool.data.problems import collecting, refuse
+from lmtool.data.scans import KeptScan, Scan
 from lmtool.data.sources import OnStage, held_out, split_place, splits_of
 from lmtool.errors import UserError
 
@@ -31,22 +31,10 @@ _CONTROL = bytes([*range(9), *range(14, 32), 127])
 AnyConfig = TypeVar("AnyConfig", bound=DataConfig)
 
 
-@dataclass
-class Scan:
-    """What one pass over some files found. sizes: characters of each document. stamps: size and time of each file.
-    counts: what a kind of file counts, by the name that facts give it."""
-
-    files: list[Path]
-    sizes: array[int] = field(default_factory=lambda: array("q"))
-    digest: Any = field(default_factory=hashlib.sha256)
-    stamps: list[tuple[int, int]] = field(default_factory=list)
-    bytes: int = 0
-    counts: Counter[str] = field(default_factory=Counter)
-
-
 class FileSource(ABC, Generic[AnyConfig]):
     """Implements `data.sources.Source`. Everything is read once when it is built, so that a bad byte in the last file
-    is an error before anything starts; text is then read again as it is needed, never held. key: what the path is
+    is an error before anything starts (large files that did not change since are not: `data.scans`); text is then read
+    again as it is needed, never held. key: what the path is
     called in errors. Where problems are collected (`data.problems`), rows that fail are left out, and what is behind an
     error that ends a file.
 
@@ -67,7 +55,7 @@ class FileSource(ABC, Generic[AnyConfig]):
         self.prepare()
         files = self.files()
         own = "validation" in files
-        self._scans = {split: self._scan(paths, split) for split, paths in files.items()}
+        self._scans = {split: self._scanned(paths, split) for split, paths in files.items()}
         scan = self._scans["train"]
         self._held_out: np.ndarray | None = None
         self._cut: int | None = None  # of the only document there is
@@ -125,7 +113,7 @@ class FileSource(ABC, Generic[AnyConfig]):
         return source
 
     def _fingerprint(self, fraction: float | None) -> str:
-        digests = [scan.digest.hexdigest() for scan in self._scans.values()]
+        digests = [scan.digest for scan in self._scans.values()]
         return hashlib.sha256(" ".join([f"{self.rule()} {fraction}", *digests]).encode()).hexdigest()
 
     def parts(self, split: str) -> Iterator[tuple[str, bool]]:
@@ -177,16 +165,27 @@ class FileSource(ABC, Generic[AnyConfig]):
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
+    def _scanned(self, files: list[Path], split: str) -> Scan:
+        """What is in some files; where nothing changed since they were read, without reading them again."""
+        keys = {"path", "validation", "validation_fraction", "documents"}
+        reading = [type(self).__name__, self.rule(), self.config.model_dump(exclude=keys)]
+        kept = KeptScan(files, reading, None if collecting() else self.cache_dir)
+        scan = kept.load()
+        if scan is None:
+            scan = self._scan(files, split)
+            kept.save(scan)
+        return scan
+
     def _scan(self, files: list[Path], split: str) -> Scan:
-        scan = Scan(files)
+        scan, digest = Scan(files), hashlib.sha256()
         total = sum(path.stat().st_size for path in files)
         for path in files:
             state = path.stat()
             before, size = len(scan.sizes), 0
             for text, ends in self._documents(path, scan.counts):
                 encoded = text.encode("utf-8", "surrogatepass")
-                scan.digest.update(b"%d:" % len(encoded) if ends else b"%d+" % len(encoded))
-                scan.digest.update(encoded)
+                digest.update(b"%d:" % len(encoded) if ends else b"%d+" % len(encoded))
+                digest.update(encoded)
                 size += len(text)
                 if ends:
                     scan.sizes.append(size)
@@ -196,6 +195,7 @@ class FileSource(ABC, Generic[AnyConfig]):
             scan.counts["empty_files"] += len(scan.sizes) == before
             if self.progress is not None:
                 self.progress("reading", scan.bytes, total)
+        scan.digest = digest.hexdigest()
         if not scan.sizes:
             key = self.key if split == "train" else "data.validation"
             which = f"{files[0]} is" if len(files) == 1 else f"all {len(files)} files are"

@@ -20,6 +20,11 @@ def refuse(problem: UserError) -> None:
     problems.append(problem)
 
 
+def collecting() -> bool:
+    """Whether problems are collected here."""
+    return _collected.get() is not None
+
+
 @contextmanager
 def collected() -> Iterator[list[UserError]]:
     """Rows that are read inside and fail are left out; what is wrong with each comes here."""

@@ -75,13 +75,10 @@ class CsvSource(RowSource[CsvConfig]):
 
     def prepare(self) -> None:
         check_encoding("data.encoding", self.config.encoding)
-        self._seen: set[str] = set()
 
     def rows_of(self, path: Path) -> Iterator[tuple[int, Sequence[Any]]]:
         encoding = self.config.encoding
-        delimiter = delimiter_for(path, self.config.delimiter, self.columns, encoding)
-        self._seen.add(DELIMITERS[delimiter or "\t"])
-        lines = records(path, delimiter, encoding, "data.encoding")
+        lines = records(path, self._delimiter(path), encoding, "data.encoding")
         at, names = header_of(path, lines)
         for name in self.columns:
             if name not in names:
@@ -94,7 +91,11 @@ class CsvSource(RowSource[CsvConfig]):
                 refuse(ragged(path, number, record, names))
 
     def facts(self) -> dict[str, Any]:
-        return super().facts() | {"delimiter": ", ".join(sorted(self._seen))}
+        marks = {self._delimiter(path) or "\t" for scan in self.scans for path in scan.files}
+        return super().facts() | {"delimiter": ", ".join(sorted(DELIMITERS[mark] for mark in marks))}
+
+    def _delimiter(self, path: Path) -> str | None:
+        return delimiter_for(path, self.config.delimiter, self.columns, self.config.encoding)
 
 
 class ParquetSource(RowSource[ParquetConfig]):

@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import json
+import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ import pyarrow.parquet
 import pytest
 
 from lmtool.config.tables import build, lookup
-from lmtool.data import compressed
+from lmtool.data import compressed, scans
 from lmtool.data.file_source import FileSource
 from lmtool.data.files import LINE
 from lmtool.data.problems import collected
@@ -255,6 +256,35 @@ def test_damaged_compressed_files(tmp_path: Path, pack: Callable[[bytes], bytes]
         == rows[:4]
     )
     assert everything(source(write(tmp_path, f"a.txt.{end}", pack(b"one\r\n\r\ntwo\n")))) == ["one", "two"]
+
+
+def test_large_files_that_did_not_change_are_not_scanned_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scans, "LARGE", 1)
+    path = write(tmp_path, "a.csv", delimited(";")(["", *TEXTS]))
+    entry = lookup("data", "csv")
+    assert entry is not None
+
+    def opened(**keys: Any) -> FileSource[Any]:
+        return build(entry.config(path=str(path), **keys), tmp_path / "cache")
+
+    first = opened()
+    before = list(texts(first, "train"))
+    assert not (tmp_path / "cache").exists()  # it was just written
+    os.utime(path, (1, 1))
+    opened()
+    (kept,) = (tmp_path / "cache" / "scans").iterdir()
+    with monkeypatch.context() as patched:
+        patched.setattr(FileSource, "_scan", lambda *_: pytest.fail("read again"))
+        again = opened()
+    assert again.facts() == first.facts() and list(texts(again, "train")) == before
+    assert opened(text="id").fingerprint != first.fingerprint
+    content = bytearray(kept.read_bytes())
+    content[60] ^= 1
+    kept.write_bytes(content)
+    assert opened().facts() == first.facts()
+    os.utime(path, (2, 2))
+    opened()
+    assert len(list(kept.parent.iterdir())) == 3
 
 
 def test_bombs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
