@@ -326,12 +326,7 @@ def _decode_job(
     return decoded(verb, members.with_sections(data, config_dirs), earlier=problems, running=running)
 
 
-def run_job(
-    verb: str,
-    plugin_names: tuple[str, ...],
-    data: dict[str, Any],
-    overrides: list[str],
-) -> Any:
+def run_job(verb: str, plugin_names: tuple[str, ...], data: dict[str, Any], overrides: list[str]) -> Any:
     """One job of a sweep, in whatever process its launcher has put it: decode, run, give back the result. data: a
     complete configuration, which needs nothing of the checkpoint it starts from, nor any YAML."""
     from lmtool.commands.decoding import decoded

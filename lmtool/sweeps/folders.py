@@ -85,6 +85,10 @@ class SweepFolder:
         if changed:
             raise UserError(f"{self.path} holds a sweep with other values: {'; '.join(changed)}", again)
 
+    def submitted(self) -> dict[Path, Sequence[str]]:
+        """The overrides of the jobs of earlier starts, by their folders."""
+        return {folder: record.get("overrides", []) for folder, record in self.places.items()}
+
     def place(self, job: Sequence[str], config: dict[str, Any], data: dict[str, Any]) -> Place:
         """The folder of a job, as it is or as it will be called. job: its overrides. config, data: its configuration,
         masked and as it is. UserError where its folder holds another configuration, naming the keys."""

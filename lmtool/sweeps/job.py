@@ -29,14 +29,16 @@ Run = Callable[[dict[str, Any], list[str]], Any]
 STOPPED = ".stopped"
 """In the folder of a sweep, the launches that were stopped: none of their jobs starts any more."""
 _WATCH = "parent of a sweep's job"
-PREEMPTED_SECONDS = 60
-"""A scheduler that preempts a job sends SIGTERM and soon after it the signal that asks to be queued again."""
+PREEMPTED_SECONDS = 600
+"""How long a job of SLURM that SIGTERM has stopped waits for what follows: of a cancelled job the process is killed, of
+a preempted one it is killed and queued again when the partition's GraceTime is over. One that ends by itself has ended.
+"""
 
 
 @dataclass(frozen=True)
 class Job:
     """A job as submitted: all that its process is given. data: its complete configuration. launch: the start of the
-    sweep that it belongs to."""
+    sweep that it belongs to. parent: the process of that start."""
 
     number: int
     folder: str
@@ -48,6 +50,7 @@ class Job:
     code: str
     plugins: list[str]
     has_result: bool
+    parent: int
 
     def packed(self) -> str:
         """The job as letters and digits, for a configuration of Hydra, which reads a meaning into ${...}."""
@@ -60,7 +63,12 @@ class Job:
     @property
     def apart(self) -> bool:
         """Whether it has a process of its own."""
-        return self.launcher != "basic"
+        return self.by_submitit or os.getpid() != self.parent
+
+    @property
+    def is_orphan(self) -> bool:
+        """Whether the process that started joblib's is gone: they still find jobs in their queue."""
+        return self.launcher == "joblib" and self.apart and os.getppid() != self.parent
 
     @property
     def by_submitit(self) -> bool:
@@ -71,7 +79,7 @@ def perform(run_command: Run, config: Any) -> float:
     """What a launcher calls. A failed job is written down and reported; the others run. Interrupts end the sweep."""
     job = Job.unpacked(config["job"])
     folder = Path(job.folder)
-    stopped = (folder.parent / STOPPED / job.launch).exists()
+    stopped = (folder.parent / STOPPED / job.launch).exists() or job.is_orphan
     if not stopped and not records.done(folder, job.has_result):
         with _log_of(folder) if job.apart else contextlib.nullcontext(), _alone(job):
             _perform(run_command, job, folder)
@@ -148,8 +156,8 @@ def _queue_again(folder: Path, record: dict[str, Any]) -> None:
     if not callable(handler):
         return
     if record["exit_status"] == errors.TERMINATED:
-        # Preempted or cancelled? Submitit's handler is called in this time, or the scheduler ends the process.
-        time.sleep(PREEMPTED_SECONDS)
+        if "slurm" in record:
+            time.sleep(PREEMPTED_SECONDS)
         return
     try:
         handler(signal.SIGUSR2, None)
@@ -187,11 +195,11 @@ def _alone(job: Job) -> Iterator[None]:
         if "OMP_NUM_THREADS" not in os.environ and "SLURM_CPUS_ON_NODE" in os.environ:
             cores = os.environ.get("SLURM_CPUS_PER_TASK") or os.environ["SLURM_CPUS_ON_NODE"]
             os.environ["OMP_NUM_THREADS"] = cores
-    else:
+    elif job.launcher == "joblib":
         with contextlib.suppress(OSError):
             os.setpgid(0, 0)
         if not any(thread.name == _WATCH for thread in threading.enumerate()):
-            threading.Thread(target=_end_with, args=(os.getppid(),), name=_WATCH, daemon=True).start()
+            threading.Thread(target=_end_with, args=(job.parent,), name=_WATCH, daemon=True).start()
         take_device(Path(job.folder).parent, job.data.get("device"))
     try:
         yield

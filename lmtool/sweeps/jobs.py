@@ -27,6 +27,7 @@ from lmtool.config.base import Config
 from lmtool.config.overrides import Offers, Typed
 from lmtool.config.saved import save, to_yaml
 from lmtool.errors import ConfigError, LmtoolError, Problem, UserError
+from lmtool.reporting.text import lower_is_better
 from lmtool.runs.identity import require_name
 from lmtool.sweeps import studies
 from lmtool.sweeps.folders import Place, SweepFolder
@@ -58,7 +59,7 @@ class SweepRequest:
 
     read(overrides, offers) -> what was typed; decode(data, problems, running) -> configuration;
     run(data, overrides) -> the job's result, a dict or None, from a complete configuration.
-    show(folder) prints the summary that ends it; the exit statuses of its jobs. typed: the words of the command line,
+    show(folder) prints the summary that ends it. typed: the words of the command line,
     to resume it with. has_result: whether the command has a run folder with a result.json.
     """
 
@@ -69,7 +70,7 @@ class SweepRequest:
     read: Callable[[Sequence[str], Offers], Typed]
     decode: Callable[[dict[str, Any], Sequence[Problem], bool], Any]
     run: Run
-    show: Callable[[Path], Sequence[int]]
+    show: Callable[[Path], object]
     plugins: Sequence[str] = ()
     typed: Sequence[str] = ()
     has_result: bool = True
@@ -103,17 +104,18 @@ def run(request: SweepRequest, *, print_config: bool = False, root: Path = Path(
     resume = _resume_words(request, folder, name or chosen.get("hydra.sweep.dir"))
     try:
         sweep = SweepFolder(folder, request.verb, typed)
-        interrupted = _run_in(request, typed, sweep, chosen, jobs, known, resume)
+        statuses = _run_in(request, typed, sweep, chosen, jobs, known, resume)
     except (LmtoolError, OSError):
         if empty and not any(folder.glob(f"*/{JOB}")):  # a mistake leaves nothing behind
             shutil.rmtree(folder, ignore_errors=True)
             if folder.parent == root and not any(root.iterdir()):
                 root.rmdir()
         raise
-    statuses = request.show(folder)
-    if interrupted or any(statuses):
+    request.show(folder)
+    worst = max([errors.DONE, *statuses], key=_severity)
+    if worst != errors.DONE:
         say(f"finished jobs are kept, the others resume or run again with: {resume}")
-    return max([interrupted, *statuses], key=_severity)
+    return worst
 
 
 def _run_in(
@@ -124,10 +126,12 @@ def _run_in(
     jobs: Sequence[tuple[list[str], Config]],
     known: bool,
     resume: str,
-) -> int:
-    """Run the jobs of a sweep in its folder; the exit status of what ended it early, else 0."""
+) -> list[int]:
+    """Run the jobs of a sweep in its folder; the exit statuses of those that ran, and of what ended it early."""
+    earlier = sweep.submitted()
     places = [_place(request, sweep, job, config) for job, config in jobs]
-    write_plan(sweep.path, request.verb, [place.overrides for place in places] if known else None)
+    every = earlier | {place.folder: place.overrides for place in places}
+    write_plan(sweep.path, request.verb, list(every.values()) if known else None)
     words = [*typed.all, *_settings(sweep.path, chosen), *compose.search_path(request.config_dirs)]
     launch: Launch | None = None
     try:
@@ -142,10 +146,11 @@ def _run_in(
             else:
                 _search(request, sweep, typed, hydra, config, callbacks, launch)
     except KeyboardInterrupt:
-        return launch.interrupted or errors.INTERRUPTED if launch else errors.INTERRUPTED
+        early = launch.interrupted or errors.INTERRUPTED if launch else errors.INTERRUPTED
+        return [early, *(launch.statuses() if launch else [])]
     except SystemExit as stopped:
-        return stopped.code if isinstance(stopped.code, int) else errors.FAULT
-    return launch.interrupted
+        return [stopped.code if isinstance(stopped.code, int) else errors.FAULT]
+    return [launch.interrupted, *launch.statuses()]
 
 
 def _search(
@@ -170,10 +175,12 @@ def _search(
         hydra_context=HydraContext(config_loader=hydra.config_loader, callbacks=callbacks),
         task_function=float,  # never called: the launcher has its own
     )
-    inner = getattr(sweeper, "sweeper", sweeper)
+    inner: Any = getattr(sweeper, "sweeper", sweeper)
     inner.launcher = AsLauncher(launch, prepared)
     arguments = [str(text) for text in config.hydra.overrides.task]
     if config.hydra.runtime.choices["hydra/sweeper"] == "optuna":
+        if not any(text.startswith("hydra.sweeper.direction=") for text in typed.hydra):
+            inner.direction = _direction(request, typed, sweep)
         studies.resume(inner, arguments, sweep.path, request.has_result)
     try:
         sweeper.sweep(arguments=arguments)
@@ -182,6 +189,18 @@ def _search(
             raise
         # A sweeper whose jobs have all failed has no best one; the table says why they failed.
         say(f"warning: the sweeper ended early: {error}")
+
+
+def _direction(request: SweepRequest, typed: Typed, sweep: SweepFolder) -> str:
+    """Whether a search wants more or less of what its jobs give: the metric of the task that all have, else a loss."""
+    common = [text for text in typed.choices if text.lstrip("+").partition("=")[0] in sweep.fixed]
+    values = [text for text in typed.values if text.lstrip("+").partition("=")[0] in sweep.fixed]
+    data = compose.compose(request.primary, replace(typed, choices=common, values=values), request.config_dirs)
+    task = data.get("task")
+    metric = str(task.get("metric")) if isinstance(task, dict) and task.get("metric") else "loss"
+    direction = "minimize" if lower_is_better(metric) else "maximize"
+    say(f"hydra.sweeper.direction={direction}, of the {metric}")
+    return direction
 
 
 def _place(request: SweepRequest, sweep: SweepFolder, job: Sequence[str], config: Config) -> Place:

@@ -89,7 +89,7 @@ class Launch:
         left = [place for place in places if self._is_left(place)]
         if left and not self.interrupted:
             self._announce(left)
-            with self._surroundings(left):
+            with self._surroundings():
                 self._launch(left)
         values = [records.read(place.folder).get("value") for place in places]
         return [float(value) if isinstance(value, int | float) else math.nan for value in values]
@@ -113,32 +113,39 @@ class Launch:
             say(f"{name}: did not end, resumes")
         return True
 
+    @property
+    def _parallel(self) -> bool:
+        """Whether jobs run in processes of their own; joblib has none where one is asked for."""
+        return self.name != "basic" and not (self.name == "joblib" and self.config.hydra.launcher.n_jobs == 1)
+
     def _announce(self, left: Sequence[Place]) -> None:
-        if self.name == "basic":
+        if not self._parallel:
             return
-        threads, at_once = self._threads(left)
+        threads, at_once = self._threads()
         given = "" if threads is None else f", {threads} thread{'s' * (threads > 1)} each (OMP_NUM_THREADS)"
         many = f"{len(left)} job{'s' * (len(left) > 1)}"
         say(f"{many} by {self.name}" + (f", {min(at_once, len(left))} at a time{given}" if at_once else ""))
 
-    def _threads(self, left: Sequence[Place]) -> tuple[int | None, int]:
+    def _threads(self) -> tuple[int | None, int]:
         """The threads of each job, None where the launcher's place decides; and how many jobs run at a time, 0 where
-        that is not known. Sums depend on the number of threads."""
+        that is not known. Sums depend on the number of threads: jobs that are done or left change nothing."""
         cores = len(os.sched_getaffinity(0))
+        if not self._parallel:
+            return None, 1
         if self.name == "joblib":
             asked = int(self.config.hydra.launcher.n_jobs)
-            at_once = min(asked if asked > 0 else max(1, cores + 1 + asked), len(left))
+            at_once = asked if asked > 0 else max(1, cores + 1 + asked)
         elif self.name == "submitit_local":
-            at_once = len(left)
+            at_once = len(self.places)
         else:
             return None, 0
         given = os.environ.get("OMP_NUM_THREADS", "")
         return int(given) if given.isdecimal() else max(1, cores // at_once), at_once
 
     @contextmanager
-    def _surroundings(self, left: Sequence[Place]) -> Iterator[None]:
+    def _surroundings(self) -> Iterator[None]:
         """The environment that the processes of the jobs inherit."""
-        threads, _ = self._threads(left)
+        threads, _ = self._threads()
         changed: dict[str, str] = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
         if self.name.startswith("submitit"):
             (self.sweep.path / ".submitit").mkdir(mode=0o700, exist_ok=True)  # its files are run, and hold all values
@@ -158,7 +165,7 @@ class Launch:
     def _launch(self, left: Sequence[Place]) -> None:
         fingerprint = code.fingerprint(self.plugins)
         overrides = [[place.folder.name, self._job(place, fingerprint).packed()] for place in left]
-        if self.name == "basic":
+        if not self._parallel:
             self.launcher.launch(overrides, initial_job_idx=0)
             return
         before = [records.read(place.folder) for place in left]
@@ -186,6 +193,7 @@ class Launch:
             code=fingerprint,
             plugins=list(self.plugins),
             has_result=self.has_result,
+            parent=os.getpid(),
         )
 
     def _ended_early(self, began: bool, error: Exception) -> None:
@@ -232,6 +240,11 @@ class Launch:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    def statuses(self) -> list[int]:
+        """How the jobs of this start have ended; of those that never began, nothing."""
+        known = [records.read(folder).get("exit_status") for folder in self.places]
+        return [status for status in known if isinstance(status, int)]
 
 
 class AsLauncher:

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lmtool.errors import DONE, REQUEUE
+from lmtool.errors import DONE, REQUEUE, TERMINATED
 from lmtool.runs.files import replace_text
 from lmtool.runs.identity import finished
 from lmtool.runs.locks import Owner
@@ -49,11 +49,11 @@ def has_ended(record: Mapping[str, Any]) -> bool:
 
 def under_way(record: Mapping[str, Any]) -> str | None:
     """Where a job is at work, or waits in a queue; None where that is not certain."""
+    queued = record.get("slurm")
+    if isinstance(queued, str) and (not has_ended(record) or record.get("exit_status") == TERMINATED):
+        return f"SLURM job {queued}" if queue_state(queued) else None
     if not record or has_ended(record):
         return None
-    queued = record.get("slurm")
-    if isinstance(queued, str):
-        return f"SLURM job {queued}" if queue_state(queued) else None
     with suppress(TypeError):
         owner = Owner(**record.get("owner", {}))
         if owner == Owner(**{**asdict(owner), "host": Owner.me().host}) and owner.alive():

@@ -5,6 +5,7 @@ Optuna's own storage is not used: the version Hydra's sweeper needs does not wor
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ def resume(sweeper: Any, arguments: list[str], folder: Path, has_result: bool) -
     from hydra_plugins.hydra_optuna_sweeper import _impl
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
+    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
     if sweeper.storage is not None or len(sweeper._get_directions()) > 1:
         return
     params = [*sweeper._parse_sweeper_params_config(), *arguments]

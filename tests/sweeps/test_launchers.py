@@ -1,0 +1,247 @@
+"""Jobs in processes of their own: joblib's and submitit's launchers, signals, what a job finds around it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmtool import cli, errors
+from lmtool.errors import Stopped
+from lmtool.sweeps import code, devices, job, records
+from tests.commands.conftest import TINY, write_text
+from tests.sweeps import fakes
+
+TYPED = ["pretrain", "-m", "model=bert_tiny", "name=mine"]
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli, "run_job", fakes.run_job)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    return tmp_path
+
+
+def results(sweep: Path) -> dict[str, Any]:
+    return {path.parent.name: json.loads(path.read_text()) for path in sweep.glob("*/result.json")}
+
+
+def test_joblib(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    launcher = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+    assert cli.main([*TYPED, "seed=1,2", *launcher]) == errors.USER_ERROR
+    shown = capfd.readouterr().out
+    threads = max(1, len(os.sched_getaffinity(0)) // 2)
+    assert f"2 jobs by joblib, 2 at a time, {threads} thread" in shown and "OMP_NUM_THREADS" in shown
+    assert "job 0 done: loss 0.1" in shown and "speaks" not in shown
+    assert "job 1: no such seed" in shown and "job 1 failed" in shown
+    assert "seed 1 speaks" in Path("runs/mine/0_seed-1/job.log").read_text()
+    assert "hint: give another" in Path("runs/mine/1_seed-2/job.log").read_text()
+    result = results(Path("runs/mine"))["0_seed-1"]
+    assert result["threads"] == str(threads) and result["pid"] != os.getpid()
+    assert cli.main([*TYPED, "seed=1,3", *launcher]) == 0  # in the processes that are there
+    assert "job 0 (0_seed-1): done before, skipped\n1 job by joblib" in capfd.readouterr().out
+    assert results(Path("runs/mine")).keys() == {"0_seed-1", "2_seed-3"}
+
+
+def a_job(folder: Path, **changes: Any) -> job.Job:
+    folder.mkdir(parents=True, exist_ok=True)
+    fixed: dict[str, Any] = {
+        "number": 0, "folder": str(folder), "overrides": ["seed=1"], "varied": {"seed": "1"}, "data": {"seed": 1},
+        "launch": "one", "launcher": "submitit_slurm", "code": code.fingerprint(), "plugins": [], "has_result": False,
+        "parent": os.getpid(),
+    }  # fmt: skip
+    return job.Job(**(fixed | changes))
+
+
+def test_a_preempted_job_is_queued_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[int] = []
+
+    def stop(data: dict[str, Any], overrides: list[str]) -> None:
+        raise Stopped("stopped by SIGUSR2: a checkpoint of step 3 is saved", errors.REQUEUE)
+
+    before = signal.signal(signal.SIGUSR2, lambda number, frame: called.append(number))
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    try:
+        job.perform(stop, {"job": a_job(tmp_path / "0_a").packed()})
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    record = records.read(tmp_path / "0_a")
+    assert called == [signal.SIGUSR2] and record["exit_status"] == errors.REQUEUE and record["slurm"] == "12"
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    # A time limit that was met too often is the end: submitit says so.
+    signal.signal(signal.SIGUSR2, lambda number, frame: [][number])
+    try:
+        job.perform(stop, {"job": a_job(tmp_path / "0_a").packed()})
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert records.read(tmp_path / "0_a")["exit_status"] == errors.TERMINATED
+
+
+def test_no_job_of_a_stopped_start_begins(tmp_path: Path) -> None:
+    (tmp_path / job.STOPPED).mkdir()
+    (tmp_path / job.STOPPED / "one").touch()
+    job.perform(lambda data, overrides: pytest.fail("it began"), {"job": a_job(tmp_path / "0").packed()})
+    assert records.read(tmp_path / "0") == {}
+
+
+def test_what_a_queue_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    squeue = tmp_path / "squeue"
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    known = {"exit_status": 1, "slurm": "12"}
+    for script, answer in [("echo RUNNING", "RUNNING"), ("true", None), ("echo down >&2; exit 1", "")]:
+        squeue.write_text(f"#!/bin/sh\n{script}\n")
+        squeue.chmod(0o755)
+        assert records.queue_state("12") == answer
+        assert records.under_way(known) == ("SLURM job 12" if answer else None)
+    squeue.write_text("#!/bin/sh\necho 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1\n")
+    assert records.queue_state("12") is None
+
+
+def test_each_process_takes_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = []
+    for _ in range(3):  # as many processes, each with locks of its own
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+        monkeypatch.setattr(devices, "_held", [])
+        devices.take_device(tmp_path, "auto")
+        taken.append((os.environ["CUDA_VISIBLE_DEVICES"], devices._held))
+    assert [name for name, _ in taken[:2]] == ["4", "7"] and taken[2][0] in ("4", "7") and not taken[2][1]
+    for _, held in taken:
+        for handle in held:
+            os.close(handle)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+    monkeypatch.setattr(devices, "_held", [])
+    devices.take_device(tmp_path, "cuda:1")
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "4,7"
+
+
+def test_the_code_of_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plugin = tmp_path / "my_own_plugin.py"
+    plugin.write_text("x = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    copy = code.copied(tmp_path / "sweep", ["my_own_plugin"])
+    assert (copy / "my_own_plugin.py").read_text() == "x = 1\n"
+    assert (copy / "lmtool/sweeps/code.py").is_file() and (copy / "lmtool/conf/pretrain.yaml").is_file()
+    assert not list(copy.rglob("__pycache__"))
+    before = code.fingerprint(["my_own_plugin"])
+    assert copy.name == before and code.copied(tmp_path / "sweep", ["my_own_plugin"]) == copy
+    plugin.write_text("x = 2\n")
+    assert code.fingerprint(["my_own_plugin"]) != before
+
+
+def command(folder: Path, *words: str) -> list[str]:
+    text = folder / "text.txt"
+    if not text.exists():
+        write_text(text)
+    budget = ["max_steps=6", "checkpoint_every=2", "evaluate_every=3", "log_every=1", "batch_tokens=256"]
+    data = ["data=text", f"data.path={text}", f"cache_dir={folder / 'cache'}", "objective.pairs=none"]
+    return [sys.executable, "-m", "lmtool", "pretrain", "-m", "model=bert_tiny", *TINY, *budget, *data, *words]
+
+
+def start(folder: Path, *words: str, **more: str) -> subprocess.Popen[str]:
+    root = str(Path(cli.__file__).parents[1])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": root, **more}
+    return subprocess.Popen(
+        command(folder, *words),
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def weights(sweep: Path) -> dict[str, tuple[bytes, list[Any]]]:
+    """By the folder of a job, its last weights and its losses."""
+    return {
+        path.name: (
+            (path / "checkpoints/step_00000006/model.safetensors").read_bytes(),
+            [json.loads(line).get("loss") for line in (path / "metrics.jsonl").read_text().splitlines()],
+        )
+        for path in sweep.glob("*_*")
+    }
+
+
+GRID = ["seed=1,2", "optimizer.lr=1e-3,3e-3"]
+
+
+def all_done(process: subprocess.Popen[str]) -> str:
+    said, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, said
+    return said
+
+
+@pytest.mark.slow
+def test_every_launcher_gives_the_same_losses(tmp_path: Path) -> None:
+    all_done(start(tmp_path, *GRID, "name=basic"))
+    all_done(start(tmp_path, *GRID, "name=joblib", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"))
+    all_done(start(tmp_path, *GRID, "name=local", "hydra/launcher=submitit_local"))
+    reference = weights(tmp_path / "runs/basic")
+    assert len(reference) == 4
+    assert weights(tmp_path / "runs/joblib") == reference and weights(tmp_path / "runs/local") == reference
+
+
+def until(reached: Any, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 300
+    while not reached():
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0]
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_sweep_that_was_ended_runs_what_is_missing(tmp_path: Path, number: signal.Signals) -> None:
+    all_done(start(tmp_path, *GRID, "name=whole"))
+    typed = [*GRID, "name=halved", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+    process, sweep = start(tmp_path, *typed), tmp_path / "runs/halved"
+    until(lambda: any(records.done(path.parent, has_result=True) for path in sweep.glob("*/job.json")), process)
+    process.send_signal(number)
+    said, _ = process.communicate(timeout=300)
+    assert process.returncode == (130 if number == signal.SIGINT else -9)
+    # The processes of the jobs notice that their parent is gone.
+    until(lambda: not any(sweep.glob("*/LOCK")), start(tmp_path, "--cfg", "job"))
+    done = [path.parent for path in sweep.glob("*/job.json") if records.done(path.parent, has_result=True)]
+    before = {folder / "result.json": (folder / "result.json").stat().st_mtime_ns for folder in done}
+    again = all_done(start(tmp_path, *typed))
+    assert again.count("done before, skipped") == len(before) < 4
+    assert all(path.stat().st_mtime_ns == changed for path, changed in before.items())
+    assert weights(sweep) == weights(tmp_path / "runs/whole")
+
+
+@pytest.mark.slow
+def test_later_jobs_run_the_code_that_was_submitted(tmp_path: Path) -> None:
+    """A job of submitit finds the copy, though it starts in a folder with another lmtool in it."""
+    (tmp_path / "lmtool").mkdir()
+    (tmp_path / "lmtool/__init__.py").write_text("raise ImportError('the one of today')\n")
+    all_done(start(tmp_path, "seed=1,2", "name=local", "hydra/launcher=submitit_local", PYTHONSAFEPATH="1"))
+    copies = list((tmp_path / "runs/local/.code").iterdir())
+    codes = {json.loads(path.read_text())["code"] for path in tmp_path.glob("runs/local/*/job.json")}
+    assert [copy.name for copy in copies] == list(codes)
+
+
+@pytest.mark.slurm
+def test_slurm_runs_and_requeues(tmp_path: Path) -> None:
+    """Two jobs as by the basic launcher; then one that is preempted in its first steps and queued again."""
+    slurm = ["hydra/launcher=submitit_slurm", "hydra.launcher.partition=low", "hydra.launcher.timeout_min=20"]
+    all_done(start(tmp_path, "seed=1,2", "name=basic"))
+    all_done(start(tmp_path, "seed=1,2", "name=slurm", *slurm))
+    assert weights(tmp_path / "runs/slurm") == weights(tmp_path / "runs/basic")
+    process, run = start(tmp_path, "seed=1,3", "name=slurm", *slurm), tmp_path / "runs/slurm/2_seed-3"
+    until(lambda: (run / "metrics.jsonl").exists(), process)
+    queued = records.read(run)["slurm"]
+    subprocess.run(["scancel", "--signal=USR2", queued], check=True)
+    until(lambda: records.queue_state(queued) == "PENDING", process)
+    assert records.read(run)["exit_status"] == errors.REQUEUE
+    subprocess.run(["scontrol", "update", f"JobId={queued}", "StartTime=now"], check=True)
+    assert "done before, skipped" in all_done(process)
+    all_done(start(tmp_path, "seed=3", "name=whole"))
+    assert weights(tmp_path / "runs/slurm")["2_seed-3"][0] == (
+        next((tmp_path / "runs/whole").glob("0*/checkpoints/step_00000006/model.safetensors")).read_bytes()
+    )
