@@ -73,7 +73,7 @@ def replace_tokenizer(config: ImportConfig, tokenizer_path: str) -> None:
     names = vocabulary_tensors(blueprint, larger, weights.tensors.keys())
     names = [name for name in names if name in weights.tensors]
     tensors = replaced_rows(weights.tensors, names, mapping)
-    loss = None
+    loss: TextLoss | str = "the checkpoint has no head that predicts tokens"
     if trained is not None:
         resized = _resized(trained.config, rows)
         changed = replace(trained, config=resized, tokenizer=new, weights=replace(weights, tensors=tensors))
@@ -85,7 +85,7 @@ def replace_tokenizer(config: ImportConfig, tokenizer_path: str) -> None:
         **mapping.counts,
         "rows_without_entry": model.vocab_size - old.vocab_size,
         "tensors": names,
-        "bits_per_byte": None if loss is None else asdict(loss),
+        "bits_per_byte": None if isinstance(loss, str) else asdict(loss),
     }
     section = {"name": "folder", "path": masked(str(folder)), "parse_special_tokens": parses}
     described = _described(config, published, saved, weights)
@@ -154,8 +154,8 @@ def _resized(blueprint: Any, rows: int) -> Any:
     return replace(blueprint, model=model)
 
 
-def _measured(config: ImportConfig, before: Trained, after: Trained) -> TextLoss | None:
-    """Both on the same text. None where nothing of the objective predicts tokens of text."""
+def _measured(config: ImportConfig, before: Trained, after: Trained) -> TextLoss | str:
+    """Both on the same text; or why the checkpoint as it was has no loss there."""
     values: list[float] = []
     term = title = ""
     for trained in (before, after):
@@ -167,10 +167,15 @@ def _measured(config: ImportConfig, before: Trained, after: Trained) -> TextLoss
         learner, length = trained.learner(), trained.config.max_length
         terms = [name for name in learner.weights if name not in trained.tasks]
         if not terms:
-            return None
+            return "its objective predicts no tokens of text"
         term = terms[0]
         budget = max(EVALUATION_TOKENS, length)
-        held_out = HeldOutSplits(learner, {"validation": data}, length, budget, trained.config.seed)
+        try:
+            held_out = HeldOutSplits(learner, {"validation": data}, length, budget, trained.config.seed)
+        except UserError as error:  # too few sentinels for its length
+            if trained is after:
+                raise
+            return error.message
         metrics, facts = held_out.score(trained.precision).metrics(), data.text.facts
         if "bits_per_byte" in metrics:
             values.append(metrics["bits_per_byte"])
@@ -193,7 +198,7 @@ def _described(
 
 
 def _tell(
-    folder: Path, mapping: Replacement, report: Mapping[str, Any], loss: TextLoss | None, before: int, after: int
+    folder: Path, mapping: Replacement, report: Mapping[str, Any], loss: TextLoss | str, before: int, after: int
 ) -> None:
     counts = mapping.counts
     new = f"{counts['new']:,} new"
@@ -203,8 +208,8 @@ def _tell(
     if report["rows_without_entry"]:
         rows.append(("rows", f"{report['rows_without_entry']:,} that no token has stay behind the entries"))
     rows.append(("tensors", ", ".join(report["tensors"])))
-    if loss is None:
-        rows.append(("bits per byte", "not measured: the checkpoint has no head that predicts tokens"))
+    if isinstance(loss, str):
+        rows.append(("bits per byte", f"not measured: {loss}"))
     else:
         rows.append(("bits per byte", f"{loss.before:.4f} before · {loss.after:.4f} after · {loss.term}, {loss.text}"))
     output = Output()

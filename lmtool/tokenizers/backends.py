@@ -146,6 +146,19 @@ def joined(
     return backend
 
 
+def byte_fallback(
+    vocabulary: Mapping[str, int], merges: Sequence[tuple[str, str]], scheme: Literal["always", "first", "never"]
+) -> tokenizers.Tokenizer:
+    """SentencePiece's BPE pieces as Llama has them: nothing is cleaned, and what has no piece is written in bytes.
+    scheme: whether a space stands before a text."""
+    model = models.BPE(dict(vocabulary), list(merges), fuse_unk=True, byte_fallback=True)
+    backend = tokenizers.Tokenizer(model)
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme=scheme, split=False)
+    steps: list[decoders.Decoder] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence([*steps, *([] if scheme == "never" else [decoders.Strip(" ", 1, 0)])])
+    return backend
+
+
 def sentinel_pieces(count: int) -> list[tuple[str, float]]:
     """T5's sentinels, which come after the vocabulary, from the last one to the first."""
     return [(f"<extra_id_{number}>", 0.0) for number in reversed(range(count))]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tokenizers
 from tokenizers import AddedToken, models
@@ -165,6 +165,12 @@ def _albert(pieces: Pieces, settings: Settings, tokens: Mapping[str, str]) -> to
     )
 
 
+def _llama(pieces: Pieces, settings: Settings, tokens: Mapping[str, str]) -> tokenizers.Tokenizer:
+    prefix = settings.optional_flag("add_prefix_space")
+    scheme: Literal["always", "first", "never"] = "always" if settings.optional_flag("legacy") else "first"
+    return backends.byte_fallback(pieces.entries, pieces.merges, "never" if prefix is False else scheme)
+
+
 BERT = TokenizerClass(
     ("BertTokenizer", "ElectraTokenizer", "DistilBertTokenizer"),
     ("bert", "electra", "distilbert"),
@@ -197,7 +203,15 @@ GPT1 = TokenizerClass(
 )
 T5 = TokenizerClass(("T5Tokenizer",), ("t5",), "Unigram", PIECES, SPECIALS["t5"], _t5, _t5_around, _t5_sentinels)
 ALBERT = TokenizerClass(("AlbertTokenizer",), ("albert",), "Unigram", PIECES, SPECIALS["albert"], _albert)
-CLASSES = (BERT, ROBERTA, GPT2, GPT1, T5, ALBERT)
+LLAMA = TokenizerClass(
+    ("LlamaTokenizer",),
+    ("llama",),
+    "BPE",
+    ("tokenizer.model",),
+    {"unk": "<unk>", "bos": "<s>", "eos": "</s>"},
+    _llama,
+)
+CLASSES = (BERT, ROBERTA, GPT2, GPT1, T5, ALBERT, LLAMA)
 
 
 def class_of(folder: Path, settings: Settings) -> TokenizerClass | str | None:

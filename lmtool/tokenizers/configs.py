@@ -133,7 +133,7 @@ class SentencePieceConfig(TokenizerConfig):
         False, description="With special_tokens=albert: lowercase the text and strip its accents (ALBERT's models)."
     )
     character_coverage: float = Field(
-        0.9995, gt=0.9, le=1, description="Share of the text's characters that have an entry; the rest is unknown."
+        0.9995, ge=0.98, le=1, description="Share of the text's characters that have an entry; the rest is unknown."
     )
 
     @property

@@ -1,14 +1,16 @@
 """A tokenizer folder in Hugging Face's layout: tokenizer.json, or the files that came before it.
 
 vocab.txt: WordPiece (BERT, ELECTRA, DistilBERT). vocab.json and merges.txt: byte-level pieces (GPT-2, RoBERTa, BART),
-or GPT-1's with "</w>". spiece.model: SentencePiece (T5, ALBERT). What stands in tokenizer_config.json overrides
-tokenizer.json as it does in transformers, by the class that the folder names (classes.py).
+or GPT-1's with "</w>". spiece.model: SentencePiece (T5, ALBERT; by merged pairs, Llama). What stands in
+tokenizer_config.json overrides tokenizer.json as it does in transformers, by the class that the folder names
+(classes.py).
 """
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from lmtool.tokenizers.classes import (
     CONFIG,
     GPT1,
     GPT2,
+    LLAMA,
     PIECES,
     ROBERTA,
     SETTINGS,
@@ -34,7 +37,7 @@ from lmtool.tokenizers.classes import (
 )
 from lmtool.tokenizers.configs import SPECIALS
 from lmtool.tokenizers.json_files import broken, read_json, read_text
-from lmtool.tokenizers.pieces import CONTROL, UNIGRAM, USER_DEFINED, read_model
+from lmtool.tokenizers.pieces import BPE, CONTROL, UNIGRAM, USER_DEFINED, merges_of, read_model
 from lmtool.tokenizers.special import ADDED, SPECIAL_MAP, read_special
 
 WHOLE = "tokenizer.json"
@@ -114,6 +117,9 @@ def _class_by_files(folder: Path) -> TokenizerClass:
     path = next((folder / name for name in PIECES if (folder / name).is_file()), None)
     if path is not None:
         content = path.read_bytes()
+        with suppress(ValueError, KeyError):  # whoever reads it says so
+            if read_model(content).kind == BPE:
+                return LLAMA
         # ALBERT's vocabulary has BERT's tokens among its pieces.
         return ALBERT if b"[CLS]" in content and b"[SEP]" in content else T5
     if (folder / "vocab.txt").is_file():
@@ -154,14 +160,16 @@ def _characters(normalizer: Any) -> bytes:
 def _pieces_of_files(folder: Path, kind: TokenizerClass, settings: Settings) -> Pieces:
     """The pieces in the files from before tokenizer.json."""
     paths = [folder / name for name in kind.files if (folder / name).is_file()]
-    if not paths or (kind.model == "BPE" and len(paths) < 2):
+    one_file = kind.files[0] in PIECES or kind.model != "BPE"
+    if not paths or (not one_file and len(paths) < 2):
         raise UserError(
-            f"tokenizer: {folder} has no {' and '.join(kind.files if kind.model == 'BPE' else kind.files[:1])}, which "
+            f"tokenizer: {folder} has no {' and '.join(kind.files[:1] if one_file else kind.files)}, which "
             f"{kind.names[0]} reads",
             "copy the missing file there too, or give a folder with tokenizer.json",
         )
-    readers = {"WordPiece": _wordpiece, "BPE": _merges, "Unigram": _unigram}
-    return readers[kind.model](paths[0], kind, settings)
+    if kind.files[0] in PIECES:
+        return _sentencepiece(paths[0], kind, settings)
+    return (_wordpiece if kind.model == "WordPiece" else _merges)(paths[0], kind, settings)
 
 
 def _wordpiece(path: Path, kind: TokenizerClass, settings: Settings) -> Pieces:
@@ -188,13 +196,17 @@ def _merges(path: Path, kind: TokenizerClass, settings: Settings) -> Pieces:
     return Pieces(path, vocabulary, merges=merges)
 
 
-def _unigram(path: Path, kind: TokenizerClass, settings: Settings) -> Pieces:
+def _sentencepiece(path: Path, kind: TokenizerClass, settings: Settings) -> Pieces:
     try:
         model = read_model(path.read_bytes())
     except (ValueError, KeyError) as problem:
         raise broken(path, str(problem)) from problem
-    if model.kind != UNIGRAM:
-        raise broken(path, "its pieces are no unigram model")
+    if model.kind != (BPE if kind.model == "BPE" else UNIGRAM):
+        raise broken(path, f"its pieces are no {kind.model} model")
+    if kind.model == "BPE":
+        # Transformers takes the special ones from tokenizer_config.json, and from the class.
+        entries = {piece: number for number, (piece, _, _) in enumerate(model.pieces)}
+        return Pieces(path, entries, merges=merges_of(model))
     scored = [(piece, score) for piece, score, _ in model.pieces]
     if kind is T5:
         scored += backends.sentinel_pieces(settings.sentinels)

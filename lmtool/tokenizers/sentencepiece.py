@@ -7,6 +7,7 @@ Spaces are written "▁", also before the first word. unigram: the most probable
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 import sentencepiece
@@ -89,7 +90,15 @@ def train_model(config: SentencePieceConfig, texts: Iterable[str], vocab_size: i
             minloglevel=2,
         )
     except (RuntimeError, ValueError, OSError) as problem:
-        words = " ".join(str(problem).split())[-200:]
+        needed = re.search(r"smaller than required_chars. \d+ vs (\d+)", str(problem))
+        if needed is not None:
+            least = int(needed[1]) + sentinels
+            raise UserError(
+                f"tokenizer.vocab_size={vocab_size} has no room: the text's characters and the special tokens take "
+                f"{least} entries",
+                f"set tokenizer.vocab_size={max(least, 1000)} or more, or a smaller tokenizer.character_coverage=",
+            ) from problem
+        words = " ".join(str(problem).rpartition("] ")[2].split())[-200:]
         raise UserError(
             f"tokenizer.vocab_size={vocab_size} has no room for {sentinels + 5} special tokens and the text's "
             f"characters, or the text is too short ({words})",
