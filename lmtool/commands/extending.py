@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from lmtool.commands.configs import RunConfig
+from lmtool.commands.trunks import phases_ended
 from lmtool.config.checkpoint import read_config, read_state
 from lmtool.config.tables import build
 from lmtool.errors import UserError
@@ -35,7 +36,7 @@ def require_same_past(verb: str, config: RunConfig, folder: Path, point: Path) -
             f"{folder} was ended by patience after step {state['step']}: a larger budget does not train it further",
             " ".join(map(shlex.quote, [*command, "patience=null", "name=NEW"])),
         )
-    if (state.get("cursor") or {}).get("phase", 0) > 0:
+    if phases_ended(state):
         raise UserError(
             f"{folder} cannot be extended: its phases are shares of the budget, and those of a larger one would "
             f"have had other borders before step {state['step']}",

@@ -32,7 +32,7 @@ from lmtool.config.decode import MISSING
 from lmtool.config.overrides import Offers
 from lmtool.errors import ConfigError, Problem, UserError
 from lmtool.manifest import Damaged
-from lmtool.runs.identity import BRANCH_KEYS, differing
+from lmtool.runs.identity import BRANCH_KEYS, budgets, differing
 
 RUNS = Path("runs")
 _FORM = "branch=runs/NAME@STEP, or runs/NAME@last, runs/NAME@best"
@@ -88,6 +88,16 @@ class Trunk:
             raise self.refusal(damage) from damage
         return saved.of_this_version(read_config(self.point), self.point / CONFIG)
 
+    def complete(self) -> dict[str, Any]:
+        """`config` with the values of keys that are newer than the run. UserError where it is no configuration."""
+        data = self.config()
+        verb = str(data.get("command"))
+        return saved.save(decoded(verb, saved.body(data), reads_checkpoint=False), verb)
+
+    def phase(self) -> int:
+        """How many phases of the run had ended."""
+        return phases_ended(read_state(self.point))
+
     def refusal(self, damage: Damaged) -> UserError:
         """The error for a damaged checkpoint, with the nearest one of the run that is intact."""
         others = [folder for folder in saved_steps(self.run / "checkpoints") if folder != self.point]
@@ -97,11 +107,17 @@ class Trunk:
 
     def require_same(self, config: dict[str, Any]) -> None:
         """UserError where a configuration is not one of a branch of this run."""
-        if keys := differing(self.config(), config, BRANCH_KEYS):
+        if keys := differing(self.complete(), config, BRANCH_KEYS):
             raise UserError(
                 f"branch={self} keeps what its trunk learns: {'; '.join(keys)}",
                 f"leave it as it was; checkpoint={self.point} in its place starts a new run from its weights",
             )
+
+
+def phases_ended(state: dict[str, Any]) -> int:
+    """How many phases of a run had ended at a checkpoint. state: its state.json."""
+    cursor = state.get("cursor")
+    return int(cursor.get("phase", 0)) if isinstance(cursor, dict) else 0
 
 
 def _step(folder: Path) -> int:
@@ -176,7 +192,7 @@ def configuration(
         running=running,
         reads_checkpoint=False,  # the configuration is complete, and what the trunk started from may be gone
     )
-    problems = [*_changes(trunk, base, saved.save(config, verb)), *_spent(trunk, config)]
+    problems = [*_changes(trunk, saved.save(config, verb)), *_spent(trunk, config)]
     if problems:
         raise ConfigError(problems)
     return config
@@ -245,9 +261,15 @@ def _own_place(trunk: Trunk, keyed: dict[str, str]) -> Iterator[Problem]:
         )
 
 
-def _changes(trunk: Trunk, base: dict[str, Any], now: dict[str, Any]) -> Iterator[Problem]:
+def _changes(trunk: Trunk, now: dict[str, Any]) -> Iterator[Problem]:
+    base = trunk.complete()
     for change in differing(base, now, BRANCH_KEYS):
         yield _learned(change.split()[0], change, trunk)
+    if budgets(base) != budgets(now) and trunk.phase():
+        message = (
+            f"branch={trunk}: phases are shares of the budget, and phase {trunk.phase() + 1} had begun at this step"
+        )
+        yield Problem("phases", message, "keep the budgets as they are, or branch from a step of the first phase")
 
 
 def _spent(trunk: Trunk, config: Any) -> Iterator[Problem]:

@@ -129,7 +129,7 @@ def resume(keeper: Keeper, budget: Budget, settings: TrainingSettings) -> Progre
     if keeper.saved_step is not None:
         keeper.point(progress)
     spent = budget.spent(progress)
-    if progress.ended is None and spent is not None and progress.evaluated_step != progress.step:
+    if progress.ended is None and spent is not None and progress.step:  # a branch, or an extended run
         message = (
             f"{spent} is spent after step {progress.step:,}, which {keeper.run.path} begins at: it would train nothing"
         )

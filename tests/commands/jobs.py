@@ -83,6 +83,18 @@ def finetuning(folder: Path) -> None:
     )  # fmt: skip
 
 
+def branching(folder: Path) -> None:
+    """A branch in the middle of a run, with another end."""
+    trunk = folder.parent / "shared/start"
+    if not trunk.exists():
+        place = _shared(folder)
+        _quietly(
+            "pretrain", "model=bert_tiny", *TINY, *BUDGET, "batch_tokens=256", "data=text", "keep=all", "schedule=wsd",
+            f"data.path={place / 'text.txt'}", f"cache_dir={place / 'cache'}", f"run_dir={trunk}",
+        )  # fmt: skip
+    _quietly("pretrain", f"branch={trunk}@6", f"run_dir={folder}", "max_steps=14", "schedule.decay_steps=6")
+
+
 def tuning(folder: Path) -> None:
     """Low-rank updates of a pretrained model, whose layers begin to learn one after the other."""
     place, start = _shared(folder), folder.parent / "shared/start"

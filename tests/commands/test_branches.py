@@ -79,6 +79,7 @@ def test_a_branch_with_the_same_keys_is_the_unbroken_run(trunk: Path) -> None:
         pytest.param("tuned", marks=pytest.mark.slow),
         pytest.param("electra_tiny", marks=pytest.mark.slow),
         pytest.param("peers", marks=pytest.mark.slow),
+        pytest.param("phases", marks=pytest.mark.slow),
     ],
 )
 def test_whatever_is_learned(trunk: Path, kind: str) -> None:
@@ -92,12 +93,15 @@ def test_whatever_is_learned(trunk: Path, kind: str) -> None:
     else:
         more = {
             "mixture": ["objective=mixture", "objective.members=[mlm,rtd]", "objective.with.rtd.generator_size=0.5"],
+            "phases": ["phases=[{share: 0.25, max_length: 16},{share: 0.75}]"],
             "distilled": ["distill=soft", f"distill.teacher={trunk}"],
         }.get(kind, [])
         run = pretrain("run", *more, *budget, model=kind if kind.endswith("_tiny") else "bert_tiny")
     verb = "finetune" if kind in ("tuned", "peers") else "pretrain"
     lmtool(verb, f"branch={run}@2", "name=branch")
     assert outcome(Path("runs/branch"), 4) == outcome(run, 4)
+    if kind == "phases":  # shares of another budget would have ended the first one elsewhere
+        lmtool(verb, f"branch={run}@2", "name=longer", "max_steps=8", status=2)
 
 
 def test_another_schedule_and_another_end(trunk: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,7 @@ from tests.training.test_kill import run_harness
         ("pretraining,multitask,finetuning,tuning", 3),  # one process, whose start would cost more than they do
         pytest.param("gpt,t5,electra,bart", 5, marks=pytest.mark.slow),
         pytest.param("peers", 5, marks=pytest.mark.slow),
+        pytest.param("branching", 10, marks=pytest.mark.slow),
     ],
 )
 def test_killed_commands_go_on_bitwise(tmp_path: Path, jobs: str, kills: int) -> None:
