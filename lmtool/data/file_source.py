@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 
-from lmtool.data.configs import DataConfig, FileConfig
+from lmtool.data.configs import DataConfig, FileConfig, kind_of
 from lmtool.data.files import find
 from lmtool.data.problems import collecting, refuse
 from lmtool.data.scans import KeptScan, Scan
@@ -33,16 +33,17 @@ AnyConfig = TypeVar("AnyConfig", bound=DataConfig)
 
 class FileSource(ABC, Generic[AnyConfig]):
     """Implements `data.sources.Source`. Everything is read once when it is built, so that a bad byte in the last file
-    is an error before anything starts (large files that did not change since are not: `data.scans`); text is then read
-    again as it is needed, never held. key: what the path is
-    called in errors. Where problems are collected (`data.problems`), rows that fail are left out, and what is behind an
-    error that ends a file.
+    is an error before anything starts; `data.scans` keeps what that found of large files. Text is then read again as it
+    is needed, never held. key: what the path is called in errors. Where problems are collected (`data.problems`), rows
+    that fail are left out, and what is behind an error that ends a file.
 
     UserError: no such file, no text at all, and what `documents_of` raises.
     """
 
     suffixes: ClassVar[tuple[str, ...]] = (".txt",)
     """The ends of the names of files that are read of a folder, the commonest first."""
+    blank: ClassVar[str] = "white space alone"
+    """What files without text are, where they are not empty."""
 
     def __init__(
         self,
@@ -199,7 +200,7 @@ class FileSource(ABC, Generic[AnyConfig]):
         if not scan.sizes:
             key = self.key if split == "train" else "data.validation"
             which = f"{files[0]} is" if len(files) == 1 else f"all {len(files)} files are"
-            problem = f"{which} {'white space alone' if scan.bytes else 'empty'}"
+            problem = f"{which} {self.blank if scan.bytes else 'empty'}"
             raise UserError(f"{key}: {problem}: there is no text", f"give files with text: {key}=PATH")
         return scan
 
@@ -217,6 +218,9 @@ class FileSource(ABC, Generic[AnyConfig]):
                 begun = not ends
                 yield text, ends
         except UserError as error:
+            kind = kind_of(path.name) if isinstance(self.config, FileConfig) else None
+            if kind not in (None, "text", self.config.name):
+                error = UserError(error.message, f"by its name it is for data={kind}; else {error.hint}")
             refuse(error)
             if begun:
                 yield "", True

@@ -25,6 +25,8 @@ _KEY = "data.text"
 class RowSource(FileSource[AnyRows]):
     """A row is a document, its columns of text under each other. Rows without text are counted, not read."""
 
+    blank = "without a row that holds text"
+
     @abstractmethod
     def rows_of(self, path: Path) -> Iterator[tuple[int, Sequence[Any]]]:
         """The number of each row, as errors name it, and what its columns of text hold, null for nothing."""

@@ -140,7 +140,8 @@ def ragged(path: Path, number: int, record: Sequence[str], names: Sequence[str],
     hint = "write a row a line with as many columns as the header names"
     if given:
         hint = "give as many column names as the file has columns"
-    return UserError(f"{path}:{number}: {len(record)} columns, {len(names)} expected ({shown(names)})", hint)
+    count = f"{len(record)} column" + ("s" if len(record) != 1 else "")
+    return UserError(f"{path}:{number}: {count}, {len(names)} expected ({shown(names)})", hint)
 
 
 def shown(names: Sequence[str]) -> str:

@@ -196,12 +196,12 @@ def test_marks_and_line_ends_change_nothing(tmp_path: Path, name: str) -> None:
 
 CASES = [
     ("a.csv", "text,n\na,1\nb,2,3\n", r"a.csv:3: 3 columns, 2 expected \(text, n\)"),
-    ("a.csv", "text,n\na,1\nb\n", r"a.csv:3: 1 columns"),
+    ("a.csv", "text,n\na,1\nb\n", r"a.csv:3: 1 column, 2 expected"),
     ("a.csv", 'text,n\na,1\n"b,2\nc,3\n', r"a.csv:3: a quote is opened and never closed"),
     ("a.csv", 'text,n\na,1\n"b"c,2\n', r"a.csv:3: .* expected after"),
     ("a.csv", "text,text\na,1\n", r"a.csv:1: the column 'text' is named twice"),
     ("a.csv", "", r"a.csv is empty"),
-    ("a.csv", "text,n\n", r"a.csv is white space alone: there is no text"),
+    ("a.csv", "text,n\n", r"a.csv is without a row that holds text"),
     ("a.csv", "text\na\0b\n", r"a.csv:2:2: a NUL byte"),
     ("a.tsv", "text\tn\na\tb\tc\n", r"a.tsv:2: 3 columns"),
     ("a.jsonl", '{"text": "a"}\n{"text": "b"\n', r"a.jsonl:2:\d+: not JSON"),
@@ -216,6 +216,16 @@ CASES = [
     ("a.parquet", '{"text": "a"}\n', r"a.parquet: not readable as parquet"),
     ("a.jsonl", parquet(["a"]), r"a.jsonl: a parquet file, not text"),
 ]
+
+
+def test_a_file_of_another_kind_is_named(tmp_path: Path) -> None:
+    for name, content, kind in (("a.csv", "text\na\n", "jsonl"), ("a.jsonl", jsonl(["a"]), "csv")):
+        path = write(tmp_path, name, content)
+        entry = lookup("data", kind)
+        assert entry is not None
+        with pytest.raises(UserError, match=rf"{name}:1") as caught:
+            build(entry.config(path=str(path)))
+        assert f"by its name it is for data={'csv' if kind == 'jsonl' else 'jsonl'}" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize(("name", "content", "match"), CASES)
