@@ -17,7 +17,12 @@ def main(words: list[str]) -> int:
     named = [word for word in words if "=" not in word]
     typed = [word for word in words if "=" in word]
     against = [word.partition("=")[2] for word in typed if word.startswith("against=")]
-    if not named or len(against) < len(typed) or len(against) > 1:
+    if len(against) < len(typed):
+        other = next(word for word in typed if not word.startswith("against="))
+        raise UserError(
+            f"report: there is no key {other.partition('=')[0]}", "of a sweep: against=JOB or against=KEY=VALUE"
+        )
+    if not named or len(against) > 1:
         raise UserError(f"{' '.join(['report', *words])}: give run folders", "lmtool report runs/NAME")
     folders, output = [run_folder(word) for word in named], Output()
     sweeps = [folder for folder in folders if is_sweep(folder)]

@@ -10,13 +10,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lmtool.errors import DONE, REQUEUE, TERMINATED
+from lmtool.errors import DONE, TERMINATED
+from lmtool.reporting.sweep.files import JOB as JOB
+from lmtool.reporting.sweep.files import SUBMITTED as SUBMITTED
+from lmtool.reporting.sweep.files import has_ended as has_ended
 from lmtool.runs.files import replace_text
 from lmtool.runs.identity import finished
 from lmtool.runs.locks import Owner
 from lmtool.secrets import masked_data
 
-SUBMITTED, JOB, LOG = "submitted.json", "job.json", "job.log"
+LOG = "job.log"
 
 
 def write(folder: Path, name: str, record: Mapping[str, Any]) -> None:
@@ -40,11 +43,6 @@ def me() -> dict[str, Any]:
 def done(folder: Path, has_result: bool) -> bool:
     """Whether the job of a folder is finished. has_result: its command leaves a result.json."""
     return read(folder).get("exit_status") == DONE and (not has_result or finished(folder) is not None)
-
-
-def has_ended(record: Mapping[str, Any]) -> bool:
-    """Whether a job says how it ended; one that waits in a queue to be started again has not."""
-    return record.get("exit_status") == DONE or (bool(record.get("error")) and record.get("exit_status") != REQUEUE)
 
 
 def under_way(record: Mapping[str, Any]) -> str | None:

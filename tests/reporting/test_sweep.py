@@ -175,7 +175,7 @@ def test_against_names_a_job_or_a_setting(grid: Callable[..., Path], capsys: pyt
         (["against=99"], "no job and no setting"),
         (["against=optimizer.lr=7"], "no job and no setting"),
         (["against=1", "against=2"], "give run folders"),
-        (["agianst=1"], "give run folders"),
+        (["agianst=1"], "there is no key agianst"),
         ([str(folder)], "is a sweep"),
     ):
         with pytest.raises(UserError, match=says):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,8 +26,8 @@ from lmtool.reporting.scores import score_of
 from lmtool.runs.locks import Owner, held
 
 PLAN, JOB, SUBMITTED = "sweep.json", "job.json", "submitted.json"
-DONE_JOB, NO_SCORE, UNDER_WAY, STOPPED, FAILED, NOT_STARTED = (
-    "done", "no score", "under way", "stopped", "failed", "not started",
+DONE_JOB, NO_SCORE, UNDER_WAY, STOPPED, FAILED, NOT_STARTED, DAMAGED = (
+    "done", "no score", "under way", "stopped", "failed", "not started", "damaged",
 )  # fmt: skip
 _STOPPED = (REQUEUE, INTERRUPTED, TERMINATED)
 _TAIL = 4096
@@ -38,7 +38,7 @@ _PLACES = ("name", "run_dir")
 @dataclass(frozen=True)
 class Job:
     """A job of a sweep. value: its score, finite, of a job that is done; None else. status: done, no score, under way,
-    stopped, failed or not started, with its reason. result: result.json, {} where there is none."""
+    stopped, failed, not started or damaged, with its reason. result: result.json, {} where there is none."""
 
     number: int
     folder: Path
@@ -104,11 +104,12 @@ def read_sweep(folder: str | Path) -> SweepFiles:
 
 def ended(folder: Path) -> int:
     """How many jobs of a sweep have ended, however."""
-    return sum(_has_ended(read_object(RunFiles(path.parent), JOB)) for path in folder.glob(f"*/{JOB}"))
+    return sum(has_ended(read_object(RunFiles(path.parent), JOB)) for path in folder.glob(f"*/{JOB}"))
 
 
-def _has_ended(record: dict[str, Any]) -> bool:
-    return record.get("exit_status") == DONE or bool(record.get("error"))
+def has_ended(record: Mapping[str, Any]) -> bool:
+    """Whether a job.json says how its job ended; one that waits in a queue to be started again has not."""
+    return record.get("exit_status") == DONE or (bool(record.get("error")) and record.get("exit_status") != REQUEUE)
 
 
 def ended_as(exit_status: Any) -> str:
@@ -125,13 +126,13 @@ def _job(path: Path) -> Job:
     if not result and isinstance(record.get("metrics"), dict):
         result = {"metrics": record["metrics"]}  # of a command that leaves no result.json
     typed = record.get("overrides") or read_object(RunFiles(path.parent), SUBMITTED, needed=False).get("overrides")
-    job = Job(number, path.parent, overrides_of(typed), FAILED, result=result)
+    job = Job(number, path.parent, overrides_of(typed), DAMAGED, result=result)
     if not record:
         return _with(job, reason=" ".join(files.problems) or "its job.json is empty")
     status = record.get("exit_status")
     exit_status = status if isinstance(status, int) and not isinstance(status, bool) else FAULT
     job = _with(job, exit_status=exit_status, seconds=_finite(result.get("seconds")) or _finite(record.get("seconds")))
-    if not _has_ended(record):
+    if not has_ended(record):
         running = held(path.parent / "LOCK") or _alive(record.get("owner"))
         reason = _place(path.parent) if running else "it did not end"
         return _with(job, status=UNDER_WAY if running else STOPPED, reason=reason)

@@ -59,6 +59,8 @@ def headline(block: Block) -> str:
     if not block.keys:
         return f"{score(block, block.best)}{on}."
     best = f"{setting(block.best)}: {score(block, block.best)}"
+    if settings == 1:
+        return f"The only setting with a score{on}: {best}."
     return f"Best of {counted(settings, 'setting')}{on}: {best}."
 
 
