@@ -5,6 +5,7 @@ Imports no torch.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
@@ -20,6 +21,7 @@ from lmtool.data.compressed import packed, without_packing
 from lmtool.data.configs import SUFFIXES, kind_of
 from lmtool.data.files import check_encoding, find
 from lmtool.data.parquet import parquet_rows
+from lmtool.data.problems import collected
 from lmtool.data.rows import delimiter_for, header_of, objects, records
 from lmtool.errors import UserError
 from lmtool.tasks.guessing import is_text, typed
@@ -122,9 +124,11 @@ def _only_kind(value: str, folder: Path) -> str:
 def _column(value: str, rows: Iterator[Mapping[str, Any]], words: str) -> str:
     """The column that holds the text: `text`, or the only one of texts among the first rows."""
     columns: dict[str, list[Any]] = {}
-    for row in itertools.islice(rows, _HEAD):
-        for name, cell in row.items():
-            columns.setdefault(name, []).append(cell)
+    # What is wrong with a row, or with the rest of the file, is reported when the text is read.
+    with collected(), contextlib.suppress(UserError):
+        for row in itertools.islice(rows, _HEAD):
+            for name, cell in row.items():
+                columns.setdefault(name, []).append(cell)
     if "text" in columns or not columns:
         return "text"
     texts = [name for name, cells in columns.items() if is_text(cells)]

@@ -56,6 +56,13 @@ def test_full_forms(typed: str, full: list[str] | None) -> None:
         assert spelled_out(["seed=1", typed, "name=x"]) == ["seed=1", *full, "name=x"]
 
 
+def test_a_faulty_row_is_left_to_the_reader() -> None:
+    Path("bad.jsonl").write_text('{"body": "some text here"}\nno\n{"body": "more text here", "n": 1}\n')
+    assert spelled_out(["data=bad.jsonl"]) == ["data=jsonl", "data.path=bad.jsonl", "data.text=body"]
+    Path("bad.csv").write_bytes(b"body,n\nsome text here,1\n\xff,2\n")
+    assert spelled_out(["data=bad.csv"]) == ["data=csv", "data.path=bad.csv", "data.text=body"]
+
+
 def test_what_was_typed_stays() -> None:
     assert spelled_out(["data=two.csv", "data.text=body"]) == ["data=csv", "data.path=two.csv", "data.text=body"]
     typed = spelled_out(["data=splits", "data.validation=my.jsonl.gz"])

@@ -14,7 +14,7 @@ import pytest
 from lmtool.config.tables import build
 from lmtool.data import hub, hub_source, shards
 from lmtool.data.configs import HubConfig
-from lmtool.data.hub_source import HubSource, folder_of, to_download
+from lmtool.data.hub_source import HubSource, folder_of
 from lmtool.data.sources import open_source
 from lmtool.errors import UserError
 
@@ -54,13 +54,11 @@ def refused(match: str, **keys: Any) -> UserError:
 
 
 def test_rows_are_kept_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert to_download(HubConfig(hub="org/corpus", validation="validation"), "cache") == ["train", "validation"]
     opened = source(validation="validation")
     assert everything(opened) == TEXTS and list(texts(opened, "validation")) == ["one held out", "two"]
     facts = opened.facts()
     assert facts["source"] == "hub org/corpus" and facts["rows_without_text"] == 9 and not facts["held_out"]
     assert facts["kept"] == "all of train, all of validation"
-    assert to_download(HubConfig(hub="org/corpus"), "cache") == []
     with monkeypatch.context() as patched:
         patched.setattr(hub_source, "hub_access", lambda *_: pytest.fail("read again"))
         again = source(offline=True)
@@ -100,7 +98,7 @@ def test_an_interrupted_reading_resumes(monkeypatch: pytest.MonkeyPatch, shard: 
 
     with pytest.raises(KeyboardInterrupt):
         source(progress=stop)
-    assert to_download(HubConfig(hub="org/corpus"), "cache") == ["train"]
+    assert shards.complete_shards(folder_of(HubConfig(hub="org/corpus"), "train", "cache")) is None
     before = len(seen)
     opened = source(progress=lambda stage, done, total: seen.append(done) if stage.startswith("reading data") else None)
     assert everything(opened) == TEXTS and opened.facts()["rows_without_text"] == 9
