@@ -10,16 +10,17 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from lmtool.commands import suite
 from lmtool.commands.configs import FinetuneConfig, PretrainConfig
+from lmtool.data.configs import DataConfig, HubConfig
+from lmtool.data.hub_source import folder_of, to_download
 from lmtool.data.sources import open_source
 from lmtool.errors import UserError
 from lmtool.reporting.console import Output
 from lmtool.reporting.table import print_table
 from lmtool.reporting.text import size
-from lmtool.tasks.configs import GlueConfig, TaskConfig, tasks_of
+from lmtool.tasks.configs import GlueConfig, TaskConfig, TaskTextConfig, tasks_of
 from lmtool.tasks.sources.hub import read_hub
 from lmtool.tokenizers.configs import FolderConfig
 from lmtool.weights.fetching import files_of, is_remote
@@ -85,13 +86,16 @@ def needs_of(config: TrainingConfig, output: Output) -> Iterator[Need]:
         yield Need(f"tokenizer.path={path}", lambda offline: tokenizer_folder(path, offline).iterdir())
     if isinstance(config, FinetuneConfig):
         tasks = tuple(suite.tasks_of_suite(config.task)) if isinstance(config.task, GlueConfig) else config.task.parts()
-    else:
-        tasks = tasks_of(config.objective)
-        if config.data.downloads:
-            yield _text(config, config.data, output)
-    for task in tasks:
-        if task.path is None and task.embedded is None and task.hub is not None:
-            yield _task(config, task)
+        yield from _tasks(config, tasks)
+        return
+    for form in config.forms:
+        yield from _tasks(config, tasks_of(form.objective))
+        if isinstance(form.data, TaskTextConfig):
+            yield from _tasks(config, form.data.task.parts())
+        elif isinstance(form.data, HubConfig):
+            yield _hub_text(config, form.data, output)
+        elif form.data.downloads:
+            yield _text(config, form.data, output)
 
 
 def _checkpoints(config: TrainingConfig) -> Iterator[Need]:
@@ -104,6 +108,12 @@ def _checkpoints(config: TrainingConfig) -> Iterator[Need]:
             yield Need(f"{key}={typed}", lambda offline, typed=typed: files_of(typed, offline))  # type: ignore[misc]
 
 
+def _tasks(config: TrainingConfig, tasks: Iterable[TaskConfig]) -> Iterator[Need]:
+    for task in tasks:
+        if task.path is None and task.embedded is None and task.hub is not None:
+            yield _task(config, task)
+
+
 def _task(config: TrainingConfig, task: TaskConfig) -> Need:
     name, _, subset = str(task.hub).partition(":")
     cache = Path(config.cache_dir).expanduser() / "hub"
@@ -111,14 +121,32 @@ def _task(config: TrainingConfig, task: TaskConfig) -> Need:
 
     def read(offline: bool) -> list[Path]:
         read_hub(task, config.cache_dir, offline)
-        return [path for path in folder.rglob("*") if path.is_file()]
+        return _below(folder)
 
     return Need(f"task={task.name} ({task.hub})", read)
 
 
-def _text(config: TrainingConfig, data: Any, output: Output) -> Need:
+def _text(config: TrainingConfig, data: DataConfig, output: Output) -> Need:
+    """A text of which some may be downloaded."""
+
     def read(offline: bool) -> list[Path]:
         open_source(data, config.cache_dir, output.stage, offline)
         return []
 
     return Need(f"data={data.name}", read)
+
+
+def _hub_text(config: TrainingConfig, data: HubConfig, output: Output) -> Need:
+    """A data set of the hub as text; where all of it is kept it is not read."""
+
+    def read(offline: bool) -> list[Path]:
+        if not offline or to_download(data, config.cache_dir):
+            open_source(data, config.cache_dir, output.stage, offline)
+        splits = (data.split, *([] if data.validation is None else [data.validation]))
+        return [path for split in splits for path in _below(folder_of(data, split, config.cache_dir))]
+
+    return Need(f"data={data.name} ({data.hub})", read)
+
+
+def _below(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]

@@ -15,7 +15,7 @@ from lmtool.trackers.base import RunFacts, Tracker, numbers
 from lmtool.trackers.configs import WandbConfig
 from lmtool.trackers.reach import Mode, mode_of
 
-INIT_SECONDS = 10.0
+INIT_SECONDS = 5.0
 # What would be collected beside the rows: sources, their git state, the typed command, installed packages, the screen.
 _SETTINGS: dict[str, Any] = {
     "console": "off",
@@ -49,6 +49,7 @@ class Wandb(Tracker):
         os.chdir(self.run.folder)  # wandb notes the paths of its files; what lies above may hold a secret
         known = {name: value for name, value in _SETTINGS.items() if name in wandb.Settings.model_fields}
         machine = {"x_disable_stats": self._mode == "offline"}  # looks for its numbers on the network too
+        self._memory.save()  # an attempt that fails has the id of the one after it
         typed = masked_data(self.config.model_dump(mode="json"))
         self._run = wandb.init(
             project=typed["project"] or os.environ.get("WANDB_PROJECT") or "lmtool",
@@ -99,6 +100,9 @@ class Memory:
 
     def note(self, split: str, step: int) -> None:
         self._steps[split] = step
+        self.save()
+
+    def save(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         draft = self.path.with_name(f".tmp-{self.path.name}")
         draft.write_text(json.dumps({"id": self.id, "steps": self._steps}) + "\n", encoding="utf-8")

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from lmtool import cli
+from lmtool.commands import fetch
+from lmtool.errors import UserError
 from tests.commands.test_transfer_commands import make
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -123,6 +125,26 @@ def test_what_cannot_be_had_is_named(hub: Hub, capsys: pytest.CaptureFixture[str
         assert state_of(captured.out, "task=cola (nyu-mll/glue:cola)") == "missing"
         assert f"task=cola: hub=nyu-mll/glue:cola cannot be read: {reason} (1 of 2 are missing)" in captured.err
         assert ("fetching task=cola" in captured.out) == (offline == "offline=false")
+
+
+def test_texts_of_all_phases(hub: Hub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a data set of the hub what is kept is looked at, not read; a text that is here needs nothing."""
+    kept: list[str] = []
+
+    def read(data: Any, cache_dir: str, progress: Any, offline: bool) -> None:
+        if offline:
+            raise UserError(f"{data.hub} is not in the cache")
+        kept.append(data.hub)
+
+    monkeypatch.setattr(fetch, "open_source", read)
+    monkeypatch.setattr(fetch, "to_download", lambda data, cache_dir: [] if data.hub in kept else ["train"])
+    words = ["fetch", "pretrain", "model=bert_tiny", "data=hub", "data.hub=org/one", "cache_dir=cache"]
+    words += ["phases=[{share: 0.5, data.hub: org/two}, {share: 0.5}]"]
+    assert cli.main(words) == 0
+    screen = capsys.readouterr().out
+    assert kept == ["org/two", "org/one"] and screen.count(" fetched") == 2
+    assert cli.main(words) == 0
+    assert kept == ["org/two", "org/one"] and capsys.readouterr().out.count(" was there") == 2
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,13 @@ read back."""
 
 from __future__ import annotations
 
+import http.server
 import json
 import re
 import secrets
 import signal
 import socket
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +141,38 @@ def test_a_server_that_hangs(place: Path, monkeypatch: pytest.MonkeyPatch, capsy
         run = pretrain("a", "logger=wandb")
     assert "does not answer within 2 seconds" in capsys.readouterr().out
     assert len(offline.rows(run)) == 6
+
+
+class Refusing(http.server.BaseHTTPRequestHandler):
+    """A server of wandb that knows no key."""
+
+    def refuse(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.send_response(401)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_GET = do_HEAD = do_POST = refuse
+
+    def log_message(self, *arguments: Any) -> None:
+        pass
+
+
+@pytest.mark.slow
+def test_a_server_that_refuses(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What cannot begin online begins again offline, with the same id and every row."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.server_address[1]}")
+        monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+        run = pretrain("a", "logger=wandb")
+        server.shutdown()
+    said = capsys.readouterr().out
+    assert said.count("warning: logger=wandb") == 1 and "401" in said and "it begins again" in said
+    assert len(offline.rows(run)) == 6
+    assert {path.name.rpartition("-")[2] for path in run.glob("wandb/*run-*-*")} == {offline.starts(run)[0].run_id}
 
 
 @pytest.mark.slow
