@@ -86,7 +86,8 @@ def test_every_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         verb = next((word for word in words[1:] if not word.startswith("-")), "")
         more = list(SMALL.get(verb, [])) if "--cfg" not in words and verb in SMALL else []
         if any(
-            word.startswith(("data=text", "data=task", "data=jsonl", "data=my_", "data=articles")) or word == "--config"
+            word.startswith(("data=text", "data=task", "data=jsonl", "data=my_", "data=articles", "data=mixture"))
+            or word == "--config"
             for word in words
         ):
             more = [word for word in more if not word.startswith("data.")]

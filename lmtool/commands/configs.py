@@ -24,6 +24,7 @@ from lmtool.config.tables import Choice, Several, lookup
 from lmtool.config.variants import Variant
 
 # Each room's module enters its components into the tables.
+from lmtool.data import mixture_configs as mixture_configs
 from lmtool.data.configs import DataConfig
 from lmtool.distillation.configs import DistillConfig, NoDistillConfig
 from lmtool.learners.configs import ObjectiveConfig

@@ -9,12 +9,12 @@ from typing import Any
 from lmtool.commands.configs import EvaluateConfig, PretrainConfig
 from lmtool.commands.held_out import HeldOutSplits
 from lmtool.commands.predictions import write_output
+from lmtool.commands.texts import text_of
 from lmtool.commands.trained import Trained
 from lmtool.data.configs import DataConfig
 from lmtool.data.file_source import FileSource
 from lmtool.data.sources import open_source
 from lmtool.data.split import SplitData
-from lmtool.data.store import open_store
 from lmtool.errors import UserError
 from lmtool.reporting.console import Output
 from lmtool.reporting.table import print_table
@@ -87,9 +87,9 @@ def text_to_score(config: EvaluateConfig, trained: Trained, before: PretrainConf
         named = next(f"data.{key}={getattr(data, key)}" for key in ("path", "hub") if hasattr(data, key))
         source, title = source.complete(), f"all text of {named}"
     _, tasks = read_tasks(before.objective, before.seed, config.cache_dir, config.offline)
-    store = open_store(source, "validation", trained.tokenizer, config.cache_dir, Output().stage)
-    rows = rows_of(tasks, "validation")
-    return SplitData("validation", store, data.documents, rows, config.stride), title
+    rows, progress = rows_of(tasks, "validation"), Output().stage
+    text = text_of(data, source, "validation", trained.tokenizer, config.cache_dir, progress, rows, config.stride)
+    return text, title
 
 
 def _names_no_validation(data: DataConfig, known: DataConfig) -> bool:

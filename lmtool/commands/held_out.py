@@ -14,6 +14,7 @@ from lmtool.data.split import SplitData
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.baseline import Predictor
 from lmtool.learners.evaluation import SplitEvaluations, evaluate
+from lmtool.learners.mixed_sources import examples_of, scorer_of
 from lmtool.metrics import LOSS
 from lmtool.training.precision import Precision
 from lmtool.types import Batch
@@ -33,7 +34,7 @@ class HeldOut:
 
     def __init__(self, learner: BaseLearner, data: SplitData, max_length: int, batch_tokens: int, seed: int):
         self.data = data
-        self.examples: Examples = learner.examples(data, max_length)
+        self.examples: Examples = examples_of(learner, data, max_length)
         virtual = learner.virtual_tokens
         self.seed, self.virtual = seed, virtual
         self.budget = max(batch_tokens, max_length + virtual)
@@ -85,7 +86,7 @@ class HeldOutSplits:
         turns scores into decisions."""
         evaluations = {}
         for split, part in self.splits.items():
-            scorer = self.learner.scorer(part.data, part.examples, self.predictors)
+            scorer = scorer_of(self.learner, part.data, part.examples, self.predictors)
             scorer.calibrates, scorer.selects = calibrates and part is self.first, calibrates
             evaluations[split] = evaluate(self.learner, scorer, part.loader.epoch_batches(), precision)
         return SplitEvaluations(evaluations)

@@ -28,6 +28,7 @@ from lmtool.data.vocabulary import trained_tokenizer
 from lmtool.errors import CheckFailed
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.inspection import Inspector
+from lmtool.learners.mixed_sources import examples_of, inspector_of
 from lmtool.learners.tally import FAMILY, Tally
 from lmtool.reporting.console import Output
 from lmtool.reporting.shift import print_shifts
@@ -137,7 +138,7 @@ def _task(config: FinetuneConfig, output: Output) -> tuple[Inspector, list[Shift
 
 
 def _inspector(learner: BaseLearner, data: SplitData, max_length: int) -> Inspector:
-    return learner.inspector(learner.examples(data, max_length), max_length)
+    return inspector_of(learner, examples_of(learner, data, max_length), max_length)
 
 
 def _print(output: Output, example: dict[str, Any]) -> None:

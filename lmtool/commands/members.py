@@ -3,6 +3,7 @@ typed is composed and before it is decoded. A saved configuration holds the sect
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,16 @@ _NESTED = {"data.task": "data", "objective.task": "objective"}
 """Keys that take a task by its name, beside the group in which what has them is chosen."""
 
 
+_MEMBER = re.compile(r"^((?:\+\+?)?(?:task|objective|data))\.members\.([A-Za-z_]\w*)\.(?=[\w.]+=)")
+
+
 def spelled_out(words: Sequence[str]) -> list[str]:
     """Overrides with `data=task:NAME` and `data.task=NAME` (and `objective.task=NAME`) as `data.task.name=NAME`, and
-    `task.domain=NAME` as `task.domain.name=NAME`: keys of what is named may stand beside its name."""
+    `task.domain=NAME` as `task.domain.name=NAME`: keys of what is named may stand beside its name; and with
+    `data.members.NAME.KEY=VALUE` as `data.with.NAME.KEY=VALUE`, since members are a list."""
     spelled: list[str] = []
     for word in words:
+        word = _MEMBER.sub(r"\1.with.\2.", word)
         key, equals, value = word.partition("=")
         group, _, name = value.partition(":")
         if key in _NESTED.values() and group == "task" and name:
@@ -54,7 +60,7 @@ def with_sections(data: dict[str, Any], config_dirs: Sequence[Path] = ()) -> dic
             continue
         section = dict(section)
         if isinstance(section.get("members"), list):
-            form = _task if key == "task" else _objective
+            form = {"task": _task, "objective": _objective, "data": _text}[key]
             section["members"] = [form(member, config_dirs) for member in section["members"]]
         if key != "task" and section.get("name") == "task" and "task" in section:
             section["task"] = _task(section["task"], config_dirs)
@@ -99,6 +105,26 @@ def _objective(member: Any, config_dirs: Sequence[Path]) -> Any:
     if isinstance(member, str) and lookup("objective", member) is None and member in _tasks(config_dirs):
         return {"name": "task", "task": _task(member, config_dirs)}
     return member
+
+
+def _text(member: Any, config_dirs: Sequence[Path]) -> Any:
+    """A member of a mixture of texts: an option of the group by its name, alone or with the keys that differ."""
+    given = member.get("name") if isinstance(member, dict) else member
+    if not isinstance(given, str) or given == "???":
+        return member
+    if given.startswith("task:"):
+        return {"name": "task", "task": _task(given.removeprefix("task:"), config_dirs)}
+    offered = compose.what_is_offered("pretrain", config_dirs).groups.get("data", ())
+    if given not in offered:
+        if lookup("data", given) is not None:
+            return member
+        raise ConfigError([unknown_choice("data", "data.members", given, offered)])
+    section = compose.option("data", given, config_dirs)
+    # What is missing here may be given by its key, and the decoder asks for it by that.
+    section = {key: value for key, value in section.items() if value != "???"}
+    own = member if isinstance(member, dict) else {}
+    title = {} if section.get("name") == given else {"title": given}
+    return {**title, **merge(section, {key: value for key, value in own.items() if key != "name"})}
 
 
 def _tasks(config_dirs: Sequence[Path]) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from lmtool.data.phases import PhasedLoader
 from lmtool.data.plan import Examples
 from lmtool.data.split import SplitData
 from lmtool.learners.base import BaseLearner
+from lmtool.learners.mixed_sources import examples_of
 from lmtool.reporting.plan import RunPlan
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision
@@ -34,7 +35,7 @@ class Reads:
     @cached_property
     def examples(self) -> Examples:
         """Those of the training data."""
-        return self.learner.examples(self.data["train"], self.config.max_length)
+        return examples_of(self.learner, self.data["train"], self.config.max_length)
 
     @cached_property
     def loader(self) -> PackedLoader:

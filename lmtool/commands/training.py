@@ -28,6 +28,7 @@ from lmtool.distillation.seen import Reading
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.mixed_examples import MixedExamples
+from lmtool.learners.mixed_sources import predictors_of
 from lmtool.metrics import Metric
 from lmtool.runs.checkpoints import load_weights, read_weights
 from lmtool.secrets import masked
@@ -74,7 +75,7 @@ def fit(
     last, examples = parts[-1], parts[-1].examples
     loader, plan, epochs = planned(config, learner, parts, precision)
     learner.begin(loader.steps_in_epoch)
-    predictors = learner.predictors(last.data["train"], examples)
+    predictors = predictors_of(learner, last.data["train"], examples)
     held_out = HeldOutSplits(
         learner, last.data, last.config.max_length, evaluation_tokens(last.config), config.seed, predictors,
         last.learner,
@@ -120,7 +121,9 @@ def fit(
     more |= {} if base is None else tuned_size(base, training)
     more |= {name: facts[name] for name in ("few_shot",) if name in facts}
     more |= {"lineage": list(lineage)} if lineage else {}
-    if isinstance(examples, MixedExamples):
+    if isinstance(examples, MixedExamples) and all(
+        isinstance(part.examples, MixedExamples) and [*part.examples.members] == [*examples.members] for part in parts
+    ):
         more["mixture"] = shares_read(examples, loader, training.steps)
     more |= realised(plan, loader, training.steps)
     more |= write_predictions(opened, learner, held_out)

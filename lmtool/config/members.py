@@ -29,9 +29,11 @@ def reached(section: dict[str, Any]) -> dict[str, Any]:
 
 
 def title_of(member: Any) -> str:
-    """The name by which a member is reached: of a task among objectives the task's."""
+    """The name by which a member is reached: its `title` where it has one, of a task among objectives the task's."""
     if not isinstance(member, dict):
         return str(member)
+    if "title" in member:
+        return str(member["title"])
     inner = member.get("task")
     return title_of(inner) if inner is not None else str(member.get("name", member.get("kind")))
 

@@ -65,6 +65,7 @@ class SplitData:
     split: train, validation, or the name a data set gives it. store: the text, and `documents` whether an example may
     span several of its documents. rows: labelled rows by the name of their task, and `unlabelled` ones. stride: tokens
     between the starts of the windows of held-out text, of a learner that `slides`; None: windows as in training.
+    members: of several texts, those of each, by their titles; `shares` of their examples, None for as many as it has.
     """
 
     split: str
@@ -72,6 +73,8 @@ class SplitData:
     documents: Literal["separate", "joined"] = "joined"
     rows: Mapping[str, Rows] = field(default_factory=dict)
     stride: int | None = None
+    members: Mapping[str, SplitData] = field(default_factory=dict)
+    shares: tuple[float, ...] | None = None
 
     @property
     def text(self) -> TokenStore:

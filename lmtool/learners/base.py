@@ -50,7 +50,7 @@ class BaseLearner(ModelWithHeads, ABC):
     keeps a prediction of each row. makes_inputs: whether it makes a part of what it reads itself, so that examples
     cannot be shown without its weights. scores_part: whether its scores in training are of a part of the rows. slides:
     whether it can be scored over windows that overlap, see `SplitData.stride`. pretrained: heads that say nothing until
-    a checkpoint brings them.
+    a checkpoint brings them. reads_text: whether its examples are made of the text of a split.
     """
 
     weights: dict[str, float]
@@ -60,6 +60,7 @@ class BaseLearner(ModelWithHeads, ABC):
     makes_inputs: bool = False
     scores_part: bool = False
     slides: bool = False
+    reads_text: bool = True
     pretrained: tuple[str, ...] = ()
 
     def __init__(self, config: Config, backbone: Backbone, tokenizer: Tokenizer | None, seed: int):

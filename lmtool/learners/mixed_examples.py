@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -18,8 +18,8 @@ from lmtool import streams
 from lmtool.data.plan import Examples, Plan
 from lmtool.types import Batch, Packed
 
-# One example: which member it is of, and its number in that member's plan.
-MIXED = np.dtype([("member", "i4"), ("row", "i8")])
+# One example: which member it is of, its number in that member's plan, and how often it came before in the epoch.
+MIXED = np.dtype([("member", "i4"), ("row", "i8"), ("again", "i4")])
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,11 @@ class MixedExamples:
     all examples of every member, whatever its share: to evaluate on.
     """
 
+    redraws: ClassVar[bool] = False
+    """Whether an example that comes again in an epoch has a number of its own each time."""
+    apart: tuple[int, int] = (1, 0)
+    """How many mixtures there are side by side, and which of them this is: their examples have numbers of their own."""
+
     def __init__(
         self,
         members: dict[str, Examples],
@@ -82,22 +87,33 @@ class MixedExamples:
                 order = streams.Permutation(len(plan), self.seed, "order", epoch * len(plans) + number)
                 taken = order(np.arange(count) % len(plan))
                 records = np.empty(count, dtype=MIXED)
-                records["member"], records["row"] = number, taken
+                records["member"], records["row"], records["again"] = number, taken, np.arange(count) // len(plan)
                 rows.append(records)
                 lengths.append(plan.lengths[taken])
             kept = dict([*self._plans.items()][-1:])
             self._plans = kept | {epoch: Plan(np.concatenate(rows), np.concatenate(lengths))}
         return self._plans[epoch]
 
-    def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> MixedBatch:
+    def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
         parts = []
         for number, (name, member) in enumerate(self.members.items()):
-            taken = rows["row"][rows["member"] == number]
+            of_it = rows[rows["member"] == number]
+            taken = of_it["row"]
             if len(taken):
+                plan = member.plan(epoch)
                 # Numbers of their own, so that no two members share a draw.
-                own = taken * len(self.members) + number
-                parts.append((name, member.batch(member.plan(epoch).rows[taken], own, epoch)))
+                own = (taken + of_it["again"] * len(plan) * self.redraws) * len(self.members) + number
+                own = own * self.apart[0] + self.apart[1]
+                parts.append((name, member.batch(plan.rows[taken], own, epoch)))
+        return self.joined(parts)
+
+    def joined(self, parts: Sequence[tuple[str, Batch]]) -> Batch:
+        """Batches of members, by their names, as one."""
         return joined(parts)
+
+    def complete(self) -> MixedExamples:
+        """All examples of every member, whatever its share."""
+        return MixedExamples(self.members, self.shares, self.seed, whole=True)
 
     def _counts(self, plans: Sequence[Plan]) -> list[int]:
         """How many examples of each member are in an epoch."""

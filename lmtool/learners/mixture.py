@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
-import numpy as np
 from torch import nn
 
 from lmtool.config.base import Config
@@ -21,9 +20,9 @@ from lmtool.learners.baseline import Predictor
 from lmtool.learners.configs import Mixed
 from lmtool.learners.evaluation import Evaluation, Scorer
 from lmtool.learners.inference import Inference
-from lmtool.learners.inspection import Inspector
 from lmtool.learners.mixed_examples import MixedBatch, MixedExamples, term_of
-from lmtool.learners.tally import Tally
+from lmtool.learners.mixed_inspector import MixedInspector
+from lmtool.learners.mixed_sources import MixedSources, examples_of, inspector_of, predictors_of, scorer_of
 from lmtool.learners.writing import Writer
 from lmtool.models.base import Backbone
 from lmtool.nn.stack import Side
@@ -40,6 +39,8 @@ class Mixture(BaseLearner):
     In a checkpoint the tensors of a member have the names that they have in the member alone; what members share is
     there once.
     """
+
+    reads_text = False  # its members may
 
     @property
     def joins(self) -> type[MixedScorer]:
@@ -109,20 +110,24 @@ class Mixture(BaseLearner):
 
     def examples(self, data: SplitData, max_length: int) -> MixedExamples:
         """What all members learn of a split; where it is not trained on, all examples of each that has some there."""
-        examples = {name: member.examples(data, max_length) for name, member in self.named() if member.is_in(data)}
+        examples = {name: examples_of(member, data, max_length) for name, member in self.named() if member.is_in(data)}
+        for number, own in enumerate(examples.values()):
+            if isinstance(own, MixedSources):
+                own.apart = len(examples), number
         shares = [self.shares[name] for name in examples]
         return MixedExamples(examples, shares, self.seed, data.split != "train", self.config.repeats)
 
     def inspector(self, examples: MixedExamples, max_length: int) -> MixedInspector:
         """Those of all members."""
-        return MixedInspector(self, examples, max_length)
+        members = {name: inspector_of(member, examples.members[name], max_length) for name, member in self.named()}
+        return MixedInspector(self, examples, max_length, members)
 
     def predictors(self, train: SplitData, examples: MixedExamples) -> dict[str, Predictor]:
         """Those of all members."""
         return {
             term_of(name, term): predictor
             for name, member in self.named()
-            for term, predictor in member.predictors(train, examples.members[name]).items()
+            for term, predictor in predictors_of(member, train, examples.members[name]).items()
         }
 
     def of_members(self, batch: Batch) -> Iterator[tuple[str, BaseLearner, Batch]]:
@@ -162,7 +167,7 @@ class Mixture(BaseLearner):
                 continue
             names = {term: term_of(name, term) for term in member.weights}
             own = {term: predictors[mixed] for term, mixed in names.items() if mixed in predictors}
-            scorers[name] = member.scorer(data, examples.members[name], own)
+            scorers[name] = scorer_of(member, data, examples.members[name], own)
         return self.joins(scorers, self.weights)
 
     def samples(self, batch: Batch, n: int) -> list[dict[str, Any]]:
@@ -219,35 +224,6 @@ class MixedScorer(Scorer):
         }
         warnings = tuple(f"{name}: {text}" for name, evaluation in evaluations.items() for text in evaluation.warnings)
         return Evaluation(terms, {term: float(self.weights[term]) for term in terms}, scores, warnings)
-
-
-class MixedInspector(Inspector):
-    """The inspectors of all members, and each one's share of the mixture."""
-
-    def __init__(self, learner: Mixture, examples: MixedExamples, max_length: int):
-        super().__init__(learner, examples, max_length)
-        self.members = {name: member.inspector(examples.members[name], max_length) for name, member in learner.named()}
-
-    def described(self, n: int) -> Iterator[dict[str, Any]]:
-        """The first n examples of each member, with the name of the `member`."""
-        for name, member in self.members.items():
-            for entry in member.described(n):
-                yield {"member": name, **entry}
-
-    def measured(self, tokens: int) -> Tally:
-        tally, examples = Tally(), self.examples
-        drawn = np.bincount(examples.plan(0).rows["member"], minlength=len(self.members))
-        for (name, member), count, share in zip(self.members.items(), drawn, examples.shares, strict=True):
-            own = member.measured(max(tokens // len(drawn), 1))
-            for statistic in own.statistics.values():
-                title = f"{name}: {statistic.name}"
-                tally.statistics[title] = replace(statistic, name=title)
-            tally.remarks |= own.remarks
-            tally.note(f"share of {name}", count, drawn.sum())
-            # Each share is rounded to whole examples, by half of one at most, and so is their sum.
-            tally.none("members off their share", abs(count - share * drawn.sum()) > 0.5 + len(drawn) / 2)
-        self.check_batches(tally, tokens)
-        return tally
 
 
 def _without_members(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:

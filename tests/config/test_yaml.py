@@ -116,6 +116,9 @@ def required(group: str, name: str) -> Iterator[str]:
     if (group, name) == ("data", "task"):
         yield "data.task={kind: classification, path: x}"
         return
+    if (group, name) == ("data", "mixture"):
+        yield from ("data.members=[text,wikipedia]", "data.with.text.path=x")
+        return
     if (group, name) == ("task", "mixture"):
         yield from ("task.members=[sst2,wnut17]", "task.with.wnut17.path=x")
         return

@@ -26,6 +26,7 @@ from lmtool.distillation.store.outputs import Format, TermReader, TermWriter
 from lmtool.errors import UserError
 from lmtool.heads.predicted import Classes, Shares
 from lmtool.learners.mixed_examples import MixedExamples
+from lmtool.learners.mixed_sources import examples_of
 from lmtool.nn.configs import Side
 from lmtool.nn.stack import Place, Tap
 from lmtool.types import Batch
@@ -50,7 +51,7 @@ class StoredTeacher(Teacher):
     def begin(self, reading: Reading) -> dict[str, Any]:
         if self.by_row:
             length = min(reading.max_length, self.longest or reading.max_length)
-            examples = self.learner.examples(reading.data, length)
+            examples = examples_of(self.learner, reading.data, length)
             require_rows(reading.examples.batch(reading.examples.plan(0).rows[:1], np.arange(1), 0))
             reading = replace(reading, examples=examples)
         passes = Passes.of(reading, self.fixed, self.seed)
@@ -202,7 +203,7 @@ class Passes:
                 yield from step.batches
             return
         if isinstance(examples, MixedExamples) and self.facts["epochs"] == "all":
-            examples = MixedExamples(examples.members, examples.shares, examples.seed, whole=True)
+            examples = examples.complete()
         longest = int(examples.plan(0).lengths.max())
         loader = PackedLoader(examples, 0, None, max(tokens, longest), shuffle=False)
         for epoch in range(self.epochs):

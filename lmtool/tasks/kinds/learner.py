@@ -38,6 +38,7 @@ class TaskLearner(BaseLearner):
     outputs are of tokens, not of whole texts. scored_by: another scorer than `TaskScorer`, with its arguments."""
 
     predicts_rows = True
+    reads_text = False
     scores_tokens: bool = False
     scored_by: Callable[..., TaskScorer] | None = None
 
