@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from lmtool.commands import fitting as fitting  # these enter their rules into the registry
@@ -15,7 +16,7 @@ from lmtool.commands.configs import COMMANDS
 from lmtool.config import plugins
 from lmtool.config.checkpoint import read_checkpoint
 from lmtool.config.decode import decode
-from lmtool.errors import Problem, UserError
+from lmtool.errors import ConfigError, Problem, UserError
 from lmtool.weights.folders import published_folder
 
 
@@ -63,11 +64,24 @@ def decoded(
         checkpoint_config = None
         message = f"checkpoint={checkpoint} was made with the plugin {needed[0]}, which is not loaded"
         problems.append(Problem("checkpoint", message, " ".join(f"--plugin {plugin}" for plugin in needed)))
-    return decode(
-        COMMANDS[verb],
-        data,
-        checkpoint_config=checkpoint_config,
-        teachers=teachers.read_teachers(data, problems) if reads_checkpoint or running else None,
-        earlier=problems,
-        running=running,
+    try:
+        return decode(
+            COMMANDS[verb],
+            data,
+            checkpoint_config=checkpoint_config,
+            teachers=teachers.read_teachers(data, problems) if reads_checkpoint or running else None,
+            earlier=problems,
+            running=running,
+        )
+    except ConfigError as error:
+        raise ConfigError([_of_another(verb, problem) for problem in error.problems]) from error
+
+
+def _of_another(verb: str, problem: Problem) -> Problem:
+    """A problem with a key that nobody reads here, but another command does: its hint names that."""
+    having = [name for name, command in COMMANDS.items() if problem.key in command.model_fields and name != verb]
+    if not problem.message.startswith("unknown key") or problem.meant or not having:
+        return problem
+    return replace(
+        problem, hint=f"{problem.key} is a key of lmtool {', '.join(having)}; lmtool {verb} does not read it"
     )

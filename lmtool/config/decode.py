@@ -189,7 +189,9 @@ def _without_missing(value: Any, key: str, missing: list[str]) -> Any:
     if isinstance(value, list):
         if MISSING in value:
             missing.append(key)
+        # A key of a section in a list is typed with its number: `phases.1.data.path`.
+        paths = [f"{key}.{index}" if isinstance(item, dict) else f"{key}[{index}]" for index, item in enumerate(value)]
         return [
-            _without_missing(item, f"{key}[{index}]", missing) for index, item in enumerate(value) if item != MISSING
+            _without_missing(item, path, missing) for path, item in zip(paths, value, strict=True) if item != MISSING
         ]
     return value

@@ -191,7 +191,7 @@ WRONG = [
     ([HALF, {"optimizer.weight_decay": 0}], "phases.1.optimizer.weight_decay=0: weight_decay does not change"),
     ([HALF, {"objective.probability": 2}], "phases.1.objective.probability: given 2 (whole number)"),
     ([HALF, {"data": "txt"}], "phases.1.data=txt is not one of"),
-    ([HALF, {"data": "text"}], "missing required value: phases[1].data.path"),
+    ([HALF, {"data": "text"}], "missing required value: phases.1.data.path | give phases.1.data.path=..."),
     ([HALF, {"batch_tokens": 64}], "phases.1.batch_tokens=64 holds no sequence of phases.1.max_length=128"),
     ([1, HALF], "phases[0]: given 1 (whole number)"),
 ]
@@ -202,6 +202,11 @@ def test_what_may_not_differ(base: dict[str, Any], phases: list[Any], said: str)
     with pytest.raises(ConfigError) as error:
         decode(base, *phases)
     assert any(said in f"{problem.message} | {problem.hint}" for problem in error.value.problems), error.value.problems
+
+
+def test_finetuning_has_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["finetune", "model=bert_tiny", "checkpoint=none", "task=pydocs", "phases=[{share: 1}]"]) == 2
+    assert "unknown key phases\nhint: phases is a key of lmtool pretrain" in capsys.readouterr().err
 
 
 def test_all_errors_at_once(base: dict[str, Any]) -> None:
