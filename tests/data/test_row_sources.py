@@ -8,6 +8,7 @@ import io
 import json
 import os
 import random
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -295,6 +296,19 @@ def test_large_files_that_did_not_change_are_not_scanned_again(tmp_path: Path, m
     os.utime(path, (2, 2))
     opened()
     assert len(list(kept.parent.iterdir())) == 3
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.json.gz"])
+def test_memory_does_not_grow_with_the_file(tmp_path: Path, name: str) -> None:
+    peaks: list[int] = []
+    for rows in (100, 800):
+        path = write(tmp_path, name, WRITERS[name](["some words of a text " * 100] * rows))
+        tracemalloc.start()
+        opened = source(path)
+        assert sum(len(text) for text in texts(opened, "train")) > 2000 * rows
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] - peaks[0] < 400_000, peaks  # of 1.5 MB more text: eight bytes a document and no more
 
 
 def test_bombs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
