@@ -175,8 +175,10 @@ def compose(primary: str, typed: Typed, config_dirs: Sequence[Path] = ()) -> dic
         config = hydra_compose(primary, overrides=words, return_hydra_config=True)
         own = {key_of(text) for text in words}
         left = {key: values for key, values in _grid(config).items() if key_of(key) not in own}
-        if left and not typed.problems:  # what is wrong with a grid's own values comes first
-            values = " ".join(f"{key}={str(value).partition(',')[0]}" for key, value in left.items())
+        # What is wrong with a grid's own values comes first; several values are those of no run.
+        if left and not typed.problems and not typed.sweeps:
+            firsts = {key: "VALUE" if "(" in value else value.partition(",")[0] for key, value in left.items()}
+            values = " ".join(f"{key}={value}" for key, value in firsts.items())
             chosen = next((text for text in typed.choices if text.startswith(("sweep=", "experiment="))), "the YAML")
             message = f"{chosen} has several values for {', '.join(left)}, and a run takes one"
             raise UserError(message, f"-m runs a job for each: lmtool {primary} -m {chosen}; or give {values}")

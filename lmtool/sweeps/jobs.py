@@ -286,7 +286,7 @@ def jobs_of(typed: overrides.Typed) -> Iterator[overrides.Typed]:
     for combination in itertools.product(*varied):
         chosen = [text for text, is_choice in zip(combination, choices, strict=True) if is_choice]
         values = [text for text in combination if text not in chosen and not text.startswith(("hydra.", "hydra/"))]
-        yield replace(typed, choices=chosen, values=values)
+        yield replace(typed, choices=chosen, values=values, sweeps=False)
 
 
 def _folder(request: SweepRequest, name: str | None, typed: str | None, root: Path) -> Path:

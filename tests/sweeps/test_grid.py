@@ -65,6 +65,9 @@ def test_a_grid_of_ones_own_runs(own: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(cli, "run", lambda verb, config, overrides: calls.append((config.seed, config.max_length)))
     assert run(own, "seed: range(1,3)", "max_length=32,64") == 0
     assert calls == [(1, 32), (1, 64), (2, 32), (2, 64)]
+    # One of several choices with a grid of its own: its jobs are not known.
+    own.with_name("other.yaml").write_text("# @package _global_\nseed: 1\n")
+    assert cli.main(["pretrain", "-m", "model=bert_tiny", "--config-dir", "conf", "sweep=mine,other"]) == 2
 
 
 @pytest.mark.parametrize(
