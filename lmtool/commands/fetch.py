@@ -14,9 +14,11 @@ from pathlib import Path
 from lmtool.commands import suite
 from lmtool.commands.configs import FinetuneConfig, PretrainConfig
 from lmtool.data.configs import DataConfig, HubConfig
-from lmtool.data.hub_source import folder_of, to_download
+from lmtool.data.hub_source import folder_of
+from lmtool.data.shards import complete_shards
 from lmtool.data.sources import open_source
 from lmtool.errors import UserError
+from lmtool.manifest import Damaged
 from lmtool.reporting.console import Output
 from lmtool.reporting.table import print_table
 from lmtool.reporting.text import size
@@ -139,13 +141,22 @@ def _text(config: TrainingConfig, data: DataConfig, output: Output) -> Need:
 def _hub_text(config: TrainingConfig, data: HubConfig, output: Output) -> Need:
     """A data set of the hub as text; where all of it is kept it is not read."""
 
+    splits = (data.split, *([] if data.validation is None else [data.validation]))
+
     def read(offline: bool) -> list[Path]:
-        if not offline or to_download(data, config.cache_dir):
+        folders = [folder_of(data, split, config.cache_dir) for split in splits]
+        if not offline or not all(map(_is_complete, folders)):
             open_source(data, config.cache_dir, output.stage, offline)
-        splits = (data.split, *([] if data.validation is None else [data.validation]))
-        return [path for split in splits for path in _below(folder_of(data, split, config.cache_dir))]
+        return [path for folder in folders for path in _below(folder)]
 
     return Need(f"data={data.name} ({data.hub})", read)
+
+
+def _is_complete(folder: Path) -> bool:
+    try:
+        return complete_shards(folder) is not None
+    except Damaged:
+        return False
 
 
 def _below(folder: Path) -> list[Path]:

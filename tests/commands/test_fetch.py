@@ -137,7 +137,8 @@ def test_texts_of_all_phases(hub: Hub, monkeypatch: pytest.MonkeyPatch, capsys: 
         kept.append(data.hub)
 
     monkeypatch.setattr(fetch, "open_source", read)
-    monkeypatch.setattr(fetch, "to_download", lambda data, cache_dir: [] if data.hub in kept else ["train"])
+    monkeypatch.setattr(fetch, "folder_of", lambda data, split, cache_dir: Path(data.hub))
+    monkeypatch.setattr(fetch, "complete_shards", lambda folder: [] if str(folder) in kept else None)
     words = ["fetch", "pretrain", "model=bert_tiny", "data=hub", "data.hub=org/one", "cache_dir=cache"]
     words += ["phases=[{share: 0.5, data.hub: org/two}, {share: 0.5}]"]
     assert cli.main(words) == 0
