@@ -83,6 +83,8 @@ def perform(run_command: Run, config: Any) -> float:
     if not stopped and not records.done(folder, job.has_result):
         with _log_of(folder) if job.apart else contextlib.nullcontext(), _alone(job):
             _perform(run_command, job, folder)
+    if job.is_orphan:  # nobody is left to hear of it, and loky's process would wait for its next job for ever
+        os._exit(errors.TERMINATED)
     value = records.read(folder).get("value")
     return float(value) if isinstance(value, int | float) else math.nan
 

@@ -184,11 +184,15 @@ def _search(
         studies.resume(inner, arguments, sweep.path, request.has_result)
     try:
         sweeper.sweep(arguments=arguments)
-    except (LmtoolError, AssertionError, ValueError, RuntimeError) as error:
-        if isinstance(error, LmtoolError) or not any(sweep.path.glob(f"*/{JOB}")):
-            raise
-        # A sweeper whose jobs have all failed has no best one; the table says why they failed.
-        say(f"warning: the sweeper ended early: {error}")
+    except LmtoolError:
+        raise
+    except (AssertionError, ValueError, RuntimeError) as error:
+        said = f"{type(error).__name__}: {error}".removesuffix(": ")
+        if not any(sweep.path.glob(f"*/{JOB}")):
+            message = f"hydra/sweeper={config.hydra.runtime.choices['hydra/sweeper']} ends before its first job: {said}"
+            raise UserError(message, "see what was typed of hydra.sweeper.*; --debug shows where it ends") from error
+        # A sweeper whose jobs have all failed has no best one; the summary says why they failed.
+        say(f"warning: the sweeper ended early: {said}")
 
 
 def _direction(request: SweepRequest, typed: Typed, sweep: SweepFolder) -> str:

@@ -12,7 +12,9 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from lmtool.sweeps import records
@@ -68,6 +70,7 @@ def interrupt(folder: Path, number: int) -> None:
 def waited_for(folders: Sequence[Path]) -> Iterator[list[Waited]]:
     """Inside, what submitit's launcher submits is waited for as `Waited`; the list fills when it does."""
     import submitit
+    from submitit.local import local
 
     known, jobs = submitit.AutoExecutor, list[Waited]()
 
@@ -81,7 +84,11 @@ def waited_for(folders: Sequence[Path]) -> Iterator[list[Waited]]:
             return jobs
 
     submitit.AutoExecutor = Executor  # type: ignore[misc]
+    # Out of the terminal's group: its Ctrl-C would end what looks after a job, which kills the job a second later.
+    apart = partial(subprocess.Popen, process_group=0)
+    local.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": apart})  # type: ignore[assignment]
     try:
         yield jobs
     finally:
+        local.subprocess = subprocess
         submitit.AutoExecutor = known  # type: ignore[misc]
