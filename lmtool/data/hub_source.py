@@ -3,6 +3,7 @@ source of files."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import shutil
@@ -153,6 +154,18 @@ def folder_of(config: HubConfig, split: str, cache_dir: str | Path) -> Path:
         parts += [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     return Path(cache_dir).expanduser() / "hub_text" / key[:32]
+
+
+def to_download(config: HubConfig, cache_dir: str | Path) -> list[str]:
+    """The splits that are still to be read from the hub, or to be read on; building the source does."""
+    missing = []
+    for split in (config.split, *([config.validation] if config.validation else [])):
+        done = None
+        with contextlib.suppress(Damaged):
+            done = complete_shards(folder_of(config, split, cache_dir))
+        if done is None:
+            missing.append(split)
+    return missing
 
 
 def _columns(rows: Any, columns: tuple[str, ...], what: str) -> Any:

@@ -14,7 +14,7 @@ import pytest
 from lmtool.config.tables import build
 from lmtool.data import hub, hub_source, shards
 from lmtool.data.configs import HubConfig
-from lmtool.data.hub_source import HubSource, folder_of
+from lmtool.data.hub_source import HubSource, folder_of, to_download
 from lmtool.data.sources import open_source
 from lmtool.errors import UserError
 
@@ -54,7 +54,10 @@ def refused(match: str, **keys: Any) -> UserError:
 
 
 def test_rows_are_kept_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = HubConfig(hub="org/corpus", validation="validation")
+    assert to_download(both, "cache") == ["train", "validation"]
     opened = source(validation="validation")
+    assert to_download(both, "cache") == []
     assert everything(opened) == TEXTS and list(texts(opened, "validation")) == ["one held out", "two"]
     facts = opened.facts()
     assert facts["source"] == "hub org/corpus" and facts["rows_without_text"] == 9 and not facts["held_out"]
@@ -98,7 +101,7 @@ def test_an_interrupted_reading_resumes(monkeypatch: pytest.MonkeyPatch, shard: 
 
     with pytest.raises(KeyboardInterrupt):
         source(progress=stop)
-    assert shards.complete_shards(folder_of(HubConfig(hub="org/corpus"), "train", "cache")) is None
+    assert to_download(HubConfig(hub="org/corpus"), "cache") == ["train"]
     before = len(seen)
     opened = source(progress=lambda stage, done, total: seen.append(done) if stage.startswith("reading data") else None)
     assert everything(opened) == TEXTS and opened.facts()["rows_without_text"] == 9
