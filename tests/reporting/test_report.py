@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 
 from lmtool.errors import UserError
-from lmtool.reporting.comparison import differing_keys, report_comparison, write_comparison
+from lmtool.reporting.comparison import (
+    compare,
+    differing_keys,
+    print_comparison,
+    report_comparison,
+    write_comparison,
+)
 from lmtool.reporting.console import Output
 from lmtool.reporting.report import write_report
 from lmtool.reporting.run_files import read_predictions, read_run
@@ -203,7 +209,7 @@ def predict(run: Path, predictions: list, gold: list, metrics: dict, **more) -> 
 
 def compared(*runs: Path) -> str:
     stream = io.StringIO()
-    report_comparison(Output(stream), runs, runs[0].parent / "comparison.html")
+    print_comparison(Output(stream), compare(runs))
     return stream.getvalue()
 
 
@@ -214,7 +220,9 @@ def test_runs_side_by_side_on_the_terminal(task_run):
     second = predict(
         task_run("two", 0.5, optimizer={"lr": 0.01}), guesses, gold, {"accuracy": 0.5, "loss": 0.7}, seconds=90
     )
-    text = compared(first, second)
+    stream = io.StringIO()
+    report_comparison(Output(stream), [first, second], first.parent / "comparison.html")
+    text = stream.getvalue()
     assert "optimizer.lr  0.001  0.01" in text and "accuracy  1.000  0.500 ± 0.035" in text and "1 min 30 s" in text
     assert "two less one, the same rows resampled for both" in text
     line = next(line for line in text.splitlines() if line.startswith("accuracy") and "-0.5000" in line)
