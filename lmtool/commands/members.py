@@ -78,7 +78,8 @@ def _phase(phase: Any, number: int, config_dirs: Sequence[Path]) -> Any:
         return phase
     name, offered = given["name"], compose.what_is_offered("pretrain", config_dirs).groups.get("data", ())
     if name in offered:
-        return {**nested, "data": merge(compose.option("data", name, config_dirs), given)}
+        section = merge(compose.option("data", name, config_dirs), given)
+        return {**nested, "data": with_sections({"data": section}, config_dirs)["data"]}
     if lookup("data", name) is None:
         raise ConfigError([unknown_choice("data", f"phases.{number}.data", name, offered)])
     return nested

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lmtool.config.auto import chosen_class, merge
+from lmtool.config.members import title_of
 from lmtool.config.tables import Choice
 from lmtool.config.variants import Variant
 from lmtool.errors import Problem
@@ -54,12 +55,17 @@ def nested_keys(phase: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def words_of(phase: Mapping[str, Any], above: str = "") -> str:
-    """What a phase gives, as it is typed but for its share: `max_length=512 batch_examples=64`."""
-    words = []
+    """What a phase gives, as it is typed but for its share: `max_length=512 batch_examples=64`. Of a whole section its
+    defaults are left out, of a list of sections all but their names."""
+    words, chosen = [], chosen_class(phase, Choice("data")) if above == "data." else None
     for key, value in phase.items():
         if isinstance(value, dict):
             words.append(words_of(value, f"{above}{key}."))
-        elif above or key != "share":
+            continue
+        if isinstance(value, list):
+            value = "[" + ",".join(title_of(item) for item in value) + "]"
+        default = chosen is not None and key != "name" and value == chosen.model_fields[key].get_default()
+        if (above or key != "share") and not default:
             words.append(f"{above}{key}={value}")
     return " ".join(words)
 

@@ -240,6 +240,7 @@ def test_what_is_typed_and_what_is_saved_are_one(base: dict[str, Any]) -> None:
     config = decode(base, {"share": 0.9, "optimizer.lr": 0.01}, {"data": {"name": "text", "path": "x.txt"}})
     assert [phase["share"] for phase in config.phases] == [0.9, 0.1]
     assert words_of(config.phases[0]) == "optimizer.lr=0.01"
+    assert words_of(config.phases[1]) == "data.name=text data.path=x.txt"
     saved = json.loads(config.model_dump_json())
     assert normalised(saved["phases"]) == saved["phases"]
     again = decoded("pretrain", saved, reads_checkpoint=False)
