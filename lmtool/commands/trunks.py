@@ -70,6 +70,12 @@ class Trunk:
             )
         return cls(run, point)
 
+    @classmethod
+    def gone(cls, named: str) -> Trunk:
+        """RUN@STEP of a checkpoint that may be there no more."""
+        run, _, step = named.rpartition("@")
+        return cls(Path(run), Path(run) / "checkpoints" / f"step_{int(step):08d}")
+
     @property
     def step(self) -> int:
         return _step(self.point)
@@ -174,8 +180,16 @@ def configuration(
     assert typed is not None
     words = [word for word in words if not word.lstrip("+").startswith("branch=")]
     keyed = {word.partition("=")[0].lstrip("+"): word.partition("=")[2] for word in words}
-    trunk = Trunk.of(_as_before(typed, keyed))
-    base = trunk.config()
+    begun = _begun(keyed)
+    typed = _as_before(typed, begun)
+    try:
+        trunk = Trunk.of(typed)
+        base = trunk.config()
+    except UserError:
+        if begun.get("branch") != typed or not _parts(typed)[1].isdigit():
+            raise
+        trunk, base = Trunk.gone(typed), begun  # a branch that has begun needs its trunk no more
+    there = base is not begun
     if base.get("command") != verb:
         command = base.get("command")
         raise UserError(
@@ -192,20 +206,25 @@ def configuration(
         running=running,
         reads_checkpoint=False,  # the configuration is complete, and what the trunk started from may be gone
     )
-    problems = [*_changes(trunk, saved.save(config, verb)), *_spent(trunk, config)]
+    problems = [*_changes(trunk, saved.save(config, verb)), *_spent(trunk, config)] if there else []
     if problems:
         raise ConfigError(problems)
     return config
 
 
-def _as_before(typed: str, keyed: dict[str, str]) -> str:
+def _begun(keyed: dict[str, str]) -> dict[str, Any]:
+    """The configuration that the branch was started with; of one that has not been started nothing."""
+    folder = Path(keyed["run_dir"]) if keyed.get("run_dir") else RUNS / keyed["name"] if keyed.get("name") else None
+    if folder is None or not (folder / "config.yaml").is_file():
+        return {}
+    return saved.read(folder / "config.yaml")
+
+
+def _as_before(typed: str, begun: dict[str, Any]) -> str:
     """`RUN@last` as the step that this branch began at, where it has begun: its trunk may have trained further."""
     name, place = _parts(typed)
-    folder = Path(keyed["run_dir"]) if keyed.get("run_dir") else RUNS / keyed["name"] if keyed.get("name") else None
-    if place.isdigit() or folder is None or not (folder / "config.yaml").is_file():
-        return typed
-    begun = str(saved.read(folder / "config.yaml").get("branch") or "")
-    return begun if begun.rpartition("@")[0] == str(run_folder(name)) else typed
+    before = str(begun.get("branch") or "")
+    return before if not place.isdigit() and before.rpartition("@")[0] == str(run_folder(name)) else typed
 
 
 def _choices(

@@ -113,7 +113,7 @@ def test_another_schedule_and_another_end(trunk: Path, capsys: pytest.CaptureFix
     assert [folder.name for folder in saved_steps(Path("runs/tail/checkpoints"))] == ["step_00000004"]
     shutil.rmtree(trunk)
     capsys.readouterr()
-    lmtool("resume", "runs/tail")
+    lmtool(*words)
     assert "branches from runs/trunk@4" in capsys.readouterr().out
     rows = read_rows(Path("runs/tail"))
     steps = [row["step"] for row in rows if row["split"] == "train"]
