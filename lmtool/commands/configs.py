@@ -55,7 +55,7 @@ class RunConfig(CommandConfig):
         ("schedule.warmup_steps", "schedule.warmup_fraction"),
         ("schedule.decay_steps", "schedule.decay_fraction"),
     )
-    overlays: ClassVar[tuple[str, ...]] = ("experiment", "debug")
+    overlays: ClassVar[tuple[str, ...]] = ("experiment", "debug", "sweep")
 
     name: str | None = Field(
         None,

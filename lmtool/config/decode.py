@@ -17,7 +17,7 @@ from lmtool.config.auto import resolve
 from lmtool.config.base import Config
 from lmtool.config.nearest import nearest_keys
 from lmtool.config.rules import broken
-from lmtool.config.tables import choices
+from lmtool.config.tables import Choice, Several
 from lmtool.errors import ConfigError, Problem
 
 MISSING = "???"
@@ -119,13 +119,14 @@ def _sound(command: type[Config], data: dict[str, Any], config: Config | None, b
     """The decoded values of the top keys without a mistake, for the rules."""
     if config is not None:
         return {key: getattr(config, key) for key in command.model_fields if key not in bad}
-    sound, sections = {}, choices(command)
+    sound = {}
     for key, field in command.model_fields.items():
         if key in bad or (key not in data and field.is_required()):
             continue
         value = data[key] if key in data else field.get_default()
         value = tuple(value) if isinstance(value, list) else value
-        sound[key] = sections[key].validate(value) if key in sections else value
+        section = next((mark for mark in field.metadata if isinstance(mark, Choice | Several)), None)
+        sound[key] = value if section is None else section.validate(value)
     return sound
 
 

@@ -43,7 +43,7 @@ def mode_of(mode: Mode | Literal["auto"], offline: bool, environ: Mapping[str, s
     server = server_of(environ)
     if not has_key(server, environ):
         return "offline", f"no key for {server}: set WANDB_API_KEY, or type `wandb login`"
-    if not answers(server):
+    if not replies(server):
         return "offline", f"{server} does not answer within {PATIENCE:g} seconds"
     return "online", reason
 
@@ -67,8 +67,8 @@ def has_key(server: str, environ: Mapping[str, str]) -> bool:
     return False
 
 
-def answers(server: str, seconds: float = PATIENCE) -> bool:
-    """Whether anything at this address answers a request, through the proxy of the environment where there is one."""
+def replies(server: str, seconds: float = PATIENCE) -> bool:
+    """Whether a server replies to a request, more than taking the connection; through the proxy of the environment."""
     try:
         with urllib.request.urlopen(urllib.request.Request(server, method="HEAD"), timeout=seconds):
             return True

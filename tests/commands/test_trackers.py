@@ -213,6 +213,7 @@ def test_events_of_steps_that_are_taken_again_are_dropped(tmp_path: Path) -> Non
         (["logger=wandb", "logger.wandb.mode=off"], "allowed: auto, online, offline or disabled"),
         (["logger=wandb", "logger.wandb.mode=online", "offline=true"], "logger.wandb.mode=online and offline=true"),
         (["logger=wandb", "logger.wandb.mode=online"], "there is no key for https://api.wandb.ai"),
+        (["logger=wandb", "max_stps=3"], "did you mean max_steps=3?"),
         (["model=[bert,gpt]"], "a run takes one model, not a list"),
     ],
 )

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lmtool.trackers import reach
-from lmtool.trackers.reach import answers, has_key, mode_of
+from lmtool.trackers.reach import has_key, mode_of, replies
 
 KEY = {"WANDB_API_KEY": "0" * 40}
 
@@ -43,23 +43,23 @@ def test_what_needs_no_connection_opens_none(
     mode: str, offline: bool, environ: dict[str, str], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(reach, "answers", lambda server: pytest.fail("a connection"))
+    monkeypatch.setattr(reach, "replies", lambda server: pytest.fail("a connection"))
     chosen, reason = mode_of(mode, offline, environ)
     assert chosen == expected and reason
 
 
 def test_a_server_that_hangs_is_not_reached(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before = time.monotonic()
-    assert not answers(address, seconds=0.2)
+    assert not replies(address, seconds=0.2)
     assert time.monotonic() - before < 5
     monkeypatch.setattr(reach, "PATIENCE", 0.2)
-    monkeypatch.setattr(reach, "answers", lambda server: answers(server, 0.2))
+    monkeypatch.setattr(reach, "replies", lambda server: replies(server, 0.2))
     assert mode_of("auto", False, {**KEY, "WANDB_BASE_URL": address})[0] == "offline"
 
 
 @pytest.mark.parametrize("server", ["http://127.0.0.1:9", "no address", "http://[::bad", "ftp://nowhere.invalid"])
 def test_no_server_is_no_error(server: str) -> None:
-    assert not answers(server, seconds=0.2)
+    assert not replies(server, seconds=0.2)
 
 
 def test_a_server_that_refuses_does_answer() -> None:
@@ -73,7 +73,7 @@ def test_a_server_that_refuses_does_answer() -> None:
 
         threading.Thread(target=refuse, daemon=True).start()
         address = f"http://127.0.0.1:{server.getsockname()[1]}"
-        assert answers(address, seconds=5)
+        assert replies(address, seconds=5)
 
 
 def test_keys_are_found_where_wandb_puts_them(tmp_path: Path) -> None:
