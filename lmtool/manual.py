@@ -27,7 +27,11 @@ VERBS: dict[str, Verb] = {
     "probe": Verb("what every layer holds", "lmtool probe checkpoint=runs/NAME target=next", "probe"),
     "tokenizer": Verb("train a vocabulary", "lmtool tokenizer output=vocabulary", "train_tokenizer"),
     "export": Verb("write a folder for transformers", "lmtool export checkpoint=runs/NAME output=exported", "export"),
-    "import": Verb("take published weights", "lmtool import checkpoint=hf://org/name output=imported", "import"),
+    "import": Verb(
+        "take published weights, or another vocabulary",
+        "lmtool import checkpoint=hf://org/name output=imported",
+        "import",
+    ),
     "check": Verb("read a data set before training", "lmtool check task=mydata.csv", "check"),
     "doctor": Verb("what this machine can do, and what is missing", "lmtool doctor", "doctor"),
     "fetch": Verb("download what a run will need", "lmtool fetch finetune task=sst2 checkpoint=hf://org/name"),

@@ -66,6 +66,9 @@ def replace_tokenizer(config: ImportConfig, tokenizer_path: str) -> None:
     if trained is not None and "objective" in saved:
         blueprint = trained.config  # its heads are those of the objective
     model = blueprint.model
+    if old.vocab_size > model.vocab_size:
+        message = f"its tokenizer has {old.vocab_size:,} tokens, its table {model.vocab_size:,} rows"
+        raise UserError(f"checkpoint={config.checkpoint}: {message}", "copy the tokenizer it was trained with there")
     mapping = replacement(old, new)
     rows = new.vocab_size + model.vocab_size - old.vocab_size
     _require_roles(trained, with_vocabulary(model, rows), new, tokenizer_path)

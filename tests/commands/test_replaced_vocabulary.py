@@ -107,8 +107,13 @@ def test_what_cannot_be_replaced(place: Path, capsys: pytest.CaptureFixture[str]
     Path("damaged/tokenizer.json").write_text("{")
     Path("full").mkdir()
     Path("full/file").write_text("")
+    vocabulary("larger", "tokenizer=bytebpe", "tokenizer.vocab_size=350")
+    make("gpt", place / "gpt")
+    for file in Path("larger").iterdir():
+        Path("gpt", file.name).write_bytes(file.read_bytes())
     capsys.readouterr()
     for words, problem in (
+        (["checkpoint=gpt", "tokenizer=larger"], "checkpoint=gpt: its tokenizer has 350 tokens, its table 330 rows"),
         (["checkpoint=runs/tuned", "tokenizer=words"], "checkpoint=runs/tuned was finetuned"),
         (["checkpoint=bert", "tokenizer=words"], "tokenizer=words: the tokenizer has no cls token"),
         (["checkpoint=t5", "tokenizer=words"], "has no sentinel token, which objective=span_corruption needs"),
