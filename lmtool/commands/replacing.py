@@ -34,6 +34,7 @@ from lmtool.weights.reading import Weights, read
 from lmtool.weights.vocabularies import replaced_rows, vocabulary_tensors, with_vocabulary
 
 REPORT = "replaced.json"
+_CLEANED = "A  b\n\tÉ"
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def replace_tokenizer(config: ImportConfig, tokenizer_path: str) -> None:
         torch.equal(tensor, again.tensors[name]) for name, tensor in tensors.items()
     ):
         raise CheckFailed(f"{folder} is not what was written", "see the disk, and keep the checkpoint")
-    _tell(folder, mapping, report, loss, old.vocab_size, new.vocab_size)
+    _tell(folder, mapping, report, loss, old, new)
 
 
 def _require_pretrained(
@@ -201,13 +202,13 @@ def _described(
 
 
 def _tell(
-    folder: Path, mapping: Replacement, report: Mapping[str, Any], loss: TextLoss | str, before: int, after: int
+    folder: Path, mapping: Replacement, report: Mapping[str, Any], loss: TextLoss | str, old: Tokenizer, new: Tokenizer
 ) -> None:
     counts = mapping.counts
-    new = f"{counts['new']:,} new"
+    made = f"{counts['new']:,} new"
     if counts["new"]:
-        new += f" ({counts['without_old_pieces']:,} without old pieces: the mean of all entries)"
-    rows = [("entries", f"{counts['kept']:,} kept · {new} · {counts['dropped']:,} dropped")]
+        made += f" ({counts['without_old_pieces']:,} without old pieces: the mean of all entries)"
+    rows = [("entries", f"{counts['kept']:,} kept · {made} · {counts['dropped']:,} dropped")]
     if report["rows_without_entry"]:
         rows.append(("rows", f"{report['rows_without_entry']:,} that no token has stay behind the entries"))
     rows.append(("tensors", ", ".join(report["tensors"])))
@@ -215,6 +216,8 @@ def _tell(
         rows.append(("bits per byte", f"not measured: {loss}"))
     else:
         rows.append(("bits per byte", f"{loss.before:.4f} before · {loss.after:.4f} after · {loss.term}, {loss.text}"))
+        if old.decode(old.encode(_CLEANED)) != new.decode(new.encode(_CLEANED)):
+            rows.append(("", "the two keep different parts of a text: what one cleans away, or lacks, costs nothing"))
     output = Output()
-    output.line(f"{folder} · {after:,} tokens in the place of {before:,}")
+    output.line(f"{folder} · {new.vocab_size:,} tokens in the place of {old.vocab_size:,}")
     output.rows(rows)
