@@ -15,7 +15,7 @@ import pytest
 
 from lmtool import cli, errors
 from lmtool.errors import Stopped
-from lmtool.sweeps import code, devices, job, records
+from lmtool.sweeps import code, devices, job, records, table
 from tests.commands.conftest import TINY, write_text
 from tests.sweeps import fakes
 
@@ -26,6 +26,7 @@ TYPED = ["pretrain", "-m", "model=bert_tiny", "name=mine"]
 def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(cli, "run_job", fakes.run_job)
+    monkeypatch.setattr(table, "show", lambda folder: [])
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     return tmp_path
 
