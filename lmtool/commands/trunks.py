@@ -151,8 +151,12 @@ def _parts(typed: str) -> tuple[str, str]:
 
 
 def branch_of(words: Sequence[str]) -> str | None:
-    """The value of a typed branch=; None where there is none."""
+    """The value of a typed branch=; None where there is none. UserError where there are two."""
     typed = [word.partition("=")[2] for word in words if word.lstrip("+").startswith("branch=")]
+    if len(set(typed)) > 1:
+        raise UserError(
+            f"{' and '.join(f'branch={value}' for value in typed)}: a key is given once", "keep one of them"
+        )
     return typed[-1].strip("'\"") if typed and typed[-1] not in ("null", "") else None
 
 
