@@ -180,9 +180,10 @@ def test_the_jobs_of_a_sweep_are_a_group(place: Path) -> None:
     words = ["finetune", "-m", "task=sst2", "task.path=rows", "cache_dir=cache", "checkpoint=none", "model=bert_tiny"]
     words += ["device=cpu", "precision=fp32", "max_steps=1", "seed=1,2", "name=s", "logger=wandb", "offline=true"]
     assert cli.main([*words, "batch_examples=16", "max_length=32"]) == 0
-    jobs = [offline.starts(Path("runs/s") / job)[0] for job in ("0", "1")]
-    assert [(start.run_group, start.display_name) for start in jobs] == [("s", "s/0"), ("s", "s/1")]
-    assert jobs[0].run_id != jobs[1].run_id
+    folders = sorted(path.parent for path in Path("runs/s").glob("*/job.json"))
+    jobs = [offline.starts(folder)[0] for folder in folders]
+    assert [(start.run_group, start.display_name) for start in jobs] == [("s", f"s/{path.name}") for path in folders]
+    assert len({start.run_id for start in jobs}) == 2
 
 
 def test_events_of_steps_that_are_taken_again_are_dropped(tmp_path: Path) -> None:
