@@ -242,9 +242,9 @@ class Launch:
                 signal.signal(number, handler)
 
     def statuses(self) -> list[int]:
-        """How the jobs of this start have ended; of those that never began, nothing."""
-        known = [records.read(folder).get("exit_status") for folder in self.places]
-        return [status for status in known if isinstance(status, int)]
+        """How the jobs of this start have ended; of those that never began, or are another process's, nothing."""
+        known = [records.read(folder) for folder in self.places]
+        return [record["exit_status"] for record in known if record and not records.under_way(record)]
 
 
 class AsLauncher:
