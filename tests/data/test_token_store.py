@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lmtool.data import sentences as sentences_module
 from lmtool.data import store as store_module
 from lmtool.data import store_draft, tokenizing
 from lmtool.data import vocabulary as vocabulary_module
@@ -68,6 +69,10 @@ def test_sentences_lay_end_to_end_and_are_not_endless():
     for _ in range(200):
         text = "".join(drawn.choice("aB .!?\n\"'”。…é1\t") for _ in range(drawn.randrange(60)))
         assert "".join(split_sentences(text)) == text
+        block = text.replace("\n", " ")  # without a blank line fewer rules are tried, which find the same
+        assert [m.span() for m in sentences_module._ends(block)] == [
+            m.span() for m in sentences_module._END.finditer(block)
+        ]
     for long in ("word " * 5000, "x" * 35_000, "a\n" * 20_000):
         pieces = split_sentences(long)
         assert "".join(pieces) == long and max(map(len, pieces)) <= LONGEST
