@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from lmtool.commands import rules as rules
 from lmtool.commands import teachers
 from lmtool.commands import tracking as tracking
 from lmtool.commands.configs import COMMANDS
-from lmtool.config import plugins
+from lmtool.config import plugins, saved
 from lmtool.config.checkpoint import read_checkpoint
 from lmtool.config.decode import decode
 from lmtool.errors import ConfigError, Problem, UserError
@@ -85,3 +85,14 @@ def _of_another(verb: str, problem: Problem) -> Problem:
     return replace(
         problem, hint=f"{problem.key} is a key of lmtool {', '.join(having)}; lmtool {verb} does not read it"
     )
+
+
+def completed(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A saved configuration with the values of keys that are newer than it; as it is where it does not decode."""
+    verb = str(config.get("command"))
+    if verb not in COMMANDS:
+        return config
+    try:
+        return saved.save(decoded(verb, saved.body(dict(config)), reads_checkpoint=False), verb)
+    except UserError:
+        return config

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from lmtool.commands.configs import RunConfig
+from lmtool.commands.decoding import completed
 from lmtool.commands.extending import require_same_past
 from lmtool.config import saved
 from lmtool.errors import UserError
@@ -54,7 +55,7 @@ def open_run(verb: str, config: RunConfig, stem: str) -> Iterator[OpenRun]:
         folder = choose_folder(RUNS, config.name, config.run_dir, stem)
         data = saved.save(config, verb)
         same_past = partial(require_same_past, verb, config)
-        with RunFolder(folder, data, saved.to_yaml(data), same_past) as run:
+        with RunFolder(folder, data, saved.to_yaml(data), same_past, completed) as run:
             output = Output(log=run.append_log)
             if run.extends:  # held against its past before anything is written
                 run.resume_point(_warned(output))

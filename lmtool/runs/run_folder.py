@@ -39,6 +39,7 @@ _FILES = (
     "result.json", "samples.json",
 )  # fmt: skip
 SamePast = Callable[[Path, Path], None]
+Complete = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 _PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "pydantic", "hydra-core", "omegaconf", "datasets")
 
 
@@ -73,7 +74,7 @@ class RunFolder:
     config: the resolved configuration as plain data; config_text: the same as YAML, with its comments. Both must be
     masked; everything else is masked where it is written. require_same_past: called with this folder and the checkpoint
     that the run resumes from where budgets have grown since; UserError where its past would be another with them.
-    Without it they may not grow.
+    Without it they may not grow. complete: gives a configuration that an older version saved the keys that are newer.
 
     Raises UserError where another process has the folder, where it cannot be written, or where it holds a run of
     another configuration (naming the keys that differ).
@@ -82,10 +83,15 @@ class RunFolder:
     writes: ClassVar[bool] = True
 
     def __init__(
-        self, path: Path, config: Mapping[str, Any], config_text: str, require_same_past: SamePast | None = None
+        self,
+        path: Path,
+        config: Mapping[str, Any],
+        config_text: str,
+        require_same_past: SamePast | None = None,
+        complete: Complete = dict,
     ):
         self.path = path
-        self._require_same_past = require_same_past
+        self._require_same_past, self._complete = require_same_past, complete
         self._extended_text: str | None = None
         self._begun_step: int | None = None
         self._appended = False
@@ -122,7 +128,7 @@ class RunFolder:
             raise cannot_write(saved, error) from error
 
     def _compare(self, saved: Path, config_text: str) -> None:
-        before = plain_data(yaml_files.read(saved, "give another name="))
+        before = self._complete(plain_data(yaml_files.read(saved, "give another name=")))
         if self._may_extend(before):
             self._extended_text = config_text
             return
@@ -174,7 +180,7 @@ class RunFolder:
         if not self._chosen:
             folder = resume_point(self.checkpoints, report or self.log)
             if folder is not None:
-                before = read_config(folder)
+                before = self._complete(read_config(folder))
                 if self._require_same_past is not None and grows(before, self.config):
                     self._require_same_past(self.path, folder)
                 else:

@@ -60,6 +60,11 @@ def test_a_finished_run_tells_its_result_and_a_changed_one_is_refused(
     pretrain("first")
     assert (folder / "report.html").is_file() and (folder / "metrics.jsonl").read_bytes() == before
     assert "runs/first is finished" in capsys.readouterr().out
+    saved = yaml.safe_load((folder / "config.yaml").read_text())
+    del saved["phases"], saved["objective"]["short_window_probability"]  # as of a version that did not have them
+    (folder / "config.yaml").write_text(yaml.safe_dump(saved, sort_keys=False))
+    pretrain("first")
+    assert "runs/first is finished" in capsys.readouterr().out
     pretrain("first", "optimizer.lr=0.5", status=2)
     message = capsys.readouterr().err
     assert "optimizer.lr" in message and "0.5" in message and "Traceback" not in message
