@@ -210,6 +210,7 @@ def read_tables(
     config: TaskConfig, cache_dir: str | Path, offline: bool, scoring: bool = False
 ) -> tuple[dict[str, TaskTable], dict[str, Any]]:
     """Splits by canonical name, and where they came from. A path goes before what is embedded, that before the hub."""
+    build(config)  # what is no single task says so before files are looked for
     if config.path is not None:
         return read_folder(config, scoring)
     if config.embedded is not None:

@@ -254,4 +254,4 @@ def _follow(place: Path, command: str, answer: Answer, results: dict[str, str]) 
         raise Failed(Outcome.DEAD_END, f"its hint, {other[1]}, does not work: {again.errors[:200]}")
 
 
-KIND = Kind("checkpoints", "a damaged file x a command that reads it", trials=len(cells()), draw=3, trial=_trial)
+KIND = Kind("checkpoints", "a damaged file x a command that reads it", trials=len(cells()), draw=2, trial=_trial)

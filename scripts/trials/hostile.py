@@ -61,4 +61,4 @@ def _trial(stage: Path, place: Path, seed: int) -> Verdict:
     return Verdict(Outcome.REFUSED if answer.status else Outcome.DONE, f"{scene.about}: {answer.errors[:150]}")
 
 
-KIND = Kind("hostile", "folders and files of strangers", trials=400, draw=4, trial=_trial)
+KIND = Kind("hostile", "folders and files of strangers", trials=400, draw=2, trial=_trial)

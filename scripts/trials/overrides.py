@@ -56,7 +56,7 @@ _COMMANDS = {
 def _keys(command: str, place: Path) -> tuple[str, ...]:
     from lmtool import cli
     from lmtool.config import saved
-    from lmtool.runs.run_folder import flatten
+    from lmtool.runs.identity import flatten
 
     with contextlib.chdir(place):
         config = cli.configuration(command, cli.parse(_COMMANDS[command][1:]), running=False)
@@ -115,7 +115,7 @@ def _as_typed(command: str, key: str, value: str, data: dict[str, Any]) -> None:
     """Raises Failed where the configuration holds another value than the one that was typed."""
     from lmtool.commands.configs import COMMANDS
     from lmtool.config.overrides import Offers, as_values
-    from lmtool.runs.run_folder import flatten
+    from lmtool.runs.identity import flatten
 
     if "${" in value or value == "???":
         return
@@ -134,4 +134,4 @@ def _as_typed(command: str, key: str, value: str, data: dict[str, Any]) -> None:
         raise Failed(Outcome.SILENT, f"the configuration holds {held!r}")
 
 
-KIND = Kind("overrides", "values and forms that nobody should type", trials=300, draw=4, trial=_trial)
+KIND = Kind("overrides", "values and forms that nobody should type", trials=300, draw=2, trial=_trial)

@@ -259,4 +259,4 @@ def _compare(place: Path, role: str, table: Table) -> None:
         raise Failed(Outcome.SILENT, f"gold values {gold[:8]}")
 
 
-KIND = Kind("tables", "tables with one fault, or that only look wrong", trials=240, draw=3, trial=_trial)
+KIND = Kind("tables", "tables with one fault, or that only look wrong", trials=240, draw=2, trial=_trial)

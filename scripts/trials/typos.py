@@ -124,4 +124,4 @@ def _summary(rows: list[dict[str, Any]]) -> tuple[str, bool]:
     return f"the right name comes first in {right} of {len(rows)} ({share:.1%}; aim {AIM:.0%})", share >= AIM
 
 
-KIND = Kind("typos", "slips in names", trials=300, draw=4, trial=_trial, summary=_summary)
+KIND = Kind("typos", "slips in names", trials=300, draw=2, trial=_trial, summary=_summary)

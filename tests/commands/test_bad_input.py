@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from lmtool import cli
+from tests.breadth import slow_but
 from tests.commands.conftest import TINY, but_for, finetune
 from tests.weights.published_folders import make
 
@@ -56,7 +57,7 @@ def test_text_that_cannot_be_read(
     assert not Path("runs").exists()
 
 
-@pytest.mark.parametrize("objective", MODELS)
+@pytest.mark.parametrize("objective", slow_but({"clm", "span_corruption"}, MODELS))
 def test_line_ends_and_a_mark_change_nothing(objective: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = Path("text.txt").read_bytes()
     shown = []

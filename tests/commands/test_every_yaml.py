@@ -25,7 +25,13 @@ def steps(folder: Path) -> int:
     return result["steps"]
 
 
-@pytest.mark.parametrize("objective", names("objective"))
+@pytest.mark.parametrize(
+    "objective",
+    slow_but(
+        [name for name in names("objective") if not name.startswith(("denoising_", "rtd_", "mlm_nsp_"))],
+        names("objective"),
+    ),
+)
 def test_objectives(place: Path, objective: str) -> None:
     partners = {"clm": "gpt_tiny", "prefix_lm": "gpt_tiny", "span_corruption": "t5_tiny", "denoising": "bart_tiny"}
     model = next((partner for start, partner in partners.items() if objective.startswith(start)), "bert_tiny")
@@ -56,7 +62,7 @@ def test_models(place: Path, model: str) -> None:
     assert steps(pretrain("run", "max_steps=2", model=model)) == 2
 
 
-@pytest.mark.parametrize("model", ["bert_tiny", "gpt_tiny"])
+@pytest.mark.parametrize("model", slow_but({"bert_tiny"}, ["bert_tiny", "gpt_tiny"]))
 @pytest.mark.parametrize("positions", names("model/positions"))
 def test_positions(place: Path, positions: str, model: str) -> None:
     assert steps(pretrain("run", f"model/positions={positions}", "max_steps=2", model=model)) == 2
