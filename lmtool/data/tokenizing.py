@@ -25,6 +25,7 @@ from lmtool.data.portions import Portion, TextSize
 from lmtool.data.sentences import split_sentences
 from lmtool.errors import UserError
 from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.tokenizers.words import FlatEncoder
 
 _MOST = 16
 """Processes at most: more wait for the one that reads the text."""
@@ -58,8 +59,9 @@ def dtype_of(tokenizer: Tokenizer) -> np.dtype[Any]:
     return np.dtype("<u2" if tokenizer.vocab_size <= 2**16 else "<u4")
 
 
-def tokenized(tokenizer: Tokenizer, portion: Portion, dtype: np.dtype[Any]) -> Tokenized:
-    """The ids of a portion and the borders of its sentences. dtype: of an id in the store."""
+def tokenized(tokenizer: Tokenizer, encode: FlatEncoder, portion: Portion, dtype: np.dtype[Any]) -> Tokenized:
+    """The ids of a portion and the borders of its sentences. encode: of the tokenizer, the same for all portions.
+    dtype: of an id in the store."""
     size = TextSize()
     sentences: list[list[str]] = []
     for piece in portion.pieces:
@@ -67,11 +69,9 @@ def tokenized(tokenizer: Tokenizer, portion: Portion, dtype: np.dtype[Any]) -> T
             size.add(piece, True)
             piece = split_sentences(piece)
         sentences.append(piece)
-    ids = tokenizer.encode_batch([sentence for piece in sentences for sentence in piece])
-    lengths = np.array([len(sentence) for sentence in ids], dtype=np.int64)
+    tokens, lengths = encode([sentence for piece in sentences for sentence in piece])
     piece_of = np.repeat(np.arange(len(sentences)), [len(piece) for piece in sentences])
     kept = lengths > 0
-    tokens = np.concatenate(ids) if ids else np.empty(0, dtype=np.int32)
     unknown = int((tokens == tokenizer.roles["unk"]).sum()) if "unk" in tokenizer.roles else 0
     return Tokenized(
         tokens.astype(dtype),
@@ -103,7 +103,8 @@ def tokenize(tokenizer: Tokenizer, portions: Iterable[Portion], workers: int) ->
     if workers <= 1:
         # As the children have it: a score of a vocabulary may be read with an error in its last digit.
         copy = Tokenizer.of_plain(tokenizer.to_plain())
-        yield from (tokenized(copy, portion, dtype_of(tokenizer)) for portion in portions)
+        encode = FlatEncoder(copy)
+        yield from (tokenized(copy, encode, portion, dtype_of(tokenizer)) for portion in portions)
         return
     with _Children(tokenizer, workers) as children:
         running: deque[Future[Tokenized]] = deque()
@@ -219,14 +220,17 @@ def serve() -> None:
     with suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
         given = _receive(source)
         tokenizer, dtype = Tokenizer.of_plain(given["tokenizer"]), np.dtype(given["dtype"])
+        encode = FlatEncoder(tokenizer)
         while True:
-            _send(sink, *_answer(tokenizer, Portion(**_receive(source)), dtype))
+            _send(sink, *_answer(tokenizer, encode, Portion(**_receive(source)), dtype))
 
 
-def _answer(tokenizer: Tokenizer, portion: Portion, dtype: np.dtype[Any]) -> tuple[dict[str, Any], list[np.ndarray]]:
+def _answer(
+    tokenizer: Tokenizer, encode: FlatEncoder, portion: Portion, dtype: np.dtype[Any]
+) -> tuple[dict[str, Any], list[np.ndarray]]:
     """What a portion becomes, or the error that was raised: its message, and the arrays behind it."""
     try:
-        answer = vars(tokenized(tokenizer, portion, dtype))
+        answer = vars(tokenized(tokenizer, encode, portion, dtype))
     except UserError as error:
         return {"error": [error.message, error.hint]}, []
     except Exception:

@@ -110,6 +110,16 @@ class Tokenizer:
         return starts
 
     @cached_property
+    def reads_words_apart(self) -> bool:
+        """Whether what stands between two spaces has the same ids wherever it stands: WordPiece of BERT, where no added
+        token has a space in it or takes one beside it."""
+        parts = json.loads(self._backend.to_str())
+        kinds = [(parts[part] or {}).get("type") for part in ("normalizer", "pre_tokenizer", "model")]
+        added = self._backend.get_added_tokens_decoder().values()
+        plain = all(not (" " in token.content or token.lstrip or token.rstrip) for token in added)
+        return plain and kinds == ["BertNormalizer", "BertPreTokenizer", "WordPiece"]
+
+    @cached_property
     def marks(self) -> Marks:
         """How its entries mark words."""
         return marks_of(self._backend)

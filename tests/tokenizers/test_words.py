@@ -1,0 +1,52 @@
+"""Ids by words are those of the library, for any text."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from test_published_folders import ADVERSARIAL, TEXTS
+
+from lmtool.config.tables import build
+from lmtool.tokenizers import words
+from lmtool.tokenizers.configs import BpeConfig, ByteBpeConfig, SentencePieceConfig, WordPieceConfig
+from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.tokenizers.words import FlatEncoder
+
+ALPHABET = (
+    "abcdeé\u0301ÀßİΣς中한 ก\u200b\u200d\xa0\u3000\u2028\t\n\r\x00\x1c\x85\ufeff\U0001f469.,'’[]<>#_-0１²" + " " * 12
+)
+
+
+def fuzzed(count: int) -> list[str]:
+    chance = random.Random(0)
+    pieces = [*ALPHABET, "[MASK]", "[CLS] ", " [SEP]", "##ing", "the", "Reading"]
+    return ["".join(chance.choices(pieces, k=chance.randint(0, 25))) for _ in range(count)]
+
+
+@pytest.mark.parametrize("parse", [False, True])
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_words_apart_have_the_ids_of_their_texts(lowercase, parse, tmp_path, monkeypatch):
+    build(WordPieceConfig(lowercase=lowercase), TEXTS, 300).save(tmp_path / "saved")
+    tokenizer = Tokenizer.load(tmp_path / "saved", parse)
+    assert tokenizer.reads_words_apart and tokenizer.parse_special_tokens == parse
+    monkeypatch.setattr(words, "_MOST", 2000)
+    texts, encode = [*ADVERSARIAL, *TEXTS[:4], *fuzzed(3000)], FlatEncoder(tokenizer)
+    for start in range(0, len(texts), 500):
+        portion = texts[start : start + 500]
+        flat, lengths = encode(portion)
+        expected = tokenizer.encode_batch(portion)
+        assert lengths.tolist() == [len(row) for row in expected]
+        assert flat.tolist() == [number for row in expected for number in row.tolist()]
+        assert len(encode._ids) <= 2000
+    assert encode([])[0].tolist() == [] and encode([""])[1].tolist() == [0]
+
+
+@pytest.mark.parametrize("config", [ByteBpeConfig(), BpeConfig(), SentencePieceConfig()])
+def test_others_are_read_text_by_text(config):
+    tokenizer = build(config, TEXTS, 400)
+    assert not tokenizer.reads_words_apart
+    flat, lengths = FlatEncoder(tokenizer)(ADVERSARIAL[:10])
+    rows = tokenizer.encode_batch(ADVERSARIAL[:10])
+    assert flat.tolist() == [number for row in rows for number in row.tolist()]
+    assert lengths.tolist() == [len(row) for row in rows] and FlatEncoder(tokenizer)([])[0].tolist() == []
