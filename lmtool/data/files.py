@@ -177,6 +177,10 @@ def read_pieces(path: Path, encoding: str = "utf-8", key: str | None = None) -> 
             for text, ends in _decoded(path, file, encoding, key):
                 if first:
                     text, first = text.removeprefix("\ufeff"), False
+                if ends and not before and "\r" not in text and "\0" not in text:  # nearly every line
+                    yield number, text, True
+                    number += 1
+                    continue
                 *lines, last = text.split("\r") if "\r" in text else (text,)
                 for line in lines:
                     _no_nul(path, number, before, line, encoding)
@@ -220,6 +224,14 @@ def _decoded(path: Path, file: BinaryIO, encoding: str, key: str | None) -> Iter
     # Lines above; of a line that is read in pieces, its bytes so far, and a CR that may be half of a CRLF.
     lines, columns, begun, held = 0, 0, False, ""
     for raw in iter(partial(file.readline, PIECE), b""):
+        if not begun and len(raw) < PIECE and b"\r" not in raw:  # nearly every line
+            try:
+                text = raw.decode(encoding)
+            except UnicodeDecodeError as problem:
+                raise _bad_byte(path, problem, lines, columns, encoding, key) from problem
+            lines += 1
+            yield text.removesuffix("\n"), True
+            continue
         ends = raw.endswith(b"\n") or len(raw) < PIECE
         pending = len(decoder.getstate()[0]) if begun else 0
         try:
