@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import lmtool
 from lmtool import cli
 from lmtool.environment import ENVIRONMENT
 from lmtool.training.precision import cpu_has_bf16
@@ -46,3 +48,13 @@ def test_the_command_line_sets_it_and_the_user_goes_first(monkeypatch):
     monkeypatch.setattr(cli.os, "environ", environment)
     assert cli.main(["help"]) == 0
     assert environment == {**ENVIRONMENT, "GOMP_SPINCOUNT": "7"}
+
+
+def test_no_folder_of_the_package_is_ignored():
+    """What git ignores stays out of the wheel, tracked or not."""
+    root = Path(lmtool.__file__).resolve().parents[1]
+    if not (root / ".gitignore").is_file():
+        pytest.skip("no checkout")
+    ignored = {line.strip("/") for line in (root / ".gitignore").read_text().split() if not line.startswith("/")}
+    folders = {path.name for place in ("lmtool", "conf") for path in (root / place).rglob("*") if path.is_dir()}
+    assert "runs" in folders and not (folders & ignored) - {"__pycache__"}

@@ -18,9 +18,8 @@ import yaml
 from lmtool.errors import UserError
 from lmtool.runs import locks
 from lmtool.runs.locks import Lock, Owner
-from lmtool.training.loop import train
 from lmtool.runs.run_folder import RunFolder, choose_folder, finished
-
+from lmtool.training.loop import train
 from tests.training.fakes import OPTIMIZER, SCHEDULE, FakeLearner, FakeLoader, evaluator, open_run, settings
 
 
