@@ -37,10 +37,8 @@ class FlatEncoder:
         new = list(dict.fromkeys(word for words in words_of for word in words if word not in known))
         known.update(zip(new, (row.tolist() for row in self._tokenizer.encode_batch(new)), strict=True))
         pieces = [list(chain.from_iterable(map(known.__getitem__, words))) for words in words_of]
-        if len(known) > _MOST:
-            known.clear()
-        for word in new:
-            if len(word) > _LONGEST:
-                known.pop(word, None)
+        for word in new:  # of more than there is room for, the first stay: they are the more frequent ones
+            if len(word) > _LONGEST or len(known) > _MOST:
+                del known[word]
         flat = np.array(list(chain.from_iterable(pieces)), dtype=np.int32)
         return flat, np.array(list(map(len, pieces)), dtype=np.int64)
