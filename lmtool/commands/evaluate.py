@@ -25,7 +25,7 @@ from lmtool.tasks.mixture import AVERAGE, MixedEvaluation
 
 
 def run(config: EvaluateConfig, overrides: list[str]) -> dict[str, Any]:
-    """Score, print, and write predictions and a report where these are named. Returns the metrics."""
+    """Score, print, and write predictions and a report where these are named. Returns the metrics, the task's first."""
     check_output(config.output)
     trained, output = load_trained(config), Output()
     if config.shots is not None or isinstance(trained.config, PretrainConfig):
@@ -63,16 +63,19 @@ def run(config: EvaluateConfig, overrides: list[str]) -> dict[str, Any]:
         write_output(str(folder / "predictions.jsonl"), scored.evaluations.records(), key="report")
         write_evaluation(folder, details)
         output.line(f"evaluation.json, predictions.jsonl and plots: {folder}")
-    return scored.evaluations.metrics()
+    metrics = scored.evaluations.metrics()
+    return {scored.metric: metrics[scored.metric], **metrics}  # what chooses checkpoints first, for a sweep's table
 
 
 @dataclass(frozen=True)
 class _Scored:
-    """A checkpoint on a task's splits. constant: the baseline, as `BaseLearner.baseline` gives it."""
+    """A checkpoint on a task's splits. constant: the baseline, as `BaseLearner.baseline` gives it. metric: the score
+    that chooses checkpoints."""
 
     title: str
     evaluations: SplitEvaluations
     constant: dict[str, Any]
+    metric: str
 
     def splits(self) -> dict[str, TaskEvaluation]:
         """The evaluation of each split, of a mixture those of its members in it."""
@@ -104,7 +107,9 @@ def _on_task(config: EvaluateConfig, trained: Trained, output: Output, checkpoin
     if checkpoint is None:
         learner = leaving(learner, config.checkpoint, config.exit, config.exit_entropy)
     held_out = HeldOutSplits(learner, data, before.max_length, config.batch_tokens, before.seed)
-    return _Scored(task.config.name, held_out.score(trained.precision), held_out.baseline(data["train"]))
+    return _Scored(
+        task.config.name, held_out.score(trained.precision), held_out.baseline(data["train"]), learner.metric.name
+    )
 
 
 def _filled(config: EvaluateConfig, filled: FilledPrompts) -> _Scored:
@@ -112,7 +117,7 @@ def _filled(config: EvaluateConfig, filled: FilledPrompts) -> _Scored:
     data, learner = filled.task.splits(), filled.learner
     held_out = HeldOutSplits(learner, data, filled.max_length, config.batch_tokens, filled.seed)
     title = f"{filled.task.config.name} from prompts alone"
-    return _Scored(title, held_out.score(filled.precision), held_out.baseline(data["train"]))
+    return _Scored(title, held_out.score(filled.precision), held_out.baseline(data["train"]), learner.metric.name)
 
 
 def _against(config: EvaluateConfig, trained: Trained) -> Trained:

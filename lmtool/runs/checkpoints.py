@@ -1,6 +1,6 @@
 """A checkpoint on disk: written completely or not at all, verified on every load, no pickle.
 
-    step_00001000/  model.safetensors      the learner's tensors; tied ones once; of a tuned run those that its base lacks
+    step_00001000/  model.safetensors      the learner's tensors, tied ones once; of a tuned run what its base lacks
                     optimizer.safetensors  KIND.PARAMETER
                     state.json             step, cursor, budgets, best score: see progress.py
                     config.json            the resolved configuration

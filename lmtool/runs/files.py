@@ -97,7 +97,9 @@ def write_delimited(path: Path, rows: Iterable[Mapping[str, Any]], delimiter: st
     def lines(file: TextIO) -> None:
         writer = None
         for row in rows:
-            cells = {name: "" if value is None else value for name, value in masked_data(plain_data(dict(row)), mask).items()}
+            cells = {
+                name: "" if value is None else value for name, value in masked_data(plain_data(dict(row)), mask).items()
+            }
             if writer is None:
                 writer = csv.DictWriter(file, list(cells), dialect=_Tabs if delimiter == "\t" else _Commas)
                 writer.writeheader()

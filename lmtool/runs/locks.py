@@ -137,7 +137,7 @@ class Lock:
 
 
 def held(path: Path) -> bool:
-    """Whether the process that wrote a lock may still be at work: false where there is no lock, or its owner is dead."""
+    """Whether the process that wrote a lock may still be at work: false without a lock, or where its owner is dead."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -27,12 +27,12 @@ import yaml
 from lmtool.config import yaml_files
 from lmtool.config.checkpoint import read_config, saved_steps
 from lmtool.errors import UserError, cannot_write
-from lmtool.secrets import masked_data
-from lmtool.terminal import say, shown
-from lmtool.runs.files import LONGEST_ROW, lines_of, plain_data, replace_text, to_json, write_rows
+from lmtool.runs.files import lines_of, plain_data, replace_text, to_json, write_rows
 from lmtool.runs.identity import BRANCH_KEYS, differing, finished, grows, require_name
 from lmtool.runs.locks import Lock
 from lmtool.runs.resuming import resume_point
+from lmtool.secrets import masked_data
+from lmtool.terminal import say, shown
 
 _FILES = (
     "config.yaml", "environment.json", "facts.json", "log.txt", "metrics.jsonl", "predictions.jsonl", "report.html",
@@ -54,7 +54,9 @@ def choose_folder(root: Path, name: str | None, run_dir: str | None, stem: str) 
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip(".-") or "run"
     try:
         root.mkdir(parents=True, exist_ok=True)
-        used = [int(path.name[len(stem) + 1 :]) for path in root.glob(f"{stem}-*") if path.name[len(stem) + 1 :].isdigit()]
+        used = [
+            int(path.name[len(stem) + 1 :]) for path in root.glob(f"{stem}-*") if path.name[len(stem) + 1 :].isdigit()
+        ]
         number = max(used, default=0) + 1
         while True:
             folder = root / f"{stem}-{number:04d}"
@@ -162,7 +164,9 @@ class RunFolder:
         """Whether there is more than what the run began with."""
         if self._begun_step is None:
             return (self.path / "metrics.jsonl").exists() or self.checkpoints.exists()
-        return self._appended or any(int(folder.name[5:]) != self._begun_step for folder in saved_steps(self.checkpoints))
+        return self._appended or any(
+            int(folder.name[5:]) != self._begun_step for folder in saved_steps(self.checkpoints)
+        )
 
     @property
     def extends(self) -> bool:
