@@ -23,6 +23,7 @@ from lmtool.data.file_source import FileSource
 from lmtool.data.files import LINE
 from lmtool.data.problems import collected
 from lmtool.errors import UserError
+from tests.mutations import mutated
 
 from .data_fixtures import documents, texts
 
@@ -381,19 +382,8 @@ def fuzzed(drawn: random.Random, count: int) -> Iterator[tuple[str, bytes, int |
             lines[at] = planted(drawn, form, lines[at])
             yield f"a.{form}{end}", pack(drawn.choice([b"\n", b"\r\n"]).join(lines)), at + 1
             continue
-        content = bytearray(content if form == "parquet" else pack(content))
-        for _ in range(drawn.randrange(1, 5)):
-            at = drawn.randrange(len(content) + 1)
-            match drawn.randrange(4):
-                case 0:
-                    content[at : at + 1] = bytes([drawn.randrange(256)])
-                case 1:
-                    del content[at : at + drawn.randrange(300)]
-                case 2:
-                    content[at:at] = drawn.choice([b'"', b"\t", b",", b"\n", b"\r", b"{", b"\0", b"\xff"])
-                case _:
-                    content[at:at] = content[: drawn.randrange(200)]
-        yield f"a.{form}{'' if form == 'parquet' else end}", bytes(content), None
+        content = mutated(content if form == "parquet" else pack(content), drawn)
+        yield f"a.{form}{'' if form == 'parquet' else end}", content, None
 
 
 @pytest.mark.parametrize("count", [60, pytest.param(1000, marks=pytest.mark.slow)])

@@ -9,6 +9,7 @@ import pytest
 
 from lmtool.data.tables import Table, read_table
 from lmtool.errors import UserError
+from tests.mutations import mutated
 
 
 def table(tmp_path, name: str, content: str | bytes, **keys) -> Table:
@@ -171,20 +172,9 @@ def test_mutated_files_give_user_errors_or_whole_rows(tmp_path, kind):
     drawn = random.Random(23)
     refusals = 0
     for _ in range(100):
-        content = bytearray("\n".join(content_of(kind, drawn)).encode())
-        for _ in range(drawn.randrange(1, 5)):
-            at = drawn.randrange(len(content) + 1)
-            match drawn.randrange(4):
-                case 0:
-                    content[at : at + 1] = bytes([drawn.randrange(256)])
-                case 1:
-                    del content[at : at + drawn.randrange(300)]
-                case 2:
-                    content[at:at] = drawn.choice([b'"', b"\t", b",", b"\n", b"\r", b"{", b"\0", b"\xff"])
-                case _:
-                    content[at:at] = content[: drawn.randrange(200)]
+        content = mutated("\n".join(content_of(kind, drawn)).encode(), drawn)
         try:
-            rows = table(tmp_path, f"a.{kind}", bytes(content), skip_ragged=drawn.random() < 0.2)
+            rows = table(tmp_path, f"a.{kind}", content, skip_ragged=drawn.random() < 0.2)
             assert len({*map(len, rows.columns.values()), len(rows)}) == 1
         except UserError as error:
             refusals += 1
