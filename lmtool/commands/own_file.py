@@ -42,7 +42,12 @@ def spelled_out(verb: str, typed: Sequence[str], config_dirs: Sequence[Path] = (
         with collected() if verb == "check" else nullcontext():
             full = guess(file, given).words(file)
         full = [word for word in full if word.startswith("task=") or word.partition("=")[0] not in values]
-    own = [word for word in typed if word.startswith("task.")]
-    say(f"task={file} is read as: {shlex.join([*full, *own])}", sys.stderr)
-    place = list(typed).index(f"task={file}")
+    return in_full(typed, "task", file, full)
+
+
+def in_full(typed: Sequence[str], key: str, file: str, full: Sequence[str]) -> list[str]:
+    """The overrides with `key=file` in the form `full`, which is printed with the section's other keys."""
+    own = [word for word in typed if word.startswith(f"{key}.")]
+    say(f"{key}={file} is read as: {shlex.join([*full, *own])}", sys.stderr)
+    place = list(typed).index(f"{key}={file}")
     return [*typed[:place], *full, *typed[place + 1 :]]

@@ -10,12 +10,12 @@ import itertools
 import os
 import re
 import shlex
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lmtool.commands.own_file import in_full
 from lmtool.config.groups import options
 from lmtool.data.compressed import packed, without_packing
 from lmtool.data.configs import SUFFIXES, kind_of
@@ -26,7 +26,6 @@ from lmtool.data.rows import delimiter_for, header_of, objects, records
 from lmtool.errors import UserError
 from lmtool.tasks.guessing import is_text, typed
 from lmtool.tasks.sources.files import canonical
-from lmtool.terminal import say
 
 _HEAD = 100  # rows that say which column holds the text
 _LETTERS = re.compile(r"[A-Za-z]+")
@@ -45,10 +44,7 @@ def spelled_out(words: Sequence[str], config_dirs: Sequence[Path] = ()) -> list[
             f"give data=KIND data.path={values['data.path']}, or data={file} alone",
         )
     full = [word for word in _full(file, values) if word.partition("=")[0] == "data" or not _given(word, values)]
-    own = [word for word in words if word.startswith("data.")]
-    say(f"data={file} is read as: {shlex.join([*full, *own])}", sys.stderr)
-    place = list(words).index(f"data={file}")
-    return [*words[:place], *full, *words[place + 1 :]]
+    return in_full(words, "data", file, full)
 
 
 def _given(word: str, values: Mapping[str, str]) -> bool:

@@ -1,3 +1,5 @@
+"""`lmtool doctor`: what is there, what is missing, what is broken."""
+
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,3 +1,5 @@
+"""Texts that occur twice: which are equal, and how similar the others are."""
+
 from __future__ import annotations
 
 import random

@@ -1,3 +1,5 @@
+"""A bar of a long preparation, and lines now and then where there is no terminal."""
+
 from __future__ import annotations
 
 import io
