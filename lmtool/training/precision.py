@@ -6,6 +6,7 @@ Weights, gradients and optimizer state stay fp32; bf16 and fp16 are those of the
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -15,6 +16,7 @@ import torch
 from torch.amp import GradScaler
 
 from lmtool.errors import UserError
+from lmtool.training.processes import place_of
 
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -47,7 +49,8 @@ FP32_CPU = Precision("fp32", torch.device("cpu"), "plain")
 
 
 def choose_device(name: str) -> torch.device:
-    """auto (CUDA where there is one), cpu, cuda or cuda:N. UserError where the device is not there."""
+    """auto (CUDA where there is one), cpu, cuda or cuda:N; of several processes on a machine each has its own CUDA
+    device. UserError where the device is not there."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(name)
@@ -55,9 +58,20 @@ def choose_device(name: str) -> torch.device:
         return device
     if not torch.cuda.is_available():
         raise UserError(f"device={name}: torch {torch.__version__} sees no CUDA device", "device=cpu or device=auto")
-    device = torch.device("cuda", device.index or 0)
+    place = place_of(os.environ)
+    if place.size > 1 and device.index is not None:
+        raise UserError(
+            f"device={name} is one device, and {place.size} processes train together",
+            "device=cuda, or device=auto: each takes the device of its local rank",
+        )
+    device = torch.device("cuda", place.local_rank if device.index is None else device.index)
     if device.index >= torch.cuda.device_count():
         last = torch.cuda.device_count() - 1
+        if place.size > 1:
+            raise UserError(
+                f"the process of local rank {place.local_rank} has no CUDA device of its own: the last is cuda:{last}",
+                f"devices={last + 1} (or --nproc-per-node={last + 1} of torchrun)",
+            )
         raise UserError(f"device={name}: there is no such device, the last is cuda:{last}", f"device=cuda:{last}")
     return device
 

@@ -1,0 +1,146 @@
+"""Several processes as a group: what torchrun says of them in the environment, and torch's process group under it.
+
+What hosts say to each other goes over gloo, what devices add up over NCCL on CUDA and over gloo on a CPU.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lmtool.errors import UserError
+from lmtool.training.group import ALONE, Group, Value, added
+
+TIMEOUT = timedelta(minutes=10)
+"""How long a process waits for what the others add up or say. A process that dies is noticed at once, by its closed
+connection; this ends a run in which one hangs."""
+PATIENCE = timedelta(days=7)
+"""How long `wait` does: rank 0 may tokenise a corpus meanwhile."""
+
+RANK, SIZE, LOCAL_RANK = "RANK", "WORLD_SIZE", "LOCAL_RANK"
+ADDRESS, PORT = "MASTER_ADDR", "MASTER_PORT"
+_AGAIN = "start it with `torchrun --nproc-per-node=N -m lmtool ...`"
+
+
+@dataclass(frozen=True)
+class Place:
+    """The place of this process among those that were started together. local_rank: on its machine."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+
+
+def place_of(environment: Mapping[str, str]) -> Place:
+    """What the environment says, as torchrun sets it; alone where it says nothing. UserError where it says half of it,
+    or no numbers."""
+    if not any(environment.get(name) for name in (RANK, SIZE, LOCAL_RANK)):
+        return Place()
+    missing = [name for name in (RANK, SIZE, LOCAL_RANK, ADDRESS, PORT) if not environment.get(name)]
+    if missing:
+        present = next(name for name in (RANK, SIZE, LOCAL_RANK) if environment.get(name))
+        raise UserError(
+            f"the environment has {present}={environment[present]}, but not {', '.join(missing)}: it names one of "
+            "several processes, and not how they meet",
+            f"{_AGAIN}, or unset {present} to train in one process",
+        )
+    values = {name: environment[name] for name in (RANK, SIZE, LOCAL_RANK, PORT)}
+    for name, value in values.items():
+        if not (value.isascii() and value.isdigit()):
+            raise UserError(f"the environment has {name}={value!r}, which is no number", _AGAIN)
+    rank, size, local_rank = (int(values[name]) for name in (RANK, SIZE, LOCAL_RANK))
+    if not rank < size:
+        raise UserError(f"the environment has {RANK}={rank} of {SIZE}={size}: ranks count from 0", _AGAIN)
+    return Place(rank, size, local_rank)
+
+
+class Processes:
+    """Implements `Group` over torch's default process group, which must be there."""
+
+    def __init__(self) -> None:
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self._patient: Any = dist.new_group(backend="gloo", timeout=PATIENCE)
+
+    def sum(self, counts: Mapping[str, float]) -> dict[str, float]:
+        return added(self.all(counts))
+
+    def first(self, value: Value) -> Value:
+        values = [value if self.rank == 0 else None]
+        dist.broadcast_object_list(values, src=0, device=torch.device("cpu"))
+        return values[0]  # type: ignore[return-value]
+
+    def all(self, value: Value) -> list[Value]:
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
+
+    def wait(self) -> None:
+        dist.barrier(self._patient)
+
+    def add_up(self, tensor: Tensor) -> Tensor:
+        dist.all_reduce(tensor)
+        return tensor
+
+
+@contextmanager
+def process_group(device: torch.device) -> Iterator[Group]:
+    """The group that this process was started in: of one process where the environment names no others.
+
+    device: where this process computes. UserError where torch lacks what the processes would talk by, where the port
+    that they meet at is in use, and where not all of them come within TIMEOUT.
+    """
+    place = place_of(os.environ)
+    if place.size == 1:
+        yield ALONE
+        return
+    backend = backend_of(device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    try:
+        dist.init_process_group(backend, rank=place.rank, world_size=place.size, timeout=TIMEOUT)
+    except dist.DistError as error:
+        raise _never_met(place, error) from error
+    try:
+        yield Processes()
+    finally:
+        dist.destroy_process_group()
+
+
+def backend_of(device: torch.device) -> str:
+    """What the processes talk by. UserError where this torch has it not."""
+    needed = {"gloo": dist.is_available() and dist.is_gloo_available()}
+    if device.type == "cuda":
+        needed["nccl"] = dist.is_available() and dist.is_nccl_available()
+    for name, there in needed.items():
+        if not there:
+            raise UserError(
+                f"torch {torch.__version__} was built without {name}, by which several processes talk on {device.type}",
+                "install another build of torch, or train in one process: devices=1",
+            )
+    return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+
+
+def _never_met(place: Place, error: Exception) -> UserError:
+    """The processes did not meet: why, as far as torch says it."""
+    address, port = os.environ[ADDRESS], os.environ[PORT]
+    who = f"rank {place.rank} of {place.size}"
+    text = str(error)
+    if "EADDRINUSE" in text or "address already in use" in text.lower():
+        return UserError(
+            f"{who}: {PORT}={port} of this machine is in use",
+            f"{_AGAIN} --master-port=OTHER, or --master-port=0 for a free one",
+        )
+    if isinstance(error, dist.DistNetworkError) or "timeout" in text.lower() or "timed out" in text.lower():
+        return UserError(
+            f"{who} did not meet the others at {address}:{port} within {TIMEOUT.seconds // 60} minutes",
+            f"look at the messages of the other ranks; {ADDRESS} must be the address of rank 0's machine",
+        )
+    return UserError(f"{who}: the processes could not be joined: {text.splitlines()[0]}", _AGAIN)

@@ -1,0 +1,97 @@
+"""Several processes as a group, and what torchrun says of them."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from lmtool.errors import UserError
+from lmtool.training.group import ALONE, Group
+from lmtool.training.processes import Place, place_of, process_group
+
+from .ranks import Ranks, started
+
+CPU = torch.device("cpu")
+TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Ranks]:
+    with started(2) as ranks:
+        yield ranks
+
+
+def talk(group: Group) -> dict[str, Any]:
+    counts = {"word": 2.0, "kind": 1.0} if group.rank else {"word": 3.0}
+    group.wait()
+    return {
+        "rank": (group.rank, group.size),
+        "sum": group.sum(counts),
+        "first": group.first({"from": group.rank}),
+        "all": group.all(["of", group.rank]),
+        "added": group.add_up(torch.tensor([1.0, group.rank])).tolist(),
+    }
+
+
+def test_processes_say_what_each_other_holds(two: Ranks) -> None:
+    alike = {"sum": {"word": 5.0, "kind": 1.0}, "first": {"from": 0}, "all": [["of", 0], ["of", 1]], "added": [2, 1]}
+    assert two.run(talk) == [{"rank": (0, 2), **alike}, {"rank": (1, 2), **alike}]
+    assert talk(ALONE)["sum"] == {"word": 3.0} and talk(ALONE)["all"] == [["of", 0]]
+
+
+def test_the_environment_of_torchrun_names_the_place() -> None:
+    assert place_of(TORCHRUN) == Place(1, 2, 1)
+    assert place_of({"MASTER_PORT": "29500", "RANK": ""}) == Place()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"WORLD_SIZE": "", "MASTER_PORT": ""}, "RANK=1, but not WORLD_SIZE, MASTER_PORT"),
+        ({"RANK": "", "LOCAL_RANK": ""}, "WORLD_SIZE=2, but not RANK, LOCAL_RANK"),
+        ({"RANK": "one"}, "RANK='one', which is no number"),
+        ({"RANK": "2"}, "RANK=2 of WORLD_SIZE=2"),
+    ],
+)
+def test_half_an_environment_is_refused(changes: dict[str, str], message: str) -> None:
+    with pytest.raises(UserError) as refused:
+        place_of(TORCHRUN | changes)
+    assert message in refused.value.message and "torchrun" in str(refused.value.hint)
+
+
+def test_without_torchrun_a_process_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in TORCHRUN:
+        monkeypatch.delenv(name, raising=False)
+    with process_group(CPU) as group:
+        assert group is ALONE
+
+
+def test_a_port_in_use_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        for name, value in (TORCHRUN | {"RANK": "0", "MASTER_PORT": port}).items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+        with pytest.raises(UserError) as refused, process_group(CPU):
+            pass
+    assert f"MASTER_PORT={port}" in refused.value.message and "in use" in refused.value.message
+    assert "RANK" in os.environ and not dist.is_initialized()
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_a_missing_backend_is_named(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "is_gloo_available", lambda: backend != "gloo")
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    device = CPU if backend == "gloo" else torch.device("cuda", 0)
+    with pytest.raises(UserError) as refused, process_group(device):
+        pass
+    assert f"without {backend}" in refused.value.message
