@@ -96,6 +96,11 @@ class RunConfig(CommandConfig):
         description="Tokens in one forward, virtual ones too, at most; a larger batch is accumulated. Null: no limit. "
         "Changes no result beyond rounding.",
     )
+    gradient_checkpointing: bool = Field(
+        False,
+        description="Keep of every layer its input alone and compute the layer again in the backward: less memory, "
+        "about a third more time (Chen et al. 2016). Changes no result.",
+    )
     max_length: int = Field(
         128, ge=SHORTEST, description="Tokens in one packed sequence, at most; longer texts are cut or split."
     )

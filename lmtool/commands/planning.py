@@ -262,6 +262,7 @@ def _of_one_step(
         saved_values=saved_values(config, learner),
         micro_batch_tokens=config.micro_batch_tokens,
         half=precision.name != "fp32",
+        recomputes=config.gradient_checkpointing,
         body_trains=any(name.startswith("backbone.") for name in trained),
         flops_per_second=rate,
         teacher_values=sum(map(_values_of, teachers)),

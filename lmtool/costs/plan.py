@@ -48,8 +48,11 @@ class ModelShape:
     lengthening: float = 1.0
 
 
-def activation_bytes(shape: ModelShape, tokens: float, predicted_fraction: float, half: bool) -> int:
-    """Bytes that a forward of `tokens` keeps for its backward.
+def activation_bytes(
+    shape: ModelShape, tokens: float, predicted_fraction: float, half: bool, recomputes: bool = False
+) -> int:
+    """Bytes that a forward of `tokens` keeps for its backward. recomputes: of each layer its input alone, and in the
+    backward one layer at a time.
 
     Elements of a layer as in Korthikanti et al. 2022 (Reducing Activation Recomputation, section 4.1) without the
     attention's scores, which the fused kernels do not keep: 8 d + 2 f and two dropout masks of a byte; and the
@@ -58,7 +61,8 @@ def activation_bytes(shape: ModelShape, tokens: float, predicted_fraction: float
     element = 2 if half else 4
     layer = element * (8 * shape.hidden_size + 2 * shape.inner_size) + 2 * shape.hidden_size
     logits = predicted_fraction * shape.vocab_size * (element + 4)
-    body = shape.num_layers * layer + 4 * shape.hidden_size
+    layers = layer + shape.num_layers * element * shape.hidden_size if recomputes else shape.num_layers * layer
+    body = layers + 4 * shape.hidden_size
     return round(tokens * (shape.lengthening * body + logits))
 
 
@@ -75,6 +79,7 @@ def plan(
     saved_values: int | None = None,
     micro_batch_tokens: float | None = None,
     half: bool = False,
+    recomputes: bool = False,
     body_trains: bool = True,
     checkpoints: int = 1,
     flops_per_second: float | None = None,
@@ -83,12 +88,12 @@ def plan(
     """The plan of a run.
 
     shapes: of every stack whose activations are kept. works: of every part. steps: optimizer steps. tokens_per_step:
-    real tokens in a step, mean. predicted_fraction: share of tokens at which the vocabulary is computed (0 for a
-    task). parameters: by part. optimizer_values: numbers the optimizer keeps between steps. saved_values: parameters in
-    a checkpoint (None: all). micro_batch_tokens: tokens in one forward (None: the whole step). half: bf16 or fp16
-    products. body_trains: False where only a head learns, so that nothing of the body is kept for a backward.
-    checkpoints: how many are kept on disk. flops_per_second: measured or given rate (None: no time). teacher_values:
-    parameters of models that are read beside it, and never learn.
+    real tokens in a step, mean. predicted_fraction: share of tokens at which the vocabulary is computed (0 for a task).
+    parameters: by part. optimizer_values: numbers the optimizer keeps between steps. saved_values: parameters in a
+    checkpoint (None: all). micro_batch_tokens: tokens in one forward (None: the whole step). half: bf16 or fp16
+    products. recomputes: layers are computed again in the backward. body_trains: False where only a head learns, so
+    that nothing of the body is kept for a backward. checkpoints: how many are kept on disk. flops_per_second: measured
+    or given rate (None: no time). teacher_values: parameters of models that are read beside it, and never learn.
     """
     total = sum(parameters.values())
     kept = sum(
@@ -98,6 +103,7 @@ def plan(
             min((micro_batch_tokens or math.inf) / shape.lengthening, tokens_per_step),
             predicted_fraction,
             half,
+            recomputes,
         )
         for shape in shapes
     )

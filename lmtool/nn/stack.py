@@ -2,7 +2,8 @@
 
 A layer is called `layer(x_TH, context)`; each has a mask and positions of its own, so local and global layers, or two
 kinds of positions, stand in one stack. A tap sees what stands between the layers, and may replace it. Without one
-nothing is computed or kept for it.
+nothing is computed or kept for it. A stack may recompute its layers in the backward instead of keeping what they
+computed (Chen, Xu, Zhang and Guestrin 2016, "Training Deep Nets with Sublinear Memory Cost", section 4.1).
 
 Shape letters: T tokens, M of them that are read, E width of the token vectors, H hidden width.
 """
@@ -12,10 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
+import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
+from lmtool.errors import UserError
 from lmtool.nn.attention import only
 from lmtool.nn.cache import Cache
 from lmtool.nn.configs import Side as Side
@@ -164,7 +168,8 @@ class Stack(nn.Module):
     side: the side of a batch that it reads. embed: the embedding, where it is the stack's own.
     prefix, cross_prefix: learned keys and values in front of each text, and in front of what the cross-attention reads,
     for who tunes a model by them; no family has any. tap: stands in every forward, before the one that a caller gives,
-    for who watches a model from outside; none as it is built.
+    for who watches a model from outside; none as it is built. recomputes: whether a layer keeps its input alone for the
+    backward, which runs it a second time.
     """
 
     prefix: KeyPrefix | None
@@ -190,6 +195,7 @@ class Stack(nn.Module):
         self.side: Side = side
         self.prefix, self.cross_prefix = None, None
         self.tap = None
+        self.recomputes = False
 
     @property
     def ahead(self) -> int:
@@ -264,12 +270,23 @@ class Stack(nn.Module):
                 None if prefixes is None else prefixes[number],
                 None if cross_prefixes is None else cross_prefixes[number],
             )
-            x_TH = layer(x_TH, context)
+            x_TH = self._applied(layer, x_TH, context)
             if tap is not None:
                 x_TH = entered.tapped(tap, place, x_TH)
         if tapped_last or first == len(layers):
             x_TH = only(x_TH, read_M)
         return self.leave(x_TH, draws_of(entered.draws, read_M))
+
+    def _applied(self, layer: nn.Module, x_TH: Tensor, context: Context) -> Tensor:
+        """What a layer makes of its states. It is recomputed from what it read alone: a cache, and who takes what an
+        attention computes with, would see it twice. Its draws are functions of their place, so the generators' state
+        need not be restored."""
+        kept = not torch.is_grad_enabled() or context.cache is not None
+        kept = kept or (context.encoded is not None and context.encoded.keep)
+        if not self.recomputes or kept or any(context.wanted(kind) is not None for kind in get_args(AttentionKind)):
+            return layer(x_TH, context)
+        output: Tensor = checkpoint(layer, x_TH, context, use_reentrant=False, preserve_rng_state=False)
+        return output
 
     def _prefixes(self, entered: Entered) -> list[LayerPrefix] | None:
         """The prefix of each layer; None where a cache has it."""
@@ -282,3 +299,15 @@ class Stack(nn.Module):
         if self.cross_prefix is None or encoded is None or encoded.kept:
             return None
         return self.cross_prefix.layers(encoded.segments)
+
+
+def recompute_layers(model: nn.Module) -> None:
+    """Let every stack of a model recompute its layers in the backward. UserError where it has none."""
+    stacks = [module for module in model.modules() if isinstance(module, Stack)]
+    if not stacks:
+        raise UserError(
+            "gradient_checkpointing=true: the model has no stack of layers that could be recomputed",
+            "give gradient_checkpointing=false",
+        )
+    for stack in stacks:
+        stack.recomputes = True

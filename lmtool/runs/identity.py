@@ -15,8 +15,8 @@ from lmtool.runs.files import LONGEST_ROW, to_json
 # of what is learned; evaluate_every and patience too, since they decide when a run ends and which weights are best.
 FREE_KEYS = frozenset(
     {
-        "name", "run_dir", "device", "devices", "precision", "micro_batch_tokens", "log_every", "checkpoint_every",
-        "keep", "keep_every", "cache_dir", "offline", "logger",
+        "name", "run_dir", "device", "devices", "precision", "micro_batch_tokens", "gradient_checkpointing",
+        "log_every", "checkpoint_every", "keep", "keep_every", "cache_dir", "offline", "logger",
     }
 )  # fmt: skip
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")

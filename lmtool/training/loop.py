@@ -18,6 +18,7 @@ from torch import nn
 
 from lmtool.config.tables import build
 from lmtool.errors import NotFinite, UserError
+from lmtool.nn.stack import recompute_layers
 from lmtool.runs.run_folder import RunFolder
 from lmtool.training.budgets import Budget
 from lmtool.training.configs import OptimizerConfig, ScheduleConfig
@@ -65,6 +66,8 @@ def train(
     if device.type == "cpu":
         keep_freed_memory()
     learner.to(device).train()
+    if settings.gradient_checkpointing:
+        recompute_layers(learner)
     groups = training_groups(learner, optimizer_config.layer_decay)
     named = named_parameters(groups)
     optimizer, schedule, scaler = build(optimizer_config, groups), build(schedule_config), precision.scaler()

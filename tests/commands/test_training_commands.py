@@ -84,6 +84,12 @@ def test_micro_batches_learn_the_same(place: Path) -> None:
         assert row["loss"] == pytest.approx(other["loss"], abs=1e-4)
 
 
+def test_recomputed_layers_learn_the_same(place: Path) -> None:
+    kept, again = pretrain("kept"), pretrain("again", "gradient_checkpointing=true")
+    assert [row["loss"] for row in rows(kept)] == [row["loss"] for row in rows(again)]
+    pretrain("again")  # the same run
+
+
 def test_finetuning_from_a_pretrained_run(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     start = pretrain("first")
     folder = finetune("second", f"checkpoint={start}", "max_epochs=30", "optimizer.lr=1e-2")

@@ -37,6 +37,12 @@ def test_plan_adds_up():
     assert dict(plan_rows(plan))["time"].startswith("about 37 min")
 
 
+def test_recomputed_layers_keep_their_input_and_one_layer_all():
+    kept, again = (plan_with(recomputes=recomputes).memory_bytes["activations"] for recomputes in (False, True))
+    layer = 4 * (8 * 768 + 2 * 3072) + 2 * 768
+    assert kept - again == 4096 * (11 * layer - 12 * 4 * 768)
+
+
 def test_micro_batches_halves_and_frozen_parts_take_less_memory():
     whole = plan_with().memory_bytes["activations"]
     assert plan_with(micro_batch_tokens=1024).memory_bytes["activations"] == pytest.approx(whole / 4)

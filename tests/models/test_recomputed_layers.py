@@ -1,0 +1,170 @@
+"""Layers that are computed again in the backward: the same gradients, bit by bit, and nothing computed in vain."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+
+from lmtool.config.tables import build, entries
+from lmtool.errors import UserError
+from lmtool.nn.dropout import DeviceDraws, TokenDraws, token_keys
+from lmtool.nn.prefix import KeyPrefix
+from lmtool.nn.stack import Stack, Tap, recompute_layers
+from lmtool.tuning.lora import LoraLinear, hand_draws
+from lmtool.tuning.places import layers
+from tests.models.test_read import FAMILIES, LENGTHS, READ, SIZES, packed
+
+
+class Middle(Tap):
+    """Counts what it sees, and doubles the states at one place."""
+
+    def __init__(self):
+        self.seen = Counter()
+
+    def __call__(self, place, x_TH):
+        self.seen[place] += 1
+        return 2 * x_TH if place.layer == 1 else x_TH
+
+
+class Watching(Tap):
+    """Takes what the attention of the first layer computes with."""
+
+    def __init__(self):
+        self.taken = []
+
+    def attention(self, place, kind):
+        return self.taken.append if place.layer == 1 else None
+
+
+def model_of(family, **fields):
+    config = next(entry.config for entry in entries("model") if entry.name == family)(**SIZES | fields)
+    model = build(config, 0)
+    model.calls = Counter()
+    for name, layer in ((name, layer) for name, layer in model.named_modules() if hasattr(layer, "self_attn")):
+        layer.register_forward_pre_hook(lambda layer, given, name=name: model.calls.update([name]))
+    return model
+
+
+def draws_of(device_draws, *sides):
+    if device_draws:
+        return DeviceDraws(5, torch.device("cpu"))
+    examples = torch.arange(len(LENGTHS))
+    keys = [token_keys(0, 1, examples, 0 * examples, side, number > 0) for number, side in enumerate(sides)]
+    return TokenDraws(keys[0], keys[-1])
+
+
+def gradients_of(model, recomputes, device_draws=False, tap=None, after=None):
+    """The hidden states of some tokens, the gradients of everything, and how often each layer was called."""
+    sides = [packed(1)] + ([packed(2)] if model.config.architecture == "encoder_decoder" else [])
+    for stack in (module for module in model.modules() if isinstance(module, Stack)):
+        stack.recomputes = recomputes
+    model.zero_grad()
+    model.calls.clear()
+    hidden_MH = model(sides[0], draws_of(device_draws, *sides), *sides[1:], read_M=READ, tap=tap)
+    loss = hidden_MH.square().sum()
+    if tap is not None and getattr(tap, "taken", None):
+        loss = loss + sum(taken.q_TAD.square().sum() for taken in tap.taken)
+    if after is not None:
+        after()
+    if loss.requires_grad:
+        loss.backward()
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    return {"hidden": hidden_MH.detach()} | gradients, dict(model.calls)
+
+
+def assert_equal(model, **how):
+    (plain, once), (again, twice) = (gradients_of(model, recomputes, **how) for recomputes in (False, True))
+    assert plain.keys() == again.keys()
+    assert all(torch.equal(plain[name], again[name]) for name in plain)
+    return plain, once, twice
+
+
+@pytest.mark.parametrize("device_draws", [False, True], ids=["token", "device"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gradients_are_the_same(family, device_draws):
+    model = model_of(family)
+    plain, once, twice = assert_equal(model, device_draws=device_draws)
+    assert len(plain) > len(list(model.parameters())) / 2 and plain["hidden"].abs().max() > 0.1
+    assert twice == {name: 2 * count for name, count in once.items()} and once
+
+
+def test_the_generators_state_is_no_part_of_it():
+    """Each place seeds the generator itself, so what it stands at in the backward changes nothing."""
+    model = model_of("bert")
+    kept, _ = gradients_of(model, False, device_draws=True)
+    disturbed, _ = gradients_of(model, True, device_draws=True, after=lambda: torch.manual_seed(99))
+    other = DeviceDraws(6, torch.device("cpu"))
+    assert all(torch.equal(kept[name], disturbed[name]) for name in kept)
+    assert not torch.equal(model(packed(1), other, read_M=READ), kept["hidden"])  # there is dropout
+
+
+@pytest.mark.parametrize("positions", ["shaw", "t5", "alibi", "rotary"])
+def test_positions_in_attention(positions):
+    kind = next(entry.config for entry in entries("model/positions") if entry.name == positions)
+    assert_equal(model_of("gpt", positions=kind()))
+
+
+@pytest.mark.parametrize("family", ["bert", "t5"])
+def test_a_tap_sees_the_states_once(family):
+    taps = [Middle(), Middle()]
+    model = model_of(family)
+    seen = [gradients_of(model, recomputes, tap=tap)[0] for recomputes, tap in zip((False, True), taps, strict=True)]
+    assert all(torch.equal(seen[0][name], seen[1][name]) for name in seen[0])
+    assert taps[0].seen == taps[1].seen and set(taps[1].seen.values()) == {1}
+
+
+@pytest.mark.parametrize("family", ["bert", "bart"])
+def test_a_layer_whose_attention_is_watched_is_computed_once(family):
+    model, tap = model_of(family), Watching()
+    plain, _ = gradients_of(model, False, tap=Watching())
+    again, calls = gradients_of(model, True, tap=tap)
+    assert all(torch.equal(plain[name], again[name]) for name in plain)
+    assert sorted(set(calls.values())) == [1, 2]
+    assert len(tap.taken) == sum(count == 1 for count in calls.values()) + (family == "bart")
+
+
+def test_lora_and_a_prefix():
+    model = model_of("bert")
+    model.requires_grad_(False)
+    model.prefix = KeyPrefix(3, SIZES["num_layers"], SIZES["hidden_size"])
+    torch.nn.init.normal_(model.prefix.weight, generator=torch.Generator().manual_seed(0))
+    for place in layers(model):
+        lora = LoraLinear(place.layer.self_attn.v_proj, 2, 1.0, 0.3)
+        lora.lora_dropout.site = 7
+        torch.nn.init.normal_(lora.lora_a), torch.nn.init.normal_(lora.lora_b)
+        place.layer.self_attn.v_proj = lora
+        place.layer.register_forward_pre_hook(hand_draws)
+    plain, _, _ = assert_equal(model)
+    assert len(plain) == 2 + 2 * SIZES["num_layers"]
+
+
+@pytest.mark.parametrize("learning", [0, 1])
+def test_nothing_is_computed_where_nothing_learns(learning):
+    """Below the first layer that learns no layer runs a second time, and none without gradients."""
+    model = model_of("bert")
+    model.requires_grad_(False)
+    if learning:
+        model.layers[1].requires_grad_(True)
+    _, once, twice = assert_equal(model)
+    assert twice == {"layers.0": 1, "layers.1": 1 + learning} and set(once.values()) == {1}
+    with torch.no_grad():
+        recompute_layers(model)
+        model.calls.clear()
+        model(packed(1))
+    assert set(model.calls.values()) == {1}
+
+
+def test_a_cache_sees_tokens_once():
+    model = model_of("gpt")
+    recompute_layers(model)
+    cache = model.new_cache(len(LENGTHS), 20)
+    hidden_TH = model(packed(1), cache=cache)
+    assert set(model.calls.values()) == {1} and tuple(cache.lengths) == LENGTHS
+    torch.testing.assert_close(hidden_TH, model(packed(1)))
+
+
+def test_a_model_without_layers_is_refused():
+    with pytest.raises(UserError, match="gradient_checkpointing=true: the model has no stack"):
+        recompute_layers(torch.nn.Linear(2, 2))
