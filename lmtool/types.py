@@ -192,6 +192,10 @@ class Scores:
     predictions: Tensor
     documents: Tensor
 
+    def cpu(self) -> Scores:
+        """The scores on the host."""
+        return Scores(self.losses.cpu(), self.labels.cpu(), self.predictions.cpu(), self.documents.cpu())
+
 
 def part_of(name: str) -> str:
     """The part a tensor belongs to: `backbone`, `objective` or `heads.NAME`."""

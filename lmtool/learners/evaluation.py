@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from lmtool.errors import UserError
 from lmtool.learners.baseline import Predictor
 from lmtool.learners.terms import TermEvaluation, TermSums
+from lmtool.training.group import ALONE, Group
 from lmtool.training.precision import FP32_CPU, Precision
 from lmtool.types import Batch, Scores
 
@@ -71,6 +73,9 @@ class Scorer(ABC):
     """Collects what a learner makes of one split, batch by batch. Keeps a few numbers an example; logits never leave
     a batch.
 
+    A batch is scored in two parts: `outputs` runs the learner, `take` enters what came of it. Of several processes each
+    runs it on its own batches, and takes what came of all of them in their order: so all have the same result.
+
     calibrates: whether its result may tune what turns scores into decisions (a threshold): in training, on the
     development rows that choose the best checkpoint. selects: whether its scores choose among checkpoints, in training
     too: what costs much may be done for a part of the rows.
@@ -80,8 +85,13 @@ class Scorer(ABC):
     selects: bool = False
 
     @abstractmethod
-    def add(self, batch: Batch) -> None:
-        """Score a batch on the learner's device, in evaluation mode, without gradients and under autocast."""
+    def outputs(self, batch: Batch) -> Any:
+        """What the learner makes of a batch on its device, in evaluation mode, without gradients and under autocast:
+        plain data and tensors on the host. It changes nothing in the scorer."""
+
+    @abstractmethod
+    def take(self, batch: Batch, outputs: Any) -> None:
+        """Enter the `outputs` of a batch. batch: on the host. NotFinite where a number among them is not finite."""
 
     @abstractmethod
     def result(self) -> Evaluation:
@@ -103,8 +113,11 @@ class TermScorer(Scorer):
         self.learner, self.predictors = learner, predictors or {}
         self.sums: dict[str, TermSums] = {}
 
-    def add(self, batch: Batch) -> None:
-        for name, scores in self.learner.score(batch).items():
+    def outputs(self, batch: Batch) -> dict[str, Scores]:
+        return {name: scores.cpu() for name, scores in self.learner.score(batch).items()}
+
+    def take(self, batch: Batch, outputs: Mapping[str, Scores]) -> None:
+        for name, scores in outputs.items():
             self.enter(name, batch, scores)
 
     def enter(self, name: str, batch: Batch, scores: Scores) -> None:
@@ -119,18 +132,29 @@ class TermScorer(Scorer):
 
 
 def evaluate(
-    learner: torch.nn.Module, scorer: Scorer, batches: Iterable[Batch], precision: Precision = FP32_CPU
+    learner: torch.nn.Module,
+    scorer: Scorer,
+    batches: Iterable[Batch],
+    precision: Precision = FP32_CPU,
+    group: Group = ALONE,
 ) -> Evaluation:
     """One pass over a split in evaluation mode, without gradients. The learner is left in the mode it came in.
-    NotFinite where it gives something that is no finite number."""
-    was_training = learner.training
+    NotFinite where it gives something that is no finite number.
+
+    group: the processes that share the pass. All give the same batches; each runs the learner on every size-th of them,
+    and all have the same result.
+    """
+    was_training, left = learner.training, iter(batches)
     learner.eval()
     try:
         with torch.no_grad():
-            for batch in batches:
-                on_device = batch.to(precision.device)
+            while in_turn := list(islice(left, group.size)):
+                # Where the last batches are fewer than the processes, some run one again: all run as many.
+                own = in_turn[min(group.rank, len(in_turn) - 1)].to(precision.device)
                 with precision.autocast():
-                    scorer.add(on_device)
+                    outputs = scorer.outputs(own)
+                for batch, taken in zip(in_turn, group.all(outputs), strict=False):
+                    scorer.take(batch, taken)
     finally:
         learner.train(was_training)
     return scorer.result()

@@ -149,14 +149,17 @@ class SourcesScorer(Scorer):
     def __init__(self, whole: TermScorer, members: Mapping[str, TermScorer], examples: MixedSources):
         self.whole, self.members, self.examples = whole, members, examples
 
-    def add(self, batch: Batch) -> None:
+    def outputs(self, batch: Batch) -> dict[str, Scores]:
+        return self.whole.outputs(batch)
+
+    def take(self, batch: Batch, outputs: Mapping[str, Scores]) -> None:
         member_N = self.examples.members_of(batch)
         parts = {
             title: (batch_of, member_N == number)
             for number, title in enumerate(self.members)
             if (batch_of := _documents(batch, member_N == number)) is not None
         }
-        for term, scores in self.whole.learner.score(batch).items():
+        for term, scores in outputs.items():
             self.whole.enter(term, batch, scores)
             for title, (own, of_it_N) in parts.items():
                 self.members[title].enter(term, own, _of_documents(scores, of_it_N))

@@ -6,7 +6,7 @@ objective's losses are means over its own targets, and the weights add them up.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -198,12 +198,20 @@ class MixedScorer(Scorer):
     def __init__(self, members: Mapping[str, Scorer], weights: Mapping[str, float]):
         self.members, self.weights = members, weights
 
-    def add(self, batch: Batch) -> None:
+    def outputs(self, batch: Batch) -> list[Any]:
+        return [scorer.outputs(own) for scorer, own in self._parts(batch)]
+
+    def take(self, batch: Batch, outputs: Sequence[Any]) -> None:
+        for (scorer, own), taken in zip(self._parts(batch), outputs, strict=True):
+            scorer.take(own, taken)
+
+    def _parts(self, batch: Batch) -> Iterator[tuple[Scorer, Batch]]:
+        """The scorer of each member in a batch, and what of the batch is its."""
         if not isinstance(batch, MixedBatch):
             raise TypeError("a mixture scores the batches of its own examples")
         for name, own in batch.members:
             self.members[name].selects = self.selects
-            self.members[name].add(own)
+            yield self.members[name], own
 
     def result(self) -> Evaluation:
         for scorer in self.members.values():

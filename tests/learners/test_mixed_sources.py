@@ -112,8 +112,11 @@ class OneText:
     def __init__(self, scorer, examples, number):
         self.scorer, self.examples, self.number = scorer, examples, number
 
-    def add(self, batch):
-        for name, scores in self.scorer.learner.score(batch).items():
+    def outputs(self, batch):
+        return self.scorer.outputs(batch)
+
+    def take(self, batch, outputs):
+        for name, scores in outputs.items():
             own = torch.from_numpy(self.examples.members_of(batch))[scores.documents] == self.number
             kept = replace(
                 scores, losses=scores.losses[own], labels=scores.labels[own], predictions=scores.predictions[own],

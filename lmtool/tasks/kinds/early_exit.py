@@ -21,7 +21,7 @@ from torch import Tensor
 from lmtool.errors import UserError
 from lmtool.learners.exits import Segment, at_exit, exits_of, some_documents
 from lmtool.models.base import OneStack
-from lmtool.tasks.kinds.learner import TaskEvaluation, TaskLearner, TaskScorer
+from lmtool.tasks.kinds.learner import TaskEvaluation, TaskLearner, TaskOutputs, TaskScorer
 from lmtool.types import Batch
 
 
@@ -44,8 +44,10 @@ class EarlyExitScorer(TaskScorer):
         self.views, self.entropy = views, entropy
         self.depths: list[int] = [0] * len(self.rows)
 
-    def add(self, batch: Batch) -> None:
+    def outputs(self, batch: Batch) -> list[tuple[TaskOutputs, Tensor]]:
+        """Of each depth that texts come to: what is predicted there, and which of them leave, (N,) bool."""
         first, states_TH, last = 0, None, max(self.views)
+        left: list[tuple[TaskOutputs, Tensor]] = []
         for depth, view in self.views.items():
             segment = Segment(first, states_TH, None if depth == last else depth)
             stack = cast(OneStack, view.backbone)
@@ -54,25 +56,28 @@ class EarlyExitScorer(TaskScorer):
                 outputs = view.outputs(batch, 0)
             finally:
                 stack.tap = None
-            if depth == last:
-                self._leave(view, batch, outputs, None, depth)
-                return
-            sure_N = view.doubts(outputs, batch).cpu() <= self.entropy
-            self._leave(view, batch, outputs, sure_N, depth)
+            documents = len(batch.inputs.lengths)
+            sure_N = torch.ones(documents, dtype=torch.bool)
+            if depth != last:
+                sure_N = view.doubts(outputs, batch).cpu() <= self.entropy
+            left.append((self.said(view, batch, outputs), sure_N))
             if bool(sure_N.all()):
-                return
+                break
             assert segment.kept is not None
             left_N = ~sure_N
             left_T = left_N.repeat_interleave(torch.tensor(batch.inputs.lengths))
             first, states_TH = depth, segment.kept[left_T.to(segment.kept.device)]
             batch = some_documents(batch, left_N)
+        return left
 
-    def _leave(self, view: TaskLearner, batch: Batch, outputs: Tensor, sure_N: Tensor | None, depth: int) -> None:
-        self.take(view, batch, outputs, None if sure_N is None else sure_N.numpy())
-        assert batch.rows is not None
-        rows = batch.rows.cpu().numpy()
-        for row in rows if sure_N is None else rows[sure_N.numpy()]:
-            self.depths[row] = max(self.depths[row], depth)
+    def take(self, batch: Batch, outputs: list[tuple[TaskOutputs, Tensor]]) -> None:
+        for depth, (said, sure_N) in zip(self.views, outputs, strict=False):
+            self.enter(batch, said, sure_N.numpy())
+            assert batch.rows is not None
+            for row in batch.rows[sure_N].tolist():
+                self.depths[row] = max(self.depths[row], depth)
+            if not bool(sure_N.all()):
+                batch = some_documents(batch, ~sure_N)
 
     def result(self) -> EarlyEvaluation:
         own = super().result()

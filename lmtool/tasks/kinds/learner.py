@@ -204,6 +204,15 @@ class TaskEvaluation(Evaluation):
         return {}
 
 
+@dataclass(frozen=True)
+class TaskOutputs:
+    """What a learner gives for a batch, on the host. parts: as `TaskLearner.parts` has them; None where an output is no
+    finite number. scores: of its targets; None where there are no labels."""
+
+    parts: list[Any] | None
+    scores: Scores | None = None
+
+
 class TaskScorer(Scorer):
     """Joins what the learner says of the parts of a row as soon as all have come, and keeps the numbers of its
     prediction alone: whole outputs are of the rows that are begun.
@@ -217,19 +226,28 @@ class TaskScorer(Scorer):
         self.begun: dict[int, dict[int, Any]] = {}
         self.seen = self.joined = 0
 
-    def add(self, batch: Batch) -> None:
-        self.take(self.learner, batch, self.learner.outputs(batch, 0))
+    def outputs(self, batch: Batch) -> Any:
+        return self.said(self.learner, batch, self.learner.outputs(batch, 0))
 
-    def take(self, learner: TaskLearner, batch: Batch, outputs: Tensor, taken_N: np.ndarray | None = None) -> None:
-        """Enter what a learner gave for a batch. taken_N: which of its documents are entered; None: all."""
+    def said(self, learner: TaskLearner, batch: Batch, outputs: Tensor) -> TaskOutputs:
+        """What a learner gives for a batch, from its outputs on the device."""
         if not bool(torch.isfinite(outputs).all()):
+            return TaskOutputs(None)
+        scores = None if self.rows.labels is None else learner.scores(outputs, batch).cpu()
+        return TaskOutputs(learner.parts(outputs, batch), scores)
+
+    def take(self, batch: Batch, outputs: Any) -> None:
+        self.enter(batch, outputs)
+
+    def enter(self, batch: Batch, outputs: TaskOutputs, taken_N: np.ndarray | None = None) -> None:
+        """Enter what a learner gave for a batch. taken_N: which of its documents are entered; None: all."""
+        if outputs.parts is None:
             raise NotFinite("predictions", batch)
-        if self.rows.labels is not None:
-            scores = learner.scores(outputs, batch)
+        if (scores := outputs.scores) is not None:
             self.sums.add(batch, scores if taken_N is None else _of_documents(scores, taken_N), self.predictor)
         assert batch.rows is not None
         places = zip(batch.rows.tolist(), batch.parts.tolist(), strict=True)
-        for number, ((row, part), output) in enumerate(zip(places, learner.parts(outputs, batch), strict=True)):
+        for number, ((row, part), output) in enumerate(zip(places, outputs.parts, strict=True)):
             if taken_N is not None and not taken_N[number]:
                 continue
             self.seen += 1
@@ -238,7 +256,7 @@ class TaskScorer(Scorer):
             parts = self.begun.setdefault(row, {})
             parts[part] = output
             if len(parts) == self.parts_N[row]:
-                self.predictions.put(row, learner.kind.join([parts[number] for number in sorted(parts)]))
+                self.predictions.put(row, self.learner.kind.join([parts[number] for number in sorted(parts)]))
                 self.joined += len(self.begun.pop(row))
 
     def result(self) -> TaskEvaluation:

@@ -36,7 +36,7 @@ from lmtool.tasks.kinds.predictions import Prediction, values_of
 from lmtool.tasks.kinds.text_learner import TextLearner
 from lmtool.tasks.kinds.text_pairs import TextPairs
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.types import Batch
+from lmtool.types import Batch, Scores
 
 # A counter of the sample stream: which development rows are generated in training.
 _GENERATED = 2
@@ -226,18 +226,26 @@ class GeneratedScorer(Scorer):
             chosen = sorted(order(np.arange(most)).tolist())
         return {numbers[place]: place for place in chosen}
 
-    def add(self, batch: Batch) -> None:
+    def outputs(self, batch: Batch) -> tuple[Scores | None, dict[int, Prediction]]:
+        """The scores of its targets, and by the number of its source each text that is generated."""
         learner = self.learner
-        if self.rows.labels is not None:
-            self.sums.add(batch, learner.score(batch)[learner.term], self.predictor)
+        scores = None if self.rows.labels is None else learner.score(batch)[learner.term].cpu()
         assert batch.rows is not None
         rows = [row for row in batch.host.rows.tolist() if row in self.wanted]  # type: ignore[union-attr]
         if not rows:
-            return
+            return scores, {}
         writer, prompts = learner.writer(), self.examples.prompts(rows)
         new = writer.write(prompts, learner.config.generation, learner.seed)
-        for row, prompt, ids in zip(rows, prompts, new, strict=True):
-            self.texts[self.wanted[row]] = Prediction(writer.text(prompt, ids), float(len(ids)))
+        return scores, {
+            self.wanted[row]: Prediction(writer.text(prompt, ids), float(len(ids)))
+            for row, prompt, ids in zip(rows, prompts, new, strict=True)
+        }
+
+    def take(self, batch: Batch, outputs: tuple[Scores | None, dict[int, Prediction]]) -> None:
+        scores, texts = outputs
+        if scores is not None:
+            self.sums.add(batch, scores, self.predictor)
+        self.texts |= texts
 
     def result(self) -> GeneratedEvaluation:
         kind, term, numbers = self.learner.kind, self.learner.term, sorted(self.texts)
