@@ -163,6 +163,11 @@ class TransformerConfig(ModelConfig):
         return self.hidden_size // self.num_heads
 
     @property
+    def key_value_heads(self) -> int:
+        """Heads of keys and values in an attention."""
+        return self.num_heads
+
+    @property
     def inner_size(self) -> int:
         return self.feedforward_size
 

@@ -125,7 +125,8 @@ class MultiHead(nn.Module):
     """The four projections of multi-head attention (Vaswani et al. 2017, 3.2.2).
 
     head_size: width of a head; hidden_size / num_heads where None. bias: whether the projections have one. scale: of
-    the scores; 1/sqrt(head_size) where None (T5 has 1).
+    the scores; 1/sqrt(head_size) where None (T5 has 1). key_value_heads: how many heads keys and values have, each for
+    as many heads of queries (Ainslie et al. 2023); num_heads where None.
     """
 
     def __init__(
@@ -136,23 +137,36 @@ class MultiHead(nn.Module):
         head_size: int | None = None,
         bias: bool = True,
         scale: float | None = None,
+        key_value_heads: int | None = None,
     ):
         super().__init__()
         width = hidden_size if head_size is None else num_heads * head_size
         self.num_heads = num_heads
+        self.key_value_heads = num_heads if key_value_heads is None else key_value_heads
+        narrow = width // num_heads * self.key_value_heads
         self.dropout = Dropout(dropout)
         self.scale = scale
         self.q_proj = nn.Linear(hidden_size, width, bias)
-        self.k_proj = nn.Linear(hidden_size, width, bias)
-        self.v_proj = nn.Linear(hidden_size, width, bias)
+        self.k_proj = nn.Linear(hidden_size, narrow, bias)
+        self.v_proj = nn.Linear(hidden_size, narrow, bias)
         self.out_proj = nn.Linear(width, hidden_size, bias)
 
     kind: ClassVar[AttentionKind]
     """The name it goes by in a layer."""
 
+    @property
+    def head_size(self) -> int:
+        """D."""
+        return self.q_proj.out_features // self.num_heads
+
     def heads(self, x_TW: Tensor) -> Tensor:
-        """(T, A*D) to (T, A, D)."""
-        return x_TW.unflatten(-1, (self.num_heads, -1))
+        """(T, A*D) to (T, A, D); of keys and values their own number of heads."""
+        return x_TW.unflatten(-1, (-1, self.head_size))
+
+    def for_queries(self, x_SAD: Tensor) -> Tensor:
+        """Keys or values, a head for each of the queries'."""
+        queries = self.num_heads // self.key_value_heads
+        return x_SAD if queries == 1 else x_SAD.repeat_interleave(queries, 1)
 
     def attended(
         self,
@@ -165,6 +179,7 @@ class MultiHead(nn.Module):
         read_M: Tensor | None,
     ) -> Tensor:
         """(T, H), or (M, H) of `read_M`: attention and the last map. What it computes with goes to whoever asks."""
+        k_SAD, v_SAD = self.for_queries(k_SAD), self.for_queries(v_SAD)
         take = context.wanted(self.kind)
         if take is not None:
             take(Attended(q_TAD, k_SAD, v_SAD, layout, bias, self.scale))
@@ -193,8 +208,7 @@ def attention_path(
     for part in model.modules():
         if not isinstance(part, MultiHead):
             continue
-        head_size = part.q_proj.out_features // part.num_heads
-        kernel, own = kernel_for(device, dtype, head_size, part.dropout.rate), isinstance(part, SelfAttention)
+        kernel, own = kernel_for(device, dtype, part.head_size, part.dropout.rate), isinstance(part, SelfAttention)
         if device.type == "cpu":
             paths[_TILES] = ""
         elif kernel is None:

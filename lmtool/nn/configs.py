@@ -11,8 +11,8 @@ from lmtool.config.tables import component
 
 Side = Literal["inputs", "outputs"]
 """Of a batch: what the encoder, or the only stack, reads, and what a decoder reads beside it."""
-Activation = Literal["relu", "gelu", "gelu_tanh"]
-"""gelu: with the error function (BERT); gelu_tanh: by its tanh approximation (GPT-2)."""
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
+"""gelu: with the error function (BERT); gelu_tanh: by its tanh approximation (GPT-2); silu: x sigmoid(x) (Llama)."""
 AdapterReads = Literal["output", "sum", "input"]
 """What an adapter reads: what its sublayer gives; that and the residual, added and normalised as the layer does it; or
 what the sublayer itself reads, so that the adapter stands beside it."""

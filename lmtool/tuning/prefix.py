@@ -68,7 +68,7 @@ def places(learner: nn.Module) -> Iterator[PrefixPlace]:
 def add_prefixes(learner: BaseLearner, seed: int, length: int, inner_size: int | None) -> None:
     """Give every attention a prefix of this length. inner_size: inside its map; None: it learns by itself."""
     config: Any = learner.backbone.config
-    width, hidden_size = config.num_heads * config.width_of_head, learner.backbone.hidden_size
+    width, hidden_size = config.key_value_heads * config.width_of_head, learner.backbone.hidden_size
     for place in places(learner):
         depth = len(list(place.stack.depth()))
         prefix = (

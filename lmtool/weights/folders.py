@@ -37,6 +37,8 @@ FAMILIES = {
     "electra": "electra",
     "gpt2": "gpt",
     "openai-gpt": "gpt1",
+    "llama": "llama",
+    "qwen2": "qwen2",
     "t5": "t5",
     "bart": "bart",
     "marian": "transformer",

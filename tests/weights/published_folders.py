@@ -36,6 +36,11 @@ _T5 = {
     "vocab_size": ROWS, "num_layers": 2, "num_decoder_layers": 3, "d_model": 36, "d_kv": 10, "num_heads": 3, "d_ff": 52,
     "decoder_start_token_id": 0,
 }  # fmt: skip
+_LLAMA = {
+    "vocab_size": ROWS, "num_hidden_layers": 2, "hidden_size": 36, "num_attention_heads": 6, "num_key_value_heads": 2,
+    "intermediate_size": 52, "max_position_embeddings": 40, "tie_word_embeddings": True, "bos_token_id": 0,
+    "eos_token_id": 0, "initializer_range": 0.2,
+}  # fmt: skip
 _ROBERTA = _BERT | {"max_position_embeddings": 42, "type_vocab_size": 1, "pad_token_id": 1, "layer_norm_eps": 1e-5}
 _WORDS, _BYTES = WordPieceConfig(), ByteBpeConfig(special_tokens="roberta")
 _PIECES = SentencePieceConfig(sentinels=10)
@@ -62,6 +67,8 @@ FAMILIES: dict[str, tuple[Callable[[], nn.Module], TokenizerConfig]] = {
         "OpenAIGPTLMHeadModel", "OpenAIGPTConfig", BpeConfig(), vocab_size=ROWS, n_layer=2, n_embd=36, n_head=3,
         n_positions=40, initializer_range=0.2,
     ),
+    "llama": _of("LlamaForCausalLM", "LlamaConfig", ByteBpeConfig(), **_LLAMA),
+    "qwen2": _of("Qwen2ForCausalLM", "Qwen2Config", ByteBpeConfig(), **_LLAMA),
     "t5": _of("T5ForConditionalGeneration", "T5Config", _PIECES, **_T5),
     "transformer": _of("MarianMTModel", "MarianConfig", _PIECES, **_MARIAN),
     "bart": _of("BartForConditionalGeneration", "BartConfig", _BYTES, **_STACKS, decoder_start_token_id=2),
@@ -112,6 +119,8 @@ CLASSIFIERS: dict[str, tuple[str, str]] = {
     "electra": ("ElectraForSequenceClassification", "ElectraTokenizer"),
     "gpt": ("GPT2ForSequenceClassification", "GPT2Tokenizer"),
     "gpt1": ("OpenAIGPTForSequenceClassification", "PreTrainedTokenizerFast"),
+    "llama": ("LlamaForSequenceClassification", "PreTrainedTokenizerFast"),
+    "qwen2": ("Qwen2ForSequenceClassification", "PreTrainedTokenizerFast"),
     "bart": ("BartForSequenceClassification", "BartTokenizer"),
     "t5": ("T5ForSequenceClassification", "PreTrainedTokenizerFast"),
 }

@@ -17,7 +17,10 @@ them: 1, 3, 5, 8, 10, 12 of 12 for 6, which are DistilBERT's. Or a layer of the 
 the first on."""
 
 # What two models must share so that the tensors of one are those of the other.
-_SHAPES = ("vocab_size", "hidden_size", "embedding_size", "num_heads", "head_size", "feedforward_size", "max_positions")
+_SHAPES = (
+    "vocab_size", "hidden_size", "embedding_size", "num_heads", "num_key_value_heads", "head_size", "feedforward_size",
+    "max_positions",
+)  # fmt: skip
 
 
 def taken_layers(initialize: Initialize, student: ModelConfig, teacher: ModelConfig) -> dict[Side, tuple[int, ...]]:

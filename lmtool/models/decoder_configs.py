@@ -1,0 +1,79 @@
+"""The decoders of today, as configuration. Imports no torch."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from lmtool.config.tables import Choice, component
+from lmtool.models.configs import Heads, Layers, Positions, TransformerConfig, Vocabulary, Width
+from lmtool.nn.configs import PositionsConfig, RotaryPositionsConfig
+
+
+@component("model", "llama", builder="lmtool.models.llama:build")
+class LlamaConfig(TransformerConfig):
+    """Llama's architecture (Touvron et al. 2023), as small decoders have it today: pre-norm, rotary positions, gated
+    feed-forward parts, few heads of keys and values. Defaults: SmolLM2-135M."""
+
+    architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder"]] = "decoder"
+    text_format: ClassVar[str] = "gpt"
+    summary: ClassVar[Literal["pooled_first", "first", "last", "mean"]] = "last"
+    transformers_form: ClassVar[dict[str, Any] | None] = {"text_format": "plain", "bias": False}
+    has_biases: ClassVar[bool] = False
+
+    name: Literal["llama", "qwen2"] = Field("llama", description="Llama's architecture.")
+    vocab_size: Vocabulary = Field(49152, description="Rows of the token embedding; at least the tokenizer's entries.")
+    num_layers: Layers = Field(30, description="Layers.")
+    hidden_size: Width = Field(576, description="Width of the hidden states; a multiple of num_heads.")
+    num_heads: Heads = Field(9, description="Attention heads a layer.")
+    num_key_value_heads: Heads = Field(
+        3, description="Heads of keys and values, each read by as many heads of queries; a divisor of num_heads."
+    )
+    feedforward_size: Width = Field(1536, description="Width inside the feed-forward part.")
+    max_positions: Positions = Field(8192, description="Longest sequence in tokens.")
+    positions: Annotated[PositionsConfig, Choice("model/positions")] = Field(
+        RotaryPositionsConfig(base=100_000.0), description="How the model knows where a token stands."
+    )
+    tied: bool = Field(True, description="Whether the output layer is the token embedding, or a table of its own.")
+    dropout: float = Field(0.0, ge=0, lt=1, description="Share of activations dropped after embedding and sublayers.")
+    attention_dropout: float = Field(0.0, ge=0, lt=1, description="Share of attention weights dropped in training.")
+    norm_epsilon: float = Field(1e-5, gt=0, description="Added to the mean square in the norms.")
+
+    @model_validator(mode="after")
+    def _key_value_heads_fit(self) -> Self:
+        if self.num_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_heads={self.num_heads} is not a multiple of num_key_value_heads={self.num_key_value_heads}"
+            )
+        return self
+
+    @property
+    def key_value_heads(self) -> int:
+        return self.num_key_value_heads
+
+    def facts(self) -> dict[str, Any]:
+        return {**super().facts(), "key-value heads": self.num_key_value_heads}
+
+
+@component("model", "qwen2", builder="lmtool.models.qwen2:build")
+class Qwen2Config(LlamaConfig):
+    """Qwen2's architecture (Yang et al. 2024): Llama's, with biases of queries, keys and values. Defaults:
+    Qwen2.5-0.5B."""
+
+    has_biases: ClassVar[bool] = True
+
+    name: Literal["qwen2"] = Field("qwen2", description="Qwen2's architecture.")
+    vocab_size: Vocabulary = Field(151936, description="Rows of the token embedding; at least the tokenizer's entries.")
+    num_layers: Layers = Field(24, description="Layers.")
+    hidden_size: Width = Field(896, description="Width of the hidden states; a multiple of num_heads.")
+    num_heads: Heads = Field(14, description="Attention heads a layer.")
+    num_key_value_heads: Heads = Field(
+        2, description="Heads of keys and values, each read by as many heads of queries; a divisor of num_heads."
+    )
+    feedforward_size: Width = Field(4864, description="Width inside the feed-forward part.")
+    max_positions: Positions = Field(32768, description="Longest sequence in tokens.")
+    positions: Annotated[PositionsConfig, Choice("model/positions")] = Field(
+        RotaryPositionsConfig(base=1_000_000.0), description="How the model knows where a token stands."
+    )
+    norm_epsilon: float = Field(1e-6, gt=0, description="Added to the mean square in the norms.")

@@ -1,0 +1,220 @@
+"""Llama: Touvron, Lavril, Izacard et al., "LLaMA: Open and Efficient Foundation Language Models", 2023; with the
+grouped queries of Ainslie et al. 2023 ("GQA"), as in SmolLM2 (Ben Allal et al. 2025).
+
+          token
+             |
+    +--------+--------+
+    |      norm1      |
+    |    self_attn    |   a token sees itself and what is before it; several heads of queries read one of keys
+    |        |        |
+    +-----> add ------+
+             |                          x num_layers
+    +--------+--------+
+    |      norm2      |
+    |   silu(fc_gate) |
+    |     * fc_in     |
+    |      fc_out     |
+    |        |        |
+    +-----> add ------+
+             |
+         final_norm
+             |
+          hidden
+
+Norms divide by the root of the mean square, and nothing has a bias.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from lmtool.errors import UserError
+from lmtool.models.base import Decoder, VocabularyHead, new, positions_of
+from lmtool.models.configs import TransformerConfig
+from lmtool.models.decoder_configs import LlamaConfig
+from lmtool.models.family import Published
+from lmtool.models.keymap import EMPTY, QUESTION_ANSWERING, KeyMap, Tied
+from lmtool.models.published import expect
+from lmtool.nn.attention import SelfAttention
+from lmtool.nn.blocks import PreNormLayer
+from lmtool.nn.configs import RotaryPositionsConfig
+from lmtool.nn.embeddings import Embeddings
+from lmtool.nn.feedforward import GatedFeedForward
+from lmtool.nn.initialization import Draw, normal
+
+
+class Llama(Decoder):
+    """The decoder, without its head."""
+
+    config: LlamaConfig
+
+    def __init__(self, config: LlamaConfig):
+        width = config.hidden_size
+
+        def norm() -> nn.RMSNorm:
+            return nn.RMSNorm(width, config.norm_epsilon)
+
+        layers = [
+            PreNormLayer(
+                self.attention(config),
+                GatedFeedForward(width, config.feedforward_size, "silu", bias=False),
+                norm(),
+                norm(),
+                config.dropout,
+            )
+            for _ in range(config.num_layers)
+        ]
+        embed = Embeddings(config.vocab_size, width, positions_of(config, causal=True), config.dropout)
+        super().__init__(config, embed, layers, norm())
+        self.vocabulary_head = VocabularyHead(config.tied)
+
+    def attention(self, config: LlamaConfig) -> SelfAttention:
+        """That of a layer."""
+        heads = config.num_heads, config.attention_dropout
+        return SelfAttention(config.hidden_size, *heads, bias=False, key_value_heads=config.num_key_value_heads)
+
+    def initial_draw(self) -> Draw:
+        return normal(self.config.initializer_std)
+
+
+def build(config: LlamaConfig, seed: int) -> Llama:
+    """A new decoder on the default device."""
+    return new(Llama, config, seed)
+
+
+_LAYER, _PUBLISHED = "backbone.layers.*.", "model.layers.*."
+KEYS = KeyMap(
+    (
+        ("backbone.embed.token", "model.embed_tokens"),
+        (_LAYER + "norm1", _PUBLISHED + "input_layernorm"),
+        (_LAYER + "self_attn.q_proj", _PUBLISHED + "self_attn.q_proj"),
+        (_LAYER + "self_attn.k_proj", _PUBLISHED + "self_attn.k_proj"),
+        (_LAYER + "self_attn.v_proj", _PUBLISHED + "self_attn.v_proj"),
+        (_LAYER + "self_attn.out_proj", _PUBLISHED + "self_attn.o_proj"),
+        (_LAYER + "norm2", _PUBLISHED + "post_attention_layernorm"),
+        (_LAYER + "ffn.fc_gate", _PUBLISHED + "mlp.gate_proj"),
+        (_LAYER + "ffn.fc_in", _PUBLISHED + "mlp.up_proj"),
+        (_LAYER + "ffn.fc_out", _PUBLISHED + "mlp.down_proj"),
+        ("backbone.final_norm", "model.norm"),
+        ("heads.classifier.output", "score"),
+        QUESTION_ANSWERING,
+        ("heads.lm.output", "lm_head"),
+    )
+)
+TIED = Tied("model.embed_tokens.weight", "lm_head.weight")
+
+
+_BASE = 10_000.0
+"""Of the rotation, where a config.json is silent."""
+
+
+@dataclass(frozen=True)
+class PublishedLlama(Published):
+    """What Llama's descendants share."""
+
+    def from_published(self, tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
+        """A config.json that is silent on tying means two tables."""
+        said = {**config, "tie_word_embeddings": _ties(config)} if config else config
+        return super().from_published(tensors, said)
+
+    def published_config(self, config: TransformerConfig) -> dict[str, Any]:
+        """UserError besides where pairs of dimensions lie side by side."""
+        data, positions = super().published_config(config), config.positions
+        assert isinstance(config, LlamaConfig) and isinstance(positions, RotaryPositionsConfig)
+        if positions.layout != "half_split":
+            raise UserError(
+                f"model.positions.layout={positions.layout} has no place in a published {self.title}",
+                "use the run with lmtool, or train one with model.positions.layout=half_split",
+            )
+        rotary = {"rope_type": "default", "rope_theta": positions.base}
+        return {**data, **self.head_size(config), "rope_parameters": rotary, "tie_word_embeddings": config.tied}
+
+    def head_size(self, config: LlamaConfig) -> dict[str, int]:
+        """The key for the width of a head, in a family that has one."""
+        return {"head_dim": config.width_of_head}
+
+    def from_published_config(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """UserError besides for a head of a width of its own, for windows and for scaled positions."""
+        section = super().from_published_config(data)
+        heads, layers = section["num_heads"], section["num_layers"]
+        section.setdefault("num_key_value_heads", heads)
+        kinds = data.get("layer_types")
+        expect(
+            {"head_dim": data.get("head_dim"), "layer_types": kinds and list(kinds)},
+            self.model,
+            head_dim=(section["hidden_size"] // heads,),
+            layer_types=(["full_attention"] * layers,),
+        )
+        positions = {"name": "rotary", "base": _rotary_base(data, self.model), "layout": "half_split"}
+        return {**section, "tied": _ties(data), "positions": positions}
+
+
+def _ties(config: Mapping[str, Any]) -> bool:
+    return bool(config.get("tie_word_embeddings"))
+
+
+def _rotary_base(data: Mapping[str, Any], model: str) -> float:
+    """Where a config.json has it now, or had it before."""
+    base = data.get("rope_theta")
+    for key in ("rope_parameters", "rope_scaling"):
+        rotary = data.get(key) or {}
+        expect(rotary, model, rope_type=("default",), type=("default",))
+        base = rotary.get("rope_theta") or base
+    return float(base or _BASE)
+
+
+FIELDS = {
+    "vocab_size": "vocab_size",
+    "num_hidden_layers": "num_layers",
+    "hidden_size": "hidden_size",
+    "num_attention_heads": "num_heads",
+    "num_key_value_heads": "num_key_value_heads",
+    "intermediate_size": "feedforward_size",
+    "max_position_embeddings": "max_positions",
+    "attention_dropout": "attention_dropout",
+    "initializer_range": "initializer_std",
+    "rms_norm_eps": "norm_epsilon",
+}
+PUBLISHED = PublishedLlama(
+    model="llama",
+    model_type="llama",
+    title="Llama",
+    keys=KEYS,
+    tied=TIED,
+    prefix="model.",
+    outside=("lm_head.", "score.", "qa_outputs."),
+    # Of old files: what is computed.
+    unread=("rotary_emb.inv_freq",),
+    fields=FIELDS,
+    defaults={
+        "vocab_size": 32000, "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
+        "intermediate_size": 11008, "max_position_embeddings": 2048, "attention_dropout": 0.0,
+        "initializer_range": 0.02, "rms_norm_eps": 1e-6,
+    },
+    constant={"hidden_act": "silu"},
+    allowed={
+        "attention_bias": (False,), "mlp_bias": (False,), "pretraining_tp": (1,), "rope_interleaved": (False,),
+        "is_llama_config": (True,),
+    },
+    fixed={"dropout": 0.0},
+    positions="rotary",
+)  # fmt: skip
+to_published, from_published = PUBLISHED.to_published, PUBLISHED.from_published
+published_config, from_published_config = PUBLISHED.published_config, PUBLISHED.from_published_config
+
+
+def architectures(family: str) -> tuple[tuple[tuple[str, ...], str], ...]:
+    """The classes of transformers that hold these heads. family: what their names begin with."""
+    return (
+        (("token_classifier",), f"{family}ForTokenClassification"),
+        (("classifier",), f"{family}ForSequenceClassification"),
+        (("question_answering",), f"{family}ForQuestionAnswering"),
+        ((), f"{family}ForCausalLM"),
+    )
+
+
+ARCHITECTURES = architectures("Llama")

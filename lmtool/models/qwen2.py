@@ -1,0 +1,69 @@
+"""Qwen2: Yang, Yang, Hui et al., "Qwen2 Technical Report", 2024; Qwen2.5: Qwen Team, "Qwen2.5 Technical Report", 2024.
+
+Llama's block, see `llama.py`, with biases of queries, keys and values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from lmtool.models.base import new
+from lmtool.models.decoder_configs import LlamaConfig, Qwen2Config
+from lmtool.models.llama import FIELDS, KEYS, Llama, PublishedLlama, architectures
+from lmtool.models.llama import TIED as TIED
+from lmtool.nn.attention import SelfAttention
+
+
+class Qwen2(Llama):
+    """The decoder, without its head."""
+
+    def attention(self, config: LlamaConfig) -> SelfAttention:
+        attention = super().attention(config)
+        for name in ("q_proj", "k_proj", "v_proj"):
+            plain: Any = getattr(attention, name)
+            setattr(attention, name, nn.Linear(plain.in_features, plain.out_features))
+        return attention
+
+
+def build(config: Qwen2Config, seed: int) -> Qwen2:
+    """A new decoder on the default device."""
+    return new(Qwen2, config, seed)
+
+
+@dataclass(frozen=True)
+class _Published(PublishedLlama):
+    def head_size(self, config: LlamaConfig) -> dict[str, int]:
+        return {}
+
+    def from_published_config(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        for key in ("sliding_window", "max_window_layers"):
+            data.get(key)  # of windows, which use_sliding_window is refused for
+        return super().from_published_config(data)
+
+
+PUBLISHED = _Published(
+    model="qwen2",
+    model_type="qwen2",
+    title="Qwen2",
+    keys=KEYS,
+    tied=TIED,
+    prefix="model.",
+    outside=("lm_head.", "score.", "qa_outputs."),
+    fields=FIELDS,
+    defaults={
+        "vocab_size": 151936, "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
+        "num_key_value_heads": 32, "intermediate_size": 22016, "max_position_embeddings": 32768,
+        "attention_dropout": 0.0, "initializer_range": 0.02, "rms_norm_eps": 1e-6,
+    },
+    constant={"hidden_act": "silu"},
+    allowed={"use_sliding_window": (False,), "use_mrope": (False,)},
+    fixed={"dropout": 0.0},
+    positions="rotary",
+)  # fmt: skip
+to_published, from_published = PUBLISHED.to_published, PUBLISHED.from_published
+published_config, from_published_config = PUBLISHED.published_config, PUBLISHED.from_published_config
+ARCHITECTURES = architectures("Qwen2")
