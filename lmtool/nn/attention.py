@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable
-from typing import Any, ClassVar, TypeGuard, cast
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,7 @@ from lmtool.nn.context import AttentionKind, Context
 from lmtool.nn.dropout import DeviceDraws, Draws, Dropout, TokenDraws
 from lmtool.nn.kernels import flash_attention, jagged_attention, kernel_for, serves
 from lmtool.nn.layout import Layout
+from lmtool.nn.plain import is_plain
 from lmtool.nn.positions import Position
 from lmtool.nn.tiled import tiled_attention
 
@@ -106,7 +107,7 @@ def project(x_TH: Tensor, q_proj: nn.Module, k_proj: nn.Module, v_proj: nn.Modul
     saves."""
     if len(x_TH) < _FEW and not torch.is_grad_enabled():
         return q_proj(x_TH), k_proj(x_TH), v_proj(x_TH)
-    plain = [module for module in (q_proj, k_proj, v_proj) if _is_plain(module)]
+    plain = [module for module in (q_proj, k_proj, v_proj) if is_plain(module, nn.Linear)]
     biases: list[Tensor] = [module.bias for module in plain if module.bias is not None]
     if len(plain) < 3 or len(biases) not in (0, 3):
         return q_proj(x_TH), k_proj(x_TH), v_proj(x_TH)
@@ -114,11 +115,6 @@ def project(x_TH: Tensor, q_proj: nn.Module, k_proj: nn.Module, v_proj: nn.Modul
     joined = F.linear(x_TH, weight, torch.cat(biases) if biases else None)
     q, k, v = joined.split([module.out_features for module in plain], dim=-1)
     return q, k, v
-
-
-def _is_plain(module: nn.Module) -> TypeGuard[nn.Linear]:
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return type(module) is nn.Linear and not any(hooks)
 
 
 class MultiHead(nn.Module):

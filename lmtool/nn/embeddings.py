@@ -5,10 +5,14 @@ Between the two, virtual tokens are inserted. Shape letters: T tokens, H hidden 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmtool.nn.dropout import Draws, Dropout
+from lmtool.nn.plain import is_plain
 from lmtool.nn.positions import Position
 from lmtool.nn.virtual import VirtualTokens
 from lmtool.types import Packed
@@ -60,13 +64,35 @@ def positions_taken(embed: StackInput, ahead: int = 0) -> int:
     return embed.virtual_count + ahead if embed.position.ends else 0
 
 
+class _LookUp(torch.autograd.Function):
+    """table[ids]. The table's gradient is sparse: the rows that were read, each once, with the sum that a dense
+    gradient has there, bit by bit."""
+
+    @staticmethod
+    def forward(ctx: Any, table_VE: Tensor, ids_T: Tensor) -> Tensor:
+        ctx.save_for_backward(ids_T)
+        ctx.shape = table_VE.shape
+        return F.embedding(ids_T, table_VE)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (ids_T,), (gradient_TE,) = ctx.saved_tensors, gradients
+        rows_U, numbers_T = ids_T.unique(return_inverse=True)
+        sums_UE = torch.ops.aten.embedding_dense_backward(gradient_TE, numbers_T, len(rows_U), -1, False)
+        rows = torch.sparse_coo_tensor(rows_U[None], sums_UE, ctx.shape, is_coalesced=True, check_invariants=False)
+        return rows, None
+
+
 class Embeddings(StackInput):
     """Token vectors, and what a stack adds to them.
 
     token: (V, E). further: tables of tokens behind those of the vocabulary, which belong to heads. segments: rows of
     the segment table, 0 for none. scale: of the token vectors. project: maps what comes out to the stack's width, where
-    the tables are narrower (ALBERT, ELECTRA); without it E is H.
+    the tables are narrower (ALBERT, ELECTRA); without it E is H. by_rows: the token table's gradient is sparse, of the
+    rows that were read, for a loop that knows what to do with it (`training.row_gradients`).
     """
+
+    by_rows = False
 
     def __init__(
         self,
@@ -92,10 +118,18 @@ class Embeddings(StackInput):
         self.further = (*self.further, table)
         return first
 
+    @property
+    def _looks_up(self) -> bool:
+        """Whether the table's gradient is made by rows: that of an edited table is not, nor in a compiled forward."""
+        if torch.compiler.is_compiling():
+            return False
+        return self.by_rows and torch.is_grad_enabled() and is_plain(self.token, nn.Embedding)
+
     def tokens(self, ids_T: Tensor) -> Tensor:
         """(T,) ids to (T, H)."""
         first = self.token.num_embeddings
-        vectors_TH = self.token(ids_T if not self.further else ids_T.clamp(max=first - 1))
+        own_T = ids_T if not self.further else ids_T.clamp(max=first - 1)
+        vectors_TH = _LookUp.apply(self.token.weight, own_T) if self._looks_up else self.token(own_T)
         for table in self.further:
             numbers_T = ids_T - first
             inside_T = (numbers_T >= 0) & (numbers_T < table.num_embeddings)

@@ -30,6 +30,7 @@ from lmtool.training.optimizers import named_parameters, set_learning_rate, trai
 from lmtool.training.precision import choose_device, choose_precision, deterministic
 from lmtool.training.progress import Best, Listener, Listeners, Progress, TrainingResult, TrainingSettings
 from lmtool.training.results import training_result
+from lmtool.training.row_gradients import row_gradients
 from lmtool.training.signals import Signals
 from lmtool.training.step import apply_gradients, gradients
 from lmtool.types import Learner, Loader, Step
@@ -77,7 +78,8 @@ def train(
     health = Health(device, settings.uninformed_loss, progress, loader, run.path if run.writes else None)
     run.announce()
     run.log(f"trains on {device} in {precision.name} ({precision.why}), {torch.get_num_threads()} threads")
-    with Signals(f"lmtool resume {run.path}") as signals, deterministic(device):
+    by_rows = row_gradients(learner, optimizer, device.type == "cpu" and group.size == 1)
+    with Signals(f"lmtool resume {run.path}") as signals, deterministic(device), by_rows:
         listener.on_start(progress.step, *budget.outlook(progress))
         logged_tokens, logged_seconds = progress.tokens, progress.seconds
         steps = iter(loader.steps(progress.cursor))

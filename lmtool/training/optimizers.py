@@ -17,6 +17,9 @@ from lmtool.errors import UserError
 from lmtool.training.depth import layer_decayed
 from lmtool.types import Learner, ParameterGroup
 
+# What `clip_grads_with_norm_` adds to the norm before it divides by it.
+_CLIP_EPSILON = 1e-6
+
 
 def training_groups(learner: Learner, layer_decay: float) -> list[ParameterGroup]:
     """What learns, as an optimizer gets it: the learner's groups, with rates that fall with the depth. layer_decay: of
@@ -96,7 +99,21 @@ def load_state_tensors(optimizer: Optimizer, named: Mapping[str, nn.Parameter], 
 
 
 def gradient_norm(parameters: Sequence[nn.Parameter], clip_norm: float | None) -> Tensor:
-    """Norm of all gradients together, on the device, before they are shortened to `clip_norm` at most."""
-    if clip_norm is not None:
-        return nn.utils.clip_grad_norm_(parameters, clip_norm)
-    return nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+    """Norm of all gradients together, on the device, before they are shortened to `clip_norm` at most. A sparse
+    gradient has each of its rows once or is made so."""
+    sparse = [parameter for parameter in parameters if parameter.grad is not None and parameter.grad.is_sparse]
+    for parameter in sparse:
+        assert parameter.grad is not None
+        parameter.grad = parameter.grad.coalesce()
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    stored = [gradient.values() if gradient.is_sparse else gradient for gradient in gradients]
+    norm = nn.utils.get_total_norm(stored)
+    # On a CPU it is known here whether they are shortened; times 1 is a pass over all of them for nothing.
+    if clip_norm is None or (norm.device.type == "cpu" and norm + _CLIP_EPSILON <= clip_norm):
+        return norm
+    dense = [parameter for parameter in parameters if parameter.grad is not None and not parameter.grad.is_sparse]
+    nn.utils.clip_grads_with_norm_(dense, clip_norm, norm)
+    for parameter in sparse:
+        assert parameter.grad is not None
+        parameter.grad.values().mul_((clip_norm / (norm + _CLIP_EPSILON)).clamp(max=1.0))
+    return norm
