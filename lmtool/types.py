@@ -240,7 +240,8 @@ class Step:
 
     cursor: plain data that `Loader.steps` takes to resume exactly there. epoch: whole and broken epochs read after
     this step. phase: the phase of the run it belongs to, from 1; None of a run without phases. rate_scale: its learning
-    rate as a multiple of the schedule's.
+    rate as a multiple of the schedule's. idle: micro-batches that are run and count nothing, where other processes have
+    more of this step, so that all run as many.
     """
 
     batches: list[Batch]
@@ -248,6 +249,7 @@ class Step:
     epoch: float
     phase: int | None = None
     rate_scale: float = 1.0
+    idle: tuple[Batch, ...] = ()
 
 
 @runtime_checkable

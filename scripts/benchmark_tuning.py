@@ -77,6 +77,7 @@ def work(options: argparse.Namespace) -> None:
 
     from lmtool.config.tables import build
     from lmtool.training.configs import AdamWConfig
+    from lmtool.training.engine import Plain
     from lmtool.training.memory import keep_freed_memory
     from lmtool.training.optimizers import named_parameters
     from lmtool.training.precision import choose_precision
@@ -99,7 +100,7 @@ def work(options: argparse.Namespace) -> None:
         for _ in range(json.loads(line)):
             step += 1
             data = Step([batches[step % len(batches)]], {}, 0.0)
-            gradients(learner, data, step, SEED, precision.device, precision)
+            gradients(Plain(learner), data, step, SEED, precision.device, precision)
             apply_gradients(optimizer, None, list(named.values()), 1.0)
         seconds = time.perf_counter() - begun
         print(json.dumps({"seconds": seconds, "peak_bytes": peak_bytes() - imported}), flush=True)

@@ -53,6 +53,7 @@ from lmtool.tasks.kinds.learner import TaskLearner
 from lmtool.tasks.loading import TaskData, load_task
 from lmtool.tokenizers.configs import TokenizerConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.training.engine import Plain
 from lmtool.training.optimizers import named_parameters, set_learning_rate, state_tensors
 from lmtool.training.precision import FP32_CPU
 from lmtool.training.step import apply_gradients, gradients
@@ -337,7 +338,7 @@ def trained(config: FinetuneConfig, learner: TaskLearner, splits: Mapping[str, S
     named, optimizer = named_parameters(groups), build(config.optimizer, groups)
     set_learning_rate(optimizer, max(config.optimizer.lr, 1e-3))
     for step, given in zip(range(1, STEPS + 1), loader.steps(), strict=False):
-        loss = float(gradients(learner, given, step, 0, CPU, FP32_CPU).loss)
+        loss = float(gradients(Plain(learner), given, step, 0, CPU, FP32_CPU).loss)
         if not math.isfinite(loss):
             yield f"a loss of {loss} in step {step}"
         for name, parameter in learner.named_parameters():

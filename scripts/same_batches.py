@@ -19,6 +19,7 @@ from lmtool.config.tables import build
 from lmtool.data.loader import PackedLoader
 from lmtool.tasks.kinds.learner import TaskLearner
 from lmtool.tasks.loading import TaskData
+from lmtool.training.engine import Plain
 from lmtool.training.optimizers import named_parameters, set_learning_rate
 from lmtool.training.precision import FP32_CPU
 from lmtool.training.step import apply_gradients, gradients
@@ -53,7 +54,7 @@ def compare_steps(peer: SequencePeer, data: TaskData, learner: TaskLearner) -> d
     for step, given in zip(range(1, STEPS + 1), loader.steps(), strict=False):
         rate = config.optimizer.lr * schedule(step, total)
         set_learning_rate(optimizer, rate)
-        outcome = gradients(learner, given, step, config.seed, FP32_CPU.device, FP32_CPU)
+        outcome = gradients(Plain(learner), given, step, config.seed, FP32_CPU.device, FP32_CPU)
         apply_gradients(optimizer, None, parameters, config.optimizer.clip_norm)
 
         (batch,) = given.batches

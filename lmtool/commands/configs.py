@@ -36,7 +36,7 @@ from lmtool.objectives import configs as configs
 from lmtool.tasks.configs import TaskConfig
 from lmtool.tokenizers.configs import TokenizerConfig
 from lmtool.trackers.configs import TrackerConfig
-from lmtool.training.configs import OptimizerConfig, ScheduleConfig
+from lmtool.training.configs import OptimizerConfig, Parallel, ScheduleConfig
 from lmtool.tuning.configs import TuningConfig
 
 _START = (
@@ -69,6 +69,13 @@ class RunConfig(CommandConfig):
         0, ge=0, lt=2**63, description="Seed of every random stream: weights, order, corruption, sampling, dropout."
     )
     device: str = Field("auto", description="Where to run: auto, cpu, cuda or cuda:N.", pattern=DEVICE)
+    devices: int | None = Field(
+        None,
+        ge=1,
+        description="Processes that train together, each on a device of its own (or a share of the CPU's cores). Null: "
+        "those that torchrun started, else one.",
+    )
+    parallel: Parallel = Field("ddp", description="How they do: ddp (each holds all weights, gradients are added up).")
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         "auto",
         description="Number format of the matrix products; weights stay fp32. auto: bf16 where the device has it, else "

@@ -15,6 +15,7 @@ import numpy as np
 from lmtool import streams
 from lmtool.data.plan import Examples, Plan, batch_borders
 from lmtool.data.prefetch import prefetch
+from lmtool.data.sharing import share_of
 from lmtool.errors import UserError
 from lmtool.types import Batch, Step
 
@@ -42,8 +43,7 @@ class PackedLoader:
     is two counters and a resumed run seeks. Every example comes once an epoch. `batch_examples` or `batch_tokens`
     sizes a step; `micro_batch_tokens` splits a step into several forwards and changes nothing else. `beside` tokens of
     each example are virtual, and no data: they count where a forward has a limit, not in the size of a step. Of
-    several processes that train together each reads its share of the same steps, `rank` of `ranks`: every ranks-th
-    example.
+    several processes that train together each reads its share of the same steps, `rank` of `ranks` (sharing.py).
     """
 
     def __init__(
@@ -156,10 +156,7 @@ class PackedLoader:
         while True:
             current = self._epoch(epoch)
             while batch < current.steps:
-                taken = current.order[current.borders[batch] : current.borders[batch + 1]][self._rank :: self._ranks]
-                lengths = current.plan.lengths[taken] + self._beside
-                borders = batch_borders(lengths, None, self._micro_batch_tokens)
-                batches = list(self._batches(current.plan, taken, borders, epoch))
+                batches, idle = self._forwards(current, batch, epoch)
                 batch += 1
                 cursor = {"epoch": epoch, "batch": batch}
                 if batch == current.steps:
@@ -168,8 +165,19 @@ class PackedLoader:
                 if epoch == self._began[0] and read < 1:
                     before = self._began[1] / len(current.plan)
                     read = before + (1 - before) * read
-                yield Step(batches, cursor, epoch + read)
+                yield Step(batches, cursor, epoch + read, idle=idle)
             epoch, batch = epoch + 1, 0
+
+    def _forwards(self, current: _Epoch, batch: int, epoch: int) -> tuple[list[Batch], tuple[Batch, ...]]:
+        """What this process runs of a step, and what of it counts nothing: its shortest example."""
+        taken = current.order[current.borders[batch] : current.borders[batch + 1]]
+        lengths = current.plan.lengths[taken] + self._beside
+        share = share_of(lengths, self._rank, self._ranks, self._micro_batch_tokens)
+        batches = list(self._batches(current.plan, taken[share.places], share.borders, epoch))
+        if not share.idle:
+            return batches, ()
+        shortest = taken[[int(lengths.argmin())]]
+        return batches, tuple(self._batches(current.plan, shortest, np.array([0, 1]), epoch)) * share.idle
 
     def _batches(self, plan: Plan, order: np.ndarray, borders: np.ndarray, epoch: int) -> Iterator[Batch]:
         for start, end in zip(borders[:-1], borders[1:], strict=True):

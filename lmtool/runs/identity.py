@@ -15,7 +15,7 @@ from lmtool.runs.files import LONGEST_ROW, to_json
 # of what is learned; evaluate_every and patience too, since they decide when a run ends and which weights are best.
 FREE_KEYS = frozenset(
     {
-        "name", "run_dir", "device", "devices", "precision", "micro_batch_tokens", "gradient_checkpointing",
+        "name", "run_dir", "device", "devices", "parallel", "precision", "micro_batch_tokens", "gradient_checkpointing",
         "log_every", "checkpoint_every", "keep", "keep_every", "cache_dir", "offline", "logger",
     }
 )  # fmt: skip

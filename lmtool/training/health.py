@@ -14,6 +14,7 @@ from lmtool.errors import Diverged, NotFinite
 from lmtool.manifest import write_bytes
 from lmtool.runs.checkpoints import save_tensors
 from lmtool.runs.files import to_json
+from lmtool.training.group import ALONE, Group
 from lmtool.training.progress import Progress
 from lmtool.types import Batch, Loader, Packed, Step
 
@@ -31,7 +32,7 @@ class Health:
     at rows, evaluations and checkpoints on CUDA.
 
     loader: gives the batch of an earlier step again. folder: of the run, where offending batches are saved; None: they
-    are not.
+    are not. group: the processes that share each step; all of them reach the same verdict.
     """
 
     def __init__(
@@ -41,7 +42,9 @@ class Health:
         progress: Progress,
         loader: Loader | None = None,
         folder: Path | None = None,
+        group: Group = ALONE,
     ):
+        self._group = group
         self._least = max(uninformed_loss, LEAST_REFERENCE)
         self._progress, self._loader, self._folder = progress, loader, folder
         self._first_bad = torch.zeros((), dtype=torch.int64, device=device)
@@ -84,10 +87,15 @@ class Health:
         if first == first_exploded:
             height = f" to {float(loss):.3g}" if first == step else ""
             message = f"the loss exploded{height}: {EXPLODED_STEPS} steps up to step {first} lose {_times(reference)}"
-            raise _diverged(self._folder, first, offending, message, facts)
+            raise self._diverged(first, offending, message, facts)
         known = "loss" if not torch.isfinite(loss) else "gradient"
         culprit = known if first == step else "loss or gradient"
-        raise _diverged(self._folder, first, offending, f"the {culprit} of step {first} is not finite", facts)
+        raise self._diverged(first, offending, f"the {culprit} of step {first} is not finite", facts)
+
+    def _diverged(self, step: int, data: Step, message: str, facts: Mapping[str, Any]) -> Diverged:
+        """The end of all processes, with the batches of all of them."""
+        batches = [batch for part in self._group.all(data.batches) for batch in part]
+        return _diverged(self._folder, step, replace(data, batches=batches), message, facts)
 
     def _batch_of(self, step: int) -> Step:
         assert self._loader is not None
@@ -100,7 +108,7 @@ class Health:
             step = self._progress.step
             message = f"the loss exploded to {loss:.3g} in the evaluation after step {step}: {_times(reference)}"
             facts = {"step": step, "loss": loss, "reference_loss": reference}
-            raise _diverged(self._folder, step, data, message, facts)
+            raise self._diverged(step, data, message, facts)
 
     def not_finite(self, data: Step, problem: NotFinite) -> Diverged:
         """The end of a run whose evaluation gives something that is no number; the held-out batch is saved."""

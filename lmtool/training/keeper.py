@@ -23,6 +23,7 @@ from lmtool.runs.files import remove_folder, replace_text
 from lmtool.runs.identity import budgets
 from lmtool.runs.run_folder import RunFolder
 from lmtool.training.budgets import kept_checkpoints
+from lmtool.training.group import ALONE, Group
 from lmtool.training.optimizers import load_state_tensors, state_tensors
 from lmtool.training.progress import Progress, TrainingSettings
 
@@ -55,14 +56,14 @@ class Keeper:
 
     # --- at the start ---------------------------------------------------------------------------------------------
 
-    def restore(self) -> Progress:
-        """Resume from the run's newest intact checkpoint, or begin. Rows after it are dropped.
+    def restore(self, group: Group = ALONE) -> Progress:
+        """Resume from the run's newest intact checkpoint, which rank 0 finds, or begin. Rows after it are dropped.
 
         UserError where the checkpoint is of another model; CheckFailed where there are checkpoints and none is intact.
         """
         if self.run.writes:
             self._clear()
-        folder = self.run.resume_point()
+        folder = group.first(self.run.resume_point() if group.rank == 0 else None)
         progress = Progress()
         if folder is not None:
             disk.load_weights(self.learner, disk.read_weights(folder), folder, self.in_base)

@@ -3,6 +3,9 @@
 Order of a step: load -> count what is predicted, over all micro-batches -> forward under autocast -> backward ->
 (accumulate) -> clip -> step -> schedule -> log -> evaluate -> checkpoint. The loop knows a learner, a loader and a
 function that evaluates, never what they are.
+
+Of several processes each runs this loop over its share of every step. What they add up is the engine's; what they
+decide by a clock or a signal is decided once a step for all.
 """
 
 from __future__ import annotations
@@ -20,8 +23,10 @@ from lmtool.config.tables import build
 from lmtool.errors import NotFinite, UserError
 from lmtool.nn.stack import recompute_layers
 from lmtool.runs.run_folder import RunFolder
+from lmtool.training.alike import require_alike
 from lmtool.training.budgets import Budget
 from lmtool.training.configs import OptimizerConfig, ScheduleConfig
+from lmtool.training.engine import engine_for
 from lmtool.training.group import ALONE, Group
 from lmtool.training.health import Health
 from lmtool.training.keeper import Keeper
@@ -74,8 +79,10 @@ def train(
     optimizer, schedule, scaler = build(optimizer_config, groups), build(schedule_config), precision.scaler()
     budget = Budget(settings, loader)
     keeper = Keeper(run, learner, optimizer, named, scaler, write_extras, in_base, settings)
-    progress = resume(keeper, budget, settings)
-    health = Health(device, settings.uninformed_loss, progress, loader, run.path if run.writes else None)
+    progress = resume(keeper, budget, settings, group)
+    require_alike(group, learner, loader)
+    engine = engine_for(learner, settings.parallel, group)
+    health = Health(device, settings.uninformed_loss, progress, loader, run.path if run.writes else None, group)
     run.announce()
     run.log(f"trains on {device} in {precision.name} ({precision.why}), {torch.get_num_threads()} threads")
     by_rows = row_gradients(learner, optimizer, device.type == "cpu" and group.size == 1)
@@ -89,7 +96,7 @@ def train(
             data = next(steps)
             learning_rate = optimizer_config.lr * schedule(step, total) * data.rate_scale
             set_learning_rate(optimizer, learning_rate)
-            outcome = gradients(learner, data, step, settings.seed, device, precision, scaler, group)
+            outcome = gradients(engine, data, step, settings.seed, device, precision, scaler)
             norm = apply_gradients(optimizer, scaler, list(named.values()), optimizer_config.clip_norm)
             health.watch(step, progress.cursor, outcome.loss, norm, scaled=scaler is not None)
 
@@ -97,8 +104,8 @@ def train(
             if device.type == "cpu" or logs:  # CUDA waits for the steps here, inside the measured time
                 health.check(data, step, outcome.loss, norm)
             progress.step, progress.cursor, progress.epoch = step, data.cursor, data.epoch
-            progress.tokens += int(group.sum({"tokens": sum(batch.tokens for batch in data.batches)})["tokens"])
-            progress.seconds += time.perf_counter() - started
+            progress.tokens += outcome.tokens
+            progress.seconds = group.first(progress.seconds + time.perf_counter() - started)
             progress.ended = budget.spent(progress)
 
             if logs or progress.ended:
@@ -108,26 +115,27 @@ def train(
                 run.append(row)
                 listener.on_step(row)
             evaluates, saves = due(settings, progress, total)
-            if evaluates or saves or signals.received:
-                health.check(data, step, outcome.loss, norm)
             best = progress.best
             if evaluates:
-                row = score(learner, evaluate, settings, progress, health, data)
+                health.check(data, step, outcome.loss, norm)
+                row = score(learner, evaluate, settings, progress, health, data, group)
                 run.append(row)
                 listener.on_evaluation(row)
                 health.check_evaluation(data, row.get("loss"))
-            if saves or progress.best_step == step or progress.ended or signals.received:
-                saved = save(keeper, progress, listener, best)
-                if signals.received and progress.ended is None:
+            stops = signals.agreed(group)
+            if saves or progress.best_step == step or progress.ended or stops:
+                health.check(data, step, outcome.loss, norm)
+                saved = save(keeper, progress, listener, best, group)
+                if stops and progress.ended is None:
                     raise signals.stopped(step, saved)
     listener.on_end()
     return training_result(run, learner, named, progress, precision)
 
 
-def resume(keeper: Keeper, budget: Budget, settings: TrainingSettings) -> Progress:
+def resume(keeper: Keeper, budget: Budget, settings: TrainingSettings, group: Group = ALONE) -> Progress:
     """Where the run stands: at its newest whole checkpoint, which is loaded, or at its beginning."""
     keeper.require_space(min(budget.exact.values(), default=math.inf))
-    progress = keeper.restore()
+    progress = keeper.restore(group)
     if progress.best_step is None and progress.evaluated_step == progress.step > 0:
         # The best checkpoint is lost; of those that are left, the one resumed from has a score.
         note_best(progress, settings)
@@ -153,13 +161,14 @@ def due(settings: TrainingSettings, progress: Progress, total: float) -> tuple[b
 
 
 def score(
-    learner: nn.Module, evaluate: Evaluate, settings: TrainingSettings, progress: Progress, health: Health, data: Step
-) -> dict[str, Any]:
+    learner: nn.Module, evaluate: Evaluate, settings: TrainingSettings, progress: Progress, health: Health, data: Step,
+    group: Group = ALONE,
+) -> dict[str, Any]:  # fmt: skip
     """Evaluate, note whether it is the best so far and whether patience ends the run. Returns the row. Diverged where
     the model gives something that is no number."""
     learner.eval()
     try:
-        metrics = dict(evaluate(progress.step))
+        metrics = group.first(dict(evaluate(progress.step)))
     except NotFinite as problem:
         raise health.not_finite(data, problem) from problem
     learner.train()
@@ -177,9 +186,9 @@ def phase_of(data: Step) -> dict[str, int]:
     return {} if data.phase is None else {"phase": data.phase}
 
 
-def save(keeper: Keeper, progress: Progress, listener: Listener, best: Best) -> bool:
+def save(keeper: Keeper, progress: Progress, listener: Listener, best: Best, group: Group = ALONE) -> bool:
     """Save a checkpoint of this step; whether the disk took it. best: the best evaluation before this step's."""
-    saved = keeper.save(progress, must=progress.ended is not None)
+    saved = group.first(keeper.save(progress, must=progress.ended is not None))
     if saved:
         listener.on_checkpoint(progress.step, str(keeper.path_of(progress.step)))
     elif progress.best_step == progress.step:  # those weights are on no disk

@@ -9,6 +9,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from lmtool.errors import INTERRUPTED, REQUEUE, TERMINATED, Stopped
+from lmtool.training.group import Group
 
 # Schedulers announce preemption with the user signals: exit 75 asks to be queued again. A lost terminal ends a run
 # like SIGTERM does.
@@ -69,6 +70,12 @@ class Signals:
                 self.go_on,
             )
         os._exit(_STATUS[signal.Signals(number)])
+
+    def agreed(self, group: Group) -> bool:
+        """Whether any process of the group was asked to stop: then all of them are."""
+        received = [number for number in group.all(self.received) if number is not None]
+        self.received = self.received or (received[0] if received else None)
+        return bool(received)
 
     def stopped(self, step: int, saved: bool) -> Stopped:
         """The end of a run that was asked to stop after `step`."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,71 +13,93 @@ from torch.amp import GradScaler
 
 from lmtool import streams
 from lmtool.nn.dropout import seed_generators
-from lmtool.training.group import ALONE, Group
+from lmtool.training.engine import Engine
+from lmtool.training.group import Group
 from lmtool.training.optimizers import gradient_norm
 from lmtool.training.precision import Precision
 from lmtool.training.progress import Progress
-from lmtool.types import Batch, Learner, Step
+from lmtool.types import Batch, Learner, Step, send
+
+_TOKENS = "tokens of the step"
 
 
 @dataclass
 class Outcome:
-    """What one step gave, on the device. loss: what was descended. terms: each term's mean, before its weight."""
+    """What one step gave, on the device, in all processes together. loss: what was descended. terms: each term's mean,
+    before its weight; not a number where no process computed it. tokens: that were read, on the host."""
 
     loss: Tensor
     terms: dict[str, Tensor]
+    tokens: int
 
     def row(self, progress: Progress, learning_rate: float, rate: float, norm: Tensor) -> dict[str, Any]:
         """The step's row in metrics.jsonl; reading it waits for the device. A single term is the loss itself."""
-        terms = {f"loss_{name}": float(term) for name, term in self.terms.items()} if len(self.terms) > 1 else {}
+        terms = {f"loss_{name}": float(term) for name, term in self.terms.items()}
+        terms = {name: term for name, term in terms.items() if not math.isnan(term)}
         return {
-            "step": progress.step, "split": "train", "loss": float(self.loss), **terms,
+            "step": progress.step, "split": "train", "loss": float(self.loss), **(terms if len(terms) > 1 else {}),
             "learning_rate": learning_rate, "grad_norm": float(norm), "epoch": progress.epoch,
             "tokens": progress.tokens, "tokens_per_second": rate,
         }  # fmt: skip
 
 
 def gradients(
-    learner: Learner,
+    engine: Engine,
     data: Step,
     step: int,
     seed: int,
     device: torch.device,
     precision: Precision,
     scaler: GradScaler | None = None,
-    group: Group = ALONE,
 ) -> Outcome:
-    """Add up the gradients of one step over its micro-batches.
-
-    A term's loss is its sum over all micro-batches, divided once by its count over all of them in all processes of the
-    group, so that neither cut changes anything. A term that predicts nothing in this step counts nothing.
-    """
-    learner.on_step(step)
-    counts = group.sum(total_counts(learner, data.batches))
+    """Add up the gradients of one step over its micro-batches and over the processes of the engine's group."""
+    engine.begin(step)
+    group, learner = engine.group, engine.learner
+    counts = group.sum({**total_counts(learner, data.batches), _TOKENS: sum(batch.tokens for batch in data.batches)})
     loss = torch.zeros((), device=device)
     terms: dict[str, Tensor] = {}
 
     def descend(part: Tensor) -> None:
-        nonlocal loss
         if part.requires_grad:
             (part if scaler is None else scaler.scale(part)).backward()
-        loss = loss + part.detach()
 
-    for micro, batch in enumerate(data.batches):
+    forwards = [*data.batches, *data.idle]
+    for micro, batch in enumerate(forwards):
         # What a learner draws by torch's own means comes from these: seeded here, they need no state to be saved. The
         # processes of a group draw apart.
         seed_generators(device, streams.key(seed, "dropout", step, micro, *([group.rank] if group.rank else [])))
-        with precision.autocast():
-            output = learner(batch.to(device), step)
-        means = {name: total.float() / counts[name] for name, total in output.sums.items() if counts[name]}
-        if means:
-            descend(torch.stack([output.weights[name] * mean for name, mean in means.items()]).sum())
-        for name, mean in means.items():
-            terms[name] = terms[name] + mean.detach() if name in terms else mean.detach()
-    for name, penalty in learner.penalties().items():
+        with engine.adding_up(last=micro == len(forwards) - 1):
+            part = engine(batch.to(device), step, counts, precision)
+            if part.loss is None:
+                continue
+            if micro >= len(data.batches):  # it counts nothing: the other processes have one more than this
+                descend(0.0 * part.loss)
+                continue
+            descend(part.loss)
+        loss = loss + part.loss.detach()
+        for name, mean in part.terms.items():
+            terms[name] = terms[name] + mean if name in terms else mean
+    if group.size > 1:
+        loss, terms = summed(loss, terms, [name for name in counts if name != _TOKENS and counts[name]], group)
+    for name, penalty in learner.penalties().items():  # of no batch, and the same in all processes
         descend(penalty)
-        terms[name] = penalty.detach()
-    return Outcome(loss, terms)
+        loss, terms[name] = loss + penalty.detach(), penalty.detach()
+    return Outcome(loss, terms, int(counts[_TOKENS]))
+
+
+def summed(
+    loss: Tensor, terms: Mapping[str, Tensor], names: Sequence[str], group: Group
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss and the terms of a step over all processes, on the device. names: those that any of them may have; not
+    a number where none has it."""
+    own = [terms.get(name) for name in names]
+    zero = torch.zeros_like(loss)
+    present = [float(term is not None) for term in own]
+    values = torch.stack([loss, *(zero if term is None else term for term in own)])
+    values = group.add_up(torch.cat([values, send(torch.tensor(present), values.device)]))
+    means, counted = values[1 : 1 + len(names)], values[1 + len(names) :]
+    means = torch.where(counted > 0, means, torch.nan)
+    return values[0], dict(zip(names, means.unbind(), strict=True))
 
 
 def total_counts(learner: Learner, batches: Sequence[Batch]) -> dict[str, float]:

@@ -31,6 +31,7 @@ from lmtool.learners.evaluation import TermScorer, evaluate
 from lmtool.tasks.members import read_tasks, rows_of
 from lmtool.tokenizers.configs import TokenizerConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.training.engine import Plain
 from lmtool.training.precision import choose_precision
 from lmtool.training.step import apply_gradients, gradients
 from tests.breadth import slow_but
@@ -112,7 +113,7 @@ def learns(config: PretrainConfig, place: Path) -> None:
     precision = choose_precision("fp32", CPU)
     for step in (1, 2):
         before = {name: parameter.detach().clone() for name, parameter in named.items()}
-        outcome = gradients(learner, next(steps), step, 0, CPU, precision)
+        outcome = gradients(Plain(learner), next(steps), step, 0, CPU, precision)
         assert math.isfinite(float(outcome.loss)) and set(outcome.terms) == set(learner.weights)
         untouched = {
             name for name, parameter in named.items() if parameter.grad is None or not parameter.grad.abs().sum() > 0

@@ -9,6 +9,7 @@ from test_learners import OBJECTIVES
 
 from lmtool.config.tables import build
 from lmtool.training.configs import AdamWConfig
+from lmtool.training.engine import Plain
 from lmtool.training.health import Health
 from lmtool.training.precision import Precision
 from lmtool.training.progress import Progress
@@ -60,7 +61,7 @@ def test_a_step_does_not_wait_for_the_device(name, dropout, tokenizers):
     health, precision = Health(DEVICE, 1.0, Progress()), Precision("bf16", DEVICE, "")
 
     def step(number):
-        outcome = gradients(learner, Step([batch], {}, 0.0), number, 0, DEVICE, precision)
+        outcome = gradients(Plain(learner), Step([batch], {}, 0.0), number, 0, DEVICE, precision)
         norm = apply_gradients(optimizer, None, list(learner.parameters()), 1.0)
         health.watch(number, None, outcome.loss, norm, scaled=False)
         return outcome.loss

@@ -20,6 +20,7 @@ from lmtool.heads import losses
 from lmtool.nn import kernels
 from lmtool.nn.attention import attention_path
 from lmtool.tasks.configs import ClassificationConfig
+from lmtool.training.engine import Plain
 from lmtool.training.health import Health
 from lmtool.training.optimizers import gradient_norm
 from lmtool.training.precision import Precision
@@ -76,7 +77,7 @@ def watched_step(learner, batch, device):
     learner.bfloat16().to(device).train()
     health, precision = Health(device, 1.0, Progress()), Precision("bf16", device, "")
     with Watch() as watch:
-        outcome = gradients(learner, Step([batch], {}, 0.0), 1, 0, device, precision)
+        outcome = gradients(Plain(learner), Step([batch], {}, 0.0), 1, 0, device, precision)
         norm = gradient_norm(list(learner.parameters()), 1.0)
         health.watch(1, None, outcome.loss, norm, scaled=False)
     assert outcome.loss.device == device

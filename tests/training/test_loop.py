@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Collection
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,12 @@ from lmtool.manifest import MANIFEST, Manifest, write_manifest
 from lmtool.runs import checkpoints
 from lmtool.training.adam import build_adamw
 from lmtool.training.configs import AdamWConfig, ConstantConfig
+from lmtool.training.engine import Plain
 from lmtool.training.loop import train
 from lmtool.training.optimizers import named_parameters
 from lmtool.training.precision import Precision
 from lmtool.training.progress import TrainingResult
-from lmtool.training.step import apply_gradients, gradients, total_counts
+from lmtool.training.step import apply_gradients, gradients
 from lmtool.types import StepOutput
 
 from .fakes import OPTIMIZER, SCHEDULE, FakeLearner, FakeLoader, batch_of, evaluator, open_run, settings, train_rows
@@ -50,7 +50,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
 def step_gradients(micro_batches: int, **changes: Any) -> tuple[dict[str, torch.Tensor], Any]:
     learner = FakeLearner(dropout=0.0, **changes)
     data = next(iter(FakeLoader(batch_examples=8, micro_batches=micro_batches).steps(None)))
-    outcome = gradients(learner, data, 1, 0, CPU, FP32)
+    outcome = gradients(Plain(learner), data, 1, 0, CPU, FP32)
     return {
         name: parameter.grad for name, parameter in learner.named_parameters() if parameter.grad is not None
     }, outcome
@@ -64,38 +64,6 @@ def test_micro_batches_change_nothing(micro_batches: int) -> None:
     for name, gradient in whole.items():
         torch.testing.assert_close(cut[name], gradient, rtol=0, atol=1e-6)
     assert float(cut_outcome.loss) == pytest.approx(float(whole_outcome.loss), abs=1e-6)
-
-
-class Half:
-    """A group of two whose counts are known beforehand."""
-
-    size = 2
-
-    def __init__(self, rank: int, totals: dict[str, float]):
-        self.rank, self.totals = rank, totals
-
-    def sum(self, counts: Any) -> dict[str, float]:
-        return dict(self.totals)
-
-
-def test_gradients_of_two_processes_add_up_to_those_of_one() -> None:
-    """Each divides its sums by the counts of both."""
-    whole, whole_outcome = step_gradients(4)
-    data = next(iter(FakeLoader(batch_examples=8, micro_batches=4).steps(None)))
-    totals = total_counts(FakeLearner(dropout=0.0), data.batches)
-    added: dict[str, torch.Tensor] = {}
-    losses = []
-    for rank in range(2):
-        learner = FakeLearner(dropout=0.0)
-        own = replace(data, batches=data.batches[rank::2])
-        losses.append(gradients(learner, own, 1, 0, CPU, FP32, group=Half(rank, totals)).loss)
-        penalties = sum(float(penalty) for penalty in learner.penalties().values())
-        for name, parameter in learner.named_parameters():
-            if parameter.grad is not None:
-                added[name] = added.get(name, 0) + parameter.grad
-    # Penalties are of no batch: each process adds the whole of them.
-    assert float(sum(losses)) - penalties == pytest.approx(float(whole_outcome.loss), abs=1e-6)
-    assert added.keys() == whole.keys()
 
 
 def test_the_loss_is_sums_over_counts_weighted_plus_penalties() -> None:
@@ -113,7 +81,7 @@ def test_a_term_that_predicts_nothing_counts_nothing() -> None:
     learner = FakeLearner(dropout=0.0)
     data = next(iter(FakeLoader(batch_examples=4).steps(None)))
     even = type(data)([batch_of(np.array([0, 2, 4]))], data.cursor, data.epoch)
-    outcome = gradients(learner, even, 1, 0, CPU, FP32)
+    outcome = gradients(Plain(learner), even, 1, 0, CPU, FP32)
     assert math.isfinite(float(outcome.loss)) and set(outcome.terms) == {"kind", "small"}
     assert all(torch.isfinite(parameter.grad).all() for parameter in learner.parameters() if parameter.grad is not None)
 
@@ -124,7 +92,7 @@ def test_clipping_shortens_and_reports_the_norm_before() -> None:
         learner = FakeLearner(dropout=0.0)
         named = named_parameters(learner.parameter_groups())
         optimizer = build_adamw(OPTIMIZER, learner.parameter_groups())
-        gradients(learner, next(iter(FakeLoader().steps(None))), 1, 0, CPU, FP32)
+        gradients(Plain(learner), next(iter(FakeLoader().steps(None))), 1, 0, CPU, FP32)
         seen: list[float] = []
         optimizer.register_step_pre_hook(
             lambda *_, seen=seen, named=named: seen.append(
@@ -147,7 +115,7 @@ def test_one_step_is_torch_adamw(tmp_path: Path) -> None:
     decay = [parameter for parameter in plain.parameters() if parameter.ndim >= 2]
     rest = [parameter for parameter in plain.parameters() if parameter.ndim < 2]
     adamw = torch.optim.AdamW([{"params": decay, "weight_decay": 0.01}, {"params": rest, "weight_decay": 0.0}], lr=1e-2)
-    gradients(plain, next(iter(FakeLoader().steps(None))), 1, 3, CPU, FP32)
+    gradients(Plain(plain), next(iter(FakeLoader().steps(None))), 1, 3, CPU, FP32)
     torch.nn.utils.clip_grad_norm_([*decay, *rest], 1.0)
     adamw.step()
     for (name, parameter), other in zip(learner.named_parameters(), plain.parameters(), strict=True):
