@@ -23,7 +23,8 @@ from lmtool.nn.dropout import DeviceDraws, Draws, Dropout, TokenDraws
 from lmtool.nn.kernels import flash_attention, jagged_attention, kernel_for, serves
 from lmtool.nn.layout import Layout
 from lmtool.nn.plain import is_plain
-from lmtool.nn.positions import Position
+from lmtool.nn.positions import Position, Turns
+from lmtool.nn.regions import region
 from lmtool.nn.tiled import tiled_attention
 
 
@@ -105,7 +106,7 @@ def project(x_TH: Tensor, q_proj: nn.Module, k_proj: nn.Module, v_proj: nn.Modul
     """The three projections. Plain linears without hooks are joined at use into one product, which saves 3 to 18%
     of their time; an edited one (LoRA, a hook) is called by itself. For few tokens the joining costs more than it
     saves."""
-    if len(x_TH) < _FEW and not torch.is_grad_enabled():
+    if not torch.is_grad_enabled() and not torch.compiler.is_compiling() and len(x_TH) < _FEW:
         return q_proj(x_TH), k_proj(x_TH), v_proj(x_TH)
     plain = [module for module in (q_proj, k_proj, v_proj) if is_plain(module, nn.Linear)]
     biases: list[Tensor] = [module.bias for module in plain if module.bias is not None]
@@ -226,13 +227,25 @@ class SelfAttention(MultiHead):
 
     kind = "self_attn"
 
-    def forward(self, x_TH: Tensor, context: Context, read_M: Tensor | None = None) -> Tensor:
-        """(T, H) to (T, H). read_M: flat indices of the tokens whose result is wanted, (M, H) then."""
-        projected = project(x_TH, self.q_proj, self.k_proj, self.v_proj)
-        q_TAD, k_TAD, v_TAD = (self.heads(x_TW) for x_TW in projected)
+    @region(1, 2)
+    def projected(
+        self, x_TH: Tensor, turns: Turns | None, position: Position, norm: nn.Module | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(T, A, D) queries, keys and values. turns: of the tokens' positions. norm: of the states, before all."""
+        x_TH = x_TH if norm is None else norm(x_TH)
+        q_TAD, k_TAD, v_TAD = map(self.heads, project(x_TH, self.q_proj, self.k_proj, self.v_proj))
+        if turns is not None:
+            q_TAD, k_TAD = position.rotate(q_TAD, k_TAD, turns)
+        return q_TAD, k_TAD, v_TAD
+
+    def forward(
+        self, x_TH: Tensor, context: Context, read_M: Tensor | None = None, norm: nn.Module | None = None
+    ) -> Tensor:
+        """(T, H) to (T, H). read_M: flat indices of the tokens whose result is wanted, (M, H) then. norm: of what it
+        reads."""
         position = context.position
-        if position.rotates:
-            q_TAD, k_TAD = position.rotate(q_TAD, k_TAD, context.positions_T, context.positions_T)
+        turns = position.turns(context.positions_T, x_TH.dtype)
+        q_TAD, k_TAD, v_TAD = self.projected(x_TH, turns, position, norm)
         if context.cache is not None:
             k_TAD, v_TAD = context.cache.append(k_TAD, v_TAD, context.prefix)
         elif context.prefix is not None:

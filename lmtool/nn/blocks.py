@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from lmtool.nn.adapters import AdapterSlot
 from lmtool.nn.attention import SelfAttention, only
 from lmtool.nn.context import Context
-from lmtool.nn.dropout import Dropout
+from lmtool.nn.dropout import Draws, Dropout
 from lmtool.nn.feedforward import FeedForward
+from lmtool.nn.regions import region
 
 
 class _Layer(nn.Module):
@@ -37,8 +38,12 @@ class PostNormLayer(_Layer):
     def forward(self, x_TH: Tensor, context: Context) -> Tensor:
         """(T, H) to (T, H), or (M, H) of the tokens that the context reads."""
         attended = self.self_attn(x_TH, context, context.read_M)
-        x_TH, draws = only(x_TH, context.read_M), context.read_draws
-        x_TH = self.norm1(x_TH + self.attn_adapter(self.dropout1(attended, draws), x_TH, self.norm1))
+        return self.behind(only(x_TH, context.read_M), attended, draws=context.read_draws)
+
+    @region(1, 2)
+    def behind(self, x_TH: Tensor, attended_TH: Tensor, draws: Draws | None = None) -> Tensor:
+        """What comes behind the attention, (T, H)."""
+        x_TH = self.norm1(x_TH + self.attn_adapter(self.dropout1(attended_TH, draws), x_TH, self.norm1))
         fed_TH = self.dropout2(self.ffn(x_TH, draws), draws)
         return self.norm2(x_TH + self.ffn_adapter(fed_TH, x_TH, self.norm2))
 
@@ -48,9 +53,13 @@ class PreNormLayer(_Layer):
 
     def forward(self, x_TH: Tensor, context: Context) -> Tensor:
         """(T, H) to (T, H), or (M, H) of the tokens that the context reads."""
-        attended = self.self_attn(self.norm1(x_TH), context, context.read_M)
-        x_TH, draws = only(x_TH, context.read_M), context.read_draws
-        x_TH = x_TH + self.attn_adapter(self.dropout1(attended, draws), x_TH)
+        attended = self.self_attn(x_TH, context, context.read_M, self.norm1)
+        return self.behind(only(x_TH, context.read_M), attended, draws=context.read_draws)
+
+    @region(1, 2)
+    def behind(self, x_TH: Tensor, attended_TH: Tensor, draws: Draws | None = None) -> Tensor:
+        """What comes behind the attention, (T, H)."""
+        x_TH = x_TH + self.attn_adapter(self.dropout1(attended_TH, draws), x_TH)
         normed_TH = self.norm2(x_TH)
         fed_TH = self.dropout2(self.ffn(normed_TH, draws), draws)
         return x_TH + self.ffn_adapter(fed_TH, x_TH, read_MH=normed_TH)

@@ -15,8 +15,9 @@ from lmtool.nn.adapters import AdapterSlot
 from lmtool.nn.attention import SelfAttention, only
 from lmtool.nn.context import Context
 from lmtool.nn.cross_attention import CrossAttention
-from lmtool.nn.dropout import Dropout
+from lmtool.nn.dropout import Draws, Dropout
 from lmtool.nn.feedforward import FeedForward
+from lmtool.nn.regions import region
 
 
 class _CrossLayer(nn.Module):
@@ -49,11 +50,19 @@ class PostNormCrossLayer(_CrossLayer):
 
     def forward(self, x_TH: Tensor, context: Context) -> Tensor:
         """(T, H) to (T, H), or (M, H) of the tokens that the context reads."""
-        attended = self.dropout1(self.self_attn(x_TH, context), context.draws)
-        x_TH = self.norm1(x_TH + self.attn_adapter(attended, x_TH, self.norm1))
+        x_TH = self.between(x_TH, self.self_attn(x_TH, context), draws=context.draws)
         attended = self.cross_attn(x_TH, context, context.read_M)
-        x_TH, draws = only(x_TH, context.read_M), context.read_draws
-        x_TH = self.norm2(x_TH + self.dropout2(attended, draws))
+        return self.behind(only(x_TH, context.read_M), attended, draws=context.read_draws)
+
+    @region(1, 2)
+    def between(self, x_TH: Tensor, attended_TH: Tensor, draws: Draws | None = None) -> Tensor:
+        """What stands between the attentions, (T, H)."""
+        return self.norm1(x_TH + self.attn_adapter(self.dropout1(attended_TH, draws), x_TH, self.norm1))
+
+    @region(1, 2)
+    def behind(self, x_TH: Tensor, attended_TH: Tensor, draws: Draws | None = None) -> Tensor:
+        """What comes behind the second, (T, H)."""
+        x_TH = self.norm2(x_TH + self.dropout2(attended_TH, draws))
         fed_TH = self.dropout3(self.ffn(x_TH, draws), draws)
         return self.norm3(x_TH + self.ffn_adapter(fed_TH, x_TH, self.norm3))
 
@@ -63,11 +72,21 @@ class PreNormCrossLayer(_CrossLayer):
 
     def forward(self, x_TH: Tensor, context: Context) -> Tensor:
         """(T, H) to (T, H), or (M, H) of the tokens that the context reads."""
-        attended = self.dropout1(self.self_attn(self.norm1(x_TH), context), context.draws)
-        x_TH = x_TH + self.attn_adapter(attended, x_TH)
-        attended = self.cross_attn(self.norm2(x_TH), context, context.read_M)
-        x_TH, draws = only(x_TH, context.read_M), context.read_draws
-        x_TH = x_TH + self.dropout2(attended, draws)
+        attended = self.self_attn(x_TH, context, norm=self.norm1)
+        x_TH, normed_TH = self.between(x_TH, attended, draws=context.draws)
+        attended = self.cross_attn(normed_TH, context, context.read_M)
+        return self.behind(only(x_TH, context.read_M), attended, draws=context.read_draws)
+
+    @region(1, 2)
+    def between(self, x_TH: Tensor, attended_TH: Tensor, draws: Draws | None = None) -> tuple[Tensor, Tensor]:
+        """What stands between the attentions: (T, H) the residual stream, and what the second reads of it."""
+        x_TH = x_TH + self.attn_adapter(self.dropout1(attended_TH, draws), x_TH)
+        return x_TH, self.norm2(x_TH)
+
+    @region(1, 2)
+    def behind(self, x_TH: Tensor, attended_TH: Tensor, draws: Draws | None = None) -> Tensor:
+        """What comes behind the second, (T, H)."""
+        x_TH = x_TH + self.dropout2(attended_TH, draws)
         normed_TH = self.norm3(x_TH)
         fed_TH = self.dropout3(self.ffn(normed_TH, draws), draws)
         return x_TH + self.ffn_adapter(fed_TH, x_TH, read_MH=normed_TH)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import zlib
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -41,6 +41,10 @@ def mix(values: Tensor) -> Tensor:
     """A hash of contiguous int64 tensors of any shape, in place: two rounds of xor-shift and multiply (multiplier and
     shifts by degski, "Invertible integer hash functions", 2018), then a shift. Torch shifts with the sign, which costs
     a xor the top bit: the rounds can spare it, but the last step adds instead, since all of its bits are used."""
+    if torch.compiler.is_compiling():  # it cuts blocks of its own
+        for _ in range(2):
+            values = (values ^ (values >> 32)) * _MULTIPLIER
+        return values + (values >> 32)
     # Blocks that stay in the cache: 2**18 numbers take 2.0 ms in one piece and 0.6 ms so.
     shifted = torch.empty(min(values.numel(), _BLOCK), dtype=torch.int64, device=values.device)
     for block in values.view(-1).split(_BLOCK):
@@ -70,9 +74,13 @@ def token_keys(
 def lane_constants(place: int, shape: tuple[int, ...], device: torch.device) -> Tensor:
     """Hashed int64 constants of a place, one for four channels each. A row of the last dimension starts at the same
     number whatever its length, so padding the channels does not change them. Every step asks for the same ones."""
+    return _constants(_signed(place), shape, device)
+
+
+def _constants(place: int | Tensor, shape: tuple[int, ...], device: torch.device) -> Tensor:
     rows = torch.arange(torch.Size(shape[:-1]).numel(), device=device)[:, None] << 24
     numbers = (rows + torch.arange(shape[-1], device=device)).view(shape)
-    return mix(numbers * _GOLDEN + _signed(place))
+    return mix(numbers * _GOLDEN + place)
 
 
 def keep(keys: Tensor, constants: Tensor, channels: int, rate: float) -> Tensor:
@@ -87,11 +95,32 @@ def factors(kept: Tensor, rate: float, dtype: torch.dtype) -> Tensor:
     """What an activation of `dtype` is multiplied with: 0 where `kept` (integers) is 0, and 1/(1-rate) where it is 1.
     May be computed in the memory of `kept`."""
     scale = _LEVELS / (_LEVELS - round(rate * _LEVELS))
-    if dtype in (torch.bfloat16, torch.float16):
+    if dtype in (torch.bfloat16, torch.float16) and not torch.compiler.is_compiling():
         # The scale's bits times 0 or 1, as integers: a conversion of the choices takes five times as long.
         pattern = int(torch.tensor(scale, dtype=dtype).view(torch.int16))
         return kept.to(torch.int16).mul_(pattern).view(dtype)
     return kept.to(dtype).mul_(scale)
+
+
+class Placed(NamedTuple):
+    """The draws of one `Dropout` as tensors, for compiled code, which would be compiled again for each other number.
+    keys_T: of the tokens. place: (), a hash of where in the model. Both None: torch's own dropout, from a generator
+    that was seeded for it."""
+
+    keys_T: Tensor | None = None
+    place: Tensor | None = None
+
+    def drop(self, x_TH: Tensor, rate: float) -> Tensor:
+        if self.keys_T is None or self.place is None:
+            return F.dropout(x_TH, rate)
+        channels = x_TH.shape[-1]
+        constants = _constants(self.place, (-(-channels // _LANES),), x_TH.device)
+        return factors(keep(self.keys_T[:, None], constants, channels, rate), rate, x_TH.dtype) * x_TH
+
+
+@lru_cache(maxsize=1024)
+def _as_tensor(place: int, device: torch.device) -> Tensor:
+    return torch.tensor(_signed(place), device=device)
 
 
 class _Keyed(torch.autograd.Function):
@@ -129,6 +158,9 @@ class Draws(Protocol):
 
     def drop(self, x_TH: Tensor, rate: float) -> Tensor:
         """Dropout of the hidden states of the tokens the draws were made for."""
+
+    def placed(self) -> Placed:
+        """These for compiled code that drops at once."""
 
     def rows(self, index_N: Tensor) -> Draws:
         """The draws of some of the tokens, for a head that reads only those."""
@@ -175,6 +207,9 @@ class TokenDraws:
         constants = lane_constants(self._place, (weights_RALS.shape[1], 1, lanes), weights_RALS.device)
         return _Keyed.apply(weights_RALS, self.keys_T[query_RL][:, None, :, None], constants, rate)
 
+    def placed(self) -> Placed:
+        return Placed(self.keys_T, _as_tensor(self._place, self.keys_T.device))
+
     def rows(self, index_N: Tensor) -> TokenDraws:
         return TokenDraws(self.keys_T[index_N], place=self._place)
 
@@ -205,6 +240,10 @@ class DeviceDraws:
         self.begin()
         return F.dropout(x_TH, rate)
 
+    def placed(self) -> Placed:
+        self.begin()
+        return Placed()
+
     def rows(self, index_N: Tensor) -> DeviceDraws:
         return self
 
@@ -226,13 +265,16 @@ def seed_generators(device: torch.device, seed: int) -> None:
 class Dropout(nn.Module):
     """Drops `rate` of the channels where it is given draws; without them (evaluation) it passes its input on.
 
-    site: where in the model it stands, from its name (`name_sites`). A forward calls it once.
+    site: where in the model it stands, from its name (`name_sites`). A forward calls it once. handed: draws that
+    whoever calls it cannot know, given ahead of the call. placed: its draws in compiled code, see `regions`.
     """
 
     def __init__(self, rate: float):
         super().__init__()
         self.rate = rate
         self.site: int | None = None
+        self.handed: Draws | None = None
+        self.placed: Placed | None = None
 
     def draws(self, draws: Draws | None) -> Draws | None:
         """The draws of this place, for whoever drops in another form; None where nothing is dropped."""
@@ -242,8 +284,16 @@ class Dropout(nn.Module):
             raise ValueError("a Dropout without a name would drop as another one does: call name_sites on the model")
         return draws.at(self.site)
 
+    def place(self, draws: Draws | None) -> list[Tensor]:
+        """Keep these draws, or those that were handed to it, for compiled code. Returns those that count tokens."""
+        own = self.draws(draws if self.handed is None else self.handed)
+        self.placed = None if own is None else own.placed()
+        return [] if self.placed is None or self.placed.keys_T is None else [self.placed.keys_T]
+
     def forward(self, x_TH: Tensor, draws: Draws | None) -> Tensor:
-        own = self.draws(draws)
+        if self.placed is not None:
+            return self.placed.drop(x_TH, self.rate)
+        own = self.draws(draws if self.handed is None else self.handed)
         return x_TH if own is None else own.drop(x_TH, self.rate)
 
     def extra_repr(self) -> str:

@@ -29,6 +29,8 @@ from lmtool.nn.configs import (
 from lmtool.types import send
 
 Pairs = Literal["half_split", "interleaved"]
+Turns = tuple[Tensor, Tensor]
+"""Cosine and sine, (T, 1, D/2) each, fp32 or more."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,6 @@ class PositionSizes:
 class Position(nn.Module):
     """No positions at all: the base of every kind. Positions count within the document, from 0."""
 
-    rotates: ClassVar[bool] = False
-    """Whether `rotate` does anything."""
     scores: ClassVar[bool] = False
     """Whether `score` adds to the attention scores; the variable-length kernels cannot, so they are passed by then."""
     weighs: ClassVar[bool] = False
@@ -66,9 +66,11 @@ class Position(nn.Module):
         """Add to the token vectors (learned, sinusoidal)."""
         return x_TH
 
-    def rotate(
-        self, q_TAD: Tensor, k_TAD: Tensor, query_positions_T: Tensor, key_positions_T: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def turns(self, positions_T: Tensor, dtype: torch.dtype) -> Turns | None:
+        """How far tokens at these positions are turned (rotary), for states of this type; None: not at all."""
+        return None
+
+    def rotate(self, q_TAD: Tensor, k_TAD: Tensor, turns: Turns) -> tuple[Tensor, Tensor]:
         """Turn queries and keys (rotary), before the keys reach a cache."""
         return q_TAD, k_TAD
 
@@ -187,27 +189,25 @@ class Rotary(Position):
     on the distance alone. layout: half_split pairs dimensions i and i + D/2, interleaved 2i and 2i + 1; the two
     differ by an order of the dimensions only, which matters to published weights."""
 
-    rotates: ClassVar[bool] = True
-
     def __init__(self, head_size: int, base: float = 10000.0, layout: Pairs = "half_split"):
         super().__init__()
         if head_size % 2:
             raise ValueError(f"rotary positions turn pairs of dimensions; a head has {head_size}")
-        self.base, self.layout = base, layout
-        self._turns: tuple[Tensor, torch.dtype, Tensor, Tensor] | None = None
+        self.head_size, self.base, self.layout = head_size, base, layout
+        self._last: tuple[Tensor, torch.dtype, Turns] | None = None
 
-    def rotate(
-        self, q_TAD: Tensor, k_TAD: Tensor, query_positions_T: Tensor, key_positions_T: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        return self._turn(q_TAD, query_positions_T), self._turn(k_TAD, key_positions_T)
-
-    def _turn(self, x_TAD: Tensor, positions_T: Tensor) -> Tensor:
+    def turns(self, positions_T: Tensor, dtype: torch.dtype) -> Turns:
         # The layers of a forward ask for the same positions one after the other.
-        kind = torch.promote_types(x_TAD.dtype, torch.float32)
-        if self._turns is None or self._turns[0] is not positions_T or self._turns[1] != kind:
-            angles = _angles(positions_T, x_TAD.shape[-1], self.base)[:, None]
-            self._turns = positions_T, kind, angles.cos().to(kind), angles.sin().to(kind)
-        _, _, cosine, sine = self._turns
+        kind = torch.promote_types(dtype, torch.float32)
+        if self._last is None or self._last[0] is not positions_T or self._last[1] != kind:
+            angles = _angles(positions_T, self.head_size, self.base)[:, None]
+            self._last = positions_T, kind, (angles.cos().to(kind), angles.sin().to(kind))
+        return self._last[2]
+
+    def rotate(self, q_TAD: Tensor, k_TAD: Tensor, turns: Turns) -> tuple[Tensor, Tensor]:
+        return self._turned(q_TAD, *turns), self._turned(k_TAD, *turns)
+
+    def _turned(self, x_TAD: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         if self.layout == "half_split":
             first, second = x_TAD.chunk(2, -1)
         else:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from lmtool.learners.base import BaseLearner
 from lmtool.nn.context import Context
-from lmtool.nn.dropout import Draws, Dropout, name_sites
+from lmtool.nn.dropout import Dropout, name_sites
 from lmtool.nn.initialization import generator_for
 from lmtool.tuning.base import TuningMethod, freeze
 from lmtool.tuning.configs import LoraConfig
@@ -26,8 +26,8 @@ from lmtool.tuning.places import layers
 
 
 class LoraLinear(EditedLinear):
-    """W0 x + b + scale B A x. lora_a: (R, I), lora_b: (O, R), zero at the start. dropout: of what A reads; `draws` are
-    those of the tokens that come next (`hand_draws`)."""
+    """W0 x + b + scale B A x. lora_a: (R, I), lora_b: (O, R), zero at the start. dropout: of what A reads; its draws
+    are handed to it before each layer (`hand_draws`)."""
 
     def __init__(self, base: nn.Linear, rank: int, scale: float, dropout: float):
         super().__init__(base)
@@ -36,11 +36,10 @@ class LoraLinear(EditedLinear):
         self.lora_b = nn.Parameter(torch.zeros(self.out_features, rank, device=device, dtype=dtype))
         self.scale = scale
         self.lora_dropout = Dropout(dropout)
-        self.draws: Draws | None = None
 
     def forward(self, x_TI: Tensor) -> Tensor:
         """(T, I) to (T, O)."""
-        low_TR = F.linear(self.lora_dropout(x_TI, self.draws), self.lora_a)
+        low_TR = F.linear(self.lora_dropout(x_TI, None), self.lora_a)
         return torch.addmm(super().forward(x_TI), low_TR, self.lora_b.T, alpha=self.scale)
 
     def fold(self) -> None:
@@ -89,8 +88,8 @@ def hand_draws(layer: nn.Module, given: tuple[Any, ...]) -> None:
             continue
         attention, _, projection = name.partition(".")
         if attention == "cross_attn" and projection in ("k_proj", "v_proj"):
-            module.draws = None if context.encoded is None else context.encoded.draws
+            module.lora_dropout.handed = None if context.encoded is None else context.encoded.draws
         elif attention == "ffn" or (projection == "out_proj" and attention == last):
-            module.draws = context.read_draws
+            module.lora_dropout.handed = context.read_draws
         else:
-            module.draws = context.draws
+            module.lora_dropout.handed = context.draws

@@ -44,5 +44,5 @@ def test_no_positions_do_nothing():
     x, q = torch.randn(4, 6), torch.randn(4, 2, 3)
     position = Position()
     assert position.embed(x, torch.arange(4)) is x
-    assert position.rotate(q, q, torch.arange(4), torch.arange(4)) == (q, q)
+    assert position.turns(torch.arange(4), q.dtype) is None
     assert not position.scores

@@ -193,12 +193,13 @@ def test_halves_and_pairs_turn_as_published() -> None:
     torch.manual_seed(0)
     q, k = torch.randn(2, 30, HEADS, SIZE).unbind()
     angles = torch.outer(torch.arange(30).float(), 10000.0 ** (-torch.arange(0, SIZE, 2).float() / SIZE))
-    places = torch.arange(30)
+    places = torch.arange(30), torch.float32
     halves = torch.cat([angles, angles], -1)[None]
     wanted = turn_halves(q.transpose(0, 1)[None], k.transpose(0, 1)[None], halves.cos(), halves.sin())
-    for mine, theirs in zip(Rotary(SIZE).rotate(q, k, places, places), wanted, strict=True):
+    position = Rotary(SIZE)
+    for mine, theirs in zip(position.rotate(q, k, position.turns(*places)), wanted, strict=True):
         torch.testing.assert_close(mine, theirs[0].transpose(0, 1), rtol=0, atol=1e-5)
-    turned = Rotary(SIZE, layout="interleaved").rotate(q, k, places, places)
+    turned = Rotary(SIZE, layout="interleaved").rotate(q, k, position.turns(*places))
     for mine, given in zip(turned, (q, k), strict=True):
         theirs = turn_pairs(given[None], angles.sin()[None], angles.cos()[None])[0]
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-5)

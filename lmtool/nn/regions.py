@@ -1,0 +1,100 @@
+"""The parts of a model that are functions of tensors alone, and may be compiled: what stands between the attentions.
+
+An attention reads the lengths of its texts on the host, and takes another plan or kernel for others; a compiler would
+make another graph of each batch. So it stays as it is, and what lies between is compiled by itself, once for all layers
+of a kind (torchtitan's regional compilation). Number of tokens is dynamic; everything else that differs between layers
+or steps comes in as a tensor, dropout's draws too (`Placed`). Names of parameters are those of the plain model.
+
+Shape letters: T tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lmtool.nn.dropout import Draws, Dropout
+
+Function = Callable[..., Any]
+
+
+class CompiledRegions:
+    """Calls regions through torch.compile. backend: one of torch's, or a function as `torch.compile` takes it."""
+
+    def __init__(self, backend: str | Function = "inductor"):
+        self.backend = backend
+        self._compiled: dict[Function, Function] = {}
+        self._dropouts: dict[nn.Module, tuple[Dropout, ...]] = {}
+
+    def call(self, function: Function, rows: tuple[int, ...], arguments: tuple[Any, ...], draws: Draws | None) -> Any:
+        """What the function gives. rows: numbers of the arguments whose first dimension may differ at each call."""
+        tensors = [tensor for number in rows for tensor in _tensors(arguments[number])]
+        if any(len(tensor) < 2 for tensor in tensors):
+            return function(*arguments, **_named(draws))  # compilers make graphs of their own for sizes of 0 and 1
+        dropouts = self._dropouts_of(arguments[0]) if isinstance(arguments[0], nn.Module) else ()
+        try:
+            for dropout in dropouts:
+                tensors += dropout.place(draws)
+            for tensor in tensors:
+                torch._dynamo.mark_dynamic(tensor, 0)
+            return self._of(function)(*arguments)
+        finally:
+            for dropout in dropouts:
+                dropout.placed = None
+
+    def _of(self, function: Function) -> Function:
+        if function not in self._compiled:
+            self._compiled[function] = torch.compile(function, fullgraph=True, dynamic=False, backend=self.backend)
+        return self._compiled[function]
+
+    def _dropouts_of(self, module: nn.Module) -> tuple[Dropout, ...]:
+        if module not in self._dropouts:
+            parts = (part for part in module.modules() if isinstance(part, Dropout))
+            self._dropouts[module] = tuple(part for part in parts if part.rate)
+        return self._dropouts[module]
+
+
+_active: CompiledRegions | None = None
+
+
+@contextmanager
+def regions_by(compiled: CompiledRegions | None) -> Iterator[None]:
+    """Within, all regions are called through this one; None: as they are written. One for the process, since what is
+    recomputed in a backward runs in other threads."""
+    global _active
+    before, _active = _active, compiled
+    try:
+        yield
+    finally:
+        _active = before
+
+
+def region(*rows: int) -> Callable[[Function], Function]:
+    """A function, or a method of a module, that may be compiled: it reads tensors, modules and constants, and dropout's
+    draws as `draws`. rows: numbers of the arguments, tensors or tuples of them, whose first dimension counts tokens."""
+
+    def decorated(function: Function) -> Function:
+        @wraps(function)
+        def called(*arguments: Any, draws: Draws | None = None) -> Any:
+            if _active is None or torch.compiler.is_compiling():
+                return function(*arguments, **_named(draws))
+            return _active.call(function, rows, arguments, draws)
+
+        return called
+
+    return decorated
+
+
+def _named(draws: Draws | None) -> dict[str, Draws]:
+    return {} if draws is None else {"draws": draws}
+
+
+def _tensors(argument: Any) -> list[Tensor]:
+    if argument is None:
+        return []
+    return [argument] if isinstance(argument, Tensor) else list(argument)
