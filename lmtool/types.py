@@ -256,8 +256,9 @@ class Step:
 class Loader(Protocol):
     """Where the loop gets its data. Order is a function of (seed, epoch), so a cursor is two counters."""
 
-    def steps(self, cursor: dict[str, int] | None) -> Iterable[Step]:
-        """Steps from the cursor on (None: from the beginning), without end: an epoch follows the other."""
+    def steps(self, cursor: dict[str, int] | None, rank: int = 0, ranks: int = 1) -> Iterable[Step]:
+        """Steps from the cursor on (None: from the beginning), without end: an epoch follows the other. Of several
+        processes, the share of one, `rank` of `ranks`: its batches, and idle ones where others have more."""
 
     def steps_in_epoch(self, epoch: int) -> int: ...
 

@@ -302,8 +302,8 @@ class HeldLoader:
     def __init__(self, loader: Any, gate: Gate):
         self.loader, self.gate = loader, gate
 
-    def steps(self, cursor: dict[str, int] | None) -> Iterator[Any]:
-        steps = self.loader.steps(cursor)
+    def steps(self, cursor: dict[str, int] | None, rank: int = 0, ranks: int = 1) -> Iterator[Any]:
+        steps = self.loader.steps(cursor, rank, ranks)
         while self.gate.open():
             step = next(steps)
             tokens = sum(batch.tokens for batch in step.batches)

@@ -42,8 +42,7 @@ class PackedLoader:
     The order of an epoch is a permutation computed from (seed, epoch), and its steps are slices of it, so a cursor
     is two counters and a resumed run seeks. Every example comes once an epoch. `batch_examples` or `batch_tokens`
     sizes a step; `micro_batch_tokens` splits a step into several forwards and changes nothing else. `beside` tokens of
-    each example are virtual, and no data: they count where a forward has a limit, not in the size of a step. Of
-    several processes that train together each reads its share of the same steps, `rank` of `ranks` (sharing.py).
+    each example are virtual, and no data: they count where a forward has a limit, not in the size of a step.
     """
 
     def __init__(
@@ -54,16 +53,13 @@ class PackedLoader:
         batch_tokens: int | None = None,
         micro_batch_tokens: int | None = None,
         shuffle: bool = True,
-        rank: int = 0,
-        ranks: int = 1,
         beside: int = 0,
     ):
         if (batch_examples is None) == (batch_tokens is None):
             raise ValueError("give batch_examples or batch_tokens")
         self._examples, self._seed, self._shuffle = examples, seed, shuffle
         self._batch_examples, self._batch_tokens = batch_examples, batch_tokens
-        self._micro_batch_tokens = micro_batch_tokens
-        self._rank, self._ranks, self._beside = rank, ranks, beside
+        self._micro_batch_tokens, self._beside = micro_batch_tokens, beside
         self._epochs: dict[int, _Epoch] = {}
         self._began = (0, 0)
 
@@ -82,8 +78,9 @@ class PackedLoader:
         same = self._seed == other._seed and self._shuffle == other._shuffle
         return same and np.array_equal(plan.rows, theirs.rows) and np.array_equal(plan.lengths, theirs.lengths)
 
-    def steps(self, cursor: dict[str, int] | None = None) -> Iterator[Step]:
-        """Steps from the cursor on, without end. Made ahead in a thread that ends when the iterator is closed.
+    def steps(self, cursor: dict[str, int] | None = None, rank: int = 0, ranks: int = 1) -> Iterator[Step]:
+        """Steps from the cursor on, without end. Made ahead in a thread that ends when the iterator is closed. Of
+        several processes that train together each reads its share of the same steps, `rank` of `ranks` (sharing.py).
 
         UserError where the cursor is not of this data.
         """
@@ -95,7 +92,7 @@ class PackedLoader:
                 "batch size changed",
                 "restore the data and the keys batch_examples and batch_tokens, or start a run under another name=",
             )
-        return prefetch(self._steps(cursor["epoch"], cursor["batch"]), AHEAD)
+        return prefetch(self._steps(cursor["epoch"], cursor["batch"], rank, ranks), AHEAD)
 
     def steps_in_epoch(self, epoch: int) -> int:
         return self._epoch(epoch).steps
@@ -152,11 +149,11 @@ class PackedLoader:
             **self._examples.facts(),
         }
 
-    def _steps(self, epoch: int, batch: int) -> Iterator[Step]:
+    def _steps(self, epoch: int, batch: int, rank: int, ranks: int) -> Iterator[Step]:
         while True:
             current = self._epoch(epoch)
             while batch < current.steps:
-                batches, idle = self._forwards(current, batch, epoch)
+                batches, idle = self._forwards(epoch, batch, rank, ranks)
                 batch += 1
                 cursor = {"epoch": epoch, "batch": batch}
                 if batch == current.steps:
@@ -168,11 +165,12 @@ class PackedLoader:
                 yield Step(batches, cursor, epoch + read, idle=idle)
             epoch, batch = epoch + 1, 0
 
-    def _forwards(self, current: _Epoch, batch: int, epoch: int) -> tuple[list[Batch], tuple[Batch, ...]]:
-        """What this process runs of a step, and what of it counts nothing: its shortest example."""
+    def _forwards(self, epoch: int, batch: int, rank: int, ranks: int) -> tuple[list[Batch], tuple[Batch, ...]]:
+        """What a process runs of a step, and what of it counts nothing: its shortest example."""
+        current = self._epoch(epoch)
         taken = current.order[current.borders[batch] : current.borders[batch + 1]]
         lengths = current.plan.lengths[taken] + self._beside
-        share = share_of(lengths, self._rank, self._ranks, self._micro_batch_tokens)
+        share = share_of(lengths, rank, ranks, self._micro_batch_tokens)
         batches = list(self._batches(current.plan, taken[share.places], share.borders, epoch))
         if not share.idle:
             return batches, ()

@@ -70,9 +70,9 @@ class PhasedLoader:
 
     # What the loop asks of any loader.
 
-    def steps(self, cursor: dict[str, int] | None = None) -> Iterator[Step]:
-        """Steps from the cursor on, without end: the last phase does not end. UserError as of `PackedLoader`, and where
-        the phase of the cursor has not begun in a run of this length."""
+    def steps(self, cursor: dict[str, int] | None = None, rank: int = 0, ranks: int = 1) -> Iterator[Step]:
+        """Steps from the cursor on, without end: the last phase does not end. rank, ranks: as of `PackedLoader`;
+        UserError too, and where the phase of the cursor has not begun in a run of this length."""
         at = cursor or _START
         if self._ends is not None and at["phase"] and at["step"] < self._ends[at["phase"] - 1]:
             raise UserError(
@@ -80,7 +80,7 @@ class PhasedLoader:
                 f"run that phase begins after step {self._ends[at['phase'] - 1]:.0f}",
                 "give the budget that it had, or take a checkpoint of its first phase",
             )
-        return self._steps(at, self._loader(at).steps(_within(at)))
+        return self._steps(at, self._loader(at).steps(_within(at), rank, ranks), rank, ranks)
 
     def steps_in_epoch(self, epoch: int) -> int:
         """Of phases with passes of one length; UserError of others."""
@@ -130,7 +130,7 @@ class PhasedLoader:
             if at["step"] < steps:
                 at = self._entered(at)
 
-    def _steps(self, at: dict[str, int], inside: Iterator[Step]) -> Iterator[Step]:
+    def _steps(self, at: dict[str, int], inside: Iterator[Step], rank: int, ranks: int) -> Iterator[Step]:
         while True:
             while at["step"] < self._end(at):
                 step = next(inside)
@@ -138,7 +138,7 @@ class PhasedLoader:
                 rate = self.shares.rates[at["phase"]]
                 yield replace(step, cursor=at, phase=at["phase"] + 1, rate_scale=rate)
             at = self._entered(at)
-            inside = self._loader(at).steps(_within(at))
+            inside = self._loader(at).steps(_within(at), rank, ranks)
 
     def _end(self, at: dict[str, int]) -> float:
         """The last step of the phase at hand."""

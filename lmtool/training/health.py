@@ -99,7 +99,7 @@ class Health:
 
     def _batch_of(self, step: int) -> Step:
         assert self._loader is not None
-        return next(iter(self._loader.steps(self._cursors[step])))
+        return next(iter(self._loader.steps(self._cursors[step], self._group.rank, self._group.size)))
 
     def check_evaluation(self, data: Step, loss: float | None) -> None:
         """Diverged if an evaluation after this step gives an exploded loss. None: it gives no loss."""

@@ -89,7 +89,7 @@ def train(
     with Signals(f"lmtool resume {run.path}") as signals, deterministic(device), by_rows:
         listener.on_start(progress.step, *budget.outlook(progress))
         logged_tokens, logged_seconds = progress.tokens, progress.seconds
-        steps = iter(loader.steps(progress.cursor))
+        steps = iter(loader.steps(progress.cursor, group.rank, group.size))
         while progress.ended is None:
             started = time.perf_counter()
             step, total = progress.step + 1, budget.horizon(progress)  # before the data: phases end at shares of it

@@ -98,7 +98,8 @@ class FakeLoader:
     def facts(self) -> dict[str, Any]:
         return {"examples": EXAMPLES}
 
-    def steps(self, cursor: dict[str, int] | None) -> Iterator[Step]:
+    def steps(self, cursor: dict[str, int] | None, rank: int = 0, ranks: int = 1) -> Iterator[Step]:
+        """A process has every ranks-th example of each micro-batch."""
         self.asked.append(cursor)
         epoch, number = (cursor["epoch"], cursor["batch"]) if cursor else (0, 0)
         while True:
@@ -109,7 +110,8 @@ class FakeLoader:
                 number += 1
                 done = number == self.steps_in_epoch(epoch)
                 cursor = {"epoch": epoch + done, "batch": 0 if done else number}
-                batches = [batch_of(part, poisoned) for part in np.array_split(chosen, self.micro_batches)]
+                parts = np.array_split(chosen, self.micro_batches)
+                batches = [batch_of(part[rank::ranks], poisoned) for part in parts]
                 yield Step(batches, cursor, epoch + number / self.steps_in_epoch(epoch))
             epoch, number = epoch + 1, 0
 

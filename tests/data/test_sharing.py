@@ -1,0 +1,84 @@
+"""How processes share the examples of a step."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from lmtool import types
+from lmtool.data.loader import PackedLoader
+from lmtool.data.phases import PhasedLoader, Shares
+from lmtool.data.sharing import dealt, share_of
+
+from .data_fixtures import DrawnExamples
+
+
+def shared(
+    loader: types.Loader, ranks: int, count: int, cursor: dict[str, int] | None = None
+) -> list[list[types.Step]]:
+    """By rank, its first steps."""
+    return [list(itertools.islice(loader.steps(cursor, rank, ranks), count)) for rank in range(ranks)]
+
+
+def read(step: types.Step) -> list[int]:
+    return [number for batch in step.batches for number in batch.examples.tolist()]
+
+
+@pytest.mark.parametrize("micro", [None, 30])
+@pytest.mark.parametrize("ranks", [2, 3, 16])
+def test_shares_are_the_step_of_one_process(ranks: int, micro: int | None) -> None:
+    """Each example once, in the order of the step, with its cursor; and as many forwards everywhere, as no message
+    could say: here also of steps with fewer examples than processes."""
+    loader = PackedLoader(DrawnExamples(60), 1, batch_examples=13, micro_batch_tokens=micro)
+    ((*alone,),) = shared(loader, 1, 12)
+    assert not any(step.idle for step in alone)
+    idle = 0
+    for whole, *parts in zip(alone, *shared(loader, ranks, 12), strict=True):
+        order = read(whole)
+        assert sorted(number for part in parts for number in read(part)) == sorted(order)
+        for part in parts:
+            assert read(part) == [number for number in order if number in read(part)]
+            assert (part.cursor, part.epoch) == (whole.cursor, whole.epoch)
+        assert len({len(part.batches) + len(part.idle) for part in parts}) == 1
+        of_idle = [batch for part in parts for batch in part.idle]
+        assert all(set(batch.examples.tolist()) <= set(order) for batch in of_idle)
+        idle += len(of_idle)
+        if micro is not None:
+            assert all(sum(batch.inputs.lengths) <= micro or len(batch.examples) == 1 for batch in whole.batches)
+    assert idle or (ranks < 16 and micro is None)
+
+
+def test_shares_are_balanced_by_tokens() -> None:
+    """To less than the longest example, and in examples to one."""
+    chance = np.random.default_rng(0)
+    for _ in range(50):
+        lengths, ranks = chance.integers(1, 200, chance.integers(1, 70)), int(chance.integers(2, 9))
+        shares = dealt(lengths, ranks)
+        tokens, counts = [int(lengths[own].sum()) for own in shares], [len(own) for own in shares]
+        assert sorted(np.concatenate(shares)) == list(range(len(lengths)))
+        assert max(tokens) - min(tokens) <= lengths.max() and max(counts) - min(counts) <= 1
+
+
+def test_virtual_tokens_count_where_a_forward_has_a_limit() -> None:
+    lengths = np.array([4, 4, 4, 4, 4, 4])
+    assert share_of(lengths, 0, 2, 12).borders.tolist() == [0, 3]
+    assert share_of(lengths + 4, 0, 2, 12).borders.tolist() == [0, 1, 2, 3]
+
+
+def test_phases_are_shared_too() -> None:
+    loaders = [PackedLoader(DrawnExamples(40), 1, batch_examples=size) for size in (6, 4)]
+    loader = PhasedLoader(loaders, Shares((0.5, 0.5), (1.0, 1.0), (1.0, 1.0), (1.0, 0.5)), (True, True))
+    loader.fix(8, "max_steps")
+    ((*alone,),) = shared(loader, 1, 8)
+    for whole, *parts in zip(alone, *shared(loader, 2, 8), strict=True):
+        assert sorted(read(parts[0]) + read(parts[1])) == sorted(read(whole))
+        assert {(part.phase, part.rate_scale, str(part.cursor)) for part in parts} == {
+            (whole.phase, whole.rate_scale, str(whole.cursor))
+        }
+    assert {step.phase for step in alone} == {1, 2}
+    later = alone[5].cursor
+    assert [read(step) for step in shared(loader, 2, 2, later)[1]] == [
+        read(step) for step in shared(loader, 2, 8)[1][6:]
+    ]
