@@ -135,28 +135,32 @@ def _status(returned: Any) -> int:
 
 
 def _of_a_run(command: str, arguments: Arguments) -> int:
-    """fetch, plan and inspect: what another command would read or do. inspect has keys of its own beside the run's."""
-    from lmtool.commands.looking import KEYS, Looking
+    """fetch, plan, inspect, profile: what another command would read or do. The last two have keys of their own."""
+    from lmtool.commands.looking import OF_COMMANDS, Looking, Profiling
 
-    own = [word for word in arguments.rest if word.partition("=")[0] in KEYS and command == "inspect"]
+    if arguments.multirun:
+        raise UserError(f"-m: lmtool {command} does not sweep", f"-m goes with {', '.join(SWEPT)}")
+    keys = OF_COMMANDS.get(command)
+    own = [word for word in arguments.rest if keys is not None and word.partition("=")[0] in keys.names()]
     named = [word for word in arguments.rest if "=" not in word]
     if len(named) > 1 or (named and named[0] not in SWEEPABLE):
         close = nearest(named[0], SWEEPABLE)
-        does = {"fetch": "fetches for", "plan": "plans"}.get(command, "looks into")
+        does = {"fetch": "fetches for", "plan": "plans", "profile": "runs a few steps of"}.get(command, "looks into")
         message = f"{command} {' '.join(named)}: {does} pretrain or finetune"
         raise UserError(message, f"lmtool {command} {close or 'pretrain'}")
     typed_task = any(word.startswith(("task=", "task.")) for word in arguments.rest)
     verb = named[0] if named else ("finetune" if typed_task else "pretrain")
     arguments.rest = [word for word in arguments.rest if word not in (*own, *named)]
-    looking, config = Looking.of(own), configuration(verb, arguments, running=False)
+    asked = None if keys is None else keys.of(own)
+    config = configuration(verb, arguments, running=command == "profile" and not arguments.cfg)
     if arguments.cfg:
         return _print(config, verb)
-    if command == "inspect":
-        from lmtool.commands import inspect
+    from lmtool.commands import fetch, inspect, plan, profile
 
-        return _status(inspect.run(config, verb, looking))
-    from lmtool.commands import fetch, plan
-
+    if isinstance(asked, Looking):
+        return _status(inspect.run(config, verb, asked))
+    if isinstance(asked, Profiling):
+        return _status(profile.run(config, verb, asked))
     return _status(plan.run(config, verb) if command == "plan" else fetch.run(config, verb, arguments.rest))
 
 

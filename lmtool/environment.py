@@ -13,4 +13,6 @@ ENVIRONMENT = {
     # step needs about 40, and a step with nothing in the cache takes the same time.
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128",
     "LRU_CACHE_CAPACITY": "128",
+    # Torch's profiler writes a line of its own to the terminal when it starts and stops, at every level below this one.
+    "KINETO_LOG_LEVEL": "6",
 }

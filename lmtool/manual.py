@@ -37,6 +37,7 @@ VERBS: dict[str, Verb] = {
     "fetch": Verb("download what a run will need", "lmtool fetch finetune task=sst2 checkpoint=hf://org/name"),
     "plan": Verb("sizes, steps and time, before spending them", "lmtool plan pretrain model=bert"),
     "inspect": Verb("what the model is fed, and its statistics", "lmtool inspect pretrain model=bert_tiny n=3"),
+    "profile": Verb("where a step's time goes", "lmtool profile pretrain model=bert_tiny steps=5"),
     "resume": Verb("resume a stopped run", "lmtool resume runs/NAME"),
     "report": Verb("the report of a run or a sweep again, runs side by side", "lmtool report runs/NAME"),
     "list": Verb("what there is to choose from", "lmtool list model"),
@@ -44,7 +45,7 @@ VERBS: dict[str, Verb] = {
     "completion": Verb("TAB in bash, zsh or fish", "source <(lmtool completion bash)"),
 }
 SWEEPABLE = ("pretrain", "finetune")
-OF_A_RUN = ("fetch", "plan", "inspect")
+OF_A_RUN = ("fetch", "plan", "inspect", "profile")
 """The commands about what another one would do."""
 SWEPT = (*SWEEPABLE, "evaluate")
 """Commands that -m runs many times."""
@@ -81,6 +82,8 @@ def help_of(verb: str, rest: Sequence[str] = ()) -> str:
     lines = [f"lmtool {verb}: {about.about}", "", f"  {about.example}", ""]
     if verb == "inspect":
         lines += ["  n=3 examples are printed, tokens=200000 measured; output=FILE: the examples as JSON lines", ""]
+    if verb == "profile":
+        lines += ["  steps=5 are profiled, after 2 of warm-up; output=FOLDER: the trace and the table", ""]
     if primary is not None:
         from lmtool.config.groups import conf_dir, options
 

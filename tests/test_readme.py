@@ -29,7 +29,7 @@ SMALL = {
 }  # fmt: skip
 CACHED = {
     "pretrain", "finetune", "evaluate", "predict", "generate", "embed", "probe", "plan", "tokenizer", "check", "doctor",
-    "import",
+    "import", "profile",
 }  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from lmtool.commands import suite
@@ -29,8 +29,9 @@ from lmtool.weights.assemble import assemble
 from lmtool.weights.loading import LoadReport
 
 
-def run(config: FinetuneConfig, overrides: list[str]) -> dict[str, Any]:
-    """Build, train, evaluate, save. Returns result.json; of several tasks their summary."""
+def run(config: FinetuneConfig, overrides: list[str], then: Callable[..., dict[str, Any]] = fit) -> dict[str, Any]:
+    """Build, train, evaluate, save. Returns result.json; of several tasks their summary. then: what is done with the
+    parts that were built, in the place of `fit`, whose arguments it takes."""
     if isinstance(config.task, GlueConfig):
         return suite.run(config, config.task, overrides, run)
     require_measurable(config)
@@ -62,7 +63,7 @@ def run(config: FinetuneConfig, overrides: list[str]) -> dict[str, Any]:
         student_of = distilled(config, learner, tokenizer, opened.precision, contents, taken)
         splits, of_texts = with_texts(opened, learner, student_of, task.splits(), contents)
         following = _next(str(opened.folder.path), task.members)
-        return fit(
+        return then(
             opened,
             learner,
             splits,
@@ -75,7 +76,7 @@ def run(config: FinetuneConfig, overrides: list[str]) -> dict[str, Any]:
             task.labelled_tests(),
             base,
             forgetting,
-            student_of,
+            distilled=student_of,
         )
 
 

@@ -1,26 +1,27 @@
-"""The keys that `lmtool inspect` has of its own, beside those of the run it looks into. Imports no torch."""
+"""The keys that `lmtool inspect` and `lmtool profile` have of their own, beside those of the run they look into.
+Imports no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Self
 
 from lmtool.errors import UserError
 
-KEYS = ("n", "tokens", "output")
-
 
 @dataclass(frozen=True)
-class Looking:
-    """n: examples to print. tokens: how many are measured. output: file for the examples as JSON lines, or None."""
+class _Keys:
+    """Whole numbers, and `output`, a path. at_least: the smallest number, 1 where none is named."""
 
-    n: int = 3
-    tokens: int = 200_000
-    output: str | None = None
+    at_least: ClassVar[dict[str, int]] = {}
 
     @classmethod
-    def of(cls, words: Sequence[str]) -> Looking:
+    def names(cls) -> tuple[str, ...]:
+        return tuple(field.name for field in fields(cls))
+
+    @classmethod
+    def of(cls, words: Sequence[str]) -> Self:
         """From KEY=VALUE words. UserError where a value is no number."""
         values: dict[str, Any] = {}
         for word in dict.fromkeys(words):
@@ -30,8 +31,31 @@ class Looking:
             if key == "output":
                 values[key] = value
                 continue
-            number = value.replace("_", "").replace(",", "")
-            if not number.isdigit() or (key == "tokens" and int(number) < 1):
-                raise UserError(f"{word}: {key} is a whole number", f"give {key}={getattr(cls, key)}")
+            number, least = value.replace("_", "").replace(",", ""), cls.at_least.get(key, 1)
+            if not number.isdigit() or int(number) < least:
+                said = f"a whole number, at least {least}" if least else "a whole number"
+                raise UserError(f"{word}: {key} is {said}", f"give {key}={getattr(cls, key)}")
             values[key] = int(number)
         return cls(**values)
+
+
+@dataclass(frozen=True)
+class Looking(_Keys):
+    """n: examples to print. tokens: how many are measured. output: file for the examples as JSON lines, or None."""
+
+    at_least: ClassVar[dict[str, int]] = {"n": 0}
+
+    n: int = 3
+    tokens: int = 200_000
+    output: str | None = None
+
+
+@dataclass(frozen=True)
+class Profiling(_Keys):
+    """steps: how many are profiled. output: the new folder of the trace and the table, or None: runs/profile-..."""
+
+    steps: int = 5
+    output: str | None = None
+
+
+OF_COMMANDS: dict[str, type[Looking] | type[Profiling]] = {"inspect": Looking, "profile": Profiling}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from lmtool.commands.branches import begin_branch
@@ -24,8 +25,9 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.weights.assemble import assemble
 
 
-def run(config: PretrainConfig, overrides: list[str]) -> dict[str, Any]:
-    """Build, train, evaluate, save. Returns result.json."""
+def run(config: PretrainConfig, overrides: list[str], then: Callable[..., dict[str, Any]] = fit) -> dict[str, Any]:
+    """Build, train, evaluate, save. Returns result.json. then: what is done with the parts that were built, in the
+    place of `fit`, whose arguments it takes."""
     config, tasks = with_tasks(config)
     choices = {"model": config.model.name, "objective": config.objective.name, "data": config.data.name}
     with open_run("pretrain", config, f"{config.objective.name}-{config.model.name}") as opened:
@@ -63,7 +65,7 @@ def run(config: PretrainConfig, overrides: list[str]) -> dict[str, Any]:
         phases = phases_of(config, learner, tokenizer, data)
         following = _next(str(opened.folder.path), tokenizer)
         student_of = distilled(config, learner, tokenizer, opened.precision, contents)
-        return fit(
+        return then(
             opened, learner, data[0], tokenizer, loaded, choices, facts, contents, following, distilled=student_of,
             phases=phases,
         )  # fmt: skip

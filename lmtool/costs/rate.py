@@ -50,3 +50,25 @@ def measure_rate(
         synchronize()
         runs += 1
     return STEP_SHARE * 6 * 2 * hidden_size * inner_size * tokens * runs / elapsed
+
+
+def product_rate(precision: str = "fp32", device: str = "cpu", seconds: float = 0.3) -> float:
+    """FLOP/s of large square matrix products on this device in `seconds`: what it multiplies at most. precision: fp32,
+    bf16 or fp16."""
+    place, kind = torch.device(device), _TYPES.get(precision, torch.float32)
+    size = 1024 if place.type == "cpu" else 8192
+    left, right = (torch.full((size, size), 0.01, dtype=kind, device=place) for _ in range(2))
+
+    def multiply(times: int) -> float:
+        started = time.perf_counter()
+        for _ in range(times):
+            left @ right
+        if place.type == "cuda":
+            torch.cuda.synchronize(place)
+        return time.perf_counter() - started
+
+    multiply(2)
+    once = multiply(1)
+    # The best of several turns: whatever else the machine does can only slow one down.
+    turns = max(1, min(MAX_RUNS, round(seconds / once / 4)))
+    return 2 * size**3 * turns / min(multiply(turns) for _ in range(4))

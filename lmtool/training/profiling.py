@@ -1,0 +1,189 @@
+"""A training under torch's profiler: the parts of its learner as named ranges, and a loader that ends it.
+
+A range is put around methods of the learner's modules from outside and taken away again, by the names that modules have
+in every family. No forward hook is used, and no projection of an attention is touched: what joins them asks whether
+they are plain. Ranges compute nothing, so that the training is the one that is not profiled.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+from lmtool.training.results import peak_memory
+from lmtool.types import Learner, Loader, Step
+
+# In front of the names of all ranges.
+RANGE = "lmtool/"
+STEP, DATA, LEARNER, LAYOUT = "step", "data", "learner", "batch layout"
+EMBEDDING, ATTENTION, CROSS_ATTENTION, FEED_FORWARD = "embedding", "attention", "cross-attention", "feed-forward"
+NORMS, ADDED, HEAD, TEACHER = "norms, dropout, residuals", "adapters and prefixes", "head", "teacher"
+PROJECTIONS = ": projections"
+# Networks beside the model: each is a part as a whole.
+OBJECTIVE, DISTILLATION = "objective: ", "distillation: "
+
+# By the last word of a module's name, its part and the methods that others call.
+_BY_NAME: dict[str, tuple[str, tuple[str, ...]]] = {
+    "embed": (EMBEDDING, ("tokens", "finish")),
+    "self_attn": (ATTENTION, ("forward",)),
+    "cross_attn": (CROSS_ATTENTION, ("forward",)),
+    "ffn": (FEED_FORWARD, ("forward",)),
+    "prefix": (ADDED, ("layers",)),
+    "cross_prefix": (ADDED, ("layers",)),
+    "virtual": (ADDED, ("insertion", "among")),
+    "attn_adapter": (ADDED, ("forward",)),
+    "ffn_adapter": (ADDED, ("forward",)),
+}
+_OF_NETWORKS = ("forward", "loss_sum", "of_tokens", "scores", "transform", "sums")
+_OF_BACKBONES = ("forward", "read_inputs", "encode", "decode")
+
+
+class Enough(Exception):
+    """All steps that were asked for are done: the end of a training that is profiled."""
+
+
+@dataclass
+class Recording:
+    """What was recorded. events: the profiler's. steps: how many were profiled. tokens, micro_batches: in all of them.
+    seconds: mean of a step, profiled. unprofiled_seconds: of the same steps again, whose data lay ready. peak_bytes: as
+    `peak_memory`."""
+
+    profiler: profile
+    steps: int
+    tokens: int = 0
+    micro_batches: int = 0
+    seconds: float = 0.0
+    unprofiled_seconds: float = 0.0
+    peak_bytes: int = 0
+    data: list[Step] = field(default_factory=list, repr=False)
+
+
+class ProfiledLoader:
+    """Implements `types.Loader`: the steps of another loader. `warm_up` of them first, then `steps` that are profiled,
+    then the same again without the profiler; then `Enough` is raised, and `recording` has it all."""
+
+    def __init__(self, loader: Loader, device: torch.device, steps: int, warm_up: int):
+        self._loader, self._device, self._warm_up = loader, device, warm_up
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
+        self.recording = Recording(profile(activities=activities, record_shapes=True), steps)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def steps_in_epoch(self, epoch: int) -> int:
+        return self._loader.steps_in_epoch(epoch)
+
+    def facts(self) -> dict[str, Any]:
+        return self._loader.facts()
+
+    def steps(self, cursor: dict[str, int] | None, rank: int = 0, ranks: int = 1) -> Iterator[Step]:
+        recording, source = self.recording, iter(self._loader.steps(cursor, rank, ranks))
+        for _ in range(self._warm_up):
+            yield next(source)
+        self._wait()
+        recording.profiler.start()
+        started = time.perf_counter()
+        yield from self._profiled(source)
+        self._wait()
+        recording.seconds = (time.perf_counter() - started) / recording.steps
+        recording.peak_bytes = peak_memory(self._device)
+        recording.profiler.stop()
+        started = time.perf_counter()
+        yield from recording.data
+        self._wait()
+        recording.unprofiled_seconds = (time.perf_counter() - started) / recording.steps
+        raise Enough
+
+    def _profiled(self, source: Iterator[Step]) -> Iterator[Step]:
+        for _ in range(self.recording.steps):
+            # From one call of the loop to the next, so that a step has all that it takes.
+            with named(STEP):
+                with named(DATA):
+                    data = next(source)
+                self.recording.data.append(data)
+                self.recording.tokens += sum(batch.tokens for batch in data.batches)
+                self.recording.micro_batches += len(data.batches)
+                yield data
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def named(part: str) -> Any:
+    """A range in the profiler's events. It takes a microsecond where torch's `record_function` takes ten."""
+    return torch._C._profiler._RecordFunctionFast(RANGE + part)
+
+
+@contextmanager
+def ranges(learner: nn.Module, beside: Mapping[str, Sequence[Any]] | None = None) -> Iterator[None]:
+    """A learner whose parts are ranges. beside: by part, objects that it reads by their method `see`."""
+    with ExitStack() as stack:
+        for module, part, methods in parts_of(learner):
+            for method in methods:
+                if callable(getattr(module, method, None)):
+                    stack.enter_context(_around(module, method, part))
+        for part, others in (beside or {}).items():
+            for other in others:
+                stack.enter_context(_around(other, "see", part))
+        yield
+
+
+def parts_of(learner: nn.Module) -> Iterator[tuple[nn.Module, str, tuple[str, ...]]]:
+    """Modules of a learner, the part that each is, and the methods by which it is called. A module that stands in
+    several places has the part of the first: within a network that is a part as a whole it is that network."""
+    for name, module in learner.named_modules():
+        words = name.split(".")
+        last, above = words[-1], words[-2] if len(words) > 1 else ""
+        learns = not name or isinstance(module, Learner)
+        if above in ("objective", "distill"):
+            yield module, f"{OBJECTIVE if above == 'objective' else DISTILLATION}{last}", _OF_NETWORKS
+        elif {"objective", "distill"} & set(words):
+            continue
+        elif learns:
+            yield module, LEARNER, ("forward",)
+        elif above == "heads":
+            yield module, HEAD, _OF_NETWORKS
+        elif "heads" in words:
+            continue
+        elif last == "backbone":
+            yield module, LAYOUT, _OF_BACKBONES
+            yield module, NORMS, ("leave",)
+        elif last in ("encoder", "decoder"):
+            yield module, NORMS, ("leave",)
+        elif above == "layers":
+            yield module, NORMS, ("forward",)
+        elif last.startswith("norm") and len(words) > 2 and words[-3] == "layers":
+            yield module, NORMS, ("forward",)  # an attention may call the one before it
+        elif last in _BY_NAME and (not last.endswith("adapter") or any(True for _ in module.parameters())):
+            yield module, *_BY_NAME[last]
+        elif above in ("self_attn", "cross_attn") and last.endswith("_proj") and type(module) is not nn.Linear:
+            # An edited map, which is called by itself.
+            yield module, (ATTENTION if above == "self_attn" else CROSS_ATTENTION) + PROJECTIONS, ("forward",)
+
+
+@contextmanager
+def _around(thing: Any, method: str, part: str) -> Iterator[None]:
+    """A range around an object's own method."""
+    before = vars(thing).get(method)
+    inside: Callable[..., Any] = getattr(thing, method)
+
+    def ranged(*arguments: Any, **keywords: Any) -> Any:
+        with named(part):
+            return inside(*arguments, **keywords)
+
+    object.__setattr__(thing, method, ranged)
+    try:
+        yield
+    finally:
+        if before is None:
+            object.__delattr__(thing, method)
+        else:
+            object.__setattr__(thing, method, before)

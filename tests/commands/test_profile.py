@@ -1,0 +1,190 @@
+"""`lmtool profile`: parts that add up to the step, the run that the same words train, files, and what is refused."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmtool import cli
+from lmtool.commands import profile as command
+from lmtool.reporting.profile import StepProfile, remarks
+from lmtool.runs.run_folder import RunFolder
+from tests.commands.conftest import TINY, but_for, finetune, pretrain
+
+TEXT = ["data=text", "data.path=text.txt", "cache_dir=cache", "batch_tokens=128"]
+TASK = ["task=sst2", "task.path=rows", "cache_dir=cache", "batch_examples=8", "checkpoint=none", "model=bert_tiny"]
+LAYERS = {"attention: projections", "attention: scores", "feed-forward", "norms, dropout, residuals"}
+EVERYWHERE = LAYERS | {"embedding", "head", "loss", "optimizer: clip", "optimizer: step", "optimizer: zeroing", "host"}
+
+
+def profiled(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[dict[str, Any], str]:
+    """The table of a profile in the folder `seen`, and what was printed."""
+    assert cli.main(but_for(["profile", words[0], *TINY, "steps=1", "output=seen", *words[1:]])) == 0
+    table = json.loads(Path("seen/profile.json").read_text())
+    spent = sum(row["forward"] + row["backward"] for row in table["parts"].values())
+    assert spent == pytest.approx(table["milliseconds"], rel=1e-6)
+    assert all(value >= 0 for row in table["parts"].values() for value in row.values())
+    within = sum(row["host"] for row in table["parts"].values())
+    assert 0 < within <= table["parts"]["host"]["forward"] * 1.001
+    return table, capsys.readouterr().out
+
+
+def test_pretraining(place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    table, printed = profiled(capsys, "pretrain", "model=bert_tiny", *TEXT, "micro_batch_tokens=64", "steps=2")
+    assert set(table["parts"]) >= EVERYWHERE
+    assert all(table["parts"][part]["backward"] > 0 for part in LAYERS | {"embedding"})
+    assert 0 < table["products_milliseconds"] < table["milliseconds"] and table["steps"] == 2
+    assert table["micro_batches"] >= 2 and table["product_rate"] > 0
+    assert "matrix products:" in printed and "without the profiler" in printed
+    assert "attention: scores" in printed and "a larger micro_batch_tokens=64" in printed
+    with gzip.open("seen/trace.json.gz", "rt") as file:
+        names = {event.get("name") for event in json.load(file)["traceEvents"]}
+    assert {"lmtool/step", "lmtool/attention", "lmtool/head", "aten::addmm"} <= names
+    assert sorted(path.name for path in Path("seen").iterdir()) == ["profile.json", "trace.json.gz"]
+    assert not Path("runs").exists(), "no run is left"
+    # By itself it has a new folder among the runs, and never another one's.
+    monkeypatch.setattr(command, "_profile", lambda *_: StepProfile(**table_of(table)))
+    monkeypatch.setattr(command, "product_rate", lambda *_: 1e9)
+    for number in (1, 2):
+        assert cli.main(["profile", "pretrain", "model=bert_tiny", *TINY, *TEXT]) == 0
+        assert Path(f"runs/profile-mlm-bert-000{number}/profile.json").exists()
+
+
+def table_of(table: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in table.items() if name != "command"}
+
+
+def test_the_run_is_the_one_that_the_words_train(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows: dict[str, list[float]] = {"run": [], "profile": []}
+    monkeypatch.setattr(RunFolder, "append", lambda self, row: rows[kept].append(row.get("grad_norm")))
+    words = ["model=bert_tiny", "log_every=1", *TEXT]
+    kept = "run"
+    assert cli.main(["pretrain", *TINY, *words, "max_steps=6"]) == 0
+    kept = "profile"
+    profiled(capsys, "pretrain", *words, "max_steps=6")
+    # Two of warm-up and the one that is profiled, whose data comes again without the profiler.
+    trained = [value for value in rows["run"] if value is not None]
+    assert rows["profile"][:3] == trained[:3] and len(rows["profile"]) == 4 and len(set(trained)) == 6
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["model=electra_tiny"], {"objective: generator", "objective: masked_lm", *LAYERS}),
+        pytest.param(
+            ["model=t5_tiny"],
+            {"cross-attention: projections", "cross-attention: scores", *EVERYWHERE},
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["generator", "encoder_decoder"],
+)
+def test_networks(place: Path, capsys: pytest.CaptureFixture[str], words: list[str], parts: set[str]) -> None:
+    table, _ = profiled(capsys, "pretrain", *words, *TEXT)
+    assert parts <= {name for name, row in table["parts"].items() if row["forward"] > 0}
+    networks = [row for name, row in table["parts"].items() if name.startswith("objective: ")]
+    assert all(row["backward"] > 0 for row in networks)
+
+
+@pytest.mark.slow
+def test_tuning(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table, _ = profiled(capsys, "finetune", *TASK, "tuning=lora")
+    # A frozen table has no gradient.
+    assert table["parts"]["embedding"]["backward"] == 0 and table["parts"]["embedding"]["forward"] > 0
+    assert all(table["parts"][part]["backward"] > 0 for part in LAYERS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "model",
+    ["albert_tiny", "bart_tiny", "distilbert_tiny", "gpt_tiny", "gpt1_tiny", "roberta_tiny", "spanbert_tiny",
+     "transformer_tiny"],
+)  # fmt: skip
+def test_every_family(place: Path, capsys: pytest.CaptureFixture[str], model: str) -> None:
+    table, _ = profiled(capsys, "pretrain", f"model={model}", *TEXT)
+    assert set(table["parts"]) >= EVERYWHERE
+    assert all(table["parts"][part]["backward"] > 0 for part in LAYERS | {"embedding"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tuning", ["adapter", "bitfit", "head", "ia3", "last_n", "prefix", "prompt", "ptuning"])
+def test_every_tuning_method(place: Path, capsys: pytest.CaptureFixture[str], tuning: str) -> None:
+    table, _ = profiled(capsys, "finetune", *TASK, f"tuning={tuning}")
+    assert ("adapters and prefixes" in table["parts"]) == (tuning in ("adapter", "prefix", "prompt", "ptuning"))
+
+
+@pytest.mark.slow
+def test_distillation_and_recomputation(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    teacher = finetune("teacher", "model=bert_tiny", "checkpoint=none", "max_steps=2", *TINY[:5])
+    words = [word for word in TASK if word != "model=bert_tiny"]
+    table, _ = profiled(capsys, "finetune", *words, "model=bert_tiny", f"distill.teacher={teacher}", "distill=soft")
+    assert table["parts"]["teacher"]["forward"] > 0 and table["parts"]["teacher"]["backward"] == 0
+    assert table["parts"]["distillation: soft"]["forward"] > 0
+    shutil.rmtree("seen")
+    kept, _ = profiled(capsys, "finetune", *TASK)
+    shutil.rmtree("seen")
+    again, printed = profiled(capsys, "finetune", *TASK, "gradient_checkpointing=true")
+    assert again["parts"]["feed-forward"]["calls"] > kept["parts"]["feed-forward"]["calls"]
+    assert "computed again in the backward" in printed
+
+
+WRONG = [
+    ("pretrain steps=0", "steps=0: steps is a whole number, at least 1"),
+    ("pretrain steps=some", "steps=some: steps is a whole number, at least 1"),
+    ("pretrain steps=2 steps=3", "steps=3: steps is given twice"),
+    ("-m pretrain seed=1,2", "-m: lmtool profile does not sweep"),
+    ("pretrain seed=1,2", "seed"),
+    ("evaluate", "profile evaluate: runs a few steps of pretrain or finetune"),
+    ("finetune task=glue task.path=rows checkpoint=none model=bert_tiny", "is a run of every task in it"),
+    ("pretrain model=bert_tiny output=text.txt", "output=text.txt is there already"),
+    ("pretrain model=bert_tiny name=before", "name=before: that run is there already, finished"),
+    ("pretrain model=bert_tiny run_dir=runs/before", "run_dir=runs/before: that run is there already, finished"),
+    (
+        "pretrain branch=runs/before@last name=grown max_steps=3",
+        "branch=runs/before@1: a profile trains a run of its own",
+    ),
+    ("pretrain model=bert_tiny data=text data.path=nowhere.txt", "nowhere.txt"),
+]
+
+
+def test_wrong_input(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pretrain("before", "max_steps=1")
+    left = sorted(Path("runs").iterdir())
+    for words, message in WRONG:
+        given = words.split()
+        typed = {word.partition("=")[0] for word in given}
+        text = [] if {"finetune"} & typed else ["data=text", "data.path=text.txt"]
+        more = [] if "branch" in typed else [*TINY, *text, "cache_dir=cache"]
+        capsys.readouterr()
+        more = [word for word in more if word.partition("=")[0] not in typed]
+        assert cli.main(["profile", *given, *more]) == 2, words
+        said = capsys.readouterr().err
+        assert message in said and "hint:" in said, f"{words}: {said}"
+    assert sorted(Path("runs").iterdir()) == left, "nothing is left behind"
+
+
+def test_remarks() -> None:
+    def spent(forward: float, calls: float = 10) -> dict[str, float]:
+        return {"forward": forward, "backward": 0.0, "host": 0.0, "calls": calls}
+
+    parts = {
+        "attention: scores": spent(20), "host": spent(20), "optimizer: step": spent(20), "head": spent(30),
+        "data": spent(10),
+    }  # fmt: skip
+    facts = {"native_bf16": True, "attention_dropout": 0.1, "vocab_size": 30522, "batch_tokens": 512, "compile": False}
+    heavy = StepProfile(100, 90, parts, 40, 1e9, 5, 512, 2, 10**8, "fp32", "cpu", 1, {**facts, "padding_avoided": 0.4})
+    said = " ".join(remarks(heavy))
+    for words in (
+        "precision=bf16", "model.attention_dropout=0", "compile=true", "batch_tokens=512", "30,522", "the loader",
+        "micro_batch_tokens=", "nothing is padded",
+    ):  # fmt: skip
+        assert words in said
+    calm = StepProfile(100, 90, {"feed-forward": spent(100)}, 90, 1e9, 5, 512, 1, 10**8, "bf16", "cpu", 1, facts)
+    assert not list(remarks(calm))
