@@ -109,6 +109,11 @@ class RunConfig(CommandConfig):
         description="Keep of every layer its input alone and compute the layer again in the backward: less memory, "
         "about a third more time (Chen et al. 2016). Changes no result.",
     )
+    compile: Literal["auto"] | bool = Field(
+        "auto",
+        description="Compile what stands between the attentions (torch.compile, about a minute at the start). auto: on "
+        "CUDA for runs estimated to take more than five minutes. Changes no result beyond rounding and dropout draws.",
+    )
     max_length: int = Field(
         128, ge=SHORTEST, description="Tokens in one packed sequence, at most; longer texts are cut or split."
     )

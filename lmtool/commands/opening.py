@@ -20,6 +20,7 @@ from lmtool.runs.run_folder import RunFolder, choose_folder
 from lmtool.secrets import masked
 from lmtool.trackers.base import RunFacts
 from lmtool.trackers.tracking import Trackers
+from lmtool.training.compiling import require_compiler
 from lmtool.training.precision import Precision, choose_device, choose_precision
 
 RUNS = Path("runs")
@@ -50,6 +51,7 @@ def open_run(verb: str, config: RunConfig, stem: str) -> Iterator[OpenRun]:
     stem: what a run without a name is called, before its counter.
     """
     precision = choose_precision(config.precision, choose_device(config.device))
+    require_compiler(config.compile, precision.device)
     others = RUNS.exists()
     try:
         folder = choose_folder(RUNS, config.name, config.run_dir, stem)

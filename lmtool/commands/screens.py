@@ -22,6 +22,7 @@ from lmtool.reporting.progress import ProgressDisplay
 from lmtool.reporting.report import write_report
 from lmtool.reporting.screens import end_screen, start_screen
 from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.training.compiling import Compilation
 from lmtool.training.precision import Precision
 from lmtool.training.progress import TrainingResult
 from lmtool.weights.loading import LoadReport
@@ -39,7 +40,9 @@ _UNTOLD = frozenset(
 WASTE = ("padding_fraction", "truncated_fraction")
 
 
-def machine_facts(config: RunConfig, learner: nn.Module, precision: Precision) -> dict[str, str]:
+def machine_facts(
+    config: RunConfig, learner: nn.Module, precision: Precision, compilation: Compilation
+) -> dict[str, str]:
     """Where the run computes and how: for the screen and the report."""
     prefixes = {False}
     if isinstance(config, PretrainConfig) and config.model.architecture == "decoder":
@@ -48,6 +51,7 @@ def machine_facts(config: RunConfig, learner: nn.Module, precision: Precision) -
         "device": str(precision.device),
         "precision": f"{precision.name} ({precision.why})",
         "attention": attention_path(learner, precision.device, precision.dtype, prefixes),
+        "compiled": str(compilation),
         "dropout": "keyed by example and position" if precision.device.type == "cpu" else "seeded by step",
     }
 
@@ -60,6 +64,7 @@ def begin(
     data: Mapping[str, Any],
     model: Mapping[str, Any],
     plan: RunPlan,
+    compilation: Compilation,
     epochs: float | None,
     rates: Sequence[Mapping[str, Any]],
     baseline: Mapping[str, Any],
@@ -67,7 +72,7 @@ def begin(
 ) -> None:
     """Write facts.json and show the screen that says what will happen."""
     config = opened.config
-    machine = machine_facts(config, learner, opened.precision)
+    machine = machine_facts(config, learner, opened.precision, compilation)
     state = {} if opened.checkpoint is None else read_state(opened.checkpoint)
     # Of a run without a tuning method everything learns.
     learns = {} if learner.tuning is None else learning_by_role(learner)

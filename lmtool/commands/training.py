@@ -33,6 +33,7 @@ from lmtool.metrics import Metric
 from lmtool.runs.checkpoints import load_weights, read_weights
 from lmtool.secrets import masked
 from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.training.compiling import choose_compilation
 from lmtool.training.loop import train
 from lmtool.training.progress import TrainingResult, TrainingSettings
 from lmtool.weights.bases import Base
@@ -74,6 +75,7 @@ def fit(
     parts = phases or [Reads(config, learner, data)]
     last, examples = parts[-1], parts[-1].examples
     loader, plan, epochs = planned(config, learner, parts, precision)
+    compilation = choose_compilation(config.compile, precision.device, plan.flops, config.max_minutes)
     learner.begin(loader.steps_in_epoch)
     predictors = predictors_of(learner, last.data["train"], examples)
     held_out = HeldOutSplits(
@@ -96,6 +98,7 @@ def fit(
         model=screens.model_facts(config, tokenizer, loaded, copied) | as_fact(lineage),
         lineage=lineage,
         plan=plan,
+        compilation=compilation,
         epochs=epochs,
         rates=rates(learner, config.optimizer, plan.steps),
         baseline=baseline,
@@ -106,7 +109,7 @@ def fit(
             loader,
             lambda step: held_out.score(precision, calibrates=True).metrics(),
             opened.folder,
-            settings_of(config, learner.metric, plan.flops_per_token, uninformed_loss),
+            settings_of(config, learner.metric, plan.flops_per_token, uninformed_loss, compilation.on),
             config.optimizer,
             config.schedule,
             [listener, opened.trackers],
@@ -115,7 +118,7 @@ def fit(
         )
     best_weights(opened, training, trained, in_base)
     baseline = screens.settled(opened, baseline, learner.weights, training.metrics)
-    more = {"baseline": baseline["value"]}
+    more = {"baseline": baseline["value"], "compiled": compilation.on}
     more |= {name: loader.facts()[name] for name in screens.WASTE if name in loader.facts()}
     more |= {name: training.metrics[name] for name in ("standard_error",) if name in training.metrics}
     more |= {} if base is None else tuned_size(base, training)
@@ -207,7 +210,9 @@ def scores_on(opened: OpenRun, learner: BaseLearner, tests: Mapping[str, SplitDa
     return {split: {"examples": sizes[split], **evaluation.metrics()} for split, evaluation in evaluations.items()}
 
 
-def settings_of(config: RunConfig, metric: Metric, flops_per_token: float, uninformed_loss: float) -> TrainingSettings:
+def settings_of(
+    config: RunConfig, metric: Metric, flops_per_token: float, uninformed_loss: float, compiles: bool
+) -> TrainingSettings:
     """The run-wide numbers as the loop takes them."""
     shared = set(TrainingSettings.__dataclass_fields__) & set(type(config).model_fields)
     return TrainingSettings(
@@ -215,6 +220,7 @@ def settings_of(config: RunConfig, metric: Metric, flops_per_token: float, uninf
         greater_is_better=not metric.smaller_is_better,
         flops_per_token=flops_per_token,
         uninformed_loss=uninformed_loss,
+        compiles=compiles,
         chooses=config.distill.teaches_heads,
         **{name: getattr(config, name) for name in shared},
     )

@@ -16,7 +16,7 @@ from lmtool.runs.files import LONGEST_ROW, to_json
 FREE_KEYS = frozenset(
     {
         "name", "run_dir", "device", "devices", "parallel", "precision", "micro_batch_tokens", "gradient_checkpointing",
-        "log_every", "checkpoint_every", "keep", "keep_every", "cache_dir", "offline", "logger",
+        "compile", "log_every", "checkpoint_every", "keep", "keep_every", "cache_dir", "offline", "logger",
     }
 )  # fmt: skip
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")

@@ -21,10 +21,12 @@ from torch import nn
 
 from lmtool.config.tables import build
 from lmtool.errors import NotFinite, UserError
+from lmtool.nn.regions import regions_by
 from lmtool.nn.stack import recompute_layers
 from lmtool.runs.run_folder import RunFolder
 from lmtool.training.alike import require_alike
 from lmtool.training.budgets import Budget
+from lmtool.training.compiling import compiled
 from lmtool.training.configs import OptimizerConfig, ScheduleConfig
 from lmtool.training.engine import engine_for
 from lmtool.training.group import ALONE, Group
@@ -86,7 +88,7 @@ def train(
     run.announce()
     run.log(f"trains on {device} in {precision.name} ({precision.why}), {torch.get_num_threads()} threads")
     by_rows = row_gradients(learner, optimizer, device.type == "cpu" and group.size == 1)
-    with Signals(f"lmtool resume {run.path}") as signals, deterministic(device), by_rows:
+    with Signals(f"lmtool resume {run.path}") as signals, deterministic(device), by_rows, compiled(settings.compiles):
         listener.on_start(progress.step, *budget.outlook(progress))
         logged_tokens, logged_seconds = progress.tokens, progress.seconds
         steps = iter(loader.steps(progress.cursor, group.rank, group.size))
@@ -168,7 +170,8 @@ def score(
     the model gives something that is no number."""
     learner.eval()
     try:
-        metrics = group.first(dict(evaluate(progress.step)))
+        with regions_by(None):
+            metrics = group.first(dict(evaluate(progress.step)))
     except NotFinite as problem:
         raise health.not_finite(data, problem) from problem
     learner.train()

@@ -23,7 +23,7 @@ class TrainingSettings:
     evaluate_every, checkpoint_every: in steps; evaluate_every None: a tenth of the run; checkpoint_every None: with
     each evaluation. keep: newest checkpoints that stay beside the best, or "all"; keep_every: steps between those that
     are saved, and stay, whatever keep is. patience: evaluations without a better `metric` before the run ends, None:
-    never. gradient_checkpointing: layers are recomputed in the backward. parallel: how
+    never. gradient_checkpointing: layers are recomputed in the backward. compiles: see compiling.py. parallel: how
     several processes train the model. metric: a key of what `evaluate` returns;
     greater_is_better: its direction; chooses: whether it says which checkpoint is the best, else the last one is.
     uninformed_loss: what reading nothing loses; many times as much is an explosion (health.py).
@@ -47,6 +47,7 @@ class TrainingSettings:
     keep_every: int | None = None
     patience: int | None = None
     gradient_checkpointing: bool = False
+    compiles: bool = False
     parallel: Parallel = "ddp"
     uninformed_loss: float = 0.0
     chooses: bool = True

@@ -1,0 +1,70 @@
+"""Runs with compile=true: the losses of those without, by the same names, and resumed by them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch._dynamo.utils import counters
+
+from lmtool.training import compiling, loop
+from tests.commands.conftest import finetune, pretrain
+
+
+def rows(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def eagerly(monkeypatch):
+    """By a compiler that takes no minutes."""
+    monkeypatch.setattr(loop, "compiled", lambda on: compiling.compiled(on, "aot_eager"))
+    torch._dynamo.reset()
+    counters.clear()
+
+
+def test_a_compiled_run_is_the_same_run(place: Path, eagerly: None, capsys: pytest.CaptureFixture[str]) -> None:
+    plain = pretrain("plain", "max_steps=3")
+    assert not counters["stats"]["unique_graphs"]
+    folder = pretrain("compiled", "max_steps=3", "compile=true")
+    assert "compiled yes (as asked)" in " ".join(capsys.readouterr().out.split())
+    assert json.loads((folder / "result.json").read_text())["compiled"] is True
+    assert counters["stats"]["unique_graphs"] > 0
+    for row, other in zip(rows(plain), rows(folder), strict=True):
+        assert row["loss"] == pytest.approx(other["loss"], abs=1e-6)
+    weights, others = (load_file(run / "checkpoints/step_00000003/model.safetensors") for run in (plain, folder))
+    assert weights.keys() == others.keys()
+    pretrain("compiled", "max_steps=3")  # the same run, which is done
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "tuning",
+    [
+        "full",
+        "lora tuning.dropout=0.2",
+        "adapter",
+        "prefix",
+        "prompt",
+        "bitfit",
+        "full gradient_checkpointing=true",
+    ],
+)
+def test_tuned_runs(place: Path, eagerly: None, tuning: str) -> None:
+    words = [f"tuning={tuning.split()[0]}", *tuning.split()[1:], "model=bert_tiny", "max_epochs=1", "log_every=1"]
+    plain, folder = finetune("plain", *words), finetune("compiled", *words, "compile=true")
+    assert counters["stats"]["unique_graphs"] > 0
+    for row, other in zip(rows(plain), rows(folder), strict=True):
+        assert row["loss"] == pytest.approx(other["loss"], abs=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["bert_tiny", "gpt_tiny", "t5_tiny"])
+def test_the_compiler_itself(place: Path, model: str) -> None:
+    plain = pretrain("plain", "max_steps=3", model=model)
+    folder = pretrain("compiled", "max_steps=3", "compile=true", model=model)
+    for row, other in zip(rows(plain), rows(folder), strict=True):
+        assert row["loss"] == pytest.approx(other["loss"], abs=1e-5)

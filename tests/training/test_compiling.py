@@ -1,0 +1,45 @@
+"""Whether a run is compiled: what is chosen and why, what is missing for it, and runs that are."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+
+from lmtool.errors import UserError
+from lmtool.training import compiling
+from lmtool.training.compiling import choose_compilation, missing, require_compiler
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+
+
+@pytest.fixture
+def complete(monkeypatch):
+    """A machine that lacks nothing, until a test says so."""
+    lacks = {}
+    monkeypatch.setattr(compiling, "missing", lambda device: lacks.get(device.type))
+    return lacks
+
+
+def test_auto_compiles_long_runs_on_cuda(complete):
+    hour = 3600 * compiling.RATE
+    assert str(choose_compilation("auto", CUDA, hour)) == "yes (by estimate the run takes more than 5 minutes)"
+    assert not choose_compilation("auto", CUDA, hour / 20).on
+    assert not choose_compilation("auto", CUDA, hour, max_minutes=2).on
+    assert str(choose_compilation("auto", CPU, hour)) == "no (no gain was measured on a CPU)"
+    assert choose_compilation(True, CPU, 0).on and not choose_compilation(False, CUDA, hour).on
+    complete["cuda"] = "triton"
+    assert str(choose_compilation("auto", CUDA, hour)) == "no (triton is missing)"
+
+
+def test_a_machine_without_a_compiler_is_refused(monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert missing(CPU) == "the compiler no-such-compiler"
+    with pytest.raises(UserError, match="compile=true: the compiler no-such-compiler is missing") as caught:
+        require_compiler(True, CPU)
+    assert "compile=false" in caught.value.hint
+    require_compiler("auto", CPU)
+    monkeypatch.delenv("CXX")
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert missing(CPU) == "a C++ compiler (g++)"
