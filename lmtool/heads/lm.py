@@ -94,7 +94,8 @@ def lm_head(backbone: Backbone) -> LMHead:
 class MaskedLMHead(LMHead):
     """dense, activation, norm, then the table and a bias (Devlin et al. 2019, in the published code).
 
-    table_width: W; hidden_size where None (ALBERT and ELECTRA: the width of their embedding).
+    table_width: W; hidden_size where None (ALBERT and ELECTRA: the width of their embedding). biases: whether dense and
+    norm have one.
     """
 
     def __init__(
@@ -104,12 +105,13 @@ class MaskedLMHead(LMHead):
         activation: Activation = "gelu",
         norm_epsilon: float = 1e-12,
         table_width: int | None = None,
+        biases: bool = True,
     ):
         super().__init__()
         width = hidden_size if table_width is None else table_width
-        self.dense = nn.Linear(hidden_size, width)
+        self.dense = nn.Linear(hidden_size, width, biases)
         self.activation = ACTIVATIONS[activation]
-        self.norm = nn.LayerNorm(width, norm_epsilon)
+        self.norm = nn.LayerNorm(width, norm_epsilon, bias=biases)
         self.bias = nn.Parameter(torch.zeros(vocab_size))
 
     def transform(self, hidden_MH: Tensor) -> Tensor:
@@ -124,4 +126,5 @@ def masked_lm_head(backbone: Backbone) -> MaskedLMHead:
         backbone.head_activation,
         backbone.head_norm_epsilon,
         backbone.embed.token.weight.shape[1],
+        backbone.head_biases,
     )

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lmtool.heads.base import PredictingHead
+from lmtool.models.base import Backbone
 from lmtool.nn.dropout import Draws, Dropout
 from lmtool.nn.feedforward import ACTIVATIONS
 from lmtool.types import Packed, send
@@ -38,22 +39,33 @@ def summary(hidden_TH: Tensor, packed: Packed, how: Literal["first", "last", "me
 
 
 class Pooler(nn.Module):
-    """activation(dense(first token)): tanh (BERT, RoBERTa, ALBERT), relu (DistilBERT) or gelu (ELECTRA). input_size: F;
-    hidden_size where None."""
+    """activation(dense(first token)): tanh (BERT, RoBERTa, ALBERT), relu (DistilBERT) or gelu (ELECTRA); normalised
+    where there is a norm (ModernBERT). input_size: F; hidden_size where None. bias: whether the map has one."""
 
     def __init__(
         self,
         hidden_size: int,
         activation: Literal["tanh", "relu", "gelu"] = "tanh",
         input_size: int | None = None,
+        bias: bool = True,
+        norm: nn.Module | None = None,
     ):
         super().__init__()
         self.activation = torch.tanh if activation == "tanh" else ACTIVATIONS[activation]
-        self.dense = nn.Linear(hidden_size if input_size is None else input_size, hidden_size)
+        self.dense = nn.Linear(hidden_size if input_size is None else input_size, hidden_size, bias)
+        self.norm = norm
 
     def forward(self, first_NH: Tensor) -> Tensor:
         """(N, F) to (N, H)."""
-        return self.activation(self.dense(first_NH))
+        pooled_NH = self.activation(self.dense(first_NH))
+        return pooled_NH if self.norm is None else self.norm(pooled_NH)
+
+
+def pooler(backbone: Backbone) -> Pooler:
+    """The pooler of a backbone's family."""
+    width, bias = backbone.hidden_size, backbone.head_biases
+    norm = nn.LayerNorm(width, backbone.head_norm_epsilon, bias=bias) if backbone.pooler_norm else None
+    return Pooler(width, backbone.pooler_activation, backbone.feature_size, bias, norm)
 
 
 class SequenceHead(PredictingHead):

@@ -57,6 +57,10 @@ class Backbone(nn.Module):
     """Of a masked language model's head."""
     pooler_activation: Literal["tanh", "relu", "gelu"] = "tanh"
     """Of the map between the first token's hidden state and a classifier."""
+    pooler_norm: bool = False
+    """Whether a norm stands behind that map."""
+    head_biases: bool = True
+    """Whether maps and norms of the masked language model's head and of the pooler have biases; the output has one."""
 
     @property
     def feature_size(self) -> int:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from lmtool.config.tables import component
-from lmtool.models.configs import Layers, SegmentedConfig, SegmentTypes, TransformerConfig, Vocabulary, Width
+from lmtool.config.tables import Choice, component
+from lmtool.models.configs import Layers, Positions, SegmentedConfig, SegmentTypes, TransformerConfig, Vocabulary, Width
+from lmtool.nn.configs import PositionsConfig, RotaryPositionsConfig
 
 _VOCABULARY = "Rows of the token embedding; at least the tokenizer's entries."
 _EMBEDDING_SIZE = "Width of the embedding tables; a linear map takes it to hidden_size where the two differ."
@@ -67,3 +68,32 @@ class ElectraConfig(SegmentedConfig):
 
     name: Literal["electra"] = Field("electra", description="ELECTRA.")
     embedding_size: Width = Field(768, description=_EMBEDDING_SIZE)
+
+
+@component("model", "modernbert", builder="lmtool.models.modernbert:build")
+class ModernbertConfig(TransformerConfig):
+    """ModernBERT (Warner et al. 2024): a pre-norm encoder whose layers are local but for every third. Defaults:
+    base."""
+
+    transformers_form: ClassVar[dict[str, Any] | None] = {}
+    free_fields: ClassVar[tuple[str, ...]] = (*TransformerConfig.free_fields, "max_positions")
+    has_biases: ClassVar[bool] = False
+
+    name: Literal["modernbert"] = Field("modernbert", description="ModernBERT.")
+    vocab_size: Vocabulary = Field(50368, description=_VOCABULARY)
+    num_layers: Layers = Field(22, description="Layers.")
+    feedforward_size: Width = Field(1152, description="Width inside the feed-forward part.")
+    max_positions: Positions = Field(8192, description="Longest sequence in tokens.")
+    positions: Annotated[PositionsConfig, Choice("model/positions")] = Field(
+        RotaryPositionsConfig(base=160_000.0), description="How the model knows where a token stands."
+    )
+    local_window: int = Field(
+        64, ge=1, le=1_000_000, description="Tokens on either side that a token sees in a local layer."
+    )
+    global_every: Layers = Field(3, description="Of so many layers the first one sees the whole text.")
+    local_rotary_base: float = Field(
+        10_000.0, gt=1, description="Base of rotary positions in local layers; of other positions there is one kind."
+    )
+    dropout: float = Field(0.1, ge=0, lt=1, description="Share of what an attention gives that is dropped in training.")
+    attention_dropout: float = Field(0.0, ge=0, lt=1, description="Share of attention weights dropped in training.")
+    norm_epsilon: float = Field(1e-5, gt=0, description="Added to the variance in layer norms.")

@@ -23,7 +23,8 @@ from lmtool.types import Packed, Segments, send
 TILE_WIDTH = 16
 
 
-Window = tuple[int, int]
+Sides = tuple[int, int]
+"""(left, right)."""
 
 
 class Mask(Protocol):
@@ -34,7 +35,7 @@ class Mask(Protocol):
     """
 
     @property
-    def window(self) -> Window | None: ...
+    def window(self) -> Sides | None: ...
 
     def allow(self, query_RL1: Tensor, key_R1K: Tensor, documents_R: Tensor) -> Tensor | None:
         """(R, L, K) bool, or None where all is visible. Padding is not the mask's concern."""
@@ -44,7 +45,7 @@ class Mask(Protocol):
 class Full:
     """Every token sees its whole document."""
 
-    window: ClassVar[Window] = (-1, -1)
+    window: ClassVar[Sides] = (-1, -1)
 
     def allow(self, query_RL1: Tensor, key_R1K: Tensor, documents_R: Tensor) -> Tensor | None:
         return None
@@ -54,10 +55,26 @@ class Full:
 class Causal:
     """A token sees itself and what comes before it."""
 
-    window: ClassVar[Window] = (-1, 0)
+    window: ClassVar[Sides] = (-1, 0)
 
     def allow(self, query_RL1: Tensor, key_R1K: Tensor, documents_R: Tensor) -> Tensor | None:
         return key_R1K <= query_RL1
+
+
+@dataclass(frozen=True)
+class Window:
+    """A token sees those at most `reach` places away on either side, itself, and the first `ahead` keys: those of a
+    prefix (Beltagy et al. 2020, "Longformer", 3.1)."""
+
+    reach: int
+    ahead: int = 0
+
+    @property
+    def window(self) -> Sides | None:
+        return None if self.ahead else (self.reach, self.reach)
+
+    def allow(self, query_RL1: Tensor, key_R1K: Tensor, documents_R: Tensor) -> Tensor | None:
+        return ((query_RL1 - key_R1K).abs() <= self.reach) | (key_R1K < self.ahead)
 
 
 @dataclass(frozen=True)

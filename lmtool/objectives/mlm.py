@@ -20,7 +20,7 @@ from lmtool.heads.base import TokenLogits
 from lmtool.heads.lm import MaskedLMHead, masked_lm_head
 from lmtool.heads.losses import loss_sum, losses
 from lmtool.heads.predicted import Predicted
-from lmtool.heads.sequence import Pooler, SequenceHead, summary_index
+from lmtool.heads.sequence import SequenceHead, pooler, summary_index
 from lmtool.learners.baseline import ConstantPredictor, token_counts
 from lmtool.learners.targets import hidden_at, labels_of, places_of
 from lmtool.models.base import Backbone
@@ -52,7 +52,7 @@ class MaskedLanguageModel(MaskFiller):
         self.add_head("masked_lm", masked_lm_head(backbone))
         self.weights = {"mlm": 1.0}
         if config.pairs != "none":
-            self.add_head("pooler", Pooler(backbone.hidden_size, backbone.pooler_activation))
+            self.add_head("pooler", pooler(backbone))
             self.add_head(_PAIR_HEADS[config.pairs], SequenceHead(backbone.hidden_size, 2))
             self.weights[config.pairs] = 1.0
 

@@ -12,11 +12,17 @@ from tokenizers import AddedToken, models, pre_tokenizers, trainers
 
 from lmtool.errors import UserError
 from lmtool.tokenizers.backends import byte_level, roberta_around
-from lmtool.tokenizers.configs import ByteBpeConfig
+from lmtool.tokenizers.configs import SPECIALS, ByteBpeConfig
 from lmtool.tokenizers.texts import training_text
 from lmtool.tokenizers.tokenizer import Tokenizer
 
 END = "<|endoftext|>"
+_ENTRIES: dict[str, tuple[list[str], list[str]]] = {
+    "gpt2": ([END], []),
+    "roberta": (["<s>", "<pad>", "</s>", "<unk>"], ["<mask>"]),
+    "bert": ([*SPECIALS["bert"].values()], []),
+}
+"""The special tokens in front of all other entries, and those behind them."""
 
 
 def train(config: ByteBpeConfig, texts: Iterable[str], vocab_size: int) -> Tokenizer:
@@ -25,8 +31,8 @@ def train(config: ByteBpeConfig, texts: Iterable[str], vocab_size: int) -> Token
     UserError where there is no text, or no room for the 256 bytes.
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    # Published order: the mask is the last entry, the others are the first.
-    first, last = ([END], []) if config.special_tokens == "gpt2" else (["<s>", "<pad>", "</s>", "<unk>"], ["<mask>"])
+    # Published order: RoBERTa's mask is the last entry, the others are the first.
+    first, last = _ENTRIES[config.special_tokens]
     special = [*first, *last]
     if vocab_size < len(alphabet) + len(special):
         raise UserError(

@@ -83,8 +83,10 @@ class ByteBpeConfig(TokenizerConfig):
         le=10_000_000,
         description="Entries of the vocabulary: the 256 bytes, special tokens, the merges. Null: the model's.",
     )
-    special_tokens: Literal["gpt2", "roberta"] = Field(
-        "gpt2", description="gpt2: <|endoftext|> alone; roberta (and BART): <s> <pad> </s> <unk> <mask>."
+    special_tokens: Literal["gpt2", "roberta", "bert"] = Field(
+        "gpt2",
+        description="gpt2: <|endoftext|> alone; roberta (and BART): <s> <pad> </s> <unk> <mask>; bert (ModernBERT): "
+        "[PAD] [UNK] [CLS] [SEP] [MASK].",
     )
     minimum_count: int = Field(2, ge=1, description="Occurrences a pair of pieces needs in the text to be joined.")
 
@@ -92,7 +94,7 @@ class ByteBpeConfig(TokenizerConfig):
     def specials(self) -> dict[str, str]:
         """GPT-2's one token pads too."""
         tokens = SPECIALS[self.special_tokens]
-        return {"pad": tokens["eos"], **tokens}
+        return {"pad": tokens["pad" if "pad" in tokens else "eos"], **tokens}
 
 
 @component("tokenizer", "bpe", builder="lmtool.tokenizers.bpe:train")

@@ -113,6 +113,18 @@ class AdafactorConfig(OptimizerConfig):
         return means + (0 if self.beta1 is None else prod(shape))
 
 
+@component("optimizer", "stable_adamw", builder="lmtool.training.stable_adamw:build_stable_adamw")
+class StableAdamWConfig(OptimizerConfig):
+    """StableAdamW (Wortsman et al. 2023): AdamW with Adafactor's clipping of the update; ModernBERT's."""
+
+    name: Literal["stable_adamw"] = Field("stable_adamw", description="AdamW with clipped updates.")
+    lr: float = Field(8e-4, gt=0, le=_MOST, description="Full learning rate, before the schedule; ModernBERT's.")
+    betas: tuple[Beta, Beta] = Field((0.9, 0.98), description=_BETAS)
+    epsilon: float = Field(1e-6, gt=0, le=1, description=_EPSILON)
+    weight_decay: float = Field(0.0125, ge=0, description=_WEIGHT_DECAY)
+    clip_norm: float | None = Field(None, gt=0, description=_CLIP_NORM)
+
+
 @component("optimizer", "lamb", builder="lmtool.training.lamb:build_lamb")
 class LambConfig(OptimizerConfig):
     """LAMB (You et al. 2020), for very large batches: each matrix moves by the learning rate times its own norm.

@@ -42,6 +42,7 @@ FAMILIES = {
     "t5": "t5",
     "bart": "bart",
     "marian": "transformer",
+    "modernbert": "modernbert",
 }
 """Our model by the `model_type` of a config.json."""
 _GIVE = "give a run of lmtool, a folder with config.json and model.safetensors, or hf://org/name@revision"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lmtool.heads.lm import lm_head, masked_lm_head
 from lmtool.heads.replaced_token import ReplacedTokenHead
-from lmtool.heads.sequence import Pooler, SequenceHead, summary
+from lmtool.heads.sequence import SequenceHead, pooler, summary
 from lmtool.learners.model import ModelWithHeads
 from lmtool.models.base import Backbone
 from lmtool.models.configs import ModelConfig, Place, SequenceForm
@@ -106,7 +106,7 @@ def _head(backbone: Backbone, name: str, own: Mapping[str, Tensor]) -> nn.Module
         # A table of its own is not invented where the checkpoint has none.
         return head if {f"heads.lm.{layer}" for layer in trained} <= set(own) else None
     if name == "pooler":
-        return Pooler(width, backbone.pooler_activation, read)
+        return pooler(backbone)
     if name == "replaced_token":
         return ReplacedTokenHead(width, backbone.head_activation)
     weight, bias = f"heads.{name}.output.weight", f"heads.{name}.output.bias"

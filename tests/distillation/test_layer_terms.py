@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lmtool.config.tables import Several, build, entries
+from lmtool.config.tables import Several, build
 from lmtool.distillation.configs import StandardConfig
 from lmtool.distillation.seen import Teacher, see
 from lmtool.distillation.standard import Standard
@@ -21,7 +21,7 @@ from lmtool.nn.stack import Place, Tap
 from lmtool.nn.virtual import VirtualTokens
 from lmtool.training.precision import Precision
 from lmtool.types import Batch, Packed, StepOutput, Target
-from tests.models.test_read import FAMILIES, LENGTHS, SIZES
+from tests.models.test_read import FAMILIES, LENGTHS, SIZES, config_of
 
 TERMS = ("states", "hidden", "patience", "embeddings", "attention", "relations")
 FP32 = Precision("fp32", torch.device("cpu"), "")
@@ -43,10 +43,10 @@ class Reader(BaseLearner):
 
 
 def learner(family="bert", seed=0, **fields):
-    config = next(entry.config for entry in entries("model") if entry.name == family)
-    rates = {name: 0.0 for name in config.model_fields if name.endswith("dropout")}
-    sizes = SIZES | rates | {"initializer_std": 1.0 if family == "t5" else 0.3}
-    return Reader(config, build(config(**sizes | fields), seed), None, 0)
+    plain = config_of(family)
+    rates = {name: 0.0 for name in type(plain).model_fields if name.endswith("dropout")}
+    config = config_of(family, **rates | {"initializer_std": 1.0 if family == "t5" else 0.3} | fields)
+    return Reader(type(config), build(config, seed), None, 0)
 
 
 def batch_of(student, lengths=LENGTHS):

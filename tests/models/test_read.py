@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lmtool.config.tables import build, entries
-from lmtool.models import configs, encoder_configs, encoder_decoder_configs
+from lmtool.models import configs, decoder_configs, encoder_configs, encoder_decoder_configs
 from lmtool.nn.dropout import TokenDraws, token_keys
 from lmtool.types import Packed
 
@@ -14,9 +14,18 @@ SIZES = {
     "vocab_size": 40, "num_layers": 2, "hidden_size": 16, "num_heads": 2, "feedforward_size": 24, "max_positions": 32,
     "dropout": 0.2, "attention_dropout": 0.2,
 }  # fmt: skip
-MODULES = {module.__name__ for module in (configs, encoder_configs, encoder_decoder_configs)}
+MODULES = {module.__name__ for module in (configs, decoder_configs, encoder_configs, encoder_decoder_configs)}
 FAMILIES = sorted(entry.name for entry in entries("model") if entry.config.__module__ in MODULES)
 LENGTHS = (5, 1, 12, 7)
+
+
+def config_of(family, **fields):
+    """A family at the test's sizes, one head of keys for two of queries where it has such."""
+    config = next(entry.config for entry in entries("model") if entry.name == family)
+    grouped = {"num_key_value_heads": 1} if "num_key_value_heads" in config.model_fields else {}
+    return config(**SIZES | grouped | fields)
+
+
 READ = torch.tensor([0, 3, 5, 6, 16, 18, 24])
 
 
@@ -27,7 +36,7 @@ def packed(seed: int) -> Packed:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_some_tokens_alone(family):
-    config = next(entry.config for entry in entries("model") if entry.name == family)(**SIZES)
+    config = config_of(family)
     backbone = build(config, 0).double()
     inputs, outputs = packed(1), packed(2) if config.architecture == "encoder_decoder" else None
     examples = torch.arange(len(LENGTHS))

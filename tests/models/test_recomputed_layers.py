@@ -14,7 +14,7 @@ from lmtool.nn.prefix import KeyPrefix
 from lmtool.nn.stack import Stack, Tap, recompute_layers
 from lmtool.tuning.lora import LoraLinear, hand_draws
 from lmtool.tuning.places import layers
-from tests.models.test_read import FAMILIES, LENGTHS, READ, SIZES, packed
+from tests.models.test_read import FAMILIES, LENGTHS, READ, SIZES, config_of, packed
 
 
 class Middle(Tap):
@@ -39,7 +39,7 @@ class Watching(Tap):
 
 
 def model_of(family, **fields):
-    config = next(entry.config for entry in entries("model") if entry.name == family)(**SIZES | fields)
+    config = config_of(family, **fields)
     model = build(config, 0)
     model.calls = Counter()
     for name, layer in ((name, layer) for name, layer in model.named_modules() if hasattr(layer, "self_attn")):

@@ -3,19 +3,20 @@ replace is what the model computes with; and they compose with reading some toke
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from lmtool.config.tables import build, entries
+from lmtool.config.tables import build
 from lmtool.nn import attended
 from lmtool.nn.context import Context
 from lmtool.nn.dropout import TokenDraws, token_keys
-from lmtool.nn.layout import Causal, Full
 from lmtool.nn.stack import Place, Tap, Taps
 from lmtool.types import Packed
 from lmtool.weights.load import load
 from tests.models.test_read import FAMILIES as OWN
-from tests.models.test_read import LENGTHS, READ, SIZES, packed
+from tests.models.test_read import LENGTHS, READ, SIZES, config_of, packed
 from tests.weights.published_folders import FAMILIES, make, sample
 
 
@@ -52,7 +53,7 @@ class Below(Tap):
 
 def of_family(family, **fields):
     """A tiny model of a family in double precision, and what it reads beside its inputs."""
-    config = next(entry.config for entry in entries("model") if entry.name == family)(**SIZES | fields)
+    config = config_of(family, **fields)
     outputs = {"outputs": packed(2)} if config.architecture == "encoder_decoder" else {}
     return build(config, 0).double(), outputs
 
@@ -138,8 +139,9 @@ def test_what_a_tap_replaces_is_computed_with(family, layer):
         if outputs:
             stack, texts, encoded = backbone.decoder, packed(2), backbone.encode(packed(1))
             more = {"encoded": encoded, "cross_layout": encoded.layout(texts)}
-        context = Context.of(texts, Causal() if stack.causal else Full(), stack.embed.position, **more)
         for number in range(layer, SIZES["num_layers"]):
+            position = stack.position(number, SimpleNamespace(position=stack.embed.position))
+            context = Context.of(texts, stack.mask(number, texts), position, **more)
             x_TH = list(stack.depth())[number](x_TH, context)
         torch.testing.assert_close(got, stack.leave(x_TH), rtol=0, atol=1e-12)
     assert not torch.allclose(got, plain)

@@ -24,6 +24,7 @@ from lmtool.training.configs import (
     LambConfig,
     MuonConfig,
     OptimizerConfig,
+    StableAdamWConfig,
     is_hidden_matrix,
 )
 from lmtool.training.loop import train
@@ -47,6 +48,7 @@ EVERY = {
     "adafactor": AdafactorConfig(),
     "adafactor_mean": AdafactorConfig(lr=0.01, beta1=0.9, weight_decay=0.1, scale_parameter=False),
     "lamb": LambConfig(lr=0.01),
+    "stable_adamw": StableAdamWConfig(lr=0.01),
     "muon": MuonConfig(lr=0.01),
 }
 
@@ -171,6 +173,23 @@ def test_lamb_is_the_papers_algorithm() -> None:
         parameter -= 0.01 * ratio * update
 
     assert_equal(moved(LambConfig(weight_decay=0.1)), reference(step_of))
+
+
+def test_stable_adamw_is_the_papers_algorithm() -> None:
+    """A gradient much larger than those before it is met by a smaller rate."""
+    means: dict[str, Any] = {}
+    surprises: list[float] = []
+
+    def step_of(name: str, parameter: torch.Tensor, gradient: torch.Tensor, step: int) -> None:
+        update = adam_direction(means, name, gradient, step, (0.9, 0.98), 1e-6)
+        square = means[name][1] / (1 - 0.98**step)
+        surprises.append(float((gradient**2 / square.clamp(min=1e-12)).mean().sqrt()))
+        rate = 0.01 / max(1.0, surprises[-1])
+        parameter *= 1 - rate * (0.1 if parameter.ndim > 1 else 0.0)
+        parameter -= rate * update
+
+    assert_equal(moved(StableAdamWConfig(weight_decay=0.1)), reference(step_of))
+    assert max(surprises) > 1.0 > min(surprises)
 
 
 def test_lamb_moves_a_parameter_of_zeros() -> None:

@@ -41,6 +41,11 @@ _LLAMA = {
     "intermediate_size": 52, "max_position_embeddings": 40, "tie_word_embeddings": True, "bos_token_id": 0,
     "eos_token_id": 0, "initializer_range": 0.2,
 }  # fmt: skip
+_MODERNBERT = {
+    "vocab_size": ROWS, "num_hidden_layers": 4, "hidden_size": 36, "num_attention_heads": 3, "intermediate_size": 52,
+    "max_position_embeddings": 40, "local_attention": 8, "pad_token_id": 0, "cls_token_id": 2, "sep_token_id": 3,
+    "bos_token_id": None, "eos_token_id": None, "initializer_range": 0.2,
+}  # fmt: skip
 _ROBERTA = _BERT | {"max_position_embeddings": 42, "type_vocab_size": 1, "pad_token_id": 1, "layer_norm_eps": 1e-5}
 _WORDS, _BYTES = WordPieceConfig(), ByteBpeConfig(special_tokens="roberta")
 _PIECES = SentencePieceConfig(sentinels=10)
@@ -66,6 +71,9 @@ FAMILIES: dict[str, tuple[Callable[[], nn.Module], TokenizerConfig]] = {
     "gpt1": _of(
         "OpenAIGPTLMHeadModel", "OpenAIGPTConfig", BpeConfig(), vocab_size=ROWS, n_layer=2, n_embd=36, n_head=3,
         n_positions=40, initializer_range=0.2,
+    ),
+    "modernbert": _of(
+        "ModernBertForMaskedLM", "ModernBertConfig", ByteBpeConfig(special_tokens="bert"), **_MODERNBERT
     ),
     "llama": _of("LlamaForCausalLM", "LlamaConfig", ByteBpeConfig(), **_LLAMA),
     "qwen2": _of("Qwen2ForCausalLM", "Qwen2Config", ByteBpeConfig(), **_LLAMA),
@@ -119,6 +127,7 @@ CLASSIFIERS: dict[str, tuple[str, str]] = {
     "electra": ("ElectraForSequenceClassification", "ElectraTokenizer"),
     "gpt": ("GPT2ForSequenceClassification", "GPT2Tokenizer"),
     "gpt1": ("OpenAIGPTForSequenceClassification", "PreTrainedTokenizerFast"),
+    "modernbert": ("ModernBertForSequenceClassification", "PreTrainedTokenizerFast"),
     "llama": ("LlamaForSequenceClassification", "PreTrainedTokenizerFast"),
     "qwen2": ("Qwen2ForSequenceClassification", "PreTrainedTokenizerFast"),
     "bart": ("BartForSequenceClassification", "BartTokenizer"),

@@ -39,6 +39,7 @@ NAMES: dict[str, tuple[str, str, tuple[str, ...], tuple[str, str] | None]] = {
     "electra": ("electra.embeddings.word_embeddings.weight", "generator_lm_head.weight", (), None),
     "gpt": ("transformer.wte.weight", "lm_head.weight", (), None),
     "gpt1": ("transformer.tokens_embed.weight", "lm_head.weight", (), None),
+    "modernbert": ("model.embeddings.tok_embeddings.weight", "decoder.weight", (), None),
     "llama": ("model.embed_tokens.weight", "lm_head.weight", (), None),
     "qwen2": ("model.embed_tokens.weight", "lm_head.weight", (), None),
     "t5": ("shared.weight", "lm_head.weight", ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"), None),

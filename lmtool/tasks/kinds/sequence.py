@@ -21,7 +21,7 @@ from lmtool.config.tables import build
 from lmtool.data.configs import FORMATS
 from lmtool.data.split import Rows, SplitData, unlabelled
 from lmtool.heads.lm import LMHead, lm_head
-from lmtool.heads.sequence import Pooler, SequenceHead, summary, summary_index
+from lmtool.heads.sequence import SequenceHead, pooler, summary, summary_index
 from lmtool.learners.baseline import Predictor
 from lmtool.learners.mixed_examples import MixedBatch
 from lmtool.models.base import Backbone
@@ -89,7 +89,7 @@ class SequenceLearner(TaskLearner):
         super().__init__(kind, backbone, tokenizer, seed)
         self.form = self.config.form(backbone.config)
         if self.form.pooled:
-            self.add_head("pooler", Pooler(backbone.hidden_size, backbone.pooler_activation, backbone.feature_size))
+            self.add_head("pooler", pooler(backbone))
         dropout = backbone.config.dropout if self.config.dropout is None else self.config.dropout
         if self.config.auxiliary_lm:
             self.add_head(LANGUAGE_MODEL, lm_head(backbone))

@@ -1,0 +1,263 @@
+"""ModernBERT: Warner, Chaffin, Clavié et al., "Smarter, Better, Faster, Longer: A Modern Bidirectional Encoder for
+Fast, Memory Efficient, and Long Context Finetuning and Inference", 2024. Ettin (Weller et al. 2025) has it in other
+sizes.
+
+          token
+             |
+           norm
+             |
+    +--------+--------+
+    |      norm1      |   not in the first layer
+    |    self_attn    |   every third layer sees the whole text, the others a window
+    |     dropout     |
+    |        |        |
+    +-----> add ------+
+             |                 x num_layers
+    +--------+--------+
+    |      norm2      |
+    |   gelu(fc_gate) |
+    |     * fc_in     |
+    |      fc_out     |
+    |        |        |
+    +-----> add ------+
+             |
+         final_norm
+             |
+          hidden
+
+Nothing has a bias. Local layers turn queries and keys by another base than the global ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lmtool.errors import UserError
+from lmtool.models.base import Encoder, new, positions_of
+from lmtool.models.configs import TransformerConfig
+from lmtool.models.encoder_configs import ModernbertConfig
+from lmtool.models.family import Published
+from lmtool.models.keymap import EMPTY, KeyMap, Tied, join_projections, split_projections
+from lmtool.models.published import expect
+from lmtool.nn.attention import SelfAttention
+from lmtool.nn.blocks import PreNormLayer
+from lmtool.nn.configs import RotaryPositionsConfig
+from lmtool.nn.dropout import Dropout
+from lmtool.nn.embeddings import Embeddings
+from lmtool.nn.feedforward import GatedFeedForward
+from lmtool.nn.initialization import Draw, initialize_each, truncated_normal
+from lmtool.nn.layout import Full, Mask, Window
+from lmtool.nn.positions import Position, Rotary
+from lmtool.nn.stack import Entered
+from lmtool.types import Packed
+
+
+class Modernbert(Encoder):
+    """The encoder, without its heads."""
+
+    config: ModernbertConfig
+    pooler_activation = "gelu"
+    pooler_norm = True
+    head_biases = False
+
+    def __init__(self, config: ModernbertConfig):
+        width = config.hidden_size
+
+        def norm() -> nn.LayerNorm:
+            return nn.LayerNorm(width, config.norm_epsilon, bias=False)
+
+        layers = [
+            PreNormLayer(
+                SelfAttention(width, config.num_heads, config.attention_dropout, bias=False),
+                GatedFeedForward(width, config.feedforward_size, "gelu", bias=False),
+                norm() if number else nn.Identity(),  # the embedding's norm stands before the first
+                norm(),
+                config.dropout,
+            )
+            for number in range(config.num_layers)
+        ]
+        for layer in layers:
+            layer.dropout2 = Dropout(0.0)
+        embed = Embeddings(config.vocab_size, width, positions_of(config, causal=False), 0.0, norm=norm())
+        super().__init__(config, embed, layers, norm())
+        positions = config.positions
+        self.local_position: Position | None = (
+            Rotary(config.width_of_head, config.local_rotary_base, positions.layout)
+            if isinstance(positions, RotaryPositionsConfig)
+            else None
+        )
+
+    def is_local(self, number: int) -> bool:
+        """Whether the layer of this number, counted from 0, sees a window alone."""
+        return number % self.config.global_every != 0
+
+    def mask(self, number: int, packed: Packed) -> Mask:
+        return Window(self.config.local_window, self.ahead) if self.is_local(number) else Full()
+
+    def position(self, number: int, entered: Entered) -> Position:
+        return entered.position if self.local_position is None or not self.is_local(number) else self.local_position
+
+    def initialize(self, module: nn.Module, seed: int, prefix: str) -> None:
+        """As published (appendix A): what writes into the residual stream, and the map of a head, is scaled down by the
+        square root of twice the layers; a classifier is drawn by its width."""
+        std = self.config.initializer_std
+        deep = std / math.sqrt(2 * self.config.num_layers)
+
+        def draw_of(name: str, part: nn.Module) -> Draw:
+            if name.endswith(("self_attn.out_proj", "ffn.fc_out")) or name == "dense":
+                return truncated_normal(deep)
+            if prefix.startswith("heads.") and name == "output":
+                return truncated_normal(self.hidden_size**-0.5)
+            return truncated_normal(std)
+
+        initialize_each(module, seed, draw_of, prefix)
+
+
+def build(config: ModernbertConfig, seed: int) -> Modernbert:
+    """A new encoder on the default device."""
+    return new(Modernbert, config, seed)
+
+
+_LAYER, _PUBLISHED = "backbone.layers.*.", "model.layers.*."
+KEYS = KeyMap(
+    (
+        ("backbone.embed.token", "model.embeddings.tok_embeddings"),
+        ("backbone.embed.norm", "model.embeddings.norm"),
+        (_LAYER + "norm1", _PUBLISHED + "attn_norm"),
+        (_LAYER + "self_attn.qkv", _PUBLISHED + "attn.Wqkv"),
+        (_LAYER + "self_attn.out_proj", _PUBLISHED + "attn.Wo"),
+        (_LAYER + "norm2", _PUBLISHED + "mlp_norm"),
+        (_LAYER + "ffn.gated", _PUBLISHED + "mlp.Wi"),
+        (_LAYER + "ffn.fc_out", _PUBLISHED + "mlp.Wo"),
+        ("backbone.final_norm", "model.final_norm"),
+        ("heads.masked_lm.dense", "head.dense"),
+        ("heads.masked_lm.norm", "head.norm"),
+        ("heads.masked_lm.output.weight", "decoder.weight"),
+        # What is left of the last map without its table.
+        ("heads.masked_lm", "decoder"),
+        ("heads.classifier.output", "classifier"),
+        # The same tensors as a classifier has them; see `from_published`.
+        ("heads.pooler.dense", "head.dense"),
+        ("heads.pooler.norm", "head.norm"),
+    )
+)
+TIED = Tied("model.embeddings.tok_embeddings.weight", "decoder.weight", "head.")
+_FULL, _LOCAL = "full_attention", "sliding_attention"
+_BASES = {"global_rope_theta": (_FULL, 160_000.0), "local_rope_theta": (_LOCAL, 10_000.0)}
+
+
+@dataclass(frozen=True)
+class _Published(Published):
+    """One map for queries, keys and values, another for gate and gated, and a list of the layers' kinds."""
+
+    def to_published(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        joined: dict[str, Tensor] = {}
+        for name, tensor in join_projections(tensors).items():
+            if ".ffn.fc_gate." in name:
+                joined[name.replace("fc_gate", "gated")] = torch.cat(
+                    [tensor, tensors[name.replace("fc_gate", "fc_in")]]
+                )
+            elif ".ffn.fc_in." not in name:
+                joined[name] = tensor
+        return super().to_published(joined)
+
+    def from_published(self, tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
+        """What stands before a classifier has the names of what stands before the vocabulary."""
+        classifies = any(name.startswith("classifier.") for name in tensors)
+        split: dict[str, Tensor] = {}
+        for name, tensor in split_projections(super().from_published(tensors, config)).items():
+            if ".ffn.gated." in name:
+                gate, gated = tensor.chunk(2)
+                split |= {name.replace("gated", "fc_gate"): gate.clone(), name.replace("gated", "fc_in"): gated.clone()}
+            else:
+                split[name.replace("heads.masked_lm.", "heads.pooler.") if classifies else name] = tensor
+        return split
+
+    def published_config(self, config: TransformerConfig) -> dict[str, Any]:
+        """UserError besides where pairs of dimensions lie side by side."""
+        data, positions = super().published_config(config), config.positions
+        assert isinstance(config, ModernbertConfig) and isinstance(positions, RotaryPositionsConfig)
+        if positions.layout != "half_split":
+            raise UserError(
+                f"model.positions.layout={positions.layout} has no place in a published {self.title}",
+                "use the run with lmtool, or train one with model.positions.layout=half_split",
+            )
+        bases = {_FULL: positions.base, _LOCAL: config.local_rotary_base}
+        return {
+            **data,
+            "local_attention": 2 * config.local_window,
+            "layer_types": [_LOCAL if number % config.global_every else _FULL for number in range(config.num_layers)],
+            "rope_parameters": {kind: {"rope_type": "default", "rope_theta": base} for kind, base in bases.items()},
+        }
+
+    def from_published_config(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        section = super().from_published_config(data)
+        every = data.get("global_attn_every_n_layers") or 3
+        kinds = data.get("layer_types")
+        if kinds:
+            every = next((number for number in range(1, len(kinds)) if kinds[number] == _FULL), len(kinds))
+            regular = [_LOCAL if number % every else _FULL for number in range(section["num_layers"])]
+            expect({"layer_types": list(kinds)}, self.model, layer_types=(regular,))
+        bases = {}
+        for key, (kind, default) in _BASES.items():
+            rotary = (data.get("rope_parameters") or {}).get(kind) or {}
+            expect(rotary, self.model, rope_type=("default",))
+            bases[kind] = float(rotary.get("rope_theta") or data.get(key) or default)
+        return {
+            **section,
+            "global_every": every,
+            "local_window": (data.get("local_attention") or 128) // 2,
+            "local_rotary_base": bases[_LOCAL],
+            "positions": {"name": "rotary", "base": bases[_FULL], "layout": "half_split"},
+        }
+
+
+PUBLISHED = _Published(
+    model="modernbert",
+    model_type="modernbert",
+    title="ModernBERT",
+    keys=KEYS,
+    tied=TIED,
+    prefix="model.",
+    outside=("head.", "decoder.", "classifier."),
+    fields={
+        "vocab_size": "vocab_size",
+        "num_hidden_layers": "num_layers",
+        "hidden_size": "hidden_size",
+        "num_attention_heads": "num_heads",
+        "intermediate_size": "feedforward_size",
+        "max_position_embeddings": "max_positions",
+        "attention_dropout": "attention_dropout",
+        "initializer_range": "initializer_std",
+        "norm_eps": "norm_epsilon",
+    },
+    defaults={
+        "vocab_size": 50368, "num_hidden_layers": 22, "hidden_size": 768, "num_attention_heads": 12,
+        "intermediate_size": 1152, "max_position_embeddings": 8192, "attention_dropout": 0.0,
+        "initializer_range": 0.02, "norm_eps": 1e-5,
+    },
+    constant={"hidden_activation": "gelu", "classifier_pooling": "cls", "classifier_activation": "gelu"},
+    allowed={
+        "attention_bias": (False,), "mlp_bias": (False,), "norm_bias": (False,), "classifier_bias": (False,),
+        "decoder_bias": (True,), "tie_word_embeddings": (True, False),
+        # They say how it is computed.
+        "sparse_prediction": (False, True), "deterministic_flash_attn": (False, True), "embedding_dropout": (0.0,),
+        "mlp_dropout": (0.0,), "reference_compile": (None, True, False), "repad_logits_with_grad": (False, True),
+        "sparse_pred_ignore_index": (-100,), "initializer_cutoff_factor": (2.0,), "rope_scaling": (None,),
+        "position_embedding_type": ("absolute",), "layer_norm_eps": (1e-5,),
+    },
+    positions="rotary",
+)  # fmt: skip
+to_published, from_published = PUBLISHED.to_published, PUBLISHED.from_published
+published_config, from_published_config = PUBLISHED.published_config, PUBLISHED.from_published_config
+ARCHITECTURES = (
+    (("pooler", "classifier"), "ModernBertForSequenceClassification"),
+    (("masked_lm",), "ModernBertForMaskedLM"),
+    ((), "ModernBertModel"),
+)
