@@ -44,7 +44,7 @@ lint: $(VENV)/test  ## Check style and imports.
 types: $(VENV)/test  ## Check types.
 	$(BIN)/mypy
 
-bench: $(VENV)/bench  ## Speed and memory beside the transformers Trainer, at most 20 minutes.
+bench: $(VENV)/bench  ## Speed and memory beside the transformers Trainer, at most 25 minutes; `scripts/benchmark.py --help`.
 	$(BIN)/python scripts/benchmark.py
 
 gpu:  ## On a GPU, with PYTHON= and no installing: its tests and its speed beside the transformers Trainer.

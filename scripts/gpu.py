@@ -24,10 +24,14 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmark import Failed, Variant, Work, Worker, cores, prepare, rates, spread, take_turns, turns
+from bench_figures import Spread, rates, turns
+from bench_turns import Failed, Worker, ask, take_turns
+from bench_works import GROUPED_STEPS, Comparison, Variant, Work
+from benchmark import cores
 
 ROOT = Path(__file__).resolve().parents[1]
 TEST_SECONDS = 200
@@ -39,14 +43,15 @@ BERT = {
 GPT = {**BERT, "vocab_size": 50257, "max_positions": 1024, "dropout": 0.0}
 TINY = {"vocab_size": 600, "num_layers": 2, "hidden_size": 32, "num_heads": 2, "feedforward_size": 48}
 COLUMNS = (
-    "run", "side", "tokens/s", "(min-max)", "over Trainer", "MFU", "peak GB", "recompiles", "waits a step", "ms a step",
+    "run", "side", "tokens/s", "(min-max)", "over Trainer", "over tuned", "MFU", "peak GB", "recompiles",
+    "waits a step", "ms a step",
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Case:
-    """One row for each side. batch: examples a step, `tiny` of them in a dry run. attention_dropout: with it lmtool's
-    attention takes another kernel."""
+    """A table's rows. batch: examples a step. tiny: length and batch in a dry run. attention_dropout: with it lmtool's
+    attention takes another kernel. lengths: of the texts of a labelled task; without, a language model learns."""
 
     work: Work
     family: str
@@ -54,10 +59,15 @@ class Case:
     batch: int
     tiny: tuple[int, int]
     attention_dropout: float = 0.0
+    lengths: dict[str, float] | None = None
 
     def settings(self, options: argparse.Namespace) -> dict[str, Any]:
         model = {**(GPT if self.family == "gpt" else BERT), "attention_dropout": self.attention_dropout}
         length, batch = self.tiny if options.tiny else (self.max_length, self.batch)
+        task = None
+        if self.lengths is not None:
+            lengths = {**self.lengths, "largest": length}
+            task = {"kind": "classification", "max_length": length, "lengths": lengths}
         return {
             "seed": 0,
             "threads": cores(),
@@ -65,36 +75,47 @@ class Case:
             "precision": "bf16",
             "family": self.family,
             "max_length": length,
-            "documents": "joined",
+            "texts": ["joined"] if task is None else [],
+            "task": task,
             "corpus_bytes": 300_000 if options.tiny else 3_000_000,
-            "rows": 400 if options.tiny else 14_400,
+            "rows": 400 if options.tiny else 9_600,
             "batch": batch,
-            "task_batch": batch,
             "lr": 1e-4,
             "weight_decay": 0.01,
             "clip_norm": 1.0,
             "rounds": 1 if options.tiny else 5,
-            "turn_seconds": 0.1 if options.tiny else 4.0,
+            "turn_seconds": 0.1 if options.tiny else 3.0,
+            "most_steps": 40,
             "model": model | TINY if options.tiny else model,
         }
 
 
-def language_model(name: str, title: str) -> Work:
-    variants = (Variant("trainer_lines", "Trainer"), Variant("lmtool_language_model", "lmtool"))
-    return Work(name, title, "tokens", variants)
+def sides(name: str, title: str, rows: str, documented: dict[str, Any], tuned: dict[str, Any]) -> Work:
+    """The Trainer as documented, tuned, and lmtool."""
+    steps = GROUPED_STEPS if tuned.get("grouped") else None
+    variants = (
+        Variant("trainer", "Trainer", {"rows": rows, **documented}),
+        Variant("trainer_tuned", "Trainer, tuned", {"rows": rows, "compile": True, **tuned}, steps),
+        Variant("lmtool", "lmtool", {"rows": rows}),
+    )
+    rivals = tuple(variant.name for variant in variants if not variant.own)
+    return Work(name, title, "tokens", variants, tuple(Comparison("lmtool", rival) for rival in rivals))
 
 
-# 32,768 tokens a step, and finetuning's usual 32 examples.
+# 32,768 tokens a step, and finetuning's usual 32 examples. Rows of joined text need no padding, so that the tuned
+# Trainer is the compiled one; of single texts it also takes batches of like length, in multiples of 16 tokens, which
+# keeps the shapes it compiles for few.
 CASES = (
-    Case(language_model("bert_128", "BERT base, masked LM at 128"), "bert", 128, 256, (32, 4)),
-    Case(language_model("bert_512", "BERT base, masked LM at 512"), "bert", 512, 64, (64, 4)),
-    Case(language_model("gpt_1024", "GPT small at 1024"), "gpt", 1024, 32, (64, 4)),
+    Case(sides("bert_128", "BERT base, masked LM at 128", "joined", {}, {}), "bert", 128, 256, (32, 4)),
+    Case(sides("bert_512", "BERT base, masked LM at 512", "joined", {}, {}), "bert", 512, 64, (64, 4)),
+    Case(sides("gpt_1024", "GPT small at 1024", "joined", {}, {}), "gpt", 1024, 32, (64, 4)),
     Case(
-        Work(
-            "classification", "BERT base, classification at SST-2's lengths", "tokens",
-            (Variant("trainer_padded", "Trainer"), Variant("lmtool_classification", "lmtool")),
+        sides(
+            "classification", "BERT base, classification at MNLI's lengths", "task",
+            {"padding": 128}, {"grouped": True, "multiple": 16},
         ),
-        "bert", 128, 32, (32, 4), attention_dropout=0.1,
+        "bert", 128, 32, (128, 4), attention_dropout=0.1,
+        lengths={"median": 35.5, "sigma": 0.5, "smallest": 6},
     ),
 )  # fmt: skip
 
@@ -103,21 +124,27 @@ def row(*cells: str) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
+def over(speeds: dict[int, float], theirs: dict[int, float]) -> str:
+    """How many times as fast, by the median of the rounds that both finished."""
+    pairs = [speeds[at] / theirs[at] for at in speeds if at in theirs]
+    return f"{Spread.of(pairs).median:.2f}x" if pairs else "–"
+
+
 def side(case: Case, variant: Variant, rows: Sequence[dict[str, Any]], flops: float | None, rate: float) -> str:
     """The row of a side that has finished turns. flops: of a real token; None where lmtool, which counts them, failed.
     rate: of matrix products, FLOP/s."""
     own, speeds = turns(rows, variant.name), rates(rows, variant.name, "tokens")
-    theirs = rates(rows, case.work.rivals[0].name, "tokens") if variant is case.work.own else {}
-    pairs = [speeds[at] / theirs[at] for at in speeds if at in theirs]
+    rivals = case.work.rivals if variant.own else ()
     counted = [row for row in rows if row["kind"] == "counted" and row["variant"] == variant.name and "waits" in row]
-    speed = spread(speeds.values())
+    speed = Spread.of(speeds.values())
     return row(
         case.work.title,
         variant.label,
-        f"{speed['median']:,.0f}",
-        f"{speed['smallest']:,.0f}-{speed['largest']:,.0f}",
-        f"{spread(pairs)['median']:.2f}x" if pairs else "–",
-        f"{speed['median'] * flops / rate:.1%}" if flops else "–",
+        f"{speed.median:,.0f}",
+        f"{speed.smallest:,.0f}-{speed.largest:,.0f}",
+        *(over(speeds, rates(rows, rival.name, "tokens")) for rival in rivals),
+        *["–"] * (len(case.work.rivals) - len(rivals)),
+        f"{speed.median * flops / rate:.1%}" if flops else "–",
         f"{max(turn['peak_bytes'] for turn in own) / 1e9:.1f}",
         f"{sum(turn['graphs'] for turn in own)}",
         f"{counted[-1]['waits'] / counted[-1]['steps']:.1f}" if counted else "–",
@@ -163,10 +190,10 @@ def run_case(
 ) -> None:
     """Measure both sides of a case until the deadline and write their rows; a side that fails is a line in its own."""
     settings, rows = case.settings(options), []
-    gflops = prepare(folder, settings)["gflops"]["bf16"]
+    gflops = ask("prepare", folder, settings)["gflops"]["bf16"]
     with ExitStack() as stack:
         workers, failed = start(case, folder, settings, stack)
-        own = workers.get(case.work.own.name)
+        own = workers.get(case.work.own[-1].name)
         while workers:
             try:
                 take_turns(case.work, workers, settings, deadline, rows.append)
@@ -214,12 +241,22 @@ def cuda() -> tuple[bool, str]:
     return True, f"{torch.cuda.get_device_name()}, torch {torch.__version__}, Python {sys.version.split()[0]}"
 
 
+def names(known: Sequence[str], words: str) -> list[str]:
+    """Some of the known names, between commas."""
+    if unknown := [name for name in words.split(",") if name not in known]:
+        raise argparse.ArgumentTypeError(f"there is no {unknown[0]}, but {', '.join(known)}")
+    return words.split(",")
+
+
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes, one round")
     parser.add_argument("--minutes", type=float, default=10.0, help="for everything together")
-    parser.add_argument("--only", choices=[case.work.name for case in CASES], help="one case, without the tests")
+    known = [case.work.name for case in CASES]
+    parser.add_argument(
+        "--only", metavar="A,B", type=partial(names, known), help=f"some of {', '.join(known)}, without the tests"
+    )
     parser.add_argument("--output", type=Path, help="the table is appended here (runs/gpu/TIME.md)")
     return parser.parse_args(words)
 
@@ -248,11 +285,11 @@ def main(words: Sequence[str] | None = None) -> int:
             write(f"gpu-marked tests: {tests}\n")
         write(row(*COLUMNS))
         write(row(*["---"] * 2, *["---:"] * (len(COLUMNS) - 2)))
-        cases = [case for case in CASES if options.only in (None, case.work.name)]
+        cases = [case for case in CASES if not options.only or case.work.name in options.only]
         for left, case in zip(range(len(cases), 0, -1), cases, strict=True):
             now = time.monotonic()
             if now > deadline:
-                write(note(case, case.work.own, "no time left"))
+                write(note(case, case.work.own[-1], "no time left"))
                 continue
             run_case(case, output.parent / "examples" / case.work.name, options, now + (deadline - now) / left, write)
     print(f"{time.monotonic() - started:.0f} s; the table is in {output}", file=sys.stderr)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 TEXTS = 128  # predicted in a step: what a file of them is to `lmtool predict`
-BATCHES = {"pipeline_single": 1, "pipeline_batched": 32}
 
 
 def portions(folder: Path) -> Iterator[list[str]]:
@@ -21,7 +20,7 @@ def portions(folder: Path) -> Iterator[list[str]]:
         yield list(itertools.islice(cycle, TEXTS))
 
 
-def run_prediction(variant: str, folder: Path, settings: dict[str, Any], gate: Any) -> None:
+def run_prediction(folder: Path, settings: dict[str, Any], gate: Any) -> None:
     """Predict until the gate closes. Both sides have a model of the same size with random weights."""
     from peers import peak_bytes
 
@@ -29,10 +28,10 @@ def run_prediction(variant: str, folder: Path, settings: dict[str, Any], gate: A
 
     imports_bytes = peak_bytes("cpu")
     tokenizer, longest = Tokenizer.load(folder / "tokenizer"), settings["max_length"]
-    own = variant.startswith("lmtool")
-    predict, parameters = (lmtool_predictor if own else pipeline)(variant, folder, settings, tokenizer)
-    batch = BATCHES.get(variant, 1)
-    gate.say({"ready": variant, "imports_bytes": imports_bytes, "parameters": parameters})
+    batch = settings["variant"].get("at_once")
+    predict, parameters = (lmtool_predictor if batch is None else pipeline)(folder, settings, tokenizer)
+    batch = batch or 1  # lmtool computes no padding
+    gate.say({"ready": "prediction", "imports_bytes": imports_bytes, "parameters": parameters})
     for texts in portions(folder):
         if not gate.open():
             return
@@ -40,27 +39,29 @@ def run_prediction(variant: str, folder: Path, settings: dict[str, Any], gate: A
         lengths = [min(len(ids) + 2, longest) for ids in tokenizer.encode_batch(texts)]
         batches = (lengths[start : start + batch] for start in range(0, len(lengths), batch))
         slots = sum(max(group) * len(group) for group in batches)
-        gate.count(sum(lengths), len(texts), slots)
+        gate.count(tokens=sum(lengths), examples=len(texts), slots=slots)
 
 
-def pipeline(variant: str, folder: Path, settings: dict[str, Any], tokenizer: Any) -> tuple[Any, int]:
+def pipeline(folder: Path, settings: dict[str, Any], tokenizer: Any) -> tuple[Any, int]:
     """The pipeline over a model in the precision that is asked for, and its parameters."""
     import torch
     import transformers
-    from peers import trainer_model
+    from peer_trainer import trainer_model
 
-    model = trainer_model(settings, True).eval()
+    model = trainer_model(settings, "classification").eval()
     if settings["precision"] == "bf16":
         model = model.to(torch.bfloat16)
     theirs = transformers.PreTrainedTokenizerFast.from_pretrained(str(folder / "tokenizer"))
     theirs.model_max_length = settings["max_length"]
-    pipe = transformers.pipeline("text-classification", model=model, tokenizer=theirs, batch_size=BATCHES[variant])
+    pipe = transformers.pipeline(
+        "text-classification", model=model, tokenizer=theirs, batch_size=settings["variant"]["at_once"]
+    )
     return lambda texts: len(pipe(texts, truncation=True)), model.num_parameters()
 
 
-def lmtool_predictor(variant: str, folder: Path, settings: dict[str, Any], tokenizer: Any) -> tuple[Any, int]:
+def lmtool_predictor(folder: Path, settings: dict[str, Any], tokenizer: Any) -> tuple[Any, int]:
     """What `lmtool predict` does with the texts of a file."""
-    from peers import CLASSES
+    from peer_examples import LABELS
 
     from lmtool.config.tables import build
     from lmtool.learners.inference import Inference
@@ -69,7 +70,7 @@ def lmtool_predictor(variant: str, folder: Path, settings: dict[str, Any], token
     from lmtool.training.precision import choose_device, choose_precision
 
     backbone = build(BertConfig(**settings["model"]), settings["seed"])
-    learner = ClassificationConfig(name="bench", labels=CLASSES).learner(backbone, tokenizer, settings["seed"]).eval()
+    learner = ClassificationConfig(name="bench", labels=LABELS).learner(backbone, tokenizer, settings["seed"]).eval()
     precision = choose_precision(settings["precision"], choose_device("cpu"))
 
     def predict(texts: list[str]) -> int:

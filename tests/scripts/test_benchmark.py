@@ -1,41 +1,58 @@
-"""The benchmark's figures and tables, from made-up rows and made-up workers: nothing is timed, no peer is needed."""
+"""The benchmark's figures and tables, from generated rows and stand-ins for its workers: nothing is timed, no peer is
+needed."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "benchmark.py"
-
-# Answers as scripts/peers.py does, at a made-up rate: lmtool four times as fast, in half the memory.
+# Answers as scripts/peers.py does, at a fixed rate: lmtool four times as fast, in half the memory.
 FAKE_WORKER = """
 import json, sys
-variant = sys.argv[1]
-own = variant.startswith("lmtool")
-if "broken" in json.loads(sys.argv[3]):
+name, settings = sys.argv[1], json.loads(sys.argv[3])
+own = name.startswith("lmtool")
+if name == settings.get("broken"):
     sys.exit("RuntimeError: out of paper")
-print(json.dumps({"ready": variant, "imports_bytes": 10, "parameters": 7}), flush=True)
+if name == "prepare":
+    print(json.dumps({"text": "text", "gflops": {"fp32": 10, "bf16": 20}}))
+    sys.exit()
+if name == "check":
+    step = {"loss": 1.0, "norm": 2.0, "rival_loss": 1.0, "rival_norm": 2.0}
+    print(json.dumps({"steps": [step] * len(settings["pairs"]), "packing": ["GPT-2 packs"]}))
+    sys.exit()
+flops = {"flops_per_token": 5e6} if own else {}
+print(json.dumps({"ready": name, "imports_bytes": 10, "parameters": 7, **flops}), flush=True)
 for line in sys.stdin:
     steps = json.loads(line)["steps"]
     seconds = steps * (0.25 if own else 1.0)
     row = {"steps": steps, "tokens": 100 * steps, "examples": steps, "slots": 200 * steps}
+    if name == "products":
+        row = {"steps": steps, "flops": 1e9 * steps}
     print(json.dumps({**row, "seconds": seconds, "peak_bytes": 60 if own else 110}), flush=True)
 """
 
 
-@pytest.fixture(scope="module")
-def benchmark():
-    spec = importlib.util.spec_from_file_location("benchmark", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["benchmark"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["benchmark"]
+@pytest.fixture
+def benchmark(script):
+    return script("benchmark")
+
+
+@pytest.fixture
+def workers(script, tmp_path, monkeypatch):
+    """Stand-ins for the workers, in a folder of their own."""
+    path = tmp_path / "worker.py"
+    path.write_text(FAKE_WORKER)
+    monkeypatch.setattr(script("bench_turns"), "WORKERS", path)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def works(script):
+    """The tables by their names."""
+    return {work.name: work for work in script("bench_works").WORKS}
 
 
 def turn(variant, round_number, seconds, tokens=1000, slots=1000, examples=16, peak=200, imports=100):
@@ -48,75 +65,158 @@ def turn(variant, round_number, seconds, tokens=1000, slots=1000, examples=16, p
 @pytest.fixture
 def rows():
     """Three rounds; the machine is twice as slow in the second, for all alike. The fourth was cut short."""
-    lines = []
+    lines = [{"kind": "worker", "work": "masked_lm", "ready": "lmtool", "flops_per_token": 1e6}]
     for number, (slow, own) in enumerate([(1, 1.0), (2, 1.0), (1, 1.25)]):
         lines.append(turn("trainer_lines", number, 8.0 * slow, slots=2000, peak=400))
         lines.append(turn("trainer_packed", number, 4.0 * slow, tokens=2000, slots=2000, peak=500))
-        lines.append(turn("lmtool_language_model", number, own * slow, peak=250))
+        lines += [turn(name, number, own * slow, peak=250) for name in ("lmtool_texts", "lmtool_tokens")]
+        lines.append({**turn("products", number, slow), "flops": 2e9})
     return [*lines, turn("trainer_lines", 3, 1.0, slots=2000, peak=400)]
 
 
-def test_ratios_are_taken_within_their_round(benchmark, rows):
-    lines, packed = benchmark.ratios(benchmark.WORKS[0], rows)
-    assert (lines["median"], lines["smallest"], lines["largest"], lines["rounds"]) == (8.0, 6.4, 8.0, 3)
-    assert (packed["median"], packed["smallest"], packed["largest"]) == (2.0, 1.6, 2.0)
-    assert (lines["memory"], lines["memory_above_imports"]) == (250 / 400, 150 / 300)
-    assert (packed["memory"], packed["memory_above_imports"]) == (250 / 500, 150 / 400)
-    assert (lines["aim"], packed["aim"]) == (6.0, 3.0)
+def test_ratios_are_taken_within_their_round(script, works, rows):
+    lines, packed, same_texts = script("bench_figures").ratios(works["masked_lm"], rows)
+    assert (lines.speed.median, lines.speed.smallest, lines.speed.largest, lines.rounds) == (8.0, 6.4, 8.0, 3)
+    assert (packed.speed.median, packed.speed.smallest, packed.speed.largest) == (2.0, 1.6, 2.0)
+    assert (lines.memory, lines.memory_above_imports) == (250 / 400, 150 / 300)
+    assert (packed.memory, packed.memory_above_imports) == (250 / 500, 150 / 400)
+    assert (lines.verdict, packed.verdict) == ("aim 8x reached", "aim 4x NOT reached")
+    assert same_texts.comparison.own == "lmtool_texts" and same_texts.verdict == "no aim"
 
 
-def test_the_table_says_what_was_measured(benchmark, rows):
-    table = benchmark.compose(benchmark.WORKS[0], rows)
+def test_the_share_of_the_machines_products_is_taken_within_a_round(script, works, rows):
+    """1000 tokens of 1 MFLOP in a second (of the last round 1.25) beside 2 GFLOP/s; the slow round is slow for both."""
+    share = script("bench_figures").shares(works["masked_lm"], rows, "lmtool_tokens")
+    assert (share.median, share.smallest, share.largest) == pytest.approx((0.5, 0.4, 0.5))
+
+
+def test_the_table_says_what_was_measured(script, works, rows):
+    table = script("bench_tables").compose(works["masked_lm"], rows)
     padded = next(line for line in table.splitlines() if "padded to the longest" in line)
     assert "50%" in padded and "125" in padded  # half of the places are padding; the median of 125, 62.5, 125, 1000
-    assert "8.00x" in table and "(6.40-8.00)" in table and "0.62x" in table
-    assert "first rival had the same examples: yes" in table
+    assert "8.00x as fast (6.40 to 8.00 in 3 rounds; aim 8x reached)" in table and "0.62x, aim 0.7x reached" in table
+    assert "are 50% (40% to 50%) of what the machine's own products do; aim 65% NOT reached" in table
+    assert "at 1 to 2 GFLOP/s: others were at work" in table
 
 
-def test_a_table_without_rows_or_with_different_examples_says_so(benchmark, rows):
-    assert benchmark.compose(benchmark.WORKS[1], rows).count("not measured") == len(benchmark.WORKS[1].variants)
-    rows[0]["tokens"] += 1
-    assert "had the same examples: no" in benchmark.compose(benchmark.WORKS[0], rows)
+@pytest.mark.parametrize(
+    ("loss", "norm", "words"),
+    [(2.0001, 3.0, "the same step"), (2.001, 3.0, "ANOTHER STEP"), (2.0, 3.001, "ANOTHER STEP")],
+)
+def test_a_claim_of_the_same_work_is_checked(script, works, rows, loss, norm, words):
+    check = {"kind": "check", "work": "masked_lm", "own": "lmtool_texts", "rival": "trainer_lines"}
+    rows.append(check | {"loss": loss, "norm": norm, "rival_loss": 2.0, "rival_norm": 3.0})
+    (line,) = script("bench_figures").checks(works["masked_lm"], rows)
+    assert words in line and "the same examples in every turn" in line
+    rows[1]["tokens"] += 1
+    assert "NOT THE SAME EXAMPLES" in script("bench_figures").checks(works["masked_lm"], rows)[0]
 
 
-def test_turns_alternate_and_each_round_has_every_variant(benchmark):
-    for work in benchmark.WORKS:
-        there, back = benchmark.order_of(work, 0), benchmark.order_of(work, 1)
-        assert there == back[::-1] and set(there) == set(work.variants)
-        assert there[0] is not work.own and there[-1] is not work.own
+def test_a_table_without_rows_says_so(script, works):
+    rows = [{"kind": "failed", "work": "sst2", "variant": "trainer_padded", "why": "out of paper"}]
+    table = script("bench_tables").compose(works["sst2"], rows)
+    assert table.count("not measured") == len(works["sst2"].variants) and "not measured: out of paper" in table
 
 
-def test_workers_take_turns_until_the_rounds_are_done(benchmark, tmp_path, monkeypatch):
-    script = tmp_path / "worker.py"
-    script.write_text(FAKE_WORKER)
-    monkeypatch.setattr(benchmark, "WORKERS", script)
-    settings = {"threads": 1, "rounds": 3, "turn_seconds": 5.0}
+def test_works_compare_variants_that_they_have(works):
+    for work in works.values():
+        for comparison in work.comparisons:
+            assert work.variant(comparison.own).own and not work.variant(comparison.rival).own
+        assert {variant.name for variant in work.rivals} == {comparison.rival for comparison in work.comparisons}
+
+
+def test_turns_alternate_and_lmtool_is_in_the_middle(script, works):
+    order_of = script("bench_turns").order_of
+    for work in works.values():
+        there, back = order_of(work, 0), order_of(work, 1)
+        seldom = [variant for variant in there if variant.every > 1]
+        assert [variant for variant in there if variant not in seldom] == list(back[::-1])
+        assert {variant.name for variant in there} == {variant.name for variant in work.variants}
+        assert not there[0].own and not there[-1].own
+
+
+def test_workers_take_turns_until_the_rounds_are_done(script, works, workers, tmp_path):
+    settings = {"threads": 1, "rounds": 3, "turn_seconds": 5.0, "most_steps": 40}
     rows: list = []
-    work = benchmark.WORKS[1]
-    benchmark.measure(work, tmp_path, settings, time.monotonic() + 60, rows.append)
+    work = works["sst2"]
+    script("bench_turns").measure(work, tmp_path, settings, time.monotonic() + 60, rows.append, 0)
     assert json.loads(json.dumps(rows)) == rows
     for variant in work.variants:
-        own = benchmark.turns(rows, variant.name)
-        assert [row["round"] for row in own] == [0, 1, 2]
-        assert {row["steps"] for row in own} == {benchmark.GROUPED_STEPS if variant.steps else 5}
-    assert {row["median"] for row in benchmark.ratios(work, rows)} == {4.0}
-    assert {row["memory"] for row in benchmark.ratios(work, rows)} == {60 / 110}
+        own = script("bench_figures").turns(rows, variant.name)
+        assert [row["round"] for row in own] == ([0, 2] if variant.every == 2 else [0, 1, 2])
+        assert {row["steps"] for row in own} == {variant.steps or 5}
+    table = script("bench_figures").ratios(work, rows)
+    assert {ratio.speed.median for ratio in table} == {4.0} and {ratio.memory for ratio in table} == {60 / 110}
+    assert len(table) == len(work.comparisons)
 
 
-def test_a_worker_that_ends_early_is_one_line_with_its_log(benchmark, tmp_path, monkeypatch):
-    script = tmp_path / "worker.py"
-    script.write_text(FAKE_WORKER)
-    monkeypatch.setattr(benchmark, "WORKERS", script)
-    with pytest.raises(benchmark.Failed, match="out of paper") as caught:
-        benchmark.Worker(benchmark.WORKS[0].own, tmp_path, {"threads": 1, "broken": True})
+def test_a_rival_that_cannot_start_is_a_row_and_lmtool_an_error(script, works, workers, tmp_path):
+    settings = {"threads": 1, "rounds": 1, "turn_seconds": 5.0, "most_steps": 40, "broken": "trainer_flattened"}
+    rows: list = []
+    measure = script("bench_turns").measure
+    measure(works["causal_lm"], tmp_path, settings, time.monotonic() + 60, rows.append, 0)
+    assert [row["variant"] for row in rows if row["kind"] == "failed"] == ["trainer_flattened"]
+    with pytest.raises(script("bench_turns").Failed, match="out of paper") as caught:
+        measure(works["causal_lm"], tmp_path, settings | {"broken": "lmtool_joined"}, 0.0, rows.append, 0)
     assert caught.value.status == 1 and ".log" in caught.value.hint
+
+
+def run(benchmark, monkeypatch, *words):
+    monkeypatch.setattr(sys, "argv", ["benchmark.py", *words])
+    benchmark.main()
+
+
+def test_a_run_that_was_cut_off_is_finished_by_resume(benchmark, workers, monkeypatch, tmp_path, capsys):
+    file = tmp_path / "rows.jsonl"
+    run(benchmark, monkeypatch, "--quick", "--precision", "fp32", "--only", "squad,prediction", "--output", str(file))
+    whole = capsys.readouterr().out
+    assert "the same step" in whole and "4.00x as fast" in whole and "transformers: GPT-2 packs" in whole
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    # Cut in the second round of the first table, within a line.
+    cut = next(at for at, row in enumerate(rows) if row["kind"] == "turn" and row["round"] == 1) + 2
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[:cut]) + lines[cut][:20])
+    run(benchmark, monkeypatch, "--resume", str(file))
+    resumed = capsys.readouterr().out
+    assert [line for line in resumed.splitlines() if "as fast" in line] == [
+        line for line in whole.splitlines() if "as fast" in line
+    ]
+    after = [json.loads(line) for line in file.read_text().splitlines()]
+    assert sum(row["kind"] == "check" for row in after) == sum(row["kind"] == "check" for row in rows)
+    # There is nothing left to measure, and the table of the README needs nothing but the file.
+    size = file.stat().st_size
+    run(benchmark, monkeypatch, "--resume", str(file))
+    monkeypatch.setattr(benchmark, "measure_all", None)
+    capsys.readouterr()
+    run(benchmark, monkeypatch, "--markdown", str(file))
+    table = capsys.readouterr().out.splitlines()
+    assert file.stat().st_size == size and len([line for line in table if line.startswith("| ")]) == 2 + 3 + 2
+    assert "| 4.00 (4.00 to 4.00) | 2x reached | 0.55 |" in "\n".join(table)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--only", "sst"], "--only sst: there is no such table"),
+        (["--resume", "nowhere.jsonl"], "nowhere.jsonl: No such file or directory"),
+        (["--markdown", "empty.jsonl"], "empty.jsonl is no results file"),
+        (["--resume", "other.jsonl"], "other.jsonl was measured with torch 1.0, and here it is"),
+    ],
+)
+def test_wrong_words_are_one_line(benchmark, workers, monkeypatch, tmp_path, capsys, words, message):
+    (tmp_path / "empty.jsonl").write_text("")
+    machine = {**benchmark.describe_machine(), "torch": "1.0"}
+    (tmp_path / "other.jsonl").write_text(json.dumps(machine) + '\n{"kind": "settings"}\n')
+    with pytest.raises(SystemExit) as caught:
+        run(benchmark, monkeypatch, *words)
+    error, hint = capsys.readouterr().err.splitlines()
+    assert caught.value.code == 2 and error.startswith(f"error: {message}") and hint.startswith("hint: ")
 
 
 def test_without_the_peer_one_line_says_what_to_type(benchmark, monkeypatch, capsys):
     monkeypatch.setattr(benchmark.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(sys, "argv", ["benchmark.py"])
     with pytest.raises(SystemExit) as caught:
-        benchmark.main()
+        run(benchmark, monkeypatch)
     assert caught.value.code == 2
     assert capsys.readouterr().err.splitlines() == [
         "error: the peer is not installed: transformers and accelerate",
@@ -124,8 +224,9 @@ def test_without_the_peer_one_line_says_what_to_type(benchmark, monkeypatch, cap
     ]
 
 
-def test_the_machine_line_warns_of_company(benchmark):
+def test_the_machine_line_warns_of_company(script):
+    machine_line = script("bench_tables").machine_line
     machine = {"processor": "P", "cores": 2, "torch": "1", "transformers": "2", "lmtool": "3"}
-    quiet = benchmark.machine_line({**machine, "load_before": 0.1, "gflops": {"fp32": 15.2, "bf16": 60.0}})
+    quiet = machine_line({**machine, "load_before": 0.1, "gflops": {"fp32": 15.2, "bf16": 60.0}})
     assert "fp32 15, bf16 60 GFLOP/s" in quiet and "do not trust" not in quiet
-    assert "do not trust" in benchmark.machine_line({**machine, "load_before": 3.0})
+    assert "do not trust" in machine_line({**machine, "load_before": 3.0})

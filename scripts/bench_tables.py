@@ -1,0 +1,105 @@
+"""The tables of `make bench`: as text for the terminal, and in markdown for the README."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bench_figures import (
+    Row,
+    Spread,
+    checks,
+    memory,
+    memory_verdict,
+    of_work,
+    rates,
+    ratios,
+    share_line,
+    shares,
+    turns,
+    unsteady,
+)
+from bench_works import MEMORY_AIM, Variant, Work
+
+BUSY = 0.5
+
+
+def machine_line(machine: Row) -> str:
+    parts = [
+        f"{machine['processor']}, {machine['cores']} cores, as many threads",
+        ", ".join(f"{name} {machine[name]}" for name in ("torch", "transformers", "lmtool")),
+    ]
+    if machine.get("gflops"):
+        products = ", ".join(f"{name} {value:.0f}" for name, value in machine["gflops"].items())
+        parts.append(f"matrix products {products} GFLOP/s")
+    busy = " (others were at work: do not trust the figures)" if machine["load_before"] > BUSY else ""
+    parts.append(f"load before {machine['load_before']:g}{busy}")
+    return "Machine: " + "; ".join(parts)
+
+
+def settings_line(settings: Row) -> str:
+    model = settings["model"]
+    return (
+        f"Both: BERT or GPT-2, H{model['hidden_size']} L{model['num_layers']} heads {model['num_heads']}"
+        f" FF{model['feedforward_size']} V{model['vocab_size']}, dropout {model['dropout']:g}, attention dropout"
+        f" {model['attention_dropout']:g}, {settings['precision']}, fused AdamW, clip {settings['clip_norm']:g}"
+    )
+
+
+def variant_line(work: Work, variant: Variant, rows: Sequence[Row]) -> str:
+    """Speed, padding, the share of the machine's products, and memory of a variant."""
+    own = turns(rows, variant.name)
+    if not own:
+        why = next((row["why"] for row in rows if row["kind"] == "failed" and row["variant"] == variant.name), None)
+        return f"not measured{': ' + why if why else ''}"
+    speed, share = Spread.of(rates(rows, variant.name, work.unit).values()), shares(work, rows, variant.name)
+    padding = 1 - sum(row["tokens"] for row in own) / sum(row["slots"] for row in own)
+    whole, above = (held / 1e6 for held in memory(rows, variant.name))
+    span = f"({speed.smallest:.0f}-{speed.largest:.0f})"
+    part = "" if share is None else f"{share.median:.0%}"
+    return f"{speed.median:8.0f}  {span:>15}  {padding:7.0%}  {part:>8}  {whole:7.0f}  {above:13.0f}"
+
+
+def compose(work: Work, rows: Sequence[Row]) -> str:
+    """The table of a work, from the rows of its turns."""
+    rows = of_work(work, rows)
+    width = max(len(variant.label) for variant in work.variants)
+    head = f"  {'':{width}}  {work.unit + '/s':>8}  {'(min-max)':>15}  padding  products  peak MB  above imports"
+    lines = [work.title, head]
+    lines += [f"  {variant.label:{width}}  {variant_line(work, variant, rows)}" for variant in work.variants]
+    table = ratios(work, rows)
+    for ratio in table:
+        pair = [work.variant(name).label for name in (ratio.comparison.own, ratio.comparison.rival)]
+        lines.append(
+            f"  {ratio.speed.median:.2f}x as fast ({ratio.speed.smallest:.2f} to {ratio.speed.largest:.2f} in "
+            f"{ratio.rounds} rounds; {ratio.verdict}), memory {memory_verdict(ratio.memory)}: {pair[0]} over {pair[1]}"
+        )
+    notes = [share_line(work, rows), *checks(work, rows), *(work.notes if table else ()), unsteady(rows)]
+    return "\n".join([*lines, *(f"  {note}" for note in notes if note)])
+
+
+def cells(*values: str) -> str:
+    return "| " + " | ".join(values) + " |"
+
+
+def markdown(works: Sequence[Work], rows: Sequence[Row]) -> str:
+    """The table of the README: a row a comparison."""
+    machine = next(row for row in rows if row["kind"] == "machine")
+    settings = next(row for row in rows if row["kind"] == "settings")
+    lines = [cells("work", "lmtool", "beside", "times as fast", "aim", "peak memory")]
+    lines.append(cells("---", "---", "---", "---:", "---", "---:"))
+    for work in works:
+        table = ratios(work, rows)
+        title = work.title.partition(",")[0]
+        for number, ratio in enumerate(table):
+            own, rival = (work.variant(name).label for name in (ratio.comparison.own, ratio.comparison.rival))
+            speed = f"{ratio.speed.median:.2f} ({ratio.speed.smallest:.2f} to {ratio.speed.largest:.2f})"
+            aim = ratio.verdict.removeprefix("aim ").replace("no aim", "").lower()
+            lines.append(cells(title if not number else "", own, rival, speed, aim, f"{ratio.memory:.2f}"))
+        if not table:
+            lines.append(cells(title, *["not measured"], *[""] * 4))
+    about = [share_line(work, rows) for work in works] + [unsteady(rows)]
+    lines += ["", f"{machine_line(machine)}. {settings_line(settings)}."]
+    lines.append(
+        f"Peak memory: lmtool's over the other's, aim {MEMORY_AIM:g}; medians, smallest and largest of rounds."
+    )
+    return "\n".join([*lines, *(f"{line[0].upper()}{line[1:]}." for line in about if line)])
