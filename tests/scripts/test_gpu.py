@@ -123,9 +123,8 @@ def test_waits_are_counted_by_their_warnings(script, monkeypatch, recwarn):
     assert waits.count == 3
 
 
-@pytest.mark.parametrize(
-    "name", ["classification", *(pytest.param(n, marks=pytest.mark.slow) for n in ("bert_128", "gpt_1024"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bert_128", "gpt_1024", "classification"])
 def test_lmtools_side_of_a_case_runs_with_tiny_sizes(name, gpu, script, tmp_path):
     case = next(case for case in gpu.CASES if case.work.name == name)
     settings = {**case.settings(gpu.parse(["--device", "cpu", "--tiny"])), "corpus_bytes": 100_000, "rows": 40}
@@ -143,3 +142,10 @@ def test_unknown_cases_are_named(gpu, capsys):
     with pytest.raises(SystemExit):
         gpu.parse(["--only", "bert_128,bart"])
     assert "there is no bart, but bert_128, " in capsys.readouterr().err
+
+
+def test_cases_say_all_that_the_workers_read(script):
+    gpu, benchmark = script("gpu"), script("benchmark")
+    options = gpu.parse(["--device", "cpu", "--tiny"])
+    for case in gpu.CASES:
+        assert case.settings(options).keys() == benchmark.settings_of(benchmark.parse([])).keys()
