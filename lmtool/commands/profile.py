@@ -7,6 +7,7 @@ are recorded. What stays is the table, as JSON, and a trace that chrome://tracin
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -35,6 +36,7 @@ from lmtool.reporting.profile import StepProfile, print_profile
 from lmtool.runs.run_folder import choose_folder
 from lmtool.tasks.configs import GlueConfig
 from lmtool.training.attribution import attributed
+from lmtool.training.compiling import choose_compilation
 from lmtool.training.loop import train
 from lmtool.training.precision import choose_device, choose_precision, cpu_has_bf16
 from lmtool.training.profiling import TEACHER, Enough, ProfiledLoader, ranges
@@ -69,6 +71,10 @@ def _require_new_run(config: PretrainConfig | FinetuneConfig, verb: str) -> None
     """UserError where the same words would train several runs, go on with one, or do nothing."""
     if isinstance(config, FinetuneConfig) and isinstance(config.task, GlueConfig):
         raise UserError(f"task={config.task.name} is a run of every task in it", "profile one of them: task=sst2")
+    if (config.devices or 1) > 1 or int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise UserError(
+            "a profile is of one process, not of several that train together", "devices=1, without torchrun"
+        )
     if config.branch is not None:
         raise UserError(
             f"branch={config.branch}: a profile trains a run of its own", "give the trunk's words in its place"
@@ -133,18 +139,20 @@ def _fit(
     config, precision = opened.config, opened.precision
     parts = phases or [Reads(config, learner, data)]
     loader, plan, _epochs = planned(config, learner, parts, precision)
+    compiles = choose_compilation(config.compile, precision.device, plan.flops, config.max_minutes).on
     learner.begin(loader.steps_in_epoch)
     if distilled is not None:
         distilled.begin(reading_of(parts[-1], opened.output.stage))
     settings = replace(
-        settings_of(config, learner.metric, plan.flops_per_token, 0.0),
+        settings_of(config, learner.metric, plan.flops_per_token, 0.0, compiles),
         max_steps=max(plan.steps, WARM_UP + 2 * steps + 1), max_epochs=None, max_tokens=None, max_minutes=None,
         max_flops=None, evaluate_every=_NEVER, checkpoint_every=_NEVER, keep_every=None,
     )  # fmt: skip
     profiled = ProfiledLoader(loader, precision.device, steps, WARM_UP)
     trained = learner if distilled is None else distilled
     teacher = getattr(distilled, "teacher", None)
-    with ranges(trained, {TEACHER: [] if teacher is None else [teacher]}), suppress(Enough):
+    beside = {TEACHER: [] if teacher is None else [teacher]}
+    with ranges(trained, beside, compiled=compiles), suppress(Enough):
         train(trained, profiled, lambda step: {}, opened.folder, settings, config.optimizer, config.schedule)
     recording, on_device = profiled.recording, precision.device.type == "cuda"
     recording.profiler.export_chrome_trace(str(folder / TRACE))
@@ -162,11 +170,11 @@ def _fit(
         "precision": precision.name,
         "device": str(precision.device),
         "threads": torch.get_num_threads(),
-        "facts": _facts(config, loader.facts(), on_device),
+        "facts": _facts(config, loader.facts(), on_device, compiles),
     }
 
 
-def _facts(config: RunConfig, facts: dict[str, Any], on_device: bool) -> dict[str, Any]:
+def _facts(config: RunConfig, facts: dict[str, Any], on_device: bool, compiles: bool) -> dict[str, Any]:
     """What the remarks ask of a run beside its times."""
     model = config.model
     return {
@@ -177,6 +185,6 @@ def _facts(config: RunConfig, facts: dict[str, Any], on_device: bool) -> dict[st
         "micro_batch_tokens": config.micro_batch_tokens,
         "padding_avoided": facts.get("padding_avoided"),
         "native_bf16": on_device or cpu_has_bf16(),
-        "compile": getattr(config, "compile", None),
-        "gradient_checkpointing": getattr(config, "gradient_checkpointing", False),
+        "compiled": compiles,
+        "gradient_checkpointing": config.gradient_checkpointing,
     }

@@ -77,9 +77,10 @@ def print_profile(output: Output, profile: StepProfile, heading: str) -> None:
     )
     output.line(_products(profile))
     slower = profile.milliseconds / profile.unprofiled_milliseconds - 1
+    costs = f"profiling costs {slower:+.0%}, most of it in `host` and in short calls"
     output.line(
         f"without the profiler the same steps take {profile.unprofiled_milliseconds:.2f} ms each, their data at hand: "
-        f"profiling costs {slower:+.0%}, most of it in `host` and in short calls"
+        + (costs if slower > 0.02 else "what profiling costs cannot be told from what else the machine does")
     )
     for sentence in remarks(profile):
         output.line(f"stands out: {sentence}")
@@ -112,6 +113,8 @@ def remarks(profile: StepProfile) -> Iterator[str]:
     scores, host, head = profile.share("attention: scores"), profile.share(_HOST), profile.share("head", "loss")
     if profile.precision == "fp32" and facts.get("native_bf16"):
         yield "products in fp32 on a device that multiplies bf16 itself: precision=bf16"
+    if profile.precision == "bf16" and not facts.get("native_bf16"):
+        yield "products in bf16 on a device that has none of its own, and computes them by others: precision=fp32"
     if scores > 0.12 and facts.get("attention_dropout"):
         yield (
             f"attention's scores take {percent(scores)}: model.attention_dropout=0 gives them to the fused kernel, and "
@@ -119,7 +122,7 @@ def remarks(profile: StepProfile) -> Iterator[str]:
         )
     if host > 0.15:
         short = 1000 * (1 - host) * profile.milliseconds / max(profile.calls, 1)
-        more = "" if facts.get("compile") in (None, True, "true") else ", or compile=true"
+        more = ", or compile=true" if cuda and not facts.get("compiled") else ""
         waits = "the device waits for Python" if cuda else f"{count(round(profile.calls))} calls of {short:.0f} us"
         yield (
             f"{percent(host)} is Python and the launching of operators, the profiler's part included ({waits}): "

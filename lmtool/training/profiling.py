@@ -123,10 +123,13 @@ def named(part: str) -> Any:
 
 
 @contextmanager
-def ranges(learner: nn.Module, beside: Mapping[str, Sequence[Any]] | None = None) -> Iterator[None]:
-    """A learner whose parts are ranges. beside: by part, objects that it reads by their method `see`."""
+def ranges(
+    learner: nn.Module, beside: Mapping[str, Sequence[Any]] | None = None, compiled: bool = False
+) -> Iterator[None]:
+    """A learner whose parts are ranges. beside: by part, objects that it reads by their method `see`. compiled: whether
+    its regions are (`nn/regions`): those have no ranges within, which would cut them."""
     with ExitStack() as stack:
-        for module, part, methods in parts_of(learner):
+        for module, part, methods in parts_of(learner, compiled):
             for method in methods:
                 if callable(getattr(module, method, None)):
                     stack.enter_context(_around(module, method, part))
@@ -136,9 +139,10 @@ def ranges(learner: nn.Module, beside: Mapping[str, Sequence[Any]] | None = None
         yield
 
 
-def parts_of(learner: nn.Module) -> Iterator[tuple[nn.Module, str, tuple[str, ...]]]:
+def parts_of(learner: nn.Module, compiled: bool = False) -> Iterator[tuple[nn.Module, str, tuple[str, ...]]]:
     """Modules of a learner, the part that each is, and the methods by which it is called. A module that stands in
-    several places has the part of the first: within a network that is a part as a whole it is that network."""
+    several places has the part of the first: within a network that is a part as a whole it is that network. compiled:
+    without those within regions."""
     for name, module in learner.named_modules():
         words = name.split(".")
         last, above = words[-1], words[-2] if len(words) > 1 else ""
@@ -160,6 +164,8 @@ def parts_of(learner: nn.Module) -> Iterator[tuple[nn.Module, str, tuple[str, ..
             yield module, NORMS, ("leave",)
         elif above == "layers":
             yield module, NORMS, ("forward",)
+        elif compiled and "layers" in words and last not in ("self_attn", "cross_attn"):
+            continue
         elif last.startswith("norm") and len(words) > 2 and words[-3] == "layers":
             yield module, NORMS, ("forward",)  # an attention may call the one before it
         elif last in _BY_NAME and (not last.endswith("adapter") or any(True for _ in module.parameters())):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -178,8 +179,10 @@ def test_remarks() -> None:
         "attention: scores": spent(20), "host": spent(20), "optimizer: step": spent(20), "head": spent(30),
         "data": spent(10),
     }  # fmt: skip
-    facts = {"native_bf16": True, "attention_dropout": 0.1, "vocab_size": 30522, "batch_tokens": 512, "compile": False}
-    heavy = StepProfile(100, 90, parts, 40, 1e9, 5, 512, 2, 10**8, "fp32", "cpu", 1, {**facts, "padding_avoided": 0.4})
+    facts = {"native_bf16": True, "attention_dropout": 0.1, "vocab_size": 30522, "batch_tokens": 512, "compiled": False}
+    heavy = StepProfile(
+        100, 90, parts, 40, 1e9, 5, 512, 2, 10**8, "fp32", "cuda:0", 1, {**facts, "padding_avoided": 0.4}
+    )
     said = " ".join(remarks(heavy))
     for words in (
         "precision=bf16", "model.attention_dropout=0", "compile=true", "batch_tokens=512", "30,522", "the loader",
@@ -188,3 +191,5 @@ def test_remarks() -> None:
         assert words in said
     calm = StepProfile(100, 90, {"feed-forward": spent(100)}, 90, 1e9, 5, 512, 1, 10**8, "bf16", "cpu", 1, facts)
     assert not list(remarks(calm))
+    (emulated,) = remarks(replace(calm, facts={**facts, "native_bf16": False}))
+    assert "precision=fp32" in emulated
