@@ -14,14 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lmtool import errors
+from lmtool import ending, errors, ranks
 from lmtool.config.nearest import nearest
 from lmtool.environment import ENVIRONMENT
-from lmtool.errors import ConfigError, LmtoolError, Problem, UserError
+from lmtool.errors import Problem, UserError
 from lmtool.manual import OF_A_RUN, SWEEPABLE, SWEPT, VERBS, help_of, overview
-from lmtool.terminal import say, say_error
-
-REPORT_TO = "this is a bug in lmtool: please report it, with the lines above and what you typed"
+from lmtool.terminal import say
 
 
 @dataclass
@@ -43,28 +41,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit status."""
     os.environ |= ENVIRONMENT | os.environ
     words = list(sys.argv[1:] if argv is None else argv)
-    debug = "--debug" in words
     try:
+        ranks.join(ending.place())
         with errors.system_errors():
             return _main(words)
-    except LmtoolError as error:
-        if debug:
-            _traceback()
-        tell(error)
-        return error.exit_status
-    except KeyboardInterrupt:
-        if debug:
-            _traceback()
-        say_error("interrupted")
-        return errors.INTERRUPTED
     except BrokenPipeError:
         # The reader of our output has gone (`lmtool list | head`): nothing is left to say, nor to flush at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return errors.DONE
-    except Exception:
-        _traceback()
-        say_error(REPORT_TO)
-        return errors.FAULT
+    except (Exception, KeyboardInterrupt) as error:
+        return ending.failed(error, debug="--debug" in words)
 
 
 def _main(words: list[str]) -> int:
@@ -123,7 +109,8 @@ def _dispatch(verb: str, arguments: Arguments) -> int:
     if verb == "resume":
         from lmtool.commands import resume
 
-        return _status(resume.main(arguments.rest))
+        resumed, config = resume.read(arguments.rest)
+        return _start(resumed, config, [], [verb, *arguments.rest])
     from lmtool.commands import report
 
     return _status(report.main(arguments.rest))
@@ -171,7 +158,26 @@ def _configured(verb: str, arguments: Arguments) -> int:
     config = configuration(verb, arguments, running=not arguments.cfg)
     if arguments.cfg:
         return _print(config, verb)
-    return _status(run(verb, config, arguments.rest))
+    return _start(verb, config, arguments.rest, _words(verb, arguments))
+
+
+def _start(verb: str, config: Any, overrides: list[str], words: list[str]) -> int:
+    """Run a command: here, or in as many processes as it asks for. words: the command line that it stands for."""
+    from lmtool.commands import launching
+
+    processes = launching.processes_to_start(config, verb)
+    if processes > 1:
+        return launching.launch(processes, words)
+    return _status(run(verb, config, overrides))
+
+
+def _words(verb: str, arguments: Arguments) -> list[str]:
+    """The command line of the same command."""
+    flags = ["--debug"] if arguments.debug else []
+    flags += [] if arguments.config is None else [f"--config={arguments.config}"]
+    flags += [f"--config-dir={folder}" for folder in arguments.config_dirs]
+    flags += [f"--plugin={plugin}" for plugin in arguments.plugins]
+    return [*flags, verb, *arguments.rest]
 
 
 def _keyed(verb: str, words: list[str]) -> list[str]:
@@ -300,6 +306,8 @@ def _sweep(verb: str, arguments: Arguments) -> int:
     if verb not in SWEPT:
         raise UserError(f"-m: lmtool {verb} does not sweep", f"-m goes with {', '.join(SWEPT)}")
     trunks.refuse_in_sweep(arguments.rest)
+    if ranks.place_of(os.environ).size > 1:
+        raise UserError("-m under torchrun: its processes would each start all jobs", "start -m without torchrun")
     if arguments.config is not None:
         raise UserError("-m and --config together", "sweep over overrides, or run the saved configuration by itself")
     plugins.load(arguments.plugins)
@@ -327,7 +335,10 @@ def _decode_job(
     from lmtool.commands import members
     from lmtool.commands.decoding import decoded
 
-    return decoded(verb, members.with_sections(data, config_dirs), earlier=problems, running=running)
+    config = decoded(verb, members.with_sections(data, config_dirs), earlier=problems, running=running)
+    if (devices := getattr(config, "devices", None) or 1) > 1:
+        raise UserError(f"devices={devices} with -m: a job of a sweep runs in one process", "leave devices= out")
+    return config
 
 
 def run_job(verb: str, plugin_names: tuple[str, ...], data: dict[str, Any], overrides: list[str]) -> Any:
@@ -383,16 +394,3 @@ def _take(arguments: Arguments, flag: str, value: str) -> None:
         arguments.cfg = True
     else:
         raise UserError(f"--cfg {value}: it prints the job's configuration", "--cfg job")
-
-
-def tell(error: LmtoolError) -> None:
-    """Print a user's error; of a configuration, all of them."""
-    both = [(problem.message, problem.hint) for problem in error.problems] if isinstance(error, ConfigError) else []
-    for message, hint in both or [(error.message, error.hint)]:
-        say_error(message, hint)
-
-
-def _traceback() -> None:
-    import traceback
-
-    say(traceback.format_exc().rstrip(), sys.stderr)

@@ -117,6 +117,20 @@ class ConfigError(UserError):
         )
 
 
+def out_of_memory(error: BaseException) -> LmtoolError | None:
+    """What a device or the system refused for want of memory, as an error with what to do; None for any other."""
+    text = str(error)
+    refused = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    if not refused and "not enough memory" not in text and "can't allocate memory" not in text:
+        return None
+    first = text.splitlines()[0] if text else type(error).__name__
+    return LmtoolError(
+        f"out of memory: {first}",
+        "give a smaller micro_batch_tokens=, which changes no result, gradient_checkpointing=true or a smaller "
+        "max_length=; `lmtool plan` shows what the memory is for",
+    )
+
+
 class CheckFailed(LmtoolError):
     """A check did not hold (a round trip, measured statistics): exit 3."""
 

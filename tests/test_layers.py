@@ -16,7 +16,7 @@ PACKAGE = Path(lmtool.__file__).resolve().parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 # A room imports only what is named here (and itself). `types` needs torch, so rooms without torch do not name it.
-GROUND = {"errors", "types", "streams", "manifest", "network", "secrets", "terminal"}
+GROUND = {"errors", "types", "streams", "manifest", "network", "ranks", "secrets", "terminal"}
 CONFIG = GROUND | {"config"}
 NN = CONFIG | {"nn"}
 MODELS = NN | {"models"}
@@ -29,6 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "environment": set(),
     "network": set(),
+    "ranks": {"errors"},
     "secrets": set(),
     "terminal": {"secrets"},
     "streams": {"errors"},
@@ -64,7 +65,19 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sweeps": CONFIG | {"reporting", "runs"},
     "manual": {"config"},  # its files, for what a command offers
     "completion": CONFIG | {"commands", "manual"},
-    "cli": {"errors", "environment", "manual", "terminal", "config", "commands", "completion", "sweeps"},
+    "ending": {"errors", "ranks", "terminal", "training"},
+    "cli": {
+        "ending",
+        "errors",
+        "environment",
+        "manual",
+        "ranks",
+        "terminal",
+        "config",
+        "commands",
+        "completion",
+        "sweeps",
+    },
     "__main__": {"cli"},
     "api": LEARNERS | {"tasks", "weights", "representations", "commands"},
     "__init__": {"api"},  # lmtool.load, when it is asked for

@@ -27,6 +27,12 @@ from lmtool.training.progress import Progress
 def begin_branch(opened: OpenRun) -> None:
     """Make the first checkpoint of a branch that has none. UserError where that of the trunk is damaged, or was taken
     away while it was copied."""
+    if opened.folder.writes:
+        _begin_branch(opened)
+    opened.group.wait()
+
+
+def _begin_branch(opened: OpenRun) -> None:
     run, branch = opened.folder, opened.config.branch
     if branch is None or saved_steps(run.checkpoints):
         return

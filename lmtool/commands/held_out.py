@@ -16,6 +16,7 @@ from lmtool.learners.baseline import Predictor
 from lmtool.learners.evaluation import SplitEvaluations, evaluate
 from lmtool.learners.mixed_sources import examples_of, scorer_of
 from lmtool.metrics import LOSS
+from lmtool.training.group import ALONE, Group
 from lmtool.training.precision import Precision
 from lmtool.types import Batch
 
@@ -54,7 +55,7 @@ class HeldOut:
 class HeldOutSplits:
     """Every split of `data` but train; the first gives the headline. predictors: of a term, what reading nothing
     predicts, scored beside the learner. batch_tokens: of one forward without gradients. made_by:
-    the learner that makes the examples, where that is another one."""
+    the learner that makes the examples, where that is another one. group: the processes that score them together."""
 
     def __init__(
         self,
@@ -65,8 +66,9 @@ class HeldOutSplits:
         seed: int,
         predictors: Mapping[str, Predictor] | None = None,
         made_by: BaseLearner | None = None,
+        group: Group = ALONE,
     ):
-        self.learner, self.predictors = learner, predictors or {}
+        self.learner, self.predictors, self.group = learner, predictors or {}, group
         self.splits = {
             split: HeldOut(made_by or learner, part, max_length, batch_tokens, seed)
             for split, part in data.items()
@@ -88,7 +90,8 @@ class HeldOutSplits:
         for split, part in self.splits.items():
             scorer = scorer_of(self.learner, part.data, part.examples, self.predictors)
             scorer.calibrates, scorer.selects = calibrates and part is self.first, calibrates
-            evaluations[split] = evaluate(self.learner, scorer, part.loader.epoch_batches(), precision)
+            batches = part.loader.epoch_batches()
+            evaluations[split] = evaluate(self.learner, scorer, batches, precision, self.group)
         return SplitEvaluations(evaluations)
 
     def baseline(self, train: SplitData) -> dict[str, Any]:

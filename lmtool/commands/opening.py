@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
+from lmtool.commands.agreeing import keys, require_same, versions
 from lmtool.commands.configs import RunConfig
 from lmtool.commands.decoding import completed
 from lmtool.commands.extending import require_same_past
+from lmtool.commands.launching import note_run
 from lmtool.config import saved
 from lmtool.errors import UserError
+from lmtool.manifest import MANIFEST
 from lmtool.reporting.console import Output
+from lmtool.runs.following import FollowedFolder
 from lmtool.runs.run_folder import RunFolder, choose_folder
 from lmtool.secrets import masked
 from lmtool.trackers.base import RunFacts
 from lmtool.trackers.tracking import Trackers
 from lmtool.training.compiling import require_compiler
+from lmtool.training.group import ALONE, Group
 from lmtool.training.precision import Precision, choose_device, choose_precision
+from lmtool.training.processes import process_group
 
 RUNS = Path("runs")
 
@@ -36,12 +44,23 @@ class OpenRun:
     output: Output
     precision: Precision
     trackers: Trackers
+    group: Group = ALONE
 
-    @property
+    @cached_property
     def checkpoint(self) -> Path | None:
         """The run's own checkpoint that it resumes from, where it has one: intact, and the same for all that is read
-        from it. Damaged ones are reported when it is first asked for."""
-        return self.folder.resume_point(_warned(self.output))
+        from it, in all processes. Damaged ones are reported when it is first asked for; all processes ask at once."""
+        point = self.folder.resume_point(_warned(self.output)) if self.folder.writes else None
+        point = self.group.first(point)
+        if isinstance(self.folder, FollowedFolder):
+            self.folder.follow(point)
+        if point is not None:
+            manifest = point / MANIFEST
+            content = manifest.read_bytes() if manifest.is_file() else b""
+            require_same(
+                self.group, {f"checkpoint {point}": hashlib.sha256(content).hexdigest() if content else "none"}
+            )
+        return point
 
 
 @contextmanager
@@ -52,19 +71,43 @@ def open_run(verb: str, config: RunConfig, stem: str) -> Iterator[OpenRun]:
     """
     precision = choose_precision(config.precision, choose_device(config.device))
     require_compiler(config.compile, precision.device)
+    with process_group(precision.device) as group:
+        data = saved.save(config, verb)
+        require_same(group, {**versions(tuple(config.plugins)), **keys(saved.body(data))})
+        if group.rank > 0:
+            yield _followed(verb, config, precision, group, data)
+            return
+        with _opened(verb, config, stem, precision, group, data) as opened:
+            yield opened
+
+
+def _followed(verb: str, config: RunConfig, precision: Precision, group: Group, data: dict[str, Any]) -> OpenRun:
+    """The run as the processes behind the first have it."""
+    path, result = group.first(("", None))
+    folder, output = FollowedFolder(Path(path), data, result), Output()
+    return OpenRun(verb, config, folder, output, precision, _trackers(verb, config, folder, output), group)
+
+
+@contextmanager
+def _opened(
+    verb: str, config: RunConfig, stem: str, precision: Precision, group: Group, data: dict[str, Any]
+) -> Iterator[OpenRun]:
+    """The run as the process has it that writes."""
     others = RUNS.exists()
     try:
         folder = choose_folder(RUNS, config.name, config.run_dir, stem)
-        data = saved.save(config, verb)
         same_past = partial(require_same_past, verb, config)
         with RunFolder(folder, data, saved.to_yaml(data), same_past, completed) as run:
             output = Output(log=run.append_log)
             if run.extends:  # held against its past before anything is written
                 run.resume_point(_warned(output))
-            if run.result() is None:
-                run.write_environment(sys.argv, {"device": str(precision.device)})
+            note_run(run.path)
+            result = run.result()
+            group.first((str(run.path), result))
+            if result is None:
+                run.write_environment(sys.argv, {"device": str(precision.device), "devices": group.size})
             with _trackers(verb, config, run, output) as trackers:
-                yield OpenRun(verb, config, run, output, precision, trackers)
+                yield OpenRun(verb, config, run, output, precision, trackers, group)
     except UserError:
         if not others:  # a mistake leaves no empty folder behind; one with runs in it stays
             with suppress(OSError):

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
-from lmtool.commands import finetune, pretrain
 from lmtool.commands.decoding import decoded
 from lmtool.config import saved
 from lmtool.config.checkpoint import run_folder
 from lmtool.errors import UserError
+from lmtool.ranks import started_together
 
 
-def main(words: list[str]) -> dict[str, Any]:
-    """words: the run folder. Returns result.json."""
+def read(words: list[str]) -> tuple[str, Any]:
+    """words: the run folder. Returns the command that it is a run of, and its configuration."""
     if len(words) != 1 or "=" in words[0]:
         raise UserError(f"{' '.join(['resume', *words])}: give one run folder", "lmtool resume runs/NAME")
     folder = run_folder(words[0])
@@ -22,6 +23,7 @@ def main(words: list[str]) -> dict[str, Any]:
         raise UserError(f"{folder}/config.yaml names no training command", "lmtool resume runs/NAME")
     # The configuration is complete, and the checkpoint it started from may be gone by now.
     config = decoded(verb, saved.body(data), running=True, reads_checkpoint=False)
-    config = config.model_copy(update={"name": None, "run_dir": str(folder)})
-    command = pretrain.run if verb == "pretrain" else finetune.run
-    return command(config, [])
+    own: dict[str, Any] = {"name": None, "run_dir": str(folder)}
+    if started_together(os.environ):  # on how many devices is torchrun's to say
+        own["devices"] = None
+    return verb, config.model_copy(update=own)

@@ -23,6 +23,7 @@ from lmtool.reporting.report import write_report
 from lmtool.reporting.screens import end_screen, start_screen
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.compiling import Compilation
+from lmtool.training.group import ALONE, Group
 from lmtool.training.precision import Precision
 from lmtool.training.progress import TrainingResult
 from lmtool.weights.loading import LoadReport
@@ -41,19 +42,28 @@ WASTE = ("padding_fraction", "truncated_fraction")
 
 
 def machine_facts(
-    config: RunConfig, learner: nn.Module, precision: Precision, compilation: Compilation
+    config: RunConfig, learner: nn.Module, precision: Precision, compilation: Compilation, group: Group = ALONE
 ) -> dict[str, str]:
     """Where the run computes and how: for the screen and the report."""
     prefixes = {False}
     if isinstance(config, PretrainConfig) and config.model.architecture == "decoder":
         prefixes = {part.prefixes for part in config.objective.parts()}
     return {
-        "device": str(precision.device),
+        **_devices(config, precision, group),
         "precision": f"{precision.name} ({precision.why})",
         "attention": attention_path(learner, precision.device, precision.dtype, prefixes),
         "compiled": str(compilation),
         "dropout": "keyed by example and position" if precision.device.type == "cpu" else "seeded by step",
     }
+
+
+def _devices(config: RunConfig, precision: Precision, group: Group) -> dict[str, str]:
+    """The device; of several processes how many there are, and on a CPU the threads of each."""
+    if group.size == 1:
+        return {"device": str(precision.device)}
+    threads = torch.get_num_threads()
+    each = f", {threads} thread{'s' if threads > 1 else ''} each" if precision.device.type == "cpu" else ""
+    return {"device": precision.device.type, "processes": f"{group.size} ({config.parallel}{each})"}
 
 
 def begin(
@@ -72,7 +82,7 @@ def begin(
 ) -> None:
     """Write facts.json and show the screen that says what will happen."""
     config = opened.config
-    machine = machine_facts(config, learner, opened.precision, compilation)
+    machine = machine_facts(config, learner, opened.precision, compilation, opened.group)
     state = {} if opened.checkpoint is None else read_state(opened.checkpoint)
     # Of a run without a tuning method everything learns.
     learns = {} if learner.tuning is None else learning_by_role(learner)
@@ -122,8 +132,9 @@ def settled(
     if any(value is None for value in baselines.values()):
         return dict(baseline)
     whole = {**baseline, "value": sum(weights[term] * (value or 0.0) for term, value in baselines.items())}
-    path = opened.folder.path / "facts.json"
-    opened.folder.write_json(path.name, {**json.loads(path.read_text(encoding="utf-8")), "baseline": whole})
+    if opened.folder.writes:
+        path = opened.folder.path / "facts.json"
+        opened.folder.write_json(path.name, {**json.loads(path.read_text(encoding="utf-8")), "baseline": whole})
     return whole
 
 
@@ -182,6 +193,7 @@ def result_of(
         "value": training.best_value,
         "metrics": training.metrics,
         **{name: numbers[name] for name in kept},
+        "devices": opened.group.size,
         "seed": opened.config.seed,
         **more,
     }
@@ -191,6 +203,8 @@ def finish(
     opened: OpenRun, result: dict[str, Any], baseline: Mapping[str, Any], next_commands: Sequence[str]
 ) -> dict[str, Any]:
     """Write result.json and the report, and show the screen that says what happened."""
+    if not opened.folder.writes:
+        return result
     opened.folder.write_result(result)
     opened.trackers.finish(result)
     report = write_report(opened.folder.path)
@@ -209,7 +223,7 @@ def finish(
 def told_again(opened: OpenRun, result: dict[str, Any]) -> dict[str, Any]:
     """A finished run: write a missing report, tell its result, train nothing."""
     folder, output = opened.folder.path, opened.output
-    if not (folder / "report.html").is_file():
+    if opened.folder.writes and not (folder / "report.html").is_file():
         write_report(folder)
     output.line(f"{folder} is finished: {result['metric']} {result['value']:.4g}; another name= starts anew")
     output.line(f" report   {folder / 'report.html'}")

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from lmtool.commands import screens
+from lmtool.commands.agreeing import require_same
 from lmtool.commands.configs import RunConfig
 from lmtool.commands.distilling import side_by_side
 from lmtool.commands.forgetting import Forgetting
@@ -72,6 +73,9 @@ def fit(
     trained = learner if distilled is None else distilled
     teachers = teachers_of(distilled)
     require_same_teachers(opened, teachers)
+    group = opened.group
+    group.wait()  # one of them may have tokenized for hours, or read what is checked by one after the other
+    require_same(group, {**_things(contents), **{f"teacher {name}": value for name, value in teachers.items()}})
     parts = phases or [Reads(config, learner, data)]
     last, examples = parts[-1], parts[-1].examples
     loader, plan, epochs = planned(config, learner, parts, precision)
@@ -80,7 +84,7 @@ def fit(
     predictors = predictors_of(learner, last.data["train"], examples)
     held_out = HeldOutSplits(
         learner, last.data, last.config.max_length, evaluation_tokens(last.config), config.seed, predictors,
-        last.learner,
+        last.learner, group,
     )  # fmt: skip
     baseline = held_out.baseline(last.data["train"])
     uninformed_loss = held_out.uninformed_loss(baseline)
@@ -114,7 +118,8 @@ def fit(
             config.schedule,
             [listener, opened.trackers],
             extras(tokenizer, contents, base, lineage, teachers),
-            in_base=in_base,
+            group,
+            in_base,
         )
     best_weights(opened, training, trained, in_base)
     baseline = screens.settled(opened, baseline, learner.weights, training.metrics)
@@ -144,6 +149,11 @@ def fit(
         }
     result = screens.result_of(opened, training, choices, learner.metric.name, more)
     return screens.finish(opened, result, baseline, next_commands)
+
+
+def _things(contents: Contents) -> dict[str, Any]:
+    """What the data hold, by the name that a user reads."""
+    return {f"{origin} {key}": value for origin, own in contents.items() for key, value in own.items()}
 
 
 def train_facts(loader: PackedLoader | PhasedLoader) -> dict[str, Any]:
@@ -204,7 +214,8 @@ def write_predictions(opened: OpenRun, learner: BaseLearner, held_out: HeldOutSp
 def scores_on(opened: OpenRun, learner: BaseLearner, tests: Mapping[str, SplitData]) -> dict[str, Any]:
     """By test split, its number of rows and its scores."""
     config = opened.config
-    splits = HeldOutSplits(learner, tests, config.max_length, evaluation_tokens(config), config.seed)
+    tokens = evaluation_tokens(config)
+    splits = HeldOutSplits(learner, tests, config.max_length, tokens, config.seed, group=opened.group)
     evaluations = splits.score(opened.precision).splits
     sizes = {split: sum(map(len, part.data.rows.values())) for split, part in splits.splits.items()}
     return {split: {"examples": sizes[split], **evaluation.metrics()} for split, evaluation in evaluations.items()}

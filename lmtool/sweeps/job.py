@@ -20,7 +20,8 @@ from typing import Any
 
 from lmtool import errors
 from lmtool.errors import REQUEUE, LmtoolError, Stopped
-from lmtool.sweeps import code, records
+from lmtool.runs import code
+from lmtool.sweeps import records
 from lmtool.sweeps.devices import take_device
 from lmtool.sweeps.table import end_of_job
 from lmtool.terminal import say, say_error

@@ -27,7 +27,8 @@ from omegaconf import DictConfig, OmegaConf
 from lmtool import errors
 from lmtool.errors import UserError
 from lmtool.reporting.console import Output
-from lmtool.sweeps import code, queues, records
+from lmtool.runs import code
+from lmtool.sweeps import queues, records
 from lmtool.sweeps.folders import Place, SweepFolder
 from lmtool.sweeps.job import STOPPED, Job, Run, perform
 from lmtool.sweeps.watch import Watch

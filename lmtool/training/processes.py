@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -17,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lmtool.errors import UserError
+from lmtool.ranks import ADDRESS, PORT, START_AGAIN, Place, place_of
 from lmtool.training.group import ALONE, Group, Value, added
 
 TIMEOUT = timedelta(minutes=10)
@@ -24,42 +24,6 @@ TIMEOUT = timedelta(minutes=10)
 connection; this ends a run in which one hangs."""
 PATIENCE = timedelta(days=7)
 """How long `wait` does: rank 0 may tokenise a corpus meanwhile."""
-
-RANK, SIZE, LOCAL_RANK = "RANK", "WORLD_SIZE", "LOCAL_RANK"
-ADDRESS, PORT = "MASTER_ADDR", "MASTER_PORT"
-_AGAIN = "start it with `torchrun --nproc-per-node=N -m lmtool ...`"
-
-
-@dataclass(frozen=True)
-class Place:
-    """The place of this process among those that were started together. local_rank: on its machine."""
-
-    rank: int = 0
-    size: int = 1
-    local_rank: int = 0
-
-
-def place_of(environment: Mapping[str, str]) -> Place:
-    """What the environment says, as torchrun sets it; alone where it says nothing. UserError where it says half of it,
-    or no numbers."""
-    if not any(environment.get(name) for name in (RANK, SIZE, LOCAL_RANK)):
-        return Place()
-    missing = [name for name in (RANK, SIZE, LOCAL_RANK, ADDRESS, PORT) if not environment.get(name)]
-    if missing:
-        present = next(name for name in (RANK, SIZE, LOCAL_RANK) if environment.get(name))
-        raise UserError(
-            f"the environment has {present}={environment[present]}, but not {', '.join(missing)}: it names one of "
-            "several processes, and not how they meet",
-            f"{_AGAIN}, or unset {present} to train in one process",
-        )
-    values = {name: environment[name] for name in (RANK, SIZE, LOCAL_RANK, PORT)}
-    for name, value in values.items():
-        if not (value.isascii() and value.isdigit()):
-            raise UserError(f"the environment has {name}={value!r}, which is no number", _AGAIN)
-    rank, size, local_rank = (int(values[name]) for name in (RANK, SIZE, LOCAL_RANK))
-    if not rank < size:
-        raise UserError(f"the environment has {RANK}={rank} of {SIZE}={size}: ranks count from 0", _AGAIN)
-    return Place(rank, size, local_rank)
 
 
 class Processes:
@@ -136,11 +100,11 @@ def _never_met(place: Place, error: Exception) -> UserError:
     if "EADDRINUSE" in text or "address already in use" in text.lower():
         return UserError(
             f"{who}: {PORT}={port} of this machine is in use",
-            f"{_AGAIN} --master-port=OTHER, or --master-port=0 for a free one",
+            f"{START_AGAIN} --master-port=OTHER, or --master-port=0 for a free one",
         )
     if isinstance(error, dist.DistNetworkError) or "timeout" in text.lower() or "timed out" in text.lower():
         return UserError(
             f"{who} did not meet the others at {address}:{port} within {TIMEOUT.seconds // 60} minutes",
             f"look at the messages of the other ranks; {ADDRESS} must be the address of rank 0's machine",
         )
-    return UserError(f"{who}: the processes could not be joined: {text.splitlines()[0]}", _AGAIN)
+    return UserError(f"{who}: the processes could not be joined: {text.splitlines()[0]}", START_AGAIN)

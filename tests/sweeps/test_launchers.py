@@ -15,7 +15,8 @@ import pytest
 
 from lmtool import cli, errors
 from lmtool.errors import Stopped
-from lmtool.sweeps import code, devices, job, records, table
+from lmtool.runs import code
+from lmtool.sweeps import devices, job, records, table
 from tests.commands.conftest import TINY, write_text
 from tests.sweeps import fakes
 
@@ -129,7 +130,7 @@ def test_the_code_of_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.syspath_prepend(str(tmp_path))
     copy = code.copied(tmp_path / "sweep", ["my_own_plugin"])
     assert (copy / "my_own_plugin.py").read_text() == "x = 1\n"
-    assert (copy / "lmtool/sweeps/code.py").is_file() and (copy / "lmtool/conf/pretrain.yaml").is_file()
+    assert (copy / "lmtool/runs/code.py").is_file() and (copy / "lmtool/conf/pretrain.yaml").is_file()
     assert not list(copy.rglob("__pycache__"))
     before = code.fingerprint(["my_own_plugin"])
     assert copy.name == before and code.copied(tmp_path / "sweep", ["my_own_plugin"]) == copy

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from lmtool.training.processes import ADDRESS, LOCAL_RANK, PORT, RANK, SIZE, process_group
+from lmtool.ranks import ADDRESS, LOCAL_RANK, PORT, RANK, SIZE
+from lmtool.training.processes import process_group
 
 PATIENCE = 60  # seconds
 _processes = multiprocessing.get_context("forkserver")

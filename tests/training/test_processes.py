@@ -12,8 +12,9 @@ import torch
 import torch.distributed as dist
 
 from lmtool.errors import UserError
+from lmtool.ranks import Place, place_of
 from lmtool.training.group import ALONE, Group
-from lmtool.training.processes import Place, place_of, process_group
+from lmtool.training.processes import process_group
 
 from .ranks import Ranks, started
 
@@ -46,7 +47,7 @@ def test_processes_say_what_each_other_holds(two: Ranks) -> None:
 
 
 def test_the_environment_of_torchrun_names_the_place() -> None:
-    assert place_of(TORCHRUN) == Place(1, 2, 1)
+    assert place_of(TORCHRUN) == Place(1, 2, 1, 2)
     assert place_of({"MASTER_PORT": "29500", "RANK": ""}) == Place()
 
 

@@ -1,4 +1,4 @@
-"""The code a sweep was submitted with: its fingerprint, and a copy of it for jobs that start later."""
+"""The code that a command runs: its fingerprint, and a copy of it for the jobs of a sweep that start later."""
 
 from __future__ import annotations
 

@@ -1,0 +1,64 @@
+"""The run folder of a process that trains together with others and is not the first of them: that one writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar
+
+from lmtool.runs.files import plain_data
+from lmtool.runs.run_folder import RunFolder
+
+
+class FollowedFolder(RunFolder):
+    """A run's folder that another process has opened, locked and writes: nothing is written or locked here. Checkpoints
+    are read.
+
+    result: of the run where it is finished, as that process has read it.
+    """
+
+    writes: ClassVar[bool] = False
+
+    def __init__(self, path: Path, config: Mapping[str, Any], result: dict[str, Any] | None):
+        self.path, self._result = path, result
+        self.config = plain_data(dict(config))
+        self._resume_point: Path | None = None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    @property
+    def extends(self) -> bool:
+        return False
+
+    def follow(self, resume_point: Path | None) -> None:
+        """Resume from the checkpoint that the first process has chosen."""
+        self._resume_point = resume_point
+
+    def resume_point(self, report: Callable[[str], None] | None = None) -> Path | None:
+        return self._resume_point
+
+    def result(self) -> dict[str, Any] | None:
+        return self._result
+
+    def announce(self) -> None: ...
+
+    def write_environment(self, arguments: Sequence[str], facts: Mapping[str, Any] | None = None) -> None: ...
+
+    def write_json(self, name: str, content: Any) -> None: ...
+
+    def write_rows(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None: ...
+
+    def append_log(self, line: str) -> None: ...
+
+    def log(self, text: str) -> None: ...
+
+    def begin_at(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None: ...
+
+    def append(self, row: Mapping[str, Any]) -> None: ...
+
+    def sync(self) -> None: ...
+
+    def drop_rows_after(self, step: int) -> None: ...
