@@ -122,13 +122,13 @@ def _status(returned: Any) -> int:
 
 
 def _of_a_run(command: str, arguments: Arguments) -> int:
-    """fetch, plan, inspect, profile: what another command would read or do. The last two have keys of their own."""
-    from lmtool.commands.looking import OF_COMMANDS, Looking, Profiling
+    """fetch, plan, inspect, profile: what another command would read or do. The last three have keys of their own."""
+    from lmtool.commands.looking import OF_COMMANDS, Looking, PlanKeys, Profiling
 
     if arguments.multirun:
         raise UserError(f"-m: lmtool {command} does not sweep", f"-m goes with {', '.join(SWEPT)}")
     keys = OF_COMMANDS.get(command)
-    own = [word for word in arguments.rest if keys is not None and word.partition("=")[0] in keys.names()]
+    own = [word for word in arguments.rest if keys is not None and keys.has(word)]
     named = [word for word in arguments.rest if "=" not in word]
     if len(named) > 1 or (named and named[0] not in SWEEPABLE):
         close = nearest(named[0], SWEEPABLE)
@@ -148,7 +148,9 @@ def _of_a_run(command: str, arguments: Arguments) -> int:
         return _status(inspect.run(config, verb, asked))
     if isinstance(asked, Profiling):
         return _status(profile.run(config, verb, asked))
-    return _status(plan.run(config, verb) if command == "plan" else fetch.run(config, verb, arguments.rest))
+    if isinstance(asked, PlanKeys):
+        return _status(plan.run(config, verb, asked))
+    return _status(fetch.run(config, verb, arguments.rest))
 
 
 def _configured(verb: str, arguments: Arguments) -> int:

@@ -16,6 +16,7 @@ from lmtool.commands.configs import COMMANDS
 from lmtool.config import plugins, saved
 from lmtool.config.checkpoint import read_checkpoint
 from lmtool.config.decode import decode
+from lmtool.costs.devices import DEVICES
 from lmtool.errors import ConfigError, Problem, UserError
 from lmtool.weights.folders import published_folder
 
@@ -74,7 +75,18 @@ def decoded(
             running=running,
         )
     except ConfigError as error:
-        raise ConfigError([_of_another(verb, problem) for problem in error.problems]) from error
+        known = [_not_here(verb, data, _of_another(verb, problem)) for problem in error.problems]
+        raise ConfigError(known) from error
+
+
+def _not_here(verb: str, data: Mapping[str, Any], problem: Problem) -> Problem:
+    """A device that can be planned for, and not run on."""
+    name = data.get("device")
+    if problem.key != "device" or name not in DEVICES:
+        return problem
+    plans = f"lmtool plan {verb} device={name} plans for one; " if verb in ("pretrain", "finetune") else ""
+    hint = f"{plans}lmtool {verb} runs on auto, cpu, cuda or cuda:N"
+    return Problem("device", f"device={name}: a kind of device, not one that is here", hint)
 
 
 def _of_another(verb: str, problem: Problem) -> Problem:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Self
 
+from lmtool.commands.plan_keys import PlanKeys as PlanKeys
 from lmtool.errors import UserError
 
 
@@ -19,6 +20,11 @@ class _Keys:
     @classmethod
     def names(cls) -> tuple[str, ...]:
         return tuple(field.name for field in fields(cls))
+
+    @classmethod
+    def has(cls, word: str) -> bool:
+        """Whether a word of the command line is one of these."""
+        return word.partition("=")[0] in cls.names()
 
     @classmethod
     def of(cls, words: Sequence[str]) -> Self:
@@ -58,4 +64,8 @@ class Profiling(_Keys):
     output: str | None = None
 
 
-OF_COMMANDS: dict[str, type[Looking] | type[Profiling]] = {"inspect": Looking, "profile": Profiling}
+OF_COMMANDS: dict[str, type[Looking] | type[Profiling] | type[PlanKeys]] = {
+    "inspect": Looking,
+    "plan": PlanKeys,
+    "profile": Profiling,
+}

@@ -1,9 +1,8 @@
-"""The plan of a run, from its learner and its data."""
+"""What a run holds, counted on its learner, which is built by its sizes alone; and whether there is room for it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from functools import partial
 from math import prod
 from typing import Any, cast
@@ -14,21 +13,15 @@ from torch import nn
 
 from lmtool.commands.configs import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.commands.peers import model_of_peers
-from lmtool.commands.phases import words_of
 from lmtool.commands.teachers import Known, saved_teacher
 from lmtool.config.tables import build
 from lmtool.costs.memory import available_bytes
-from lmtool.costs.plan import VALUE_BYTES, Work, plan
-from lmtool.costs.rate import measure_rate
-from lmtool.costs.work import shapes_of, works_of
-from lmtool.data.phases import Shares
+from lmtool.costs.plan import VALUE_BYTES
 from lmtool.distillation.configs import CodistillationConfig
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.model import ModelWithHeads
-from lmtool.reporting.plan import PhasePlan, RunPlan
 from lmtool.reporting.text import size
-from lmtool.training.budgets import MOST_STEPS, kept_checkpoints
 from lmtool.training.precision import Precision
 from lmtool.types import part_of
 from lmtool.weights.assemble import assemble
@@ -67,21 +60,11 @@ def planned_teachers(config: RunConfig) -> list[Any]:
         return [learned.learner(build(model, config.seed), None, config.seed) for model in models if model is not None]
 
 
-def _beside(config: RunConfig, teachers: Sequence[Any], *how: Any) -> Iterator[Work]:
-    """The work of what runs beside the student: of teachers without gradients, of peers that learn too. how: as of the
-    student."""
-    for teacher in teachers if config.distill.same_batches else ():
-        yield from (replace(work, passes=1) for work in works_of(teacher, *how))
-    if isinstance(config.distill, CodistillationConfig):
-        works = list(works_of(_planned(_of_peers(cast(TrainingConfig, config), config.distill)), *how))
-        yield from works * (config.distill.learners - 1)
-
-
-def _of_peers(config: TrainingConfig, distill: CodistillationConfig) -> TrainingConfig:
+def configuration_of_peers(config: TrainingConfig, distill: CodistillationConfig) -> TrainingConfig:
     return config.model_copy(update={"model": model_of_peers(config, distill)})
 
 
-def _planned(config: TrainingConfig) -> BaseLearner:
+def planned_learner(config: TrainingConfig) -> BaseLearner:
     """The learner of a run by its sizes. Nothing is allocated."""
     with torch.device("meta"):
         return assemble(config, None)[0]
@@ -117,10 +100,10 @@ def _fits(config: TrainingConfig, trained: bool, available: int) -> bool:
 def _needed_bytes(config: TrainingConfig, trained: bool) -> int:
     """Bytes of all that a run holds together: its own learner, its teachers, and its peers with their copies."""
     needed, distill = _bytes_of_learner(config, trained), config.distill
-    needed += VALUE_BYTES * sum(map(_values_of, planned_teachers(config)))
+    needed += VALUE_BYTES * sum(map(values_of, planned_teachers(config)))
     if not isinstance(distill, CodistillationConfig):
         return needed
-    peers = _of_peers(config, distill)
+    peers = configuration_of_peers(config, distill)
     needed += (distill.learners - 1) * _bytes_of_learner(peers, trained)
     if distill.refresh_steps is not None:
         needed += _bytes_of_learner(config, False) + (distill.learners - 1) * _bytes_of_learner(peers, False)
@@ -129,7 +112,7 @@ def _needed_bytes(config: TrainingConfig, trained: bool) -> int:
 
 def _bytes_of_learner(config: TrainingConfig, trained: bool) -> int:
     """Bytes of a run's weights; trained: with their gradients and the optimizer's state."""
-    learner = _planned(config)
+    learner = planned_learner(config)
     weights = VALUE_BYTES * sum(parameter.numel() for parameter in learner.parameters())
     weights += sum(buffer.nbytes for buffer in learner.buffers())
     tuned_by = config.tuned_by
@@ -144,7 +127,7 @@ def _bytes_of_learner(config: TrainingConfig, trained: bool) -> int:
     return weights + VALUE_BYTES * (sum(prod(shape) for shape in learned.values()) + moments)
 
 
-def _values_of(learner: nn.Module) -> int:
+def values_of(learner: nn.Module) -> int:
     return sum(parameter.numel() for parameter in learner.parameters())
 
 
@@ -186,107 +169,3 @@ def saved_values(config: RunConfig, learner: nn.Module) -> int | None:
         return None
     delta = tuning.delta(learner)
     return sum(parameter.numel() for name, parameter in learner.named_parameters() if name in delta)
-
-
-def plan_of(
-    config: RunConfig, learner: nn.Module, facts: Mapping[str, Any], precision: Precision
-) -> tuple[RunPlan, float]:
-    """The plan of a run and the epochs it makes. facts: the training loader's. Measures the machine for a third of a
-    second at most."""
-    single = _of_one_step(config, learner, facts, precision, _rate(config, precision))
-    limits = _limits(config, single, facts["steps_per_epoch"])
-    steps = max(1, round(min(*limits.values(), MOST_STEPS)))
-    return _of_steps(config, single, steps), steps / facts["steps_per_epoch"]
-
-
-def plan_in_phases(
-    config: PretrainConfig, learner: nn.Module, facts: Sequence[Mapping[str, Any]], precision: Precision
-) -> tuple[RunPlan, Shares]:
-    """The plan of a run in phases, and the phases as numbers. facts: those of their loaders."""
-    rate = _rate(config, precision)
-    singles = [_of_one_step(form, learner, own, precision, rate) for form, own in zip(config.forms, facts, strict=True)]
-    shares = Shares(
-        tuple(phase["share"] for phase in config.phases),
-        tuple(single.tokens_per_step for single in singles),
-        tuple(single.flops_per_step for single in singles),
-        tuple(form.optimizer.lr / config.optimizer.lr for form in config.forms),
-    )
-
-    def mean(budget: str) -> RunPlan:
-        """A step, mean over a run that this budget ends."""
-        tokens, flops = (shares.mean(values, budget) for values in (shares.tokens, shares.flops))
-        largest = max(singles, key=lambda single: sum(single.memory_bytes.values()))
-        return replace(largest, tokens_per_step=tokens, flops_per_token=flops / tokens)
-
-    limits = {
-        budget: _limits(config, mean(budget), facts[0]["steps_per_epoch"])[budget]
-        for budget in _limits(config, singles[0], facts[0]["steps_per_epoch"])
-    }
-    budget = min(limits, key=lambda name: limits[name])
-    steps = max(1, round(min(limits[budget], MOST_STEPS)))
-    lasts = shares.last_steps(steps, budget)
-    phases = tuple(
-        PhasePlan(words_of(phase), phase["share"], before + 1, last, single.tokens_per_step)
-        for phase, before, last, single in zip(config.phases, [0, *lasts], lasts, singles, strict=False)
-    )
-    whole = _of_steps(config, mean(budget), steps)
-    notes = (*whole.notes, f"held-out text is read and scored as in phase {len(phases)}, the last, over the whole run")
-    return replace(whole, phases=phases, notes=notes), shares
-
-
-def _rate(config: RunConfig, precision: Precision) -> float:
-    return measure_rate(config.model.hidden_size, config.model.inner_size, precision.name, str(precision.device))
-
-
-def _of_one_step(
-    config: RunConfig, learner: nn.Module, facts: Mapping[str, Any], precision: Precision, rate: float
-) -> RunPlan:
-    """The plan of a run of one step."""
-    trained = {
-        name: tuple(parameter.shape) for name, parameter in learner.named_parameters() if parameter.requires_grad
-    }
-    predicted = facts.get("predicted_fraction", 0.0)
-    places = config.objective.places if isinstance(config, PretrainConfig) else {}
-    # A task's encoder-decoder reads its text on both sides.
-    how = places, predicted, facts["mean_length"], predicted or 0.5
-    teachers = planned_teachers(config)
-    return plan(
-        shapes_of(learner, facts["mean_length"]),
-        [*works_of(learner, *how), *_beside(config, teachers, *how)],
-        steps=1,
-        tokens_per_step=facts["tokens_per_epoch"] / facts["steps_per_epoch"],
-        predicted_fraction=predicted,
-        parameters=parameters_by_part(learner),
-        trainable_parameters=sum(prod(shape) for shape in trained.values()),
-        optimizer_values=sum(config.optimizer.state_size(*parameter) for parameter in trained.items()),
-        saved_values=saved_values(config, learner),
-        micro_batch_tokens=config.micro_batch_tokens,
-        half=precision.name != "fp32",
-        recomputes=config.gradient_checkpointing,
-        body_trains=any(name.startswith("backbone.") for name in trained),
-        flops_per_second=rate,
-        teacher_values=sum(map(_values_of, teachers)),
-    )
-
-
-def _limits(config: RunConfig, single: RunPlan, steps_per_epoch: float) -> dict[str, float]:
-    """The steps of a run within each of its budgets. single: the plan of one."""
-    limits = {"max_steps": float(config.max_steps or "inf")}
-    if config.max_epochs is not None:
-        limits["max_epochs"] = config.max_epochs * steps_per_epoch
-    if config.max_tokens is not None:
-        limits["max_tokens"] = config.max_tokens / single.tokens_per_step
-    if config.max_flops is not None:
-        limits["max_flops"] = config.max_flops / single.flops_per_step
-    if config.max_minutes is not None and single.seconds:
-        limits["max_minutes"] = 60 * config.max_minutes / single.seconds
-    return limits
-
-
-def _of_steps(config: RunConfig, single: RunPlan, steps: int) -> RunPlan:
-    """The plan of so many steps. single: that of one."""
-    warmup = config.schedule.warmup_steps or 0
-    notes = []
-    if warmup >= steps:
-        notes.append(f"schedule.warmup_steps={warmup:,}: in {steps:,} steps the learning rate only rises")
-    return replace(single, steps=steps, checkpoints=kept_checkpoints(config, steps), notes=tuple(notes))

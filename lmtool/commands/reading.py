@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from lmtool.commands.configs import PretrainConfig, RunConfig
-from lmtool.commands.planning import plan_in_phases, plan_of
+from lmtool.commands.plan_of_run import plan_in_phases, plan_of
 from lmtool.data.loader import PackedLoader
 from lmtool.data.phases import PhasedLoader
 from lmtool.data.plan import Examples

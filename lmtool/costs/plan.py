@@ -7,14 +7,17 @@ and the sums over what a token sees; packed documents cost their own length only
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from lmtool.costs.activations import VALUE_BYTES, Kept
 from lmtool.reporting.plan import RunPlan
 
-# A value in fp32.
-VALUE_BYTES = 4
+# What a process has before it holds a model: Python and torch (260 MB at import on Linux); on CUDA the context, the
+# libraries' workspaces, and what the allocator cannot hand out again.
+RESERVE = {False: 300_000_000, True: 1_500_000_000}
+# A row of metrics.jsonl, and what else the run's folder holds beside checkpoints.
+ROW_BYTES, FOLDER_BYTES = 250, 200_000
 
 
 @dataclass(frozen=True)
@@ -37,89 +40,92 @@ class Work:
 
 
 @dataclass(frozen=True)
-class ModelShape:
-    """The sizes that what a forward keeps depends on. inner_size: width inside a layer. lengthening: tokens in the
-    layers for each of a batch, with the virtual ones."""
+class Sizes:
+    """Values that a run holds. parameters: by part. learning: those that learn. optimizer: what it keeps of these.
+    in_layers, layer: of all layers, and of the largest one. teachers: of models that are read beside it and never
+    learn. copied_bytes: copies of weights that a forward makes. saved: in a checkpoint (None: all parameters)."""
 
-    num_layers: int
-    hidden_size: int
-    inner_size: int
-    vocab_size: int
-    lengthening: float = 1.0
+    parameters: Mapping[str, int]
+    learning: int
+    optimizer: int
+    in_layers: int = 0
+    layer: int = 0
+    teachers: int = 0
+    copied_bytes: int = 0
+    saved: int | None = None
+
+    @property
+    def total(self) -> int:
+        return sum(self.parameters.values())
 
 
-def activation_bytes(
-    shape: ModelShape, tokens: float, predicted_fraction: float, half: bool, recomputes: bool = False
-) -> int:
-    """Bytes that a forward of `tokens` keeps for its backward. recomputes: of each layer its input alone, and in the
-    backward one layer at a time.
+@dataclass(frozen=True)
+class Forward:
+    """What one forward keeps. tokens: in it. kept: of each. head_bytes: of the loss over a vocabulary. cuda: where."""
 
-    Elements of a layer as in Korthikanti et al. 2022 (Reducing Activation Recomputation, section 4.1) without the
-    attention's scores, which the fused kernels do not keep: 8 d + 2 f and two dropout masks of a byte; and the
-    predicted places' logits with their fp32 gradient.
+    tokens: float
+    kept: Kept = field(default_factory=Kept)
+    head_bytes: int = 0
+    cuda: bool = False
+
+    @property
+    def kept_bytes(self) -> float:
+        """For its backward."""
+        return self.tokens * (self.kept.activations + self.kept.scores + self.kept.working)
+
+
+def memory_of(sizes: Sizes, forward: Forward, devices: int = 1, sharded: bool = False) -> dict[str, int]:
+    """Bytes of one device by part, at the fullest moment of a step; parts of nothing are left out.
+
+    sharded: every device holds its share of weights, gradients and optimizer state (fsdp), and has at a time the whole
+    of two layers, one at work and one on its way, and of all that is in no layer, with the gradients of one of each.
     """
-    element = 2 if half else 4
-    layer = element * (8 * shape.hidden_size + 2 * shape.inner_size) + 2 * shape.hidden_size
-    logits = predicted_fraction * shape.vocab_size * (element + 4)
-    layers = layer + shape.num_layers * element * shape.hidden_size if recomputes else shape.num_layers * layer
-    body = layers + 4 * shape.hidden_size
-    return round(tokens * (shape.lengthening * body + logits))
+    share = devices if sharded else 1
+    outside = sizes.total - sizes.in_layers
+    parts = {
+        "weights": VALUE_BYTES * sizes.total / share,
+        "gradients": VALUE_BYTES * sizes.learning / share,
+        "optimizer": VALUE_BYTES * sizes.optimizer / share,
+        "gathered weights": VALUE_BYTES * (3 * sizes.layer + 2 * outside) if share > 1 else 0,
+        "weight copies": sizes.copied_bytes,
+        "activations": forward.tokens * (forward.kept.activations + forward.kept.working),
+        "attention scores": forward.tokens * forward.kept.scores,
+        "logits": forward.head_bytes,
+        "teachers": VALUE_BYTES * sizes.teachers,
+        "framework": RESERVE[forward.cuda],
+    }
+    return {name: round(size) for name, size in parts.items() if size}
 
 
 def plan(
-    shapes: Sequence[ModelShape],
     works: Sequence[Work],
     *,
     steps: int,
     tokens_per_step: float,
-    predicted_fraction: float,
-    parameters: Mapping[str, int],
-    trainable_parameters: int,
-    optimizer_values: int,
-    saved_values: int | None = None,
-    micro_batch_tokens: float | None = None,
-    half: bool = False,
-    recomputes: bool = False,
-    body_trains: bool = True,
+    sizes: Sizes,
+    forward: Forward,
+    devices: int = 1,
+    sharded: bool = False,
     checkpoints: int = 1,
-    flops_per_second: float | None = None,
-    teacher_values: int = 0,
+    step_seconds: tuple[float, float] | None = None,
+    rate: str = "",
 ) -> RunPlan:
     """The plan of a run.
 
-    shapes: of every stack whose activations are kept. works: of every part. steps: optimizer steps. tokens_per_step:
-    real tokens in a step, mean. predicted_fraction: share of tokens at which the vocabulary is computed (0 for a task).
-    parameters: by part. optimizer_values: numbers the optimizer keeps between steps. saved_values: parameters in a
-    checkpoint (None: all). micro_batch_tokens: tokens in one forward (None: the whole step). half: bf16 or fp16
-    products. recomputes: layers are computed again in the backward. body_trains: False where only a head learns, so
-    that nothing of the body is kept for a backward. checkpoints: how many are kept on disk. flops_per_second: measured
-    or given rate (None: no time). teacher_values: parameters of models that are read beside it, and never learn.
+    works: of every part. steps: optimizer steps. tokens_per_step: real tokens in a step of all devices, mean. forward:
+    of one device. checkpoints: how many are kept on disk. step_seconds: at least and at
+    most (None: no time). rate: how it was found, in words.
     """
-    total = sum(parameters.values())
-    kept = sum(
-        activation_bytes(
-            shape,
-            # What limits a forward counts virtual tokens, a step does not.
-            min((micro_batch_tokens or math.inf) / shape.lengthening, tokens_per_step),
-            predicted_fraction,
-            half,
-            recomputes,
-        )
-        for shape in shapes
-    )
     return RunPlan(
-        parameters=dict(parameters),
-        trainable_parameters=trainable_parameters,
+        parameters=dict(sizes.parameters),
+        trainable_parameters=sizes.learning,
         flops_per_token=sum(work.flops for work in works),
         tokens_per_step=tokens_per_step,
         steps=steps,
-        memory_bytes={
-            "weights and gradients": VALUE_BYTES * (total + trainable_parameters),
-            "optimizer": VALUE_BYTES * optimizer_values,
-            "activations": kept if body_trains else 0,
-            **({"teachers": VALUE_BYTES * teacher_values} if teacher_values else {}),
-        },
-        checkpoint_bytes=VALUE_BYTES * ((total if saved_values is None else saved_values) + optimizer_values),
+        memory_bytes=memory_of(sizes, forward, devices, sharded),
+        checkpoint_bytes=VALUE_BYTES * ((sizes.total if sizes.saved is None else sizes.saved) + sizes.optimizer),
         checkpoints=checkpoints,
-        flops_per_second=flops_per_second,
+        step_seconds=step_seconds,
+        rate=rate,
+        devices=devices,
     )

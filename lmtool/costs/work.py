@@ -7,35 +7,18 @@ of its tokens are read is not taken off.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
 
-from lmtool.costs.plan import ModelShape, Work
+from lmtool.costs.plan import Work
 from lmtool.heads.lm import FamilyLMHead, LMHead
 from lmtool.models.base import Backbone, OneStack
-from lmtool.models.configs import ModelConfig
 from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.nn.positions import Position
 from lmtool.nn.virtual import VirtualTokens
 
 _TABLES = (nn.Embedding, Position)
-
-
-def shape_of(model: ModelConfig) -> ModelShape:
-    """The sizes that what a forward keeps depends on."""
-    return ModelShape(model.num_layers, model.hidden_size, model.inner_size, model.vocab_size)
-
-
-def shapes_of(learner: Any, length: float | None = None) -> list[ModelShape]:
-    """Of every backbone in a learner. length: mean tokens of an example, to which it may add virtual ones; None: it is
-    not known, and they do not count."""
-    return [
-        replace(shape_of(module.config), lengthening=1.0 if length is None else 1 + module.embed.virtual_count / length)
-        for module in learner.modules()
-        if isinstance(module, Backbone)
-    ]
 
 
 def works_of(

@@ -28,7 +28,12 @@ class PhasePlan:
 @dataclass(frozen=True)
 class RunPlan:
     """What a run will take. FLOPs are of training (forward and backward); memory and time are estimates. Of a run in
-    phases, numbers of a step are means, and the memory is that of the phase that takes most."""
+    phases, numbers of a step are means, and the memory is that of the phase that takes most.
+
+    memory_bytes: of one device, by part. room_bytes: that it has; None where nobody says. step_seconds: at least and at
+    most; None where no rate is known. rate: how it was found. advice: overrides with which it fits, each with what it
+    takes then.
+    """
 
     parameters: dict[str, int]
     trainable_parameters: int
@@ -38,7 +43,13 @@ class RunPlan:
     memory_bytes: dict[str, int]
     checkpoint_bytes: int
     checkpoints: int
-    flops_per_second: float | None = None
+    log_bytes: int = 0
+    store_bytes: int | None = None
+    step_seconds: tuple[float, float] | None = None
+    rate: str = ""
+    devices: int = 1
+    room_bytes: int | None = None
+    advice: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default_factory=tuple)
     phases: tuple[PhasePlan, ...] = ()
 
@@ -59,35 +70,73 @@ class RunPlan:
         return self.flops_per_step * self.steps
 
     @property
+    def needed_bytes(self) -> int:
+        """Of one device."""
+        return sum(self.memory_bytes.values())
+
+    @property
+    def fits(self) -> bool:
+        """Whether it fits into the memory of its device, as far as that is known."""
+        return self.room_bytes is None or self.needed_bytes <= self.room_bytes
+
+    @property
     def disk_bytes(self) -> int:
-        return self.checkpoint_bytes * self.checkpoints
+        return self.checkpoint_bytes * self.checkpoints + self.log_bytes + (self.store_bytes or 0)
 
     @property
     def seconds(self) -> float | None:
-        """Estimated seconds of training; None where no rate was given."""
-        return self.flops / self.flops_per_second if self.flops_per_second else None
+        """Estimated seconds of training, the middle of the range; None where no rate is known."""
+        return None if self.step_seconds is None else self.steps * sum(self.step_seconds) / 2
+
+    @property
+    def time_text(self) -> str:
+        """The estimated time: one number, or from the least to the most where these differ."""
+        if self.step_seconds is None:
+            return "unknown"
+        low, high = (duration(self.steps * seconds) for seconds in self.step_seconds)
+        return f"about {low}" if low == high else f"{low} to {high}"
 
 
 def plan_rows(plan: RunPlan) -> list[tuple[str, str]]:
     """The plan as (what, how much) rows, for a table or a screen."""
     # Exact, so that they can be held against the published counts.
     parts = " · ".join(f"{part} {number:,}" for part, number in plan.parameters.items())
-    memory = sum(plan.memory_bytes.values())
-    memory_parts = " · ".join(f"{part} {size(number)}" for part, number in plan.memory_bytes.items())
+    each = f", {count(round(plan.tokens_per_step / plan.devices))} a device" if plan.devices > 1 else ""
     rows = [
         ("parameters", f"{plan.total_parameters:,} ({plan.trainable_parameters:,} learn): {parts}"),
-        ("steps", f"{count(plan.steps)} of {count(round(plan.tokens_per_step))} tokens"),
+        ("steps", f"{count(plan.steps)} of {count(round(plan.tokens_per_step))} tokens{each}"),
         *((f"phase {number}", phase.words) for number, phase in enumerate(plan.phases, 1)),
         ("tokens", count(round(plan.tokens))),
         (
             "FLOPs",
             f"{flops(plan.flops_per_token)} a token, {flops(plan.flops_per_step)} a step, {flops(plan.flops)} in all",
         ),
-        ("memory", f"about {size(memory)}: {memory_parts}"),
-        ("disk", f"{size(plan.disk_bytes)}: {plan.checkpoints} × {size(plan.checkpoint_bytes)} a checkpoint"),
+        *_memory_rows(plan),
+        ("disk", _disk_text(plan)),
+        ("time", f"{plan.time_text}{f': {plan.rate}' if plan.rate else ''}"),
     ]
-    if plan.seconds is not None and plan.flops_per_second is not None:
-        rows.append(("time", f"about {duration(plan.seconds)} at {flops(plan.flops_per_second)}/s"))
-    else:
-        rows.append(("time", "unknown: no rate was measured"))
     return rows + [("note", note) for note in plan.notes]
+
+
+def _memory_rows(plan: RunPlan) -> list[tuple[str, str]]:
+    parts = [f"{part} {size(number)}" for part, number in plan.memory_bytes.items()]
+    each = "" if plan.devices == 1 else " a device"
+    rows = [("memory", f"about {size(plan.needed_bytes)}{each}")]
+    rows += [("", " · ".join(parts[start : start + 4])) for start in range(0, len(parts), 4)]
+    if plan.room_bytes is None:
+        return rows
+    has = f"{size(plan.room_bytes)} are there"
+    if plan.fits:
+        return [*rows, ("fits", f"yes: {has}")]
+    lacks = f"no: {size(plan.needed_bytes - plan.room_bytes)} too much, {has}"
+    advice = plan.advice or ("nothing that was tried makes it fit: take a smaller model, or another device",)
+    return [*rows, ("fits", lacks), *(("would fit", line) for line in advice)]
+
+
+def _disk_text(plan: RunPlan) -> str:
+    parts = [f"{plan.checkpoints} × {size(plan.checkpoint_bytes)} a checkpoint"]
+    if plan.store_bytes is not None:
+        parts.append(f"token store about {size(plan.store_bytes)}")
+    if plan.log_bytes:
+        parts.append(f"logs {size(plan.log_bytes)}")
+    return f"{size(plan.disk_bytes)}: {', '.join(parts)}"

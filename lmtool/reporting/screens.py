@@ -44,14 +44,13 @@ def _nested_text(key: str, facts: Mapping[str, Any]) -> str:
 def _plan_rows(plan: RunPlan, epochs: float | None) -> list[tuple[str, str]]:
     parts = " · ".join(f"{title(part)} {count(number)}" for part, number in plan.parameters.items())
     passes = f" = {fact('', float(epochs))} epochs" if epochs is not None else ""
-    time = "time unknown" if plan.seconds is None else f"about {duration(plan.seconds)}"
-    memory = sum(plan.memory_bytes.values())
+    time = "time unknown" if plan.seconds is None else plan.time_text
     return [
         ("params", f"{count(plan.total_parameters)} · {count(plan.trainable_parameters)} learn · {parts}"),
         (
             "plan",
             f"{count(plan.steps)} steps × {count(round(plan.tokens_per_step))} tokens = "
-            f"{count(round(plan.tokens))} tokens{passes} · {time} · memory about {size(memory)} · "
+            f"{count(round(plan.tokens))} tokens{passes} · {time} · memory about {size(plan.needed_bytes)} · "
             f"disk {size(plan.disk_bytes)}{f' in {plan.checkpoints:,} checkpoints' if plan.checkpoints > 3 else ''}",
         ),
         *((f"phase {number}", phase.words) for number, phase in enumerate(plan.phases, 1)),

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from lmtool import cli
 from lmtool.commands.labelled import data_to_learn
-from lmtool.commands.planning import plan_of
+from lmtool.commands.plan_of_run import plan_of
 from lmtool.config.checkpoint import checkpoint_folder
 from lmtool.distillation.configs import NoDistillConfig
 from lmtool.training.precision import Precision

@@ -12,7 +12,7 @@ from typing import TextIO
 
 import pytest
 
-from lmtool.costs.plan import ModelShape, Work, plan
+from lmtool.costs.plan import Forward, Sizes, Work, plan
 from lmtool.reporting.console import Output
 from lmtool.reporting.progress import ProgressDisplay
 from lmtool.reporting.scores import Score, score_of
@@ -48,15 +48,12 @@ def train(output: Output, log_every: int = 10, steps: int = 100) -> ProgressDisp
 
 def screens(output: Output) -> None:
     planned = plan(
-        [ModelShape(2, 128, 512, 8192)],
         [Work(1.0, 5.6e5, 256, 57)],
         steps=1000,
         tokens_per_step=4090,
-        predicted_fraction=0.15,
-        parameters={"backbone": 1_600_000},
-        trainable_parameters=1_600_000,
-        optimizer_values=3_200_000,
-        flops_per_second=5e10,
+        sizes=Sizes({"backbone": 1_600_000}, 1_600_000, 3_200_000),
+        forward=Forward(4090),
+        step_seconds=(0.28, 0.28),
     )
     start_screen(
         output,

@@ -1,23 +1,29 @@
+"""The plan as arithmetic, and as rows."""
+
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from lmtool.costs.plan import ModelShape, Work, plan
+from lmtool.costs.activations import Kept
+from lmtool.costs.devices import DEVICES, device_of
+from lmtool.costs.plan import RESERVE, Forward, Sizes, Work, memory_of, plan
+from lmtool.costs.timing import StepWork, seconds_here, seconds_on
+from lmtool.errors import UserError
 from lmtool.reporting.plan import RunPlan, plan_rows
 
-SHAPE = ModelShape(12, 768, 3072, 30522)
 WORKS = (Work(1.0, 85e6, 12 * 768, 128), Work(0.15, 24e6))
+SIZES = Sizes(
+    {"backbone": 108_000_000, "heads": 2_000_000}, 110_000_000, 220_000_000, in_layers=84_000_000, layer=7_000_000
+)
+FORWARD = Forward(4096, Kept(1000.0, 10.0), 5_000_000)
 
 
 def plan_with(**fields: Any) -> RunPlan:
-    sizes = {
-        "shapes": [SHAPE], "works": WORKS, "steps": 1000, "tokens_per_step": 4096, "predicted_fraction": 0.15,
-        "parameters": {"backbone": 108_000_000, "heads": 2_000_000}, "trainable_parameters": 110_000_000,
-        "optimizer_values": 220_000_000,
-    }  # fmt: skip
-    return plan(**{**sizes, **fields})
+    sizes = {"steps": 1000, "tokens_per_step": 4096, "sizes": SIZES, "forward": FORWARD}
+    return plan(WORKS, **{**sizes, **fields})
 
 
 def test_work_is_two_operations_a_value_and_four_a_seen_token():
@@ -26,41 +32,65 @@ def test_work_is_two_operations_a_value_and_four_a_seen_token():
 
 
 def test_plan_adds_up():
-    plan = plan_with(flops_per_second=1e12)
+    plan = plan_with(step_seconds=(2.2, 2.2), rate="measured")
     assert plan.flops_per_token == pytest.approx(3 * (2 * 85e6 + 4 * 12 * 768 * 128 + 0.15 * 2 * 24e6))
     assert plan.tokens == 4_096_000 and plan.total_parameters == 110_000_000
     assert plan.flops == pytest.approx(4_096_000 * plan.flops_per_token)
-    assert plan.seconds == pytest.approx(plan.flops / 1e12)
-    assert plan.memory_bytes["weights and gradients"] == 8 * 110_000_000
-    assert plan.memory_bytes["optimizer"] == 8 * 110_000_000
-    assert plan.disk_bytes == 12 * 110_000_000
-    assert dict(plan_rows(plan))["time"].startswith("about 37 min")
-
-
-def test_recomputed_layers_keep_their_input_and_one_layer_all():
-    kept, again = (plan_with(recomputes=recomputes).memory_bytes["activations"] for recomputes in (False, True))
-    layer = 4 * (8 * 768 + 2 * 3072) + 2 * 768
-    assert kept - again == 4096 * (11 * layer - 12 * 4 * 768)
-
-
-def test_micro_batches_halves_and_frozen_parts_take_less_memory():
-    whole = plan_with().memory_bytes["activations"]
-    assert plan_with(micro_batch_tokens=1024).memory_bytes["activations"] == pytest.approx(whole / 4)
-    assert plan_with(half=True).memory_bytes["activations"] < whole
-    assert plan_with(shapes=[SHAPE, SHAPE]).memory_bytes["activations"] == 2 * whole
-    frozen = plan_with(body_trains=False, trainable_parameters=1000, optimizer_values=2000)
-    assert frozen.memory_bytes == {
-        "weights and gradients": 4 * 110_001_000, "optimizer": 8000, "activations": 0
+    assert plan.seconds == pytest.approx(2200)
+    assert plan.memory_bytes == {
+        "weights": 440_000_000, "gradients": 440_000_000, "optimizer": 880_000_000, "activations": 4_096_000,
+        "attention scores": 40_960, "logits": 5_000_000, "framework": RESERVE[False],
     }  # fmt: skip
-    assert frozen.checkpoint_bytes == 4 * 110_002_000
+    assert plan.disk_bytes == 12 * 110_000_000
+    assert dict(plan_rows(plan))["time"] == "about 36 min 40 s: measured"
+    assert "1 h" in plan_with(step_seconds=(2.2, 3.6)).time_text and " to " in plan_with(step_seconds=(1, 2)).time_text
+
+
+def test_shares_of_many_devices():
+    """fsdp: an eighth of what lasts, and three layers' weights and gradients beside what is in no layer, twice."""
+    whole, share = memory_of(SIZES, FORWARD), memory_of(SIZES, FORWARD, 8, sharded=True)
+    for part in ("weights", "gradients", "optimizer"):
+        assert share[part] == whole[part] / 8
+    assert share["gathered weights"] == 4 * (3 * 7_000_000 + 2 * 26_000_000)
+    assert memory_of(SIZES, FORWARD, 8) == whole
+    assert "a device" in dict(plan_rows(plan_with(devices=8)))["memory"]
+
+
+def test_what_does_not_fit_says_what_would():
+    room = replace(plan_with(), room_bytes=10**9, advice=("micro_batch_tokens=512: 0.9 GB",))
+    rows = dict(plan_rows(room))
+    assert not room.fits and rows["fits"].startswith("no: ") and "1 GB are there" in rows["fits"]
+    assert rows["would fit"] == "micro_batch_tokens=512: 0.9 GB"
+    assert "smaller model" in dict(plan_rows(replace(room, advice=())))["would fit"]
+    assert dict(plan_rows(replace(room, room_bytes=10**10)))["fits"].startswith("yes: ")
 
 
 def test_without_a_rate_the_time_is_unknown():
     plan = plan_with()
-    assert plan.seconds is None and dict(plan_rows(plan))["time"] == "unknown: no rate was measured"
+    assert plan.seconds is None and dict(plan_rows(plan))["time"] == "unknown"
+
+
+def test_a_step_takes_its_products_its_memory_and_its_calls():
+    work = StepWork(1e12, 1e9, 1e8, 12)
+    assert seconds_here(work, 1e12, 1e10) == pytest.approx(1 + 0.6 + 0.28 + 12 * 125 * 5e-6)
+    low, high = seconds_on(work, DEVICES["h100"], "bf16")
+    assert low == pytest.approx(12 * 125 * 5e-6 + 28e8 / 3.35e12) and high > 1500 * 20e-6  # calls, not products
+    large = replace(work, flops=1e15, devices=8)
+    low, high = seconds_on(large, DEVICES["h100"], "bf16")
+    assert low == pytest.approx(1e15 / 989e12 / 0.5, rel=1e-2)
+    assert high == pytest.approx(1e15 / 989e12 / 0.25 + large.crossing_bytes / 450e9, rel=1e-2)
+    assert large.crossing_bytes == 2 * 4e8 * 7 / 8 and replace(large, sharded=True).crossing_bytes == 3 * 4e8 * 7 / 8
+
+
+def test_a_device_that_nobody_published():
+    with pytest.raises(UserError, match="device=h1000") as refused:
+        device_of("h1000")
+    assert "device=h100?" in str(refused.value.hint) and "t4" in str(refused.value.hint)
+    assert DEVICES["t4"].rate("bf16") == DEVICES["t4"].fp32  # it has none
 
 
 def test_measured_rate_is_a_rate():
-    from lmtool.costs.rate import measure_rate
+    from lmtool.costs.rate import measure_bandwidth, measure_rate
 
     assert 1e7 < measure_rate(32, 64, "bf16", "cpu", seconds=0.02) < 1e15
+    assert 1e8 < measure_bandwidth(runs=1) < 1e13

@@ -1,0 +1,263 @@
+"""What a forward keeps for its backward, counted on the parts of a learner: bytes of each token.
+
+Elements follow what autograd saves of each operation: a linear map its input where its matrix learns, a norm its input,
+attention its queries, keys, values and result, an activation its input, dropout a byte. Parts below the first that
+learns keep nothing. Tests hold the sum against what torch saves.
+
+Shape letters: H hidden width, W width of all heads together, F width inside a feed-forward part, A heads, K keys that a
+query sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from lmtool.heads.lm import LMHead
+from lmtool.models.base import Backbone, OneStack
+from lmtool.models.encoder_decoder import EncoderDecoder
+from lmtool.nn.attention import MultiHead
+from lmtool.nn.dropout import Dropout
+from lmtool.nn.embeddings import StackInput
+from lmtool.nn.feedforward import ACTIVATIONS, FeedForward, GatedFeedForward
+
+# A value in fp32: of weights, of the residual stream, of what norms read.
+VALUE_BYTES = 4
+# Rows of logits that the loss over a vocabulary has at once, of which two chunks are alive, and those of its softmax.
+_LOGIT_ROWS = {"cpu": (512, 32), "cuda": (1024, 1024)}
+
+
+@dataclass(frozen=True)
+class Formats:
+    """How a run computes. half: bf16 or fp16 products. cuda: on such a device, where attention runs in the type of the
+    products, by a variable-length kernel where it can. recomputes: whether layers keep their input alone."""
+
+    half: bool = False
+    cuda: bool = False
+    recomputes: bool = False
+
+    @property
+    def product(self) -> int:
+        """Bytes of an element that a product reads."""
+        return 2 if self.half else VALUE_BYTES
+
+    @property
+    def attention(self) -> int:
+        """Of one that attention reads: on a CPU it is fp32, see `nn.tiled`."""
+        return self.product if self.cuda else VALUE_BYTES
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Bytes that each token of a batch keeps. activations: of all layers. scores: of attention that no fused kernel
+    computes. working: of the layer that is recomputed, where layers are; the others keep theirs."""
+
+    activations: float = 0.0
+    scores: float = 0.0
+    working: float = 0.0
+
+    def __add__(self, other: Kept) -> Kept:
+        return Kept(self.activations + other.activations, self.scores + other.scores, max(self.working, other.working))
+
+
+def kept_of(
+    learner: nn.Module,
+    formats: Formats,
+    length: float,
+    outputs: float = 0.5,
+    read: float = 1.0,
+) -> Kept:
+    """What a token of a batch keeps in all backbones of a learner, heads left out. length: mean tokens of an example,
+    both sides, without virtual ones. outputs: of an encoder-decoder the share of its decoder. read: share of the tokens
+    that the last layer of the learner's own backbone works on behind its attention."""
+    total = Kept()
+    for backbone in backbones_of(learner):
+        share = read if backbone is getattr(learner, "backbone", backbone) else 1.0
+        total = total + _of_backbone(backbone, formats, length, outputs, share)
+    return total
+
+
+def backbones_of(learner: nn.Module) -> list[Backbone]:
+    """Every backbone in a learner: its own, and that of a generator."""
+    return [module for module in learner.modules() if isinstance(module, Backbone)]
+
+
+def layers_of(backbone: Backbone) -> list[nn.Module]:
+    """Its layers in the order they are applied, of both stacks; a family with a forward of its own is one."""
+    if isinstance(backbone, EncoderDecoder):
+        return [*backbone.encoder.layers, *backbone.decoder.layers]
+    return list(backbone.depth()) if isinstance(backbone, OneStack) else [backbone]
+
+
+def lengthening(learner: nn.Module, length: float) -> float:
+    """Tokens in the layers for each of a batch, with the virtual ones. length: mean tokens of an example."""
+    return max((1 + backbone.embed.virtual_count / length for backbone in backbones_of(learner)), default=1.0)
+
+
+def _of_backbone(backbone: Backbone, formats: Formats, length: float, outputs: float, read: float) -> Kept:
+    virtual = backbone.embed.virtual_count
+    if isinstance(backbone, EncoderDecoder):
+        inputs = (1 - outputs) * length + virtual
+        encoder, decoder = list(backbone.encoder.layers), list(backbone.decoder.layers)
+        learns = _learns(backbone.embed)
+        first = _of_layers(backbone.embed, encoder, formats, inputs, learns, 1.0)
+        learns = learns or any(_learns(layer) for layer in encoder)
+        second = _of_layers(backbone.decoder.embed, decoder, formats, outputs * length, learns, 1.0, inputs)
+        return _times(first, inputs / length) + _times(second, outputs)
+    whole = length + virtual
+    own = _of_layers(backbone.embed, layers_of(backbone), formats, whole, _learns(backbone.embed), read)
+    return _times(own, whole / length)
+
+
+def _of_layers(
+    embed: StackInput,
+    layers: Iterable[nn.Module],
+    formats: Formats,
+    keys: float,
+    learns: bool,
+    read: float,
+    cross_keys: float = 0.0,
+) -> Kept:
+    """Of a stack, a token of it. learns: whether anything before its layers does. keys: that a query sees at most."""
+    parts = list(layers)
+    width = _width(parts[0]) if parts else 0
+    activations = float(learns * width * (VALUE_BYTES * (embed.norm is not None) + (embed.dropout.rate > 0)))
+    scores = working = 0.0
+    for number, layer in enumerate(parts):
+        learns = learns or _learns(layer)
+        if not learns:
+            continue
+        share = read if number == len(parts) - 1 else 1.0
+        own = _of_layer(layer, formats, share)
+        own_scores = sum(
+            _scores(
+                part,
+                formats,
+                embed.position.scores and name == "self_attn",
+                cross_keys if name == "cross_attn" else keys,
+            )
+            for name, part in _named_attentions(layer)
+        )
+        if formats.recomputes:
+            activations += _width(layer) * VALUE_BYTES
+            working = max(working, own + own_scores)
+        else:
+            activations, scores = activations + own, scores + own_scores
+    return Kept(activations, scores, working)
+
+
+def _of_layer(layer: nn.Module, formats: Formats, read: float) -> float:
+    """Bytes of a token in a layer whose part behind the attention works on a share of the tokens."""
+    ahead = sum(_of_attention(part, formats, cross=name == "cross_attn") for name, part in _named_attentions(layer))
+    width = _width(layer)
+    norms = sum(_of_norm(part, width) for name, part in layer.named_children() if "norm" in name)
+    masks = width * sum(isinstance(part, Dropout) and part.rate > 0 for part in layer.children())
+    behind = norms + masks
+    for part in layer.modules():
+        if isinstance(part, FeedForward):
+            behind += _of_feed_forward(part, formats)
+        elif "down" in dict(part.named_children()):  # an adapter between the sublayers
+            bottleneck: Any = part
+            behind += formats.product * (width + 2 * bottleneck.down.out_features)
+    return ahead + read * behind
+
+
+def _of_attention(attention: MultiHead, formats: Formats, cross: bool) -> float:
+    """Its input where a projection learns, the four states of the heads, and what the last map reads."""
+    joined = attention.q_proj.weight.shape[0]
+    width = attention.q_proj.in_features
+    learns = any(_keeps_input(part) for part in (attention.q_proj, attention.k_proj, attention.v_proj))
+    low = sum(
+        values.shape[0]
+        for part in attention.modules()
+        for name, values in part.named_parameters(recurse=False)
+        if name == "lora_a"
+    )
+    kept = learns * width * formats.product + 4 * joined * formats.attention + low * formats.product
+    if _keeps_input(attention.out_proj):
+        kept += joined * formats.product
+    # What a cross-attention reads is kept once more, as the encoder's last state.
+    return kept + VALUE_BYTES * attention.num_heads + cross * learns * width * formats.product
+
+
+def _of_norm(norm: nn.Module, width: int) -> float:
+    """LayerNorm keeps its input; one in parts (T5's) also what it has normalised."""
+    return width * VALUE_BYTES * (1 if isinstance(norm, nn.LayerNorm) else 2)
+
+
+def _of_feed_forward(part: FeedForward, formats: Formats) -> float:
+    width, inner = part.fc_in.in_features, part.fc_in.out_features
+    dropped = part.dropout.rate > 0
+    # Relu keeps its result, which is what the second map reads unless it is dropped from.
+    relu = part.activation is ACTIVATIONS["relu"]
+    if isinstance(part, GatedFeedForward):
+        values = 3.0 + (_keeps_input(part.fc_out) or dropped)
+    elif relu:
+        values = 1.0 + (dropped and _keeps_input(part.fc_out))
+    else:
+        values = 1.0 + _keeps_input(part.fc_out)
+    return formats.product * (_keeps_input(part.fc_in) * width + values * inner) + dropped * inner
+
+
+def _scores(attention: MultiHead, formats: Formats, biased: bool, keys: float) -> float:
+    """Bytes of a query's scores, where they are kept: keyed dropout on a CPU needs the weights before and after it and
+    its choices, positions that add to the scores need them on the way back."""
+    element = 2 * VALUE_BYTES + 1 if not formats.cuda and attention.dropout.rate > 0 else biased * formats.attention
+    return element * keys * attention.num_heads
+
+
+def head_bytes(learner: nn.Module, formats: Formats, rows: float) -> int:
+    """What the loss over a vocabulary works with at its largest: two chunks of logits, and the gradient of the table in
+    the making. rows: places that predict in one forward. 0 without such a head."""
+    if not any(isinstance(module, LMHead) for module in learner.modules()) or rows <= 0:
+        return 0
+    backbone: Any = learner.get_submodule("backbone")
+    count, width = backbone.embed.token.weight.shape
+    chunk, softmax = _LOGIT_ROWS["cuda" if formats.cuda else "cpu"]
+    logits = min(rows, 2 * chunk) * formats.product + min(rows, softmax) * 2 * VALUE_BYTES * formats.half
+    return round(count * logits + count * width * (VALUE_BYTES + formats.half * 2 * formats.product))
+
+
+def copied_bytes(learner: nn.Module, formats: Formats) -> int:
+    """Copies of weights that a forward keeps: of all matrices in the type of the products, and of the projections of
+    attention that are joined into one. Nothing where no backbone learns."""
+    copied = 0
+    for backbone in backbones_of(learner):
+        if not _learns(backbone):
+            continue
+        if formats.half:
+            copied += formats.product * sum(
+                part.weight.numel() for part in backbone.modules() if isinstance(part, nn.Linear)
+            )
+            continue
+        for part in backbone.modules():
+            if isinstance(part, MultiHead) and type(part.q_proj) is type(part.k_proj) is nn.Linear:
+                copied += VALUE_BYTES * (part.q_proj.weight.numel() + 2 * part.k_proj.weight.numel())
+    return copied
+
+
+def _named_attentions(layer: nn.Module) -> Iterator[tuple[str, MultiHead]]:
+    for name, part in layer.named_modules():
+        if isinstance(part, MultiHead):
+            yield name.rpartition(".")[2], part
+
+
+def _width(layer: nn.Module) -> int:
+    """H of a layer."""
+    return max((part.q_proj.in_features for _, part in _named_attentions(layer)), default=0)
+
+
+def _keeps_input(linear: nn.Module) -> bool:
+    """Whether a map's input is read on the way back: where its matrix learns, or one of low rank beside it."""
+    return any(parameter.requires_grad and parameter.ndim > 1 for parameter in linear.parameters())
+
+
+def _learns(module: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in module.parameters())
+
+
+def _times(kept: Kept, share: float) -> Kept:
+    return Kept(share * kept.activations, share * kept.scores, share * kept.working)

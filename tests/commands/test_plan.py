@@ -1,0 +1,89 @@
+"""`lmtool plan` for devices that are here and that are not, what makes a run fit, and steps that are measured."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from lmtool import cli
+from lmtool.commands import planned_place
+from tests.commands.conftest import TINY
+
+LARGE = ["plan", "pretrain", "model=gpt", "batch_tokens=131072", "max_length=1024"]
+
+
+def printed(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    assert cli.main(words) == 0
+    return capsys.readouterr().out
+
+
+def test_another_device_is_planned_by_what_is_published(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = printed([*LARGE, "device=h200"], capsys)
+    assert "bf16 on h200, as published" in out and "25% to 50% of the published 989 TFLOP/s in bf16" in out
+    assert re.search(r"^time +\S.* to ", out, re.MULTILINE) and "yes: 141 GB are there" in out
+    assert "fp32 on t4" in printed([*LARGE, "device=t4"], capsys)  # it has no bf16
+    assert not Path("runs").exists()
+
+
+def test_what_makes_it_fit_fits(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every override that is named is planned again as it is typed."""
+    out = printed([*LARGE, "device=rtx4090"], capsys)
+    assert "24 GB are there" in out and re.search(r"^fits +no: ", out, re.MULTILINE)
+    offers = re.findall(r"^would fit +([^:]*):", out, re.MULTILINE)
+    assert len(offers) == 2 and offers[0].startswith("micro_batch_tokens=")
+    for offer in offers:
+        assert "yes: 24 GB" in printed([*LARGE, "device=rtx4090", *offer.split()], capsys)
+
+
+def test_a_model_that_only_other_means_make_fit(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "pretrain", "model=gpt_xl", "batch_tokens=8192", "max_length=1024", "device=l4"]
+    offers = re.findall(r"^would fit +([^:]*):", printed(words, capsys), re.MULTILINE)
+    assert offers and "gradient_checkpointing=true" in offers[0]
+    assert "nothing that was tried" in printed([*words[:2], "model=gpt_xl", "model.num_layers=480", *words[3:]], capsys)
+
+
+def test_cuda_is_planned_where_there_is_none(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    out = printed([*LARGE, "device=cuda"], capsys)
+    assert "bf16 on cuda, which is not here" in out and "name one: device=h100" in out and "fits" not in out
+
+
+def test_devices_share_a_step(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = printed([*LARGE, "device=h100", "devices=8"], capsys)
+    assert ", 16 384 a device" in out and re.search(r"^memory .* a device", out, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["plan", "pretrain", "device=h1000"], "did you mean device=h100?"),
+        (["plan", "pretrain", "measure=perhaps"], "give measure=true"),
+        (["plan", "pretrain", "device=h100", "measure=true"], "steps are measured on a device that is here"),
+        (["plan", "pretrain", "device=h100", "device=a100"], "device is given twice"),
+        (["pretrain", "device=h100"], "lmtool plan pretrain device=h100 plans for one"),
+        (["predict", "checkpoint=none", "device=t4"], "device=t4: a kind of device, not one that is here"),
+    ],
+)
+def test_wrong_words(words: list[str], said: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(words) == 2
+    assert said in capsys.readouterr().err and not Path("runs").exists()
+
+
+@pytest.mark.slow
+def test_steps_are_measured_in_no_folder(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_rate(*_: object) -> float:
+        return 1e9
+
+    monkeypatch.setattr(planned_place, "measure_rate", no_rate)
+    monkeypatch.setattr(planned_place, "measure_bandwidth", no_rate)
+    before = sorted(Path(".").iterdir())
+    out = printed(["plan", "pretrain", *TINY, "measure=true", "max_steps=1000"], capsys)
+    assert "measured over 5 steps on cpu" in out and "measured: peak memory" in out and "text is not read" not in out
+    assert [path for path in sorted(Path(".").iterdir()) if path not in before and path.name != "cache"] == []
