@@ -86,15 +86,23 @@ def _constants(place: int | Tensor, shape: tuple[int, ...], device: torch.device
 def keep(keys: Tensor, constants: Tensor, channels: int, rate: float) -> Tensor:
     """int16, 0 for dropped channels and 1 for kept ones: keys (..., 1) and constants (..., lanes) give
     (..., channels)."""
-    bits = mix(keys + constants).view(torch.int16)[..., :channels].contiguous()
-    # In place, since a comparison into bools takes 14 times as long.
+    return _chosen(mix(keys + constants).view(torch.int16)[..., :channels].contiguous(), rate)
+
+
+def _chosen(bits: Tensor, rate: float) -> Tensor:
+    """In place, since a comparison into bools takes 14 times as long."""
     return bits.ge_(round(rate * _LEVELS) - _LEVELS // 2)
+
+
+def _factor(rate: float) -> float:
+    """What is kept is multiplied with it."""
+    return _LEVELS / (_LEVELS - round(rate * _LEVELS))
 
 
 def factors(kept: Tensor, rate: float, dtype: torch.dtype) -> Tensor:
     """What an activation of `dtype` is multiplied with: 0 where `kept` (integers) is 0, and 1/(1-rate) where it is 1.
     May be computed in the memory of `kept`."""
-    scale = _LEVELS / (_LEVELS - round(rate * _LEVELS))
+    scale = _factor(rate)
     if dtype in (torch.bfloat16, torch.float16) and not torch.compiler.is_compiling():
         # The scale's bits times 0 or 1, as integers: a conversion of the choices takes five times as long.
         pattern = int(torch.tensor(scale, dtype=dtype).view(torch.int16))
@@ -209,6 +217,25 @@ class TokenDraws:
 
     def placed(self) -> Placed:
         return Placed(self.keys_T, _as_tensor(self._place, self.keys_T.device))
+
+    def kept_weights(
+        self, places_P: Tensor, shapes: list[tuple[int, int]], heads: int, rate: float
+    ) -> tuple[list[Tensor], float]:
+        """The choices of `drop_weights` for several tiles at once, uint8, 0 for what is dropped, and what the others
+        are multiplied with. shapes: of each tile B, rows times heads, and L, its places, a multiple of four: gives
+        (B, L, L). places_P: the token at each place of the tiles, their rows end to end."""
+        keys_P, at, end = self.keys_T[places_P], 0, 0
+        numbers = keys_P.new_empty(sum(rows * length * length // _LANES for rows, length in shapes))
+        for rows, length in shapes:
+            constants = lane_constants(self._place, (heads, 1, length // _LANES), keys_P.device)
+            keys = keys_P[at : at + rows // heads * length].view(rows // heads, 1, length, 1)
+            size = rows * length * length // _LANES
+            torch.add(keys, constants, out=numbers[end : end + size].view(-1, heads, length, length // _LANES))
+            at, end = at + rows // heads * length, end + size
+        kept = _chosen(mix(numbers).view(torch.int16), rate).to(torch.uint8)
+        parts = kept.split([rows * length * length for rows, length in shapes])
+        tiles = [part.view(rows, length, length) for part, (rows, length) in zip(parts, shapes, strict=True)]
+        return tiles, _factor(rate)
 
     def rows(self, index_N: Tensor) -> TokenDraws:
         return TokenDraws(self.keys_T[index_N], place=self._place)

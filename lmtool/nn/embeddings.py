@@ -88,11 +88,12 @@ class Embeddings(StackInput):
 
     token: (V, E). further: tables of tokens behind those of the vocabulary, which belong to heads. segments: rows of
     the segment table, 0 for none. scale: of the token vectors. project: maps what comes out to the stack's width, where
-    the tables are narrower (ALBERT, ELECTRA); without it E is H. by_rows: the token table's gradient is sparse, of the
-    rows that were read, for a loop that knows what to do with it (`training.row_gradients`).
+    the tables are narrower (ALBERT, ELECTRA); without it E is H. by_rows: a leaf in the token table's memory, whose
+    gradient is sparse, of the rows that were read; it stands for the table in the lookup where a loop knows what to do
+    with it (`training.row_gradients`).
     """
 
-    by_rows = False
+    by_rows: Tensor | None = None
 
     def __init__(
         self,
@@ -118,18 +119,19 @@ class Embeddings(StackInput):
         self.further = (*self.further, table)
         return first
 
-    @property
-    def _looks_up(self) -> bool:
-        """Whether the table's gradient is made by rows: that of an edited table is not, nor in a compiled forward."""
-        if torch.compiler.is_compiling():
-            return False
-        return self.by_rows and torch.is_grad_enabled() and is_plain(self.token, nn.Embedding)
+    def _look_up(self, ids_T: Tensor) -> Tensor:
+        """The token table's rows. The gradient of an edited table is not by rows, nor in a compiled forward."""
+        leaf, weight = self.by_rows, self.token.weight
+        if leaf is None or torch.compiler.is_compiling() or not (torch.is_grad_enabled() and weight.requires_grad):
+            return self.token(ids_T)
+        if not is_plain(self.token, nn.Embedding) or leaf.data_ptr() != weight.data_ptr():
+            return self.token(ids_T)
+        return _LookUp.apply(leaf, ids_T)
 
     def tokens(self, ids_T: Tensor) -> Tensor:
         """(T,) ids to (T, H)."""
         first = self.token.num_embeddings
-        own_T = ids_T if not self.further else ids_T.clamp(max=first - 1)
-        vectors_TH = _LookUp.apply(self.token.weight, own_T) if self._looks_up else self.token(own_T)
+        vectors_TH = self._look_up(ids_T if not self.further else ids_T.clamp(max=first - 1))
         for table in self.further:
             numbers_T = ids_T - first
             inside_T = (numbers_T >= 0) & (numbers_T < table.num_embeddings)

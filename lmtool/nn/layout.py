@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -212,6 +212,11 @@ class Layout:
         return tuple(self._tile(*part) for part in parts)
 
     @cached_property
+    def plans(self) -> dict[int, Any]:
+        """Further plans that are made once for all layers, by the number of heads (`keyed`)."""
+        return {}
+
+    @cached_property
     def query_places(self) -> Places:
         return self._places(self.query, self._query_rows)
 
@@ -260,6 +265,8 @@ class Layout:
             if keys.ragged:
                 real_R1K = (torch.arange(length) < keys.lengths_R[:, None])[:, None]
                 allow = real_R1K if allow is None else allow & real_R1K
+                # The padding of a window that is real nowhere sees something: nobody reads it, but it must be numbers.
+                allow = allow | ~allow.any(-1, keepdim=True)
         if allow is not None:
             allow = None if allow.all() else send(allow[:, None], self.device)
         # One row stands for all where the texts start alike, which spares what positions add a row each.

@@ -2,18 +2,19 @@
 
 A step reads hundreds of rows of a table of tens of thousands. Its dense gradient is zeros but for those, which are
 written, measured and shortened at each step, and added to the gradient of the head where that reads the same table. By
-rows the lookup's gradient is sparse (`Embeddings.by_rows`); where the head adds none it becomes dense in a buffer that
-is kept from step to step, just before the optimizer reads it, and the rows alone are cleared behind it. The optimizer
-reads the same values as ever.
+rows the lookup's gradient is sparse (`Embeddings.by_rows`) and goes into the head's, in place; where there is none it
+becomes dense in a buffer that is kept from step to step, just before the optimizer reads it, and the rows alone are
+cleared behind it. The optimizer reads the same values as ever.
 
 On one thread, 30522 x 256 in fp32: 3 ms to 0.3 ms for the gradient of 1,000 tokens, 3 ms to 0.1 ms where it is added
-to a head's.
+to a head's, and what clipping took.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,16 +30,31 @@ def row_gradients(learner: nn.Module, optimizer: Optimizer, wanted: bool) -> Ite
     False leaves all as it is (on CUDA; where gradients cross processes, which want them dense)."""
     tables = [part for part in learner.modules() if isinstance(part, Embeddings)] if wanted else []
     for table in tables:
-        table.by_rows = True
+        # A leaf of its own, since autograd adds a sparse gradient to a dense one in new memory.
+        table.by_rows = table.token.weight.detach().requires_grad_()
+        table.by_rows.register_post_accumulate_grad_hook(partial(_merge, table.token.weight))
     buffers = _Buffers()
     hooks = (optimizer.register_step_pre_hook(buffers.fill), optimizer.register_step_post_hook(buffers.clear))
     try:
         yield
     finally:
         for table in tables:
-            table.by_rows = False
+            table.by_rows = None
         for hook in hooks:
             hook.remove()
+
+
+def _merge(weight: Tensor, leaf: Tensor) -> None:
+    """Put the rows that a lookup gave into the gradient of the table: rows yet, unless a head has made it dense."""
+    gradient, leaf.grad = leaf.grad, None
+    assert gradient is not None
+    if weight.grad is None:
+        weight.grad = gradient
+    elif weight.grad.is_sparse:
+        weight.grad = weight.grad + gradient
+    else:
+        gradient = gradient.coalesce()
+        weight.grad.index_add_(0, gradient.indices()[0], gradient.values())
 
 
 class _Buffers:

@@ -40,6 +40,10 @@ class Recording(TokenDraws):
             self.seen.append((self._place, -1))
         return weights_RALS
 
+    def kept_weights(self, *given):
+        self.seen.append((self._place, -1))
+        return super().kept_weights(*given)
+
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_call_has_a_place_of_its_own(family):

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
+import lmtool.nn.attention
 from lmtool.nn.attention import SelfAttention, attend, project, reference_attention
 from lmtool.nn.context import Context
-from lmtool.nn.dropout import TokenDraws
-from lmtool.nn.layout import Causal, Full, Layout, PrefixLM
+from lmtool.nn.dropout import TokenDraws, name_sites
+from lmtool.nn.keyed import keyed_attention
+from lmtool.nn.layout import Causal, Full, Layout, PrefixLM, Window
 from lmtool.nn.positions import Alibi, Position, Shaw, T5Buckets
+from lmtool.nn.tiled import tiled_attention
 from lmtool.types import Packed, Segments
 
 LENGTHS = (7, 70, 1, 0, 16, 33, 7, 32, 17)
@@ -173,3 +178,37 @@ def test_an_edited_projection_is_called_by_itself():
     q, _, v = project(x, q_proj, k_proj, v_proj)
     torch.testing.assert_close(q, nn.functional.linear(x, q_proj.weight, q_proj.bias) + 1)
     torch.testing.assert_close(v, nn.functional.linear(x, v_proj.weight, v_proj.bias) * 2)
+
+
+@pytest.mark.parametrize("lengths", [LENGTHS, (5,), (16, 16, 16)])
+@pytest.mark.parametrize("mask", [Full(), Causal(), Window(2), PrefixLM((3, 20, 1, 0, 16, 9, 0, 5, 2))])
+def test_in_one_piece_it_drops_and_gives_what_the_pieces_do(mask, lengths):
+    segments = Segments.packed(lengths)
+    mask = PrefixLM(mask.prefixes[: len(lengths)]) if isinstance(mask, PrefixLM) else mask
+    layout, tokens, width = Layout(segments, segments, mask), sum(lengths), HEADS * SIZE
+    generator = torch.Generator().manual_seed(5)
+    draws = TokenDraws(torch.randint(-(2**60), 2**60, (tokens,), generator=generator)).at(3)
+    joined = torch.randn(tokens, 3 * width, dtype=torch.float64, generator=generator).requires_grad_()
+    got = keyed_attention(joined, HEADS, layout, None, 0.3, draws)
+    q, k, v = (part.unflatten(-1, (HEADS, SIZE)) for part in joined.split(width, -1))
+    wanted = tiled_attention(q, k, v, layout, None, None, 0.3, draws).flatten(-2)
+    undropped = reference_attention(q, k, v, layout).flatten(-2)
+    torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
+    assert (got - undropped).abs().max() > 0.01
+    weights = torch.randn(tokens, width, dtype=torch.float64, generator=generator)
+    gradients = [torch.autograd.grad((out * weights).sum(), joined)[0] for out in (got, wanted)]
+    torch.testing.assert_close(*gradients, rtol=0, atol=1e-12)
+
+
+def test_attention_takes_one_piece_where_nothing_stands_between(monkeypatch):
+    calls = []
+    counted = lambda *given: calls.append(1) or keyed_attention(*given)  # noqa: E731
+    monkeypatch.setattr(lmtool.nn.attention, "keyed_attention", counted)
+    packed = Packed(torch.zeros(20, dtype=torch.int64), (8, 12))
+    attention = SelfAttention(24, 3, 0.2)
+    name_sites(attention)
+    x_TH, draws = torch.randn(20, 24), TokenDraws(torch.arange(20))
+    whole = attention(x_TH, replace(Context.of(packed, Full()), draws=draws))
+    attention.q_proj.register_forward_hook(lambda *_: None)
+    torch.testing.assert_close(attention(x_TH, replace(Context.of(packed, Full()), draws=draws)), whole)
+    assert len(calls) == 1

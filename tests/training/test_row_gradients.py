@@ -15,7 +15,7 @@ BATCHES = torch.tensor([[[1, 2, 2, 5], [5, 7, 1, 1]], [[3, 3, 2, 9], [0, 9, 9, 4
 
 
 class Texts(nn.Module):
-    """A table of 12 tokens, read twice where it is tied."""
+    """A table of 12 tokens, which the head reads too where it is tied."""
 
     def __init__(self, tied: bool):
         super().__init__()
