@@ -11,7 +11,7 @@ from typing import Any
 from bench_works import MEMORY_AIM, PRODUCTS, Comparison, Work
 
 Row = dict[str, Any]
-LOSS_TOLERANCE = 1e-4
+STEP_TOLERANCE = 1e-4
 STEADY = 1.25
 """How far the machine's fastest and slowest round may lie apart before the table warns."""
 
@@ -123,11 +123,17 @@ def checks(work: Work, rows: Sequence[Row]) -> list[str]:
     return lines
 
 
+def apart(row: Row) -> tuple[float, float]:
+    """How far the losses and the gradient norms of a check lie apart, relative."""
+    pairs = (row["loss"], row["rival_loss"]), (row["norm"], row["rival_norm"])
+    loss, norm = (abs(own - rival) / abs(rival) for own, rival in pairs)
+    return loss, norm
+
+
 def step_line(row: Row) -> str:
     """One step of both from the same weights, without dropout, in fp32."""
-    apart = abs(row["loss"] - row["rival_loss"]) / abs(row["rival_loss"])
-    norms = abs(row["norm"] - row["rival_norm"]) / abs(row["rival_norm"])
-    same = "the same step" if max(apart, norms) <= LOSS_TOLERANCE else "ANOTHER STEP"
+    norms = apart(row)[1]
+    same = "the same step" if max(apart(row)) <= STEP_TOLERANCE else "ANOTHER STEP"
     return f"{same} (losses {row['loss']:.5f} and {row['rival_loss']:.5f}, gradient norms {norms:.0e} apart)"
 
 

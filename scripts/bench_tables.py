@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bench_figures import (
+    STEP_TOLERANCE,
     Row,
     Spread,
+    apart,
     checks,
     memory,
     memory_verdict,
@@ -23,13 +25,15 @@ from bench_works import MEMORY_AIM, Variant, Work
 BUSY = 0.5
 
 
-def machine_line(machine: Row) -> str:
+def machine_line(rows: Sequence[Row]) -> str:
+    """The machine, which is the first row, and its rates, which the first examples came with."""
+    machine, rates = rows[0], next((row["gflops"] for row in rows if row["kind"] == "examples"), {})
     parts = [
         f"{machine['processor']}, {machine['cores']} cores, as many threads",
         ", ".join(f"{name} {machine[name]}" for name in ("torch", "transformers", "lmtool")),
     ]
-    if machine.get("gflops"):
-        products = ", ".join(f"{name} {value:.0f}" for name, value in machine["gflops"].items())
+    if rates:
+        products = ", ".join(f"{name} {value:.0f}" for name, value in rates.items())
         parts.append(f"matrix products {products} GFLOP/s")
     busy = " (others were at work: do not trust the figures)" if machine["load_before"] > BUSY else ""
     parts.append(f"load before {machine['load_before']:g}{busy}")
@@ -82,23 +86,24 @@ def cells(*values: str) -> str:
 
 
 def markdown(works: Sequence[Work], rows: Sequence[Row]) -> str:
-    """The table of the README: a row a comparison."""
-    machine = next(row for row in rows if row["kind"] == "machine")
-    settings = next(row for row in rows if row["kind"] == "settings")
+    """The table of the README: a row a comparison. rows: of the machine and the settings first."""
     lines = [cells("work", "lmtool", "beside", "times as fast", "aim", "peak memory")]
     lines.append(cells("---", "---", "---", "---:", "---", "---:"))
     for work in works:
-        table = ratios(work, rows)
+        measured = {(ratio.comparison.own, ratio.comparison.rival): ratio for ratio in ratios(work, rows)}
         title = work.title.partition(",")[0]
-        for number, ratio in enumerate(table):
-            own, rival = (work.variant(name).label for name in (ratio.comparison.own, ratio.comparison.rival))
-            speed = f"{ratio.speed.median:.2f} ({ratio.speed.smallest:.2f} to {ratio.speed.largest:.2f})"
-            aim = ratio.verdict.removeprefix("aim ").replace("no aim", "").lower()
-            lines.append(cells(title if not number else "", own, rival, speed, aim, f"{ratio.memory:.2f}"))
-        if not table:
-            lines.append(cells(title, *["not measured"], *[""] * 4))
+        for number, comparison in enumerate(work.comparisons):
+            own, rival = (work.variant(name).label for name in (comparison.own, comparison.rival))
+            ratio = measured.get((comparison.own, comparison.rival))
+            speed, memory_share = (f"{ratio.speed:.2f}", f"{ratio.memory:.2f}") if ratio else ("not measured", "")
+            aim = "" if comparison.aim is None else f"{comparison.aim:g}x"
+            if ratio and aim:
+                aim = ratio.verdict.removeprefix("aim ").lower()
+            lines.append(cells(title if not number else "", own, rival, speed, aim, memory_share))
+    steps = [max(apart(row)) <= STEP_TOLERANCE for row in rows if row["kind"] == "check"]
     about = [share_line(work, rows) for work in works] + [unsteady(rows)]
-    lines += ["", f"{machine_line(machine)}. {settings_line(settings)}."]
+    about.append(f"one step of both sides was the same in {sum(steps)} of {len(steps)} comparisons that claim it")
+    lines += ["", f"{machine_line(rows)}. {settings_line(rows[1])}."]
     lines.append(
         f"Peak memory: lmtool's over the other's, aim {MEMORY_AIM:g}; medians, smallest and largest of rounds."
     )

@@ -16,7 +16,7 @@ from typing import Any
 from bench_works import PRODUCTS, Variant, Work
 
 WORKERS = Path(__file__).with_name("peers.py")
-MULTIPLY = Variant(PRODUCTS, "matrix products of 1,024 cubed", steps=200)
+MULTIPLY = Variant(PRODUCTS, "matrix products of 1,024 cubed", steps=100)
 
 Record = Callable[[dict[str, Any]], None]
 

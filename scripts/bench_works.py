@@ -91,7 +91,7 @@ MASKED_LM = Work(
     (
         Variant("trainer_lines", "Trainer, a text a line, padded to the longest of the batch", {"rows": "separate"}),
         Variant("trainer_packed", "Trainer, texts joined into rows of 128 (group_texts)", {"rows": "group_texts"}),
-        Variant("trainer_packed_tuned", "Trainer, the same, tuned", {"rows": "group_texts", **TUNED}),
+        Variant("trainer_packed_tuned", "Trainer, group_texts, tuned", {"rows": "group_texts", **TUNED}),
         Variant("lmtool_texts", "lmtool pretrain, batch_examples=16", {"rows": "separate"}),
         Variant("lmtool_tokens", "lmtool pretrain, batch_tokens=2048", {"rows": "separate", "batch_tokens": 2048}),
     ),
@@ -143,8 +143,8 @@ def classification(name: str, title: str, lengths: Mapping[str, float], rows: in
         (
             Variant("trainer_maximum", "Trainer, padded to 128 (run_glue's default)", {"rows": "task", "padding": 128}),
             Variant("trainer_padded", "Trainer, padded to the longest of the batch", {"rows": "task"}),
-            grouped("Trainer, the same, group_by_length"),
-            grouped("Trainer, the same, tuned", **TUNED),
+            grouped("Trainer, group_by_length"),
+            grouped("Trainer, group_by_length, tuned", **TUNED),
             Variant("lmtool_finetune", "lmtool finetune", {"rows": "task"}),
         ),
         (
@@ -185,7 +185,7 @@ WORKS = (
         (
             Variant("trainer_maximum", "Trainer, padded to 384 (run_qa's default)", {"rows": "task", "padding": 384}),
             Variant("trainer_padded", "Trainer, padded to the longest of the batch", {"rows": "task"}),
-            grouped("Trainer, the same, group_by_length, tuned", **TUNED),
+            grouped("Trainer, group_by_length, tuned", **TUNED),
             Variant("lmtool_finetune", "lmtool finetune", {"rows": "task"}),
         ),
         (

@@ -204,8 +204,7 @@ def measure_all(options: argparse.Namespace) -> None:
 
 def report(works: Sequence[Work], rows: Sequence[Row]) -> None:
     """Everything that was measured, on the terminal."""
-    rates = next((row["gflops"] for row in rows if row["kind"] == "examples"), {})
-    print(machine_line({**rows[0], "gflops": rates}), settings_line(rows[1]), sep="\n")
+    print(machine_line(rows), settings_line(rows[1]), sep="\n")
     packing = next((row["lines"] for row in rows if row["kind"] == "packing"), [])
     for line in packing:
         print(f"transformers: {line}")

@@ -91,15 +91,16 @@ class Case:
 
 
 def sides(name: str, title: str, rows: str, documented: dict[str, Any], tuned: dict[str, Any]) -> Work:
-    """The Trainer as documented, tuned, and lmtool."""
+    """The Trainer as documented, and tuned; lmtool as it is, and compiled."""
     steps = GROUPED_STEPS if tuned.get("grouped") else None
     variants = (
         Variant("trainer", "Trainer", {"rows": rows, **documented}),
         Variant("trainer_tuned", "Trainer, tuned", {"rows": rows, "compile": True, **tuned}, steps),
         Variant("lmtool", "lmtool", {"rows": rows}),
+        Variant("lmtool_compiled", "lmtool, compile=true", {"rows": rows, "compile": True}),
     )
-    rivals = tuple(variant.name for variant in variants if not variant.own)
-    return Work(name, title, "tokens", variants, tuple(Comparison("lmtool", rival) for rival in rivals))
+    comparisons = tuple(Comparison(own.name, rival.name) for own in variants[2:] for rival in variants[:2])
+    return Work(name, title, "tokens", variants, comparisons)
 
 
 # 32,768 tokens a step, and finetuning's usual 32 examples. Rows of joined text need no padding, so that the tuned
@@ -193,7 +194,7 @@ def run_case(
     gflops = ask("prepare", folder, settings)["gflops"]["bf16"]
     with ExitStack() as stack:
         workers, failed = start(case, folder, settings, stack)
-        own = workers.get(case.work.own[-1].name)
+        own = next((workers[variant.name] for variant in case.work.own if variant.name in workers), None)
         while workers:
             try:
                 take_turns(case.work, workers, settings, deadline, rows.append)
@@ -289,7 +290,7 @@ def main(words: Sequence[str] | None = None) -> int:
         for left, case in zip(range(len(cases), 0, -1), cases, strict=True):
             now = time.monotonic()
             if now > deadline:
-                write(note(case, case.work.own[-1], "no time left"))
+                write(note(case, case.work.own[0], "no time left"))
                 continue
             run_case(case, output.parent / "examples" / case.work.name, options, now + (deadline - now) / left, write)
     print(f"{time.monotonic() - started:.0f} s; the table is in {output}", file=sys.stderr)

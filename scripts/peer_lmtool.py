@@ -79,6 +79,7 @@ def run_lmtool(folder: Path, settings: dict[str, Any], gate: Gate, witness: Any 
     precision = choose_precision(settings["precision"], choose_device(settings["device"]))
     never = 1_000_000
     budget = {"max_steps": never, "evaluate_every": never, "checkpoint_every": never}
+    budget["compiles"] = bool(settings["variant"].get("compile"))
     wanted = TrainingSettings(settings["seed"], "loss", False, settings["device"], settings["precision"], **budget)
     optimizer = AdamWConfig(**{name: settings[name] for name in ("weight_decay", "clip_norm")}, lr=settings["lr"])
     parameters = sum(parameter.numel() for parameter in learner.parameters())

@@ -226,7 +226,8 @@ def test_without_the_peer_one_line_says_what_to_type(benchmark, monkeypatch, cap
 
 def test_the_machine_line_warns_of_company(script):
     machine_line = script("bench_tables").machine_line
-    machine = {"processor": "P", "cores": 2, "torch": "1", "transformers": "2", "lmtool": "3"}
-    quiet = machine_line({**machine, "load_before": 0.1, "gflops": {"fp32": 15.2, "bf16": 60.0}})
+    machine = {"kind": "machine", "processor": "P", "cores": 2, "torch": "1", "transformers": "2", "lmtool": "3"}
+    rates = {"kind": "examples", "work": "sst2", "gflops": {"fp32": 15.2, "bf16": 60.0}}
+    quiet = machine_line([{**machine, "load_before": 0.1}, rates])
     assert "fp32 15, bf16 60 GFLOP/s" in quiet and "do not trust" not in quiet
-    assert "do not trust" in machine_line({**machine, "load_before": 3.0})
+    assert "do not trust" in machine_line([{**machine, "load_before": 3.0}])

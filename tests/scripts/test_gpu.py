@@ -64,11 +64,11 @@ def test_without_a_gpu_it_prints_one_line(script, monkeypatch, capsys):
 def test_the_table_has_a_row_for_each_side(gpu, script, monkeypatch, tmp_path, capsys):
     rows, lines, status = table(gpu, script, monkeypatch, tmp_path)
     assert status == 0 and "gpu-marked tests: 31 passed in 9.87s" in lines
-    assert [row[1] for row in rows] == ["lmtool", "Trainer, tuned", "Trainer"] * len(gpu.CASES)
+    assert [row[1] for row in rows] == ["lmtool, compile=true", "lmtool", "Trainer, tuned", "Trainer"] * len(gpu.CASES)
     assert {len(row) for row in rows} == {len(gpu.COLUMNS)}
     # 4000 tokens a second at 5 MFLOP each, of 100 GFLOP/s; a wait is counted in a turn of its own.
     assert rows[0][2:] == ["4,000", "4,000-4,000", "4.00x", "4.00x", "20.0%", "2.0", "0", "2.0", "250.0"]
-    assert rows[2][2:] == ["1,000", "1,000-1,000", "–", "–", "5.0%", "2.0", "0", "2.0", "1000.0"]
+    assert rows[3][2:] == ["1,000", "1,000-1,000", "–", "–", "5.0%", "2.0", "0", "2.0", "1000.0"]
     assert capsys.readouterr().out.splitlines() == lines
 
 
@@ -76,15 +76,15 @@ def test_a_missing_peer_is_a_line_in_its_place(gpu, script, monkeypatch, tmp_pat
     monkeypatch.setattr(gpu, "missing", lambda: "accelerate not installed")
     rows, _, status = table(gpu, script, monkeypatch, tmp_path, "--only", "bert_128")
     assert status == 0 and rows[0][2] == "4,000" and rows[0][4] == "–"
-    assert rows[2][1:3] == ["Trainer", "accelerate not installed"]
+    assert rows[3][1:3] == ["Trainer", "accelerate not installed"]
 
 
 @pytest.mark.parametrize("end", [0, 5])
 def test_a_side_that_ends_leaves_the_other(gpu, script, monkeypatch, tmp_path, end):
     """In its first step, or in a round."""
     rows, _, status = table(gpu, script, monkeypatch, tmp_path, "--only", "gpt_1024", end=end)
-    assert status == 0 and rows[0][1:3] == ["lmtool", "4,000"]
-    assert rows[2][1] == "Trainer" and "CUDA out of memory" in rows[2][2]
+    assert status == 0 and rows[1][1:3] == ["lmtool", "4,000"]
+    assert rows[3][1] == "Trainer" and "CUDA out of memory" in rows[3][2]
 
 
 def test_no_time_is_left_for_what_comes_last(gpu, script, monkeypatch, tmp_path):
