@@ -13,6 +13,9 @@ ENVIRONMENT = {
     # step needs about 40, and a step with nothing in the cache takes the same time.
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128",
     "LRU_CACHE_CAPACITY": "128",
+    # What torch's C++ prints for its developers, a line from each process: that a step used all parameters (which DDP
+    # looks for since others do not), that a host's name has no IPv6 address. Its errors are raised as ever.
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
     # Torch's profiler writes a line of its own to the terminal when it starts and stops, at every level below this one.
     "KINETO_LOG_LEVEL": "6",
 }

@@ -76,8 +76,6 @@ class Ddp(Plain):
         self._parameters = list(learner.parameters())
         self._learning: list[bool] = []
         self._wrapped: DistributedDataParallel | None = None
-        # What no forward of a step uses has no gradient, as in one process; that there was nothing is no news.
-        warnings.filterwarnings("ignore", "find_unused_parameters=True was specified in DDP constructor")
 
     def begin(self, step: int) -> None:
         super().begin(step)
@@ -98,7 +96,7 @@ class Ddp(Plain):
             warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
             self._wrapped = DistributedDataParallel(
                 _Descended(self.learner, anchor),
-                find_unused_parameters=True,
+                find_unused_parameters=True,  # they have no gradient then, as in one process
                 gradient_as_bucket_view=True,
                 broadcast_buffers=False,
                 init_sync=False,  # the processes compared their weights, see alike.py

@@ -14,11 +14,13 @@ import torch
 import torch.distributed as dist
 
 from lmtool.ranks import ADDRESS, LOCAL_RANK, PORT, RANK, SIZE
+from lmtool.training.group import ALONE
 from lmtool.training.processes import process_group
 
 PATIENCE = 60  # seconds
 _processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["torch.distributed", "lmtool.training.loop"])
+# What every process needs, imported once: DDP imports torch._dynamo where it is first used.
+_processes.set_forkserver_preload(["torch._dynamo", "lmtool.training.loop", "lmtool.weights.assemble"])
 
 
 class Ranks:
@@ -38,6 +40,11 @@ class Ranks:
         for rank, (failure, _) in enumerate(answers):
             assert failure is None, f"rank {rank}: {failure}"
         return [answer for _, answer in answers]
+
+
+def alone(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What it gives in one process, this one."""
+    return function(ALONE, *arguments)
 
 
 @contextmanager

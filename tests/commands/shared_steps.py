@@ -1,0 +1,70 @@
+"""What a command line trains, caught before its first step, and steps of it in one process or in several."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from lmtool import cli
+from lmtool.config.tables import build
+from lmtool.training.engine import Plain, engine_for
+from lmtool.training.group import Group
+from lmtool.training.optimizers import named_parameters, set_learning_rate, training_groups
+from lmtool.training.precision import FP32_CPU
+from lmtool.training.step import apply_gradients, gradients
+from tests.commands.conftest import but_for
+
+
+class Caught(BaseException):
+    """Nothing between here and the command takes it for an error."""
+
+
+def caught(words: Sequence[str]) -> bytes:
+    """Learner, loader, settings, optimizer and schedule of a command line, as its training begins."""
+
+    def train(*arguments: Any, **more: Any) -> None:
+        learner, loader, _, _, settings, optimizer, schedule, *_ = arguments
+        raise Caught(pickle.dumps((learner, loader, settings, optimizer, schedule)))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lmtool.commands.training.train", train)
+        with pytest.raises(Caught) as catch:
+            cli.main(but_for(words))
+    return catch.value.args[0]
+
+
+def stepped(group: Group, work: bytes, steps: int, double: bool = False) -> dict[str, Any]:
+    """Steps of it: of each the loss, the terms, the tokens and the examples that this process read; the gradients of
+    the first, and the weights after the last. double: in fp64."""
+    torch.set_num_threads(1)
+    learner, loader, settings, optimizer_config, schedule_config = pickle.loads(work)
+    learner.train()
+    if double:
+        learner.double()
+    groups = training_groups(learner, optimizer_config.layer_decay)
+    named, optimizer, schedule = named_parameters(groups), build(optimizer_config, groups), build(schedule_config)
+    engine = engine_for(learner, settings.parallel, group)
+    assert (type(engine) is Plain) == (group.size == 1)
+    report: dict[str, Any] = {"losses": [], "terms": [], "tokens": [], "read": [], "forwards": []}
+    data = iter(loader.steps(None, group.rank, group.size))
+    for step in range(1, steps + 1):
+        set_learning_rate(optimizer, optimizer_config.lr * schedule(step, steps))
+        of_step = next(data)
+        outcome = gradients(engine, of_step, step, settings.seed, FP32_CPU.device, FP32_CPU)
+        report["losses"].append(float(outcome.loss))
+        report["terms"].append({name: float(term) for name, term in outcome.terms.items()})
+        report["tokens"].append(outcome.tokens)
+        report["read"].append([number for batch in of_step.batches for number in batch.examples.tolist()])
+        report["forwards"].append(len(of_step.batches) + len(of_step.idle))
+        if step == 1:
+            report["gradients"] = {
+                name: None if parameter.grad is None else parameter.grad.numpy().copy()
+                for name, parameter in named.items()
+            }
+        apply_gradients(optimizer, None, list(named.values()), optimizer_config.clip_norm)
+    report["weights"] = {name: parameter.detach().numpy().copy() for name, parameter in named.items()}
+    return report

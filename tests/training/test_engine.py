@@ -1,0 +1,108 @@
+"""Gradients of several processes are those of one, whatever a step leaves out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from lmtool.training.engine import Plain, engine_for
+from lmtool.training.group import Group
+from lmtool.training.precision import FP32_CPU
+from lmtool.training.step import apply_gradients, gradients
+from lmtool.types import Batch, Step, StepOutput
+
+from .fakes import FakeLearner, batch_of
+from .ranks import Ranks, alone, started
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Ranks]:
+    with started(2) as ranks:
+        yield ranks
+
+
+class PatchyLearner(FakeLearner):
+    """Its head is used where example 0 is read, and a layer learns from the second step on and not in the fourth."""
+
+    def counts(self, batch: Batch) -> dict[str, float]:
+        counts = super().counts(batch)
+        return counts if 0 in batch.examples else {"word": counts["word"]}
+
+    def forward(self, batch: Batch, step: int) -> StepOutput:
+        output = super().forward(batch, step)
+        if 0 not in batch.examples:
+            del output.sums["kind"]
+        return output
+
+    def on_step(self, step: int) -> None:
+        self.norm.weight.requires_grad_(step not in (1, 4))
+
+
+Parts = Sequence[Sequence[Sequence[int]]]
+
+
+def trained(group: Group, parts: Parts, scaled: bool = False, steps: int = 5) -> list[dict[str, Any]]:
+    """Steps over the same examples. parts: by rank, those of each micro-batch; one process reads them all."""
+    learner = PatchyLearner(dropout=0.0).train()
+    engine = engine_for(learner, "ddp", group)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0) if scaled else None
+    named = dict(learner.named_parameters())
+    optimizer = torch.optim.SGD(named.values(), 0.1)
+    own = parts[group.rank] if group.size > 1 else [micro for part in parts for micro in part]
+    most = max(len(part) for part in parts) if group.size > 1 else len(own)
+    idle = tuple(batch_of(np.array([3])) for _ in range(most - len(own)))
+    data = Step([batch_of(np.array(micro)) for micro in own], {}, 0.0, idle=idle)
+    report = []
+    for step in range(1, steps + 1):
+        outcome = gradients(engine, data, step, 0, FP32_CPU.device, FP32_CPU, scaler)
+        scale = 1.0 if scaler is None else scaler.get_scale()
+        gradient: dict[str, Tensor | None] = {
+            name: None if parameter.grad is None else parameter.grad / scale for name, parameter in named.items()
+        }
+        norm = apply_gradients(optimizer, scaler, list(named.values()), 1.0)
+        terms = {name: float(term) for name, term in outcome.terms.items() if not math.isnan(float(term))}
+        report.append(
+            {"loss": float(outcome.loss), "terms": terms, "tokens": outcome.tokens, "norm": float(norm)}
+            | {"gradients": gradient, "weights": {name: tensor.detach().clone() for name, tensor in named.items()}}
+        )
+    return report
+
+
+PARTS: dict[str, Parts] = {
+    "two micro-batches each": [[[0, 2], [3, 5]], [[1, 4], [6, 7]]],
+    "a head used in the last": [[[3, 5], [0, 2]], [[1, 4], [6, 7]]],
+    "a head used nowhere": [[[3, 5]], [[1, 4]]],
+    "one has more": [[[0, 2, 5], [4, 7], [3]], [[1, 9]]],
+    "one has none": [[[0, 3]], []],
+}
+
+
+@pytest.mark.parametrize("case", PARTS)
+@pytest.mark.parametrize("scaled", [False, True])
+def test_two_processes_step_like_one(two: Ranks, case: str, scaled: bool) -> None:
+    expected, (first, second) = alone(trained, PARTS[case], scaled), two.run(trained, PARTS[case], scaled)
+    for step, of_first, of_second in zip(expected, first, second, strict=True):
+        assert of_first["loss"] == pytest.approx(step["loss"], rel=1e-6) and of_first["loss"] == of_second["loss"]
+        assert of_first["terms"] == pytest.approx(step["terms"], rel=1e-6) and of_first["tokens"] == step["tokens"]
+        assert of_first["norm"] == pytest.approx(step["norm"], rel=1e-6)
+        for name, gradient in step["gradients"].items():
+            assert torch.equal(of_first["weights"][name], of_second["weights"][name])
+            if gradient is None:  # so that an optimizer passes over it
+                assert of_first["gradients"][name] is None and of_second["gradients"][name] is None
+            else:
+                torch.testing.assert_close(of_first["gradients"][name], gradient, rtol=1e-5, atol=1e-6 * step["norm"])
+    unused = {name for name, gradient in expected[0]["gradients"].items() if gradient is None}
+    assert unused >= {"unused.weight", "norm.weight"}
+    assert ("classify.weight" in unused) == (case == "a head used nowhere")
+
+
+def test_one_process_has_no_engine_around_it() -> None:
+    learner = FakeLearner()
+    engine = alone(lambda group: engine_for(learner, "ddp", group))
+    assert type(engine) is Plain and engine.learner is learner
