@@ -8,7 +8,7 @@ from pydantic import Field
 
 from lmtool.config.tables import Choice, component
 from lmtool.models.configs import Layers, Positions, SegmentedConfig, SegmentTypes, TransformerConfig, Vocabulary, Width
-from lmtool.nn.configs import PositionsConfig, RotaryPositionsConfig
+from lmtool.nn.configs import NoPositionsConfig, PositionsConfig, RotaryPositionsConfig
 
 _VOCABULARY = "Rows of the token embedding; at least the tokenizer's entries."
 _EMBEDDING_SIZE = "Width of the embedding tables; a linear map takes it to hidden_size where the two differ."
@@ -97,3 +97,32 @@ class ModernbertConfig(TransformerConfig):
     dropout: float = Field(0.1, ge=0, lt=1, description="Share of what an attention gives that is dropped in training.")
     attention_dropout: float = Field(0.0, ge=0, lt=1, description="Share of attention weights dropped in training.")
     norm_epsilon: float = Field(1e-5, gt=0, description="Added to the variance in layer norms.")
+
+
+class DisentangledConfig(TransformerConfig):
+    """What the generations of DeBERTa share: scores of contents and relative positions, apart."""
+
+    position_kinds: ClassVar[tuple[str, ...] | None] = ("none", "learned")
+    transformers_form: ClassVar[dict[str, Any] | None] = {}
+
+    positions: Annotated[PositionsConfig, Choice("model/positions")] = Field(
+        NoPositionsConfig(), description="Positions that are added to the token vectors, beside the relative ones."
+    )
+    scores: tuple[Literal["c2p", "p2c"], ...] = Field(
+        ("c2p", "p2c"),
+        description="What is added to the scores of contents: of the query's content and the key's place (c2p), of the "
+        "key's content and the query's place (p2c).",
+    )
+    norm_epsilon: float = Field(1e-7, gt=0, description="Added to the variance in layer norms.")
+
+
+@component("model", "deberta_v3", builder="lmtool.models.deberta_v3:build")
+class DebertaV3Config(DisentangledConfig):
+    """DeBERTa V3 (He et al. 2023): relative places in buckets, read by the maps of the contents. Defaults: base."""
+
+    name: Literal["deberta_v3"] = Field("deberta_v3", description="DeBERTa, its second and third version.")
+    vocab_size: Vocabulary = Field(128100, description=_VOCABULARY)
+    buckets: int = Field(
+        256, ge=4, le=100_000, multiple_of=2, description="Buckets of distances to either side; half are exact."
+    )
+    max_distance: Positions = Field(512, description="Distance in tokens from which all are in the last bucket.")

@@ -269,8 +269,11 @@ class SelfAttention(MultiHead):
             k_TAD, v_TAD = context.cache.append(k_TAD, v_TAD, context.prefix)
         elif context.prefix is not None:
             k_TAD, v_TAD = context.prefix.before(k_TAD, v_TAD)
-        bias = position if position.scores else None
-        return self.attended(q_TAD, k_TAD, v_TAD, context.layout, bias, context, read_M)
+        return self.attended(q_TAD, k_TAD, v_TAD, context.layout, self.bias(position), context, read_M)
+
+    def bias(self, position: Position) -> Position | None:
+        """What adds to the scores of this layer."""
+        return position if position.scores else None
 
     def _in_one_piece(self, context: Context) -> bool:
         """Whether nothing stands between the projections and the products, and nobody looks there."""

@@ -43,6 +43,7 @@ FAMILIES = {
     "bart": "bart",
     "marian": "transformer",
     "modernbert": "modernbert",
+    "deberta-v2": "deberta_v3",
 }
 """Our model by the `model_type` of a config.json."""
 _GIVE = "give a run of lmtool, a folder with config.json and model.safetensors, or hf://org/name@revision"

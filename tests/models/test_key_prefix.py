@@ -52,8 +52,13 @@ def random_prefixes(backbone, seed=0):
 def projected(stack, read):
     """Keys and values of a stack's layers, as `read` makes them."""
     rows = []
+
+    def record(module, given, output):
+        if len(output) == COUNT:  # DeBERTa's maps read its relative places too
+            rows.append(output.detach())
+
     hooks = [
-        module.register_forward_hook(lambda module, given, output: rows.append(output.detach()))
+        module.register_forward_hook(record)
         for layer in stack.layers
         for module in (layer.self_attn.k_proj, layer.self_attn.v_proj)
     ]
@@ -61,11 +66,13 @@ def projected(stack, read):
     for hook in hooks:
         hook.remove()
     pairs = list(zip(rows[::2], rows[1::2], strict=True))
-    position = stack.embed.position if hasattr(stack, "embed") else None
-    if position is None or not position.rotates:
+    if not hasattr(stack, "embed"):
         return pairs
-    heads, places = stack.layers[0].self_attn.heads, torch.arange(COUNT)
-    turned = [position.rotate(heads(key), heads(key), places, places)[0].flatten(-2) for key, _ in pairs]
+    position, heads = stack.embed.position, stack.layers[0].self_attn.heads
+    turns = position.turns(torch.arange(COUNT), pairs[0][0].dtype)
+    if turns is None:
+        return pairs
+    turned = [position.rotate(heads(key), heads(key), turns)[0].flatten(-2) for key, _ in pairs]
     return [(key, value) for key, (_, value) in zip(turned, pairs, strict=True)]
 
 

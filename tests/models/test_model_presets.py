@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,10 @@ PUBLISHED = {
     "ettin_17m": 16_797_440,
     "ettin_32m": 31_883_136,
     "ettin_68m": 68_144_640,
+    "deberta_v3": 183_831_552,
+    "deberta_v3_xsmall": 70_682_112,
+    "deberta_v3_small": 141_304_320,
+    "deberta_v3_large": 434_012_160,
     "llama": 134_515_008,
     "smollm2_135m": 134_515_008,
     "smollm2_360m": 361_821_120,
@@ -55,7 +60,7 @@ PUBLISHED = {
 
 def read(name: str) -> ModelConfig:
     values = written(name)
-    return lookup("model", values["name"]).config(**values)
+    return lookup("model", values["name"]).config.model_validate_json(json.dumps(values))
 
 
 def written(name: str) -> dict[str, Any]:

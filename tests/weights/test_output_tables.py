@@ -40,6 +40,10 @@ NAMES: dict[str, tuple[str, str, tuple[str, ...], tuple[str, str] | None]] = {
     "gpt": ("transformer.wte.weight", "lm_head.weight", (), None),
     "gpt1": ("transformer.tokens_embed.weight", "lm_head.weight", (), None),
     "modernbert": ("model.embeddings.tok_embeddings.weight", "decoder.weight", (), None),
+    "deberta_v3": (
+        "deberta.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight", (),
+        ("cls.predictions.bias", "cls.predictions.decoder.bias"),
+    ),
     "llama": ("model.embed_tokens.weight", "lm_head.weight", (), None),
     "qwen2": ("model.embed_tokens.weight", "lm_head.weight", (), None),
     "t5": ("shared.weight", "lm_head.weight", ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"), None),

@@ -1,0 +1,161 @@
+"""Disentangled attention (He et al. 2021, "DeBERTa: Decoding-enhanced BERT with Disentangled Attention", 3.1):
+
+    score_ij = (q_i k_j + q_i kr_d(i,j) + k_j qr_d(i,j)) / sqrt(3 D),   d(i,j) = clip(i - j + S, 0, 2 S - 1)
+
+of contents q, k and of relative places kr, qr, which each layer maps from one table. The published code reads the same
+row for both of the last terms, which is what its weights are for; equation 4 of the paper has d(j, i) in the last one.
+
+Shape letters: R rows, A heads, D width of a head, L queries and K keys of a row, S distances to either side, P rows of
+a table, W = A*D.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from lmtool.models.base import positions_of
+from lmtool.models.encoder import BertLike
+from lmtool.models.encoder_configs import DisentangledConfig
+from lmtool.nn.attention import SelfAttention
+from lmtool.nn.blocks import PostNormLayer
+from lmtool.nn.embeddings import Embeddings
+from lmtool.nn.feedforward import FeedForward
+from lmtool.nn.positions import Position
+from lmtool.nn.stack import Entered
+
+
+class RelativePlaces(Position):
+    """The table of relative places. `weight`: (2 S, H). norm: of its rows, None for none. The published code drops its
+    values too in training; here they are kept."""
+
+    scores: ClassVar[bool] = True
+
+    def __init__(self, span: int, hidden_size: int, norm: nn.Module | None = None):
+        super().__init__()
+        self.span = span
+        self.weight = nn.Embedding(2 * span, hidden_size).weight
+        self.norm = norm
+
+    def rows(self) -> Tensor:
+        """(2 S, H)."""
+        return self.weight if self.norm is None else self.norm(self.weight)
+
+    def place(self, distances: Tensor) -> Tensor:
+        """Of distances query minus key, what is looked up: they themselves, or a bucket's number with their sign."""
+        return distances
+
+    def index(self, distances: Tensor) -> Tensor:
+        """The row of each distance."""
+        return (self.place(distances) + self.span).clamp(0, 2 * self.span - 1)
+
+
+class BucketedPlaces(RelativePlaces):
+    """Distances up to half of the buckets by themselves, larger ones in buckets whose width grows with them (He et al.
+    2023, published code). span: buckets to either side."""
+
+    def __init__(self, span: int, hidden_size: int, norm: nn.Module, max_distance: int):
+        super().__init__(span, hidden_size, norm)
+        self.max_distance = max_distance
+
+    def place(self, distances: Tensor) -> Tensor:
+        middle = self.span // 2
+        far = distances.abs().clamp(min=middle)
+        # In fp32 with the published order of operations: a double would put some distances into another bucket.
+        octaves = torch.log(far / middle) / torch.log(torch.tensor((self.max_distance - 1) / middle))
+        spaced = (torch.ceil(octaves * (middle - 1)) + middle).long()
+        return torch.where(distances.abs() <= middle, distances, spaced * distances.sign())
+
+
+class PlaceScores(Position):
+    """What the places add to the scores of one layer. keys_PAD, queries_PAD: the table through the layer's maps, None
+    where the term is left out."""
+
+    scores: ClassVar[bool] = True
+
+    def __init__(self, places: RelativePlaces, keys_PAD: Tensor | None, queries_PAD: Tensor | None, scale: float):
+        super().__init__()
+        self._index, self._rows, self._scale = places.index, 2 * places.span, scale
+        self._keys_PAD, self._queries_PAD = keys_PAD, queries_PAD
+
+    def score(self, q_RALD: Tensor, k_RAKD: Tensor, query_positions_RL: Tensor, key_positions_RK: Tensor) -> Tensor:
+        distances_RLK = query_positions_RL[:, :, None] - key_positions_RK[:, None, :]
+        longest = k_RAKD.shape[-2]
+        chosen = None
+        if 2 * longest - 1 < self._rows:  # of a short text, only the rows that it reads
+            chosen = self._index(torch.arange(1 - longest, longest, device=q_RALD.device))
+            index_RLK = distances_RLK + (longest - 1)
+        else:
+            index_RLK = self._index(distances_RLK)
+        shape = (*q_RALD.shape[:-1], longest)
+        scores = q_RALD.new_zeros(())
+        if self._keys_PAD is not None:
+            products = q_RALD @ _table(self._keys_PAD, chosen, q_RALD)
+            scores = scores + products.gather(-1, index_RLK[:, None].expand(shape))
+        if self._queries_PAD is not None:
+            products = (k_RAKD * self._scale) @ _table(self._queries_PAD, chosen, q_RALD)
+            index_RKL = index_RLK.transpose(1, 2)[:, None].expand(shape[0], shape[1], longest, shape[2])
+            scores = scores + products.gather(-1, index_RKL).transpose(-1, -2)
+        return scores
+
+
+def _table(rows_PAD: Tensor, chosen: Tensor | None, like: Tensor) -> Tensor:
+    """(A, D, P) of the rows that are chosen."""
+    rows_PAD = rows_PAD if chosen is None else rows_PAD.index_select(0, chosen)
+    return rows_PAD.permute(1, 2, 0).to(like.dtype)
+
+
+class DisentangledAttention(SelfAttention):
+    """Self-attention whose scores know contents and places apart. terms: those beside the contents'."""
+
+    def __init__(self, config: DisentangledConfig):
+        width, terms = config.hidden_size, config.scores
+        scale = 1 / math.sqrt((1 + len(terms)) * config.width_of_head)
+        super().__init__(width, config.num_heads, config.attention_dropout, scale=scale)
+        self.terms = terms
+
+    def keys_of(self, rows_PH: Tensor) -> Tensor:
+        """(P, W) keys of places."""
+        return self.k_proj(rows_PH)
+
+    def queries_of(self, rows_PH: Tensor) -> Tensor:
+        """(P, W) queries of places."""
+        return self.q_proj(rows_PH)
+
+    def bias(self, position: Position) -> Position | None:
+        if not self.terms:
+            return None
+        places = cast(RelativePlaces, position)
+        rows_PH = places.rows()
+        keys_PAD = self.heads(self.keys_of(rows_PH)) if "c2p" in self.terms else None
+        queries_PAD = self.heads(self.queries_of(rows_PH)) if "p2c" in self.terms else None
+        return PlaceScores(places, keys_PAD, queries_PAD, cast(float, self.scale))
+
+
+class Disentangled(BertLike):
+    """An encoder of layers of this attention. `relative`: the one table of relative places."""
+
+    config: DisentangledConfig
+    pooler_activation = "gelu"
+
+    def __init__(self, config: DisentangledConfig, relative: RelativePlaces, attention: type[DisentangledAttention]):
+        width = config.hidden_size
+
+        def norm() -> nn.LayerNorm:
+            return nn.LayerNorm(width, config.norm_epsilon)
+
+        layers = [
+            PostNormLayer(
+                attention(config), FeedForward(width, config.feedforward_size, "gelu"), norm(), norm(), config.dropout
+            )
+            for _ in range(config.num_layers)
+        ]
+        position = positions_of(config, causal=False)
+        super().__init__(config, Embeddings(config.vocab_size, width, position, config.dropout, norm=norm()), layers)
+        self.relative = relative
+
+    def position(self, number: int, entered: Entered) -> Position:
+        return self.relative
