@@ -158,6 +158,8 @@ def begin(options: argparse.Namespace) -> tuple[Path, list[Row]]:
     """The results file, and its rows: those of the run that is resumed, or the first two."""
     machine = describe_machine()
     if options.resume is not None:
+        if vars(options) != vars(parse(["--resume", str(options.resume)])):
+            raise Failed("--resume measures with the settings of its file", "leave the other options out")
         rows = read_rows(options.resume)
         require_same_machine(machine, rows[0], options.resume)
         options.resume.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")  # whole lines

@@ -5,8 +5,10 @@
 
 Installs nothing: it runs with the Python it is started by (torch 2.11 or newer), on this tree, and what is not there
 (pytest, transformers, accelerate) is a line in its place. Both sides have the same model, examples, batch, precision,
-dropout and optimizer, and take turns in processes of their own (scripts/peers.py). Prints a markdown table row by row,
-so that a run which is cut short keeps what it has, and appends it to `--output`.
+dropout and optimizer, and take turns in processes of their own (scripts/peers.py). The Trainer runs as documented, and
+tuned: compiled, and of single texts on batches of like length; lmtool as it is, and compiled. What is compiled takes a
+minute or so to start, in no figure: `--only bert_128,gpt_1024` gives half of the runs twice the rounds. Prints a
+markdown table row by row, so that a run which is cut short keeps what it has, and appends it to `--output`.
 
 MFU: FLOPs of training on the real tokens (the head where it is computed, causal attention at half, lmtool's count for
 both sides) over the measured rate of large bf16 matrix products. Recompiles: graphs that torch.compile makes after the

@@ -199,6 +199,7 @@ def test_a_run_that_was_cut_off_is_finished_by_resume(benchmark, workers, monkey
     [
         (["--only", "sst"], "--only sst: there is no such table"),
         (["--resume", "nowhere.jsonl"], "nowhere.jsonl: No such file or directory"),
+        (["--resume", "other.jsonl", "--quick"], "--resume measures with the settings of its file"),
         (["--markdown", "empty.jsonl"], "empty.jsonl is no results file"),
         (["--resume", "other.jsonl"], "other.jsonl was measured with torch 1.0, and here it is"),
     ],
