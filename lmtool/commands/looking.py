@@ -1,5 +1,4 @@
-"""The keys that `lmtool inspect` and `lmtool profile` have of their own, beside those of the run they look into.
-Imports no torch."""
+"""The keys that the commands about a run have of their own, beside those of the run. Imports no torch."""
 
 from __future__ import annotations
 
@@ -19,6 +18,7 @@ class _Keys:
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
+        """Those that the run has not."""
         return tuple(field.name for field in fields(cls))
 
     @classmethod

@@ -19,6 +19,11 @@ class PlanKeys:
     measure: bool = False
 
     @staticmethod
+    def names() -> tuple[str, ...]:
+        """Those that the run has not."""
+        return ("measure",)
+
+    @staticmethod
     def has(word: str) -> bool:
         """Whether a word of the command line is one of these."""
         key, _, value = word.partition("=")

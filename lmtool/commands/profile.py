@@ -87,7 +87,7 @@ def _require_new_run(config: PretrainConfig | FinetuneConfig, verb: str) -> None
         key = f"name={config.name}" if config.run_dir is None else f"run_dir={config.run_dir}"
         raise UserError(
             f"{key}: that run is there already, {state}; a profile trains a new one",
-            f"leave it out: lmtool profile {verb} keeps no run",
+            f"give {key.partition('=')[0]}=null: lmtool profile {verb} keeps no run",
         )
 
 

@@ -137,6 +137,7 @@ def test_distillation_and_recomputation(place: Path, capsys: pytest.CaptureFixtu
 
 
 WRONG = [
+    ("pretrain model=bert_tiny devices=2", "a profile is of one process"),
     ("pretrain steps=0", "steps=0: steps is a whole number, at least 1"),
     ("pretrain steps=some", "steps=some: steps is a whole number, at least 1"),
     ("pretrain steps=2 steps=3", "steps=3: steps is given twice"),

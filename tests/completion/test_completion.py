@@ -77,6 +77,7 @@ def offered(line: str) -> set[str]:
         ("report runs/f", {"runs/first "}, {"runs/second "}),
         ("plan ", {"pretrain ", "finetune ", "model="}, set()),
         ("plan finetune tas", {"task="}, set()),
+        ("plan pretrain me", {"measure="}, set()),
         ("profile pretrain st", {"steps="}, set()),
         ("list dis", {"distill ", "distill/term "}, set()),
         ("show optimizer.l", {"optimizer.lr "}, set()),
