@@ -75,7 +75,11 @@ class RunConfig(CommandConfig):
         description="Processes that train together, each on a device of its own (or a share of the CPU's cores). Null: "
         "those that torchrun started, else one.",
     )
-    parallel: Parallel = Field("ddp", description="How they do: ddp (each holds all weights, gradients are added up).")
+    parallel: Parallel = Field(
+        "ddp",
+        description="How they do: ddp (each holds all weights, gradients are added up), or fsdp (each holds its rows "
+        "of weights, gradients and the optimizer's state, for models that do not fit a device).",
+    )
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         "auto",
         description="Number format of the matrix products; weights stay fp32. auto: bf16 where the device has it, else "

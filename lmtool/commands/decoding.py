@@ -10,6 +10,7 @@ from lmtool.commands import fitting as fitting  # these enter their rules into t
 from lmtool.commands import fitting_phases as fitting_phases
 from lmtool.commands import fitting_teachers as fitting_teachers
 from lmtool.commands import rules as rules
+from lmtool.commands import sharding_rules as sharding_rules
 from lmtool.commands import teachers
 from lmtool.commands import tracking as tracking
 from lmtool.commands.configs import COMMANDS

@@ -37,6 +37,7 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.compiling import choose_compilation
 from lmtool.training.loop import train
 from lmtool.training.progress import TrainingResult, TrainingSettings
+from lmtool.training.sharded import outside_layers
 from lmtool.weights.bases import Base
 from lmtool.weights.loading import LoadReport
 
@@ -134,19 +135,20 @@ def fit(
     ):
         more["mixture"] = shares_read(examples, loader, training.steps)
     more |= realised(plan, loader, training.steps)
-    more |= write_predictions(opened, learner, held_out)
-    if tests:
-        more["tests"] = scores_on(opened, learner, tests)
-    if forgetting is not None:
-        more["forgetting"] = forgetting.after(learner)
-    if distilled is not None:
-        models = side_by_side(learner, distilled, held_out, config, precision)
-        require_unchanged(teachers, distilled)
-        more["distillation"] = {
-            "models": models,
-            "teachers": teachers,
-            **distilled.results(held_out.first.sample(), precision),
-        }
+    with outside_layers(trained):
+        more |= write_predictions(opened, learner, held_out)
+        if tests:
+            more["tests"] = scores_on(opened, learner, tests)
+        if forgetting is not None:
+            more["forgetting"] = forgetting.after(learner)
+        if distilled is not None:
+            models = side_by_side(learner, distilled, held_out, config, precision)
+            require_unchanged(teachers, distilled)
+            more["distillation"] = {
+                "models": models,
+                "teachers": teachers,
+                **distilled.results(held_out.first.sample(), precision),
+            }
     result = screens.result_of(opened, training, choices, learner.metric.name, more)
     return screens.finish(opened, result, baseline, next_commands)
 

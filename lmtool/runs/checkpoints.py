@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from lmtool.config.checkpoint import CONFIG, MODEL, OPTIMIZER, STATE, read_manifest, refusal, verify
 from lmtool.errors import UserError
 from lmtool.manifest import Damaged, sync_path, write_bytes, write_manifest
+from lmtool.runs.cut import cut_like
 from lmtool.runs.files import to_json
 
 TEMPORARY, DELETED, BAD = ".tmp-", ".del-", "bad-"
@@ -193,4 +194,5 @@ def load_weights(
             f"{origin} is of another model: {'; '.join(sorted(wrong)[:3])}{more}",
             "resume with the configuration it was trained with, or give another name=",
         )
-    learner.load_state_dict(dict(tensors), strict=not in_base)
+    cut = {name: cut_like(tensor, own[name]) for name, tensor in tensors.items()}
+    learner.load_state_dict(cut, strict=not in_base)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import lmtool
 from lmtool.errors import UserError
+from lmtool.runs.cut import is_cut
 from lmtool.training.group import Group
 from lmtool.types import Loader
 
@@ -18,7 +19,7 @@ _AGAIN = "give all machines the same files: code, data, checkpoint"
 
 def require_alike(group: Group, learner: nn.Module, loader: Loader) -> None:
     """UserError, on all processes, where one of them differs from rank 0: it names the first difference. Weights are
-    compared by a sum over their bits, tensor by tensor."""
+    compared by a sum over their bits, tensor by tensor; not those that are cut, of which each has another part."""
     if group.size == 1:
         return
     versions = {"lmtool": lmtool.__version__, "torch": torch.__version__}
@@ -31,7 +32,7 @@ def require_alike(group: Group, learner: nn.Module, loader: Loader) -> None:
 
 
 def _sums(learner: nn.Module) -> dict[str, int]:
-    tensors = learner.state_dict()
+    tensors = {name: tensor for name, tensor in learner.state_dict().items() if not is_cut(tensor)}
     if not tensors:
         return {}
     sums = torch.stack([_bits(tensor).sum() for tensor in tensors.values()]).tolist()  # one wait for the device

@@ -11,7 +11,7 @@ from lmtool.config.base import Config
 from lmtool.config.tables import component
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
-Parallel = Literal["ddp"]
+Parallel = Literal["ddp", "fsdp"]
 """How several processes train one model."""
 
 # In these optimizers a step moves a weight by about the rate, or by the rate times its size.

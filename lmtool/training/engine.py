@@ -1,8 +1,8 @@
 """What runs a learner's forward and adds gradients up over the processes of a group.
 
 The loop asks an engine and never knows which: `Plain` is one process, `Ddp` torch's own DistributedDataParallel, where
-each process holds all weights. What processes add up are sums: each term's loss was divided by its count over all of
-them, so that nothing is divided again.
+each process holds all weights, `sharded.Fsdp` its FSDP2, where each holds its rows of them. What processes add up are
+sums: each term's loss was divided by its count over all of them, so that nothing is divided again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lmtool.training.configs import Parallel
 from lmtool.training.group import ALONE, Group
 from lmtool.training.precision import Precision
 from lmtool.types import Batch, Learner
@@ -150,8 +149,3 @@ def _summed(gradients: Tensor) -> torch.futures.Future[Tensor]:
     work = dist.all_reduce(gradients, async_op=True)
     assert work is not None
     return work.get_future().then(lambda future: future.value()[0])
-
-
-def engine_for(learner: Learner, parallel: Parallel, group: Group) -> Engine:
-    """The engine that trains a learner in the processes of a group, which must hold the same weights."""
-    return Plain(learner) if group.size == 1 else Ddp(learner, group)

@@ -19,6 +19,7 @@ from lmtool.config.checkpoint import OPTIMIZER, STATE, of_step, pointed, read_co
 from lmtool.errors import UserError, cannot_write
 from lmtool.runs import checkpoints as disk
 from lmtool.runs.checkpoints import DELETED, TEMPORARY
+from lmtool.runs.cut import gathered
 from lmtool.runs.files import remove_folder, replace_text
 from lmtool.runs.identity import budgets
 from lmtool.runs.run_folder import RunFolder
@@ -107,24 +108,27 @@ class Keeper:
             )
 
     def _own_weights(self) -> dict[str, Tensor]:
-        """What a checkpoint holds of the learner."""
-        return {name: tensor for name, tensor in self.learner.state_dict().items() if name not in self.in_base}
+        """What a checkpoint holds of the learner: the parameters themselves, of which tied ones are the same."""
+        tensors = self.learner.state_dict(keep_vars=True)
+        return {name: tensor for name, tensor in tensors.items() if name not in self.in_base}
 
     # --- on the way -----------------------------------------------------------------------------------------------
 
     def save(self, progress: Progress, must: bool = False) -> bool:
         """Write a checkpoint of this step, move `last` and `best`, prune. False where the disk refused: reported, and
         the checkpoints before it stand. UserError after FAILURES in a row, or at once where it `must`."""
-        if self.saved_step == progress.step or not self.run.writes:
+        if self.saved_step == progress.step:
+            return True
+        weights = gathered(self._own_weights(), self.run.writes)
+        optimizer = gathered(state_tensors(self.optimizer, self.named), self.run.writes)
+        if not self.run.writes:
             return True
         progress.scaler = self.scaler.state_dict() if self.scaler is not None else None
         progress.threads = torch.get_num_threads()
-        optimizer = state_tensors(self.optimizer, self.named)
         try:
             self.run.sync()  # the rows of these steps are never written again
             disk.write_checkpoint(
-                self.folder, progress.step, self._own_weights(), optimizer, progress.to_plain(), self.run.config,
-                self.write_extras,
+                self.folder, progress.step, weights, optimizer, progress.to_plain(), self.run.config, self.write_extras,
             )  # fmt: skip
         except OSError as error:
             self._failures += 1

@@ -28,7 +28,7 @@ from lmtool.training.alike import require_alike
 from lmtool.training.budgets import Budget
 from lmtool.training.compiling import compiled
 from lmtool.training.configs import OptimizerConfig, ScheduleConfig
-from lmtool.training.engine import engine_for
+from lmtool.training.engines import engine_for
 from lmtool.training.group import ALONE, Group
 from lmtool.training.health import Health
 from lmtool.training.keeper import Keeper
@@ -38,6 +38,7 @@ from lmtool.training.precision import choose_device, choose_precision, determini
 from lmtool.training.progress import Best, Listener, Listeners, Progress, TrainingResult, TrainingSettings
 from lmtool.training.results import training_result
 from lmtool.training.row_gradients import row_gradients
+from lmtool.training.sharded import outside_layers, shard
 from lmtool.training.signals import Signals
 from lmtool.training.step import apply_gradients, gradients
 from lmtool.types import Learner, Loader, Step
@@ -73,6 +74,9 @@ def train(
     device, listener = precision.device, Listeners(listeners)
     if device.type == "cpu":
         keep_freed_memory()
+    if settings.parallel == "fsdp" and group.size > 1:
+        require_alike(group, learner, loader)
+        shard(learner, device, group)
     learner.to(device).train()
     if settings.gradient_checkpointing:
         recompute_layers(learner)
@@ -170,7 +174,7 @@ def score(
     the model gives something that is no number."""
     learner.eval()
     try:
-        with regions_by(None):
+        with regions_by(None), outside_layers(learner):
             metrics = group.first(dict(evaluate(progress.step)))
     except NotFinite as problem:
         raise health.not_finite(data, problem) from problem

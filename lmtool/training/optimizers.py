@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lmtool.errors import UserError
+from lmtool.runs.cut import complete, cut_like, is_cut
 from lmtool.training.depth import layer_decayed
 from lmtool.types import Learner, ParameterGroup
 
@@ -94,6 +95,10 @@ def load_state_tensors(optimizer: Optimizer, named: Mapping[str, nn.Parameter], 
                 f"the checkpoint's optimizer state is of another model: {name} {tuple(value.shape)}",
                 "resume with the configuration the run was started with, or give another name=",
             )
+        if value.ndim and is_cut(parameter):
+            like = parameter if value.shape == parameter.shape else parameter.new_zeros(value.shape)
+            optimizer.state[parameter][kind] = cut_like(value, like).clone()
+            continue
         device = parameter.device if value.ndim or fused else torch.device("cpu")
         optimizer.state[parameter][kind] = value.to(device, copy=True)
 
@@ -107,7 +112,7 @@ def gradient_norm(parameters: Sequence[nn.Parameter], clip_norm: float | None) -
         parameter.grad = parameter.grad.coalesce()
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     stored = [gradient.values() if gradient.is_sparse else gradient for gradient in gradients]
-    norm = nn.utils.get_total_norm(stored)
+    norm = complete(nn.utils.get_total_norm(stored))
     # On a CPU it is known here whether they are shortened; times 1 is a pass over all of them for nothing.
     if clip_norm is None or (norm.device.type == "cpu" and norm + _CLIP_EPSILON <= clip_norm):
         return norm

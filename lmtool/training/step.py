@@ -13,6 +13,7 @@ from torch.amp import GradScaler
 
 from lmtool import streams
 from lmtool.nn.dropout import seed_generators
+from lmtool.runs.cut import complete
 from lmtool.training.engine import Engine
 from lmtool.training.group import Group
 from lmtool.training.optimizers import gradient_norm
@@ -83,7 +84,8 @@ def gradients(
         loss, terms = summed(loss, terms, [name for name in counts if name != _TOKENS and counts[name]], group)
     for name, penalty in learner.penalties().items():  # of no batch, and the same in all processes
         descend(penalty)
-        loss, terms[name] = loss + penalty.detach(), penalty.detach()
+        terms[name] = complete(penalty.detach())
+        loss = loss + terms[name]
     return Outcome(loss, terms, int(counts[_TOKENS]))
 
 

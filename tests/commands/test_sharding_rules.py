@@ -1,0 +1,43 @@
+"""What parallel=fsdp cannot train is refused with the configuration, with what can."""
+
+from __future__ import annotations
+
+import pytest
+
+from lmtool import cli
+from lmtool.commands.sharding_rules import sharded_students_run_alike, sharded_weights_are_not_compared
+from lmtool.distillation.configs import InterchangeConfig, StandardConfig
+from lmtool.tuning.configs import AdapterFusionConfig
+
+PRETRAIN = ("pretrain", "model=bert_tiny")
+FINETUNE = ("finetune", "model=bert_tiny", "checkpoint=none", "task=sst2")
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ((*PRETRAIN, "precision=fp16"), "precision=fp16 scales the loss"),
+        ((*PRETRAIN, "objective=mixture", "objective.members=[mlm,span]"), "objective mixes mlm, span"),
+        ((*PRETRAIN, "distill=codistillation"), "distill=codistillation runs models"),
+        ((*FINETUNE[:3], "task=mixture", "task.members=[sst2,rte]"), "task mixes sst2, rte"),
+        ((*FINETUNE, "tuning/regularization=mixout"), "tuning with mixout follows single weights"),
+        ((*FINETUNE, "tuning/schedule=gradual_unfreezing"), "tuning with gradual_unfreezing follows"),
+        ((*FINETUNE, "forgetting=somewhere.txt"), "forgetting= compares weights"),
+        (("finetune", "model=t5_tiny", "checkpoint=none", "task=xsum"), "is scored by what the model writes"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused(typed, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main([*typed, "parallel=fsdp"]) == 2
+    said = capsys.readouterr().err
+    assert message in said and "parallel=ddp" in said, said
+    assert not any(tmp_path.iterdir())
+
+
+def test_what_needs_other_runs_is_refused_too():
+    fusion = AdapterFusionConfig.model_construct(name="adapter_fusion")
+    assert [problem.key for problem in sharded_weights_are_not_compared("fsdp", fusion, None)] == ["tuning"]
+    for weight, keys in ((1.0, ["distill.terms"]), (0.0, [])):
+        distill = StandardConfig(teacher="runs/a", terms={"interchange": InterchangeConfig(weight=weight)})
+        assert [problem.key for problem in sharded_students_run_alike("fsdp", distill)] == keys
+        assert not list(sharded_students_run_alike("ddp", distill))

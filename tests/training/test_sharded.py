@@ -1,0 +1,157 @@
+"""Two processes of which each holds its rows of every tensor train what one process trains, and save what any loads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from lmtool.config.tables import build
+from lmtool.data.loader import PackedLoader
+from lmtool.learners.evaluation import evaluate
+from lmtool.models.encoder_configs import AlbertConfig
+from lmtool.objectives.configs import ClmConfig, MlmConfig, RtdConfig, SpanCorruptionConfig
+from lmtool.runs.checkpoints import read_tensors
+from lmtool.runs.following import FollowedFolder
+from lmtool.runs.run_folder import RunFolder
+from lmtool.training.configs import (
+    AdafactorConfig,
+    AdamConfig,
+    AdamWConfig,
+    ConstantConfig,
+    LambConfig,
+    MuonConfig,
+    StableAdamWConfig,
+)
+from lmtool.training.group import ALONE, Group
+from lmtool.training.loop import train
+from lmtool.training.progress import TrainingSettings
+from tests.breadth import slow_but
+from tests.objectives.objective_fixtures import SIZES, backbone, split, store, tokenizer
+
+from .ranks import Ranks, started
+
+CONFIG = {"model": {"name": "tiny"}}
+LEARNERS: dict[str, Any] = {
+    "mlm": ("bert", MlmConfig()),
+    "nsp": ("bert", MlmConfig(pairs="nsp")),
+    "albert": ("albert", MlmConfig(pairs="sop")),
+    "rtd": ("bert", RtdConfig()),
+    "clm": ("gpt", ClmConfig()),
+    "span_corruption": ("t5", SpanCorruptionConfig()),
+}
+KINDS = {"bert": "wordpiece", "albert": "wordpiece", "gpt": "bytebpe", "t5": "t5"}
+OPTIMIZERS: dict[str, Any] = {
+    "adamw": AdamWConfig(lr=1e-3, epsilon=1e-6),
+    "scaled": AdamWConfig(lr=1e-3, scale_parameter=True, epsilon=1e-6),
+    "adam": AdamConfig(lr=1e-3, epsilon=1e-6),
+    "adafactor": AdafactorConfig(lr=1e-3, beta1=0.9),
+    "stable_adamw": StableAdamWConfig(lr=1e-3),
+    "lamb": LambConfig(lr=1e-3),
+    "muon": MuonConfig(lr=1e-3),
+}
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Ranks]:
+    with started(2) as ranks:
+        yield ranks
+
+
+def learner_of(name: str) -> Any:
+    family, objective = LEARNERS[name]
+    tokens = tokenizer(KINDS[family])
+    model = build(AlbertConfig(**SIZES, embedding_size=16), 0) if family == "albert" else backbone(family)
+    return build(objective, model, tokens, 3), tokens
+
+
+class Stopped(Exception):
+    """A run ended here, as if it were killed."""
+
+
+def run_on(
+    group: Group, folder: str, name: str, parallel: Any, optimizer: str = "adamw", stop: int = 0, **changes: Any
+) -> Any:
+    """A run, or the rest of one: losses and gradient norms of its steps, and its validation losses. stop: the step in
+    which it is killed."""
+    learner, tokens = learner_of(name)
+    data = split(store(tokens))
+    examples = learner.examples(data, 32)
+    held_out = PackedLoader(examples, 0, None, 512, shuffle=False)
+    own: dict[str, Any] = {
+        "seed": 3, "metric": "loss", "greater_is_better": False, "device": "cpu", "precision": "fp32", "log_every": 1,
+        "evaluate_every": 10, "parallel": parallel, "max_steps": 20,
+    }  # fmt: skip
+    rows: list[dict[str, Any]] = []
+
+    def score(step: int) -> dict[str, Any]:
+        return evaluate(learner, learner.scorer(data, examples, {}), held_out.epoch_batches()).metrics()
+
+    def append(row: dict[str, Any]) -> None:
+        rows.append(row)
+        if row["step"] == stop:
+            raise Stopped
+
+    opened = (
+        FollowedFolder(Path(folder), CONFIG, None)
+        if group.rank
+        else RunFolder(Path(folder), CONFIG, yaml.safe_dump(CONFIG))
+    )
+    with opened as run, suppress(Stopped):
+        write, run.append = run.append, lambda row: (write(row), append(row))  # type: ignore[method-assign]
+        train(
+            learner, PackedLoader(examples, 0, 7, micro_batch_tokens=64), score, run, TrainingSettings(**own | changes),
+            OPTIMIZERS[optimizer], ConstantConfig(), group=group,
+        )  # fmt: skip
+    steps = [row for row in rows if row["split"] == "train"]
+    scores = [row["loss"] for row in rows if row["split"] == "validation"]
+    return np.array([[row["loss"], row["grad_norm"]] for row in steps]), np.array(scores)
+
+
+def assert_same_files(here: Path, there: Path, step: int) -> None:
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        own, others = (read_tensors(path / f"checkpoints/step_{step:08d}", file) for path in (here, there))
+        assert own.keys() == others.keys() and len(own) > 20
+        for key, tensor in own.items():
+            torch.testing.assert_close(others[key], tensor, rtol=1e-4, atol=1e-5, msg=lambda text, key=key: key + text)
+
+
+@pytest.mark.parametrize("name", slow_but(["nsp"], LEARNERS))
+def test_twenty_steps_are_those_of_one_process(name: str, two: Ranks, tmp_path: Path) -> None:
+    alone, scores = run_on(ALONE, str(tmp_path / "alone"), name, "ddp")
+    for steps, own in two.run(run_on, str(tmp_path / "two"), name, "fsdp"):
+        np.testing.assert_allclose(steps[0], alone[0], rtol=1e-6)
+        np.testing.assert_allclose(steps, alone, rtol=1e-5)
+        np.testing.assert_allclose(own, scores, rtol=1e-5)
+    assert_same_files(tmp_path / "alone", tmp_path / "two", 20)
+
+
+def test_runs_resume_on_other_numbers_of_processes_and_by_other_engines(two: Ranks, tmp_path: Path) -> None:
+    alone, _ = run_on(ALONE, str(tmp_path / "alone"), "mlm", "ddp", max_steps=16)
+    folder, often = str(tmp_path / "parts"), {"max_steps": 16, "checkpoint_every": 1}
+    parts = [
+        two.run(partial(run_on, stop=5, **often), folder, "mlm", "fsdp")[0][0],
+        run_on(ALONE, folder, "mlm", "fsdp", stop=9, **often)[0],
+        two.run(partial(run_on, stop=13, **often), folder, "mlm", "ddp")[1][0],
+        two.run(partial(run_on, **often), folder, "mlm", "fsdp")[1][0],
+    ]
+    trained = np.concatenate([*(part[:-1] for part in parts[:-1]), parts[-1]])
+    np.testing.assert_allclose(trained, alone, rtol=1e-5)
+    assert_same_files(tmp_path / "alone", tmp_path / "parts", 16)
+
+
+@pytest.mark.parametrize("name", slow_but(["adafactor"], OPTIMIZERS))
+def test_an_optimizer_moves_and_resumes_as_in_one_process(name: str, two: Ranks, tmp_path: Path) -> None:
+    alone, _ = run_on(ALONE, str(tmp_path / "alone"), "mlm", "ddp", name, max_steps=6, evaluate_every=6)
+    folder, often = str(tmp_path / "two"), {"max_steps": 6, "checkpoint_every": 3, "evaluate_every": 6}
+    first = two.run(partial(run_on, stop=4, **often), folder, "mlm", "fsdp", name)[0][0]
+    then = two.run(partial(run_on, **often), folder, "mlm", "fsdp", name)[0][0]
+    # Muon multiplies in bf16, where rounding shows.
+    np.testing.assert_allclose(np.concatenate([first[:3], then]), alone, rtol=1e-3 if name == "muon" else 1e-5)
