@@ -12,6 +12,7 @@ from bench_works import MEMORY_AIM, PRODUCTS, Comparison, Work
 
 Row = dict[str, Any]
 STEP_TOLERANCE = 1e-4
+DIFFERENT, DIFFERENT_STEP = "NOT THE SAME EXAMPLES", "ANOTHER STEP"
 STEADY = 1.25
 """How far the machine's fastest and slowest round may lie apart before the table warns."""
 
@@ -116,7 +117,7 @@ def checks(work: Work, rows: Sequence[Row]) -> list[str]:
     for comparison in work.comparisons:
         if not comparison.same:
             continue
-        same = "the same examples in every turn" if same_examples(comparison, rows) else "NOT THE SAME EXAMPLES"
+        same = "the same examples in every turn" if same_examples(comparison, rows) else DIFFERENT
         pair = f"{comparison.own} and {comparison.rival}"
         for row in (row for row in rows if row["kind"] == "check" and row["rival"] == comparison.rival):
             lines.append(f"{pair}: {same}; {step_line(row)}")
@@ -133,7 +134,7 @@ def apart(row: Row) -> tuple[float, float]:
 def step_line(row: Row) -> str:
     """One step of both from the same weights, without dropout, in fp32."""
     norms = apart(row)[1]
-    same = "the same step" if max(apart(row)) <= STEP_TOLERANCE else "ANOTHER STEP"
+    same = "the same step" if max(apart(row)) <= STEP_TOLERANCE else DIFFERENT_STEP
     return f"{same} (losses {row['loss']:.5f} and {row['rival_loss']:.5f}, gradient norms {norms:.0e} apart)"
 
 

@@ -30,7 +30,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from bench_figures import Row, of_work
+from bench_figures import DIFFERENT, DIFFERENT_STEP, Row, checks, of_work
 from bench_tables import compose, machine_line, markdown, settings_line
 from bench_turns import Failed, ask, measure
 from bench_works import WORKS, Work
@@ -154,21 +154,24 @@ def run_work(work: Work, settings: dict[str, Any], rows: list[Row], seconds: flo
     record({"kind": "finished", "work": work.name})
 
 
-def begin(options: argparse.Namespace) -> tuple[Path, list[Row]]:
-    """The results file, and its rows: those of the run that is resumed, or the first two."""
-    machine = describe_machine()
+def opened(options: argparse.Namespace) -> tuple[Path, list[Row]]:
+    """The results file with its whole lines, and their rows: those of the run that is resumed, or the first two."""
+    machine, path = describe_machine(), options.resume or options.output
     if options.resume is not None:
         if vars(options) != vars(parse(["--resume", str(options.resume)])):
             raise Failed("--resume measures with the settings of its file", "leave the other options out")
-        rows = read_rows(options.resume)
-        require_same_machine(machine, rows[0], options.resume)
-        options.resume.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")  # whole lines
-        return options.resume, rows
-    output = options.output or FOLDER / time.strftime("%Y%m%d-%H%M%S.jsonl")
-    output.parent.mkdir(parents=True, exist_ok=True)
-    if options.precision == "auto":
-        options.precision = own_precision()
-    return output, [machine, {"kind": "settings", **settings_of(options), "only": options.only}]
+        rows = read_rows(path)
+        require_same_machine(machine, rows[0], path)
+    else:
+        path = path or FOLDER / time.strftime("%Y%m%d-%H%M%S.jsonl")
+        if path.exists():
+            raise Failed(f"--output {path} is there already", f"--resume {path}, or another name")
+        if options.precision == "auto":
+            options.precision = own_precision()
+        rows = [machine, {"kind": "settings", **settings_of(options), "only": options.only}]
+        path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    return path, rows
 
 
 def own_precision() -> str:
@@ -183,25 +186,23 @@ def measure_all(options: argparse.Namespace) -> None:
         raise Failed("the peer is not installed: transformers and accelerate", "make bench")
     works_of(options.only)
     started = time.monotonic()
-    output, rows = begin(options)
+    output, rows = opened(options)
     settings = {name: value for name, value in rows[1].items() if name != "kind"}
     works = works_of(settings.pop("only"))
     seconds = 60 * (QUICK_MINUTES if settings["rounds"] <= 2 else MINUTES)
     with output.open("a", encoding="utf-8") as lines:
 
-        def record(row: Row, known: bool = False) -> None:
-            if not known:
-                rows.append(row)
+        def record(row: Row) -> None:
+            rows.append(row)
             print(json.dumps(row), file=lines, flush=True)
 
-        if options.resume is None:
-            for row in rows[:2]:
-                record(row, known=True)
         for index, work in enumerate(works):
             left = seconds - (time.monotonic() - started)
             run_work(work, settings, rows, left / (len(works) - index), record)
     report(works, rows)
     print(f"\n{time.monotonic() - started:.0f} s; every turn is in {output}")
+    if broken := [line for work in works for line in checks(work, rows) if DIFFERENT_STEP in line or DIFFERENT in line]:
+        raise Failed(f"not the same work: {broken[0]}", "the ratios of that comparison mean nothing", status=3)
 
 
 def report(works: Sequence[Work], rows: Sequence[Row]) -> None:
@@ -221,7 +222,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--only", metavar="A,B", help=f"some of the tables: {', '.join(work.name for work in WORKS)}")
     parser.add_argument("--precision", choices=["auto", "bf16", "fp32"], default="auto", help="auto: lmtool's own")
     parser.add_argument("--attention-dropout", type=float, default=0.1, help="on both sides (0.1, as published)")
-    parser.add_argument("--output", type=Path, help="JSON lines are appended here (runs/bench/TIME.jsonl)")
+    parser.add_argument("--output", type=Path, help="for the JSON lines (runs/bench/TIME.jsonl)")
     parser.add_argument("--resume", type=Path, metavar="FILE", help="finish this results file, with its settings")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="print the README's table of a results file")
     return parser.parse_args(words)

@@ -186,6 +186,11 @@ def test_a_run_that_was_cut_off_is_finished_by_resume(benchmark, workers, monkey
     # There is nothing left to measure, and the table of the README needs nothing but the file.
     size = file.stat().st_size
     run(benchmark, monkeypatch, "--resume", str(file))
+    other = tmp_path / "other.jsonl"
+    other.write_text(file.read_text().replace('"rival_loss": 1.0', '"rival_loss": 1.1'))
+    with pytest.raises(SystemExit) as caught:
+        run(benchmark, monkeypatch, "--resume", str(other))
+    assert caught.value.code == 3 and "error: not the same work: lmtool_finetune and" in capsys.readouterr().err
     monkeypatch.setattr(benchmark, "measure_all", None)
     capsys.readouterr()
     run(benchmark, monkeypatch, "--markdown", str(file))
@@ -200,6 +205,7 @@ def test_a_run_that_was_cut_off_is_finished_by_resume(benchmark, workers, monkey
         (["--only", "sst"], "--only sst: there is no such table"),
         (["--resume", "nowhere.jsonl"], "nowhere.jsonl: No such file or directory"),
         (["--resume", "other.jsonl", "--quick"], "--resume measures with the settings of its file"),
+        (["--output", "empty.jsonl"], "--output empty.jsonl is there already"),
         (["--markdown", "empty.jsonl"], "empty.jsonl is no results file"),
         (["--resume", "other.jsonl"], "other.jsonl was measured with torch 1.0, and here it is"),
     ],
