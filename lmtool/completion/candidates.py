@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lmtool.commands.looking import OF_COMMANDS
 from lmtool.completion.keys import Table, table
 from lmtool.manual import OF_A_RUN, SWEEPABLE, VERBS
 
@@ -118,9 +117,8 @@ def _of_keys(line: Line, known: Table) -> Iterator[str]:
         named = [word for word in line.words if word in SWEEPABLE]
         if not named and "=" not in current:
             yield from (f"{name} " for name in SWEEPABLE)
-        own = OF_COMMANDS.get(verb)
         if "=" not in current:
-            yield from (f"{key}=" for key in (own.names() if own else ()) if key not in line.typed)
+            yield from (f"{key}=" for key in known["own"].get(verb, ()) if key not in line.typed)
         verb = named[0] if named else "finetune" if {"task"} & line.typed.keys() else "pretrain"
     keys = known["verbs"].get(verb)
     if keys is None:

@@ -25,8 +25,8 @@ _RUN = re.compile(r"\b(a run|runs|checkpoint)\b", re.IGNORECASE)
 
 Table = dict[str, Any]
 """verbs: by command its keys; components: by group and name their keys; options: by group its options, each with the
-component that it is of. A key is {"group": G}, {"several": G}, {"keys": {...}}, or a value, {"options": [...],
-"path": true, "run": true}."""
+component that it is of; own: by a command about a run the names of its own keys. A key is {"group": G}, {"several": G},
+{"keys": {...}}, or a value, {"options": [...], "path": true, "run": true}."""
 
 
 def table(config_dirs: Sequence[Path] = (), plugins: Sequence[str] = ()) -> Table:
@@ -60,6 +60,7 @@ def _fingerprint(config_dirs: Sequence[Path], plugins: Sequence[str]) -> str:
 
 def _build(config_dirs: Sequence[Path], plugins: Sequence[str]) -> Table:
     from lmtool.commands.configs import COMMANDS
+    from lmtool.commands.looking import OF_COMMANDS
     from lmtool.config import plugins as loading
     from lmtool.config import tables, yaml_files
 
@@ -76,7 +77,8 @@ def _build(config_dirs: Sequence[Path], plugins: Sequence[str]) -> Table:
     components = {
         group: {entry.name: dict(_keys(entry.config)) for entry in tables.entries(group)} for group in tables.groups()
     }
-    return {"verbs": verbs, "components": components, "options": options}
+    own = {verb: list(keys.names()) for verb, keys in OF_COMMANDS.items()}
+    return {"verbs": verbs, "components": components, "options": options, "own": own}
 
 
 def _options(group: str, config_dirs: Sequence[Path]) -> dict[str, str]:
