@@ -13,6 +13,7 @@ from lmtool.heads.base import PredictingHead, TokenLogits
 from lmtool.heads.losses import linear_loss_sum, linear_scores
 from lmtool.models.base import Backbone, VocabularyHead
 from lmtool.nn.feedforward import ACTIVATIONS, Activation
+from lmtool.nn.regions import region
 
 
 class LMHead(PredictingHead):
@@ -114,6 +115,7 @@ class MaskedLMHead(LMHead):
         self.norm = nn.LayerNorm(width, norm_epsilon, bias=biases)
         self.bias = nn.Parameter(torch.zeros(vocab_size))
 
+    @region(1)
     def transform(self, hidden_MH: Tensor) -> Tensor:
         return self.norm(self.activation(self.dense(hidden_MH)))
 

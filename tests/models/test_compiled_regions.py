@@ -9,8 +9,12 @@ import torch
 from torch._dynamo.utils import counters
 
 from lmtool.config.tables import build, entries
-from lmtool.nn.dropout import TokenDraws, token_keys
+from lmtool.nn.dropout import DeviceDraws, TokenDraws, token_keys
+from lmtool.nn.prefix import KeyPrefix
+from lmtool.nn.stack import Stack, Tap, recompute_layers
 from lmtool.training.compiling import compiled
+from lmtool.tuning.lora import LoraLinear, hand_draws
+from lmtool.tuning.places import layers
 from lmtool.types import Packed
 from tests.models.test_read import FAMILIES, SIZES
 
@@ -34,33 +38,33 @@ def model_of(family, **fields):
     return build(config, 0).train()
 
 
-def outcome(model, lengths, number, device_draws=False):
+def outcome(model, lengths, number, device_draws=False, **given):
     """Hidden states of some tokens, and all gradients."""
     sides = [texts(lengths, number)]
     if model.config.architecture == "encoder_decoder":
         sides.append(texts(tuple(length % 7 + 1 for length in lengths), number + 50))
     examples = torch.arange(len(lengths))
     keys = [token_keys(0, number, examples, 0 * examples, side, at > 0) for at, side in enumerate(sides)]
-    draws = TokenDraws(keys[0], keys[-1])
+    draws = DeviceDraws(number, torch.device("cpu")) if device_draws else TokenDraws(keys[0], keys[-1])
     model.zero_grad()
     read_M = torch.arange(0, len(sides[-1].tokens), 2)
-    hidden_MH = model(sides[0], draws, *sides[1:], read_M=read_M)
+    hidden_MH = model(sides[0], draws, *sides[1:], read_M=read_M, **given)
     if hidden_MH.requires_grad:
-        hidden_MH.square().sum().backward()
+        hidden_MH.sin().sum().backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
     return {"hidden": hidden_MH.detach()} | gradients
 
 
-def assert_same(model, backend="aot_eager", tolerance=1e-6, warm=1):
+def assert_same(model, backend="aot_eager", tolerance=1e-6, warm=1, **given):
     """Compiled as eager, over batches of all sizes, as a share of the largest number; the first `warm` make the graphs.
     Returns how many."""
     counters.clear()
-    plain = [outcome(model, lengths, number) for number, lengths in enumerate(BATCHES)]
+    plain = [outcome(model, lengths, number, **given) for number, lengths in enumerate(BATCHES)]
     assert not counters["stats"]["unique_graphs"]
     with compiled(True, backend):
         for number, lengths in enumerate(BATCHES):
             with torch._dynamo.config.patch(error_on_recompile=True) if number >= warm else nullcontext():
-                own = outcome(model, lengths, number)
+                own = outcome(model, lengths, number, **given)
             assert own.keys() == plain[number].keys() and own["hidden"].abs().max() > 0.1
             for name, wanted in plain[number].items():
                 torch.testing.assert_close(own[name], wanted, rtol=0, atol=tolerance * (1 + wanted.abs().max().item()))
@@ -75,3 +79,67 @@ def assert_same(model, backend="aot_eager", tolerance=1e-6, warm=1):
 def test_one_graph_a_region_serves_all_layers_and_sizes(family):
     graphs = 4 if family in ("bart", "t5", "transformer") else 2
     assert assert_same(model_of(family)) == graphs
+
+
+def edited():
+    """Frozen, but for LoRA with dropout in some of its maps, the norms of one layer, and a prefix."""
+    model = model_of("bert", num_layers=3, max_positions=40)
+    model.requires_grad_(False)
+    model.prefix = KeyPrefix(3, 3, SIZES["hidden_size"])
+    torch.nn.init.normal_(model.prefix.weight, generator=torch.Generator().manual_seed(0))
+    for number, place in enumerate(layers(model)):
+        part, name = (place.layer.ffn, "fc_in") if number == 1 else (place.layer.self_attn, "v_proj")
+        lora = LoraLinear(getattr(part, name), 2, 1.0, 0.3)
+        lora.lora_dropout.site = number
+        torch.nn.init.normal_(lora.lora_a), torch.nn.init.normal_(lora.lora_b)
+        setattr(part, name, lora)
+        place.layer.register_forward_pre_hook(hand_draws)
+    model.layers[2].norm1.requires_grad_(True)
+    return model
+
+
+@pytest.mark.slow
+def test_an_edited_model():
+    model = edited()
+    assert assert_same(model) > 2  # layers that differ have graphs of their own
+    assert all(part.placed is None for part in model.modules() if hasattr(part, "placed"))
+
+
+class Doubling(Tap):
+    def __call__(self, place, x_TH):
+        return 2 * x_TH if place.layer == 1 else x_TH
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("positions", ["shaw", "t5", "alibi", "rotary"])
+def test_positions_and_a_tap(positions):
+    kind = next(entry.config for entry in entries("model/positions") if entry.name == positions)
+    assert assert_same(model_of("gpt", positions=kind()), tap=Doubling()) == 2
+
+
+def test_layers_that_are_recomputed_and_models_without_gradient():
+    """In the backward the regions run again: by the same graphs, with the same draws. The draws of a device's generator
+    are others than without a compiler, and the same again."""
+    model = model_of("bert")
+    recompute_layers(model)
+    assert assert_same(model) == 2
+    with compiled(True, "aot_eager"):
+        kept = [outcome(model, lengths, 3, device_draws=True) for lengths in BATCHES]
+        for stack in (module for module in model.modules() if isinstance(module, Stack)):
+            stack.recomputes = False
+        for lengths, wanted in zip(BATCHES, kept, strict=True):
+            own = outcome(model, lengths, 3, device_draws=True)
+            assert all(torch.equal(own[name], wanted[name]) for name in wanted)
+        with torch.no_grad():
+            outcome(model, BATCHES[0], 0)
+            with torch._dynamo.config.patch(error_on_recompile=True):
+                seen = [outcome(model, lengths, 0)["hidden"] for lengths in BATCHES]
+    with torch.no_grad():
+        for lengths, hidden in zip(BATCHES, seen, strict=True):
+            torch.testing.assert_close(outcome(model, lengths, 0)["hidden"], hidden)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["bert", "gpt", "t5", "bart", "albert"])
+def test_the_compiler_itself(family):
+    assert_same(model_of(family).double(), "inductor", tolerance=1e-10)

@@ -1,0 +1,102 @@
+"""Whole models through the variable-length kernel, with stand-ins for it on a CPU (`kernel_stand_ins`): forward and
+backward are those of tiles, and those of each text by itself, compiled or not."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from lmtool.config.tables import build
+from lmtool.nn import attention
+from lmtool.nn.cross_attention import CrossAttention
+from lmtool.nn.positions import Position
+from lmtool.nn.stack import Stack, recompute_layers
+from lmtool.training.compiling import compiled
+from lmtool.types import Packed
+from tests.models.test_read import FAMILIES, config_of
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "nn"))
+from kernel_stand_ins import flash_on_cpu  # noqa: E402
+
+LENGTHS = (5, 1, 19, 7)
+
+
+@pytest.fixture
+def taken(monkeypatch):
+    """Every attention that can takes the kernel, in double precision; the names of the paths taken."""
+    paths = []
+    for name in ("flash_attention", "tiled_attention"):
+        real = getattr(attention, name)
+        monkeypatch.setattr(attention, name, lambda *rest, real=real, name=name: (paths.append(name), real(*rest))[1])
+    monkeypatch.setattr(attention, "kernel_for", lambda device, dtype, size, dropout: None if dropout else "flash")
+    with flash_on_cpu():
+        yield paths
+
+
+def outcome(model, lengths, first=0):
+    """Hidden states (T, H) and gradients of texts whose tokens depend on their number alone, from `first` on."""
+
+    def side(lengths, seed):
+        parts = [
+            torch.randint(0, 40, (length,), generator=torch.Generator().manual_seed(seed + first + number))
+            for number, length in enumerate(lengths)
+        ]
+        return Packed(torch.cat(parts), lengths, {"segment": torch.zeros(sum(lengths), dtype=torch.int64)})
+
+    sides = [side(lengths, 0)]
+    if model.config.architecture == "encoder_decoder":
+        sides.append(side(tuple(length % 7 + 2 for length in lengths), 50))
+    model.zero_grad()
+    hidden_TH = model(sides[0], None, *sides[1:])
+    hidden_TH.sin().sum().backward()
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    return {"hidden": hidden_TH.detach()} | gradients
+
+
+def applied(model):
+    """The attentions of a model, one that is applied again as often as it is."""
+    layers = [layer for stack in model.modules() if isinstance(stack, Stack) for layer in stack.depth()]
+    return [part for layer in layers for part in layer.children() if isinstance(part, attention.MultiHead)]
+
+
+def assert_equal(mine, theirs):
+    assert mine.keys() == theirs.keys()
+    for name in mine:
+        torch.testing.assert_close(mine[name], theirs[name], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_by_the_kernel(family, taken, monkeypatch):
+    model = build(config_of(family, dropout=0.0, attention_dropout=0.0), 0).double()
+    own = outcome(model, LENGTHS)
+    biased = any(isinstance(part, Position) and part.scores for part in model.modules())
+    # Positions that add to the scores of a text (T5, DeBERTa) do not between two texts.
+    kind = CrossAttention if biased else attention.MultiHead
+    assert taken.count("flash_attention") == sum(isinstance(layer, kind) for layer in applied(model))
+    # Packed is each text alone: the states are theirs, and the gradients their sum.
+    alone = [outcome(model, (length,), number) for number, length in enumerate(LENGTHS)]
+    joined = {name: torch.stack([one[name] for one in alone]).sum(0) for name in own if name != "hidden"}
+    assert_equal(own, {"hidden": torch.cat([one["hidden"] for one in alone])} | joined)
+    monkeypatch.setattr(attention, "kernel_for", lambda *rest: None)
+    taken.clear()
+    assert_equal(own, outcome(model, LENGTHS))
+    assert "flash_attention" not in taken
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["bert", "gpt", "modernbert"])
+def test_a_compiled_model_that_recomputes_by_the_kernel(family, taken):
+    model = build(config_of(family, dropout=0.0, attention_dropout=0.0), 0).double()
+    batches = [LENGTHS, (3, 3), (30,), (2, 2, 8, 11)]
+    plain = [outcome(model, lengths) for lengths in batches]
+    recompute_layers(model)
+    torch._dynamo.reset()
+    with compiled(True, "aot_eager"):
+        outcome(model, batches[0])
+        with torch._dynamo.config.patch(error_on_recompile=True):
+            for lengths, wanted in zip(batches, plain, strict=True):
+                assert_equal(outcome(model, lengths), wanted)
+    assert set(taken) == {"flash_attention"}
