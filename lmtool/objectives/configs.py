@@ -185,13 +185,28 @@ class RtdConfig(TokenMaskingConfig):
     generator_layers: float = Field(1.0, gt=0, le=4, description="Layers of the generator, as a share of the model's.")
     training: Literal["joint", "two_stage"] = Field(
         "joint",
-        description="joint: both networks at once, embeddings tied. two_stage: the generator alone for "
+        description="joint: both networks at once. two_stage: the generator alone for "
         "`generator_steps`, then the model, which starts from the generator's weights wherever the shapes allow; "
         "nothing is tied.",
     )
     generator_steps: int = Field(
         10000, ge=1, description="Steps of the generator alone under training=two_stage; the model learns after them."
     )
+
+    sharing: Literal["tied", "gdes", "none"] = Field(
+        "tied",
+        description="What the two networks share of their embeddings under training=joint. tied: the same tables "
+        "(ELECTRA). gdes: the model adds a table of its own to the generator's, whose gradient it does not touch "
+        "(DeBERTa V3). none: nothing.",
+    )
+
+    @model_validator(mode="after")
+    def _two_stages_share_nothing(self) -> RtdConfig:
+        if self.training == "two_stage" and self.sharing == "gdes":
+            raise ValueError(
+                "sharing=gdes: under training=two_stage nothing is shared; give sharing=tied or training=joint"
+            )
+        return self
 
     @property
     def predicted_fraction(self) -> float:

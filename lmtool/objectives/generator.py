@@ -15,11 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from lmtool.config.tables import build
+from lmtool.errors import UserError
 from lmtool.heads.lm import MaskedLMHead, masked_lm_head
 from lmtool.models.base import Backbone
 from lmtool.nn.dropout import Draws
 from lmtool.nn.embeddings import Embeddings
 from lmtool.objectives.configs import RtdConfig
+from lmtool.objectives.sharing import DisentangledTable, TableDelta
 from lmtool.types import Packed
 
 # The parts of an embedding that are shared; a map into the hidden width is not.
@@ -62,17 +64,38 @@ def _embeds(position: nn.Module) -> bool:
 
 def build_generator(config: RtdConfig, model: Backbone, seed: int) -> nn.ModuleDict:
     """`generator`, a backbone of the model's family with a share of its widths and layers, and `masked_lm`, its head.
-    Under training=joint the embeddings are the model's."""
+    Under training=joint the embeddings are shared as the configuration says."""
     generator: Backbone = build(model.config.scaled(config.generator_size, config.generator_layers), seed)
     device = next(model.parameters()).device
     generator.to(device)
     # Drawn by its own name: of the model's size it would start as the model itself.
     generator.initialize(generator, seed, "objective.generator.")
-    if config.training == "joint":
+    parts: dict[str, nn.Module] = {"generator": generator}
+    if config.training == "joint" and config.sharing == "tied":
         _share_embeddings(generator, model, seed, device)
-    head = masked_lm_head(generator).to(device)
-    model.initialize(head, seed, "objective.masked_lm.")
-    return nn.ModuleDict({"generator": generator, "masked_lm": head})
+    if config.training == "joint" and config.sharing == "gdes":
+        parts["sharing"] = _disentangle(generator, model, device)
+    parts["masked_lm"] = masked_lm_head(generator).to(device)
+    model.initialize(parts["masked_lm"], seed, "objective.masked_lm.")
+    return nn.ModuleDict(parts)
+
+
+def _disentangle(generator: Backbone, model: Backbone, device: torch.device) -> TableDelta:
+    """Let the model read the generator's token table, which begins as its own. UserError where the two differ in
+    width."""
+    own, its = model.embed.token.weight, generator.embed.token.weight
+    if own.shape != its.shape:
+        raise UserError(
+            f"objective.sharing=gdes adds to the generator's token table, which is {its.shape[1]} wide; the model's is "
+            f"{own.shape[1]} wide",
+            "give objective.generator_size=1 (and objective.generator_layers=0.5), or objective.sharing=tied",
+        )
+    if not own.is_meta:
+        with torch.no_grad():
+            its.copy_(own)
+    difference = TableDelta(*own.shape, device)
+    model.embed.token = DisentangledTable(generator.embed.token, difference)  # type: ignore[assignment]
+    return difference
 
 
 def _share_embeddings(generator: Backbone, model: Backbone, seed: int, device: torch.device) -> None:

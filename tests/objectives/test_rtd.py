@@ -11,12 +11,14 @@ from objective_fixtures import SIZES, backbone, rows_of, split, store, tokenizer
 from scipy import stats
 
 from lmtool.config.tables import build, names
+from lmtool.errors import UserError
 from lmtool.learners.baseline import BestConstant
 from lmtool.learners.evaluation import TermScorer, evaluate
 from lmtool.models.configs import BertConfig
 from lmtool.models.encoder_configs import ElectraConfig
 from lmtool.objectives.configs import RtdConfig
 from lmtool.objectives.generator import draw_from
+from lmtool.objectives.sharing import DELTA
 
 
 @pytest.fixture(scope="module")
@@ -215,3 +217,51 @@ def test_factorized_embeddings_are_shared_at_their_own_width(tokens):
     assert ours.norm is theirs.norm and ours.position is theirs.position
     examples = learner.examples(split(store(tokens), "joined", "train"), 32)
     assert gradients(learner, rows_of(examples, 4)) == {name for name, _ in learner.named_parameters()}
+
+
+def test_gradient_disentangled_sharing(tokens):
+    """Each table moves by its own loss; the model reads their sum, and a checkpoint brings both back bit by bit."""
+    learner, examples = built(tokens, sharing="gdes", generator_size=1.0)
+    batch = rows_of(examples, 8)
+    generators, models = gradients(learner, batch, terms={"mlm"}), gradients(learner, batch, terms={"rtd"})
+    table = "objective.generator.embed.token.weight"
+    assert table in generators and table not in models
+    assert DELTA in models and DELTA not in generators and not generators & models
+    assert not any(name.startswith("backbone.embed.token") for name, _ in learner.named_parameters())
+    optimizer = torch.optim.AdamW(learner.parameters(), lr=0.01)
+    for step in (1, 2):
+        optimizer.zero_grad()
+        sum(learner(batch, step).sums.values()).backward()
+        optimizer.step()
+    own = dict(learner.named_parameters())
+    state = learner.state_dict()
+    assert own[DELTA].abs().max() > 0
+    assert torch.equal(state["backbone.embed.token.weight"], own[table] + own[DELTA])
+    again, _ = built(tokens, sharing="gdes", generator_size=1.0)
+    again.load_state_dict(state)
+    assert all(torch.equal(tensor, state[name]) for name, tensor in again.state_dict().items())
+    # One without these parts is where both begin.
+    plain = {name: tensor for name, tensor in state.items() if not name.startswith("objective.")}
+    fresh, _ = built(tokens, sharing="gdes", generator_size=1.0)
+    fresh.load_state_dict(plain, strict=False)
+    assert torch.equal(fresh.state_dict()["backbone.embed.token.weight"], plain["backbone.embed.token.weight"])
+    assert not dict(fresh.named_parameters())[DELTA].any()
+
+
+def test_the_model_begins_as_with_tied_tables(tokens):
+    batch = rows_of(built(tokens)[1], 8)
+    with torch.no_grad():
+        states = [
+            built(tokens, sharing=sharing, generator_size=1.0)[0].backbone(batch.inputs)
+            for sharing in ("tied", "gdes", "none")
+        ]
+    assert torch.equal(states[0], states[1]) and torch.equal(states[0], states[2])
+    apart, _ = built(tokens, sharing="none", generator_size=1.0)
+    assert not set(map(id, apart.backbone.parameters())) & set(map(id, apart.generator.parameters()))
+
+
+def test_sharing_of_tables_of_two_widths_is_refused(tokens):
+    with pytest.raises(UserError, match="8 wide"):
+        built(tokens, sharing="gdes", generator_size=0.25)
+    with pytest.raises(ValueError, match="two_stage"):
+        RtdConfig(sharing="gdes", training="two_stage")
