@@ -1,0 +1,232 @@
+"""What a run of 10^12 tokens on 64 GPUs needs, on paper: `docs/scale.md`, every number of it computed here.
+
+    python scripts/scale.py --write docs/scale.md         the page, from the plan and from scripts/scale.json
+    python scripts/scale.py --measure scripts/scale.json  the planner, the order and the shares, run here: half a minute
+
+Memory, FLOPs and time are those of `lmtool plan`; the order and its shares are simulated at full size, since both are
+computed; planning an epoch is run at 10^9 and 10^10 tokens and extrapolated, and so is named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+import time
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lmtool import streams
+from lmtool.costs.devices import NETWORK, NODE
+from lmtool.data.sharing import dealt
+
+HERE = Path(__file__).resolve().parent
+TOKENS, GPUS, DEVICE = 10**12, 64, "h100"
+NODES, WEEK = GPUS // NODE, 7 * 24.0
+DOCUMENT = 1000  # tokens, mean: web text
+# The two runs. A step has two million tokens.
+RUNS = {
+    "gpt_xl": ["model=gpt_xl", "model.max_positions=2048", "max_length=2048", "batch_tokens=2097152"],
+    "bert": ["model=bert", "max_length=512", "batch_tokens=2097152"],
+}
+EXTRA = {"gpt_xl": ["micro_batch_tokens=8192"], "bert": ["objective.pairs=none"]}
+# Published: Grattafiori et al. 2024 (The Llama 3 Herd of Models), section 3.3.4, table 5: 419 unexpected interruptions
+# in 54 days of 16,384 H100s.
+GPU_HOURS_A_FAILURE = 16384 * 54 * 24 / 419
+# Assumed, and stated beside what follows from them: bytes a second of one process that writes to a shared disk, of a
+# node that reads it, sha256 on one core, and seconds of a message over TCP within a data centre.
+WRITE, READ, SHA256, MESSAGE = 1e9, 2e9, 1.2e9, 50e-6
+# Of a host with 8 GPUs: memory, and what it may give to plans of the data.
+HOST = 2e12
+# Exchanges of a step that go over gloo: counts are added up and signals gathered by all, the clock is rank 0's. Each
+# sends a size, then the object.
+GATHERS, BROADCASTS = 2, 1
+
+
+def planned(name: str, *more: str) -> Any:
+    """The plan of a run on the published device, by what `lmtool plan` computes."""
+    import torch
+
+    from lmtool import cli
+    from lmtool.commands.plan import _assumed
+    from lmtool.commands.plan_of_run import plan_of
+    from lmtool.commands.planned_place import place_of
+    from lmtool.weights.assemble import assemble
+
+    words = [*RUNS[name], *EXTRA[name], f"devices={GPUS}", f"max_tokens={TOKENS}", "max_steps=null", *more]
+    config = cli.configuration("pretrain", cli.parse(words), running=False)
+    with torch.device("meta"):
+        learner, _ = assemble(config, None)
+    place = place_of(config, DEVICE)
+    return plan_of(config, learner, _assumed(config, 0, config.objective.predicted_fraction), place)[0]
+
+
+# --- what is measured ------------------------------------------------------------------------------------------------
+
+
+class _Tokenizer:
+    """What the planner of windows asks a tokenizer."""
+
+    def role(self, name: str) -> int:
+        return 0
+
+
+def planning(tokens: int, length: int) -> dict[str, float]:
+    """The planner and the loader over a store of that many tokens, whose ids are one value seen everywhere: seconds,
+    bytes that stay and bytes at most, of windows cut through documents."""
+    from lmtool.data.loader import PackedLoader
+    from lmtool.data.store import TokenStore
+    from lmtool.objectives.examples.causal import CausalWindows
+
+    documents = tokens // DOCUMENT
+    lengths = np.full(documents, DOCUMENT, dtype=np.int64)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    del lengths
+    none = np.zeros(1, dtype=np.int64)
+    ids = np.broadcast_to(np.uint16(7), (tokens,))
+    store = TokenStore(ids, offsets, none, none, {"tokens": tokens, "documents": documents}, Path())
+    tracemalloc.start()
+    began = time.perf_counter()
+    examples = CausalWindows(_Tokenizer(), store, length, "joined", "train")  # type: ignore[arg-type]
+    loader = PackedLoader(examples, 0, None, 2**21)
+    loader.steps_in_epoch(0)
+    seconds = time.perf_counter() - began
+    stays, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    count = len(examples.plan(0))
+    return {
+        "tokens": tokens,
+        "documents": documents,
+        "examples": count,
+        "seconds": seconds,
+        "stays": stays,
+        "most": most,
+    }
+
+
+def ordering(length: int, steps: int = 200) -> dict[str, float]:
+    """The order of all examples of 10^12 tokens, computed where it is read: some steps of it. chi_square: of where in
+    the text their examples come from, a degree of freedom (1 for chance). spread: largest share of tokens over the mean
+    share of the processes, of documents of any length up to `length`, worst of the steps."""
+    examples, batch = TOKENS // length, 2**21 // length
+    order = streams.Permutation(examples, 0, "order", 0)
+    began = time.perf_counter()
+    first = np.random.default_rng(0).integers(0, examples // batch, steps)
+    taken = [order(np.arange(step * batch, (step + 1) * batch)) for step in first]
+    seconds = (time.perf_counter() - began) / (steps * batch)
+    bins = np.bincount(np.concatenate(taken) * 1000 // examples, minlength=1000)
+    expected = steps * batch / 1000
+    worst = 0.0
+    for number, rows in enumerate(taken[:20]):
+        drawn = np.random.default_rng(number).integers(16, length + 1, len(rows))
+        shares = [int(drawn[own].sum()) for own in dealt(drawn, GPUS)]
+        assert sum(shares) == drawn.sum()
+        worst = max(worst, max(shares) * GPUS / drawn.sum())
+    return {
+        "seconds_an_example": seconds,
+        "distinct": float(len(np.unique(np.concatenate(taken))) == len(np.unique(first)) * batch),
+        "chi_square": float(((bins - expected) ** 2 / expected).sum() / 999),
+        "spread": worst,
+    }
+
+
+def measure() -> dict[str, Any]:
+    """All that is run. Half a minute, 1 GB."""
+    block = bytes(1 << 26)
+    began = time.perf_counter()
+    hashlib.sha256(block).hexdigest()
+    hashed = len(block) / (time.perf_counter() - began)
+    return {
+        "planning": [planning(tokens, 2048) for tokens in (10**9, 10**10)],
+        "ordering": {str(length): ordering(length) for length in (2048, 512)},
+        "sha256": hashed,
+    }
+
+
+# --- what follows ----------------------------------------------------------------------------------------------------
+
+
+def best_interval(save_seconds: float, failure_hours: float) -> float:
+    """Hours between checkpoints that lose least: sqrt(2 C M) (Young 1974), with Daly's (2006) first correction."""
+    save = save_seconds / 3600
+    return math.sqrt(2 * save * failure_hours) * (1 + math.sqrt(save / (2 * failure_hours)) / 3) - save
+
+
+def lost_share(interval: float, save_seconds: float, start_seconds: float, failure_hours: float) -> float:
+    """Share of the time that goes into checkpoints, repeated steps and starts."""
+    return save_seconds / 3600 / interval + (interval / 2 + start_seconds / 3600) / failure_hours
+
+
+def numbers(measured: dict[str, Any]) -> dict[str, Any]:
+    """Every number of the page, as it is printed there."""
+    large, small = measured["planning"][1], measured["planning"][0]
+    grown = {
+        name: (large[name] - small[name]) / (large["examples"] - small["examples"])
+        for name in ("seconds", "stays", "most")
+    }
+    said: dict[str, Any] = {"failure_hours": GPU_HOURS_A_FAILURE / GPUS, "gpu_hours": GPU_HOURS_A_FAILURE}
+    said["failures"] = WEEK / said["failure_hours"]
+    for name, words in RUNS.items():
+        length = int(next(word.split("=")[1] for word in words if word.startswith("max_length=")))
+        plan = planned(name)
+        examples = TOKENS / length
+        low, high = plan.step_seconds
+        own = {
+            "plan": plan, "length": length, "examples": examples, "low_days": plan.steps * low / 86400,
+            "high_days": plan.steps * high / 86400, "low_rate": plan.tokens_per_step / high,
+            "high_rate": plan.tokens_per_step / low,
+            "plan_seconds": grown["seconds"] * examples, "plan_stays": grown["stays"] * examples,
+            "plan_most": grown["most"] * examples, "reads": plan.tokens_per_step / low / NODES / length,
+            "order_seconds": measured["ordering"][str(length)]["seconds_an_example"] * plan.tokens_per_step / length,
+            "store": 2 * TOKENS + 8 * TOKENS / DOCUMENT,
+            "gradient_bytes": 2 * 4 * plan.trainable_parameters * (GPUS - 1) / GPUS,
+            "full_save": plan.checkpoint_bytes * (1 / WRITE + 1 / SHA256),
+            "shard_save": plan.checkpoint_bytes / GPUS * (1 / WRITE + 1 / SHA256),
+        }  # fmt: skip
+        own["crossing_seconds"] = own["gradient_bytes"] / NETWORK
+        own["sharded"] = 3 * 4 * plan.trainable_parameters * (GPUS - 1) / GPUS / NETWORK
+        own["message_seconds"] = 2 * MESSAGE * (GATHERS * (GPUS - 1) + BROADCASTS * math.ceil(math.log2(GPUS)))
+        # Every process holds the whole store against its hashes, plans, and reads the checkpoint.
+        own["start"] = own["store"] / SHA256 + own["plan_seconds"] + plan.checkpoint_bytes * (1 / READ + 1 / SHA256)
+        own["interval"] = best_interval(own["full_save"], said["failure_hours"])
+        own["interval_sharded"] = best_interval(own["shard_save"], said["failure_hours"])
+        between = said["failure_hours"]
+        for key, hours, save in (
+            ("lost", between, own["full_save"]),
+            ("lost_ten", between / 10, own["full_save"]),
+            ("lost_sharded", between, own["shard_save"]),
+        ):
+            own[key] = lost_share(best_interval(save, hours), save, own["start"], hours)
+        own["lasts_examples"] = HOST / NODE / grown["most"]
+        own["lasts_tokens"] = own["lasts_examples"] * length
+        said[name] = own
+    return said | {"measured": measured, "grown": grown}
+
+
+def document(measured: dict[str, Any]) -> str:
+    """The page."""
+    from scale_page import page
+
+    return page(numbers(measured))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--measure", type=Path, help="run what is measured, and write it here")
+    parser.add_argument("--write", type=Path, help="write the page here; without it, print it")
+    arguments = parser.parse_args()
+    if arguments.measure is not None:
+        arguments.measure.write_text(json.dumps(measure(), indent=1) + "\n", encoding="utf-8")
+        return
+    text = document(json.loads((HERE / "scale.json").read_text(encoding="utf-8")))
+    show: Callable[[str], Any] = print if arguments.write is None else arguments.write.write_text
+    show(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""docs/scale.md says what its script computes, and its formulas hold; the quick parts of what was measured are run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def scale(script: Any) -> Any:
+    return script("scale")
+
+
+@pytest.fixture(scope="module")
+def measured() -> Any:
+    return json.loads((ROOT / "scripts" / "scale.json").read_text(encoding="utf-8"))
+
+
+def test_every_number_of_the_page_is_the_scripts(scale: Any, measured: Any) -> None:
+    """Where this fails, the plan has changed: python scripts/scale.py --write docs/scale.md."""
+    assert scale.document(measured) == (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
+
+
+def test_what_was_measured_is_what_is_measured_here(scale: Any, measured: Any) -> None:
+    """Bytes, which do not depend on the machine, and some steps of the order."""
+    small, large = (scale.planning(tokens, 2048) for tokens in (10**9, 2 * 10**9))
+    for name in ("stays", "most"):
+        rates = [
+            (two[name] - one[name]) / (two["examples"] - one["examples"])
+            for one, two in ((small, large), measured["planning"])
+        ]
+        assert rates[0] == pytest.approx(rates[1], rel=0.25)
+    ordering = scale.ordering(2048, steps=20)
+    assert ordering["distinct"] == 1.0 and 0.8 < ordering["chi_square"] < 1.2 and 1 <= ordering["spread"] < 1.02
+
+
+def test_the_best_interval_loses_least(scale: Any) -> None:
+    best = scale.best_interval(34, 800)
+    lost = [scale.lost_share(best * factor, 34, 0, 800) for factor in (0.7, 1, 1.4)]
+    assert lost[1] < lost[0] and lost[1] < lost[2]
+    assert best == pytest.approx((2 * 34 / 3600 * 800) ** 0.5, rel=0.01)
+
+
+def test_failures_are_those_published(scale: Any) -> None:
+    """One every three hours on 16,384 GPUs."""
+    assert pytest.approx(3.09, abs=0.01) == scale.GPU_HOURS_A_FAILURE / 16384
