@@ -93,7 +93,7 @@ def _disentangle(generator: Backbone, model: Backbone, device: torch.device) -> 
     if not own.is_meta:
         with torch.no_grad():
             its.copy_(own)
-    difference = TableDelta(*own.shape, device)
+    difference = TableDelta(own.shape[0], own.shape[1], device)
     model.embed.token = DisentangledTable(generator.embed.token, difference)  # type: ignore[assignment]
     return difference
 
