@@ -18,6 +18,9 @@ from lmtool.nn.regions import region
 # narrow or small ones. On CUDA it bounds the memory.
 _CHUNKS = {"cpu": (512, 32), "cuda": (1024, 1024)}
 
+# Whose logarithm still has all its digits in fp32, whose smallest normal number is 1.2e-38.
+_SMALLEST_SHARE = 1e-30
+
 
 def loss_sum(
     logits_MC: Tensor,
@@ -162,16 +165,30 @@ def _to_gradient(
     wide = _wide(logits)
     if bias is not None:
         wide += bias
-    # One exponential, in the fused softmax. The normaliser follows from the largest share, which is at least 1/V.
-    shares = wide.softmax(-1)
-    normaliser = wide.amax(-1, keepdim=True) - shares.amax(-1, keepdim=True).log()
-    total = (1 - smoothing) * (normaliser - wide.gather(1, labels[:, None])).sum()
+    labels = labels[:, None]
+    highest, picked = wide.amax(-1, keepdim=True), wide.gather(1, labels)
+    mean = wide.mean(-1, keepdim=True) if smoothing else picked
+    # One exponential, in the fused softmax. On a CPU in place: 4 of 12 ms less at (150, 30522) in fp32 on one thread,
+    # with the pass that `_normaliser` spares.
+    shares = torch.softmax(wide, -1, out=wide) if wide.device.type == "cpu" else wide.softmax(-1)
+    normaliser = _normaliser(shares, labels, picked, highest)
+    total = (1 - smoothing) * (normaliser - picked).sum()
     if smoothing:
-        total = total + smoothing * (normaliser[:, 0] - wide.mean(-1)).sum()
-    shares.scatter_add_(1, labels[:, None], shares.new_full((len(labels), 1), smoothing - 1.0))
+        total = total + smoothing * (normaliser - mean).sum()
+    shares.scatter_add_(1, labels, shares.new_full((len(labels), 1), smoothing - 1.0))
     if smoothing:
         shares -= smoothing / shares.shape[1]
     if bias_gradient is not None:
         bias_gradient += shares.sum(0)
-    logits.copy_(shares)
+    if shares is not logits:
+        logits.copy_(shares)
     return total
+
+
+def _normaliser(shares: Tensor, labels: Tensor, picked: Tensor, highest: Tensor) -> Tensor:
+    """(R, 1) log of the sum of the exponentials, by a class's logit and share: its label's, or where that share is too
+    small for it, its largest one, at least 1/V. CUDA would have to wait to know. picked, highest: the logits."""
+    share = shares.gather(1, labels)
+    if share.device.type == "cpu" and share.numel() and float(share.min()) > _SMALLEST_SHARE:
+        return picked - share.log()
+    return highest - shares.amax(-1, keepdim=True).log()

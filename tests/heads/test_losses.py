@@ -47,6 +47,14 @@ def test_under_autocast_it_is_as_near_as_the_plain_way(chunks):
         assert (mine - theirs).norm() < 0.01 * theirs.norm()
 
 
+@pytest.mark.parametrize("scale", [1.0, 60.0])
+def test_a_share_that_is_no_number_of_fp32_has_a_loss(scale):
+    hidden, table, bias, labels = inputs(dtype=torch.float32)
+    wanted = F.cross_entropy(F.linear(hidden.double() * scale, table.double(), bias.double()), labels, reduction="sum")
+    assert (float(wanted) > 87 * len(labels)) == (scale > 1)
+    torch.testing.assert_close(linear_loss_sum(hidden * scale, table, bias, labels).double(), wanted, rtol=1e-6, atol=0)
+
+
 def test_frozen_table_gets_no_gradient():
     hidden, table, bias, labels = inputs()
     linear_loss_sum(hidden, table.detach(), bias.detach(), labels).backward()
