@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,12 +15,15 @@ import pytest
 import torch
 import yaml
 
+from lmtool import manifest
 from lmtool.config.tables import build
 from lmtool.data.loader import PackedLoader
 from lmtool.learners.evaluation import evaluate
 from lmtool.models.encoder_configs import AlbertConfig
 from lmtool.objectives.configs import ClmConfig, MlmConfig, RtdConfig, SpanCorruptionConfig
+from lmtool.runs import checkpoints
 from lmtool.runs.checkpoints import read_tensors
+from lmtool.runs.cut import gathered
 from lmtool.runs.following import FollowedFolder
 from lmtool.runs.run_folder import RunFolder
 from lmtool.training.configs import (
@@ -30,14 +35,21 @@ from lmtool.training.configs import (
     MuonConfig,
     StableAdamWConfig,
 )
+from lmtool.training.engines import engine_for
 from lmtool.training.group import ALONE, Group
 from lmtool.training.loop import train
+from lmtool.training.precision import Precision
 from lmtool.training.progress import TrainingSettings
+from lmtool.training.sharded import shard
+from lmtool.training.step import gradients
+from lmtool.types import Step, Target
 from tests.breadth import slow_but
-from tests.objectives.objective_fixtures import SIZES, backbone, split, store, tokenizer
+from tests.objectives.objective_fixtures import SIZES, backbone, rows_of, split, store, tokenizer
 
+from .fakes import FakeLearner, FakeLoader
 from .ranks import Ranks, started
 
+CPU = torch.device("cpu")
 CONFIG = {"model": {"name": "tiny"}}
 LEARNERS: dict[str, Any] = {
     "mlm": ("bert", MlmConfig()),
@@ -123,7 +135,64 @@ def assert_same_files(here: Path, there: Path, step: int) -> None:
             torch.testing.assert_close(others[key], tensor, rtol=1e-4, atol=1e-5, msg=lambda text, key=key: key + text)
 
 
-@pytest.mark.parametrize("name", slow_but(["nsp"], LEARNERS))
+def step_on(group: Group, name: str) -> Any:
+    """The gradients and the loss of one step, of which the second of two processes predicts next to nothing."""
+    if name == "fake":
+        learner: Any = FakeLearner(dropout=0.0)
+        batches = next(iter(FakeLoader(batch_examples=8, micro_batches=2).steps(None))).batches
+    else:
+        learner, tokens = learner_of(name)
+        examples = learner.examples(split(store(tokens)), 32)
+        batch, none = rows_of(examples, 4), torch.zeros(0, dtype=torch.int64)
+        batches = [batch, replace(batch, targets={"mlm": Target(none, at=none)})]
+    if group.size > 1:
+        shard(learner, CPU, group)
+    engine = engine_for(learner, "fsdp", group)
+    outcome = gradients(engine, Step(batches[group.rank :: group.size], {}, 0.0), 1, 0, CPU, Precision("fp32", CPU, ""))
+    own = {name: parameter.grad for name, parameter in learner.named_parameters() if parameter.grad is not None}
+    shares = {name: tensor.to_local().numel() for name, tensor in own.items() if hasattr(tensor, "to_local")}
+    return {name: tensor.numpy() for name, tensor in gathered(own, True).items()}, float(outcome.loss), shares
+
+
+@pytest.mark.parametrize("name", ["mlm", "fake"])
+def test_a_step_is_that_of_one_process(name: str, two: Ranks) -> None:
+    """Also where nothing is behind the layers of one, where a parameter is not used, and with a penalty."""
+    wanted, loss, _ = step_on(ALONE, name)
+    answers = two.run(step_on, name)
+    for own, other, shares in answers:
+        assert other == pytest.approx(loss, rel=1e-6) and own.keys() == wanted.keys() == shares.keys()
+        for key, gradient in wanted.items():
+            np.testing.assert_allclose(own[key], gradient, rtol=1e-5, atol=1e-6 * np.abs(gradient).max(), err_msg=key)
+    for key, gradient in wanted.items():
+        assert answers[0][2][key] + answers[1][2][key] == gradient.size and answers[1][2][key] < gradient.size
+
+
+def killed_in_save(group: Group, folder: str) -> None:
+    """Of a run that saves after each step, rank 0 dies in its third save."""
+    saves = []
+
+    def write_manifest(draft: Path, facts: dict[str, Any]) -> None:
+        saves.append(facts)
+        if len(saves) == 3:
+            os._exit(1)
+        manifest.write_manifest(draft, facts)
+
+    checkpoints.write_manifest = write_manifest
+    run_on(group, folder, "mlm", "fsdp", max_steps=6, checkpoint_every=1)
+
+
+@pytest.mark.slow
+def test_a_kill_in_a_save_leaves_the_checkpoint_before(two: Ranks, tmp_path: Path) -> None:
+    alone, _ = run_on(ALONE, str(tmp_path / "alone"), "mlm", "ddp", max_steps=6)
+    with started(2) as doomed, pytest.raises((EOFError, AssertionError)):
+        doomed.run(killed_in_save, str(tmp_path / "two"))
+    left = {path.name for path in (tmp_path / "two/checkpoints").iterdir() if path.is_dir()}
+    assert "step_00000002" in left and "step_00000003" not in left and any(name.startswith(".tmp") for name in left)
+    then, _ = two.run(run_on, str(tmp_path / "two"), "mlm", "fsdp")[0]
+    np.testing.assert_allclose(then[:4], alone[2:], rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", slow_but([], LEARNERS))
 def test_twenty_steps_are_those_of_one_process(name: str, two: Ranks, tmp_path: Path) -> None:
     alone, scores = run_on(ALONE, str(tmp_path / "alone"), name, "ddp")
     for steps, own in two.run(run_on, str(tmp_path / "two"), name, "fsdp"):
@@ -134,20 +203,20 @@ def test_twenty_steps_are_those_of_one_process(name: str, two: Ranks, tmp_path: 
 
 
 def test_runs_resume_on_other_numbers_of_processes_and_by_other_engines(two: Ranks, tmp_path: Path) -> None:
-    alone, _ = run_on(ALONE, str(tmp_path / "alone"), "mlm", "ddp", max_steps=16)
-    folder, often = str(tmp_path / "parts"), {"max_steps": 16, "checkpoint_every": 1}
+    alone, _ = run_on(ALONE, str(tmp_path / "alone"), "mlm", "ddp", max_steps=10)
+    folder, often = str(tmp_path / "parts"), {"max_steps": 10, "checkpoint_every": 1}
     parts = [
-        two.run(partial(run_on, stop=5, **often), folder, "mlm", "fsdp")[0][0],
-        run_on(ALONE, folder, "mlm", "fsdp", stop=9, **often)[0],
-        two.run(partial(run_on, stop=13, **often), folder, "mlm", "ddp")[1][0],
+        two.run(partial(run_on, stop=4, **often), folder, "mlm", "fsdp")[0][0],
+        run_on(ALONE, folder, "mlm", "fsdp", stop=6, **often)[0],
+        two.run(partial(run_on, stop=8, **often), folder, "mlm", "ddp")[1][0],
         two.run(partial(run_on, **often), folder, "mlm", "fsdp")[1][0],
     ]
     trained = np.concatenate([*(part[:-1] for part in parts[:-1]), parts[-1]])
     np.testing.assert_allclose(trained, alone, rtol=1e-5)
-    assert_same_files(tmp_path / "alone", tmp_path / "parts", 16)
+    assert_same_files(tmp_path / "alone", tmp_path / "parts", 10)
 
 
-@pytest.mark.parametrize("name", slow_but(["adafactor"], OPTIMIZERS))
+@pytest.mark.parametrize("name", slow_but([], OPTIMIZERS))
 def test_an_optimizer_moves_and_resumes_as_in_one_process(name: str, two: Ranks, tmp_path: Path) -> None:
     alone, _ = run_on(ALONE, str(tmp_path / "alone"), "mlm", "ddp", name, max_steps=6, evaluate_every=6)
     folder, often = str(tmp_path / "two"), {"max_steps": 6, "checkpoint_every": 3, "evaluate_every": 6}
