@@ -56,7 +56,7 @@ def run(config: PretrainConfig | FinetuneConfig, verb: str, profiling: Profiling
     with _folder(profiling.output, f"profile-{learned}-{config.model.name}") as folder:
         output.line(
             f"profile of lmtool {verb} · {learned} · model={config.model.name}: {WARM_UP} steps of warm-up, then "
-            f"{profiling.steps}"
+            f"{profiling.steps}{_of_first_phase(config)}"
         )
         profile = _profile(config, profiling.steps, folder)
         precision = choose_precision(config.precision, choose_device(config.device))
@@ -65,6 +65,12 @@ def run(config: PretrainConfig | FinetuneConfig, verb: str, profiling: Profiling
         print_profile(output, profile, f"a step of lmtool {verb} · {learned} · model={config.model.name}")
         output.line(f"table {folder / TABLE}; trace {folder / TRACE}, for https://ui.perfetto.dev or chrome://tracing")
     return 0
+
+
+def _of_first_phase(config: PretrainConfig | FinetuneConfig) -> str:
+    """Of a run in phases, which of them is seen."""
+    phases = len(config.phases) if isinstance(config, PretrainConfig) else 0
+    return f", of the first of {phases} phases: give another one's keys in the place of phases=" if phases else ""
 
 
 def _require_new_run(config: PretrainConfig | FinetuneConfig, verb: str) -> None:

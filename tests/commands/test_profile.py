@@ -13,6 +13,7 @@ import pytest
 
 from lmtool import cli
 from lmtool.commands import profile as command
+from lmtool.config.groups import options
 from lmtool.reporting.profile import StepProfile, remarks
 from lmtool.runs.run_folder import RunFolder
 from tests.commands.conftest import TINY, but_for, finetune, pretrain
@@ -103,11 +104,7 @@ def test_tuning(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "model",
-    ["albert_tiny", "bart_tiny", "distilbert_tiny", "gpt_tiny", "gpt1_tiny", "roberta_tiny", "spanbert_tiny",
-     "transformer_tiny"],
-)  # fmt: skip
+@pytest.mark.parametrize("model", [name for name in options("model") if name.endswith("_tiny")])
 def test_every_family(place: Path, capsys: pytest.CaptureFixture[str], model: str) -> None:
     table, _ = profiled(capsys, "pretrain", f"model={model}", *TEXT)
     assert set(table["parts"]) >= EVERYWHERE
