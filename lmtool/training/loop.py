@@ -39,7 +39,7 @@ from lmtool.training.progress import Best, Listener, Listeners, Progress, Traini
 from lmtool.training.results import training_result
 from lmtool.training.row_gradients import row_gradients
 from lmtool.training.sharded import outside_layers, shard
-from lmtool.training.signals import Signals
+from lmtool.training.signals import Signals, agreed
 from lmtool.training.step import apply_gradients, gradients
 from lmtool.types import Learner, Loader, Step
 
@@ -111,7 +111,7 @@ def train(
                 health.check(data, step, outcome.loss, norm)
             progress.step, progress.cursor, progress.epoch = step, data.cursor, data.epoch
             progress.tokens += outcome.tokens
-            progress.seconds = group.first(progress.seconds + time.perf_counter() - started)
+            progress.seconds, stops = agreed(group, progress.seconds + time.perf_counter() - started, signals)
             progress.ended = budget.spent(progress)
 
             if logs or progress.ended:
@@ -128,7 +128,7 @@ def train(
                 run.append(row)
                 listener.on_evaluation(row)
                 health.check_evaluation(data, row.get("loss"))
-            stops = signals.agreed(group)
+                _, stops = agreed(group, progress.seconds, signals)
             if saves or progress.best_step == step or progress.ended or stops:
                 health.check(data, step, outcome.loss, norm)
                 saved = save(keeper, progress, listener, best, group)

@@ -21,6 +21,8 @@ _STATUS = {
     signal.SIGUSR2: REQUEUE,
 }
 
+_SECONDS = "seconds"
+
 
 class Signals:
     """Context in which the signals set `received` instead of ending the process.
@@ -71,14 +73,19 @@ class Signals:
             )
         os._exit(_STATUS[signal.Signals(number)])
 
-    def agreed(self, group: Group) -> bool:
-        """Whether any process of the group was asked to stop: then all of them are."""
-        received = [number for number in group.all(self.received) if number is not None]
-        self.received = self.received or (received[0] if received else None)
-        return bool(received)
-
     def stopped(self, step: int, saved: bool) -> Stopped:
         """The end of a run that was asked to stop after `step`."""
         assert self.received is not None
         where = f"a checkpoint of step {step} is saved" if saved else "saving failed, the checkpoint before it stands"
         return Stopped(f"stopped by {self.received.name}: {where}", _STATUS[self.received], self.go_on)
+
+
+def agreed(group: Group, seconds: float, signals: Signals) -> tuple[float, bool]:
+    """What a clock and the signals say, the same for all processes of a group: the seconds of rank 0, and whether any
+    was asked to stop, as all are then."""
+    received = {} if signals.received is None else {signals.received.name: 1.0}
+    said = group.sum({_SECONDS: 0.0 if group.rank else seconds, **received})
+    names = [name for name in said if name != _SECONDS]
+    if names and signals.received is None:
+        signals.received = signal.Signals[names[0]]
+    return said[_SECONDS], bool(names)

@@ -46,6 +46,19 @@ def test_processes_say_what_each_other_holds(two: Ranks) -> None:
     assert talk(ALONE)["sum"] == {"word": 3.0} and talk(ALONE)["all"] == [["of", 0]]
 
 
+def count(group: Group) -> list[dict[str, float]]:
+    """Few names; more than fit into one message; and none in one of the processes."""
+    many = {f"term {number}": 0.1 + number + group.rank for number in range(200)}
+    return [group.sum({"word": 1.0}), group.sum(many), group.sum(many if group.rank else {})]
+
+
+def test_counts_of_any_number_are_added_up(two: Ranks) -> None:
+    for few, many, some in two.run(count):
+        assert few == {"word": 2.0}
+        assert many == {f"term {number}": 0.1 + number + (0.1 + number + 1) for number in range(200)}
+        assert some == {f"term {number}": 0.1 + number + 1 for number in range(200)}
+
+
 def test_the_environment_of_torchrun_names_the_place() -> None:
     assert place_of(TORCHRUN) == Place(1, 2, 1, 2)
     assert place_of({"MASTER_PORT": "29500", "RANK": ""}) == Place()
