@@ -11,7 +11,10 @@ import torch
 
 from lmtool import cli
 from lmtool.config.tables import build
-from lmtool.training.engine import Plain, engine_for
+from lmtool.nn.stack import recompute_layers
+from lmtool.training.compiling import compiled
+from lmtool.training.engine import Plain
+from lmtool.training.engines import engine_for
 from lmtool.training.group import Group
 from lmtool.training.optimizers import named_parameters, set_learning_rate, training_groups
 from lmtool.training.precision import FP32_CPU
@@ -45,6 +48,15 @@ def stepped(group: Group, work: bytes, steps: int, double: bool = False) -> dict
     learner.train()
     if double:
         learner.double()
+    if settings.gradient_checkpointing:
+        recompute_layers(learner)
+    with compiled(settings.compiles, "aot_eager"):  # which takes no minutes
+        return _steps(group, learner, loader, settings, optimizer_config, schedule_config, steps)
+
+
+def _steps(
+    group: Group, learner: Any, loader: Any, settings: Any, optimizer_config: Any, schedule_config: Any, steps: int
+) -> dict[str, Any]:
     groups = training_groups(learner, optimizer_config.layer_decay)
     named, optimizer, schedule = named_parameters(groups), build(optimizer_config, groups), build(schedule_config)
     engine = engine_for(learner, settings.parallel, group)

@@ -44,6 +44,8 @@ CASES = {
         *PRETRAIN, "objective=mixture", f"objective.members=[mlm,{TASK}]", "batch_tokens=null", "batch_examples=3",
     ],
     "task": FINETUNE,
+    "recomputed": [*PRETRAIN, "gradient_checkpointing=true", "micro_batch_tokens=100"],
+    "compiled": [*PRETRAIN, "compile=true", "micro_batch_tokens=100"],
     "micro-batches": [*FINETUNE, "micro_batch_tokens=64"],
     "two examples": [*FINETUNE, "batch_examples=2", "micro_batch_tokens=32"],
     "lora": [*FINETUNE, "tuning=lora", "tuning.dropout=0.1", *UNFREEZING],
