@@ -187,8 +187,10 @@ def _to_gradient(
 
 def _normaliser(shares: Tensor, labels: Tensor, picked: Tensor, highest: Tensor) -> Tensor:
     """(R, 1) log of the sum of the exponentials, by a class's logit and share: its label's, or where that share is too
-    small for it, its largest one, at least 1/V. CUDA would have to wait to know. picked, highest: the logits."""
+    small for it, its largest one, at least 1/V. CUDA would have to wait to know, a compiler to know ahead. picked,
+    highest: the logits."""
     share = shares.gather(1, labels)
-    if share.device.type == "cpu" and share.numel() and float(share.min()) > _SMALLEST_SHARE:
+    reads = share.device.type == "cpu" and not torch.compiler.is_compiling()
+    if reads and share.numel() and float(share.min()) > _SMALLEST_SHARE:
         return picked - share.log()
     return highest - shares.amax(-1, keepdim=True).log()
