@@ -152,6 +152,15 @@ class Ends:
         first, ended = self.place.rank - self.place.local_rank, self.all()
         return [first + number for number in range(self.place.local_size) if number not in ended]
 
+    def killed(self) -> bool:
+        """Whether another process of this machine is gone without a word."""
+        ended = self.all()
+        for file in self.folder.glob(f"*/{PID}") if self.folder is not None else ():
+            with suppress(OSError, ValueError):
+                if int(file.parent.name) not in ended and not _runs(int(file.read_text())):
+                    return True
+        return False
+
     def claims(self, lines: tuple[str, ...]) -> bool:
         """Whether no other process of this machine has printed this."""
         if self.folder is None:
@@ -181,15 +190,23 @@ class Ends:
 
     def last_traceback(self, exit_status: int, lines: tuple[str, ...], waited: bool) -> str | None:
         """Write down an exception that nobody expected. Returns what stands before it on the screen; None where another
-        process ended before, which is the reason or has said the same."""
+        process ended before, which is the reason or has said the same, or was killed, which the launcher says."""
         if self.place.size == 1:
             return ""
         own = End(self.place.rank, exit_status, lines, False, waited, time.time())
         self.write(own)
-        _until(lambda: any(end.expected for end in self.all().values()), CAUSE_SECONDS)
+        _until(lambda: self.killed() or any(end.expected for end in self.all().values()), CAUSE_SECONDS)
         ends = self.all().values()
         earlier = any(end.expected or (end.at, end.rank) < (own.at, own.rank) for end in ends)
-        return None if earlier else f"rank {self.place.rank}: "
+        return None if earlier or self.killed() else f"rank {self.place.rank}: "
+
+
+def _runs(process: int) -> bool:
+    """Whether a process is there and has not ended."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except (OSError, IndexError):
+        return not Path("/proc/self").exists()  # without /proc nobody knows
 
 
 def _until(done: Callable[[], bool], seconds: float) -> None:

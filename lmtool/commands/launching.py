@@ -155,9 +155,10 @@ def _ended(folder: Path, processes: int, failed: Mapping[int, int]) -> int:
     known = sorted(ends.values(), key=lambda end: (not end.expected, end.at, end.rank))
     if known and known[0].expected:
         return known[0].exit_status
-    killed = {rank: -code for rank, code in failed.items() if code < 0 and rank not in ends}
-    for rank, number in sorted(killed.items()):
-        say_error(*_killed(rank, number, _run_of(attempt)))
+    killed = {rank: -code for rank, code in failed.items() if code < 0}
+    if killed:  # the launcher itself ends the others by SIGTERM, or SIGKILL where that does not help
+        rank = min(killed, key=lambda rank: (rank in ends, killed[rank] == signal.SIGTERM, rank))
+        say_error(*_killed(rank, killed[rank], _run_of(attempt)))
         return errors.FAULT
     return known[0].exit_status if known else next((code for code in failed.values() if code > 0), errors.FAULT)
 
