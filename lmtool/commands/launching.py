@@ -55,12 +55,11 @@ def _require_devices(asked: int, device: str) -> None:
     kind, _, number = device.partition(":")
     if number:
         raise UserError(f"devices={asked} beside device={device}, which is one", f"device={kind}, or devices=1")
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise UserError(f"device=cuda: torch {torch.__version__} sees no CUDA device", "device=cpu or device=auto")
-    if kind == "cuda" or (kind == "auto" and torch.cuda.is_available()):
+    if kind != "cpu" and torch.cuda.is_available():
         most = torch.cuda.device_count()
         if asked > most:
-            raise UserError(f"devices={asked}: this machine has {most} CUDA", f"devices={most}, or torchrun on several")
+            message = f"devices={asked}: this machine has {most} CUDA device{'s' if most > 1 else ''}"
+            raise UserError(message, f"devices={most}, or torchrun on several machines")
         return
     most = _MOST_A_CORE * cores()
     if asked > most:

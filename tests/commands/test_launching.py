@@ -1,0 +1,111 @@
+"""`devices=`: what is refused before a process is started, and what the processes of a run compare at its start."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from lmtool import cli
+from lmtool.commands import launching
+from lmtool.commands.agreeing import require_same
+from lmtool.errors import UserError
+from lmtool.runs.following import FollowedFolder
+from tests.commands.conftest import TINY
+from tests.learners.test_evaluation import shared
+
+TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+WORDS = ["pretrain", *TINY, "data=text", "data.path=text.txt"]
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """The processes that would be started."""
+    asked = []
+    monkeypatch.setattr(launching, "launch", lambda processes, words: asked.append((processes, words)) or 0)
+    return asked
+
+
+def test_a_command_is_started_again_as_it_was_typed(place, started):
+    assert cli.main(["--debug", *WORDS, "devices=2", "--config-dir", "."]) == 0
+    assert started == [(2, ["--debug", "--config-dir=.", *WORDS, "devices=2"])]
+    assert not (place / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "said"),
+    [
+        (["devices=1000"], {}, "devices=1000: this machine has no CUDA device and "),
+        (["devices=0"], {}, "devices: given 0"),
+        (["devices=3"], TORCHRUN, "devices=3, but torchrun started 2 processes"),
+        (["devices=2"], {**TORCHRUN, "WORLD_SIZE": "1"}, "devices=2, but torchrun started 1 process"),
+        (["-m", "seed=1,2"], TORCHRUN, "-m under torchrun"),
+        (["-m", "seed=1,2", "devices=2"], {}, "devices=2 with -m"),
+    ],
+)
+def test_what_cannot_be_started_is_refused(place, started, monkeypatch, capsys, words, environment, said):
+    if torch.cuda.is_available():
+        pytest.skip("says what a machine without CUDA has")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert cli.main([*WORDS, *words]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {said}")
+    assert not started and not (place / "runs").exists()
+
+
+def test_cuda_devices_that_are_not_there(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert launching.processes_to_start(SimpleNamespace(devices=2, device="auto"), "pretrain") == 2
+    with pytest.raises(UserError, match="this machine has 2 CUDA devices"):
+        launching.processes_to_start(SimpleNamespace(devices=4, device="cuda"), "pretrain")
+    with pytest.raises(UserError, match="devices=2 beside device=cuda:1, which is one"):
+        launching.processes_to_start(SimpleNamespace(devices=2, device="cuda:1"), "pretrain")
+
+
+def test_other_commands_run_in_one_process(place, started, monkeypatch, capsys):
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    assert cli.main(["doctor"]) == 2
+    assert "lmtool doctor runs in one process, torchrun started 2" in capsys.readouterr().err
+
+
+def test_the_difference_between_ranks_is_named_in_all():
+    def compared(group):
+        things = {"lmtool code": "same", "seed": group.rank // 2}
+        with pytest.raises(UserError) as caught:
+            require_same(group, things)
+        return caught.value.message
+
+    assert shared(3, compared) == ["rank 2 has another seed than rank 0: 1, and 0 there"] * 3
+    assert shared(2, lambda group: require_same(group, {"seed": 1})) == [None, None]
+
+
+def test_a_folder_that_is_followed_is_not_written(tmp_path):
+    run = FollowedFolder(tmp_path / "run", {"seed": 1}, None)
+    with run:
+        run.write_environment([])
+        run.write_json("result.json", {})
+        run.write_rows("predictions.jsonl", [{}])
+        run.append({"step": 1})
+        run.begin_at(1, [])
+        run.log("a line")
+        run.sync()
+        run.drop_rows_after(0)
+        run.announce()
+    assert not run.writes and not list(tmp_path.iterdir()) and run.resume_point() is None
+    run.follow(tmp_path / "checkpoint")
+    assert run.resume_point() == tmp_path / "checkpoint" and run.result() is None
+
+
+def test_threads_are_shared(monkeypatch):
+    monkeypatch.delenv(launching.THREADS, raising=False)
+    monkeypatch.setattr(launching, "cores", lambda: 8)
+    with launching._environment(3):
+        assert os.environ[launching.THREADS] == "2"
+    assert launching.THREADS not in os.environ
+    monkeypatch.setenv(launching.THREADS, "5")
+    with launching._environment(3):
+        assert os.environ[launching.THREADS] == "5"
