@@ -51,10 +51,8 @@ def answers_of(script, variant, folder, settings):
 NAMES = ("masked_lm", "causal_lm", "sst2", "squad", "prediction")
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["causal_lm", "squad", *(pytest.param(n, marks=pytest.mark.slow) for n in ("masked_lm", "sst2", "prediction"))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
 def test_lmtools_side_of_every_table_runs(name, script, prepared):
     work, settings, folder = prepared(name)
     for variant in work.own:
@@ -65,7 +63,8 @@ def test_lmtools_side_of_every_table_runs(name, script, prepared):
             assert ready["flops_per_token"] > 6 * 2 * 4 * 32 * 32
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in (*NAMES, "mnli")])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", (*NAMES, "mnli"))
 def test_every_rival_runs_and_reads_what_it_claims(name, script, prepared):
     pytest.importorskip("accelerate")
     work, settings, folder = prepared(name)
@@ -78,7 +77,7 @@ def test_every_rival_runs_and_reads_what_it_claims(name, script, prepared):
 
 
 @pytest.mark.parametrize(
-    "name", ["causal_lm", *(pytest.param(n, marks=pytest.mark.slow) for n in ("masked_lm", "sst2", "squad"))]
+    "name", ["squad", *(pytest.param(n, marks=pytest.mark.slow) for n in ("masked_lm", "causal_lm", "sst2"))]
 )
 def test_the_same_step_is_computed_by_both(name, script, prepared):
     pytest.importorskip("accelerate")
@@ -112,6 +111,7 @@ def test_products_count_their_operations(script, tmp_path, monkeypatch):
     assert first["flops"] == 2 * 2 * 16**3
 
 
+@pytest.mark.slow
 def test_flops_are_those_of_the_formula(script, prepared):
     """6 L (4d^2 + 2df) for the layers, 12 L d S for the attention, half of it where it is causal, and 6 (V d) for the
     head where it predicts; lmtool does not count the token that neighbouring rows share twice."""
