@@ -32,7 +32,8 @@ def keyed_attention(
     if plan is None:
         plan = layout.plans[heads] = head_plan(layout, heads)
     scale = 1 / math.sqrt(joined_TX.shape[1] // (3 * heads)) if scale is None else scale
-    return _KeyedAttention.apply(joined_TX, plan, scale, rate, draws)
+    with torch.autocast(joined_TX.device.type, enabled=False):
+        return _KeyedAttention.apply(joined_TX, plan, scale, rate, draws)
 
 
 @dataclass(frozen=True)

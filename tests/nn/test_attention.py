@@ -132,6 +132,19 @@ def test_half_precision_is_computed_in_single():
     torch.testing.assert_close(out, wanted.bfloat16(), rtol=2**-8, atol=1e-6)
 
 
+def test_keyed_attention_in_half_precision_is_computed_in_single():
+    segments = Segments.packed(LENGTHS)
+    layout, draws = Layout(segments, segments, Full()), TokenDraws(torch.arange(sum(LENGTHS)))
+    joined = torch.randn(sum(LENGTHS), 3 * HEADS * SIZE).bfloat16().requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got = keyed_attention(joined, HEADS, layout, None, 0.3, draws)
+    wanted = keyed_attention(joined.float(), HEADS, layout, None, 0.3, draws)
+    assert got.dtype == torch.bfloat16
+    torch.testing.assert_close(got, wanted.bfloat16(), rtol=0, atol=0)
+    gradients = [torch.autograd.grad(out.float().sum(), joined)[0] for out in (got, wanted)]
+    torch.testing.assert_close(*gradients, rtol=2**-7, atol=1e-2)
+
+
 def test_a_causal_token_depends_on_itself_and_what_is_before_it():
     segments = Segments.packed((6, 5))
     q, k, v = tensors(11, 11, 11)
