@@ -43,9 +43,8 @@ GPU_HOURS_A_FAILURE = 16384 * 54 * 24 / 419
 WRITE, READ, SHA256, MESSAGE = 1e9, 2e9, 1.2e9, 50e-6
 # Of a host with 8 GPUs: memory, and what it may give to plans of the data.
 HOST = 2e12
-# Exchanges of a step that go over gloo: counts are added up and signals gathered by all, the clock is rank 0's. Each
-# sends a size, then the object.
-GATHERS, BROADCASTS = 2, 1
+# Messages that every process gathers from all others in a step, over gloo: what is predicted; the clock and signals.
+GATHERS = 2
 
 
 def planned(name: str, *more: str) -> Any:
@@ -189,8 +188,10 @@ def numbers(measured: dict[str, Any]) -> dict[str, Any]:
             "shard_save": plan.checkpoint_bytes / GPUS * (1 / WRITE + 1 / SHA256),
         }  # fmt: skip
         own["crossing_seconds"] = own["gradient_bytes"] / NETWORK
-        own["sharded"] = 3 * 4 * plan.trainable_parameters * (GPUS - 1) / GPUS / NETWORK
-        own["message_seconds"] = 2 * MESSAGE * (GATHERS * (GPUS - 1) + BROADCASTS * math.ceil(math.log2(GPUS)))
+        micro = next((int(word.split("=")[1]) for word in EXTRA[name] if word.startswith("micro_batch_tokens=")), None)
+        own["forwards"] = 1 if micro is None else math.ceil(plan.tokens_per_step / GPUS / micro)
+        own["sharded"] = 3 * own["forwards"] * 4 * plan.trainable_parameters * (GPUS - 1) / GPUS / NETWORK
+        own["message_seconds"] = GATHERS * (GPUS - 1) * MESSAGE
         # Every process holds the whole store against its hashes, plans, and reads the checkpoint.
         own["start"] = own["store"] / SHA256 + own["plan_seconds"] + plan.checkpoint_bytes * (1 / READ + 1 / SHA256)
         own["interval"] = best_interval(own["full_save"], said["failure_hours"])

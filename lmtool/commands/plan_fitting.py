@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, get_args
+from typing import Any
 
 from lmtool.commands.configs import RunConfig
 from lmtool.commands.plan_of_run import devices_of
+from lmtool.config.rules import broken
 from lmtool.reporting.plan import RunPlan
 from lmtool.reporting.text import size
-from lmtool.training.configs import AdafactorConfig, Parallel
+from lmtool.training.configs import AdafactorConfig
 
 # Devices that are tried.
 _DEVICES = (2, 4, 8, 16, 32, 64, 128, 256)
@@ -24,13 +25,19 @@ def what_fits(config: RunConfig, planned: Callable[[RunConfig], RunPlan]) -> tup
     for kinds in (_cheap(config), _dear(config)):
         for kind in kinds:
             for words, changes, costs in kind:
-                plan = planned(config.model_copy(update=dict(changes)))
-                if plan.fits:
+                other = config.model_copy(update=dict(changes))
+                if _goes_together(other) and (plan := planned(other)).fits:
                     lines.append(f"{words}: {size(plan.needed_bytes)}{costs}")
                     break
         if lines:
             break
     return tuple(lines)
+
+
+def _goes_together(config: RunConfig) -> bool:
+    """Whether the rules over several keys let it be."""
+    values = {key: getattr(config, key) for key in type(config).model_fields}
+    return not list(broken(type(config), values, running=False))
 
 
 Override = tuple[str, Mapping[str, Any], str]
@@ -56,16 +63,15 @@ def _dear(config: RunConfig) -> Iterator[Iterable[Override]]:
     """More devices, or an optimizer that keeps less, beside the smallest forwards."""
     words, least = [("", {}), *_micro_batches(config)][-1]
     words = f"gradient_checkpointing=true {words}".strip()
-    if "fsdp" in get_args(Parallel):
-        yield [
-            (
-                f"devices={number} parallel=fsdp {words}",
-                {**least, **_AGAIN, "devices": number, "parallel": "fsdp"},
-                " a device",
-            )
-            for number in _DEVICES
-            if number > devices_of(config)
-        ]
+    yield [
+        (
+            f"devices={number} parallel=fsdp {words}",
+            {**least, **_AGAIN, "devices": number, "parallel": "fsdp"},
+            " a device",
+        )
+        for number in _DEVICES
+        if number > devices_of(config)
+    ]
     adafactor = {"optimizer": AdafactorConfig(lr=config.optimizer.lr)}
     yield [
         (

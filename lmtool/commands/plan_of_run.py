@@ -111,17 +111,19 @@ def _of_one_step(config: RunConfig, learner: nn.Module, facts: Mapping[str, Any]
     works += _beside(config, teachers, places, predicted, facts["mean_length"], outputs)
     tokens, devices = facts["tokens_per_epoch"] / facts["steps_per_epoch"], devices_of(config)
     sizes, forward = _sizes(config, learner, teachers, place), _forward(config, learner, facts, place)
-    sharded = str(config.parallel) == "fsdp" and devices > 1
+    sharded = config.parallel == "fsdp" and devices > 1
     # Several processes of one CPU share its cores.
     share = devices if place.cuda else 1
     layers = sum(len(layers_of(backbone)) for backbone in backbones_of(learner))
+    forwards = max(1.0, tokens / devices / max(forward.tokens, 1))
     work = StepWork(
         sum(work.flops for work in works) * tokens / share,
         forward.kept_bytes / max(forward.tokens, 1) * tokens / share,
         sizes.learning,
-        layers * max(1.0, tokens / devices / max(forward.tokens, 1)),
+        layers * forwards,
         share,
         sharded,
+        forwards,
     )
     single = plan(
         works, steps=1, tokens_per_step=tokens, sizes=sizes, forward=forward, devices=devices, sharded=sharded,

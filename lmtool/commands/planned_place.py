@@ -39,7 +39,7 @@ def here(config: RunConfig, precision: Precision) -> Place:
     bandwidth = measure_bandwidth(device)
 
     def seconds(work: StepWork) -> tuple[float, float]:
-        each = seconds_here(work, rate, bandwidth)
+        each = seconds_here(work, rate, bandwidth, precision.device.type == "cuda")
         return each, each
 
     words = f"estimated from {flops(rate)}/s of products of its widths, measured here"

@@ -17,8 +17,8 @@ _CALLS, _CALL_SECONDS = 125, (5e-6, 20e-6)
 @dataclass(frozen=True)
 class StepWork:
     """A step as a device does it. flops: of its products. kept_bytes: that its forwards keep. learning: parameters that
-    learn. layers: layers that run in it, of all its forwards. devices: that share the step, each with as much of it.
-    sharded: whether each has a share of the weights (fsdp)."""
+    learn. layers: that run in it, of all its forwards. devices: that share the step, each with as much of it. sharded:
+    whether each has a share of the weights (fsdp). forwards: of a device in the step."""
 
     flops: float
     kept_bytes: float
@@ -26,20 +26,23 @@ class StepWork:
     layers: float
     devices: int = 1
     sharded: bool = False
+    forwards: float = 1.0
 
     @property
     def crossing_bytes(self) -> float:
-        """What a device sends in a step: gradients in a ring (2 (N-1)/N of them), with shares also the weights, once
-        forward and once backward, and a reduction."""
-        times = 3 if self.sharded else 2
+        """What a device sends in a step: gradients in a ring, 2 (N-1)/N of them. Of shares, in every forward, the
+        weights twice, there and on the way back, and a reduction of gradients."""
+        times = 3 * self.forwards if self.sharded else 2
         return times * 4 * self.learning * (self.devices - 1) / self.devices
 
 
-def seconds_here(work: StepWork, rate: float, bandwidth: float) -> float:
-    """On this machine. rate: FLOP/s of products at the model's widths; bandwidth: bytes a second; both measured."""
+def seconds_here(work: StepWork, rate: float, bandwidth: float, cuda: bool = False) -> float:
+    """On this machine. rate: FLOP/s of products at the model's widths; bandwidth: bytes a second; both measured. On a
+    CPU calls add to what they do; a GPU works while it is called."""
     share = work.learning / (work.devices if work.sharded else 1)
     moved = _PASSES * work.kept_bytes + _OPTIMIZER_BYTES * share
-    return work.flops / rate + moved / bandwidth + work.layers * _CALLS * _CALL_SECONDS[0]
+    does, calls = work.flops / rate + moved / bandwidth, work.layers * _CALLS * _CALL_SECONDS[1]
+    return max(does, calls) if cuda else does + calls
 
 
 def seconds_on(work: StepWork, device: Device, precision: str) -> tuple[float, float]:

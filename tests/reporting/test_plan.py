@@ -72,7 +72,8 @@ def test_without_a_rate_the_time_is_unknown():
 
 def test_a_step_takes_its_products_its_memory_and_its_calls():
     work = StepWork(1e12, 1e9, 1e8, 12)
-    assert seconds_here(work, 1e12, 1e10) == pytest.approx(1 + 0.6 + 0.28 + 12 * 125 * 5e-6)
+    assert seconds_here(work, 1e12, 1e10) == pytest.approx(1 + 0.6 + 0.28 + 12 * 125 * 20e-6)
+    assert seconds_here(work, 1e12, 1e10, cuda=True) == pytest.approx(1.88)
     low, high = seconds_on(work, DEVICES["h100"], "bf16")
     assert low == pytest.approx(12 * 125 * 5e-6 + 28e8 / 3.35e12) and high > 1500 * 20e-6  # calls, not products
     large = replace(work, flops=1e15, devices=8)
