@@ -134,6 +134,8 @@ def options(field: FieldInfo) -> tuple[str, ...]:
     def walk(annotation: Any) -> None:
         if get_origin(annotation) is Literal:
             literals.extend(str(literal) for literal in get_args(annotation))
+        elif annotation is bool:
+            literals.extend(("true", "false"))
         else:
             for argument in get_args(annotation):
                 walk(argument)

@@ -74,7 +74,7 @@ def missing(device: torch.device) -> str | None:
     named = os.environ.get("CC" if device.type == "cuda" else "CXX")
     usual = ("cc", "gcc", "clang") if device.type == "cuda" else ("g++", "clang++")
     if not any(map(shutil.which, [named] if named else usual)):
-        return f"the compiler {named}" if named else f"a C++ compiler ({usual[0]})"
+        return f"the compiler {named}" if named else f"the compiler {usual[0]}"
     if not (Path(sysconfig.get_paths()["include"]) / "Python.h").is_file():
         return "the header Python.h (python3-dev)"
     return None

@@ -20,7 +20,14 @@ def rows(folder: Path) -> list[dict]:
 
 @pytest.fixture
 def eagerly(monkeypatch):
-    """By a compiler that takes no minutes."""
+    """By a compiler that takes no minutes, and makes no graph behind the first step."""
+    gradients = loop.gradients
+
+    def warmed_up(engine, data, step, *rest):
+        with torch._dynamo.config.patch(error_on_recompile=step > 1):
+            return gradients(engine, data, step, *rest)
+
+    monkeypatch.setattr(loop, "gradients", warmed_up)
     monkeypatch.setattr(loop, "compiled", lambda on: compiling.compiled(on, "aot_eager"))
     torch._dynamo.reset()
     counters.clear()
@@ -59,6 +66,24 @@ def test_tuned_runs(place: Path, eagerly: None, tuning: str) -> None:
     assert counters["stats"]["unique_graphs"] > 0
     for row, other in zip(rows(plain), rows(folder), strict=True):
         assert row["loss"] == pytest.approx(other["loss"], abs=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [
+        "bert_tiny objective=mlm_nsp", "electra_tiny objective=rtd", "bart_tiny", "gpt_tiny model/positions=rotary",
+        "deberta_v3_tiny", "bert_tiny max_epochs=2", "bert_tiny distill=soft distill.teacher=runs/teacher",
+    ],
+)  # fmt: skip
+def test_pretraining_runs(place: Path, eagerly: None, words: str) -> None:
+    model, *more = words.split()
+    if "distill" in words:
+        pretrain("teacher", "max_steps=2")
+    plain, folder = pretrain("plain", *more, model=model), pretrain("compiled", *more, "compile=true", model=model)
+    assert counters["stats"]["unique_graphs"] > 0
+    for row, other in zip(rows(plain), rows(folder), strict=True):
+        assert row["loss"] == pytest.approx(other["loss"], abs=1e-5)
 
 
 @pytest.mark.slow

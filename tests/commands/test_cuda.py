@@ -38,3 +38,19 @@ def test_finetuning_evaluating_and_predicting(place: Path, dropout: str, words: 
     assert json.loads((folder / "result.json").read_text())["status"] == "done"
     assert cli.main(["evaluate", f"checkpoint={folder}", "device=cuda"]) == 0
     assert cli.main(["predict", f"checkpoint={folder}", "text=The happy cat saw the warm dog.", "device=cuda"]) == 0
+
+
+@pytest.mark.parametrize("model", ["bert_tiny", "gpt_tiny", "t5_tiny"])
+def test_a_compiled_run_learns_as_the_plain_one(place: Path, model: str) -> None:
+    losses = []
+    for name in ("plain", "compiled"):
+        words = (
+            *ON_DEVICE,
+            f"compile={str(name == 'compiled').lower()}",
+            "model.dropout=0",
+            "model.attention_dropout=0",
+        )
+        folder = pretrain(name, *words, "max_steps=10", model=model)
+        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        losses.append([row["loss"] for row in rows if row["split"] == "train"])
+    assert losses[1] == pytest.approx(losses[0], rel=2e-2)

@@ -46,11 +46,13 @@ def outcome(model, lengths, first=0):
         ]
         return Packed(torch.cat(parts), lengths, {"segment": torch.zeros(sum(lengths), dtype=torch.int64)})
 
+    device = model.embed.token.weight.device
     sides = [side(lengths, 0)]
     if model.config.architecture == "encoder_decoder":
         sides.append(side(tuple(length % 7 + 2 for length in lengths), 50))
     model.zero_grad()
-    hidden_TH = model(sides[0], None, *sides[1:])
+    first_side, *others = [side.to(device) for side in sides]
+    hidden_TH = model(first_side, None, *others)
     hidden_TH.sin().sum().backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
     return {"hidden": hidden_TH.detach()} | gradients
@@ -100,3 +102,33 @@ def test_a_compiled_model_that_recomputes_by_the_kernel(family, taken):
             for lengths, wanted in zip(batches, plain, strict=True):
                 assert_equal(outcome(model, lengths), wanted)
     assert set(taken) == {"flash_attention"}
+
+
+# On a device.
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compiles", [False, True])
+@pytest.mark.parametrize("family", ["bert", "gpt", "modernbert", "llama", "bart"])
+def test_a_model_on_cuda(family, compiles, monkeypatch):
+    """In bf16 by the kernel: packed is each text alone within rounding, and what double precision says; compiled,
+    one graph a region serves all batches."""
+    sizes = {"hidden_size": 128, "feedforward_size": 256, "num_heads": 2, "dropout": 0.0, "attention_dropout": 0.0}
+    model = build(config_of(family, **sizes), 0).double()
+    batches = [LENGTHS, (3, 3), (30,), (2, 2, 8, 11)]
+    wanted = [outcome(model, lengths)["hidden"] for lengths in batches]
+    model.float().cuda()
+    paths = []
+    for name in ("flash_attention", "tiled_attention"):
+        real = getattr(attention, name)
+        monkeypatch.setattr(attention, name, lambda *rest, real=real, name=name: (paths.append(name), real(*rest))[1])
+    torch._dynamo.reset()
+    with torch.autocast("cuda", torch.bfloat16), compiled(compiles):
+        outcome(model, batches[0])
+        with torch._dynamo.config.patch(error_on_recompile=True):
+            for lengths, hidden in zip(batches, wanted, strict=True):
+                own = outcome(model, lengths)["hidden"].double().cpu()
+                alone = [outcome(model, (length,), number)["hidden"] for number, length in enumerate(lengths)]
+                for other in (hidden, torch.cat(alone).double().cpu()):
+                    torch.testing.assert_close(own, other, rtol=0, atol=3e-2 * hidden.abs().max().item())
+    assert set(paths) == {"flash_attention"}

@@ -42,4 +42,4 @@ def test_a_machine_without_a_compiler_is_refused(monkeypatch):
     require_compiler("auto", CPU)
     monkeypatch.delenv("CXX")
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert missing(CPU) == "a C++ compiler (g++)"
+    assert missing(CPU) == "the compiler g++"
