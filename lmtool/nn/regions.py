@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lmtool.errors import UserError
 from lmtool.nn.dropout import Draws, Dropout
 
 Function = Callable[..., Any]
@@ -43,6 +44,9 @@ class CompiledRegions:
             for tensor in tensors:
                 torch._dynamo.mark_dynamic(tensor, 0)
             return self._of(function)(*arguments)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            reason = " ".join(next(iter(str(error).split("\n\n"))).split())[:200]
+            raise UserError(f"torch could not compile {function.__qualname__}: {reason}", "compile=false") from error
         finally:
             for dropout in dropouts:
                 dropout.placed = None

@@ -8,8 +8,12 @@ import pytest
 import torch
 
 from lmtool.errors import UserError
+from lmtool.nn.attention import SelfAttention
+from lmtool.nn.context import Context
+from lmtool.nn.layout import Full
 from lmtool.training import compiling
-from lmtool.training.compiling import choose_compilation, missing, require_compiler
+from lmtool.training.compiling import choose_compilation, compiled, missing, require_compiler
+from lmtool.types import Packed
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -43,3 +47,15 @@ def test_a_machine_without_a_compiler_is_refused(monkeypatch):
     monkeypatch.delenv("CXX")
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert missing(CPU) == "the compiler g++"
+
+
+def test_what_cannot_be_compiled_is_refused():
+    def broken(graph, inputs):
+        raise RuntimeError("no such instruction")
+
+    with (
+        compiled(True, broken),
+        pytest.raises(UserError, match="could not compile SelfAttention.projected.*no such") as caught,
+    ):
+        SelfAttention(8, 2, 0.0)(torch.randn(5, 8), Context.of(Packed(torch.zeros(5), (3, 2)), Full()))
+    assert caught.value.hint == "compile=false"
