@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from lmtool.commands.configs import ExportConfig
 from lmtool.commands.opening import words
 from lmtool.config.checkpoint import find
-from lmtool.config.tables import builder_module, entry_of
 from lmtool.errors import CheckFailed, UserError
 from lmtool.reporting.console import Output
 from lmtool.reporting.text import size
@@ -84,10 +83,9 @@ def _export_adapter(config: ExportConfig, tuned: Path, base: Base, folder: Path)
     added = {name: tensor for name, tensor in state.items() if name in parts.added}
     task = head_to_export(loaded.saved, plain)
     export = export_of(loaded.config, plain, task, tokenizer if task is None else tokenizer.with_padding())
-    family = builder_module(entry_of(loaded.config))
-    maps = published_maps(family, export.kept, _linear_maps(parts, plain))
+    maps = published_maps(loaded.config, export.kept, _linear_maps(parts, plain))
     learned = {id(tensor) for name, tensor in plain.items() if name in own}
-    heads = their_names(family, {name: tensor for name, tensor in export.kept.items() if id(tensor) in learned})
+    heads = their_names(loaded.config, {name: tensor for name, tensor in export.kept.items() if id(tensor) in learned})
     told = Tuned(loaded.config, section, added, maps, task_type_of(export.architecture), list(heads))
     card = _card(checkpoint, base, section["name"], export.architecture)
     written = write_adapter(told, heads, *_named(base), tokenizer, card, folder)

@@ -46,7 +46,7 @@ def import_adapter(config: ImportConfig, folder: Path) -> None:
     lost += [name for name in heads if not name.startswith("heads.")]
     if lost:
         raise UserError(f"{folder}: lmtool has no place for its {lost[0]}", "merge it with PEFT, and import the model")
-    maps = published_maps(builder_module(entry_of(model)), {**backbone, **heads}, _maps_in(backbone))
+    maps = published_maps(model, {**backbone, **heads}, _maps_in(backbone))
     require_maps(updates, maps)
     tuning, added = READERS[settings["peft_type"]](settings, updates, maps)
     tuning = json.loads(section(str(folder), {"tuning": tuning}, Choice("tuning")).model_dump_json())

@@ -55,10 +55,10 @@ def run(config: ImportConfig, overrides: list[str]) -> None:
     write_import(kept, loaded.config, loaded.tokenizer, source, folder, classifier)
 
     again = load(str(folder), offline=True)
-    family, theirs = published.family(), wide(read_published(published, config.offline))
+    theirs = wide(read_published(published, config.offline))
     # Compared under their names: what the folder has, and what ours is on the way back.
-    back = their_names(family, again.model.parts.state_dict())
-    mapped = their_names(family, our_names(published, theirs))
+    back = their_names(again.config, again.model.parts.state_dict())
+    mapped = their_names(again.config, our_names(published, theirs))
     known = {name: tensor for name, tensor in mapped.items() if not name.startswith(("heads.", "backbone."))}
     unused = sorted(name for name in known if name not in back)
     comparison = compare_tensors({name: tensor for name, tensor in known.items() if name in back}, back, unused)

@@ -41,7 +41,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lmtool.models.base import VocabularyHead, new, positions_of
-from lmtool.models.configs import TransformerConfig
+from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.models.encoder_decoder import DecoderStack, EncoderDecoder, post_norm_layers
 from lmtool.models.encoder_decoder_configs import BartConfig, PostNormConfig
 from lmtool.models.family import Published
@@ -188,9 +188,9 @@ ARCHITECTURES = (
 )
 
 
-def to_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def to_published(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
     """The constants added to the logits are a row there."""
-    published = PUBLISHED.to_published(tensors)
+    published = PUBLISHED.to_published(tensors, config)
     return {name: tensor[None] if name == _BIAS else tensor for name, tensor in published.items()}
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from lmtool.errors import UserError
-from lmtool.models.configs import TransformerConfig
+from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.models.keymap import EMPTY, KeyMap, Tied, join_projections, split_projections
 from lmtool.models.published import expect, require_positions, sizes
 
@@ -49,9 +49,9 @@ class Published:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     positions: str = "learned"
 
-    def to_published(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def to_published(self, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
         """Our checkpoint's tensors under the names of a Hugging Face model. Tied copies are not written; a tensor
-        without a published name keeps its own."""
+        without a published name keeps its own. config: of the model."""
         return {self.keys.to_published(name) or name: tensor for name, tensor in tensors.items()}
 
     def from_published(self, tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
@@ -96,8 +96,8 @@ class PublishedJoined(Published):
     """One map for queries, keys and values, and linear maps that are stored as (inputs, outputs), the transpose of
     torch's."""
 
-    def to_published(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return self._transposed(super().to_published(join_projections(tensors)))
+    def to_published(self, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+        return self._transposed(super().to_published(join_projections(tensors), config))
 
     def from_published(self, tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
         return split_projections(super().from_published(self._transposed(tensors), config))

@@ -40,7 +40,7 @@ from torch import Tensor, nn
 
 from lmtool.errors import UserError
 from lmtool.models.base import Encoder, new, positions_of
-from lmtool.models.configs import TransformerConfig
+from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.models.encoder_configs import ModernbertConfig
 from lmtool.models.family import Published
 from lmtool.models.keymap import EMPTY, KeyMap, Tied, join_projections, split_projections
@@ -156,7 +156,7 @@ _BASES = {"global_rope_theta": (_FULL, 160_000.0), "local_rope_theta": (_LOCAL, 
 class _Published(Published):
     """One map for queries, keys and values, another for gate and gated, and a list of the layers' kinds."""
 
-    def to_published(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def to_published(self, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
         joined: dict[str, Tensor] = {}
         for name, tensor in join_projections(tensors).items():
             if ".ffn.fc_gate." in name:
@@ -165,7 +165,7 @@ class _Published(Published):
                 )
             elif ".ffn.fc_in." not in name:
                 joined[name] = tensor
-        return super().to_published(joined)
+        return super().to_published(joined, config)
 
     def from_published(self, tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
         """What stands before a classifier has the names of what stands before the vocabulary."""

@@ -21,6 +21,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lmtool.models.base import new, positions_of
+from lmtool.models.configs import ModelConfig
 from lmtool.models.encoder import BertLike, post_norm_layer
 from lmtool.models.encoder_configs import RobertaConfig
 from lmtool.models.family import (
@@ -96,9 +97,9 @@ ARCHITECTURES = (
 )
 
 
-def to_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def to_published(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
     """With the pooler where there is one, which a classifier's file calls another name."""
-    published = PUBLISHED.to_published(tensors)
+    published = PUBLISHED.to_published(tensors, config)
     if "classifier.out_proj.weight" in published:
         return {name.replace("roberta.pooler.", "classifier."): tensor for name, tensor in published.items()}
     return published

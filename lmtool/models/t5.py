@@ -41,6 +41,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lmtool.models.base import VocabularyHead, new, positions_of
+from lmtool.models.configs import ModelConfig
 from lmtool.models.encoder_decoder import DecoderStack, EncoderDecoder
 from lmtool.models.encoder_decoder_configs import T5Config
 from lmtool.models.family import Published
@@ -182,10 +183,10 @@ ARCHITECTURES = (
 )
 
 
-def to_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def to_published(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
     """Our checkpoint's tensors under the names of a Hugging Face T5ForConditionalGeneration, or of its classifier. Tied
     copies are not written; a head of its own (1.1) is."""
-    published = PUBLISHED.to_published(tensors)
+    published = PUBLISHED.to_published(tensors, config)
     gated = any(".wi_0." in name for name in published)
     published = {name.replace(".wi.", ".wi_1.") if gated else name: tensor for name, tensor in published.items()}
     if f"{_HEAD}.out_proj.weight" in published:

@@ -44,6 +44,7 @@ from lmtool.models import bart
 from lmtool.models.bart import TIED as TIED
 from lmtool.models.bart import post_norm_pairs
 from lmtool.models.base import new, positions_of
+from lmtool.models.configs import ModelConfig
 from lmtool.models.encoder_decoder import DecoderStack, EncoderDecoder, post_norm_layers
 from lmtool.models.encoder_decoder_configs import Transformer2017Config
 from lmtool.models.keymap import EMPTY, KeyMap
@@ -108,10 +109,11 @@ PUBLISHED = replace(
 ARCHITECTURES = (((), "MarianMTModel"),)
 
 
-def to_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def to_published(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
     """Marian lays the sines of its positions before the cosines, the paper in turn: the channels of the hidden states
     are put in its order, which changes no output."""
-    published = PUBLISHED.to_published({name: _reordered(name, tensor, True) for name, tensor in tensors.items()})
+    reordered = {name: _reordered(name, tensor, True) for name, tensor in tensors.items()}
+    published = PUBLISHED.to_published(reordered, config)
     published[_BIAS] = torch.zeros(1, len(published["model.shared.weight"]))
     return published
 

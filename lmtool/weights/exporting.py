@@ -66,7 +66,7 @@ def export_of(
     if not set(needed) & set(HEADS):
         wanted.add("heads.lm")
     kept = {name: tensor for name, tensor in renamed.items() if part_of(name) in wanted}
-    published = their_names(family, kept)
+    published = their_names(model, kept)
     # A name of ours that is still there has no place.
     kept = {name: tensor for name, tensor in kept.items() if name not in published}
     published = {name: tensor for name, tensor in published.items() if not name.startswith(("heads.", "backbone."))}

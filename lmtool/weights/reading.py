@@ -13,7 +13,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from lmtool.config.checkpoint import find
+from lmtool.config.tables import builder_module, entry_of
 from lmtool.errors import UserError
+from lmtool.models.configs import ModelConfig
 from lmtool.runs.checkpoints import read_weights
 from lmtool.weights.bases import Base, saved_base
 from lmtool.weights.classifiers import is_multi_label
@@ -94,12 +96,14 @@ def our_names(published: PublishedFolder, tensors: Mapping[str, Tensor]) -> dict
     return {**ours, **{known[name]: tensor for name, tensor in tensors.items() if name in known}}
 
 
-def their_names(family: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Our tensors under the names of a published model of a family; ours where there is no place for them."""
+def their_names(config: ModelConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Our tensors under the names of a published model of a family; ours where there is no place for them. config: of
+    the model."""
     theirs = {ours: name for name, ours in _OVER_WORDS.items()}
     rest = {name: tensor for name, tensor in tensors.items() if name not in theirs}
     words = {theirs[name]: tensor for name, tensor in tensors.items() if name in theirs}
-    return {**family.to_published(rest), **words}
+    family = builder_module(entry_of(config))
+    return {**family.to_published(rest, config), **words}
 
 
 def read_published(folder: PublishedFolder, offline: bool = False) -> dict[str, Tensor]:

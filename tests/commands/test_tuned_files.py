@@ -18,6 +18,7 @@ from lmtool import cli
 from lmtool.commands import finetune as finetuning
 from lmtool.manifest import write_manifest
 from lmtool.models import bert
+from lmtool.models.configs import BertConfig
 from lmtool.weights.reading import read
 from tests.commands.conftest import copied, finetune, pretrain, skip_reports, write_rows, write_text
 from tests.weights.published_folders import make
@@ -198,7 +199,8 @@ def test_merged_weights_predict_what_the_run_does(place: Path, capsys: pytest.Ca
 
 def their_backbone(checkpoint: str) -> dict[str, torch.Tensor]:
     """A BERT's backbone under the names of transformers."""
-    return {name: tensor for name, tensor in bert.to_published(read(checkpoint).tensors).items() if "encoder" in name}
+    published = bert.to_published(read(checkpoint).tensors, BertConfig())
+    return {name: tensor for name, tensor in published.items() if "encoder" in name}
 
 
 def test_a_tuned_run_is_a_start(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from lmtool.config.tables import build, builder_module, entry_of, lookup
+from lmtool.config.tables import build, lookup
 from lmtool.errors import UserError
 from lmtool.tuning.places import layers
 from lmtool.weights.load import load
@@ -30,7 +30,7 @@ def maps_of(parts: nn.Module, config: Any) -> list[PublishedMap]:
         if isinstance(module, nn.Linear)
     ]
     tensors = {name: tensor for name, tensor in parts.state_dict().items() if name not in parts.added}
-    return published_maps(builder_module(entry_of(config)), tensors, names)
+    return published_maps(config, tensors, names)
 
 
 def tuned(folder: Path, **fields: Any) -> tuple[Any, Tuned]:

@@ -41,7 +41,7 @@ def test_logits_are_transformers(family, tmp_path):
     # And back under the same names.
     module = {"bert": bert, "roberta": roberta}.get(family)
     if module is not None:
-        back = their_names(module, read(str(tmp_path)).tensors)
+        back = their_names(loaded.config, read(str(tmp_path)).tensors)
         assert back.keys() == published.state_dict().keys() - {f"{family}.embeddings.position_ids"}
 
 

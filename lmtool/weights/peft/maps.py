@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from lmtool.models.configs import ModelConfig
 from lmtool.weights.reading import their_names
 
 _WEIGHT = ".weight"
@@ -39,8 +39,9 @@ class PublishedMap:
     parts: tuple[Part, ...]
 
 
-def published_maps(family: Any, tensors: Mapping[str, Tensor], names: Collection[str]) -> list[PublishedMap]:
-    """The published maps that the maps of these names are in. tensors: of the whole model, under our names.
+def published_maps(config: ModelConfig, tensors: Mapping[str, Tensor], names: Collection[str]) -> list[PublishedMap]:
+    """The published maps that the maps of these names are in. tensors: of the whole model, under our names. config: of
+    the model.
 
     A family says what becomes of tensors, and of nothing else: numbered rows and columns go the way of the weights.
     """
@@ -53,9 +54,9 @@ def published_maps(family: Any, tensors: Mapping[str, Tensor], names: Collection
         first[name] = total
         total += outputs
     others = {name: tensor.float() for name, tensor in tensors.items()}
-    by_column = their_names(family, {**others, **columns})
+    by_column = their_names(config, {**others, **columns})
     maps = []
-    for path, rows_there in their_names(family, {**others, **rows}).items():
+    for path, rows_there in their_names(config, {**others, **rows}).items():
         if rows_there.dtype != torch.float64:
             continue
         columns_there = by_column[path]
