@@ -75,7 +75,6 @@ class Fsdp(Plain):
         self._used.clear()
 
     def __call__(self, batch: Batch, step: int, counts: Mapping[str, float], precision: Precision) -> Part:
-        self._ends.clear()
         part = super().__call__(batch, step, counts, precision)
         # Layers add up one by one, in the order of the backward: it passes through all of them in every process, though
         # what stands behind them may predict nothing there.
@@ -87,6 +86,7 @@ class Fsdp(Plain):
     @contextmanager
     def adding_up(self, last: bool) -> Iterator[None]:
         yield
+        self._ends.clear()
         if not last:
             return
         # What no process uses has no gradient, as in one process: a zero would move it.
