@@ -131,16 +131,12 @@ def _of_layers(
         if not learns:
             continue
         share = read if number == len(parts) - 1 else 1.0
-        own = _of_layer(layer, formats, share)
-        own_scores = sum(
-            _scores(
-                part,
-                formats,
-                embed.position.scores and name == "self_attn",
-                cross_keys if name == "cross_attn" else keys,
-            )
-            for name, part in _named_attentions(layer)
-        )
+        own = _of_layer(layer, formats, share, embed.position.scores)
+        own_scores = 0.0
+        for name, part in _named_attentions(layer):
+            cross = name == "cross_attn"
+            biased = embed.position.scores and not cross
+            own_scores += _scores(part, formats, cross, biased, cross_keys if cross else keys)
         if formats.recomputes:
             activations += _width(layer) * VALUE_BYTES
             working = max(working, own + own_scores)
@@ -149,9 +145,9 @@ def _of_layers(
     return Kept(activations, scores, working)
 
 
-def _of_layer(layer: nn.Module, formats: Formats, read: float) -> float:
+def _of_layer(layer: nn.Module, formats: Formats, read: float, biased: bool) -> float:
     """Bytes of a token in a layer whose part behind the attention works on a share of the tokens."""
-    ahead = sum(_of_attention(part, formats, cross=name == "cross_attn") for name, part in _named_attentions(layer))
+    ahead = sum(_of_attention(part, formats, name == "cross_attn", biased) for name, part in _named_attentions(layer))
     width = _width(layer)
     norms = sum(_of_norm(part, width) for name, part in layer.named_children() if "norm" in name)
     masks = width * sum(isinstance(part, Dropout) and part.rate > 0 for part in layer.children())
@@ -165,8 +161,13 @@ def _of_layer(layer: nn.Module, formats: Formats, read: float) -> float:
     return ahead + read * behind
 
 
-def _of_attention(attention: MultiHead, formats: Formats, cross: bool) -> float:
-    """Its input where a projection learns, the four states of the heads, and what the last map reads."""
+def _keyed(attention: MultiHead, formats: Formats, cross: bool, biased: bool) -> bool:
+    """Whether it is one function with its dropout (`nn.keyed`), which keeps queries, keys, values and weights."""
+    return not (formats.cuda or cross or biased) and attention.dropout.rate > 0
+
+
+def _of_attention(attention: MultiHead, formats: Formats, cross: bool, biased: bool) -> float:
+    """Its input where a projection learns, the states of the heads, and what the last map reads."""
     joined = attention.q_proj.weight.shape[0]
     width = attention.q_proj.in_features
     learns = any(_keeps_input(part) for part in (attention.q_proj, attention.k_proj, attention.v_proj))
@@ -176,7 +177,8 @@ def _of_attention(attention: MultiHead, formats: Formats, cross: bool) -> float:
         for name, values in part.named_parameters(recurse=False)
         if name == "lora_a"
     )
-    kept = learns * width * formats.product + 4 * joined * formats.attention + low * formats.product
+    states = 3 if _keyed(attention, formats, cross, biased) else 4
+    kept = learns * width * formats.product + states * joined * formats.attention + low * formats.product
     if _keeps_input(attention.out_proj):
         kept += joined * formats.product
     # What a cross-attention reads is kept once more, as the encoder's last state.
@@ -202,10 +204,15 @@ def _of_feed_forward(part: FeedForward, formats: Formats) -> float:
     return formats.product * (_keeps_input(part.fc_in) * width + values * inner) + dropped * inner
 
 
-def _scores(attention: MultiHead, formats: Formats, biased: bool, keys: float) -> float:
-    """Bytes of a query's scores, where they are kept: keyed dropout on a CPU needs the weights before and after it and
-    its choices, positions that add to the scores need them on the way back."""
-    element = 2 * VALUE_BYTES + 1 if not formats.cuda and attention.dropout.rate > 0 else biased * formats.attention
+def _scores(attention: MultiHead, formats: Formats, cross: bool, biased: bool, keys: float) -> float:
+    """Bytes of a query's scores, where they are kept: on a CPU dropout needs the weights and its choices, in pieces
+    also what comes out; positions that add to the scores need them on the way back."""
+    if _keyed(attention, formats, cross, biased):
+        element = VALUE_BYTES + 1
+    elif not formats.cuda and attention.dropout.rate > 0:
+        element = 2 * VALUE_BYTES + 1
+    else:
+        element = biased * formats.attention
     return element * keys * attention.num_heads
 
 
