@@ -12,12 +12,14 @@ import torch
 from lmtool import cli
 from lmtool.config.tables import build
 from lmtool.nn.stack import recompute_layers
+from lmtool.runs.cut import complete
 from lmtool.training.compiling import compiled
 from lmtool.training.engine import Plain
 from lmtool.training.engines import engine_for
 from lmtool.training.group import Group
 from lmtool.training.optimizers import named_parameters, set_learning_rate, training_groups
 from lmtool.training.precision import FP32_CPU
+from lmtool.training.sharded import shard
 from lmtool.training.step import apply_gradients, gradients
 from tests.commands.conftest import but_for
 
@@ -57,6 +59,8 @@ def stepped(group: Group, work: bytes, steps: int, double: bool = False) -> dict
 def _steps(
     group: Group, learner: Any, loader: Any, settings: Any, optimizer_config: Any, schedule_config: Any, steps: int
 ) -> dict[str, Any]:
+    if settings.parallel == "fsdp" and group.size > 1:
+        shard(learner, FP32_CPU.device, group)
     groups = training_groups(learner, optimizer_config.layer_decay)
     named, optimizer, schedule = named_parameters(groups), build(optimizer_config, groups), build(schedule_config)
     engine = engine_for(learner, settings.parallel, group)
@@ -74,9 +78,9 @@ def _steps(
         report["forwards"].append(len(of_step.batches) + len(of_step.idle))
         if step == 1:
             report["gradients"] = {
-                name: None if parameter.grad is None else parameter.grad.numpy().copy()
+                name: None if parameter.grad is None else complete(parameter.grad).numpy().copy()
                 for name, parameter in named.items()
             }
         apply_gradients(optimizer, None, list(named.values()), optimizer_config.clip_norm)
-    report["weights"] = {name: parameter.detach().numpy().copy() for name, parameter in named.items()}
+    report["weights"] = {name: complete(parameter.detach()).numpy().copy() for name, parameter in named.items()}
     return report

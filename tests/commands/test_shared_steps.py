@@ -57,6 +57,12 @@ CASES = {
     "codistillation": [*FINETUNE, "distill=codistillation", "distill.burn_in_steps=3", "distill.refresh_steps=2"],
 }  # fmt: skip
 QUICK = {"rtd", "mixture", "lora"}
+# What parallel=fsdp trains: sharding_rules.py refuses the others.
+SHARDED = {
+    name: [word for word in words if word not in UNFREEZING] + ["parallel=fsdp"]
+    for name, words in CASES.items()
+    if name not in ("mixture", "unfreezing", "mixout", "codistillation")
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -118,10 +124,22 @@ def test_two_processes_learn_like_one(two: Ranks, case: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("case", SHARDED)
+def test_two_processes_that_share_out_the_weights_do_too(two: Ranks, case: str) -> None:
+    if TAUGHT[0] in SHARDED[case]:
+        run_before("taught", [*FINETUNE, "model.num_layers=2"])
+    work = caught(SHARDED[case])
+    assert_same(alone(stepped, work, 8), two.run(stepped, work, 8))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cases", [CASES, SHARDED], ids=["ddp", "fsdp"])
 @pytest.mark.parametrize("case", ["two examples", "mixture", "rtd"])
-def test_three_processes_do_too(three: Ranks, case: str) -> None:
+def test_three_processes_do_too(three: Ranks, case: str, cases: dict[str, list[str]]) -> None:
     """Also where a step has fewer examples than there are processes."""
-    work = caught(CASES[case])
+    if case not in cases:
+        pytest.skip("refused")
+    work = caught(cases[case])
     one, several = alone(stepped, work, 20), three.run(stepped, work, 20)
     assert_same(one, several)
     if case == "two examples":
