@@ -57,7 +57,7 @@ def _messages(error: LmtoolError) -> list[tuple[str, str | None]]:
 def _unexpected(error: BaseException, ends: Ends) -> int:
     """The end of a command by a bug, or of one of several processes by the end of another."""
     waited = isinstance(error, RuntimeError) and "timed out" in str(error).lower()
-    who = ends.last_traceback(errors.FAULT, (f"{type(error).__name__}: {error}",), waited)
+    who = ends.last_traceback(errors.FAULT, (f"{type(error).__name__}: {error}",))
     if who is None:
         return errors.FAULT
     lost = _lost(error, waited, ends) if ends.place.size > 1 else None
@@ -76,7 +76,7 @@ def _lost(error: BaseException, waited: bool, ends: Ends) -> str | None:
         from lmtool.training.processes import TIMEOUT
 
         silent = " and ".join(f"rank {rank}" for rank in ends.silent()) or "a rank on another machine"
-        return f"{silent} did not answer for {TIMEOUT.total_seconds() / 60:g} minutes: it hangs, or is far behind"
+        return f"{silent} did not answer for {TIMEOUT.total_seconds():g} seconds: it hangs, or is far behind"
     if isinstance(error, RuntimeError) and "onnection" in str(error):
         return f"rank {ends.place.rank}: the connection to another rank was lost: {str(error).splitlines()[0]}"
     return None

@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from lmtool.errors import UserError
@@ -106,13 +106,14 @@ _PR_SET_PDEATHSIG = 1
 @dataclass(frozen=True)
 class End:
     """How a process ended. lines: its error, as it is printed. expected: an error of lmtool's own; else its cause may
-    be that another process ended before it. waited: it has waited in vain for another. at: seconds since the epoch."""
+    be that another process ended before it. said: whether it, or another process with the same, has printed it. at:
+    seconds since the epoch."""
 
     rank: int
     exit_status: int
     lines: tuple[str, ...]
     expected: bool = True
-    waited: bool = False
+    said: bool = True
     at: float = 0.0
 
 
@@ -188,17 +189,19 @@ class Ends:
             _until(lambda: 0 in self.all(), JOINT_SECONDS)
         return f"rank {self.place.rank}: " if self.claims(lines) else None
 
-    def last_traceback(self, exit_status: int, lines: tuple[str, ...], waited: bool) -> str | None:
+    def last_traceback(self, exit_status: int, lines: tuple[str, ...]) -> str | None:
         """Write down an exception that nobody expected. Returns what stands before it on the screen; None where another
         process ended before, which is the reason or has said the same, or was killed, which the launcher says."""
         if self.place.size == 1:
             return ""
-        own = End(self.place.rank, exit_status, lines, False, waited, time.time())
+        own = End(self.place.rank, exit_status, lines, False, False, time.time())
         self.write(own)
         _until(lambda: self.killed() or any(end.expected for end in self.all().values()), CAUSE_SECONDS)
         ends = self.all().values()
-        earlier = any(end.expected or (end.at, end.rank) < (own.at, own.rank) for end in ends)
-        return None if earlier or self.killed() else f"rank {self.place.rank}: "
+        if self.killed() or any(end.expected or (end.at, end.rank) < (own.at, own.rank) for end in ends):
+            return None
+        self.write(replace(own, said=True))
+        return f"rank {self.place.rank}: "
 
 
 def _runs(process: int) -> bool:

@@ -36,12 +36,13 @@ def test_another_error_has_its_rank_before_it(ends):
 
 def test_what_follows_from_another_end_is_not_printed(ends):
     ends[1].write(End(1, 2, ("no room",), at=2.0))
-    assert ends[0].last_traceback(1, ("RuntimeError: Connection closed by peer",), False) is None
+    assert ends[0].last_traceback(1, ("RuntimeError: Connection closed by peer",)) is None
 
 
 def test_of_two_bugs_the_first_is_printed(ends):
-    assert ends[1].last_traceback(1, ("KeyError: 'x'",), False) == "rank 1: "
-    assert ends[0].last_traceback(1, ("KeyError: 'x'",), False) is None
+    assert ends[1].last_traceback(1, ("KeyError: 'x'",)) == "rank 1: "
+    assert ends[0].last_traceback(1, ("KeyError: 'x'",)) is None
+    assert [ends[0].all()[number].said for number in (0, 1)] == [False, True]
 
 
 def test_a_killed_process_is_left_to_the_launcher(ends):
@@ -51,12 +52,12 @@ def test_a_killed_process_is_left_to_the_launcher(ends):
     (ends[0].folder / "1" / PID).write_text(str(ended.pid))
     ended.wait()
     assert ends[0].killed()
-    assert ends[0].last_traceback(1, ("RuntimeError: Connection closed by peer",), False) is None
+    assert ends[0].last_traceback(1, ("RuntimeError: Connection closed by peer",)) is None
     assert ends[0].silent() == [1]
 
 
 def test_one_process_and_no_files(tmp_path):
     alone = Ends(None, Place())
-    assert alone.last_words(2, ("no data",)) == "" and alone.last_traceback(1, ("KeyError",), False) == ""
+    assert alone.last_words(2, ("no data",)) == "" and alone.last_traceback(1, ("KeyError",)) == ""
     without = Ends(None, Place(1, 2, 1, 2))
     assert without.last_words(2, ("no data",)) == "rank 1: " and without.all() == {}

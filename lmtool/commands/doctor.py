@@ -139,6 +139,8 @@ def _devices(chosen: torch.device) -> Iterator[Finding]:
         free = size(available_bytes(device) or 0)
         said = f"{properties.name}, {size(properties.total_memory)}, {free} free, {flash}"
         yield Finding(f"cuda:{number}", said, "good" if has_flash(device) else "note")
+    if (count := torch.cuda.device_count()) > 1:
+        yield Finding("devices", f"{count}; a run takes one of them", "note", f"devices={count} trains on all")
     if not torch.cuda.device_count():
         there = [path for path in ("/dev/nvidia0", "/proc/driver/nvidia/version") if Path(path).exists()]
         if there and not torch.version.cuda:

@@ -95,13 +95,15 @@ def launch(processes: int, words: Sequence[str]) -> int:
             local_addr="127.0.0.1",
             signals_to_handle="SIGURG",  # the others are handed on, not turned into an end after a time limit
         )
-        with _environment(processes), _handing_on(Path(folder), processes):
+        with _environment(processes), _handing_on(Path(folder), processes) as received:
             try:
                 elastic_launch(config, sys.executable)("-m", "lmtool", *words)
             except ChildFailedError as error:
                 failed = {rank: failure.exitcode for rank, failure in error.failures.items()}
-                return _ended(Path(folder), processes, failed)
+                return _ended(Path(folder), processes, failed, received)
             except SignalException as error:  # before all processes were there
+                if error.sigval == signal.SIGINT:
+                    raise KeyboardInterrupt from error
                 return 128 + int(error.sigval)
     return errors.DONE
 
@@ -121,11 +123,15 @@ def _environment(processes: int) -> Iterator[None]:
 
 
 @contextmanager
-def _handing_on(folder: Path, processes: int) -> Iterator[None]:
-    """Signals go to all processes; what ends them is theirs to say. Before all of them have begun, they are ended."""
+def _handing_on(folder: Path, processes: int) -> Iterator[list[int]]:
+    """Signals go to all processes; what ends them is theirs to say. Before all of them have begun, they are ended.
+    Gives those that came."""
     from torch.distributed.elastic.multiprocessing import SignalException
 
+    received: list[int] = []
+
     def hand_on(number: int, frame: FrameType | None) -> None:
+        received.append(number)
         begun = [int(file.read_text() or 0) for file in folder.glob(f"*/attempt_*/*/{PID}")]
         if len(begun) < processes or not all(begun):
             raise SignalException("before all processes had begun", signal.Signals(number))
@@ -140,26 +146,28 @@ def _handing_on(folder: Path, processes: int) -> Iterator[None]:
         if handler is not signal.SIG_IGN:
             signal.signal(number, hand_on)
     try:
-        yield
+        yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
-def _ended(folder: Path, processes: int, failed: Mapping[int, int]) -> int:
+def _ended(folder: Path, processes: int, failed: Mapping[int, int], received: Sequence[int]) -> int:
     """The exit status of a run that failed; says of a process that was killed what it could not say. failed: by rank
-    the exit code of those that ended first, as `subprocess` has it."""
+    the exit code of those that ended first, as `subprocess` has it. received: signals that were handed on."""
     attempt = next(folder.glob("*/attempt_*"), folder)
     ends = Ends(attempt, Place(0, processes, 0, processes)).all()
-    known = sorted(ends.values(), key=lambda end: (not end.expected, end.at, end.rank))
-    if known and known[0].expected:
-        return known[0].exit_status
+    said = sorted((end for end in ends.values() if end.said), key=lambda end: (not end.expected, end.at, end.rank))
+    if said:
+        return said[0].exit_status
     killed = {rank: -code for rank, code in failed.items() if code < 0}
+    if killed and received:  # before they trained, where one process ends by it too, without a word
+        return 128 + received[0]
     if killed:  # the launcher itself ends the others by SIGTERM, or SIGKILL where that does not help
         rank = min(killed, key=lambda rank: (rank in ends, killed[rank] == signal.SIGTERM, rank))
         say_error(*_killed(rank, killed[rank], _run_of(attempt)))
         return errors.FAULT
-    return known[0].exit_status if known else next((code for code in failed.values() if code > 0), errors.FAULT)
+    return next((code for code in failed.values() if code > 0), errors.FAULT)
 
 
 def _killed(rank: int, number: int, run: str | None) -> tuple[str, str]:

@@ -6,6 +6,7 @@ The runs lie in one folder under the names of their tasks; the same command skip
 from __future__ import annotations
 
 import io
+import os
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -21,6 +22,7 @@ from lmtool.data.split import Rows
 from lmtool.errors import UserError
 from lmtool.learners.inference import Inference
 from lmtool.manifest import write_bytes
+from lmtool.ranks import place_of
 from lmtool.reporting.console import Output
 from lmtool.reporting.table import print_table
 from lmtool.runs.files import to_json
@@ -63,13 +65,16 @@ def run(config: FinetuneConfig, suite: GlueConfig, overrides: list[str], finetun
         missing = f"; without data: {', '.join(absent)}" if absent else ""
         output.line(f"average {mean:.4f} of {', '.join(counted)}{left}{missing}")
     files = dict(_submissions(config, root, list(trained), members.get(DIAGNOSTIC)))
-    _write_zip(root / f"{suite.name}.zip", files)
+    writes = place_of(os.environ).rank == 0
+    if writes:
+        _write_zip(root / f"{suite.name}.zip", files)
     lacking = [file for file in FILES.values() if file not in files]
     output.line(f"{root / suite.name}.zip: {', '.join(files) or 'nothing, no test splits'}")
     if lacking:
         output.line(f"the leaderboard asks for these too: {', '.join(lacking)}")
     summary = {"average": mean, "members": counted, "scores": scores, "without_data": absent, "files": list(files)}
-    write_bytes(root / f"{suite.name}.json", to_json(summary).encode())
+    if writes:
+        write_bytes(root / f"{suite.name}.json", to_json(summary).encode())
     return {"metric": "average", "value": mean, **summary}
 
 

@@ -5,11 +5,13 @@ What hosts say to each other goes over gloo, what devices add up over NCCL on CU
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 import torch
@@ -90,13 +92,26 @@ def process_group(device: torch.device) -> Iterator[Group]:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     try:
-        dist.init_process_group(backend, rank=place.rank, world_size=place.size, timeout=TIMEOUT)
+        store = dist.PrefixStore(f"lmtool/{next(_JOINED)}", _store(place))
+        dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.size, timeout=TIMEOUT)
     except dist.DistError as error:
         raise _never_met(place, error) from error
     try:
         yield Processes()
     finally:
         dist.destroy_process_group()
+
+
+_JOINED = itertools.count()
+"""Groups that this process has joined: of a suite one for each run. What the processes of a group wrote in the store to
+find each other must not be read by those of the next."""
+
+
+@cache
+def _store(place: Place) -> dist.Store:
+    """Where processes find each other: torchrun's, or one of rank 0. There is one for as long as they last."""
+    store, _, _ = next(dist.rendezvous("env://", place.rank, place.size, timeout=TIMEOUT))
+    return store
 
 
 def backend_of(device: torch.device) -> str:
