@@ -21,7 +21,7 @@ from lmtool.nn.attended import Attended
 from lmtool.nn.context import AttentionKind, Context
 from lmtool.nn.dropout import DeviceDraws, Draws, Dropout, TokenDraws
 from lmtool.nn.kernels import flash_attention, jagged_attention, kernel_for, serves
-from lmtool.nn.keyed import keyed_attention
+from lmtool.nn.keyed import keyed_attention, keyed_attention_of
 from lmtool.nn.layout import Layout
 from lmtool.nn.plain import is_plain
 from lmtool.nn.positions import Position, Turns
@@ -96,6 +96,10 @@ def reference_attention(
 
 # Tokens up to which copying three matrices into one takes longer than what it saves.
 _FEW = 64
+
+
+# The share of a text's tokens from which on it is no saving to let these alone ask in attention.
+_MANY = 0.5
 
 
 def only(x_TH: Tensor, read_M: Tensor | None) -> Tensor:
@@ -253,6 +257,12 @@ class SelfAttention(MultiHead):
         """(T, 3H) queries, keys and values side by side."""
         return joined_projection(x_TH if norm is None else norm(x_TH), self.q_proj, self.k_proj, self.v_proj)
 
+    @region(1, 2)
+    def asked(self, x_TH: Tensor, read_M: Tensor, norm: nn.Module | None) -> tuple[Tensor, Tensor]:
+        """(M, H) queries of the tokens that are read, and (T, 2H) keys and values of all side by side."""
+        x_TH = x_TH if norm is None else norm(x_TH)
+        return self.q_proj(only(x_TH, read_M)), joined_projection(x_TH, self.k_proj, self.v_proj)
+
     def forward(
         self, x_TH: Tensor, context: Context, read_M: Tensor | None = None, norm: nn.Module | None = None
     ) -> Tensor:
@@ -261,9 +271,11 @@ class SelfAttention(MultiHead):
         position, draws = context.position, self.dropout.draws(context.draws)
         turns = position.turns(context.positions_T, x_TH.dtype)
         if isinstance(draws, TokenDraws) and turns is None and self._in_one_piece(context):
-            joined_TX, rate = self.joined(x_TH, norm), self.dropout.rate
-            out_TH = keyed_attention(joined_TX, self.num_heads, context.layout, self.scale, rate, draws)
-            return self.out_proj(only(out_TH, read_M))
+            further = self.num_heads, context.layout, self.scale, self.dropout.rate, draws
+            if read_M is None or not 0 < len(read_M) <= _MANY * len(x_TH):
+                return self.out_proj(only(keyed_attention(self.joined(x_TH, norm), *further), read_M))
+            query_MX, joined_TX = self.asked(x_TH, read_M, norm)
+            return self.out_proj(keyed_attention_of(query_MX, joined_TX, read_M, *further))
         q_TAD, k_TAD, v_TAD = self.projected(x_TH, turns, position, norm)
         if context.cache is not None:
             k_TAD, v_TAD = context.cache.append(k_TAD, v_TAD, context.prefix)

@@ -13,7 +13,9 @@ Shape letters: T tokens, N documents, H channels, R rows, A heads, L queries, S 
 
 from __future__ import annotations
 
+import math
 import zlib
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
@@ -219,23 +221,22 @@ class TokenDraws:
         return Placed(self.keys_T, _as_tensor(self._place, self.keys_T.device))
 
     def kept_weights(
-        self, places_P: Tensor, shapes: list[tuple[int, int]], heads: int, rate: float
+        self, places_P: Tensor, shapes: Sequence[tuple[int, int, int]], heads: int, rate: float
     ) -> tuple[list[Tensor], float]:
         """The choices of `drop_weights` for several tiles at once, uint8, 0 for what is dropped, and what the others
-        are multiplied with. shapes: of each tile B, rows times heads, and L, its places, a multiple of four: gives
-        (B, L, L). places_P: the token at each place of the tiles, their rows end to end."""
+        are multiplied with. shapes: of each tile, (rows times heads, L queries, S keys), these a multiple of four.
+        places_P: the token at each query's place in the tiles, their rows end to end."""
         keys_P, at, end = self.keys_T[places_P], 0, 0
-        numbers = keys_P.new_empty(sum(rows * length * length // _LANES for rows, length in shapes))
-        for rows, length in shapes:
-            constants = lane_constants(self._place, (heads, 1, length // _LANES), keys_P.device)
-            keys = keys_P[at : at + rows // heads * length].view(rows // heads, 1, length, 1)
-            size = rows * length * length // _LANES
-            torch.add(keys, constants, out=numbers[end : end + size].view(-1, heads, length, length // _LANES))
-            at, end = at + rows // heads * length, end + size
+        numbers = keys_P.new_empty(sum(rows * queries * keys // _LANES for rows, queries, keys in shapes))
+        for rows, queries, keys in shapes:
+            constants = lane_constants(self._place, (heads, 1, keys // _LANES), keys_P.device)
+            own = keys_P[at : at + rows // heads * queries].view(rows // heads, 1, queries, 1)
+            size = rows * queries * keys // _LANES
+            torch.add(own, constants, out=numbers[end : end + size].view(-1, heads, queries, keys // _LANES))
+            at, end = at + rows // heads * queries, end + size
         kept = _chosen(mix(numbers).view(torch.int16), rate).to(torch.uint8)
-        parts = kept.split([rows * length * length for rows, length in shapes])
-        tiles = [part.view(rows, length, length) for part, (rows, length) in zip(parts, shapes, strict=True)]
-        return tiles, _factor(rate)
+        parts = kept.split([math.prod(shape) for shape in shapes])
+        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)], _factor(rate)
 
     def rows(self, index_N: Tensor) -> TokenDraws:
         return TokenDraws(self.keys_T[index_N], place=self._place)

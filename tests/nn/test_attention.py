@@ -12,7 +12,7 @@ import lmtool.nn.attention
 from lmtool.nn.attention import SelfAttention, attend, project, reference_attention
 from lmtool.nn.context import Context
 from lmtool.nn.dropout import TokenDraws, name_sites
-from lmtool.nn.keyed import keyed_attention
+from lmtool.nn.keyed import keyed_attention, keyed_attention_of
 from lmtool.nn.layout import Causal, Full, Layout, PrefixLM, Window
 from lmtool.nn.positions import Alibi, Position, Shaw, T5Buckets
 from lmtool.nn.tiled import tiled_attention
@@ -213,6 +213,24 @@ def test_in_one_piece_it_drops_and_gives_what_the_pieces_do(mask, lengths):
     torch.testing.assert_close(*gradients, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("mask", [Full(), Causal(), Window(2), PrefixLM((3, 20, 1, 0, 16, 9, 0, 5, 2))])
+@pytest.mark.parametrize("read", [(6,), (3, 80, 182, 8, 7, 81, 9), tuple(range(0, 183, 3)), (5, 5, 4)])
+def test_those_that_are_read_alone_get_what_they_get_among_all(mask, read):
+    segments = Segments.packed(LENGTHS)
+    layout, tokens, width = Layout(segments, segments, mask), sum(LENGTHS), HEADS * SIZE
+    generator = torch.Generator().manual_seed(6)
+    draws = TokenDraws(torch.randint(-(2**60), 2**60, (tokens,), generator=generator)).at(3)
+    joined = torch.randn(tokens, 3 * width, dtype=torch.float64, generator=generator).requires_grad_()
+    read_M = torch.tensor(read, dtype=torch.int64)
+    wanted = keyed_attention(joined, HEADS, layout, None, 0.3, draws)[read_M]
+    query = joined[read_M, :width]
+    got = keyed_attention_of(query, joined[:, width:], read_M, HEADS, layout, None, 0.3, draws)
+    torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
+    weights = torch.randn(len(read), width, dtype=torch.float64, generator=generator)
+    gradients = [torch.autograd.grad((out * weights).sum(), joined)[0] for out in (got, wanted)]
+    torch.testing.assert_close(*gradients, rtol=0, atol=1e-12)
+
+
 def test_attention_takes_one_piece_where_nothing_stands_between(monkeypatch):
     calls = []
     counted = lambda *given: calls.append(1) or keyed_attention(*given)  # noqa: E731
@@ -222,6 +240,8 @@ def test_attention_takes_one_piece_where_nothing_stands_between(monkeypatch):
     name_sites(attention)
     x_TH, draws = torch.randn(20, 24), TokenDraws(torch.arange(20))
     whole = attention(x_TH, replace(Context.of(packed, Full()), draws=draws))
+    some = attention(x_TH, replace(Context.of(packed, Full()), draws=draws), torch.tensor([8, 0]))
+    torch.testing.assert_close(some, whole[[8, 0]])
     attention.q_proj.register_forward_hook(lambda *_: None)
     torch.testing.assert_close(attention(x_TH, replace(Context.of(packed, Full()), draws=draws)), whole)
     assert len(calls) == 1
