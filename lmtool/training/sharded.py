@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lmtool.errors import UserError
 from lmtool.nn.stack import Stack
 from lmtool.training.engine import Part, Plain
 from lmtool.training.group import Group
@@ -23,10 +24,17 @@ from lmtool.types import Batch, Learner
 
 def shard(learner: nn.Module, device: torch.device, group: Group) -> None:
     """Cut every parameter of a learner along its first dimension over the processes, in place. The parameters are other
-    objects from then on. It may be on the host: a layer at a time goes to the device."""
+    objects from then on. It may be on the host: a layer at a time goes to the device. UserError where a parameter has
+    no rows."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
+    for name, parameter in learner.named_parameters():
+        if parameter.ndim == 0:
+            raise UserError(
+                f"parallel=fsdp cuts parameters by their rows; {name} is a single number",
+                "give parallel=ddp, or make it a vector of one",
+            )
     mesh = init_device_mesh(device.type, (group.size,))
     for module in (*_layers(learner), learner):
         unit = fully_shard(module, mesh=mesh)

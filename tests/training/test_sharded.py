@@ -18,6 +18,7 @@ import yaml
 from lmtool import manifest
 from lmtool.config.tables import build
 from lmtool.data.loader import PackedLoader
+from lmtool.errors import UserError
 from lmtool.learners.evaluation import evaluate
 from lmtool.models.encoder_configs import AlbertConfig
 from lmtool.objectives.configs import ClmConfig, MlmConfig, RtdConfig, SpanCorruptionConfig
@@ -224,3 +225,10 @@ def test_an_optimizer_moves_and_resumes_as_in_one_process(name: str, two: Ranks,
     then = two.run(partial(run_on, **often), folder, "mlm", "fsdp", name)[0][0]
     # Muon multiplies in bf16, where rounding shows.
     np.testing.assert_allclose(np.concatenate([first[:3], then]), alone, rtol=1e-3 if name == "muon" else 1e-5)
+
+
+def test_a_single_number_is_refused() -> None:
+    learner = torch.nn.Linear(2, 2)
+    learner.scale = torch.nn.Parameter(torch.ones(()))
+    with pytest.raises(UserError, match="scale is a single number"):
+        shard(learner, CPU, ALONE)
