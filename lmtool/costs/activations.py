@@ -53,7 +53,7 @@ class Formats:
 @dataclass(frozen=True)
 class Kept:
     """Bytes that each token of a batch keeps. activations: of all layers. scores: of attention that no fused kernel
-    computes. working: of the layer that is recomputed, where layers are; the others keep theirs."""
+    computes. working: of the layer at work, where no other keeps any: layers are recomputed, or nothing learns."""
 
     activations: float = 0.0
     scores: float = 0.0
@@ -125,13 +125,14 @@ def _of_layers(
     parts = list(layers)
     width = _width(parts[0]) if parts else 0
     activations = float(learns * width * (VALUE_BYTES * (embed.norm is not None) + (embed.dropout.rate > 0)))
-    scores = working = 0.0
+    scores = working = frozen = 0.0
     for number, layer in enumerate(parts):
         learns = learns or _learns(layer)
-        if not learns:
-            continue
         share = read if number == len(parts) - 1 else 1.0
         own = _of_layer(layer, formats, share, embed.position.scores)
+        if not learns:
+            frozen = max(frozen, own)
+            continue
         own_scores = 0.0
         for name, part in _named_attentions(layer):
             cross = name == "cross_attn"
@@ -142,7 +143,7 @@ def _of_layers(
             working = max(working, own + own_scores)
         else:
             activations, scores = activations + own, scores + own_scores
-    return Kept(activations, scores, working)
+    return Kept(activations, scores, working if learns else frozen)
 
 
 def _of_layer(layer: nn.Module, formats: Formats, read: float, biased: bool) -> float:

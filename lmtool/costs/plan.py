@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from lmtool.costs.activations import VALUE_BYTES, Kept
 from lmtool.reporting.plan import RunPlan
 
-# What a process has before it holds a model: Python and torch (260 MB at import on Linux); on CUDA the context, the
-# libraries' workspaces, and what the allocator cannot hand out again.
-RESERVE = {False: 300_000_000, True: 1_500_000_000}
+# What a process has beside what is counted: Python, torch, the tokenizer and the loader (390 to 415 MB measured on
+# Linux); on CUDA the context, the libraries' workspaces, and what the allocator cannot hand out again.
+RESERVE = {False: 400_000_000, True: 1_500_000_000}
 # A row of metrics.jsonl, and what else the run's folder holds beside checkpoints.
 ROW_BYTES, FOLDER_BYTES = 250, 200_000
 
@@ -81,6 +81,8 @@ def memory_of(sizes: Sizes, forward: Forward, devices: int = 1, sharded: bool = 
     of two layers, one at work and one on its way, and of all that is in no layer, with the gradients of one of each.
     """
     share = devices if sharded else 1
+    # The loss is behind the last layer, and one that works again is before it: only the larger of both is there.
+    working = forward.tokens * forward.kept.working
     outside = sizes.total - sizes.in_layers
     parts = {
         "weights": VALUE_BYTES * sizes.total / share,
@@ -88,9 +90,9 @@ def memory_of(sizes: Sizes, forward: Forward, devices: int = 1, sharded: bool = 
         "optimizer": VALUE_BYTES * sizes.optimizer / share,
         "gathered weights": VALUE_BYTES * (3 * sizes.layer + 2 * outside) if share > 1 else 0,
         "weight copies": sizes.copied_bytes,
-        "activations": forward.tokens * (forward.kept.activations + forward.kept.working),
+        "activations": forward.tokens * forward.kept.activations + working,
         "attention scores": forward.tokens * forward.kept.scores,
-        "logits": forward.head_bytes,
+        "logits": max(0, forward.head_bytes - working),
         "teachers": VALUE_BYTES * sizes.teachers,
         "framework": RESERVE[forward.cuda],
     }
