@@ -116,6 +116,17 @@ class DisentangledConfig(TransformerConfig):
     norm_epsilon: float = Field(1e-7, gt=0, description="Added to the variance in layer norms.")
 
 
+@component("model", "deberta", builder="lmtool.models.deberta:build")
+class DebertaConfig(DisentangledConfig):
+    """DeBERTa (He et al. 2021): relative places with maps of their own. Defaults: base."""
+
+    name: Literal["deberta"] = Field("deberta", description="DeBERTa, its first version.")
+    vocab_size: Vocabulary = Field(50265, description=_VOCABULARY)
+    max_distance: Positions = Field(
+        512, description="Distance in tokens to either side from which all are the same; the table has twice the rows."
+    )
+
+
 @component("model", "deberta_v3", builder="lmtool.models.deberta_v3:build")
 class DebertaV3Config(DisentangledConfig):
     """DeBERTa V3 (He et al. 2023): relative places in buckets, read by the maps of the contents. Defaults: base."""

@@ -30,7 +30,7 @@ class Published:
     fields: our field by key of config.json. defaults: what transformers takes for keys that a file leaves out.
     constant: keys that are written with the one value this family computes. allowed: values that are read besides, or
     of further keys; absent and null stand for the first one. repeats: keys that repeat another. fixed: our fields that
-    the published code knows one value of. positions: their kind.
+    the published code knows one value of. positions: their kind; None where the family says it by itself.
     """
 
     model: str
@@ -47,7 +47,7 @@ class Published:
     allowed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     repeats: Mapping[str, str] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    positions: str = "learned"
+    positions: str | None = "learned"
 
     def to_published(self, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
         """Our checkpoint's tensors under the names of a Hugging Face model. Tied copies are not written; a tensor
@@ -67,7 +67,8 @@ class Published:
 
     def published_config(self, config: TransformerConfig) -> dict[str, Any]:
         """Our configuration as a config.json. UserError where it has no place in one."""
-        require_positions(config, self.positions, self.title)
+        if self.positions is not None:
+            require_positions(config, self.positions, self.title)
         for name, value in self.fixed.items():
             if getattr(config, name) != value:
                 raise UserError(

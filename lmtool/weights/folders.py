@@ -43,6 +43,7 @@ FAMILIES = {
     "bart": "bart",
     "marian": "transformer",
     "modernbert": "modernbert",
+    "deberta": "deberta",
     "deberta-v2": "deberta_v3",
 }
 """Our model by the `model_type` of a config.json."""

@@ -46,6 +46,8 @@ PUBLISHED = {
     "ettin_17m": 16_797_440,
     "ettin_32m": 31_883_136,
     "ettin_68m": 68_144_640,
+    "deberta": 138_601_728,
+    "deberta_large": 405_163_008,
     "deberta_v3": 183_831_552,
     "deberta_v3_xsmall": 70_682_112,
     "deberta_v3_small": 141_304_320,

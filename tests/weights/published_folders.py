@@ -46,10 +46,11 @@ _MODERNBERT = {
     "max_position_embeddings": 40, "local_attention": 8, "pad_token_id": 0, "cls_token_id": 2, "sep_token_id": 3,
     "bos_token_id": None, "eos_token_id": None, "initializer_range": 0.2,
 }  # fmt: skip
-_DEBERTA_V3 = _BERT | {
+_DEBERTA = _BERT | {
     "type_vocab_size": 0, "relative_attention": True, "position_biased_input": False, "pos_att_type": ["p2c", "c2p"],
-    "share_att_key": True, "norm_rel_ebd": "layer_norm", "position_buckets": 8, "max_relative_positions": 20,
+    "max_relative_positions": 20,
 }  # fmt: skip
+_DEBERTA_V3 = _DEBERTA | {"share_att_key": True, "norm_rel_ebd": "layer_norm", "position_buckets": 8}
 _ROBERTA = _BERT | {"max_position_embeddings": 42, "type_vocab_size": 1, "pad_token_id": 1, "layer_norm_eps": 1e-5}
 _WORDS, _BYTES = WordPieceConfig(), ByteBpeConfig(special_tokens="roberta")
 _PIECES = SentencePieceConfig(sentinels=10)
@@ -79,6 +80,7 @@ FAMILIES: dict[str, tuple[Callable[[], nn.Module], TokenizerConfig]] = {
     "modernbert": _of(
         "ModernBertForMaskedLM", "ModernBertConfig", ByteBpeConfig(special_tokens="bert"), **_MODERNBERT
     ),
+    "deberta": _of("DebertaForMaskedLM", "DebertaConfig", ByteBpeConfig(special_tokens="bert"), **_DEBERTA),
     "deberta_v3": _of("DebertaV2ForMaskedLM", "DebertaV2Config", _WORDS, **_DEBERTA_V3),
     "llama": _of("LlamaForCausalLM", "LlamaConfig", ByteBpeConfig(), **_LLAMA),
     "qwen2": _of("Qwen2ForCausalLM", "Qwen2Config", ByteBpeConfig(), **_LLAMA),
@@ -133,6 +135,7 @@ CLASSIFIERS: dict[str, tuple[str, str]] = {
     "gpt": ("GPT2ForSequenceClassification", "GPT2Tokenizer"),
     "gpt1": ("OpenAIGPTForSequenceClassification", "PreTrainedTokenizerFast"),
     "modernbert": ("ModernBertForSequenceClassification", "PreTrainedTokenizerFast"),
+    "deberta": ("DebertaForSequenceClassification", "PreTrainedTokenizerFast"),
     "deberta_v3": ("DebertaV2ForSequenceClassification", "PreTrainedTokenizerFast"),
     "llama": ("LlamaForSequenceClassification", "PreTrainedTokenizerFast"),
     "qwen2": ("Qwen2ForSequenceClassification", "PreTrainedTokenizerFast"),

@@ -1,0 +1,221 @@
+"""DeBERTa: He, Liu, Gao, Chen, "DeBERTa: Decoding-enhanced BERT with Disentangled Attention", ICLR 2021. The sizes are
+those of https://github.com/microsoft/DeBERTa.
+
+          token
+             |
+       norm, dropout
+             |
+      BERT's layers (bert.py), x num_layers, with disentangled attention (disentangled.py)
+             |
+          hidden
+
+Relative places have maps of their own in each layer. Keys have no bias, nor have the keys of places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lmtool.errors import UserError
+from lmtool.models.base import new
+from lmtool.models.configs import ModelConfig, TransformerConfig
+from lmtool.models.disentangled import Disentangled, DisentangledAttention, RelativePlaces
+from lmtool.models.encoder_configs import DebertaConfig, DisentangledConfig
+from lmtool.models.family import Published
+from lmtool.models.keymap import EMPTY, QUESTION_ANSWERING, KeyMap, Tied
+from lmtool.models.published import expect
+
+
+class OwnMaps(DisentangledAttention):
+    """Places have maps of their own: `pos_k_proj`, `pos_q_proj`."""
+
+    def __init__(self, config: DisentangledConfig):
+        super().__init__(config)
+        width = config.hidden_size
+        self.k_proj = nn.Linear(width, width, bias=False)
+        self.pos_k_proj = nn.Linear(width, width, bias=False) if "c2p" in config.scores else None
+        self.pos_q_proj = nn.Linear(width, width) if "p2c" in config.scores else None
+
+    def keys_of(self, rows_PH: Tensor) -> Tensor:
+        assert self.pos_k_proj is not None
+        return self.pos_k_proj(rows_PH)
+
+    def queries_of(self, rows_PH: Tensor) -> Tensor:
+        assert self.pos_q_proj is not None
+        return self.pos_q_proj(rows_PH)
+
+
+class Deberta(Disentangled):
+    """The encoder, without its heads."""
+
+    def __init__(self, config: DebertaConfig):
+        super().__init__(config, RelativePlaces(config.max_distance, config.hidden_size), OwnMaps)
+
+
+def build(config: DebertaConfig, seed: int) -> Deberta:
+    """A new encoder on the default device."""
+    return new(Deberta, config, seed)
+
+
+_LAYER, _PUBLISHED = "backbone.layers.*.", "deberta.encoder.layer.*."
+SHARED = (
+    ("backbone.embed.token", "deberta.embeddings.word_embeddings"),
+    ("backbone.embed.position", "deberta.embeddings.position_embeddings"),
+    ("backbone.embed.norm", "deberta.embeddings.LayerNorm"),
+    ("backbone.relative", "deberta.encoder.rel_embeddings"),
+    (_LAYER + "self_attn.out_proj", _PUBLISHED + "attention.output.dense"),
+    (_LAYER + "norm1", _PUBLISHED + "attention.output.LayerNorm"),
+    (_LAYER + "ffn.fc_in", _PUBLISHED + "intermediate.dense"),
+    (_LAYER + "ffn.fc_out", _PUBLISHED + "output.dense"),
+    (_LAYER + "norm2", _PUBLISHED + "output.LayerNorm"),
+    ("heads.pooler.dense", "pooler.dense"),
+    ("heads.classifier.output", "classifier"),
+    QUESTION_ANSWERING,
+    ("heads.masked_lm.dense", "cls.predictions.transform.dense"),
+    ("heads.masked_lm.norm", "cls.predictions.transform.LayerNorm"),
+    ("heads.masked_lm.output.weight", "cls.predictions.decoder.weight"),
+    ("heads.masked_lm", "cls.predictions"),
+)
+"""Pairs of names that both generations have."""
+KEYS = KeyMap(
+    (
+        *SHARED,
+        (_LAYER + "self_attn.qkv", _PUBLISHED + "attention.self.in_proj"),
+        (_LAYER + "self_attn.q_bias", _PUBLISHED + "attention.self.q_bias"),
+        (_LAYER + "self_attn.v_bias", _PUBLISHED + "attention.self.v_bias"),
+        (_LAYER + "self_attn.pos_k_proj", _PUBLISHED + "attention.self.pos_proj"),
+        (_LAYER + "self_attn.pos_q_proj", _PUBLISHED + "attention.self.pos_q_proj"),
+    )
+)
+TIED = Tied(
+    token="deberta.embeddings.word_embeddings.weight",
+    output="cls.predictions.decoder.weight",
+    head="cls.",
+    bias=("cls.predictions.bias", "cls.predictions.decoder.bias"),
+)
+OUTSIDE = ("cls.", "pooler.", "classifier.", "qa_outputs.")
+"""Beginnings of names that do not have the prefix."""
+FIELDS = {
+    "vocab_size": "vocab_size",
+    "num_hidden_layers": "num_layers",
+    "hidden_size": "hidden_size",
+    "num_attention_heads": "num_heads",
+    "intermediate_size": "feedforward_size",
+    "max_position_embeddings": "max_positions",
+    "hidden_dropout_prob": "dropout",
+    "attention_probs_dropout_prob": "attention_dropout",
+    "initializer_range": "initializer_std",
+    "layer_norm_eps": "norm_epsilon",
+    "max_relative_positions": "max_distance",
+}
+DEFAULTS = {
+    "max_position_embeddings": 512, "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1,
+    "initializer_range": 0.02, "layer_norm_eps": 1e-7, "max_relative_positions": -1,
+}  # fmt: skip
+CONSTANT = {
+    "hidden_act": "gelu", "pooler_hidden_act": "gelu", "relative_attention": True, "type_vocab_size": 0, "legacy": True,
+}  # fmt: skip
+ALLOWED = {"tie_word_embeddings": (True, False), "conv_kernel_size": (0,), "pooler_dropout": (0, 0.0)}
+
+
+@dataclass(frozen=True)
+class PublishedDisentangled(Published):
+    """What both generations say of places."""
+
+    def published_config(self, config: TransformerConfig) -> dict[str, Any]:
+        assert isinstance(config, DisentangledConfig)
+        return {
+            **super().published_config(config),
+            "position_biased_input": config.positions.name == "learned",
+            "pos_att_type": list(config.scores),
+            "pooler_hidden_size": config.hidden_size,
+        }
+
+    def from_published_config(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """UserError besides where there are no relative places."""
+        section = super().from_published_config(data)
+        expect(data, self.model, pooler_hidden_size=(section["hidden_size"],))
+        expect({"relative_attention": data.get("relative_attention", False)}, self.model, relative_attention=(True,))
+        said = data.get("pos_att_type") or []
+        farthest = data.get("max_relative_positions") or -1
+        return {
+            **section,
+            "positions": {"name": "learned" if data.get("position_biased_input", True) else "none"},
+            "scores": [part.strip() for part in said.lower().split("|")] if isinstance(said, str) else list(said),
+            "max_distance": farthest if farthest > 0 else section["max_positions"],
+        }
+
+
+@dataclass(frozen=True)
+class _Published(PublishedDisentangled):
+    """One map for queries, keys and values, head by head, with biases beside it."""
+
+    def to_published(self, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+        assert isinstance(config, DebertaConfig)
+        joined: dict[str, Tensor] = {}
+        for name, tensor in tensors.items():
+            owner, _, part = name.partition(_ATTENTION)
+            if part == "q_proj.weight":
+                parts = [tensors[f"{owner}{_ATTENTION}{kind}_proj.weight"] for kind in "qkv"]
+                by_head = [weight.unflatten(0, (config.num_heads, -1)) for weight in parts]
+                joined[f"{owner}{_ATTENTION}qkv.weight"] = torch.stack(by_head, 1).flatten(0, 2)
+            elif part in ("q_proj.bias", "v_proj.bias"):
+                joined[f"{owner}{_ATTENTION}{part[0]}_bias"] = tensor
+            elif part not in ("k_proj.weight", "v_proj.weight"):
+                joined[name] = tensor
+        return super().to_published(joined, config)
+
+    def from_published(self, tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
+        """UserError besides where the rows of the one map are not those of whole heads."""
+        heads = config.get("num_attention_heads") or self.defaults["num_attention_heads"]
+        split: dict[str, Tensor] = {}
+        for name, tensor in super().from_published(tensors, config).items():
+            owner, _, part = name.partition(_ATTENTION)
+            if part == "qkv.weight":
+                if len(tensor) % (3 * heads):
+                    raise UserError(
+                        f"num_attention_heads={heads} in its config.json, but its in_proj has {len(tensor)} rows",
+                        "copy it again",
+                    )
+                for kind, weight in zip("qkv", tensor.unflatten(0, (heads, 3, -1)).unbind(1), strict=True):
+                    split[f"{owner}{_ATTENTION}{kind}_proj.weight"] = weight.flatten(0, 1).clone()
+            elif part in ("q_bias", "v_bias"):
+                split[f"{owner}{_ATTENTION}{part[0]}_proj.bias"] = tensor
+            else:
+                split[name] = tensor
+        return split
+
+
+_ATTENTION = ".self_attn."
+PUBLISHED = _Published(
+    model="deberta",
+    model_type="deberta",
+    title="DeBERTa",
+    keys=KEYS,
+    tied=TIED,
+    prefix="deberta.",
+    outside=OUTSIDE,
+    unread=("position_ids",),
+    fields=FIELDS,
+    defaults={
+        **DEFAULTS, "vocab_size": 50265, "num_hidden_layers": 12, "hidden_size": 768, "num_attention_heads": 12,
+        "intermediate_size": 3072,
+    },
+    constant=CONSTANT,
+    allowed={**ALLOWED, "talking_head": (False,), "position_buckets": (-1, 0), "share_att_key": (False,)},
+    positions=None,
+)  # fmt: skip
+to_published, from_published = PUBLISHED.to_published, PUBLISHED.from_published
+published_config, from_published_config = PUBLISHED.published_config, PUBLISHED.from_published_config
+ARCHITECTURES = (
+    (("token_classifier",), "DebertaForTokenClassification"),
+    (("pooler", "classifier"), "DebertaForSequenceClassification"),
+    (("question_answering",), "DebertaForQuestionAnswering"),
+    (("masked_lm",), "DebertaForMaskedLM"),
+    ((), "DebertaModel"),
+)
