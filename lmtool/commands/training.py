@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -81,6 +82,7 @@ def fit(
     last, examples = parts[-1], parts[-1].examples
     loader, plan, epochs = planned(config, learner, parts, precision)
     compilation = choose_compilation(config.compile, precision.device, plan.flops, config.max_minutes)
+    warn_of_idle(opened, loader)
     learner.begin(loader.steps_in_epoch)
     predictors = predictors_of(learner, last.data["train"], examples)
     held_out = HeldOutSplits(
@@ -164,6 +166,19 @@ def train_facts(loader: PackedLoader | PhasedLoader) -> dict[str, Any]:
     if not isinstance(loader, PhasedLoader):
         return {"train": facts}
     return {name: own for name, own in facts.items() if isinstance(own, dict)}
+
+
+def warn_of_idle(opened: OpenRun, loader: PackedLoader | PhasedLoader) -> None:
+    """Say so where steps have fewer examples than there are processes: the others compute what counts nothing."""
+    size = opened.group.size
+    for name, facts in train_facts(loader).items():
+        examples = math.ceil(facts["examples"] / facts["steps_per_epoch"])
+        if examples < size:
+            opened.output.line(
+                f"warning: {name}: a step has {examples:,} examples, and {size} processes share it: some do nothing; "
+                f"give batch_examples={size} or more (or batch_tokens), or devices={examples}",
+                "yellow",
+            )
 
 
 def reading_of(reads: Reads, progress: OnStage) -> Reading:
