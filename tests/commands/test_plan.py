@@ -42,7 +42,18 @@ def test_a_model_that_only_other_means_make_fit(place: Path, capsys: pytest.Capt
     words = ["plan", "pretrain", "model=gpt_xl", "batch_tokens=8192", "max_length=1024", "device=l4"]
     offers = re.findall(r"^would fit +([^:]*):", printed(words, capsys), re.MULTILINE)
     assert offers and "gradient_checkpointing=true" in offers[0]
-    assert "nothing that was tried" in printed([*words[:2], "model=gpt_xl", "model.num_layers=480", *words[3:]], capsys)
+    assert "nothing that was tried" in printed(
+        [*words[:2], "model=gpt_xl", "model.vocab_size=10000000", *words[3:]], capsys
+    )
+
+
+def test_rules_over_several_keys_hold_for_what_is_offered(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """parallel=fsdp takes one objective, so that a mixture is not offered it."""
+    words = ["plan", "pretrain", "model=bert_large", "objective=mixture", "objective.members=[mlm,span]", "device=t4"]
+    words += ["model.hidden_size=4096", "batch_tokens=512", "max_length=512"]
+    out = printed(words, capsys)
+    assert re.search(r"^fits +no: ", out, re.MULTILINE) and "fsdp" not in out
+    assert "parallel=fsdp" in printed([*words[:3], *words[5:]], capsys)
 
 
 def test_cuda_is_planned_where_there_is_none(
@@ -74,7 +85,6 @@ def test_wrong_words(words: list[str], said: str, place: Path, capsys: pytest.Ca
     assert said in capsys.readouterr().err and not Path("runs").exists()
 
 
-@pytest.mark.slow
 def test_steps_are_measured_in_no_folder(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
