@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from math import prod
@@ -21,6 +22,7 @@ from lmtool.distillation.configs import CodistillationConfig
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.model import ModelWithHeads
+from lmtool.ranks import place_of
 from lmtool.reporting.text import size
 from lmtool.training.precision import Precision
 from lmtool.types import part_of
@@ -79,16 +81,22 @@ def require_memory(config: TrainingConfig, precision: Precision) -> None:
 
 def too_large(config: TrainingConfig, precision: Precision) -> UserError | None:
     """What to say where the weights of a run, their gradients and the optimizer's state do not fit into the memory that
-    is available. What a step keeps beside them is not counted: it depends on the batch, which can be split."""
-    cpu = torch.device("cpu")
+    is available: those of all processes on a machine where they compute on its CPU, shares of them with parallel=fsdp.
+    What a step keeps beside them is not counted: it depends on the batch, which can be split."""
+    cpu, place = torch.device("cpu"), place_of(os.environ)
     # Weights are made on the host, and trained on the device.
     for device, trained in {cpu: False, precision.device: True}.items():
         available = available_bytes(device)
-        needed = _needed_bytes(config, trained)
+        # What each process of this machine needs of the host, and one alone of its own device.
+        together = place.local_size if device == cpu else 1
+        shares = place.size if trained and config.parallel == "fsdp" else 1
+        needed = _needed_bytes(config, trained) * together // shares
         if available is not None and needed > available:
             parts = "weights, gradients and optimizer" if trained else "weights"
+            parts = (f"shares of {parts}" if shares > 1 else parts) + (f" in {together} processes" * (together > 1))
             sizes = f"{parts} need {size(needed)}, {size(available)} are available"
-            hint = _smaller(config, partial(_fits, trained=trained, available=available))
+            most = available * shares // together
+            hint = _smaller(config, partial(_fits, trained=trained, available=most))
             return UserError(f"model={config.model.name} is too large for {device}: {sizes}", hint)
     return None
 

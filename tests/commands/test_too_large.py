@@ -67,3 +67,29 @@ def test_a_plan_says_so_and_ends_well(place: Path, machine: None, capsys: pytest
     assert "model=bert is too large for cpu" in capsys.readouterr().out
     assert cli.main(but_for(["plan", "pretrain", *TINY, "model.hidden_size=1000000", "model.num_heads=1"])) == 0
     assert "give model.hidden_size=768" in capsys.readouterr().out
+
+
+def test_several_processes_share_a_machine_or_the_weights(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """bert of 30 layers: 0.96 GB of weights, four times as much in training."""
+    import torch
+
+    from lmtool.training.precision import Precision
+
+    room = {"cpu": 4 * 10**9, "cuda": 2 * 10**9}
+    monkeypatch.setattr(planning, "available_bytes", lambda device: room[device.type])
+    for name, value in {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 4, "MASTER_ADDR": "here", "MASTER_PORT": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    words = [*TEXT, "model=bert", "model.num_layers=30"]
+
+    def said(device: str, *typed: str) -> str:
+        config = cli.configuration("pretrain", cli.parse([*words, *typed]), running=True)
+        problem = planning.too_large(config, Precision("fp32", torch.device(device), ""))
+        return "" if problem is None else problem.message
+
+    assert "too large for cuda: weights, gradients and optimizer need" in said("cuda")
+    assert said("cuda", "parallel=fsdp") == ""
+    assert "too large for cpu: weights, gradients and optimizer in 4 processes need" in said("cpu")
+    room["cuda"] = 5 * 10**8
+    assert "too large for cuda: shares of weights, gradients and optimizer need" in said("cuda", "parallel=fsdp")
+    room["cpu"] = 3 * 10**9
+    assert "too large for cpu: weights in 4 processes need" in said("cuda", "parallel=fsdp")
