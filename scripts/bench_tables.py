@@ -72,10 +72,11 @@ def compose(work: Work, rows: Sequence[Row]) -> str:
     lines += [f"  {variant.label:{width}}  {variant_line(work, variant, rows)}" for variant in work.variants]
     table = ratios(work, rows)
     for ratio in table:
-        pair = [work.variant(name).label for name in (ratio.comparison.own, ratio.comparison.rival)]
+        own, rival = (work.variant(name).label for name in (ratio.comparison.own, ratio.comparison.rival))
+        rounds = "1 round" if ratio.rounds == 1 else f"{ratio.rounds} rounds"
         lines.append(
-            f"  {ratio.speed.median:.2f}x as fast ({ratio.speed.smallest:.2f} to {ratio.speed.largest:.2f} in "
-            f"{ratio.rounds} rounds; {ratio.verdict}), memory {memory_verdict(ratio.memory)}: {pair[0]} over {pair[1]}"
+            f"  {ratio.speed.median:.2f}x as fast ({ratio.speed.smallest:.2f} to {ratio.speed.largest:.2f} in {rounds};"
+            f" {ratio.verdict}), memory {memory_verdict(ratio.memory)}: {own} over {rival}"
         )
     notes = [share_line(work, rows), *checks(work, rows), *(work.notes if table else ()), unsteady(rows)]
     return "\n".join([*lines, *(f"  {note}" for note in notes if note)])
