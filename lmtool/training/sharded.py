@@ -25,10 +25,15 @@ from lmtool.types import Batch, Learner
 def shard(learner: nn.Module, device: torch.device, group: Group) -> None:
     """Cut every parameter of a learner along its first dimension over the processes, in place. The parameters are other
     objects from then on. It may be on the host: a layer at a time goes to the device. UserError where a parameter has
-    no rows."""
+    no rows, and where torch is older than this."""
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import FSDPModule, fully_shard
 
+    if not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):
+        raise UserError(
+            f"parallel=fsdp needs torch 2.13 or newer; this is {torch.__version__}",
+            "update torch, or give parallel=ddp",
+        )
     for name, parameter in learner.named_parameters():
         if parameter.ndim == 0:
             raise UserError(
@@ -98,10 +103,8 @@ class Fsdp(Plain):
         if not last:
             return
         # What no process uses has no gradient, as in one process: a zero would move it.
-        unused = {name: 1.0 for name, parameter in self._named.items() if parameter.requires_grad}
-        for name, count in self.group.sum(
-            {name: one for name, one in unused.items() if name not in self._used}
-        ).items():
+        learning = (name for name, parameter in self._named.items() if parameter.requires_grad)
+        for name, count in self.group.sum({name: 1.0 for name in learning if name not in self._used}).items():
             if count == self.group.size:
                 self._named[name].grad = None
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from torch.distributed.fsdp import FSDPModule
 
 from lmtool import manifest
 from lmtool.config.tables import build
@@ -232,3 +233,9 @@ def test_a_single_number_is_refused() -> None:
     learner.scale = torch.nn.Parameter(torch.ones(()))
     with pytest.raises(UserError, match="scale is a single number"):
         shard(learner, CPU, ALONE)
+
+
+def test_an_older_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(FSDPModule, "set_reduce_scatter_unused_params")
+    with pytest.raises(UserError, match="needs torch 2.13 or newer"):
+        shard(torch.nn.Linear(2, 2), CPU, ALONE)
