@@ -56,7 +56,7 @@ CASES = {
     "hidden": [*FINETUNE, "distill=hidden", *TAUGHT],
     "codistillation": [*FINETUNE, "distill=codistillation", "distill.burn_in_steps=3", "distill.refresh_steps=2"],
 }  # fmt: skip
-QUICK = {"rtd", "mixture", "lora"}
+QUICK = {"rtd"}
 # What parallel=fsdp trains: sharding_rules.py refuses the others.
 SHARDED = {
     name: [word for word in words if word not in UNFREEZING] + ["parallel=fsdp"]
