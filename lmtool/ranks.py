@@ -187,6 +187,9 @@ class Ends:
         with_first = self.place.rank == self.place.local_rank and self.folder is not None
         if with_first:
             _until(lambda: 0 in self.all(), JOINT_SECONDS)
+            first = self.all().get(0)
+            if first is not None and first.lines and first.lines[0].startswith(lines[0]):
+                return None  # rank 0 says the same, and perhaps what it has written of it
         return f"rank {self.place.rank}: " if self.claims(lines) else None
 
     def last_traceback(self, exit_status: int, lines: tuple[str, ...]) -> str | None:

@@ -29,6 +29,11 @@ def test_the_same_error_is_printed_once(ends):
     assert {number: end.exit_status for number, end in ends[1].all().items()} == {0: 2, 1: 2}
 
 
+def test_rank_0_may_say_more(ends):
+    ends[0].last_words(4, ("the loss exploded; its batch is saved", "a lower rate"))
+    assert ends[1].last_words(4, ("the loss exploded", "a lower rate")) is None
+
+
 def test_another_error_has_its_rank_before_it(ends):
     assert ends[1].last_words(2, ("no room",)) == "rank 1: "
     assert ends[0].last_words(2, ("no data",)) == ""

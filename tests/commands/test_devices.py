@@ -191,10 +191,14 @@ def test_a_fault_of_one_rank_is_said_once(place, fault, said):
 
 
 def test_an_error_of_all_ranks_is_printed_once(place):
+    (place / "bad").mkdir()
+    for split in ("train", "dev"):
+        (place / "bad" / f"{split}.tsv").write_text("sentence\tlabel\na text\n")
     for more, by in ((["devices=2"], None), ([], torchrun())):
-        words = ["pretrain", *TINY, "data=text", "data.path=text.txt", "max_steps=3", "max_length=9000", *more]
+        words = ["finetune", *TINY, "checkpoint=none", "task=sst2", "task.path=bad", "max_steps=3", *more]
         status, _, errors = run(place, *words, **({"by": by} if by else {}))
-        assert [line[:20] for line in errors if line.startswith("error:")] == ["error: max_length=90"], errors
+        (line,) = (line for line in errors if line.startswith("error:"))
+        assert "bad/dev.tsv:2" in line and "rank" not in line
         assert status == (1 if by else 2)  # torchrun has its own
 
 
