@@ -18,6 +18,7 @@ from torch import nn
 
 from lmtool.heads.lm import LMHead
 from lmtool.models.base import Backbone, OneStack
+from lmtool.models.disentangled import DisentangledAttention
 from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.nn.attention import MultiHead
 from lmtool.nn.dropout import Dropout
@@ -167,6 +168,12 @@ def _keyed(attention: MultiHead, formats: Formats, cross: bool, biased: bool) ->
     return not (formats.cuda or cross or biased) and attention.dropout.rate > 0
 
 
+def _terms(attention: MultiHead) -> int:
+    """Terms of its scores that are products with a table of places, of which a query sees one before each key and one
+    behind it, so that each keeps twice what the scores do."""
+    return len(attention.terms) if isinstance(attention, DisentangledAttention) else 0
+
+
 def _of_attention(attention: MultiHead, formats: Formats, cross: bool, biased: bool) -> float:
     """Its input where a projection learns, the states of the heads, and what the last map reads."""
     joined = attention.q_proj.weight.shape[0]
@@ -178,7 +185,7 @@ def _of_attention(attention: MultiHead, formats: Formats, cross: bool, biased: b
         for name, values in part.named_parameters(recurse=False)
         if name == "lora_a"
     )
-    states = 3 if _keyed(attention, formats, cross, biased) else 4
+    states = 3 if _keyed(attention, formats, cross, biased) else 4 + 2 * _terms(attention)
     kept = learns * width * formats.product + states * joined * formats.attention + low * formats.product
     if _keeps_input(attention.out_proj):
         kept += joined * formats.product
@@ -213,7 +220,7 @@ def _scores(attention: MultiHead, formats: Formats, cross: bool, biased: bool, k
     elif not formats.cuda and attention.dropout.rate > 0:
         element = 2 * VALUE_BYTES + 1
     else:
-        element = biased * formats.attention
+        element = biased * formats.attention * (1 + 2 * _terms(attention))
     return element * keys * attention.num_heads
 
 
