@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from types import FrameType, TracebackType
 from typing import Any
 
 from lmtool.errors import INTERRUPTED, REQUEUE, TERMINATED, Stopped
+from lmtool.ranks import started_together
 from lmtool.training.group import Group
 
 # Schedulers announce preemption with the user signals: exit 75 asks to be queued again. A lost terminal ends a run
@@ -22,6 +24,8 @@ _STATUS = {
 }
 
 _SECONDS = "seconds"
+REPEATED_SECONDS = 0.5
+"""In which the same signal is one request, of processes that were started together."""
 
 
 class Signals:
@@ -38,6 +42,8 @@ class Signals:
         self.go_on = go_on
         self.received: signal.Signals | None = None
         self._count = 0
+        self._last: tuple[int, float] = (0, 0.0)
+        self._together = started_together(os.environ)
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Signals:
@@ -57,6 +63,8 @@ class Signals:
         self._before.clear()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._repeated(number):
+            return
         asks_to_requeue = _STATUS[signal.Signals(number)] == REQUEUE
         if self._count == 1 and self.received is signal.SIGTERM and asks_to_requeue:
             self.received = signal.Signals(number)
@@ -72,6 +80,12 @@ class Signals:
                 self.go_on,
             )
         os._exit(_STATUS[signal.Signals(number)])
+
+    def _repeated(self, number: int) -> bool:
+        """Whether a signal is the one that came just before: one of several processes has it from their launcher too,
+        and where that one is killed, again for each of its threads."""
+        before, self._last = self._last, (number, time.monotonic())
+        return self._together and number == before[0] and self._last[1] - before[1] < REPEATED_SECONDS
 
     def stopped(self, step: int, saved: bool) -> Stopped:
         """The end of a run that was asked to stop after `step`."""
