@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lmtool.costs.plan import Work
-from lmtool.heads.lm import FamilyLMHead, LMHead
+from lmtool.heads.lm import EnhancedMaskedLMHead, FamilyLMHead, LMHead
 from lmtool.models.base import Backbone, OneStack
 from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.nn.positions import Position
@@ -40,8 +40,16 @@ def works_of(
         if isinstance(part, Backbone):
             yield from _body(part, length, outputs, places.get(name, 1.0), 3)
         else:
+            if isinstance(part, EnhancedMaskedLMHead):
+                yield _decoding(parts.get("objective.generator", learner.backbone), length)
             share = places.get(name, predicted if isinstance(part, LMHead) else 1 / length)
             yield Work(share, _matrices([part]) + _vocabulary(part, table))
+
+
+def _decoding(backbone: Any, length: float) -> Work:
+    """The enhanced mask decoder's: the last layer a second time."""
+    layers = list(backbone.depth())[-1:]
+    return Work(1.0, _matrices(layers), _attention(layers), length)
 
 
 def _passes(backbone: Backbone) -> float:

@@ -9,11 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from lmtool.errors import UserError
 from lmtool.heads.base import PredictingHead, TokenLogits
 from lmtool.heads.losses import linear_loss_sum, linear_scores
 from lmtool.models.base import Backbone, VocabularyHead
+from lmtool.nn.dropout import Draws
 from lmtool.nn.feedforward import ACTIVATIONS, Activation
 from lmtool.nn.regions import region
+from lmtool.types import Packed
 
 
 class LMHead(PredictingHead):
@@ -119,10 +122,36 @@ class MaskedLMHead(LMHead):
     def transform(self, hidden_MH: Tensor) -> Tensor:
         return self.norm(self.activation(self.dense(hidden_MH)))
 
+    def states(
+        self, backbone: Backbone, packed: Packed, draws: Draws | None = None, read_M: Tensor | None = None
+    ) -> Tensor:
+        """(T, H), or (M, H) of `read_M`: the states that it reads, of a backbone over a packed batch."""
+        states: Tensor = backbone(packed, draws, read_M=read_M)
+        return states
 
-def masked_lm_head(backbone: Backbone) -> MaskedLMHead:
-    """The masked language model's head of a backbone's family."""
-    return MaskedLMHead(
+
+class EnhancedMaskedLMHead(MaskedLMHead):
+    """The same behind an enhanced mask decoder (He et al. 2021, "DeBERTa", 3.2): absolute positions enter before the
+    tokens are predicted. `absolute`: (P, H) their table. No other head reads these states."""
+
+    absolute: nn.Embedding
+
+    def states(
+        self, backbone: Backbone, packed: Packed, draws: Draws | None = None, read_M: Tensor | None = None
+    ) -> Tensor:
+        states: Tensor = backbone(packed, draws, read_M=read_M, absolute=self.absolute)
+        return states
+
+
+def masked_lm_head(backbone: Backbone, enhanced: bool = False) -> MaskedLMHead:
+    """The masked language model's head of a backbone's family. enhanced: behind the enhanced mask decoder; UserError
+    where the family has none."""
+    if enhanced and not backbone.decodes_masks:
+        raise UserError(
+            f"objective.enhanced_decoder=true: model={backbone.config.name} has no enhanced mask decoder",
+            "give objective.enhanced_decoder=false, or model=deberta or deberta_v3",
+        )
+    head = (EnhancedMaskedLMHead if enhanced else MaskedLMHead)(
         backbone.hidden_size,
         backbone.config.vocab_size,
         backbone.head_activation,
@@ -130,3 +159,6 @@ def masked_lm_head(backbone: Backbone) -> MaskedLMHead:
         backbone.embed.token.weight.shape[1],
         backbone.head_biases,
     )
+    if isinstance(head, EnhancedMaskedLMHead):
+        head.absolute = nn.Embedding(backbone.config.max_positions, backbone.hidden_size)
+    return head

@@ -61,6 +61,8 @@ class Backbone(nn.Module):
     """Whether a norm stands behind that map."""
     head_biases: bool = True
     """Whether maps and norms of the masked language model's head and of the pooler have biases; the output has one."""
+    decodes_masks: bool = False
+    """Whether it has an enhanced mask decoder: its forward takes vectors of `absolute` positions then."""
 
     @property
     def feature_size(self) -> int:

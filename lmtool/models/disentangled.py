@@ -12,6 +12,8 @@ a table, W = A*D.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from functools import partial
 from typing import ClassVar, cast
 
 import torch
@@ -20,12 +22,15 @@ from torch import Tensor, nn
 from lmtool.models.base import positions_of
 from lmtool.models.encoder import BertLike
 from lmtool.models.encoder_configs import DisentangledConfig
-from lmtool.nn.attention import SelfAttention
+from lmtool.nn.attention import SelfAttention, only
 from lmtool.nn.blocks import PostNormLayer
+from lmtool.nn.context import Context
+from lmtool.nn.dropout import Draws, draws_at
 from lmtool.nn.embeddings import Embeddings
 from lmtool.nn.feedforward import FeedForward
 from lmtool.nn.positions import Position
-from lmtool.nn.stack import Entered
+from lmtool.nn.stack import Entered, Tap, enter
+from lmtool.types import Packed
 
 
 class RelativePlaces(Position):
@@ -125,6 +130,15 @@ class DisentangledAttention(SelfAttention):
         """(P, W) queries of places."""
         return self.q_proj(rows_PH)
 
+    def forward(
+        self, x_TH: Tensor, context: Context, read_M: Tensor | None = None, norm: nn.Module | None = None
+    ) -> Tensor:
+        if context.queries_TH is None:
+            return super().forward(x_TH, context, read_M, norm)
+        q_TAD = self.heads(self.q_proj(context.queries_TH))
+        k_TAD, v_TAD = self.heads(self.k_proj(x_TH)), self.heads(self.v_proj(x_TH))
+        return self.attended(q_TAD, k_TAD, v_TAD, context.layout, self.bias(context.position), context, read_M)
+
     def bias(self, position: Position) -> Position | None:
         if not self.terms:
             return None
@@ -135,10 +149,20 @@ class DisentangledAttention(SelfAttention):
         return PlaceScores(places, keys_PAD, queries_PAD, cast(float, self.scale))
 
 
+class DisentangledLayer(PostNormLayer):
+    """BERT's, which may ask from other states than it reads."""
+
+    def forward(self, x_TH: Tensor, context: Context) -> Tensor:
+        attended = self.self_attn(x_TH, context, context.read_M)
+        asking_TH = x_TH if context.queries_TH is None else context.queries_TH
+        return self.behind(only(asking_TH, context.read_M), attended, draws=context.read_draws)
+
+
 class Disentangled(BertLike):
     """An encoder of layers of this attention. `relative`: the one table of relative places."""
 
     config: DisentangledConfig
+    decodes_masks = True
     pooler_activation = "gelu"
 
     def __init__(self, config: DisentangledConfig, relative: RelativePlaces, attention: type[DisentangledAttention]):
@@ -148,7 +172,7 @@ class Disentangled(BertLike):
             return nn.LayerNorm(width, config.norm_epsilon)
 
         layers = [
-            PostNormLayer(
+            DisentangledLayer(
                 attention(config), FeedForward(width, config.feedforward_size, "gelu"), norm(), norm(), config.dropout
             )
             for _ in range(config.num_layers)
@@ -159,3 +183,26 @@ class Disentangled(BertLike):
 
     def position(self, number: int, entered: Entered) -> Position:
         return self.relative
+
+    def forward(
+        self,
+        packed: Packed,
+        draws: Draws | None = None,
+        read_M: Tensor | None = None,
+        tap: Tap | None = None,
+        absolute: nn.Module | None = None,
+    ) -> Tensor:
+        """Hidden states (T, H), or (M, H) of the tokens with the flat indices `read_M`. absolute: vectors of absolute
+        positions (T,) for the enhanced mask decoder, which then stands in the place of the last layer."""
+        if absolute is None:
+            return super().forward(packed, draws, read_M, tap)
+        entered = enter(self.embed, self.embed.tokens(packed.tokens), packed, draws, None, self.ahead)
+        return self.run(entered, entered.read(read_M), tap=tap, last=partial(self._decode, absolute))
+
+    def _decode(self, absolute: nn.Module, x_TH: Tensor, context: Context) -> Tensor:
+        """The last layer twice over the states before it: absolute positions are added to what asks (3.2; published
+        code, masked_language_model.py)."""
+        layer = self.layers[-1]
+        asking_TH = x_TH + absolute(context.positions_T)
+        once_TH = layer(x_TH, replace(context, queries_TH=asking_TH, read_M=None, watch=None))
+        return layer(x_TH, replace(context, queries_TH=once_TH, draws=draws_at(context.draws, 1)))

@@ -105,7 +105,8 @@ class Context:
     keeps of the tokens before these. encoded, cross_layout: what a decoder reads of its encoder, and how its tokens
     stand to that. read_M: flat indices of the tokens whose result is wanted; None for all. watch: asks who takes
     what an attention of the layer computes with. prefix, cross_prefix: keys and values in front of those of the texts,
-    and of those of the encoder; None where there are none, and where they are kept with the others by now.
+    and of those of the encoder; None where there are none, and where they are kept with the others by now. queries_TH:
+    the states that ask, and that a layer adds to, where they are not those it reads.
     """
 
     packed: Packed
@@ -120,6 +121,7 @@ class Context:
     watch: Callable[[AttentionKind], TakesAttended | None] | None = None
     prefix: LayerPrefix | None = None
     cross_prefix: LayerPrefix | None = None
+    queries_TH: Tensor | None = None
 
     @classmethod
     def of(cls, packed: Packed, mask: Mask, position: Position | None = None, **more: Any) -> Self:

@@ -10,7 +10,7 @@ Shape letters: T tokens, M of them that are read, E width of the token vectors, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, get_args
@@ -236,10 +236,14 @@ class Stack(nn.Module):
         read_M: Tensor | None = None,
         encoded: EncoderState | None = None,
         tap: Tap | None = None,
+        last: Callable[[Tensor, Context], Tensor] | None = None,
     ) -> Tensor:
         """Hidden states (T, H) of the stack, or (M, H) of the tokens that entered with the flat indices `read_M`.
-        encoded: what a decoder reads of its encoder."""
-        first, x_TH, layers = 0, entered.x_TH, list(self.depth())
+        encoded: what a decoder reads of its encoder. last: what stands in the place of the last layer."""
+        first, x_TH = 0, entered.x_TH
+        layers: list[Callable[[Tensor, Context], Tensor]] = list(self.depth())
+        if last is not None:
+            layers[-1] = last
         if self.tap is not None:
             tap = self.tap if tap is None else Taps(self.tap, tap)
         if tap is not None:
@@ -277,7 +281,7 @@ class Stack(nn.Module):
             x_TH = only(x_TH, read_M)
         return self.leave(x_TH, draws_of(entered.draws, read_M))
 
-    def _applied(self, layer: nn.Module, x_TH: Tensor, context: Context) -> Tensor:
+    def _applied(self, layer: Callable[[Tensor, Context], Tensor], x_TH: Tensor, context: Context) -> Tensor:
         """What a layer makes of its states. It is recomputed from what it read alone: a cache, and who takes what an
         attention computes with, would see it twice. Its draws are functions of their place, so the generators' state
         need not be restored."""

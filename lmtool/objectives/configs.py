@@ -45,6 +45,11 @@ class MaskingConfig(ObjectiveConfig):
         description="Share of the windows of text that aim at a random shorter length, of 2 tokens or more; of pairs "
         "of segments short_sequence_probability says it.",
     )
+    enhanced_decoder: bool = Field(
+        False,
+        description="Predict the masked tokens behind the enhanced mask decoder (DeBERTa): absolute positions enter "
+        "there, and the last layer is applied twice.",
+    )
 
     @property
     def predicted_fraction(self) -> float:
@@ -52,7 +57,7 @@ class MaskingConfig(ObjectiveConfig):
 
     @property
     def places(self) -> dict[str, float]:
-        return {"heads.masked_lm": self.probability}
+        return {"heads.enhanced_masked_lm" if self.enhanced_decoder else "heads.masked_lm": self.probability}
 
     def drawn_epoch(self, epoch: int) -> int:
         """The epoch whose draws an epoch reads."""
@@ -62,6 +67,14 @@ class MaskingConfig(ObjectiveConfig):
     def _branches_fit(self) -> MaskingConfig:
         if self.mask + self.random > 1 + 1e-9:
             raise ValueError(f"mask={self.mask} and random={self.random} add up to more than 1")
+        return self
+
+    @model_validator(mode="after")
+    def _decoder_is_for_masks_alone(self) -> MaskingConfig:
+        if self.enhanced_decoder and getattr(self, "pairs", "none") != "none":
+            raise ValueError("enhanced_decoder=true serves the masked tokens alone: give pairs=none")
+        if self.enhanced_decoder and getattr(self, "boundary", False):
+            raise ValueError("enhanced_decoder=true serves the masked tokens alone: give boundary=false")
         return self
 
 

@@ -176,7 +176,7 @@ class GeneratedTextLearner(MaskFiller):
 
     def _generator_hidden(self, batch: Batch, draws: Draws | None) -> Tensor:
         """(M, G) the generator's states at the masked places."""
-        return self.generator(batch.inputs, draws, read_M=places_of(batch, "mlm"))
+        return self._generator_head.states(self.generator, batch.inputs, draws, places_of(batch, "mlm"))
 
     @property
     def table_VW(self) -> Tensor:
@@ -184,4 +184,5 @@ class GeneratedTextLearner(MaskFiller):
         return self.backbone.embed.token.weight
 
     def logits_at(self, packed: Packed, at: Tensor) -> Tensor:
-        return self._generator_head(self.generator(packed, read_M=at), self._generator_table)
+        hidden_MG = self._generator_head.states(self.generator, packed, read_M=at)
+        return self._generator_head(hidden_MG, self._generator_table)

@@ -75,7 +75,7 @@ def build_generator(config: RtdConfig, model: Backbone, seed: int) -> nn.ModuleD
         _share_embeddings(generator, model, seed, device)
     if config.training == "joint" and config.sharing == "gdes":
         parts["sharing"] = _disentangle(generator, model, device)
-    parts["masked_lm"] = masked_lm_head(generator).to(device)
+    parts["masked_lm"] = masked_lm_head(generator, config.enhanced_decoder).to(device)
     model.initialize(parts["masked_lm"], seed, "objective.masked_lm.")
     return nn.ModuleDict(parts)
 

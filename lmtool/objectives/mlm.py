@@ -9,6 +9,8 @@ Shape letters: T tokens, N examples, M predicted places, H hidden width, V vocab
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import ClassVar, cast
 
 import numpy as np
@@ -37,7 +39,10 @@ from lmtool.types import Batch, Packed, Scores, StepOutput
 # The head of each term over pairs.
 _PAIR_HEADS = {"nsp": "next_sentence", "sop": "sentence_order"}
 # The term of each head.
-_TERMS = {"masked_lm": "mlm", "span_boundary": "sbo", **{head: term for term, head in _PAIR_HEADS.items()}}
+_TERMS = {
+    "masked_lm": "mlm", "enhanced_masked_lm": "mlm", "span_boundary": "sbo",
+    **{head: term for term, head in _PAIR_HEADS.items()},
+}  # fmt: skip
 
 
 class MaskedLanguageModel(MaskFiller):
@@ -49,7 +54,7 @@ class MaskedLanguageModel(MaskFiller):
 
     def __init__(self, config: PairsConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(config, backbone, tokenizer, seed)
-        self.add_head("masked_lm", masked_lm_head(backbone))
+        self.add_head(_masked_lm_name(config), masked_lm_head(backbone, config.enhanced_decoder))
         self.weights = {"mlm": 1.0}
         if config.pairs != "none":
             self.add_head("pooler", pooler(backbone))
@@ -85,7 +90,7 @@ class MaskedLanguageModel(MaskFiller):
         return {name: float(len(labels_of(batch, name))) for name in self.weights}
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
-        hidden = hidden_at(self.backbone, batch, self.places(batch.host), self.draws(batch, step))
+        hidden = hidden_at(self._read, batch, self.places(batch.host), self.draws(batch, step))
         return StepOutput(self.sums(hidden, batch), self.weights)
 
     def places(self, batch: Batch) -> dict[str, Tensor]:
@@ -109,7 +114,7 @@ class MaskedLanguageModel(MaskFiller):
     @torch.no_grad()
     def score(self, batch: Batch) -> dict[str, Scores]:
         """Each target's loss and best guess, in evaluation."""
-        return self.scores(hidden_at(self.backbone, batch, self.places(batch.host), None), batch)
+        return self.scores(hidden_at(self._read, batch, self.places(batch.host), None), batch)
 
     def scores(self, hidden: dict[str, Tensor], batch: Batch) -> dict[str, Scores]:
         """By term, its scores. hidden: by term, the states at its places."""
@@ -124,7 +129,12 @@ class MaskedLanguageModel(MaskFiller):
 
     @property
     def _masked_lm(self) -> MaskedLMHead:
-        return cast(MaskedLMHead, self.heads["masked_lm"])
+        return cast(MaskedLMHead, self.heads[_masked_lm_name(self.config)])
+
+    @property
+    def _read(self) -> Callable[..., Tensor]:
+        """The states that the terms read, of a packed batch."""
+        return partial(self._masked_lm.states, self.backbone)
 
     @property
     def _table_VW(self) -> Tensor:
@@ -136,4 +146,9 @@ class MaskedLanguageModel(MaskFiller):
         return self.heads[_PAIR_HEADS[self.config.pairs]](pooled_NH)
 
     def logits_at(self, packed: Packed, at: Tensor) -> Tensor:
-        return self._masked_lm(self.backbone(packed, read_M=at), self._table_VW)
+        return self._masked_lm(self._read(packed, read_M=at), self._table_VW)
+
+
+def _masked_lm_name(config: PairsConfig) -> str:
+    """Behind a mask decoder it is another head: who reads the last layer has no use for it."""
+    return "enhanced_masked_lm" if config.enhanced_decoder else "masked_lm"

@@ -17,7 +17,7 @@ from lmtool.costs.work import works_of
 from lmtool.learners.configs import MixtureConfig
 from lmtool.models.base import Backbone
 from lmtool.models.configs import BertConfig, GptConfig, ModelConfig
-from lmtool.models.encoder_configs import AlbertConfig, ElectraConfig
+from lmtool.models.encoder_configs import AlbertConfig, DebertaConfig, ElectraConfig
 from lmtool.models.encoder_decoder_configs import BartConfig, T5Config
 from lmtool.nn.attention import only
 from lmtool.nn.dropout import TokenDraws, token_keys
@@ -65,6 +65,7 @@ CASES: dict[str, tuple[type[ModelConfig], dict[str, Any], str, ObjectiveConfig]]
     ),
     "replace_mlm": (BertConfig, {}, "wordpiece", RtdConfig(variant="replace_mlm")),
     "all_tokens_mlm": (ElectraConfig, {"embedding_size": 24}, "wordpiece", RtdConfig(variant="all_tokens_mlm")),
+    "mask decoder": (DebertaConfig, {"scores": ()}, "wordpiece", MlmConfig(enhanced_decoder=True)),
     "gpt": (GptConfig, {}, "bytebpe", ClmConfig()),
     "gpt prefix": (GptConfig, {}, "bytebpe", PrefixLmConfig()),
     "t5": (T5Config, {"head_size": 8}, "t5", SpanCorruptionConfig()),
@@ -86,7 +87,7 @@ def learner_of(case: str) -> tuple[Any, Any]:
 
 def whole(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """A backbone's forward that leaves tokens out at its end only."""
-    return lambda *sides, read_M=None: only(forward(*sides), read_M)
+    return lambda *sides, read_M=None, **more: only(forward(*sides, **more), read_M)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -38,7 +38,17 @@ OBJECTIVES = {
         SpanConfig(lengths="harmonic", longest=3, replace="token", boundary=False, pairs="sop"),
         "joined",
     ),
+    "ngram enhanced": (
+        "deberta",
+        SpanConfig(lengths="harmonic", longest=3, replace="token", boundary=False, enhanced_decoder=True),
+        "joined",
+    ),
     "rtd": ("bert", RtdConfig(), "joined"),
+    "rtd enhanced": (
+        "deberta",
+        RtdConfig(mask=1.0, generator_size=1.0, generator_layers=0.5, sharing="gdes", enhanced_decoder=True),
+        "joined",
+    ),
     "electra_15": ("bert", RtdConfig(variant="electra_15"), "separate"),
     "replace_mlm": ("bert", RtdConfig(variant="replace_mlm"), "joined"),
     "all_tokens_mlm": ("bert", RtdConfig(variant="all_tokens_mlm"), "joined"),
@@ -55,7 +65,11 @@ OBJECTIVES = {
 
 @pytest.fixture(scope="module")
 def tokenizers():
-    return {"bert": tokenizer(), "gpt": tokenizer("bytebpe"), "t5": tokenizer("t5"), "bart": tokenizer("roberta")}
+    words = tokenizer()
+    return {
+        "bert": words, "deberta": words, "gpt": tokenizer("bytebpe"), "t5": tokenizer("t5"),
+        "bart": tokenizer("roberta"),
+    }  # fmt: skip
 
 
 @pytest.fixture
@@ -354,3 +368,26 @@ def test_documents_of_one_sentence_are_reported_where_the_next_one_is_predicted(
     (warning,) = facts["warnings"]
     assert facts["random_next_fraction"] > 0.65
     assert "95% of the train documents are one sentence" in warning and "data.document=file" in warning
+
+
+@torch.no_grad()
+def test_a_mask_decoder_changes_the_masked_words_alone(tokenizers):
+    """Same weights, same draws: the generator's loss differs, and no other state that anything reads."""
+    tokens, fields = tokenizers["bert"], {"generator_size": 1.0, "sharing": "gdes"}
+    plain = build(RtdConfig(**fields), backbone("deberta"), tokens, 3)
+    enhanced = build(RtdConfig(**fields, enhanced_decoder=True), backbone("deberta"), tokens, 3)
+    own = {"objective.masked_lm.absolute.weight"}
+    assert enhanced.state_dict().keys() - plain.state_dict().keys() == own
+    assert all(torch.equal(tensor, enhanced.state_dict()[name]) for name, tensor in plain.state_dict().items())
+    batch = rows_of(plain.examples(split(store(tokens)), 32), 8)
+    assert not torch.allclose(plain(batch, 1).sums["mlm"], enhanced(batch, 1).sums["mlm"])
+    filled = plain.filled(batch, plain._generator_hidden(batch, None), 0)
+    assert torch.equal(plain.read(batch, filled, None).hidden_MH, enhanced.read(batch, filled, None).hidden_MH)
+
+
+@pytest.mark.parametrize(
+    "config,fields", [(MlmConfig, {"pairs": "nsp"}), (SpanConfig, {"boundary": True}), (SpanConfig, {"pairs": "sop"})]
+)
+def test_a_mask_decoder_serves_no_other_term(config, fields):
+    with pytest.raises(ValueError, match="masked tokens alone"):
+        config(**{"boundary": False} | fields if config is SpanConfig else fields, enhanced_decoder=True)
