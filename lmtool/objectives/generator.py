@@ -18,7 +18,7 @@ from lmtool.config.tables import build
 from lmtool.errors import UserError
 from lmtool.heads.lm import MaskedLMHead, masked_lm_head
 from lmtool.models.base import Backbone
-from lmtool.nn.dropout import Draws
+from lmtool.nn.dropout import Draws, Dropout
 from lmtool.nn.embeddings import Embeddings
 from lmtool.objectives.configs import RtdConfig
 from lmtool.objectives.sharing import DisentangledTable, TableDelta
@@ -47,6 +47,15 @@ class MappedEmbeddings(nn.Module):
     def token(self) -> nn.Embedding:
         """The shared table."""
         return self.shared.token
+
+    @property
+    def norm(self) -> nn.Module | None:
+        """The shared one; dropout too."""
+        return self.shared.norm
+
+    @property
+    def dropout(self) -> Dropout:
+        return self.shared.dropout
 
     def tokens(self, ids_T: Tensor) -> Tensor:
         """(T,) ids to (T, H)."""
