@@ -108,7 +108,8 @@ def test_every_command_takes_it(place: Path, capsys: pytest.CaptureFixture[str])
         capsys.readouterr()
         run("plan", "finetune", "task=sst2", "task.path=rows", "checkpoint=runs/words", f"tuning={tuning}")
         line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("disk"))
-        sizes.append(float(line.split()[1]) * {"kB": 1, "MB": 1000}[line.split()[2].rstrip(":")])
+        number, unit = line[: line.index(" a checkpoint")].split()[-2:]
+        sizes.append(float(number) * {"kB": 1, "MB": 1000}[unit])
     assert sizes[1] < 0.1 * sizes[0]
 
 
