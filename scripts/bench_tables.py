@@ -86,6 +86,11 @@ def cells(*values: str) -> str:
     return "| " + " | ".join(values) + " |"
 
 
+def sentence(line: str) -> str:
+    """A line as a sentence begins; a command's name stays as it is typed."""
+    return line if line.startswith("lmtool") else f"{line[0].upper()}{line[1:]}"
+
+
 def markdown(works: Sequence[Work], rows: Sequence[Row]) -> str:
     """The table of the README: a row a comparison. rows: of the machine and the settings first."""
     lines = [cells("work", "lmtool", "beside", "times as fast", "aim", "peak memory")]
@@ -108,4 +113,4 @@ def markdown(works: Sequence[Work], rows: Sequence[Row]) -> str:
     lines.append(
         f"Peak memory: lmtool's over the other's, aim {MEMORY_AIM:g}; medians, smallest and largest of rounds."
     )
-    return "\n".join([*lines, *(f"{line[0].upper()}{line[1:]}." for line in about if line)])
+    return "\n".join([*lines, *(f"{sentence(line)}." for line in about if line)])
