@@ -6,6 +6,8 @@ from __future__ import annotations
 import gc
 import os
 
+import pytest
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MKL_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -14,6 +16,11 @@ os.fsync = lambda descriptor: None
 
 # What collecting the tests leaves lives as long as they do: the collector need not look through it again and again.
 gc.disable()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest test first: the other process works beside it, and nobody waits for it at the end."""
+    items.sort(key=lambda item: item.path.name != "test_readme.py")
 
 
 def pytest_collection_finish() -> None:
