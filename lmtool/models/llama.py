@@ -32,13 +32,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lmtool.errors import UserError
 from lmtool.models.base import Decoder, VocabularyHead, new, positions_of
 from lmtool.models.configs import TransformerConfig
 from lmtool.models.decoder_configs import LlamaConfig
 from lmtool.models.family import Published
 from lmtool.models.keymap import EMPTY, QUESTION_ANSWERING, KeyMap, Tied
-from lmtool.models.published import expect
+from lmtool.models.published import expect, require_half_split
 from lmtool.nn.attention import SelfAttention
 from lmtool.nn.blocks import PreNormLayer
 from lmtool.nn.configs import RotaryPositionsConfig
@@ -125,11 +124,7 @@ class PublishedLlama(Published):
         """UserError besides where pairs of dimensions lie side by side."""
         data, positions = super().published_config(config), config.positions
         assert isinstance(config, LlamaConfig) and isinstance(positions, RotaryPositionsConfig)
-        if positions.layout != "half_split":
-            raise UserError(
-                f"model.positions.layout={positions.layout} has no place in a published {self.title}",
-                "use the run with lmtool, or train one with model.positions.layout=half_split",
-            )
+        require_half_split(positions, self.title)
         rotary = {"rope_type": "default", "rope_theta": positions.base}
         return {**data, **self.head_size(config), "rope_parameters": rotary, "tie_word_embeddings": config.tied}
 

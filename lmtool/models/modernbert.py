@@ -38,13 +38,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lmtool.errors import UserError
 from lmtool.models.base import Encoder, new, positions_of
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.models.encoder_configs import ModernbertConfig
 from lmtool.models.family import Published
 from lmtool.models.keymap import EMPTY, KeyMap, Tied, join_projections, split_projections
-from lmtool.models.published import expect
+from lmtool.models.published import expect, require_half_split
 from lmtool.nn.attention import SelfAttention
 from lmtool.nn.blocks import PreNormLayer
 from lmtool.nn.configs import RotaryPositionsConfig
@@ -183,11 +182,7 @@ class _Published(Published):
         """UserError besides where pairs of dimensions lie side by side."""
         data, positions = super().published_config(config), config.positions
         assert isinstance(config, ModernbertConfig) and isinstance(positions, RotaryPositionsConfig)
-        if positions.layout != "half_split":
-            raise UserError(
-                f"model.positions.layout={positions.layout} has no place in a published {self.title}",
-                "use the run with lmtool, or train one with model.positions.layout=half_split",
-            )
+        require_half_split(positions, self.title)
         bases = {_FULL: positions.base, _LOCAL: config.local_rotary_base}
         return {
             **data,

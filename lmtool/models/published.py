@@ -7,6 +7,7 @@ from typing import Any
 
 from lmtool.errors import UserError
 from lmtool.models.configs import TransformerConfig
+from lmtool.nn.configs import RotaryPositionsConfig
 
 # Keys that say nothing about the numbers a model computes.
 NEUTRAL = frozenset(
@@ -74,6 +75,15 @@ def require_positions(config: TransformerConfig, kind: str, published: str) -> N
         raise UserError(
             f"model.positions={config.positions.name} has no place in a published {published}, which has {kind} ones",
             f"use the run with lmtool, or train one with model/positions={kind}",
+        )
+
+
+def require_half_split(positions: RotaryPositionsConfig, published: str) -> None:
+    """UserError where pairs of dimensions lie side by side, unlike in the published families with rotary positions."""
+    if positions.layout != "half_split":
+        raise UserError(
+            f"model.positions.layout={positions.layout} has no place in a published {published}",
+            "use the run with lmtool, or train one with model.positions.layout=half_split",
         )
 
 
