@@ -15,6 +15,7 @@ from lmtool.costs.plan import Work
 from lmtool.heads.lm import EnhancedMaskedLMHead, FamilyLMHead, LMHead
 from lmtool.models.base import Backbone, OneStack
 from lmtool.models.encoder_decoder import EncoderDecoder
+from lmtool.nn.attention import MultiHead
 from lmtool.nn.positions import Position
 from lmtool.nn.virtual import VirtualTokens
 
@@ -48,8 +49,9 @@ def works_of(
 
 def _decoding(backbone: Any, length: float) -> Work:
     """The enhanced mask decoder's: the last layer a second time."""
-    layers = list(backbone.depth())[-1:]
-    return Work(1.0, _matrices(layers), _attention(layers), length)
+    layers = list(backbone.depth())
+    last = layers[-1:]
+    return Work(1.0, _matrices(last), _attention(last), backbone.seen(len(layers) - 1, length))
 
 
 def _passes(backbone: Backbone) -> float:
@@ -78,19 +80,24 @@ def _body(backbone: Backbone, length: float, outputs: float, share: float, passe
         yield Work(share * outputs, embedding + _matrices(decoder) - keys, _attention(decoder), inside[1], passes)
         yield Work(share * outputs, 0, sum(_width(cross) for cross in crossed), inside[2], passes)
         return
-    # A family with a forward of its own is taken as a whole, each of its parts once.
-    layers = list(backbone.depth()) if isinstance(backbone, OneStack) else []
-    values = _matrices([backbone.embed, *layers] if layers else [backbone])
     whole = length + backbone.embed.virtual_count
-    seen = (whole / 2 if backbone.config.architecture == "decoder" else whole) + getattr(backbone, "ahead", 0)
-    yield Work(share * whole / length, values, _attention(layers), seen, passes)
+    if not isinstance(backbone, OneStack):
+        # A family with a forward of its own is taken as a whole, each of its parts once.
+        yield Work(share * whole / length, _matrices([backbone]), passes=passes)
+        return
+    layers = list(backbone.depth())
+    widths = [_attention([layer]) for layer in layers]
+    weighted = [width * backbone.seen(number, whole) for number, width in enumerate(widths)]
+    mean = sum(weighted) / max(1, sum(widths)) + backbone.ahead
+    yield Work(share * whole / length, _matrices([backbone.embed, *layers]), sum(widths), mean, passes)
 
 
 def _matrices(modules: Iterable[nn.Module]) -> int:
     """Values of the matrices in modules that a token's vector is multiplied with; tables are looked up, and what
-    computes virtual tokens does so once a batch."""
+    computes virtual tokens, or the keys and queries of places, does so once a batch."""
     parts = [part for module in modules for part in module.modules()]
     once = {inner for part in parts if isinstance(part, VirtualTokens) for inner in part.modules()}
+    once |= {getattr(part, name) for part in parts if isinstance(part, MultiHead) for name in part.table_maps}
     return sum(
         values.numel()
         for part in parts

@@ -34,6 +34,8 @@ from lmtool.models.published import expect
 class OwnMaps(DisentangledAttention):
     """Places have maps of their own: `pos_k_proj`, `pos_q_proj`."""
 
+    table_maps = ("pos_k_proj", "pos_q_proj")
+
     def __init__(self, config: DisentangledConfig):
         super().__init__(config)
         width = config.hidden_size

@@ -181,6 +181,11 @@ class Disentangled(BertLike):
         super().__init__(config, Embeddings(config.vocab_size, width, position, config.dropout, norm=norm()), layers)
         self.relative = relative
 
+    def seen(self, number: int, length: float) -> float:
+        """A row of relative places has no value: it is half a token."""
+        rows = min(2 * length - 1, 2 * self.relative.span)
+        return length + len(self.config.scores) * rows / 2
+
     def position(self, number: int, entered: Entered) -> Position:
         return self.relative
 

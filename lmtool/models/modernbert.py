@@ -99,6 +99,13 @@ class Modernbert(Encoder):
     def mask(self, number: int, packed: Packed) -> Mask:
         return Window(self.config.local_window, self.ahead) if self.is_local(number) else Full()
 
+    def seen(self, number: int, length: float) -> float:
+        """Of tokens near the ends of a text, those that are there."""
+        reach = self.config.local_window
+        if not self.is_local(number) or length <= reach + 1:
+            return length
+        return min(length, 2 * reach + 1 - reach * (reach + 1) / length)
+
     def position(self, number: int, entered: Entered) -> Position:
         return entered.position if self.local_position is None or not self.is_local(number) else self.local_position
 

@@ -164,6 +164,8 @@ class MultiHead(nn.Module):
 
     kind: ClassVar[AttentionKind]
     """The name it goes by in a layer."""
+    table_maps: ClassVar[tuple[str, ...]] = ()
+    """Names of its maps that a table of places goes through, once a batch, and no token."""
 
     @property
     def head_size(self) -> int:

@@ -222,6 +222,11 @@ class Stack(nn.Module):
         """What the tokens see in the layer of this number, counted from 0."""
         return left_to_right(packed) if self.causal else Full()
 
+    def seen(self, number: int, length: float) -> float:
+        """Tokens of a text of this length that one of them sees in the layer of this number, mean, for the count of
+        operations: each is a product with a key and one with a value."""
+        return length / 2 if self.causal else length
+
     def position(self, number: int, entered: Entered) -> Position:
         """How the layer of this number knows where its tokens stand."""
         return entered.position

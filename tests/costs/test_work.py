@@ -17,7 +17,7 @@ from lmtool.costs.work import works_of
 from lmtool.learners.configs import MixtureConfig
 from lmtool.models.base import Backbone
 from lmtool.models.configs import BertConfig, GptConfig, ModelConfig
-from lmtool.models.encoder_configs import AlbertConfig, DebertaConfig, ElectraConfig
+from lmtool.models.encoder_configs import AlbertConfig, DebertaConfig, DebertaV3Config, ElectraConfig, ModernbertConfig
 from lmtool.models.encoder_decoder_configs import BartConfig, T5Config
 from lmtool.nn.attention import only
 from lmtool.nn.dropout import TokenDraws, token_keys
@@ -66,6 +66,8 @@ CASES: dict[str, tuple[type[ModelConfig], dict[str, Any], str, ObjectiveConfig]]
     "replace_mlm": (BertConfig, {}, "wordpiece", RtdConfig(variant="replace_mlm")),
     "all_tokens_mlm": (ElectraConfig, {"embedding_size": 24}, "wordpiece", RtdConfig(variant="all_tokens_mlm")),
     "mask decoder": (DebertaConfig, {"scores": ()}, "wordpiece", MlmConfig(enhanced_decoder=True)),
+    "own maps": (DebertaConfig, {"max_distance": 8}, "wordpiece", MlmConfig()),
+    "buckets": (DebertaV3Config, {"buckets": 8, "max_distance": 16}, "wordpiece", RtdConfig()),
     "gpt": (GptConfig, {}, "bytebpe", ClmConfig()),
     "gpt prefix": (GptConfig, {}, "bytebpe", PrefixLmConfig()),
     "t5": (T5Config, {"head_size": 8}, "t5", SpanCorruptionConfig()),
@@ -126,6 +128,18 @@ def test_flops_of_published_sizes(
         learner = build(objective, build(family, 0), None, 0)
     works = works_of(learner, objective.places, objective.predicted_fraction, length)
     assert sum(work.flops for work in works) / 1e9 == pytest.approx(gigaflops, rel=3e-3)
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 7, 8, 30])
+def test_a_local_layer_costs_what_its_window_shows(length: int) -> None:
+    backbone = build(ModernbertConfig(**SMALL, local_window=3), 0)
+    packed = Packed(torch.zeros(length, dtype=torch.long), (length,))
+    at = torch.arange(length)[None]
+    for number in range(SMALL["num_layers"]):
+        allowed = backbone.mask(number, packed).allow(at[..., None], at[:, None], torch.zeros(1, dtype=torch.long))
+        assert backbone.is_local(number) == (allowed is not None)
+        seen = float(length) if allowed is None else float(allowed.sum()) / length
+        assert backbone.seen(number, length) == pytest.approx(seen)
 
 
 def test_a_frozen_body_only_runs_forward() -> None:
