@@ -1,0 +1,260 @@
+"""A recurrent layer over packed texts: Hochreiter and Schmidhuber 1997, "Long Short-Term Memory", with the forget gate
+of Gers, Schmidhuber and Cummins 2000, and the projection of Sak, Senior and Beaufays 2014.
+
+Texts run in lockstep, the longest first, so that a step works on those that are not at their end and nothing is padded
+(torch's PackedSequence). What the gates read of the inputs is one product over all tokens; what they read of the state
+is one a step. The backward is written out: weights get their gradient in one product over all steps, not a sum of one a
+step. On a core it takes 0.4 to 0.7 of the time of `torch.nn.LSTM`, which has no clips.
+
+Shape letters: T tokens, N texts, R texts at a step, I width of the inputs, C of the cell, P of what is given: C, or
+that of the projection.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lmtool.types import Segments, send
+
+
+class State(NamedTuple):
+    """What is carried from step to step, of each text in its order in the batch. given_NP: what the layer gave last.
+    cell_NC: its memory."""
+
+    given_NP: Tensor
+    cell_NC: Tensor
+
+    def detached(self) -> State:
+        """The same values without their past, which no gradient reaches."""
+        return State(self.given_NP.detach(), self.cell_NC.detach())
+
+
+@dataclass(frozen=True)
+class Lockstep:
+    """The steps in which packed texts are read together, in one direction. All layers that read a batch share it.
+
+    sizes: texts at each step, on the host. tokens_T: the token read at each place, step by step, within a step those of
+    longer texts first. places_T: the place of each token. order_N: the texts, longest first. last_N: the place where
+    each text ends, in the order of the batch; 0 of an empty one. empty_N: which texts are empty, None where none is.
+    """
+
+    sizes: tuple[int, ...]
+    tokens_T: Tensor
+    places_T: Tensor
+    order_N: Tensor
+    last_N: Tensor
+    empty_N: Tensor | None
+
+    @classmethod
+    def of(cls, texts: Segments, reverse: bool = False) -> Lockstep:
+        """texts: laid end to end from 0. reverse: each from its last token to its first."""
+        lengths, starts = np.asarray(texts.lengths, dtype=np.int64), np.asarray(texts.starts, dtype=np.int64)
+        order = np.argsort(-lengths, kind="stable")
+        sorted_lengths = lengths[order]
+        steps = np.arange(int(lengths.max(initial=0)))[:, None]
+        there = steps < sorted_lengths
+        within = sorted_lengths - 1 - steps if reverse else np.broadcast_to(steps, there.shape)
+        tokens = (starts[order] + within)[there]
+        places = np.empty_like(tokens)
+        places[tokens] = np.arange(len(tokens))
+        ends = np.where(lengths > 0, starts if reverse else starts + lengths - 1, 0)
+        last = places[ends] if len(places) else np.zeros_like(ends)
+
+        def tensor(values: np.ndarray) -> Tensor:
+            return send(torch.from_numpy(values), texts.device)
+
+        empty = tensor(lengths == 0) if (lengths == 0).any() else None
+        sizes = tuple(int(size) for size in there.sum(1))
+        return cls(sizes, tensor(tokens), tensor(places), tensor(order), tensor(last), empty)
+
+
+class Lstm(nn.Module):
+    """One layer in one direction; gates stand in the order input, forget, cell, output, as in torch.
+
+    projection_size: P, None for no projection. cell_clip, projection_clip: bounds of the cell's and of the projected
+    values at every step, None for none. The names of the weights are torch's; there is one bias.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        cell_size: int,
+        projection_size: int | None = None,
+        cell_clip: float | None = None,
+        projection_clip: float | None = None,
+    ):
+        super().__init__()
+        if projection_size is None and projection_clip is not None:
+            raise ValueError("there is no projection to clip")
+        self.cell_size, self.given_size = cell_size, cell_size if projection_size is None else projection_size
+        self.cell_clip, self.projection_clip = cell_clip, projection_clip
+        self.weight_ih = nn.Parameter(torch.empty(4 * cell_size, input_size))
+        self.weight_hh = nn.Parameter(torch.empty(4 * cell_size, self.given_size))
+        self.bias = nn.Parameter(torch.zeros(4 * cell_size))
+        self.weight_hr: nn.Parameter | None
+        if projection_size is None:
+            self.register_parameter("weight_hr", None)
+        else:
+            self.weight_hr = nn.Parameter(torch.empty(projection_size, cell_size))
+
+    @torch.no_grad()
+    def open_forget_gates(self) -> None:
+        """Set the forget gates' biases to 1 and the others to 0, so that a new cell remembers (Jozefowicz, Zaremba and
+        Sutskever 2015)."""
+        self.bias.zero_()
+        self.bias[self.cell_size : 2 * self.cell_size] = 1.0
+
+    def forward(self, x_TI: Tensor, steps: Lockstep, state: State | None = None) -> tuple[Tensor, State]:
+        """(T, P) what the layer gives at each token, and the states behind the last one of each text. state: those
+        before the first; None for zeros. An empty text keeps the one it has."""
+        gates_TG = F.linear(x_TI, self.weight_ih, self.bias).index_select(0, steps.tokens_T)
+        # Sums over many steps are kept in full precision, whatever the products are computed in.
+        kind = torch.promote_types(gates_TG.dtype, torch.float32)
+        if state is None:
+            texts = len(steps.order_N)
+            state = State(
+                gates_TG.new_zeros(texts, self.given_size, dtype=kind),
+                gates_TG.new_zeros(texts, self.cell_size, dtype=kind),
+            )
+        given_NP, cell_NC = (part.to(kind).index_select(0, steps.order_N) for part in state)
+        clips = self.cell_clip, self.projection_clip
+        with torch.autocast(x_TI.device.type, enabled=False):
+            given_TP, cells_TC = _Recurrence.apply(
+                gates_TG, self.weight_hh, self.weight_hr, given_NP, cell_NC, steps.sizes, clips
+            )
+        after = State(_ends(given_TP, steps, state.given_NP), _ends(cells_TC, steps, state.cell_NC))
+        return given_TP.index_select(0, steps.places_T), after
+
+
+def _ends(values_TX: Tensor, steps: Lockstep, before_NX: Tensor) -> Tensor:
+    """(N, X) the values at the end of each text; of an empty one those before it."""
+    if not len(values_TX):
+        return before_NX
+    ends_NX = values_TX.index_select(0, steps.last_N)
+    return ends_NX if steps.empty_N is None else torch.where(steps.empty_N[:, None], before_NX, ends_NX)
+
+
+class _Recurrence(torch.autograd.Function):
+    """All steps of a layer. gates: (T, 4C) what they read of the inputs, step by step. given, cell: (N, P) and (N, C)
+    before the first step. sizes: texts at each. Gives (T, P) and the cells (T, C). Differentiable once."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        gates: Tensor,
+        weight_hh: Tensor,
+        weight_hr: Tensor | None,
+        given: Tensor,
+        cell: Tensor,
+        sizes: tuple[int, ...],
+        clips: tuple[float | None, float | None],
+    ) -> tuple[Tensor, Tensor]:
+        cell_clip, projection_clip = clips
+        product, kind, C = gates.dtype, given.dtype, cell.shape[1]
+        state_weight = weight_hh.to(product).T
+        projection = None if weight_hr is None else weight_hr.to(product).T
+        gates = gates.to(kind, copy=True)
+        cells, tanhs = gates.new_empty(len(gates), C), gates.new_empty(len(gates), C)
+        all_given = gates.new_empty(len(gates), given.shape[1])
+        previous_given, previous_cell, start = given, cell, 0
+        for size in sizes:
+            rows = slice(start, start + size)
+            step, cell_R, tanh_R = gates[rows], cells[rows], tanhs[rows]
+            if product == kind:
+                step.addmm_(previous_given[:size], state_weight)
+            else:
+                step += previous_given[:size].to(product) @ state_weight
+            step[:, : 2 * C].sigmoid_()
+            step[:, 2 * C : 3 * C].tanh_()
+            step[:, 3 * C :].sigmoid_()
+            torch.mul(step[:, C : 2 * C], previous_cell[:size], out=cell_R)
+            cell_R.addcmul_(step[:, :C], step[:, 2 * C : 3 * C])
+            if cell_clip is not None:
+                cell_R.clamp_(-cell_clip, cell_clip)
+            torch.tanh(cell_R, out=tanh_R)
+            given_R = step[:, 3 * C :] * tanh_R
+            if projection is not None:
+                given_R = (given_R.to(product) @ projection).to(kind)
+                if projection_clip is not None:
+                    given_R.clamp_(-projection_clip, projection_clip)
+            all_given[rows] = given_R
+            previous_given, previous_cell, start = all_given[rows], cell_R, start + size
+        ctx.save_for_backward(gates, cells, tanhs, all_given, given, cell, weight_hh, weight_hr)
+        ctx.sizes, ctx.clips, ctx.product = sizes, clips, product
+        ctx.set_materialize_grads(False)
+        return all_given, cells
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        gates, cells, tanhs, all_given, given, cell, weight_hh, weight_hr = ctx.saved_tensors
+        (for_given, for_cells), (cell_clip, projection_clip) = gradients, ctx.clips
+        if for_given is None and for_cells is None:
+            return (None,) * 7
+        C, product, kind = cell.shape[1], ctx.product, given.dtype
+        before_given, before_cells = _before(all_given, given, ctx.sizes), _before(cells, cell, ctx.sizes)
+        inputs, forgets, news, outputs = gates.split(C, 1)
+        # What each gate's gradient is multiplied with, for all steps at once.
+        slopes = torch.stack(
+            [
+                news * inputs * (1 - inputs),
+                before_cells * forgets * (1 - forgets),
+                inputs * (1 - news * news),
+                tanhs * outputs * (1 - outputs),
+            ],
+            1,
+        )
+        to_cell = outputs * (1 - tanhs * tanhs)
+        if cell_clip is not None:
+            inside_cell = cells.abs() < cell_clip
+        # The gradients of what was given, those of later steps added on the way.
+        totals = torch.zeros_like(all_given) if for_given is None else for_given.to(kind, copy=True)
+        if projection_clip is not None:
+            inside_given = all_given.abs() < projection_clip
+        gate_gradients = torch.empty_like(slopes)
+        hidden_gradients = torch.zeros_like(cells) if for_cells is None else for_cells.to(kind, copy=True)
+        state_weight = weight_hh.to(product)
+        projection = None if weight_hr is None else weight_hr.to(product)
+        given_gradient, cell_gradient = torch.zeros_like(given), torch.zeros_like(cell)
+        start, later = len(gates), 0
+        for size in reversed(ctx.sizes):
+            start -= size
+            rows = slice(start, start + size)
+            total = totals[rows]
+            if later:
+                total[:later] += given_gradient[:later]
+            if projection_clip is not None:
+                total *= inside_given[rows]
+            hidden = total if projection is None else (total.to(product) @ projection).to(kind)
+            own = hidden_gradients[rows]
+            if later:
+                own[:later] += cell_gradient[:later]
+            own.addcmul_(hidden, to_cell[rows])
+            if cell_clip is not None:
+                own *= inside_cell[rows]
+            step = gate_gradients[rows]
+            torch.mul(own[:, None], slopes[rows, :3], out=step[:, :3])
+            torch.mul(hidden, slopes[rows, 3], out=step[:, 3])
+            torch.mul(own, forgets[rows], out=cell_gradient[:size])
+            given_gradient[:size] = step.view(size, -1).to(product) @ state_weight
+            later = size
+        flat = gate_gradients.view(len(gates), -1).to(product)
+        for_state_weight = (flat.T @ before_given.to(product)).to(weight_hh.dtype)
+        for_projection = None
+        if weight_hr is not None:
+            for_projection = (totals.to(product).T @ (outputs * tanhs).to(product)).to(weight_hr.dtype)
+        return flat, for_state_weight, for_projection, given_gradient, cell_gradient, None, None
+
+
+def _before(values: Tensor, first: Tensor, sizes: tuple[int, ...]) -> Tensor:
+    """(T, X) the values of the step before, at each place. first: (N, X) those before the first step."""
+    parts, start = [first[: sizes[0]]] if sizes else [values[:0]], 0
+    for size, following in zip(sizes, sizes[1:], strict=False):
+        parts.append(values[start : start + following])
+        start += size
+    return torch.cat(parts)
