@@ -127,6 +127,24 @@ class Target:
 
 
 @dataclass(frozen=True)
+class Lanes:
+    """Which lanes of a running text the documents of a batch are segments of, on the host (data/lanes.py).
+
+    numbers: the lane of each document. read: how many tokens of its lane come before it; 0 in all or in none of them.
+    count: how many lanes there are.
+    """
+
+    numbers: tuple[int, ...]
+    read: tuple[int, ...]
+    count: int
+
+    @property
+    def complete(self) -> bool:
+        """Whether it is all of them, in their order."""
+        return self.numbers == tuple(range(self.count))
+
+
+@dataclass(frozen=True)
 class Batch:
     """One micro-batch.
 
@@ -134,7 +152,8 @@ class Batch:
     targets: by the name of the term. examples: (N,) int64 numbers of the examples, for keyed randomness. parts: (N,)
     int32 window or choice within the example. rows: (N,) int64 numbers of the table's rows that the documents are of,
     by which predictions are joined; None where they are of no table. groups: (N,) int64 documents that are compared
-    with each other. source: the batch this one was moved from.
+    with each other. lanes: of text that is read in lanes, which its documents are of. source: the batch this one was
+    moved from.
     """
 
     inputs: Packed
@@ -144,6 +163,7 @@ class Batch:
     outputs: Packed | None = None
     rows: Tensor | None = None
     groups: Tensor | None = None
+    lanes: Lanes | None = None
     source: Batch | None = field(default=None, repr=False)
 
     def to(self, device: torch.device) -> Batch:

@@ -9,6 +9,7 @@ from typing import Any
 from lmtool.commands import fitting as fitting  # these enter their rules into the registry
 from lmtool.commands import fitting_phases as fitting_phases
 from lmtool.commands import fitting_teachers as fitting_teachers
+from lmtool.commands import lane_rules as lane_rules
 from lmtool.commands import rules as rules
 from lmtool.commands import sharding_rules as sharding_rules
 from lmtool.commands import teachers

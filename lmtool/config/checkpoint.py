@@ -21,8 +21,8 @@ from lmtool.config import saved
 from lmtool.errors import UserError
 from lmtool.manifest import MANIFEST, Damaged, Manifest
 
-MODEL, OPTIMIZER, STATE, CONFIG, DATA = (
-    "model.safetensors", "optimizer.safetensors", "state.json", "config.json", "data.json",
+MODEL, OPTIMIZER, CARRIED, STATE, CONFIG, DATA = (
+    "model.safetensors", "optimizer.safetensors", "carried.safetensors", "state.json", "config.json", "data.json",
 )  # fmt: skip
 _STEP = re.compile(r"step_(\d{8,})")
 _GIVE = (

@@ -13,6 +13,7 @@ from typing import Any, Self
 import numpy as np
 
 from lmtool import streams
+from lmtool.data.lanes import CutInLanes
 from lmtool.data.plan import Examples, Plan, batch_borders
 from lmtool.data.prefetch import prefetch
 from lmtool.data.sharing import share_of
@@ -43,6 +44,9 @@ class PackedLoader:
     is two counters and a resumed run seeks. Every example comes once an epoch. `batch_examples` or `batch_tokens`
     sizes a step; `micro_batch_tokens` splits a step into several forwards and changes nothing else. `beside` tokens of
     each example are virtual, and no data: they count where a forward has a limit, not in the size of a step.
+
+    Running text for a model that carries state is read in lanes (lanes.py), in its own order: a step has a segment of
+    each, as many as it has examples, or `lanes` where that is given.
     """
 
     def __init__(
@@ -54,9 +58,15 @@ class PackedLoader:
         micro_batch_tokens: int | None = None,
         shuffle: bool = True,
         beside: int = 0,
+        lanes: int | None = None,
     ):
         if (batch_examples is None) == (batch_tokens is None):
             raise ValueError("give batch_examples or batch_tokens")
+        self._lanes: int | None = None
+        if isinstance(examples, CutInLanes):
+            fitting = batch_examples or max(1, (batch_tokens or 0) // int(examples.plan(0).lengths.max()))
+            laned = examples.in_lanes(lanes or fitting)
+            examples, shuffle, self._lanes = laned, False, laned.lanes
         self._examples, self._seed, self._shuffle = examples, seed, shuffle
         self._batch_examples, self._batch_tokens = batch_examples, batch_tokens
         self._micro_batch_tokens, self._beside = micro_batch_tokens, beside
@@ -82,8 +92,10 @@ class PackedLoader:
         """Steps from the cursor on, without end. Made ahead in a thread that ends when the iterator is closed. Of
         several processes that train together each reads its share of the same steps, `rank` of `ranks` (sharing.py).
 
-        UserError where the cursor is not of this data.
+        UserError where the cursor is not of this data, and where processes would share lanes.
         """
+        if ranks > 1 and self._lanes is not None:
+            raise UserError("state that is carried by lanes of text stays in one process", "give devices=1")
         cursor = cursor or {"epoch": 0, "batch": 0}
         total = self._epoch(cursor["epoch"]).steps
         if not 0 <= cursor["batch"] <= total:
@@ -121,13 +133,18 @@ class PackedLoader:
 
     def epoch_batches(self, epoch: int = 0) -> Iterator[Batch]:
         """One pass over all examples for evaluation: in the plan's order within batches of like length, longest
-        first; `Batch.examples` says which is which."""
+        first, or in lanes in the order of the text; `Batch.examples` says which is which."""
         plan = self._epoch(epoch).plan
-        order = np.argsort(-np.asarray(plan.lengths, dtype=np.int64), kind="stable")
         tokens = self._batch_tokens
         if self._micro_batch_tokens is not None:
             tokens = min(self._micro_batch_tokens, tokens or self._micro_batch_tokens)
-        borders = batch_borders(plan.lengths[order] + self._beside, self._batch_examples, tokens)
+        if self._lanes is None:
+            order = np.argsort(-np.asarray(plan.lengths, dtype=np.int64), kind="stable")
+            borders = batch_borders(plan.lengths[order] + self._beside, self._batch_examples, tokens)
+        else:
+            order, within = np.arange(len(plan)), batch_borders(plan.lengths[: self._lanes], None, tokens)[:-1]
+            starts = (self._epoch(epoch).borders[:-1, None] + within).flatten()
+            borders = np.append(starts[starts < len(plan)], len(plan))
         batches = self._batches(plan, order, borders, epoch)
         return batches if len(borders) <= 2 else prefetch(batches, AHEAD)  # one batch is not worth a thread
 
@@ -195,7 +212,8 @@ class PackedLoader:
                     order[start : start + _BLOCK] = shuffled(order[start : start + _BLOCK])
             if epoch == self._began[0]:
                 order = order[self._began[1] :]
-            borders = batch_borders(plan.lengths[order], self._batch_examples, self._batch_tokens)
+            sizes = (self._batch_examples, self._batch_tokens) if self._lanes is None else (self._lanes, None)
+            borders = batch_borders(plan.lengths[order], *sizes)
             # Of the others only the first epoch (facts, steps in an epoch) is asked for again.
             kept = {number: entry for number, entry in self._epochs.items() if number in (0, epoch - 1)}
             cached = _Epoch(plan, order, borders)

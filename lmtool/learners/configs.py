@@ -43,6 +43,8 @@ class ObjectiveConfig(Config):
     """The special tokens it needs of the vocabulary, beside those of the model's text format; of a group, one."""
     prefixes: ClassVar[bool] = False
     """Whether a decoder's texts have a part that all of them sees."""
+    reads_lanes: ClassVar[bool] = False
+    """Whether it reads joined text in lanes (data/lanes.py) on a model that carries state."""
     phase_fields: ClassVar[tuple[str, ...]] = ()
     """The fields that may differ between the phases of a run: they shape examples, and no parameter and no loss."""
     makes_inputs: ClassVar[bool] = False

@@ -14,6 +14,7 @@ import torch
 from lmtool.errors import UserError
 from lmtool.learners.baseline import Predictor
 from lmtool.learners.terms import TermEvaluation, TermSums
+from lmtool.nn.carried import set_aside
 from lmtool.training.group import ALONE, Group
 from lmtool.training.precision import FP32_CPU, Precision
 from lmtool.types import Batch, Scores
@@ -138,8 +139,8 @@ def evaluate(
     precision: Precision = FP32_CPU,
     group: Group = ALONE,
 ) -> Evaluation:
-    """One pass over a split in evaluation mode, without gradients. The learner is left in the mode it came in.
-    NotFinite where it gives something that is no finite number.
+    """One pass over a split in evaluation mode, without gradients. The learner is left in the mode it came in, with the
+    state that it carries. NotFinite where it gives something that is no finite number.
 
     group: the processes that share the pass. All give the same batches; each runs the learner on every size-th of them,
     and all have the same result.
@@ -147,7 +148,7 @@ def evaluate(
     was_training, left = learner.training, iter(batches)
     learner.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), set_aside(learner):
             while in_turn := list(islice(left, group.size)):
                 # Where the last batches are fewer than the processes, some run one again: all run as many.
                 own = in_turn[min(group.rank, len(in_turn) - 1)].to(precision.device)

@@ -7,20 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor, nn
 
 from lmtool.config.tables import build
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.nn.cache import Cache
+from lmtool.nn.carried import CarriedState, State
 from lmtool.nn.dropout import Draws
 from lmtool.nn.embeddings import Embeddings, positions_taken
 from lmtool.nn.feedforward import Activation
 from lmtool.nn.initialization import Draw, initialize, materialize
 from lmtool.nn.positions import Position, PositionSizes
 from lmtool.nn.stack import Stack, Tap, enter
-from lmtool.types import Packed
+from lmtool.types import Batch, Packed
 
 AnyConfig = TypeVar("AnyConfig", bound=ModelConfig)
 AnyBackbone = TypeVar("AnyBackbone", bound="Backbone")
@@ -155,6 +156,34 @@ class Decoder(OneStack):
     def new_cache(self, documents: int, capacity: int) -> Cache:
         """An empty cache for this many texts of at most `capacity` tokens, and their virtual ones."""
         return self.cache_for(self.embed, documents, capacity)
+
+
+@runtime_checkable
+class CarriesState(Protocol):
+    """A backbone that carries state from one segment of a running text to the next.
+
+    Its forward takes `carried` (nn/carried.py): it reads `before`, the state in front of each document of the batch,
+    and sets `after`. Without it a document begins with the initial state, and nothing is left behind. What is kept of
+    the tokens before these in a cache is another matter: generation begins with its prompt.
+    """
+
+    def initial_state(self, lanes: int) -> State:
+        """The state of this many lanes that begin: by name (lanes, ...), on the backbone's device; the shapes of later
+        states are the same."""
+
+
+def through_lanes(
+    backbone: Backbone, carried: CarriedState | None, batch: Batch, draws: Draws | None, read_M: Tensor | None
+) -> Tensor:
+    """A backbone's states of a batch, (T, H) or (M, H) of `read_M`. Where the batch is of lanes, it begins with their
+    state, and what it leaves is held for their next segments."""
+    if carried is None or batch.lanes is None or not isinstance(backbone, CarriesState):
+        states: Tensor = backbone(batch.inputs, draws, read_M=read_M)
+        return states
+    state = carried.begin(batch.lanes, backbone.initial_state)
+    states = backbone(batch.inputs, draws, read_M=read_M, carried=state)
+    carried.keep(batch.lanes, state, backbone.initial_state)
+    return states
 
 
 def new(family: Callable[[AnyConfig], AnyBackbone], config: AnyConfig, seed: int) -> AnyBackbone:

@@ -78,6 +78,11 @@ class ModelConfig(Config):
         return 4 * self.hidden_size
 
     @property
+    def carries_state(self) -> bool:
+        """Whether it carries state from one segment of a running text to the next, see `models.base.CarriesState`."""
+        return False
+
+    @property
     def depths(self) -> dict[Side, int]:
         """By the side of a batch, how many layers the stack that reads it has whose states can be compared with those
         of another model's; none where the model is no stack of layers."""

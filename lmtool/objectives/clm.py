@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Protocol, cast
 
 import torch
+from torch import Tensor
 
 from lmtool.data.plan import Examples
 from lmtool.data.split import Rows, SplitData
@@ -22,11 +23,13 @@ from lmtool.learners.inference import Inference
 from lmtool.learners.language_modelling import PerplexityScorer, TextScorer
 from lmtool.learners.targets import labels_of, places_of
 from lmtool.learners.writing import Continuing, written
-from lmtool.models.base import Decoder
+from lmtool.models.base import Decoder, through_lanes
+from lmtool.nn.carried import CarriedState
+from lmtool.nn.dropout import Draws
 from lmtool.objectives.checks.causal import CausalInspector
 from lmtool.objectives.checks.streams import StreamInspector
 from lmtool.objectives.configs import NextTokenConfig
-from lmtool.objectives.examples.causal import CausalWindows
+from lmtool.objectives.examples.causal import CarriedWindows, CausalWindows
 from lmtool.objectives.examples.windows import Stream
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Scores, StepOutput
@@ -54,8 +57,11 @@ class CausalLanguageModel(BaseLearner):
         super().__init__(config, backbone, tokenizer, seed)
         self.weights = {self.term: 1.0}
         self.add_head("lm", lm_head(backbone))
+        self.carried = CarriedState() if backbone.config.carries_state else None
 
     def examples(self, data: SplitData, max_length: int) -> TextWindows:
+        if self.carried is not None and data.documents == "joined" and data.stride is None:
+            return CarriedWindows(self.tokenizer, data.text, max_length, data.split)
         return CausalWindows(self.tokenizer, data.text, max_length, data.documents, data.split, data.stride)
 
     def scorer(self, data: SplitData, examples: Any, predictors: Mapping[str, Predictor]) -> PerplexityScorer:
@@ -75,7 +81,7 @@ class CausalLanguageModel(BaseLearner):
         return {self.term: float(len(labels_of(batch, self.term)))}
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
-        hidden_MH = self.backbone(batch.inputs, self.draws(batch, step), read_M=places_of(batch, self.term))
+        hidden_MH = self._states(batch, self.draws(batch, step))
         table_VH, labels = self.backbone.embed.token.weight, labels_of(batch, self.term)
         total = self._lm.loss_sum(hidden_MH, table_VH, labels, self.config.label_smoothing)
         return StepOutput({self.term: total}, self.weights)
@@ -84,9 +90,13 @@ class CausalLanguageModel(BaseLearner):
     def score(self, batch: Batch) -> dict[str, Scores]:
         """Each target's loss and best guess, in evaluation."""
         at, labels = places_of(batch, self.term), labels_of(batch, self.term)
-        hidden_MH = self.backbone(batch.inputs, read_M=at)
+        hidden_MH = self._states(batch, None)
         each, best = self._lm.scores(hidden_MH, self.backbone.embed.token.weight, labels)
         return {self.term: Scores(each, labels, best, batch.inputs.documents[at])}
+
+    def _states(self, batch: Batch, draws: Draws | None) -> Tensor:
+        """(M, H) hidden states of the places that predict."""
+        return through_lanes(self.backbone, self.carried, batch, draws, places_of(batch, self.term))
 
     @property
     def _lm(self) -> LMHead:

@@ -2,6 +2,7 @@
 
     step_00001000/  model.safetensors      the learner's tensors, tied ones once; of a tuned run what its base lacks
                     optimizer.safetensors  KIND.PARAMETER
+                    carried.safetensors    what the model carries from batch to batch, where it carries anything
                     state.json             step, cursor, budgets, best score: see progress.py
                     config.json            the resolved configuration
                     ...                    what the command adds (tokenizer files, data.json, ...)
@@ -27,7 +28,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from lmtool.config.checkpoint import CONFIG, MODEL, OPTIMIZER, STATE, read_manifest, refusal, verify
+from lmtool.config.checkpoint import CARRIED, CONFIG, MODEL, OPTIMIZER, STATE, read_manifest, refusal, verify
 from lmtool.errors import UserError
 from lmtool.manifest import Damaged, sync_path, write_bytes, write_manifest
 from lmtool.runs.cut import cut_like
@@ -48,6 +49,7 @@ def write_checkpoint(
     state: Mapping[str, Any],
     config: Mapping[str, Any],
     write_extras: Callable[[Path], None] | None = None,
+    carried: Mapping[str, Tensor] | None = None,
 ) -> Path:
     """Write `step_...` into the folder `checkpoints` and return it. OSError where the disk refuses; nothing is left
     then. `write_extras` is called with the temporary folder and may put files into it."""
@@ -57,6 +59,8 @@ def write_checkpoint(
         draft.mkdir(parents=True)
         save_tensors(weights, draft / MODEL)
         save_tensors(optimizer, draft / OPTIMIZER)
+        if carried:
+            save_tensors(carried, draft / CARRIED)
         write_bytes(draft / STATE, to_json(state).encode())
         write_bytes(draft / CONFIG, to_json(config).encode())
         if write_extras is not None:

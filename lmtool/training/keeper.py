@@ -15,8 +15,19 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from lmtool.config.checkpoint import OPTIMIZER, STATE, of_step, pointed, read_config, read_state, saved_steps, verify
+from lmtool.config.checkpoint import (
+    CARRIED,
+    OPTIMIZER,
+    STATE,
+    of_step,
+    pointed,
+    read_config,
+    read_state,
+    saved_steps,
+    verify,
+)
 from lmtool.errors import UserError, cannot_write
+from lmtool.nn.carried import carried_tensors, load_carried
 from lmtool.runs import checkpoints as disk
 from lmtool.runs.checkpoints import DELETED, TEMPORARY
 from lmtool.runs.cut import gathered
@@ -69,6 +80,9 @@ class Keeper:
         if folder is not None:
             disk.load_weights(self.learner, disk.read_weights(folder), folder, self.in_base)
             load_state_tensors(self.optimizer, self.named, disk.read_tensors(folder, OPTIMIZER))
+            if (folder / CARRIED).exists():
+                device = next(self.learner.parameters()).device
+                load_carried(self.learner, disk.read_tensors(folder, CARRIED), device)
             progress = _progress(folder)
             if budgets(read_config(folder)) != budgets(self.run.config):
                 progress.forget_horizon()
@@ -129,6 +143,7 @@ class Keeper:
             self.run.sync()  # the rows of these steps are never written again
             disk.write_checkpoint(
                 self.folder, progress.step, weights, optimizer, progress.to_plain(), self.run.config, self.write_extras,
+                carried_tensors(self.learner),
             )  # fmt: skip
         except OSError as error:
             self._failures += 1

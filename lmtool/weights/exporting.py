@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lmtool.config.checkpoint import DATA, MODEL, OPTIMIZER, read_manifest
+from lmtool.config.checkpoint import CARRIED, DATA, MODEL, OPTIMIZER, read_manifest
 from lmtool.config.tables import builder_module, entry_of
 from lmtool.errors import UserError
 from lmtool.manifest import write_manifest
@@ -177,7 +177,7 @@ def write_delta(tuned: Path, output: Path, folded: Folded | None = None) -> None
     def fill(draft: Path) -> None:
         manifest = read_manifest(tuned)
         for name in manifest.files:
-            if name not in (OPTIMIZER, DATA):
+            if name not in (OPTIMIZER, CARRIED, DATA):
                 (draft / name).write_bytes(manifest.read_bytes(name))
         if folded is not None:
             save_tensors(folded.tensors, draft / MODEL)

@@ -8,13 +8,14 @@ import numpy as np
 import torch
 
 from lmtool.data.assembly import Assembled, ragged_ranges
+from lmtool.data.lanes import segments
 from lmtool.data.plan import Plan
 from lmtool.data.store import TokenStore
 from lmtool.errors import UserError
 from lmtool.objectives.examples.plans import numbers_of, plan_facts, room_for, some
 from lmtool.objectives.examples.windows import WINDOW, Stream, windows
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.types import Batch, Target
+from lmtool.types import Batch, Lanes, Target
 
 # A window, and how many of its first places are not predicted in it: those of windows before it, or the very first.
 _CAUSAL = np.dtype([*WINDOW.descr, ("known", "i4")])
@@ -73,3 +74,47 @@ class CausalWindows:
         facts, rows = plan_facts(self._plan, self.store, self.split), self._plan.rows
         predicted = int(rows["length"].sum(dtype=np.int64) - rows["known"].sum(dtype=np.int64))
         return {**facts, "predicted_fraction": predicted / facts["tokens"]}
+
+
+class CausalSegments:
+    """The same prediction in lanes, for a model that carries state: every token that is read predicts the one after it,
+    which of a segment's last token stands in the next segment. So every token of the text but its first is predicted
+    exactly once, as in joined windows."""
+
+    def __init__(self, windows: CausalWindows, size: int, lanes: int):
+        self._windows, self.stream = windows, windows.stream
+        places = len(self.stream) - 1
+        self.lanes = min(lanes, places)
+        rows = segments(places, self.lanes, size)
+        self._plan = some(Plan(rows, rows["length"].astype(np.int64)), windows.split)
+
+    def plan(self, epoch: int) -> Plan:
+        return self._plan
+
+    def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
+        lengths = rows["length"].astype(np.int64)
+        tokens, labels = (self.stream.read(rows["start"] + ahead, lengths) for ahead in (0, 1))
+        return Batch(
+            Assembled(tokens, lengths, {}).packed(),
+            {"clm": Target(torch.from_numpy(labels), at=torch.arange(len(tokens)))},
+            *numbers_of(examples),
+            lanes=Lanes(tuple(rows["lane"].tolist()), tuple(rows["before"].tolist()), self.lanes),
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """Size of an epoch, the lanes, and how many segments follow each other in one."""
+        facts = plan_facts(self._plan, self._windows.store, self._windows.split)
+        along = -(-len(self._plan) // self.lanes)
+        return {**facts, "predicted_fraction": 1.0, "lanes": self.lanes, "segments_per_lane": along}
+
+
+class CarriedWindows(CausalWindows):
+    """Joined windows of a model that carries state: a loader reads them in lanes."""
+
+    def __init__(self, tokenizer: Tokenizer, store: TokenStore, max_length: int, split: str):
+        super().__init__(tokenizer, store, max_length, "joined", split)
+        self._size = max_length
+
+    def in_lanes(self, lanes: int) -> CausalSegments:
+        """See `data.lanes.CutInLanes`."""
+        return CausalSegments(self, self._size, lanes)
