@@ -9,32 +9,17 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lmtool import ending, errors, ranks
+from lmtool import __version__, ending, errors, guesses, ranks
+from lmtool.arguments import Arguments, keyed, parse
 from lmtool.config.nearest import nearest
 from lmtool.environment import ENVIRONMENT
 from lmtool.errors import Problem, UserError
 from lmtool.manual import OF_A_RUN, SWEEPABLE, SWEPT, VERBS, help_of, overview
 from lmtool.terminal import say
-
-
-@dataclass
-class Arguments:
-    """A command line after the verb."""
-
-    rest: list[str] = field(default_factory=list)
-    typed: list[str] = field(default_factory=list)
-    multirun: bool = False
-    config: Path | None = None
-    config_dirs: list[Path] = field(default_factory=list)
-    plugins: list[str] = field(default_factory=list)
-    cfg: bool = False
-    debug: bool = False
-    help: bool = False
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,16 +40,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(words: list[str]) -> int:
     arguments = parse(words)
+    if arguments.version:
+        say(f"lmtool {__version__}")
+        return errors.DONE
     if not arguments.rest or arguments.rest == ["help"]:
         say(overview())
         return errors.DONE
     verb = arguments.rest.pop(0)
+    if verb == "help":
+        verb, arguments.help = arguments.rest.pop(0), True
     if verb not in VERBS:
-        close = nearest(verb, VERBS)
-        raise UserError(
-            f"unknown command {verb}; there are {', '.join(VERBS)}",
-            f"did you mean lmtool {close}?" if close else "a command comes first: lmtool --help",
-        )
+        raise UserError(f"unknown command {verb}; there are {', '.join(VERBS)}", guesses.command(verb, tuple(VERBS)))
     if arguments.help:
         say(help_of(verb, arguments.rest))
         return errors.DONE
@@ -111,6 +97,10 @@ def _dispatch(verb: str, arguments: Arguments) -> int:
 
         resumed, config = resume.read(arguments.rest)
         return _start(resumed, config, [], [verb, *arguments.rest])
+    if verb == "runs":
+        from lmtool.commands import runs
+
+        return runs.main(arguments.rest)
     from lmtool.commands import report
 
     return _status(report.main(arguments.rest))
@@ -154,13 +144,13 @@ def _of_a_run(command: str, arguments: Arguments) -> int:
 
 
 def _configured(verb: str, arguments: Arguments) -> int:
-    arguments.rest = _keyed(verb, arguments.rest)
+    arguments.rest = keyed(verb, arguments.rest)
     if arguments.multirun:
         return _sweep(verb, arguments)
     config = configuration(verb, arguments, running=not arguments.cfg)
     if arguments.cfg:
         return _print(config, verb)
-    return _start(verb, config, arguments.rest, _words(verb, arguments))
+    return _start(verb, config, arguments.rest, arguments.words(verb))
 
 
 def _start(verb: str, config: Any, overrides: list[str], words: list[str]) -> int:
@@ -171,21 +161,6 @@ def _start(verb: str, config: Any, overrides: list[str], words: list[str]) -> in
     if processes > 1:
         return launching.launch(processes, words)
     return _status(run(verb, config, overrides))
-
-
-def _words(verb: str, arguments: Arguments) -> list[str]:
-    """The command line of the same command."""
-    flags = ["--debug"] if arguments.debug else []
-    flags += [] if arguments.config is None else [f"--config={arguments.config}"]
-    flags += [f"--config-dir={folder}" for folder in arguments.config_dirs]
-    flags += [f"--plugin={plugin}" for plugin in arguments.plugins]
-    return [*flags, verb, *arguments.rest]
-
-
-def _keyed(verb: str, words: list[str]) -> list[str]:
-    """Words without = as values of the keys that they stand for; more of them stay as they are, and are refused."""
-    keys = iter(VERBS[verb].places)
-    return [word if "=" in word or (key := next(keys, None)) is None else f"{key}={word}" for word in words]
 
 
 def _tasks_as_targets(words: list[str]) -> list[str]:
@@ -300,7 +275,7 @@ def _print(config: Any, verb: str) -> int:
 
 
 def _sweep(verb: str, arguments: Arguments) -> int:
-    from lmtool.commands import members, trunks
+    from lmtool.commands import members, trunks, unpretrained
     from lmtool.commands.configs import COMMANDS
     from lmtool.config import overrides, plugins
     from lmtool.sweeps import jobs, table
@@ -320,7 +295,7 @@ def _sweep(verb: str, arguments: Arguments) -> int:
         primary=primary,
         overrides=members.spelled_out(arguments.rest),
         config_dirs=arguments.config_dirs,
-        decode=partial(_decode_job, verb, tuple(arguments.config_dirs)),
+        decode=partial(_decode_job, verb, tuple(arguments.config_dirs), unpretrained.shape_giver(arguments.rest)),
         read=partial(overrides.read, multirun=True, **_forms(verb)),
         run=partial(run_job, verb, tuple(arguments.plugins)),
         show=table.show,
@@ -332,11 +307,18 @@ def _sweep(verb: str, arguments: Arguments) -> int:
 
 
 def _decode_job(
-    verb: str, config_dirs: Sequence[Path], data: dict[str, Any], problems: Sequence[Problem], running: bool
+    verb: str,
+    config_dirs: Sequence[Path],
+    shape: str | None,
+    data: dict[str, Any],
+    problems: Sequence[Problem],
+    running: bool,
 ) -> Any:
-    from lmtool.commands import members
+    """shape: the checkpoint whose shape a job with random weights takes."""
+    from lmtool.commands import members, unpretrained
     from lmtool.commands.decoding import decoded
 
+    data = data if shape is None else unpretrained.with_shape(data, shape)
     config = decoded(verb, members.with_sections(data, config_dirs), earlier=problems, running=running)
     if (devices := getattr(config, "devices", None) or 1) > 1:
         raise UserError(f"devices={devices} with -m: a job of a sweep runs in one process", "leave devices= out")
@@ -351,48 +333,3 @@ def run_job(verb: str, plugin_names: tuple[str, ...], data: dict[str, Any], over
 
     plugins.load(plugin_names)
     return run(verb, decoded(verb, data, running=True, reads_checkpoint=False), overrides)
-
-
-def parse(words: Sequence[str]) -> Arguments:
-    """Sort flags, which may stand anywhere, from the rest. Raises UserError for an unknown flag."""
-    arguments, left = Arguments(typed=list(words)), list(words)
-    while left:
-        word = left.pop(0)
-        flag, equals, value = word.partition("=")
-        if not word.startswith("-") or word == "-":
-            arguments.rest.append(word)
-        elif flag in ("-m", "--multirun"):
-            arguments.multirun = True
-        elif flag == "--debug":
-            arguments.debug = True
-        elif flag in ("-h", "--help"):
-            arguments.help = True
-        elif flag in ("--config", "--config-dir", "--plugin", "--cfg"):
-            if not equals:
-                if not left:
-                    raise UserError(f"{flag}: its value is missing", "lmtool --help prints the flags")
-                value = left.pop(0)
-            _take(arguments, flag, value)
-        else:
-            known = ("--multirun", "--debug", "--help", "--config", "--config-dir", "--plugin", "--cfg")
-            close = nearest(flag, known)
-            raise UserError(
-                f"unknown flag {flag}; there are -m, {', '.join(known)}",
-                f"did you mean {close}?" if close else "lmtool --help prints the flags",
-            )
-    return arguments
-
-
-def _take(arguments: Arguments, flag: str, value: str) -> None:
-    if flag == "--config" and arguments.config is not None:
-        raise UserError("--config is given twice", "give it once")
-    if flag == "--config":
-        arguments.config = Path(value)
-    elif flag == "--config-dir":
-        arguments.config_dirs.append(Path(value))
-    elif flag == "--plugin":
-        arguments.plugins.append(value)
-    elif value == "job":
-        arguments.cfg = True
-    else:
-        raise UserError(f"--cfg {value}: it prints the job's configuration", "--cfg job")

@@ -21,16 +21,21 @@ VERBS: dict[str, Verb] = {
     "pretrain": Verb("learn a language from text", "lmtool pretrain model=bert_tiny", "pretrain"),
     "finetune": Verb("learn a task from labelled text", "lmtool finetune task=pydocs checkpoint=runs/NAME", "finetune"),
     "evaluate": Verb("score a checkpoint", "lmtool evaluate runs/NAME", "evaluate", ("checkpoint", "against")),
-    "predict": Verb("label texts, fill masks", 'lmtool predict checkpoint=runs/NAME text="..."', "predict"),
-    "generate": Verb("write text", 'lmtool generate checkpoint=runs/NAME prompt="..."', "generate"),
-    "embed": Verb("texts as vectors", "lmtool embed checkpoint=runs/NAME input=FILE output=vectors.npy", "embed"),
-    "probe": Verb("what every layer holds", "lmtool probe checkpoint=runs/NAME target=next", "probe"),
+    "predict": Verb(
+        "label texts, fill masks", 'lmtool predict runs/NAME text="..."', "predict", ("checkpoint", "text")
+    ),
+    "generate": Verb("write text", 'lmtool generate runs/NAME prompt="..."', "generate", ("checkpoint", "prompt")),
+    "embed": Verb("texts as vectors", "lmtool embed runs/NAME input=FILE output=vectors.npy", "embed", ("checkpoint",)),
+    "probe": Verb("what every layer holds", "lmtool probe runs/NAME target=next", "probe", ("checkpoint",)),
     "tokenizer": Verb("train a vocabulary", "lmtool tokenizer output=vocabulary", "train_tokenizer"),
-    "export": Verb("write a folder for transformers", "lmtool export checkpoint=runs/NAME output=exported", "export"),
+    "export": Verb(
+        "write a folder for transformers", "lmtool export runs/NAME output=exported", "export", ("checkpoint",)
+    ),
     "import": Verb(
         "take published weights, or another vocabulary",
-        "lmtool import checkpoint=hf://org/name output=imported",
+        "lmtool import hf://org/name output=imported",
         "import",
+        ("checkpoint",),
     ),
     "check": Verb("read a data set before training", "lmtool check task=mydata.csv", "check"),
     "doctor": Verb("what this machine can do, and what is missing", "lmtool doctor", "doctor"),
@@ -40,6 +45,7 @@ VERBS: dict[str, Verb] = {
     "profile": Verb("where a step's time goes", "lmtool profile pretrain model=bert_tiny steps=5"),
     "resume": Verb("resume a stopped run", "lmtool resume runs/NAME"),
     "report": Verb("the report of a run or a sweep again, runs side by side", "lmtool report runs/NAME"),
+    "runs": Verb("all runs: when, what, score, state, size", "lmtool runs"),
     "list": Verb("what there is to choose from", "lmtool list model"),
     "show": Verb("explain a key or print a choice", "lmtool show optimizer.lr"),
     "completion": Verb("TAB in bash, zsh or fish", "source <(lmtool completion bash)"),
@@ -57,6 +63,7 @@ FLAGS = """flags, anywhere after the command:
   --plugin MODULE      a Python module that adds components
   --cfg job            print the configuration and stop
   --debug              show tracebacks
+  --version            print lmtool's version
   --help               print this"""
 
 

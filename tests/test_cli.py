@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from lmtool import cli, manual
 from lmtool.commands.configs import COMMANDS
@@ -70,7 +71,7 @@ ERRORS: list[tuple[str, list[str]]] = [
     ("tokenizer output=x tokenizer.vocab_size=2147483647", ["tokenizer.vocab_size: given 2147483647", "at most 1000"]),
     (f"pretrain seed={'9' * 30}", ["seed: a number of more than 64 bits"]),
     (f"pretrain seed={'9' * 5000}", ["seed: the value is too long for a number"]),
-    ("pretrain name=latest", ["runs/latest is a file that names the newest run", "lmtool resume runs/latest"]),
+    ("pretrain name=latest", ["runs/latest is a link to the newest run", "lmtool resume runs/latest"]),
     ("pretrain run_dir=/dev/null", ["run_dir=/dev/null: /dev/null is a file; a run has a folder"]),
     ("pretrain run_dir=/dev/null/x", ["run_dir=/dev/null/x: /dev/null is a file; a run has a folder"]),
     ("export checkpoint=nowhere output=/dev/null", ["output=/dev/null: /dev/null is a file; a folder is written"]),
@@ -315,6 +316,21 @@ def test_model_and_tokenizer_of_a_checkpoint(tmp_path: Path, capsys: pytest.Capt
     assert "model.num_layers=2, but the checkpoint has model.num_layers=3" in capsys.readouterr().err
     config = cli.configuration("evaluate", cli.parse([f"checkpoint={run}", "data.max_bytes=20000"]), running=False)
     assert config.task is None and config.data.name == "pydocs" and config.data.max_bytes == 20000
+
+
+def test_none_beside_a_checkpoint_is_its_shape_with_random_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = saved_checkpoint(tmp_path / "run", "model=gpt_tiny", "model.num_layers=3", "tokenizer.minimum_count=5")
+    words = ["finetune", "-m", "task=pydocs", "--cfg", "job"]
+    assert cli.main([*words, f"checkpoint={run},none"]) == 0
+    pretrained, random = (yaml.safe_load(job) for job in capsys.readouterr().out.split("---\n"))
+    assert pretrained["checkpoint"] == str(run) and random["checkpoint"] == "none"
+    assert pretrained["model"] == random["model"] and random["model"]["num_layers"] == 3
+    assert (random["tokenizer"]["name"], random["tokenizer"]["path"]) == ("folder", str(run))
+    assert {key for key in random if random[key] != pretrained[key]} == {"checkpoint", "tokenizer"}
+    assert cli.main([*words, f"checkpoint={run},other,none"]) == 2
+    assert "and there are 2" in capsys.readouterr().err
 
 
 def test_a_checkpoint_with_a_name_too_long(capsys: pytest.CaptureFixture[str]) -> None:

@@ -66,10 +66,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "manual": {"config"},  # its files, for what a command offers
     "completion": CONFIG | {"commands", "manual"},
     "ending": {"errors", "ranks", "terminal", "training"},
+    "guesses": {"config"},  # the nearest name
+    "arguments": {"errors", "guesses", "manual"},
     "cli": {
+        "__init__",  # the version
+        "arguments",
         "ending",
         "errors",
         "environment",
+        "guesses",
         "manual",
         "ranks",
         "terminal",

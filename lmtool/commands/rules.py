@@ -138,10 +138,10 @@ def vocabulary_fits_embedding(tokenizer: Any, model: Any) -> Iterator[Problem]:
 
 @rule(RunConfig, "name")
 def latest_names_another(name: str | None) -> Iterator[Problem]:
-    """runs/latest is a file that names the newest run."""
+    """runs/latest is a link to the newest run."""
     if name == "latest":
         hint = "give another name=; to resume the newest run: lmtool resume runs/latest"
-        yield Problem("name", "name=latest: runs/latest is a file that names the newest run", hint)
+        yield Problem("name", "name=latest: runs/latest is a link to the newest run", hint)
 
 
 @rule(RunConfig, "run_dir", running=True)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtool.config import saved
+from lmtool.config.nearest import nearest
 from lmtool.errors import UserError
 from lmtool.manifest import MANIFEST, Damaged, Manifest
 
@@ -29,6 +30,8 @@ _GIVE = (
     "give a run (runs/NAME) or one of its checkpoints, a folder with config.json and model.safetensors, or "
     "hf://org/name@revision"
 )
+RUNS = Path("runs")
+_OF_THE_HUB = re.compile(r"[A-Za-z0-9][\w-]*(\.[\w-]+)*(/[A-Za-z0-9][\w.-]*)?")
 _LONGEST_NAME = 255  # bytes of a file's name
 _COPY = "copy it again from where it came, or give another checkpoint"
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -127,8 +130,14 @@ def _pointed(pointer: Path) -> Path:
 def run_folder(path: str | Path) -> Path:
     """The folder of the run a user means: that which `runs/latest` names, else what was typed, there or not."""
     given = Path(path).expanduser()
-    if given.name != "latest" or not os.path.isfile(given):  # a link of too many letters is none, and no error
+    if given.name != "latest":
         return given
+    if given.is_symlink():
+        named = Path(os.readlink(given))
+        return given.parent / named if named.name == str(named) and len(os.fsencode(named)) <= _LONGEST_NAME else given
+    if not os.path.isfile(given):
+        return given
+    # A disk without links, or an older version: a small file with the name.
     with given.open(encoding="utf-8", errors="replace") as file:
         name = Path(file.read(_LONGEST_NAME + 2).strip() or "-").name
     if len(os.fsencode(name)) > _LONGEST_NAME:
@@ -147,7 +156,7 @@ def checkpoint_folder(path: str | Path) -> Path:
     if given.name in ("best", "last") and os.path.lexists(given) and saved_steps(given.parent):
         return best_of(given.parent) if given.name == "best" else saved_steps(given.parent)[0]
     if not given.exists():
-        raise NoCheckpoint(f"checkpoint={path}: no such folder", _GIVE)
+        raise NoCheckpoint(f"checkpoint={path}: no such folder", _hint_for(given, str(path)))
     if not given.is_dir():
         pickled = "; pickled weights can run code when they are read" if given.suffix in _PICKLED else ""
         raise NoCheckpoint(f"checkpoint={path}: a file, and lmtool reads checkpoint folders{pickled}", _GIVE)
@@ -159,6 +168,20 @@ def checkpoint_folder(path: str | Path) -> Path:
             f"checkpoint={path}: neither a checkpoint of lmtool nor a published config.json in it", _GIVE
         )
     return best_of(checkpoints)
+
+
+def _hint_for(given: Path, typed: str) -> str:
+    """What to give in the place of a folder that is not there: a run of nearly this name, or a model of the hub."""
+    with suppress(OSError):
+        beside = [folder.name for folder in given.parent.iterdir() if folder.is_dir()] if given.parent.is_dir() else []
+        close = nearest(given.name, beside)
+        if close is None and (RUNS / given).is_dir():
+            return f"did you mean {RUNS / given}?"
+        if close is not None:
+            return f"did you mean {given.parent / close}?"
+    if _OF_THE_HUB.fullmatch(typed) and not typed.startswith(f"{RUNS}/"):
+        return f"a run is runs/NAME; a model of the hub is checkpoint=hf://{typed}"
+    return _GIVE
 
 
 def best_of(checkpoints: Path) -> Path:

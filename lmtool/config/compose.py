@@ -26,6 +26,9 @@ from lmtool.config.overrides import Offers, Typed, key_of, offers
 from lmtool.config.tables import entries
 from lmtool.errors import UserError
 
+WHOLE_RUN = "# @package _global_"
+FIRST_LINE = f"put the line {WHOLE_RUN} at its top"
+
 
 def what_is_offered(primary: str, config_dirs: Sequence[Path] = ()) -> Offers:
     """The groups and options a primary file can be composed with, components of plugins included.
@@ -170,6 +173,7 @@ def compose(primary: str, typed: Typed, config_dirs: Sequence[Path] = ()) -> dic
 
     UserError where a chosen YAML has several values for a key of which none was typed: a run takes one.
     """
+    _require_package(typed.choices, config_dirs)
     words = [*typed.choices, *typed.values, *search_path(config_dirs)]
     with plainly(), hydra_at():
         config = hydra_compose(primary, overrides=words, return_hydra_config=True)
@@ -187,9 +191,23 @@ def compose(primary: str, typed: Typed, config_dirs: Sequence[Path] = ()) -> dic
         return to_data(config) | typed.verbatim
 
 
+def _require_package(choices: Sequence[str], config_dirs: Sequence[Path]) -> None:
+    """UserError where a user's YAML of a group that sets keys of the whole run, such as `experiment`, does not say so:
+    Hydra would put its keys below the name of the group."""
+    for text in choices:
+        group, _, name = text.lstrip("+~").partition("=")
+        path = groups.yaml_file(group, name, config_dirs) if name else None
+        if path is None or path.is_relative_to(groups.conf_dir()) or b"@package" in path.read_bytes():
+            continue
+        shipped = (groups.conf_dir() / group).glob("*.yaml")
+        if any(WHOLE_RUN in file.read_text(encoding="utf-8") for file in shipped):
+            raise UserError(f"{path}: its keys are those of a whole run, and it does not say so", FIRST_LINE)
+
+
 def grid(primary: str, typed: Typed, config_dirs: Sequence[Path] = ()) -> dict[str, str]:
     """The values to sweep over that stand in the chosen YAML, by key, as they would be typed. Where several options
     of a group are typed, theirs are left out: they are of single jobs."""
+    _require_package([text for text in typed.choices if "," not in text], config_dirs)
     with plainly(), hydra_at() as hydra:
         words = [*typed.choices, *search_path(config_dirs)]
         config = hydra.compose_config(primary, words, RunMode.MULTIRUN, with_log_configuration=False, from_shell=False)

@@ -54,7 +54,7 @@ def runs_alone(run: RunFiles) -> Iterator[RunFiles]:
         return
     keys = ("command", "model", "task", "objective", "seed", "metric")
     for path in sorted(run.run_dir.resolve().parent.glob("*/result.json")):
-        if path.parent == run.run_dir.resolve():
+        if path.parent == run.run_dir.resolve() or path.parent.is_symlink():  # runs/latest
             continue
         try:
             result = json.loads(path.read_text(encoding="utf-8", errors="replace"))

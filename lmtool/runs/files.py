@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import itertools
 import json
 import math
@@ -23,6 +24,24 @@ def replace_text(path: Path, text: str) -> None:
     beside = path.with_name(f".tmp-{path.name}-{os.getpid()}")
     try:
         write_bytes(beside, text.encode())
+        os.replace(beside, path)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise
+    sync_path(path.parent)
+
+
+def replace_link(path: Path, name: str) -> None:
+    """Let a link name what stands beside it, in one move; on a disk without links a small file holds the name."""
+    beside = path.with_name(f".tmp-{path.name}-{os.getpid()}")
+    beside.unlink(missing_ok=True)
+    try:
+        beside.symlink_to(name)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
+            raise
+        return replace_text(path, f"{name}\n")
+    try:
         os.replace(beside, path)
     except OSError:
         beside.unlink(missing_ok=True)

@@ -19,6 +19,8 @@ FREE_KEYS = frozenset(
         "compile", "log_every", "checkpoint_every", "keep", "keep_every", "cache_dir", "offline", "logger",
     }
 )  # fmt: skip
+SUBMITTED = "submitted.json"
+"""In the folder of a job of a sweep: what the job is."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 BUDGETS = frozenset({"max_steps", "max_epochs", "max_tokens", "max_minutes", "max_flops"})
 # A branch has its own end, and its own way there.

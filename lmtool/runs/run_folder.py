@@ -1,7 +1,7 @@
 """The run folder: names, the lock, the configuration it was started with, rows, results.
 
 runs/NAME/  LOCK  config.yaml  environment.json  log.txt  metrics.jsonl  checkpoints/  result.json
-runs/latest  the name of the newest, a small text file
+runs/latest  a link to the newest
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ import yaml
 from lmtool.config import yaml_files
 from lmtool.config.checkpoint import read_config, saved_steps
 from lmtool.errors import UserError, cannot_write
-from lmtool.runs.files import lines_of, plain_data, replace_text, to_json, write_rows
-from lmtool.runs.identity import BRANCH_KEYS, differing, finished, grows, require_name
+from lmtool.runs.files import lines_of, plain_data, replace_link, replace_text, to_json, write_rows
+from lmtool.runs.identity import BRANCH_KEYS, SUBMITTED, differing, finished, grows, require_name
 from lmtool.runs.locks import Lock
 from lmtool.runs.resuming import resume_point
 from lmtool.secrets import masked_data
@@ -204,7 +204,8 @@ class RunFolder:
                     self.write_json("result.json", {**result, "status": "extended"})
                 replace_text(self.path / "config.yaml", self._extended_text)
                 self._extended_text = None
-            replace_text(self.path.parent / "latest", self.path.name + "\n")
+            if not (self.path / SUBMITTED).is_file():  # of the jobs of a sweep none is the run that was asked for
+                replace_link(self.path.parent / "latest", self.path.name)
         except OSError as error:
             raise cannot_write(self.path.parent / "latest", error) from error
 

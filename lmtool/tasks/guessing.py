@@ -36,6 +36,8 @@ _LABELS = (
 _LONG = 3
 _PAIRS = (("source", "target"), ("src", "tgt"))
 _HEAD = 4096
+_WORKBOOKS = (".xlsx", ".xls", ".ods")
+SAVE_AS = "save the sheet as CSV in the program that wrote it (one file a sheet), and give that"
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ def is_path(value: str, options: Collection[str]) -> bool:
     if value in options or not value or "," in value:
         return False
     path = Path(value).expanduser()
-    return path.suffix.lower() in _SUFFIXES or path.is_dir()
+    return path.suffix.lower() in (*_SUFFIXES, *_WORKBOOKS) or path.is_dir()
 
 
 def guess(value: str, given: Mapping[str, str]) -> Guess:
@@ -68,6 +70,8 @@ def guess(value: str, given: Mapping[str, str]) -> Guess:
     `text` that was said is not guessed. UserError where nothing fits, or several kinds or columns do."""
     file = _file(value)
     suffix = file.suffix.lower()
+    if suffix in _WORKBOOKS:
+        raise UserError(f"task={value}: a workbook, and lmtool reads tables as text", SAVE_AS)
     kind, text, label = given.get("kind"), _list(given.get("text")), given.get("label")
     if suffix in _WORDS:
         return Guess(kind or "token_classification", text or ("tokens",), label or "tags")
@@ -176,6 +180,11 @@ def _texts(value: str, columns: dict[str, list[Any]], label: str, kind: str) -> 
     texts = [name for name in rest if is_text(columns[name])]
     if len(texts) in (1, 2):
         return tuple(texts)
+    if len(columns) == 1 and (between := next((mark for mark in ",;|" if mark in label), None)):
+        raise UserError(
+            f"task={value}: one column, {label!r}, whose parts stand between {between!r}",
+            "name a file of tabs .tsv, one of commas or semicolons .csv",
+        )
     if not texts:
         raise UserError(
             f"task={value}: none of its columns {', '.join(rest) or 'but ' + label} holds texts to read",

@@ -64,7 +64,7 @@ def test_an_alias_bomb_is_refused_within_a_second(
     places = ["bomb.yaml", "mine/model/bomb.yaml", "mine/experiment/bomb.yaml", "runs/bomb/config.yaml"]
     for place in map(Path, places):
         place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(BOMB)
+        place.write_text(BOMB.replace("\n", "  # @package _global_\n", 1))
     for imports in (["pretrain", "--cfg", "job", "seed=no"], ["resume", "nowhere"]):
         cli.main(imports)
     capsys.readouterr()

@@ -23,9 +23,10 @@ from typing import Any
 from lmtool.errors import DONE, FAULT, INTERRUPTED, REQUEUE, TERMINATED, UserError
 from lmtool.reporting.run_files import RunFiles, read_object
 from lmtool.reporting.scores import score_of
+from lmtool.runs.identity import SUBMITTED as SUBMITTED
 from lmtool.runs.locks import Owner, held
 
-PLAN, JOB, SUBMITTED = "sweep.json", "job.json", "submitted.json"
+PLAN, JOB = "sweep.json", "job.json"
 DONE_JOB, NO_SCORE, UNDER_WAY, STOPPED, FAILED, NOT_STARTED, DAMAGED = (
     "done", "no score", "under way", "stopped", "failed", "not started", "damaged",
 )  # fmt: skip
@@ -134,7 +135,7 @@ def _job(path: Path) -> Job:
     job = _with(job, exit_status=exit_status, seconds=_finite(result.get("seconds")) or _finite(record.get("seconds")))
     if not has_ended(record):
         running = held(path.parent / "LOCK") or _alive(record.get("owner"))
-        reason = _place(path.parent) if running else "it did not end"
+        reason = place(path.parent) if running else "it did not end"
         return _with(job, status=UNDER_WAY if running else STOPPED, reason=reason)
     if exit_status != DONE:
         return _with(job, status=ended_as(exit_status), reason=str(record.get("error")))
@@ -147,7 +148,7 @@ def _number(folder: Path) -> int:
     return int(first) if first.isdecimal() and len(first) < 10 else -1
 
 
-def _place(folder: Path) -> str:
+def place(folder: Path) -> str:
     """How far a run is, by the last whole rows of its metrics.jsonl; "" where they do not say."""
     try:
         with (folder / "metrics.jsonl").open("rb") as file:

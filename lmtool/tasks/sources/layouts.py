@@ -62,7 +62,7 @@ def read_file(file: Path, config: TaskConfig) -> Table:
         raise UserError(
             f"{file}: {file.suffix or 'a file without suffix'} is not read by task.kind={config.kind}: "
             f"one of {', '.join(suffixes(config))}",
-            "rename the file after what it holds, or convert it",
+            "convert it; a sheet of a workbook is saved as CSV by the program that wrote it",
         )
     return LAYOUTS[name].read(file, config)
 

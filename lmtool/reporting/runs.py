@@ -1,0 +1,137 @@
+"""All runs and sweeps of a folder, a line each: when, what, score, state, size."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lmtool.config import yaml_files
+from lmtool.reporting.console import Output
+from lmtool.reporting.run_files import RunFiles, read_object
+from lmtool.reporting.scores import score_of
+from lmtool.reporting.sweep.files import DONE_JOB, is_sweep, place, read_sweep
+from lmtool.reporting.table import print_table
+from lmtool.reporting.text import duration, size, title
+from lmtool.runs.locks import held
+
+_HEADER = ("run", "last written", "what", "score", "baseline", "state", "took", "size")
+
+
+@dataclass(frozen=True)
+class Line:
+    """A run or a sweep. written: when one of its files was last written, in seconds since 1970; size: bytes."""
+
+    name: str
+    written: float
+    what: str
+    score: str
+    baseline: float | None
+    state: str
+    seconds: float | None
+    size: int
+
+
+def lines_in(root: Path) -> list[Line]:
+    """The runs and sweeps directly below a folder, the newest last."""
+    folders = [path for path in root.iterdir() if path.is_dir() and not path.is_symlink()]
+    read = [_of_sweep(path) if is_sweep(path) else _of_run(path) for path in folders]
+    return sorted((line for line in read if line is not None), key=lambda line: line.written)
+
+
+def print_runs(output: Output, lines: Sequence[Line], now: float) -> None:
+    """The table of runs. now: seconds since 1970, to which "last written" is relative."""
+    rows = [
+        [line.name, _ago(line.written, now), line.what, line.score, line.baseline, line.state,
+         None if line.seconds is None else duration(line.seconds), size(line.size)]
+        for line in lines
+    ]  # fmt: skip
+    print_table(output, _HEADER, rows)
+
+
+def _ago(written: float, now: float) -> str:
+    """`2026-03-01 14:05`, and of the last day how long ago."""
+    past = now - written
+    if 0 <= past < 86_400:
+        return f"{duration(past)} ago"
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(written))
+
+
+def _of_run(folder: Path) -> Line | None:
+    """None where the folder holds no run."""
+    if not (folder / "config.yaml").is_file():
+        return None
+    files = RunFiles(folder)
+    result = read_object(files, "result.json", needed=False)
+    facts = read_object(files, "facts.json", needed=False).get("baseline")
+    score = score_of(result, facts if isinstance(facts, dict) else None, result.get("validation_examples"))
+    written, taken = _written_and_size(folder)
+    seconds = result.get("seconds")
+    return Line(
+        folder.name,
+        written,
+        _what(folder),
+        "" if score is None else score.text,
+        None if score is None else score.baseline,
+        _state(folder, result),
+        float(seconds) if isinstance(seconds, (int, float)) else None,
+        taken,
+    )
+
+
+def _of_sweep(folder: Path) -> Line:
+    sweep = read_sweep(folder)
+    done = [job for job in sweep.jobs if job.status == DONE_JOB]
+    others: dict[str, int] = {}
+    for job in sweep.jobs:
+        if job.status != DONE_JOB:
+            others[job.status] = others.get(job.status, 0) + 1
+    state = ", ".join([f"{len(done)} of {len(sweep.jobs)} done", *(f"{n} {status}" for status, n in others.items())])
+    seconds = [job.seconds for job in sweep.jobs if job.seconds is not None]
+    written, taken = _written_and_size(folder)
+    what = f"sweep of {sweep.command}".removesuffix(" of ")
+    return Line(folder.name, written, what, "", None, state, sum(seconds) if seconds else None, taken)
+
+
+def _state(folder: Path, result: dict[str, Any]) -> str:
+    """done, under way at step N, stopped at step N, or the status that its result names."""
+    if held(folder / "LOCK"):
+        return f"under way {place(folder)}".rstrip()
+    status = result.get("status")
+    return title(str(status)) if status else f"stopped {place(folder)}".rstrip()
+
+
+def _what(folder: Path) -> str:
+    """The command, the model and what was learned: `finetune bert on sst2, lora`."""
+    config: Any = None
+    with suppress(OSError, yaml.YAMLError, UnicodeDecodeError):
+        config = yaml_files.load((folder / "config.yaml").read_text(encoding="utf-8"))
+    if not isinstance(config, dict):
+        return "config.yaml cannot be read"
+
+    def name(section: str, *keys: str) -> str:
+        values = config.get(section)
+        named = (values.get(key) for key in keys) if isinstance(values, dict) else ()
+        return str(next((value for value in named if value), ""))
+
+    learned = name("task", "name", "kind") or name("objective", "name")
+    tuning = name("tuning", "name")
+    words = [str(config.get("command", "")), name("model", "name"), f"on {learned}" if learned else ""]
+    return " ".join(filter(None, words)) + (f", {tuning}" if tuning not in ("", "full") else "")
+
+
+def _written_and_size(folder: Path) -> tuple[float, int]:
+    """When a file below the folder was last written, and the bytes of all of them. What goes meanwhile is left out."""
+    written, taken = folder.stat().st_mtime, 0
+    for path, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                stat = os.lstat(os.path.join(path, name))
+                written, taken = max(written, stat.st_mtime), taken + stat.st_size
+    return written, taken

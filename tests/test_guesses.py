@@ -1,0 +1,101 @@
+"""What people type who know other tools: answered with the words that work here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lmtool import __version__, arguments, cli, guesses, manual
+
+# What is typed, and what the hint (or, of an exit status 0, the output) must hold.
+ANSWERS = [
+    ("train model=bert", 2, "did you mean lmtool pretrain or lmtool finetune?"),
+    ("eval runs/x", 2, "did you mean lmtool evaluate?"),
+    ("ls", 2, "did you mean lmtool runs?"),
+    ("--version", 0, f"lmtool {__version__}"),
+    ("version", 2, "did you mean lmtool --version?"),
+    ("help pretrain", 0, "max_steps: 10000"),
+    ("pretrain --model bert", 2, "write model=bert"),
+    ("pretrain --model=bert", 2, "write model=bert"),
+    ("pretrain --optimizer.lr 1e-3 seed=1", 2, "write optimizer.lr=1e-3"),
+    ("finetune --learning-rate", 2, "write learning_rate=VALUE"),
+    ("finetune --model_name_or_path x", 2, "checkpoint=hf://org/name"),
+    ("pretrain --info", 2, "lmtool doctor"),
+    ("pretrain --cfg job --resolve", 2, "leave it out"),
+    ("list models", 2, "did you mean lmtool list model?"),
+    ("pretrain --plugin ./my.py", 2, "--plugin my"),
+    ("pretrain hydra/launcher=joblib model=bert_tiny", 2, "add -m"),
+    ("evaluate runs/frist", 2, "did you mean runs/first?"),
+    ("predict frist text", 2, "checkpoint=hf://frist"),
+    ("predict first text", 2, "did you mean runs/first?"),
+    ("finetune task=pydocs checkpoint=bert-base-uncased", 2, "checkpoint=hf://bert-base-uncased"),
+    ("finetune task=pydocs checkpoint=google/electra", 2, "checkpoint=hf://google/electra"),
+    ("finetune task=reviews.xlsx model=bert_tiny", 2, "save the sheet as CSV"),
+    ("finetune task=commas.tsv model=bert_tiny", 2, "one of commas or semicolons .csv"),
+    ("pretrain --config-dir recipes experiment=mine model=bert_tiny", 2, "put the line # @package _global_ at its top"),
+    ("runs no", 2, "makes a first run"),
+    ("runs runs", 0, "holds no run yet"),
+]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "first").mkdir(parents=True)
+    (tmp_path / "reviews.xlsx").write_bytes(b"PK\x03\x04")
+    (tmp_path / "commas.tsv").write_text("text,label\ngood,pos\nbad,neg\n")
+    (tmp_path / "recipes" / "experiment").mkdir(parents=True)
+    (tmp_path / "recipes" / "experiment" / "mine.yaml").write_text("max_steps: 3\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(("typed", "status", "answer"), ANSWERS, ids=[typed for typed, _, _ in ANSWERS])
+def test_a_guess_is_answered(
+    typed: str, status: int, answer: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(typed.split()) == status
+    captured = capsys.readouterr()
+    shown = captured.out if status == 0 else "\n".join(line for line in captured.err.splitlines() if "hint: " in line)
+    assert answer in shown, captured.out + captured.err
+
+
+def test_words_of_other_tools_name_commands_that_there_are() -> None:
+    named = {name for names in guesses._COMMANDS.values() for name in names if not name.startswith("-")}
+    assert {name.split()[0] for name in named} <= manual.VERBS.keys()
+    assert not guesses._COMMANDS.keys() & manual.VERBS.keys() and not {*guesses._FLAGS} & {*arguments.FLAGS}
+
+
+def test_words_without_a_key_are_checkpoint_and_text(place: Path) -> None:
+    assert arguments.keyed("predict", ["runs/first", "a = b is text", "seed=1"]) == [
+        "checkpoint=runs/first", "text=a = b is text", "seed=1",
+    ]  # fmt: skip
+    assert arguments.keyed("generate", ["prompt=a", "runs/first"]) == ["prompt=a", "checkpoint=runs/first"]
+
+
+def test_runs_lists_runs_and_sweeps(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second, sweep = (place / "runs" / name for name in ("first", "second", "grid"))
+    (first / "config.yaml").write_text(
+        "command: finetune\nmodel: {name: bert}\ntask: {name: sst2}\ntuning: {name: lora}\n"
+    )
+    result = {"status": "done", "metric": "accuracy", "value": 0.75, "seconds": 61, "validation_examples": 48}
+    (first / "result.json").write_text(json.dumps(result))
+    (first / "facts.json").write_text(
+        json.dumps({"baseline": {"name": "majority", "metric": "accuracy", "value": 0.5}})
+    )
+    second.mkdir()
+    (second / "config.yaml").write_text("command: pretrain\nmodel: {name: gpt}\nobjective: {name: clm}\n")
+    (second / "metrics.jsonl").write_text('{"step": 7, "loss": 1.0}\n')
+    for number, ended in enumerate(
+        ({"exit_status": 0, "value": 1.0, "metric": "accuracy"}, {"exit_status": 1, "error": "x"})
+    ):
+        (sweep / str(number)).mkdir(parents=True)
+        (sweep / str(number) / "job.json").write_text(json.dumps({"job": number, **ended}))
+    (place / "runs" / "latest").symlink_to("second")
+    assert cli.main(["runs"]) == 0
+    lines = {line.split("  ")[0]: " ".join(line.split()) for line in capsys.readouterr().out.splitlines()}
+    assert "finetune bert on sst2, lora accuracy 0.750 ± 0.062 0.500 done 1 min 1 s" in lines["first"]
+    assert "pretrain gpt on clm stopped at step 7" in lines["second"] and "latest" not in lines
+    assert "sweep 1 of 2 done, 1 failed" in lines["grid"]
+    assert any(line.startswith("3 in runs, ") for line in lines)
