@@ -27,6 +27,8 @@ def wrong_architecture(learned: Any, model: ModelConfig) -> str | None:
     # A task among the objectives asks for what the task itself does.
     takes = getattr(getattr(learned, "task", learned), "architectures", ())
     if model.architecture in takes:
+        if model.architecture == "decoder" and not model.sees_prefixes and getattr(learned, "prefixes", False):
+            return f"{learned.name} lets the first tokens of a text see each other; model={model.name} reads in turn"
         return None
     kinds = " or ".join(_article(architecture) for architecture in takes) or "no known architecture"
     return f"{learned.name} trains {kinds}; model={model.name} is {_article(model.architecture)}"

@@ -48,10 +48,11 @@ def machine_facts(
     prefixes = {False}
     if isinstance(config, PretrainConfig) and config.model.architecture == "decoder":
         prefixes = {part.prefixes for part in config.objective.parts()}
+    attention = attention_path(learner, precision.device, precision.dtype, prefixes)
     return {
         **_devices(config, precision, group),
         "precision": f"{precision.name} ({precision.why})",
-        "attention": attention_path(learner, precision.device, precision.dtype, prefixes),
+        **({"attention": attention} if attention else {}),
         "compiled": str(compilation),
         "dropout": "keyed by example and position" if precision.device.type == "cpu" else "seeded by step",
     }

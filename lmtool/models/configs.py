@@ -59,6 +59,8 @@ class ModelConfig(Config):
     token_states: ClassVar[Literal["inputs", "outputs"] | None] = "inputs"
     """The side of a batch whose hidden states stand for the words of a text, for their classification; None where there
     is no such use of the family."""
+    sees_prefixes: ClassVar[bool] = True
+    """Whether the first tokens of a text may all see each other in a decoder: not where it reads them in turn."""
     shares_layers: ClassVar[bool] = False
     """Whether one layer is applied at several depths, so that no depth has parameters of its own."""
     free_fields: ClassVar[tuple[str, ...]] = ("dropout", "initializer_std")

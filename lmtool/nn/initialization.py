@@ -6,6 +6,7 @@ a name decides, where a module's dropout draws, is given with them.
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -40,6 +41,15 @@ def normal(std: float) -> Draw:
 
     def draw(tensor: Tensor, generator: torch.Generator) -> None:
         tensor.normal_(0.0, std, generator=generator)
+
+    return draw
+
+
+def normal_by_inputs(factor: float) -> Draw:
+    """Normal around 0, of a width of `factor` over the root of what a row of the matrix reads."""
+
+    def draw(tensor: Tensor, generator: torch.Generator) -> None:
+        tensor.normal_(0.0, factor / math.sqrt(tensor.shape[-1]), generator=generator)
 
     return draw
 

@@ -9,9 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import yaml
 
 from lmtool import cli
+from lmtool.commands import configs as configs
+from lmtool.config.tables import lookup
 
+CONF = Path(__file__).resolve().parents[2] / "conf"
 NOUNS = ["cat", "dog", "bird", "house", "river", "tree", "stone", "child", "king", "queen", "ship", "road"]
 GOOD = ["lovely", "bright", "kind", "happy", "warm", "gentle"]
 BAD = ["awful", "dark", "cruel", "sad", "cold", "bitter"]
@@ -20,6 +24,15 @@ TINY = [
     "model.num_layers=1", "model.hidden_size=32", "model.num_heads=2", "model.feedforward_size=64",
     "model.vocab_size=400", "max_length=32", "device=cpu", "precision=fp32",
 ]  # fmt: skip
+
+
+def tiny(model: str) -> list[str]:
+    """TINY, without the sizes that a preset's family does not have."""
+    values = yaml.safe_load((CONF / "model" / f"{model}.yaml").read_text())
+    if "name" not in values:
+        return tiny(next(name for name in values["defaults"] if name != "_self_"))
+    fields = lookup("model", values["name"]).config.model_fields
+    return [word for word in TINY if not word.startswith("model.") or word[6:].partition("=")[0] in fields]
 
 
 def sentence(chance: random.Random, adjectives: list[str]) -> str:
@@ -90,9 +103,17 @@ def but_for(words: Sequence[str], more: Sequence[str] = ()) -> list[str]:
 
 def pretrain(name: str, *more: str, model: str = "bert_tiny", status: int = 0) -> Path:
     """Run `lmtool pretrain` on the text and return the run folder."""
-    words = ["pretrain", f"model={model}", *TINY, "data=text", "data.path=text.txt", "cache_dir=cache", f"name={name}"]
+    words = [
+        "pretrain",
+        f"model={model}",
+        *tiny(model),
+        "data=text",
+        "data.path=text.txt",
+        "cache_dir=cache",
+        f"name={name}",
+    ]
     budget = [] if any(word.startswith("max_") for word in more) else ["max_steps=6"]
-    assert cli.main(but_for([*words, "batch_tokens=256", "log_every=1", *budget], more)) == status
+    assert cli.main(but_for([*words, f"name={name}", "batch_tokens=256", "log_every=1", *budget], more)) == status
     return Path("runs") / name
 
 

@@ -12,7 +12,7 @@ import torch
 
 from lmtool import cli
 from lmtool.commands import finetune, pretrain  # noqa: F401 imported here, not in each victim
-from tests.commands.conftest import TINY, but_for, skip_reports, write_rows, write_text
+from tests.commands.conftest import TINY, but_for, skip_reports, tiny, write_rows, write_text
 
 torch.set_num_threads(1)
 
@@ -45,7 +45,7 @@ def prepare() -> None:
 def pretraining(folder: Path, model: str = "bert_tiny") -> None:
     place = _shared(folder)
     _quietly(
-        "pretrain", f"model={model}", *TINY, *BUDGET, "batch_tokens=256", "data=text",
+        "pretrain", f"model={model}", *tiny(model), *BUDGET, "batch_tokens=256", "data=text",
         f"data.path={place / 'text.txt'}", f"cache_dir={place / 'cache'}", f"run_dir={folder}",
     )  # fmt: skip
 

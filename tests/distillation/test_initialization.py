@@ -12,7 +12,8 @@ from lmtool.distillation.initialization import start_from
 from lmtool.errors import UserError
 from lmtool.models.configs import BertConfig
 from lmtool.models.encoder_configs import DistilbertConfig
-from tests.distillation.test_layer_terms import FAMILIES, learner
+from tests.distillation.test_layer_terms import learner
+from tests.models.test_read import FAMILIES
 
 
 @pytest.mark.parametrize(

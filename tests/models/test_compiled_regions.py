@@ -17,7 +17,7 @@ from lmtool.training.compiling import compiled
 from lmtool.tuning.lora import LoraLinear, hand_draws
 from lmtool.tuning.places import layers
 from lmtool.types import Packed
-from tests.models.test_read import FAMILIES, SIZES, config_of
+from tests.models.test_read import ATTENDING, SIZES, config_of
 
 BATCHES = ((5, 1, 12, 7), (3, 3), (30,), (2, 9, 4, 4, 11), (1, 2))
 
@@ -74,7 +74,7 @@ def assert_same(model, backend="aot_eager", tolerance=1e-6, warm=1, **given):
 
 @pytest.mark.parametrize(
     "family",
-    [family if family == "gpt" else pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES],
+    [family if family == "gpt" else pytest.param(family, marks=pytest.mark.slow) for family in ATTENDING],
 )
 def test_one_graph_a_region_serves_all_layers_and_sizes(family):
     # ModernBERT's first layer has no norm, and a graph of its own.

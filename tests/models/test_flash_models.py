@@ -16,7 +16,7 @@ from lmtool.nn.positions import Position
 from lmtool.nn.stack import Stack, recompute_layers
 from lmtool.training.compiling import compiled
 from lmtool.types import Packed
-from tests.models.test_read import FAMILIES, config_of
+from tests.models.test_read import ATTENDING, config_of
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "nn"))
 from kernel_stand_ins import flash_on_cpu  # noqa: E402
@@ -70,7 +70,7 @@ def assert_equal(mine, theirs):
         torch.testing.assert_close(mine[name], theirs[name], rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ATTENDING)
 def test_a_model_by_the_kernel(family, taken, monkeypatch):
     model = build(config_of(family, dropout=0.0, attention_dropout=0.0), 0).double()
     own = outcome(model, LENGTHS)

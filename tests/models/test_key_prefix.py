@@ -18,7 +18,7 @@ from lmtool.nn.context import EncoderState
 from lmtool.nn.dropout import TokenDraws, token_keys
 from lmtool.nn.prefix import KeyPrefix
 from lmtool.types import Packed, Segments
-from tests.models.test_read import FAMILIES, LENGTHS, READ, SIZES, packed
+from tests.models.test_read import ATTENDING, LENGTHS, READ, SIZES, packed
 from tests.models.test_taps import of_family
 from tests.models.test_virtual_tokens import WRITTEN, part, spelled
 
@@ -99,7 +99,7 @@ def test_it_is_what_a_model_keeps_of_tokens_read_before(family, kind):
     torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in ("gpt", "gpt1", "llama", "qwen2")])
+@pytest.mark.parametrize("family", [name for name in ATTENDING if name not in ("gpt", "gpt1", "llama", "qwen2")])
 def test_an_encoder_of_one_layer_reads_it_as_tokens(family):
     """Keys of the first layer do not depend on what stands beside them."""
     backbone, outputs = of_family(family, num_layers=1)
@@ -126,7 +126,7 @@ def test_cross_attention_reads_it_in_front_of_every_input(family):
         torch.testing.assert_close(backbone.decode(state, packed(2)), wanted, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ATTENDING)
 def test_packed_is_alone_with_dropout_and_each_layer_learns_its_own(family):
     backbone, outputs = of_family(family)
     random_prefixes(backbone)
@@ -206,4 +206,4 @@ def test_it_counts_towards_the_longest_text_where_positions_end():
 
 
 def test_every_family_is_here():
-    assert {entry.name for entry in entries("model")} >= set(FAMILIES) and len(FAMILIES) > 9
+    assert {entry.name for entry in entries("model")} >= set(ATTENDING) and len(ATTENDING) > 9

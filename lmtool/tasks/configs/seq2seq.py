@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from lmtool.config.base import Config
 from lmtool.config.tables import component
+from lmtool.errors import Problem
 from lmtool.generation.configs import GenerationConfig
 from lmtool.tasks.configs.prompt import PromptedConfig
 
@@ -78,6 +79,12 @@ class Seq2SeqConfig(PromptedConfig):
     @property
     def writes_text(self) -> bool:
         return True
+
+    def misfit(self, model: Any) -> Problem | None:
+        if self.mask == "prefix" and model.architecture == "decoder" and not model.sees_prefixes:
+            message = f"task.mask=prefix lets all of a source see itself; model={model.name} reads it in turn"
+            return Problem("task.mask", message, "give task.mask=causal")
+        return super().misfit(model)
 
     @model_validator(mode="after")
     def _metric_listed(self) -> Seq2SeqConfig:
