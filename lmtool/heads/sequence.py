@@ -39,13 +39,14 @@ def summary(hidden_TH: Tensor, packed: Packed, how: Literal["first", "last", "me
 
 
 class Pooler(nn.Module):
-    """activation(dense(first token)): tanh (BERT, RoBERTa, ALBERT), relu (DistilBERT) or gelu (ELECTRA); normalised
-    where there is a norm (ModernBERT). input_size: F; hidden_size where None. bias: whether the map has one."""
+    """activation(dense(first token)): tanh (BERT, RoBERTa, ALBERT), relu (DistilBERT), gelu (ELECTRA) or its
+    approximation (BigBird); normalised where there is a norm (ModernBERT). input_size: F; hidden_size where None. bias:
+    whether the map has one."""
 
     def __init__(
         self,
         hidden_size: int,
-        activation: Literal["tanh", "relu", "gelu"] = "tanh",
+        activation: Literal["tanh", "relu", "gelu", "gelu_tanh"] = "tanh",
         input_size: int | None = None,
         bias: bool = True,
         norm: nn.Module | None = None,

@@ -56,7 +56,7 @@ class Backbone(nn.Module):
     vocabulary_head: VocabularyHead = VocabularyHead()
     head_activation: Activation = "gelu"
     """Of a masked language model's head."""
-    pooler_activation: Literal["tanh", "relu", "gelu"] = "tanh"
+    pooler_activation: Literal["tanh", "relu", "gelu", "gelu_tanh"] = "tanh"
     """Of the map between the first token's hidden state and a classifier."""
     pooler_norm: bool = False
     """Whether a norm stands behind that map."""

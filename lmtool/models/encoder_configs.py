@@ -99,6 +99,36 @@ class ModernbertConfig(TransformerConfig):
     norm_epsilon: float = Field(1e-5, gt=0, description="Added to the variance in layer norms.")
 
 
+@component("model", "bigbird", builder="lmtool.models.bigbird:build")
+class BigbirdConfig(SegmentedConfig):
+    """BigBird (Zaheer et al. 2020), its internal construction: BERT's layers, whose blocks of tokens see the ends of a
+    text, a window and random blocks. Defaults: base."""
+
+    position_kinds: ClassVar[tuple[str, ...] | None] = ("learned", "sinusoidal", "rotary", "none")
+
+    name: Literal["bigbird"] = Field("bigbird", description="BigBird.")
+    vocab_size: Vocabulary = Field(50358, description=_VOCABULARY)
+    max_positions: Positions = Field(
+        4096, description="Longest sequence in tokens; learned positions have as many rows."
+    )
+    block_size: int = Field(64, ge=1, le=1_000_000, description="Tokens of a block.")
+    random_blocks: int = Field(
+        3,
+        ge=1,
+        le=1000,
+        description="Blocks that a block sees besides the first, the last, itself and its neighbours. Texts of at most "
+        "2 random_blocks + 5 blocks are dense.",
+    )
+    pattern_seed: int = Field(
+        0, ge=0, le=1_000_000, description="Which random blocks: of the first layer; the next ones count on from it."
+    )
+
+    @property
+    def longest_dense(self) -> int:
+        """Tokens of the longest text whose tokens all see each other."""
+        return (2 * self.random_blocks + 5) * self.block_size
+
+
 class DisentangledConfig(TransformerConfig):
     """What the generations of DeBERTa share: scores of contents and relative positions, apart."""
 

@@ -1,7 +1,8 @@
 """The one door of attention, and the module that stands in front of it.
 
 `attend` chooses the path: a variable-length kernel on CUDA where one serves, else tiles of documents of about equal
-length. `reference_attention` is the plain loop that says what all must give; tests hold them equal.
+length; tiles of blocks where the mask is one of blocks. `reference_attention` is the plain loop that says what all must
+give; tests hold them equal.
 
 Shape letters: T query tokens, S key tokens, M tokens that are read, A heads, D width of a head, H = A*D hidden width,
 L queries and K keys of a document.
@@ -18,6 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmtool.nn.attended import Attended
+from lmtool.nn.block_pattern import Blocks
+from lmtool.nn.block_sparse import block_attention
 from lmtool.nn.context import AttentionKind, Context
 from lmtool.nn.dropout import DeviceDraws, Draws, Dropout, TokenDraws
 from lmtool.nn.kernels import flash_attention, jagged_attention, kernel_for, serves
@@ -48,6 +51,9 @@ def attend(
     rate = 0.0 if draws is None else dropout
     if rate and isinstance(draws, DeviceDraws):
         draws.begin()
+    if isinstance(layout.mask, Blocks):
+        assert bias is None
+        return block_attention(q_TAD, k_SAD, v_SAD, layout, scale, rate, draws)
     if bias is None and not (rate and isinstance(draws, TokenDraws)):
         kernel = kernel_for(q_TAD.device, q_TAD.dtype, q_TAD.shape[-1], rate)
         if kernel == "flash" and serves(kernel, layout):
@@ -85,7 +91,7 @@ def reference_attention(
         document = torch.tensor([number])
         allow = layout.mask.allow(query_positions[..., None].cpu(), key_positions[:, None].cpu(), document)
         if allow is not None:
-            scores_ALK = scores_ALK.masked_fill(~allow.to(device), -torch.inf)
+            scores_ALK = scores_ALK.masked_fill(~allow.flatten(0, -3).to(device), -torch.inf)
         weights_ALK = scores_ALK.softmax(-1)
         out_ALD = weights_ALK @ v_AKD
         if bias is not None and bias.weighs:
@@ -293,6 +299,7 @@ class SelfAttention(MultiHead):
         """Whether nothing stands between the projections and the products, and nobody looks there."""
         layout = context.layout
         between = context.position.scores or context.cache is not None or context.prefix is not None
+        between = between or isinstance(layout.mask, Blocks)
         alike = self.key_value_heads == self.num_heads and layout.key is layout.query and layout.packed
         looked_at = context.wanted(self.kind) is not None
         return alike and not between and not looked_at and joins(self.q_proj, self.k_proj, self.v_proj)

@@ -38,7 +38,8 @@ class Mask(Protocol):
     def window(self) -> Sides | None: ...
 
     def allow(self, query_RL1: Tensor, key_R1K: Tensor, documents_R: Tensor) -> Tensor | None:
-        """(R, L, K) bool, or None where all is visible. Padding is not the mask's concern."""
+        """(R, L, K) bool, (R, A, L, K) where the heads differ, or None where all is visible. Padding is not the mask's
+        concern."""
 
 
 @dataclass(frozen=True)
@@ -114,19 +115,14 @@ def left_to_right(packed: Packed) -> Causal | PrefixLM:
 
 
 @dataclass(frozen=True)
-class Tile:
-    """Documents of about the same length, one a row; short ones repeat their last token to the width.
+class Seen:
+    """What rows of queries see of rows of keys.
 
-    query_RL, key_RK: flat indices of the tokens. query_positions_RL, key_positions_RK: positions among the keys of
-    the document; one row for all where they begin alike (in padding they count on). allow: (R, 1, L, K) or
-    (R, 1, 1, K) bool, None where all may be seen. causal: `allow` is the plain lower triangle, which the fused kernel
-    has built in.
+    query_RL: flat indices of the queries. allow: (R or 1, A or 1, L or 1, K) bool, None where all may be seen. causal:
+    `allow` is the plain lower triangle, which the fused kernel has built in.
     """
 
     query_RL: Tensor
-    key_RK: Tensor
-    query_positions_RL: Tensor
-    key_positions_RK: Tensor
     allow: Tensor | None
     causal: bool
 
@@ -135,6 +131,19 @@ class Tile:
         """What `allow` adds to scores: 0 where a key may be seen, else -inf. Made once for all layers, and
         with it the scores and their softmax take a quarter less time, forward and backward, than with a filling."""
         return None if self.allow is None else torch.where(self.allow, 0.0, -torch.inf)
+
+
+@dataclass(frozen=True)
+class Tile(Seen):
+    """Documents of about the same length, one a row; short ones repeat their last token to the width.
+
+    key_RK: flat indices of the keys. query_positions_RL, key_positions_RK: positions among the keys of the document;
+    one row for all where they begin alike (in padding they count on).
+    """
+
+    key_RK: Tensor
+    query_positions_RL: Tensor
+    key_positions_RK: Tensor
 
 
 @dataclass(frozen=True)
@@ -152,6 +161,20 @@ class Places:
     padding: Tensor
     complete: bool
     identity: bool
+
+    @classmethod
+    def of(cls, into_P: Tensor, real_P: Tensor, tokens: int | None, device: torch.device) -> Places:
+        """Made on the host for a device. real_P: which places are no padding. tokens: how many there are, where they
+        are laid end to end."""
+        real_M = real_P.nonzero().flatten()
+        tokens_M, order_M = into_P[real_M].sort()
+        complete = len(tokens_M) == tokens
+        identity = complete and torch.equal(into_P, tokens_M)
+        padding = (~real_P).nonzero().flatten()
+        into_P, real_M, tokens_M, padding = (
+            send(index, device) for index in (into_P, real_M[order_M], tokens_M, padding)
+        )
+        return cls(into_P, real_M, tokens_M, padding, complete, identity)
 
 
 @dataclass(frozen=True)
@@ -259,27 +282,28 @@ class Layout:
         causal = isinstance(self.mask, Causal) and not starts_R.any() and torch.equal(queries.lengths_R, keys.lengths_R)
         allow: Tensor | None
         if causal:
-            allow = torch.ones(1, length, length, dtype=torch.bool).tril()
+            allow = torch.ones(1, 1, length, length, dtype=torch.bool).tril()
         else:
             allow = self.mask.allow(positions_RL[:, :, None], key_steps_RK[:, None, :], torch.tensor(numbers))
+            allow = allow if allow is None or allow.dim() == 4 else allow[:, None]
             if keys.ragged:
-                real_R1K = (torch.arange(length) < keys.lengths_R[:, None])[:, None]
-                allow = real_R1K if allow is None else allow & real_R1K
+                real_R11K = (torch.arange(length) < keys.lengths_R[:, None])[:, None, None]
+                allow = real_R11K if allow is None else allow & real_R11K
                 # The padding of a window that is real nowhere sees something: nobody reads it, but it must be numbers.
                 allow = allow | ~allow.any(-1, keepdim=True)
         if allow is not None:
-            allow = None if allow.all() else send(allow[:, None], self.device)
+            allow = None if allow.all() else send(allow, self.device)
         # One row stands for all where the texts start alike, which spares what positions add a row each.
         key_positions_RK = torch.arange(length)[None]
         if (starts_R == starts_R[0]).all():
             positions_RL = torch.arange(queries.index_RL.shape[1])[None] + starts_R[0]
         return Tile(
             send(queries.index_RL, self.device),
+            allow,
+            causal,
             send(keys.index_RL, self.device),
             send(positions_RL, self.device),
             send(key_positions_RK, self.device),
-            allow,
-            causal,
         )
 
     def _places(self, segments: Segments, rows: tuple[_Rows, ...]) -> Places:
@@ -291,15 +315,7 @@ class Layout:
                 *((torch.arange(tile.index_RL.shape[1]) < tile.lengths_R[:, None]).flatten() for tile in rows),
             ]
         )
-        real_M = real_P.nonzero().flatten()
-        tokens_M, order_M = into_P[real_M].sort()
-        complete = segments.contiguous and len(tokens_M) == sum(segments.lengths)
-        identity = complete and torch.equal(into_P, tokens_M)
-        padding = (~real_P).nonzero().flatten()
-        into_P, real_M, tokens_M, padding = (
-            send(index, self.device) for index in (into_P, real_M[order_M], tokens_M, padding)
-        )
-        return Places(into_P, real_M, tokens_M, padding, complete, identity)
+        return Places.of(into_P, real_P, sum(segments.lengths) if segments.contiguous else None, self.device)
 
 
 class _Rows(NamedTuple):

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from lmtool.nn.dropout import Draws, TokenDraws
-from lmtool.nn.layout import Layout, Places, Tile
+from lmtool.nn.layout import Layout, Places, Seen, Tile
 from lmtool.nn.positions import Position
 from lmtool.types import send
 
@@ -34,10 +34,9 @@ def tiled_attention(
     draws: Draws | None,
 ) -> Tensor:
     """What `attend` gives, (T, A, D). rate: of the weights that the draws drop."""
-    device, dtype = q_TAD.device, q_TAD.dtype
-    with torch.autocast(device.type, enabled=False):
-        if device.type == "cpu" and dtype in (torch.bfloat16, torch.float16):
-            q_TAD, k_SAD, v_SAD = q_TAD.float(), k_SAD.float(), v_SAD.float()
+    dtype = q_TAD.dtype
+    with torch.autocast(q_TAD.device.type, enabled=False):
+        q_TAD, k_SAD, v_SAD = widened(q_TAD, k_SAD, v_SAD)
         query_shapes = [tile.query_RL.shape for tile in layout.tiles]
         key_shapes = [tile.key_RK.shape for tile in layout.tiles]
         queries = _rows(q_TAD, layout.query_places, query_shapes)
@@ -48,9 +47,13 @@ def tiled_attention(
             for tile, q, k, v in zip(layout.tiles, queries, keys, values, strict=True)
         ]
         out_PAD = q_TAD.new_zeros(0, *q_TAD.shape[1:]) if not outs else torch.cat(outs) if len(outs) > 1 else outs[0]
-        if not layout.query_places.identity or len(out_PAD) != len(q_TAD):
-            out_PAD = _Scatter.apply(out_PAD, layout.query_places, q_TAD.shape[0])
-        return out_PAD.to(dtype)
+        return scattered(out_PAD, layout.query_places, len(q_TAD)).to(dtype)
+
+
+def widened(*states: Tensor) -> tuple[Tensor, ...]:
+    """On a CPU fp32 of half precision; else as they are."""
+    half = states[0].device.type == "cpu" and states[0].dtype in (torch.bfloat16, torch.float16)
+    return tuple(part.float() for part in states) if half else states
 
 
 def attention_weights(
@@ -107,12 +110,7 @@ def tiled_scores(
 
 def _rows(x_TAD: Tensor, places: Places, shapes: list[torch.Size]) -> list[Tensor]:
     """The tokens as rows: one (R, A, L, D) a tile."""
-    if not places.identity:
-        x_PAD = _Gather.apply(x_TAD, places)
-    else:
-        # A cache buffer of one document may be longer.
-        x_PAD = x_TAD if len(x_TAD) == len(places.into_P) else x_TAD[: len(places.into_P)]
-    parts = x_PAD.split([shape.numel() for shape in shapes])
+    parts = gathered(x_TAD, places).split([shape.numel() for shape in shapes])
     return [part.unflatten(0, shape).transpose(1, 2) for part, shape in zip(parts, shapes, strict=True)]
 
 
@@ -126,26 +124,47 @@ def _tile_attention(
     rate: float,
     draws: Draws | None,
 ) -> Tensor:
-    """One tile, (R, A, L, D): torch's fused kernel, but where the weights themselves are needed: for keyed dropout,
-    and for positions that weigh vectors of their own."""
-    keyed = draws if rate > 0.0 and isinstance(draws, TokenDraws) else None
-    weighs = bias is not None and bias.weighs
-    if bias is None and keyed is None:
-        allow = None if tile.causal else tile.allow
-        return F.scaled_dot_product_attention(q_RALD, k_RAKD, v_RAKD, allow, rate, tile.causal, scale=scale)
+    """One tile, (R, A, L, D)."""
+    if bias is None:
+        return attention_of(q_RALD, k_RAKD, v_RAKD, tile, scale, rate, draws)
     q_RALD = q_RALD * (1 / math.sqrt(q_RALD.shape[-1]) if scale is None else scale)
     added = _added(q_RALD, k_RAKD, tile, bias)
-    if keyed is None and not weighs:
+    if not bias.weighs and not _keyed(rate, draws):
         return F.scaled_dot_product_attention(q_RALD, k_RAKD, v_RAKD, added, rate, scale=1.0)
-    weights_RALK = _weights(q_RALD, k_RAKD, tile, added)
-    if keyed is not None:
-        weights_RALK = keyed.drop_weights(weights_RALK, tile.query_RL, rate)
-    elif rate:
-        weights_RALK = F.dropout(weights_RALK, rate)
+    weights_RALK = _dropped(_weights(q_RALD, k_RAKD, tile, added), tile, rate, draws)
     out_RALD = weights_RALK @ v_RAKD
-    if bias is not None and weighs:
+    if bias.weighs:
         out_RALD = out_RALD + bias.value(weights_RALK, tile.query_positions_RL, tile.key_positions_RK)
     return out_RALD
+
+
+def attention_of(
+    q_RALD: Tensor,
+    k_RAKD: Tensor,
+    v_RAKD: Tensor,
+    seen: Seen,
+    scale: float | None,
+    rate: float,
+    draws: Draws | None,
+) -> Tensor:
+    """Rows without a bias, (R, A, L, D): torch's fused kernel, but where the weights themselves are needed, for keyed
+    dropout."""
+    if not _keyed(rate, draws):
+        allow = None if seen.causal else seen.allow
+        return F.scaled_dot_product_attention(q_RALD, k_RAKD, v_RAKD, allow, rate, seen.causal, scale=scale)
+    q_RALD = q_RALD * (1 / math.sqrt(q_RALD.shape[-1]) if scale is None else scale)
+    return _dropped(_weights(q_RALD, k_RAKD, seen, None), seen, rate, draws) @ v_RAKD
+
+
+def _keyed(rate: float, draws: Draws | None) -> bool:
+    """Whether weights are dropped by keys of the tokens."""
+    return rate > 0.0 and isinstance(draws, TokenDraws)
+
+
+def _dropped(weights_RALK: Tensor, seen: Seen, rate: float, draws: Draws | None) -> Tensor:
+    if isinstance(draws, TokenDraws):
+        return draws.drop_weights(weights_RALK, seen.query_RL, rate) if rate > 0.0 else weights_RALK
+    return F.dropout(weights_RALK, rate) if rate else weights_RALK
 
 
 def _added(q_RALD: Tensor, k_RAKD: Tensor, tile: Tile, bias: Position | None) -> Tensor | None:
@@ -156,15 +175,30 @@ def _added(q_RALD: Tensor, k_RAKD: Tensor, tile: Tile, bias: Position | None) ->
     return added if tile.barrier is None else added + tile.barrier.to(added.dtype)
 
 
-def _weights(q_RALD: Tensor, k_RAKD: Tensor, tile: Tile, added: Tensor | None) -> Tensor:
+def _weights(q_RALD: Tensor, k_RAKD: Tensor, seen: Seen, added: Tensor | None) -> Tensor:
     """(R, A, L, K) softmax of the scores. The queries are scaled."""
     scores_RALK = q_RALD @ k_RAKD.transpose(-1, -2)
     if added is not None:
         scores_RALK = scores_RALK + added
-    elif tile.barrier is not None:
+    elif seen.barrier is not None:
         # In place: the product's backward does not read it.
-        scores_RALK = scores_RALK.add_(tile.barrier)
+        scores_RALK = scores_RALK.add_(seen.barrier)
     return scores_RALK.softmax(-1)
+
+
+def gathered(x_T: Tensor, places: Places) -> Tensor:
+    """(P, ...) the tokens' values at their places. The gradient of padding is nobody's: it must not be read."""
+    if not places.identity:
+        return cast(Tensor, _Gather.apply(x_T, places))
+    # A cache buffer of one document may be longer.
+    return x_T if len(x_T) == len(places.into_P) else x_T[: len(places.into_P)]
+
+
+def scattered(y_P: Tensor, places: Places, tokens: int) -> Tensor:
+    """(T, ...) the values back at their tokens, of which there are so many; zero without a place."""
+    if places.identity and len(y_P) == tokens:
+        return y_P
+    return cast(Tensor, _Scatter.apply(y_P, places, tokens))
 
 
 class _Gather(torch.autograd.Function):

@@ -43,6 +43,7 @@ FAMILIES = {
     "bart": "bart",
     "marian": "transformer",
     "modernbert": "modernbert",
+    "big_bird": "bigbird",
     "deberta": "deberta",
     "deberta-v2": "deberta_v3",
 }

@@ -31,7 +31,9 @@ def test_there_and_back(family: str, place: Path, capsys: pytest.CaptureFixture[
     verify(place / "ours")
     run("export", "checkpoint=ours", "output=back")
     out = capsys.readouterr().out
-    assert out.count("missing keys  none") == 2 and out.count("unused keys   none") == 2
+    # Every class of BigBird has a pooler, which a masked language model does not read.
+    pooler = family == "bigbird"
+    assert out.count("missing keys  none") == 2 and out.count("unused keys   none") == 2 - pooler
     assert "0 of 24 adversarial strings" in out
     again = type(theirs).from_pretrained(place / "back").eval()
     ids, mask, decoder = sample(lmtool.load("ours").config.architecture == "encoder_decoder")

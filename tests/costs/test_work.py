@@ -17,7 +17,14 @@ from lmtool.costs.work import works_of
 from lmtool.learners.configs import MixtureConfig
 from lmtool.models.base import Backbone
 from lmtool.models.configs import BertConfig, GptConfig, ModelConfig
-from lmtool.models.encoder_configs import AlbertConfig, DebertaConfig, DebertaV3Config, ElectraConfig, ModernbertConfig
+from lmtool.models.encoder_configs import (
+    AlbertConfig,
+    BigbirdConfig,
+    DebertaConfig,
+    DebertaV3Config,
+    ElectraConfig,
+    ModernbertConfig,
+)
 from lmtool.models.encoder_decoder_configs import BartConfig, T5Config
 from lmtool.nn.attention import only
 from lmtool.nn.dropout import TokenDraws, token_keys
@@ -139,6 +146,18 @@ def test_a_local_layer_costs_what_its_window_shows(length: int) -> None:
         allowed = backbone.mask(number, packed).allow(at[..., None], at[:, None], torch.zeros(1, dtype=torch.long))
         assert backbone.is_local(number) == (allowed is not None)
         seen = float(length) if allowed is None else float(allowed.sum()) / length
+        assert backbone.seen(number, length) == pytest.approx(seen)
+
+
+@pytest.mark.parametrize("length", [7, 28, 32, 80])
+def test_a_layer_of_blocks_costs_what_they_see(length: int) -> None:
+    backbone = build(BigbirdConfig(**SMALL, block_size=4, random_blocks=1), 0)
+    packed = Packed(torch.zeros(length, dtype=torch.long), (length,))
+    at = torch.arange(length)[None]
+    for number in range(SMALL["num_layers"]):
+        allowed = backbone.mask(number, packed).allow(at[..., None], at[:, None], torch.zeros(1, dtype=torch.long))
+        assert (length > 28) == (allowed is not None)
+        seen = float(length) if allowed is None else float(allowed[0, 0].sum()) / length
         assert backbone.seen(number, length) == pytest.approx(seen)
 
 

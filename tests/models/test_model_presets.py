@@ -46,6 +46,8 @@ PUBLISHED = {
     "ettin_17m": 16_797_440,
     "ettin_32m": 31_883_136,
     "ettin_68m": 68_144_640,
+    "bigbird": 127_468_800,
+    "bigbird_large": 359_123_968,
     "deberta": 138_601_728,
     "deberta_large": 405_163_008,
     "deberta_v3": 183_831_552,
@@ -86,7 +88,7 @@ PRESETS = sorted(
     if path.stem != "auto" and read(path.stem).architecture != "encoder_decoder"
 )
 # Families whose published count has a pooler in it.
-POOLED = ("bert", "roberta", "spanbert", "albert")
+POOLED = ("bert", "roberta", "spanbert", "albert", "bigbird")
 
 
 @pytest.mark.parametrize("config", [BertConfig, GptConfig])

@@ -33,9 +33,10 @@ LENGTHS = (5, 1, 12, 7)
 
 
 def config_of(family, **fields):
-    """A family at the test's sizes, as far as it has them; one head of keys for two of queries."""
+    """A family at the test's sizes, as far as it has them; one head of keys for two of queries, and blocks so small
+    that texts of more than 7 tokens are not dense."""
     config = next(entry.config for entry in entries("model") if entry.name == family)
-    sizes = SIZES | {"num_key_value_heads": 1} | fields
+    sizes = SIZES | {"num_key_value_heads": 1, "block_size": 1, "random_blocks": 1} | fields
     return config(**{name: value for name, value in sizes.items() if name in config.model_fields})
 
 

@@ -65,6 +65,9 @@ def published(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     theirs = make(request.param, folder)
     theirs.set_attn_implementation("eager")
+    if request.param == "bigbird":
+        # A short text is dense. They change to that in the first forward, behind what collects the weights.
+        theirs.bert.set_attention_type("original_full")
     backbone, tap = load(folder).model.parts.backbone, Seen()
     ids, mask, decoder_ids = sample(backbone.config.architecture == "encoder_decoder")
     given = {"inputs": (ids, mask.bool())}

@@ -46,6 +46,7 @@ _MODERNBERT = {
     "max_position_embeddings": 40, "local_attention": 8, "pad_token_id": 0, "cls_token_id": 2, "sep_token_id": 3,
     "bos_token_id": None, "eos_token_id": None, "initializer_range": 0.2,
 }  # fmt: skip
+_BIGBIRD = _BERT | {"sep_token_id": 3, "bos_token_id": 0, "eos_token_id": 0}
 _DEBERTA = _BERT | {
     "type_vocab_size": 0, "relative_attention": True, "position_biased_input": False, "pos_att_type": ["p2c", "c2p"],
     "max_relative_positions": 20,
@@ -80,6 +81,7 @@ FAMILIES: dict[str, tuple[Callable[[], nn.Module], TokenizerConfig]] = {
     "modernbert": _of(
         "ModernBertForMaskedLM", "ModernBertConfig", ByteBpeConfig(special_tokens="bert"), **_MODERNBERT
     ),
+    "bigbird": _of("BigBirdForMaskedLM", "BigBirdConfig", SentencePieceConfig(special_tokens="albert"), **_BIGBIRD),
     "deberta": _of("DebertaForMaskedLM", "DebertaConfig", ByteBpeConfig(special_tokens="bert"), **_DEBERTA),
     "deberta_v3": _of("DebertaV2ForMaskedLM", "DebertaV2Config", _WORDS, **_DEBERTA_V3),
     "llama": _of("LlamaForCausalLM", "LlamaConfig", ByteBpeConfig(), **_LLAMA),
@@ -135,6 +137,7 @@ CLASSIFIERS: dict[str, tuple[str, str]] = {
     "gpt": ("GPT2ForSequenceClassification", "GPT2Tokenizer"),
     "gpt1": ("OpenAIGPTForSequenceClassification", "PreTrainedTokenizerFast"),
     "modernbert": ("ModernBertForSequenceClassification", "PreTrainedTokenizerFast"),
+    "bigbird": ("BigBirdForSequenceClassification", "PreTrainedTokenizerFast"),
     "deberta": ("DebertaForSequenceClassification", "PreTrainedTokenizerFast"),
     "deberta_v3": ("DebertaV2ForSequenceClassification", "PreTrainedTokenizerFast"),
     "llama": ("LlamaForSequenceClassification", "PreTrainedTokenizerFast"),

@@ -40,6 +40,10 @@ NAMES: dict[str, tuple[str, str, tuple[str, ...], tuple[str, str] | None]] = {
     "gpt": ("transformer.wte.weight", "lm_head.weight", (), None),
     "gpt1": ("transformer.tokens_embed.weight", "lm_head.weight", (), None),
     "modernbert": ("model.embeddings.tok_embeddings.weight", "decoder.weight", (), None),
+    "bigbird": (
+        "bert.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight", (),
+        ("cls.predictions.bias", "cls.predictions.decoder.bias"),
+    ),
     "deberta": (
         "deberta.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight", (),
         ("cls.predictions.bias", "cls.predictions.decoder.bias"),

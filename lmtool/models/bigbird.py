@@ -1,0 +1,130 @@
+"""BigBird: Zaheer, Guruganesh, Dubey, Ainslie, Alberti, Ontanon, Pham, Ravula, Wang, Yang, Ahmed, "Big Bird:
+Transformers for Longer Sequences", NeurIPS 2020; its internal construction (ITC). The sizes are those of
+https://github.com/google-research/bigbird.
+
+    token + position + segment
+             |
+           norm, dropout
+             |
+      BERT's layers (bert.py), x num_layers, gelu by its approximation
+             |
+          hidden
+
+A block of 64 tokens sees, in a text of 14 blocks with one random block each (* random, . unseen):
+
+    first    # # # # # # # # # # # # # #    global: sees all
+             # # # . . * . . . . . . . #
+             # # # # . . . . . . . . . #
+             # . # # # * . . . . . . . #
+             # * . # # # . . . . . . . #    the window: itself and its neighbours
+               ...
+    last     # # # # # # # # # # # # # #    global: seen by all
+
+Each head of each layer has drawn its own. Texts of at most 2 random_blocks + 5 blocks, 704 tokens as published, are
+dense. transformers draws the same blocks in training, but in evaluation sees the first block once more for each: on
+longer texts the two agree in training mode alone, and not at 1,024, 3,072 and 4,096 tokens, where it draws otherwise.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from lmtool.models.base import new, positions_of
+from lmtool.models.encoder import BertLike, post_norm_layer
+from lmtool.models.encoder_configs import BigbirdConfig
+from lmtool.models.family import ENCODER_DEFAULTS, ENCODER_FIELDS, Published
+from lmtool.models.keymap import KeyMap, Tied, encoder_pairs
+from lmtool.nn.block_pattern import BlockPattern, Blocks
+from lmtool.nn.embeddings import Embeddings
+from lmtool.nn.layout import Full, Mask
+from lmtool.types import Packed
+
+
+class Bigbird(BertLike):
+    """The encoder, without its heads."""
+
+    config: BigbirdConfig
+    head_activation = "gelu_tanh"
+    pooler_activation = "gelu_tanh"
+
+    def __init__(self, config: BigbirdConfig):
+        width, position = config.hidden_size, positions_of(config, causal=False)
+        norm = nn.LayerNorm(width, config.norm_epsilon)
+        embed = Embeddings(config.vocab_size, width, position, config.dropout, config.segments, norm)
+        super().__init__(config, embed, [post_norm_layer(config, "gelu_tanh") for _ in range(config.num_layers)])
+
+    def pattern(self, number: int) -> BlockPattern:
+        """Which blocks see which in the layer of this number, counted from 0."""
+        config = self.config
+        return BlockPattern(config.block_size, config.random_blocks, config.num_heads, config.pattern_seed + number)
+
+    def mask(self, number: int, packed: Packed) -> Mask:
+        if max(packed.lengths, default=0) <= self.config.longest_dense:
+            return Full()
+        return Blocks(self.pattern(number), packed.lengths, self.ahead)
+
+    def seen(self, number: int, length: float) -> float:
+        """Two blocks see all; the others the two, themselves, their neighbours and those they drew."""
+        blocks, random = length / self.config.block_size, self.config.random_blocks
+        if length <= self.config.longest_dense:
+            return length
+        return self.config.block_size * (2 * blocks + 2 * (4 + random) + (blocks - 4) * (5 + random)) / blocks
+
+
+def build(config: BigbirdConfig, seed: int) -> Bigbird:
+    """A new encoder on the default device."""
+    return new(Bigbird, config, seed)
+
+
+KEYS = KeyMap(
+    (
+        *encoder_pairs("bert"),
+        ("heads.masked_lm.dense", "cls.predictions.transform.dense"),
+        ("heads.masked_lm.norm", "cls.predictions.transform.LayerNorm"),
+        ("heads.masked_lm.bias", "cls.predictions.bias"),
+        ("heads.masked_lm.output", "cls.predictions.decoder"),
+        # A classifier's own; the pooler of the model has another activation.
+        ("heads.pooler.dense", "classifier.dense"),
+        ("heads.classifier.output", "classifier.out_proj"),
+    )
+)
+TIED = Tied(
+    token="bert.embeddings.word_embeddings.weight",
+    output="cls.predictions.decoder.weight",
+    head="cls.predictions.",
+    bias=("cls.predictions.bias", "cls.predictions.decoder.bias"),
+)
+PUBLISHED = Published(
+    model="bigbird",
+    model_type="big_bird",
+    title="BigBird",
+    keys=KEYS,
+    tied=TIED,
+    prefix="bert.",
+    outside=("cls.", "classifier.", "qa_classifier."),
+    unread=("position_ids",),
+    fields={**ENCODER_FIELDS, "block_size": "block_size", "num_random_blocks": "random_blocks"},
+    defaults={
+        **ENCODER_DEFAULTS,
+        "vocab_size": 50358,
+        "max_position_embeddings": 4096,
+        "block_size": 64,
+        "num_random_blocks": 3,
+    },
+    constant={
+        "hidden_act": "gelu_new", "attention_type": "block_sparse", "use_bias": True, "rescale_embeddings": False,
+    },
+    allowed={
+        "is_decoder": (False,), "add_cross_attention": (False,), "tie_word_embeddings": (True, False),
+        "position_embedding_type": ("absolute",),
+    },
+    fixed={"pattern_seed": 0},
+)  # fmt: skip
+to_published, from_published = PUBLISHED.to_published, PUBLISHED.from_published
+published_config, from_published_config = PUBLISHED.published_config, PUBLISHED.from_published_config
+ARCHITECTURES = (
+    (("token_classifier",), "BigBirdForTokenClassification"),
+    (("pooler", "classifier"), "BigBirdForSequenceClassification"),
+    (("masked_lm",), "BigBirdForMaskedLM"),
+    ((), "BigBirdModel"),
+)

@@ -1,0 +1,175 @@
+"""Attention of blocks to the blocks they see: what `Blocks` allows is computed, and no more, so that its cost grows
+with the number of blocks and not with its square (Zaheer et al. 2020, appendix D).
+
+Each document is filled up to whole blocks, here alone: what is filled in is seen by nobody. A block of one head is a
+unit; a tile has rows of query units, and of the key units that they see, gathered. A document that is dense is one row.
+The first and the last block of the others are a row too, whose keys are the whole document: two of N blocks see all.
+
+Shape letters: T query tokens, S key tokens, A heads, D width of a head, R rows of a tile, B tokens of a block, N blocks
+of all documents laid end to end, U = N*A units, X random blocks, P prefix keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lmtool.nn.block_pattern import Blocks
+from lmtool.nn.dropout import Draws
+from lmtool.nn.layout import Layout, Places, Seen
+from lmtool.nn.tiled import attention_of, gathered, scattered, widened
+from lmtool.types import Segments, send
+
+
+def block_attention(
+    q_TAD: Tensor, k_SAD: Tensor, v_SAD: Tensor, layout: Layout, scale: float | None, rate: float, draws: Draws | None
+) -> Tensor:
+    """What `attend` gives, (T, A, D), under a mask that is `Blocks`. layout: of documents to themselves. rate: of the
+    weights that the draws drop."""
+    heads, dtype = q_TAD.shape[1], q_TAD.dtype
+    plan = layout.plans.get(heads)
+    if plan is None:
+        plan = layout.plans[heads] = block_plan(layout)
+    with torch.autocast(q_TAD.device.type, enabled=False):
+        q_TAD, k_SAD, v_SAD = widened(q_TAD, k_SAD, v_SAD)
+        queries = gathered(_units(q_TAD, plan.queries, plan.size), plan.units).split([t.queries for t in plan.tiles])
+        keys, values = (_units(x_SAD, plan.keys, plan.size) for x_SAD in (k_SAD, v_SAD))
+        outs = []
+        for tile, own in zip(plan.tiles, queries, strict=True):
+            q_RALD = own.view(len(tile.query_RL), heads, -1, q_TAD.shape[2])
+            k_RAKD, v_RAKD = tile.seen_keys(keys, k_SAD), tile.seen_keys(values, v_SAD)
+            out = attention_of(q_RALD, k_RAKD, v_RAKD, tile, scale, rate, draws)
+            outs.append(out.reshape(own.shape))
+        out_UBD = scattered(torch.cat(outs), plan.units, len(plan.units.into_P)) if outs else q_TAD
+        out_NBAD = out_UBD.view(-1, heads, plan.size, q_TAD.shape[2]).transpose(1, 2)
+        return scattered(out_NBAD.reshape(-1, *q_TAD.shape[1:]), plan.queries, len(q_TAD)).to(dtype)
+
+
+def _units(x_TAD: Tensor, places: Places, size: int) -> Tensor:
+    """(U, B*D) the units of the documents, filled up."""
+    x_NBAD = gathered(x_TAD, places).view(-1, size, *x_TAD.shape[1:])
+    return x_NBAD.transpose(1, 2).reshape(-1, size * x_TAD.shape[2])
+
+
+@dataclass(frozen=True)
+class BlockTile(Seen):
+    """Rows that see equally many blocks. queries: how many units of queries they are. keys: numbers of the units that
+    are seen, a run of them for each row and head. prefix: flat indices of the prefix keys, a run for each row; None
+    where there are none."""
+
+    queries: int
+    keys: Tensor
+    prefix: Tensor | None
+
+    def seen_keys(self, units_UX: Tensor, x_SAD: Tensor) -> Tensor:
+        """(R, A, K, D) keys or values, those of a prefix in front. x_SAD: of the tokens."""
+        # Several rows see a unit, so its gradient is added up.
+        seen = units_UX.index_select(0, self.keys).view(len(self.query_RL), x_SAD.shape[1], -1, x_SAD.shape[2])
+        if self.prefix is None:
+            return seen
+        ahead = x_SAD.index_select(0, self.prefix).view(len(self.query_RL), -1, *x_SAD.shape[1:])
+        return torch.cat([ahead.transpose(1, 2), seen], 2)
+
+
+@dataclass(frozen=True)
+class BlockPlan:
+    """size: of a block. queries, keys: how the tokens stand in the blocks. units: how the units of queries stand in the
+    tiles."""
+
+    size: int
+    queries: Places
+    keys: Places
+    units: Places
+    tiles: tuple[BlockTile, ...]
+
+
+class _Rows(NamedTuple):
+    """Blocks of a tile by their numbers: those that ask, those that all heads see, and those that each draws."""
+
+    query_RN: np.ndarray
+    key_RN: np.ndarray
+    drawn_RAN: np.ndarray
+
+
+def block_plan(layout: Layout) -> BlockPlan:
+    """The plan of a layout, on its device."""
+    mask = layout.mask
+    assert isinstance(mask, Blocks)
+    size, heads = mask.pattern.size, mask.pattern.heads
+    blocks_D = np.array([mask.pattern.blocks(length) for length in layout.query.lengths], np.int64)
+    token_NB, real_NB = _filled(layout.query, blocks_D, size)
+    queries = keys = _places(token_NB, real_NB, layout.query)
+    if layout.key is not layout.query:
+        # The documents behind their prefixes.
+        starts = tuple(start + mask.ahead for start in layout.key.starts)
+        own = Segments(starts, layout.query.lengths, layout.device)
+        keys = _places(_filled(own, blocks_D, size)[0], real_NB, own)
+    first_N = np.repeat(np.array(layout.key.starts, np.int64), blocks_D)
+    tiles, asking = [], [np.empty(0, np.int64)]
+    for rows in _tiles(mask, blocks_D):
+        tiles.append(_tile(rows, token_NB, real_NB, first_N, mask, layout.device))
+        asking.append((rows.query_RN[:, None] * heads + np.arange(heads)[:, None]).ravel())
+    order_U = torch.from_numpy(np.concatenate(asking))
+    units = Places.of(order_U, torch.ones(len(order_U), dtype=torch.bool), len(order_U), layout.device)
+    return BlockPlan(size, queries, keys, units, tuple(tiles))
+
+
+def _tile(
+    rows: _Rows, token_NB: np.ndarray, real_NB: np.ndarray, first_N: np.ndarray, mask: Blocks, device: torch.device
+) -> BlockTile:
+    """first_N: the first key of the document of each block."""
+    count, heads, drawn = rows.drawn_RAN.shape
+    key_RAN = np.concatenate([np.repeat(rows.key_RN[:, None], heads, 1), rows.drawn_RAN], 2)
+    # What is drawn is never a last block, which alone may be filled up.
+    seen = np.ones((count, mask.ahead), bool), real_NB[rows.key_RN], np.ones((count, drawn * mask.pattern.size), bool)
+    real_RK = torch.from_numpy(np.concatenate([part.reshape(count, -1) for part in seen], 1))
+    prefix_RP = first_N[rows.query_RN[:, :1]] + np.arange(mask.ahead)
+    return BlockTile(
+        query_RL=send(torch.from_numpy(token_NB[rows.query_RN].reshape(count, -1)), device),
+        allow=None if real_RK.all() else send(real_RK[:, None, None], device),
+        causal=False,
+        queries=rows.query_RN.size * heads,
+        keys=send(torch.from_numpy((key_RAN * heads + np.arange(heads)[:, None]).ravel()), device),
+        prefix=send(torch.from_numpy(prefix_RP.ravel()), device) if mask.ahead else None,
+    )
+
+
+def _filled(segments: Segments, blocks_D: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """(N, B) the token at each place of the blocks, the last one of a document repeated; and which are no padding."""
+    places_D = blocks_D * size
+    steps = np.arange(places_D.sum()) - np.repeat(np.cumsum(places_D) - places_D, places_D)
+    start, length = (np.repeat(np.array(each, np.int64), places_D) for each in (segments.starts, segments.lengths))
+    return (start + np.minimum(steps, length - 1)).reshape(-1, size), (steps < length).reshape(-1, size)
+
+
+def _places(token_NB: np.ndarray, real_NB: np.ndarray, segments: Segments) -> Places:
+    tokens = sum(segments.lengths) if segments.contiguous else None
+    return Places.of(torch.from_numpy(token_NB).flatten(), torch.from_numpy(real_NB).flatten(), tokens, segments.device)
+
+
+def _tiles(mask: Blocks, blocks_D: np.ndarray) -> Iterator[_Rows]:
+    """The rows of every tile. Blocks are counted over all documents; none is in two rows of queries."""
+    firsts_D, pattern = np.cumsum(blocks_D) - blocks_D, mask.pattern
+    for blocks in sorted(set(blocks_D.tolist()) - {0}):
+        first_R1 = firsts_D[blocks_D == blocks][:, None]
+        queries = np.arange(blocks) if blocks <= pattern.drawn_among else np.array([0, blocks - 1])
+        none = np.empty((len(first_R1), pattern.heads, 0), np.int64)
+        yield _Rows(first_R1 + queries, first_R1 + np.arange(blocks), none)
+    long_D = np.flatnonzero(blocks_D > pattern.drawn_among)
+    if not len(long_D):
+        return
+    drawn_NAX = pattern.drawn(int(blocks_D.max()))
+    # Each block and its neighbours; the second one and the last but one have one that is global, and see a block less.
+    edges = [np.array([[1, 2], [blocks - 2, blocks - 3]]) for blocks in blocks_D[long_D]]
+    inner = [np.arange(2, blocks - 2)[:, None] + np.array([0, -1, 1]) for blocks in blocks_D[long_D]]
+    for windows in (edges, inner):
+        window_RW, counts = np.concatenate(windows), [len(window) for window in windows]
+        first_R1, last_R1 = (np.repeat(each[long_D], counts)[:, None] for each in (firsts_D, blocks_D - 1))
+        seen_RN = np.concatenate([np.zeros_like(last_R1), last_R1, window_RW], 1)
+        drawn_RAN = drawn_NAX[window_RW[:, 0]]
+        yield _Rows(first_R1 + window_RW[:, :1], first_R1 + seen_RN, first_R1[:, None] + drawn_RAN)
