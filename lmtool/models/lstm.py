@@ -21,16 +21,23 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from torch import nn
+from torch import Tensor, nn
 
 from lmtool.models.base import Decoder, VocabularyHead, new
 from lmtool.models.recurrent_configs import LstmConfig
 from lmtool.nn import recurrent
 from lmtool.nn.cache import Cache
+from lmtool.nn.carried import Carried
+from lmtool.nn.dropout import Draws
 from lmtool.nn.embeddings import Embeddings, StackInput
 from lmtool.nn.initialization import Draw, normal_by_inputs
 from lmtool.nn.positions import Position
+from lmtool.nn.recurrent import State
 from lmtool.nn.recurrent_layers import RecurrentLayer, StateCache
+from lmtool.nn.stack import Tap
+from lmtool.types import Packed
+
+_PARTS = ("given", "cell")  # of a layer's state
 
 
 class Lstm(Decoder):
@@ -45,6 +52,35 @@ class Lstm(Decoder):
             Embeddings(config.vocab_size, config.embedding_size, Position(), config.dropout),
             [RecurrentLayer(recurrent.Lstm(read, width), config.dropout) for read, width in pairwise(widths)],
         )
+
+    def forward(
+        self,
+        packed: Packed,
+        draws: Draws | None = None,
+        cache: Cache | None = None,
+        read_M: Tensor | None = None,
+        tap: Tap | None = None,
+        carried: Carried | None = None,
+    ) -> Tensor:
+        """As of any decoder. carried: the states in front of each document and behind it, for text that is read in
+        segments; they pass no gradient on (section 2: back-propagation is truncated)."""
+        if carried is None:
+            return super().forward(packed, draws, cache, read_M, tap)
+        cache = self.new_cache(len(packed.lengths), max(packed.lengths))
+        for number, kept in enumerate(cache.layers):
+            kept.state = State(*(carried.before[f"{part}_{number}"] for part in _PARTS))
+        hidden_TH = super().forward(packed, draws, cache, read_M, tap)
+        carried.after = {
+            f"{part}_{number}": tensor
+            for number, kept in enumerate(cache.layers)
+            for part, tensor in zip(_PARTS, kept.state, strict=True)
+        }
+        return hidden_TH
+
+    def initial_state(self, lanes: int) -> dict[str, Tensor]:
+        """Zeros, (lanes, H) each."""
+        zeros_LH = self.embed.token.weight.new_zeros(lanes, self.hidden_size)
+        return {f"{part}_{number}": zeros_LH for number in range(len(self.layers)) for part in _PARTS}
 
     def cache_for(self, embed: StackInput, documents: int, capacity: int) -> Cache:
         """A state of each layer in the place of its keys and values."""

@@ -33,6 +33,10 @@ class LstmConfig(ModelConfig):
     )
 
     @property
+    def carries_state(self) -> bool:
+        return True
+
+    @property
     def depths(self) -> dict[Side, int]:
         return {"inputs": self.num_layers}
 

@@ -10,6 +10,7 @@ from torch import nn
 from lmtool.config.tables import build
 from lmtool.heads.lm import lm_head
 from lmtool.models.recurrent_configs import LstmConfig
+from lmtool.nn.carried import Carried
 from lmtool.types import Packed
 
 LENGTHS = (5, 1, 0, 12, 7)
@@ -86,6 +87,22 @@ def test_step_by_step_is_the_whole_text(pair):
     torch.testing.assert_close(torch.cat([first[:3], second[:3], *steps]), whole, rtol=0, atol=1e-12)
     torch.testing.assert_close(torch.cat([first[3:], second[3:]]), other, rtol=0, atol=1e-12)
     assert kept == [2 * 19] * 4 and [part.numel() for layer in cache.layers for part in layer.state] == [19] * 4
+
+
+@torch.no_grad()
+def test_segments_with_carried_state_are_the_whole_text(pair):
+    _, ours, _ = pair
+    one, other = texts().tokens[6:18], texts().tokens[13:25]
+    whole = [ours(Packed(text, (12,))) for text in (one, other)]
+    state, parts = ours.initial_state(2), []
+    for start, end in ((0, 5), (5, 6), (6, 12)):
+        carried = Carried(state, (start, start))
+        parts.append(ours(Packed(torch.cat([one[start:end], other[start:end]]), (end - start,) * 2), carried=carried))
+        state = carried.after
+        assert state.keys() == carried.before.keys()
+    for number, text in enumerate(whole):
+        joined = torch.cat([part.chunk(2)[number] for part in parts])
+        torch.testing.assert_close(joined, text, rtol=0, atol=1e-12)
 
 
 def test_forget_gates_are_open_at_the_start():
