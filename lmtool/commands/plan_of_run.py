@@ -53,8 +53,9 @@ def plan_of(
     here, which is measured for a third of a second at most."""
     single = _of_one_step(config, learner, facts, _place(config, where))
     limits = _limits(config, single, facts["steps_per_epoch"])
-    steps = max(1, round(min(*limits.values(), MOST_STEPS)))
-    return _of_steps(config, single, steps), steps / facts["steps_per_epoch"]
+    budget = min(limits, key=lambda name: limits[name])
+    steps = max(1, round(min(limits[budget], MOST_STEPS)))
+    return replace(_of_steps(config, single, steps), ends_by=budget), steps / facts["steps_per_epoch"]
 
 
 def plan_in_phases(
@@ -93,7 +94,7 @@ def plan_in_phases(
     )
     whole = _of_steps(config, mean(budget), steps)
     notes = (*whole.notes, f"held-out text is read and scored as in phase {len(phases)}, the last, over the whole run")
-    return replace(whole, phases=phases, notes=notes), shares
+    return replace(whole, ends_by=budget, phases=phases, notes=notes), shares
 
 
 def _place(config: RunConfig, where: Precision | Place) -> Place:

@@ -31,8 +31,8 @@ class RunPlan:
     phases, numbers of a step are means, and the memory is that of the phase that takes most.
 
     memory_bytes: of one device, by part. room_bytes: that it has; None where nobody says. step_seconds: at least and at
-    most; None where no rate is known. rate: how it was found. advice: overrides with which it fits, each with what it
-    takes then.
+    most; None where no rate is known. rate: how it was found. ends_by: the budget that ends it. advice: overrides with
+    which it fits, each with what it takes then.
     """
 
     parameters: dict[str, int]
@@ -47,6 +47,7 @@ class RunPlan:
     store_bytes: int | None = None
     step_seconds: tuple[float, float] | None = None
     rate: str = ""
+    ends_by: str = ""
     devices: int = 1
     room_bytes: int | None = None
     advice: tuple[str, ...] = ()
@@ -56,6 +57,11 @@ class RunPlan:
     @property
     def total_parameters(self) -> int:
         return sum(self.parameters.values())
+
+    @property
+    def steps_text(self) -> str:
+        """Its steps; of a run that a clock ends, as many as it takes in its time by the estimate."""
+        return f"about {count(self.steps)}" if self.ends_by == "max_minutes" else count(self.steps)
 
     @property
     def flops_per_step(self) -> float:
@@ -104,7 +110,7 @@ def plan_rows(plan: RunPlan) -> list[tuple[str, str]]:
     each = f", {count(round(plan.tokens_per_step / plan.devices))} a device" if plan.devices > 1 else ""
     rows = [
         ("parameters", f"{plan.total_parameters:,} ({plan.trainable_parameters:,} learn): {parts}"),
-        ("steps", f"{count(plan.steps)} of {count(round(plan.tokens_per_step))} tokens{each}"),
+        ("steps", f"{plan.steps_text} of {count(round(plan.tokens_per_step))} tokens{each}"),
         *((f"phase {number}", phase.words) for number, phase in enumerate(plan.phases, 1)),
         ("tokens", count(round(plan.tokens))),
         (

@@ -20,6 +20,7 @@ _BOOKKEEPING = (
     "examples", "best", "time", "padding_fraction", "standard_error", "weight", "micro_batches", "phase",
 )  # fmt: skip
 _SCORES = 5
+_TELLING_SHARE = 0.01
 
 
 class ProgressDisplay:
@@ -46,6 +47,7 @@ class ProgressDisplay:
         self._bar: Bar | None = None
         self._scores: list[str] | None = None
         self._steps: int | None = None
+        self._started = 0
         self._max_seconds: float | None = None
         self._trained_seconds = self._first_time = 0.0
         self._tokens: int | None = None
@@ -63,7 +65,7 @@ class ProgressDisplay:
 
     def on_start(self, step: int, steps: int | None, max_seconds: float | None = None) -> None:
         """Training begins after `step`; `steps` in all (None: no such budget), at most `max_seconds`."""
-        self._steps, self._max_seconds, self._trained_seconds = steps, max_seconds, 0.0
+        self._started, self._steps, self._max_seconds, self._trained_seconds = step, steps, max_seconds, 0.0
         self._tokens = None if step else 0
         if not self.output.live:
             return
@@ -111,10 +113,22 @@ class ProgressDisplay:
             self.output.log(text)
         if first or self._now() - self._last_drawn >= 0.1 or step == self._steps:
             self._last_drawn = self._now()
-            self._bar.update(self._bar.task_ids[0], completed=step, head=self._head(step), tail=self._tail(row, step))
+            total = self._in_time(step) or self._steps
+            head, tail = self._head(step), self._tail(row, step)
+            self._bar.update(self._bar.task_ids[0], total=total, completed=step, head=head, tail=tail)
             self._bar.refresh()
 
+    def _in_time(self, step: int) -> int | None:
+        """Steps in all that the time is enough for, by those since the start; None where time does not end the run, or
+        too few are taken to say so: the first ones take longer."""
+        if self._max_seconds is None or self._trained_seconds < _TELLING_SHARE * self._max_seconds:
+            return None
+        steps = self._started + round((step - self._started) * self._max_seconds / self._trained_seconds)
+        return max(steps, step) if self._steps is None or steps < self._steps else None
+
     def _head(self, step: int) -> str:
+        if (in_time := self._in_time(step)) is not None:
+            return f"step {step}/~{in_time}"
         return f"step {step}" if self._steps is None else f"step {step}/{self._steps}"
 
     def _tail(self, row: Mapping[str, Any], step: int) -> str:

@@ -49,7 +49,7 @@ def _plan_rows(plan: RunPlan, epochs: float | None) -> list[tuple[str, str]]:
         ("params", f"{count(plan.total_parameters)} · {count(plan.trainable_parameters)} learn · {parts}"),
         (
             "plan",
-            f"{count(plan.steps)} steps × {count(round(plan.tokens_per_step))} tokens = "
+            f"{plan.steps_text} steps × {count(round(plan.tokens_per_step))} tokens = "
             f"{count(round(plan.tokens))} tokens{passes} · {time} · memory about {size(plan.needed_bytes)} · "
             f"disk {size(plan.disk_bytes)}{f' in {plan.checkpoints:,} checkpoints' if plan.checkpoints > 3 else ''}",
         ),

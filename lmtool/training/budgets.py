@@ -1,9 +1,12 @@
 """When a run ends, and the horizon of its schedule.
 
-Budgets in steps and epochs are exact. One in tokens, operations or minutes has to know how long a step is: that is
-measured once over a few early steps, kept in state.json and read when the run resumes, so that the schedule never
-bends. Until then it sees the budget in steps or epochs, and where there is none an infinite run. A branch with other
-budgets than its trunk, and a run whose budgets have grown, take it from all that was trained before.
+Budgets in steps and epochs are exact. One in tokens or operations has to know how long a step is: that is measured once
+over a few early steps, kept in state.json and read when the run resumes: the schedule never bends. With a budget in
+minutes the schedule follows the share of the budget that is spent, of all budgets the largest: it is smooth whatever
+the speed, and ends where the time does. Phases begin at steps, so a run of them that is limited in time measures its
+steps once, too. Until a horizon is known the schedule sees the budget in steps or epochs, and where there is none an
+infinite run. A branch with other budgets than its trunk, and a run whose budgets have grown, take it from all that was
+trained before.
 """
 
 from __future__ import annotations
@@ -61,6 +64,8 @@ class Budget:
         self.loader, self._phased = loader, loader if isinstance(loader, Phased) else None
         # Tokens of a whole pass, where the loader counted them: then a token budget needs no measuring.
         self._epoch_tokens = loader.facts().get("tokens_per_epoch") if math.isfinite(self.tokens) else None
+        self._by_clock = "max_minutes" in self.measured and self._phased is None
+        self._tenths: int | None = None
         self._started: int | None = None
         self._mark: _Mark | None = None
 
@@ -96,7 +101,7 @@ class Budget:
 
     def outlook(self, progress: Progress) -> tuple[int | None, float | None]:
         """Steps of the whole run and seconds that are left, at most, where they are known."""
-        steps = self.horizon(progress)
+        steps = min(self.exact.values(), default=math.inf) if self._by_clock else self.horizon(progress)
         left = max(self.seconds - progress.seconds, 0.0) if math.isfinite(self.seconds) else None
         return int(steps) if math.isfinite(steps) else None, left
 
@@ -107,12 +112,39 @@ class Budget:
         return min(self.exact.values(), default=math.inf) if progress.total_steps is None else progress.total_steps
 
     def measure(self, progress: Progress) -> None:
-        """Fix the horizon in `progress` as soon as enough is known, and let a loader with phases know. To be called
-        before each step is loaded."""
-        if progress.total_steps is None:
+        """Fix the horizon in `progress` as soon as enough is known, and let a loader with phases know; with a budget in
+        minutes, bring it up to date. To be called before each step is loaded."""
+        if self._by_clock:
+            self._follow(progress)
+        elif progress.total_steps is None:
             self._fix(progress)
         if self._phased is not None and progress.total_steps is not None and progress.horizon is not None:
             self._phased.fix(progress.total_steps, progress.horizon)
+
+    def shares(self, progress: Progress) -> dict[str, float]:
+        """The share of each budget that is spent."""
+        shares = {name: progress.step / steps for name, steps in self.exact.items()}
+        if math.isfinite(self.tokens):
+            shares[self._token_budget()] = progress.tokens / self.tokens
+        if math.isfinite(self.seconds):
+            shares["max_minutes"] = progress.seconds / self.seconds
+        return shares
+
+    def is_evaluated(self, progress: Progress, total: float) -> bool:
+        """Whether a tenth of the run ends with the step that was just taken. total: the horizon before it."""
+        if not self._by_clock:
+            return math.isfinite(total) and progress.step % max(1, math.ceil(total / 10)) == 0
+        tenths, self._tenths = self._tenths, int(10 * max(self.shares(progress).values()))
+        return tenths is not None and self._tenths > tenths
+
+    def _follow(self, progress: Progress) -> None:
+        """The horizon as if the rest of the run took its budgets as fast as all before."""
+        shares = self.shares(progress)
+        name = max(shares, key=lambda budget: shares[budget])
+        if self._tenths is None:
+            self._tenths = int(10 * shares[name])
+        if shares[name] > 0:
+            progress.total_steps, progress.horizon = max(1, math.ceil(progress.step / shares[name] - 1e-9)), name
 
     def _fix(self, progress: Progress) -> None:
         totals: dict[str, float] = dict(self.exact)

@@ -120,7 +120,7 @@ def train(
                 row = outcome.row(progress, learning_rate, rate, norm) | phase_of(data)
                 run.append(row)
                 listener.on_step(row)
-            evaluates, saves = due(settings, progress, total)
+            evaluates, saves = due(settings, progress, budget.is_evaluated(progress, total))
             best = progress.best
             if evaluates:
                 health.check(data, step, outcome.loss, norm)
@@ -157,13 +157,17 @@ def resume(keeper: Keeper, budget: Budget, settings: TrainingSettings, group: Gr
     return progress
 
 
-def due(settings: TrainingSettings, progress: Progress, total: float) -> tuple[bool, bool]:
-    """Whether to evaluate and whether to save after this step. About ten times a run where nothing is asked for."""
-    tenth = max(1, math.ceil(total / 10)) if math.isfinite(total) else None
-    every = settings.evaluate_every or tenth
-    evaluates = progress.ended is not None or (every is not None and progress.step % every == 0)
-    saves = (settings.checkpoint_every or every, settings.keep_every)
-    return evaluates, progress.ended is not None or any(every and progress.step % every == 0 for every in saves)
+def due(settings: TrainingSettings, progress: Progress, tenth: bool) -> tuple[bool, bool]:
+    """Whether to evaluate and whether to save after this step. tenth: whether a tenth of the run ends with it, when
+    both are done where nothing is asked for."""
+
+    def comes(every: int | None) -> bool:
+        return tenth if every is None else progress.step % every == 0
+
+    evaluates = progress.ended is not None or comes(settings.evaluate_every)
+    saves = comes(settings.checkpoint_every or settings.evaluate_every)
+    kept = settings.keep_every is not None and progress.step % settings.keep_every == 0
+    return evaluates, progress.ended is not None or saves or kept
 
 
 def score(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from lmtool.errors import UserError
 from lmtool.training import loop
 from lmtool.training.budgets import (
     COUNTED_EPOCHS,
-    MEASURED_SECONDS,
     MEASURED_STEPS,
     MOST_STEPS,
     Budget,
@@ -22,6 +21,7 @@ from lmtool.training.budgets import (
 from lmtool.training.configs import LinearConfig
 from lmtool.training.loop import train
 from lmtool.training.progress import Progress
+from lmtool.training.schedules import build_linear
 
 from .fakes import OPTIMIZER, FakeLearner, FakeLoader, evaluator, open_run, settings
 
@@ -99,13 +99,15 @@ def test_steps_and_epochs_set_the_horizon_at_once() -> None:
     assert (progress.total_steps, progress.horizon) == (10, "max_epochs")
 
 
-def test_an_exact_budget_is_the_horizon_until_minutes_are_measured(tmp_path: Path) -> None:
+def test_of_steps_and_minutes_the_schedule_follows_the_one_that_is_spent_most(tmp_path: Path) -> None:
     progress = Progress()
     budget = Budget(settings(max_steps=40, max_minutes=10), FakeLoader())
     assert (budget.horizon(progress), progress.total_steps) == (40, None)
-    advance(budget, progress, 1 + max(MEASURED_STEPS, int(MEASURED_SECONDS)), seconds=30.0)
+    advance(budget, progress, 4, seconds=30.0)
     assert (budget.horizon(progress), progress.horizon) == (20, "max_minutes")
-    go(tmp_path / "run", max_steps=20, max_minutes=10)  # over before anything is measured
+    advance(budget, progress, 8, seconds=0.0)  # fast from now on
+    assert (budget.horizon(progress), progress.horizon) == (40, "max_steps")
+    go(tmp_path / "run", max_steps=20, max_minutes=10)
     rates = [row["learning_rate"] for row in rows(tmp_path / "run") if row["split"] == "train"]
     assert rates[1] == pytest.approx(1e-2) and min(rates) > 0
 
@@ -122,29 +124,41 @@ def advance(budget: Budget, progress: Progress, steps: int, seconds: float, toke
         progress.seconds += seconds
 
 
-def test_minutes_are_measured_once_without_the_first_step() -> None:
-    budget, progress = Budget(settings(max_steps=None, max_minutes=10), FakeLoader()), Progress()
-    advance(budget, progress, 1, seconds=30.0)
-    assert budget.horizon(progress) == math.inf
-    advance(budget, progress, max(MEASURED_STEPS, int(MEASURED_SECONDS)), seconds=1.0)
-    # 30 seconds of warming up, then a step a second: 570 of them fit into what was left after the first.
-    assert budget.horizon(progress) == 1 + 570
-    advance(budget, progress, 10, seconds=100.0)
-    assert (budget.horizon(progress), progress.horizon) == (571, "max_minutes")
+@pytest.mark.parametrize("late", [0.2, 1.0, 3.0])
+def test_minutes_are_used_and_the_rate_has_no_kink_whatever_the_speed(late: float) -> None:
+    """The first steps take half a second each, later ones `late`; a linear schedule with a warm-up of a tenth."""
+    budget, progress = Budget(settings(max_steps=6000, max_minutes=5), FakeLoader()), Progress()
+    schedule, factors = build_linear(LinearConfig(warmup_fraction=0.1)), []
+    while budget.spent(progress) is None:
+        factors.append(schedule(progress.step + 1, budget.horizon(progress)))
+        progress.step += 1
+        progress.seconds += 0.5 if progress.step < 60 else late
+    assert 300 <= progress.seconds < 300 + late and progress.horizon == "max_minutes"
+    steps = [after - before for before, after in itertools.pairwise(factors)]
+    top = factors.index(max(factors))
+    assert max(factors) > 0.9 and factors[-1] < 0.02
+    # The horizon and the warm-up are whole steps.
+    assert min(steps[1:top]) > -0.002 and max(steps[top:]) < 0.002 and max(map(abs, steps[1:])) < 0.11 * max(late, 0.5)
 
 
-def test_very_short_steps_are_measured_for_longer() -> None:
-    budget, progress = Budget(settings(max_steps=None, max_minutes=10), FakeLoader()), Progress()
-    enough = int(1000 * MEASURED_SECONDS)
-    advance(budget, progress, enough // 2, seconds=0.001)
-    assert progress.total_steps is None
-    advance(budget, progress, enough // 2 + 100, seconds=0.001)
-    assert progress.total_steps == pytest.approx(600_000, rel=0.01)
+def test_a_clock_says_when_a_tenth_is_over_once() -> None:
+    budget, progress = Budget(settings(max_steps=None, max_minutes=1), FakeLoader()), Progress()
+    tenths = []
+    while budget.spent(progress) is None:
+        total = budget.horizon(progress)
+        progress.step, progress.seconds = progress.step + 1, progress.seconds + (0.5 if progress.step < 40 else 2.5)
+        tenths += [progress.seconds] if budget.is_evaluated(progress, total) else []
+    assert tenths == [6, 12, 18, 25, 30, 37.5, 42.5, 50, 55, 60]
+    resumed, total = Budget(settings(max_steps=None, max_minutes=1), FakeLoader()), budget.horizon(progress)
+    progress.seconds = 13.0
+    resumed.horizon(progress)
+    progress.seconds = 13.5
+    assert not resumed.is_evaluated(progress, total)
 
 
-def test_a_horizon_goes_on_with_the_run_and_ends_it() -> None:
+def test_a_horizon_of_phases_goes_on_with_the_run_and_ends_it() -> None:
     progress = Progress.from_plain({**Progress(step=400, total_steps=500, horizon="max_minutes").to_plain()})
-    budget = Budget(settings(max_steps=None, max_minutes=10), FakeLoader())
+    budget = Budget(settings(max_steps=None, max_minutes=10), PhasedFake())
     assert budget.horizon(progress) == 500
     progress.step = 500
     assert budget.spent(progress) == "max_minutes"
