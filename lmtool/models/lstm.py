@@ -20,6 +20,7 @@ torch.nn.LSTM, with one bias.
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -67,12 +68,13 @@ class Lstm(Decoder):
         if carried is None:
             return super().forward(packed, draws, cache, read_M, tap)
         cache = self.new_cache(len(packed.lengths), max(packed.lengths))
-        for number, kept in enumerate(cache.layers):
+        layers: list[Any] = cache.layers
+        for number, kept in enumerate(layers):
             kept.state = State(*(carried.before[f"{part}_{number}"] for part in _PARTS))
         hidden_TH = super().forward(packed, draws, cache, read_M, tap)
         carried.after = {
             f"{part}_{number}": tensor
-            for number, kept in enumerate(cache.layers)
+            for number, kept in enumerate(layers)
             for part, tensor in zip(_PARTS, kept.state, strict=True)
         }
         return hidden_TH
