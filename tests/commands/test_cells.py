@@ -79,7 +79,8 @@ def decode(model: tuple[str, ...], objective: tuple[str, ...], more: tuple[str, 
 
 def small(config: PretrainConfig) -> PretrainConfig:
     """The same with the tiniest sizes the family can have."""
-    sizes = SIZES | {name: size for name, size in NARROW.items() if name in type(config.model).model_fields}
+    fields = type(config.model).model_fields
+    sizes = {name: size for name, size in (SIZES | NARROW).items() if name in fields}
     return config.model_copy(update={"model": config.model.model_copy(update=sizes)})
 
 
