@@ -32,6 +32,7 @@ from lmtool.models import decoder_configs as decoder_configs
 from lmtool.models import encoder_configs as encoder_configs
 from lmtool.models import encoder_decoder_configs as encoder_decoder_configs
 from lmtool.models import recurrent_configs as recurrent_configs
+from lmtool.models import transformer_xl_configs as transformer_xl_configs
 from lmtool.models.configs import ModelConfig
 from lmtool.objectives import configs as configs
 from lmtool.tasks.configs import TaskConfig

@@ -6,17 +6,23 @@ embeddings.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import pairwise
+
 import torch
 from torch import Tensor, nn
 
 from lmtool.errors import UserError
 from lmtool.heads.base import PredictingHead, TokenLogits
-from lmtool.heads.losses import linear_loss_sum, linear_scores
+from lmtool.heads.losses import linear_loss_sum, linear_scores, loss_sum
 from lmtool.models.base import Backbone, VocabularyHead
 from lmtool.nn.dropout import Draws
 from lmtool.nn.feedforward import ACTIVATIONS, Activation
 from lmtool.nn.regions import region
 from lmtool.types import Packed
+
+# Rows of logits over a vocabulary that are held at a time in evaluation.
+_ROWS = 256
 
 
 class LMHead(PredictingHead):
@@ -87,9 +93,81 @@ class FamilyLMHead(LMHead):
         return hidden_MH if self.scale == 1.0 else hidden_MH * self.scale
 
 
+class AdaptiveLMHead(LMHead):
+    """An adaptive softmax over the token table (Grave, Joulin, Cisse, Grangier, Jegou, "Efficient softmax approximation
+    for GPUs", ICML 2017): frequent tokens and one entry a cluster of rare ones stand in a first softmax, the tokens of
+    a cluster in one of their own. Tokens are ordered by frequency. torch's module of this name reads narrower tables of
+    its own, whose entries have no bias; this one has one for each token (Dai et al. 2019, published code).
+
+    bias: (V,). clusters: a row and a bias for each of the C clusters. cutoffs: their first tokens.
+    """
+
+    def __init__(self, cutoffs: tuple[int, ...], hidden_size: int, vocab_size: int):
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(vocab_size))
+        self.clusters = nn.Linear(hidden_size, len(cutoffs))
+        self.sizes = [end - start for start, end in pairwise((0, *cutoffs, vocab_size))]
+
+    def _parts(self, table_VH: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Table and biases of the first softmax, then of the clusters."""
+        first, *tails = zip(self.table(table_VH).split(self.sizes), self.biases.split(self.sizes), strict=True)
+        yield torch.cat([first[0], self.clusters.weight]), torch.cat([first[1], self.clusters.bias])
+        yield from tails
+
+    @property
+    def biases(self) -> Tensor:
+        """(V,)."""
+        assert self.bias is not None
+        return self.bias
+
+    def forward(self, hidden_MH: Tensor, table_VH: Tensor) -> Tensor:
+        """(M, V) logarithms of probabilities, fp32 or more."""
+        logs = [_log_softmax(nn.functional.linear(hidden_MH, *part)) for part in self._parts(table_VH)]
+        first = self.sizes[0]
+        tails = [logs[0][:, first + number, None] + tail for number, tail in enumerate(logs[1:])]
+        return torch.cat([logs[0][:, :first], *tails], -1)
+
+    def of_tokens(self, hidden_MH: Tensor, table_VH: Tensor, tokens_C: Tensor) -> Tensor:
+        return self.seen(self(hidden_MH, table_VH)[:, tokens_C])
+
+    def loss_sum(self, hidden_MH: Tensor, table_VH: Tensor, labels_M: Tensor, label_smoothing: float = 0.0) -> Tensor:
+        """As of every head; without smoothing, of each target the logits of its cluster alone beside the first
+        softmax's."""
+        if self.tap is not None:
+            self.seen(self(hidden_MH, table_VH))
+            if self.tap.only:
+                return hidden_MH.new_zeros(())
+        if label_smoothing:
+            return loss_sum(self(hidden_MH, table_VH), labels_M, label_smoothing)
+        first_labels, total, start = labels_M, hidden_MH.new_zeros(()), self.sizes[0]
+        first, *tails = self._parts(table_VH)
+        for number, (part, size) in enumerate(zip(tails, self.sizes[1:], strict=True)):
+            inside_M = (labels_M >= start) & (labels_M < start + size)
+            first_labels = first_labels.masked_fill(inside_M, self.sizes[0] + number)
+            rows = inside_M.nonzero()[:, 0]
+            total = total + linear_loss_sum(hidden_MH[rows], *part, labels_M[rows] - start)
+            start += size
+        return total + linear_loss_sum(hidden_MH, *first, first_labels)
+
+    @torch.no_grad()
+    def scores(self, hidden_MH: Tensor, table_VH: Tensor, labels_M: Tensor) -> tuple[Tensor, Tensor]:
+        each, best = [hidden_MH.new_zeros(0, dtype=torch.float32)], [labels_M.new_zeros(0)]
+        for rows, labels in zip(hidden_MH.split(_ROWS), labels_M.split(_ROWS), strict=True):
+            logs = self(rows, table_VH)
+            each.append(-logs.gather(1, labels[:, None])[:, 0].float())
+            best.append(logs.argmax(-1))
+        return torch.cat(each), torch.cat(best)
+
+
+def _log_softmax(logits: Tensor) -> Tensor:
+    return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+
+
 def lm_head(backbone: Backbone) -> LMHead:
     """The language model's head of a backbone's family."""
     kind = backbone.vocabulary_head
+    if kind.cutoffs:
+        return AdaptiveLMHead(kind.cutoffs, backbone.hidden_size, backbone.config.vocab_size)
     if kind == VocabularyHead():
         return LMHead()
     return FamilyLMHead(kind, backbone.hidden_size, backbone.config.vocab_size)

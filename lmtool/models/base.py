@@ -33,11 +33,13 @@ class VocabularyHead:
 
     tied: by the token table; otherwise by a table of the head's own. scale: of the hidden states before the table.
     constants: whether a constant that does not learn is added to each token's logit (BART's `final_logits_bias`).
+    cutoffs: first ids of the clusters of an adaptive softmax; none for a plain one.
     """
 
     tied: bool = True
     scale: float = 1.0
     constants: bool = False
+    cutoffs: tuple[int, ...] = ()
 
 
 class Backbone(nn.Module):

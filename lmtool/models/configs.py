@@ -85,6 +85,11 @@ class ModelConfig(Config):
         return False
 
     @property
+    def remembers(self) -> int:
+        """Tokens of the segments before that a token sees, at most."""
+        return 0
+
+    @property
     def depths(self) -> dict[Side, int]:
         """By the side of a batch, how many layers the stack that reads it has whose states can be compared with those
         of another model's; none where the model is no stack of layers."""

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmtool.nn.layout import Causal, Layout, Mask, PrefixLM
+from lmtool.nn.layout import Causal, Layout, Mask, PrefixLM, Recent
 from lmtool.nn.prefix import LayerPrefix
 from lmtool.types import Packed, Segments, send
 
@@ -72,7 +72,7 @@ class Cache:
         if self.fresh:
             return Layout.of(packed, mask, self.ahead)
         one_each = self.documents > 1 and all(length == 1 for length in packed.lengths)
-        hides_room = isinstance(mask, Causal | PrefixLM)
+        hides_room = isinstance(mask, Causal | Recent | PrefixLM)
         read = tuple(length + self.ahead for length in self.lengths)
         lengths = (self.room,) * self.documents if one_each and hides_room else read
         starts = tuple(range(0, self.documents * self.room, self.room))

@@ -106,7 +106,8 @@ class Context:
     stand to that. read_M: flat indices of the tokens whose result is wanted; None for all. watch: asks who takes
     what an attention of the layer computes with. prefix, cross_prefix: keys and values in front of those of the texts,
     and of those of the encoder; None where there are none, and where they are kept with the others by now. queries_TH:
-    the states that ask, and that a layer adds to, where they are not those it reads.
+    the states that ask, and that a layer adds to, where they are not those it reads. memory_NFH: states in front of
+    those of each text, as many, that the layer read before; they are keys and values, and ask nothing.
     """
 
     packed: Packed
@@ -122,6 +123,7 @@ class Context:
     prefix: LayerPrefix | None = None
     cross_prefix: LayerPrefix | None = None
     queries_TH: Tensor | None = None
+    memory_NFH: Tensor | None = None
 
     @classmethod
     def of(cls, packed: Packed, mask: Mask, position: Position | None = None, **more: Any) -> Self:

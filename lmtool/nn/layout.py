@@ -79,6 +79,20 @@ class Window:
 
 
 @dataclass(frozen=True)
+class Recent:
+    """A token sees itself and what comes before it, `count` tokens in all."""
+
+    count: int
+
+    @property
+    def window(self) -> Sides:
+        return (self.count - 1, 0)
+
+    def allow(self, query_RL1: Tensor, key_R1K: Tensor, documents_R: Tensor) -> Tensor | None:
+        return (key_R1K <= query_RL1) & (key_R1K > query_RL1 - self.count)
+
+
+@dataclass(frozen=True)
 class PrefixLM:
     """Causal, except that the first `prefixes[n]` tokens of document n are seen by all of it."""
 

@@ -239,6 +239,12 @@ def _angles(positions_T: Tensor, width: int, base: float) -> Tensor:
     return positions_T.double()[:, None] * base ** (-steps / width)
 
 
+def sinusoids(positions_P: Tensor, width: int, base: float = 10000.0) -> Tensor:
+    """(P, width) float64: all sines before all cosines (Dai et al. 2019, "Transformer-XL", published code)."""
+    angles = _angles(positions_P, width, base)
+    return torch.cat([angles.sin(), angles.cos()], -1)[:, :width]
+
+
 def _distances(query_positions_RL: Tensor, key_positions_RK: Tensor) -> Tensor:
     """(R, L, K) key minus query."""
     return key_positions_RK[:, None, :] - query_positions_RL[:, :, None]

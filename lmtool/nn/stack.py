@@ -10,7 +10,7 @@ Shape letters: T tokens, M of them that are read, E width of the token vectors, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, get_args
@@ -101,7 +101,8 @@ class Entered:
 
     x_TH: their states. packed, positions_T, draws: of the tokens that entered, virtual ones included. position: what
     the stack's attention knows of positions. cache: the tokens before these. batch_T: where the tokens of the batch
-    stand among those that entered; None where they are the same. ahead: places in front of each text, of a prefix.
+    stand among those that entered; None where they are the same. ahead: places in front of each text, of a prefix or a
+    memory. memories: of each layer (N, F, H), the states in front of each text; None where there are none.
     """
 
     x_TH: Tensor
@@ -112,6 +113,7 @@ class Entered:
     cache: Cache | None = None
     batch_T: Tensor | None = None
     ahead: int = 0
+    memories: Sequence[Tensor] | None = None
 
     def read(self, read_M: Tensor | None) -> Tensor | None:
         """Of tokens of the batch (None: all), where they stand among those that entered; None: all of these."""
@@ -278,6 +280,7 @@ class Stack(nn.Module):
                 None if tap is None else partial(tap.attention, place),
                 None if prefixes is None else prefixes[number],
                 None if cross_prefixes is None else cross_prefixes[number],
+                memory_NFH=None if entered.memories is None else entered.memories[number],
             )
             x_TH = self._applied(layer, x_TH, context)
             if tap is not None:

@@ -1,0 +1,149 @@
+"""Transformer-XL: Dai, Yang, Yang, Carbonell, Le, Salakhutdinov, "Transformer-XL: Attentive Language Models beyond a
+Fixed-Length Context", ACL 2019. The sizes are those of https://github.com/kimiyoung/transformer-xl.
+
+        token sqrt(H)
+             |
+          dropout                  kept of the segment before, without gradient
+             |                                      |
+    +--------+--------+                             |
+    |    self_attn <--|------ memory, then x -------+   a token sees itself and what is before it, by distances
+    |        |        |
+    +-----> add ------+
+             |
+           norm1
+             |                 x num_layers
+    +--------+--------+
+    |  fc_in relu fc_out
+    |        |        |
+    +-----> add ------+
+             |
+           norm2
+             |
+          dropout
+             |
+          hidden
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from lmtool.models.base import Decoder, VocabularyHead, new, positions_of
+from lmtool.models.transformer_xl_configs import TransformerXlConfig
+from lmtool.nn.blocks import PostNormLayer
+from lmtool.nn.cache import Cache
+from lmtool.nn.carried import Carried, State
+from lmtool.nn.dropout import Draws, Dropout
+from lmtool.nn.embeddings import Embeddings
+from lmtool.nn.feedforward import FeedForward
+from lmtool.nn.initialization import Draw, normal
+from lmtool.nn.layout import Mask, Recent
+from lmtool.nn.positions import Position
+from lmtool.nn.relative import Distances, RelativeAttention, in_front
+from lmtool.nn.stack import Entered, Place, Tap, Taps, enter
+from lmtool.types import Packed
+
+
+class TransformerXl(Decoder):
+    """The decoder, without its head, which is the token table again. `relative`: what layers share of distances.
+
+    State: `memory` (N, layers, F, H), the last F states that each layer read; of a lane that was shorter the last of
+    these, behind zeros that nothing sees.
+    """
+
+    config: TransformerXlConfig
+
+    def __init__(self, config: TransformerXlConfig):
+        width = config.hidden_size
+        layers = [
+            PostNormLayer(
+                RelativeAttention(width, config.num_heads, config.attention_dropout),
+                FeedForward(width, config.feedforward_size, "relu", dropout=config.dropout),
+                torch.nn.LayerNorm(width, config.norm_epsilon),
+                torch.nn.LayerNorm(width, config.norm_epsilon),
+                config.dropout,
+            )
+            for _ in range(config.num_layers)
+        ]
+        position = positions_of(config, causal=True)
+        embed = Embeddings(config.vocab_size, width, position, config.dropout, scale=math.sqrt(width))
+        super().__init__(config, embed, layers)
+        self.dropout = Dropout(config.dropout)
+        self.relative = Distances(width, config.num_heads, config.clamp_distance)
+        self.vocabulary_head = VocabularyHead(cutoffs=config.clusters)
+
+    def initial_draw(self) -> Draw:
+        return normal(self.config.initializer_std)
+
+    @property
+    def memory_length(self) -> int:
+        """F, in the mode that it is in."""
+        return self.config.memory_length if self.training else self.config.evaluated_memory
+
+    def initial_state(self, lanes: int) -> State:
+        shape = lanes, self.config.num_layers, self.memory_length, self.config.hidden_size
+        return {"memory": torch.zeros(shape, device=self.embed.token.weight.device)}
+
+    def mask(self, number: int, packed: Packed) -> Mask:
+        same = self.config.same_length and self.memory_length and not self.training and not packed.prefixes
+        return Recent(self.memory_length) if same else super().mask(number, packed)
+
+    def position(self, number: int, entered: Entered) -> Position:
+        return self.relative
+
+    def seen(self, number: int, length: float) -> float:
+        """A distance has no value: it is half a token."""
+        return 1.5 * (length / 2 + self.config.memory_length)
+
+    def forward(
+        self,
+        packed: Packed,
+        draws: Draws | None = None,
+        cache: Cache | None = None,
+        read_M: Tensor | None = None,
+        tap: Tap | None = None,
+        carried: Carried | None = None,
+    ) -> Tensor:
+        """Hidden states (T, H), or (M, H) of the tokens with the flat indices `read_M`. cache: the tokens before these;
+        these are added to it. carried: the memory of the segments before, which becomes that of the next."""
+        if carried is None or not self.memory_length:
+            if carried is not None:
+                carried.after = carried.before
+            return self.read(packed, draws, cache, read_M, tap)
+        (read,) = set(carried.read)
+        filled = min(read, self.memory_length)
+        memory_NYFH = carried.before["memory"]
+        entered = enter(self.embed, self.embed.tokens(packed.tokens), packed, draws, None, filled)
+        if filled:
+            entered = replace(entered, memories=memory_NYFH[:, :, self.memory_length - filled :].unbind(1))
+        memories = Remembered(memory_NYFH, packed.lengths)
+        hidden = self.run(entered, entered.read(read_M), tap=memories if tap is None else Taps(memories, tap))
+        carried.after = {"memory": torch.stack(memories.after, 1)}
+        return hidden
+
+
+class Remembered(Tap):
+    """Keeps what every layer reads. after: of each layer (N, F, H), the last F of its memory and these states."""
+
+    def __init__(self, memory_NYFH: Tensor, lengths: tuple[int, ...]):
+        self._memories, self._lengths = memory_NYFH.unbind(1), lengths
+        self.after: list[Tensor] = []
+
+    def wants(self, place: Place) -> bool:
+        return place.layer < len(self._memories)
+
+    def __call__(self, place: Place, x_TH: Tensor) -> Tensor:
+        memory_NFH = self._memories[place.layer]
+        count = memory_NFH.shape[1]
+        whole = in_front(memory_NFH, x_TH.detach().to(memory_NFH.dtype), self._lengths)
+        self.after.append(torch.stack([text[-count:] for text in whole.split([count + own for own in self._lengths])]))
+        return x_TH
+
+
+def build(config: TransformerXlConfig, seed: int) -> TransformerXl:
+    """A new decoder on the default device."""
+    return new(TransformerXl, config, seed)
