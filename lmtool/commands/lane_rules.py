@@ -21,6 +21,18 @@ def reads_lanes(model: Any, objective: Any, data: Any) -> bool:
     return bool(model.carries_state and objective.reads_lanes and data.name != "mixture" and data.documents == "joined")
 
 
+@rule(PretrainConfig, "model", "max_length")
+def memory_fits_positions(model: Any, max_length: int) -> Iterator[Problem]:
+    """A segment and the memory in front of it are a text that the model has positions for."""
+    if max_length <= model.max_positions < max_length + model.remembers and model.remembers:
+        yield Problem(
+            "model.max_positions",
+            f"max_length={max_length} behind a memory of {model.remembers} tokens is more than "
+            f"model.max_positions={model.max_positions}",
+            f"give model.max_positions={max_length + model.remembers}, or shorter memories, in training and evaluation",
+        )
+
+
 @rule(PretrainConfig, "model", "objective", "data", "devices")
 def lanes_stay_in_a_process(model: Any, objective: Any, data: Any, devices: int | None) -> Iterator[Problem]:
     """The state of a lane is where its text was read."""

@@ -71,11 +71,12 @@ class CausalLanguageModel(BaseLearner):
         return CausalInspector(self, examples, max_length)
 
     def predictors(self, train: SplitData, examples: TextWindows) -> dict[str, ConstantPredictor]:
-        """Unigrams of the training store, the end of each document among them."""
+        """Unigrams of the training store, the end of each document among them, and what the vocabulary lacks."""
         counts = token_counts(train.text.tokens, self.tokenizer.vocab_size)
         end = self.tokenizer.role("eos")
         counts[end] += len(examples.stream.offsets) - 1
-        return {self.term: ConstantPredictor.of_counts("unigram", counts, self.tokenizer.special_ids - {end})}
+        never = self.tokenizer.special_ids - {end, self.tokenizer.roles.get("unk")}
+        return {self.term: ConstantPredictor.of_counts("unigram", counts, never)}
 
     def counts(self, batch: Batch) -> dict[str, float]:
         return {self.term: float(len(labels_of(batch, self.term)))}

@@ -27,7 +27,11 @@ PUBLISHED = {
     "transformer_big": 214_245_376,
 }
 FAMILIES = (T5Config, BartConfig, Transformer2017Config)
-PRESETS = sorted(path.stem for path in CONF.glob("*.yaml") if path.stem.startswith(("t5", "bart", "transformer")))
+PRESETS = sorted(
+    path.stem
+    for path in CONF.glob("*.yaml")
+    if path.stem.split("_")[0] in ("t5", "bart", "transformer") and not path.stem.startswith("transformer_xl")
+)
 SMALL = {"vocab_size": 300, "num_layers": 2, "hidden_size": 96, "num_heads": 3, "feedforward_size": 160}
 
 

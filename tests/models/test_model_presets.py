@@ -59,6 +59,7 @@ PUBLISHED = {
     "smollm2_360m": 361_821_120,
     "qwen2": 494_032_768,
     "qwen25_05b": 494_032_768,
+    "transformer_xl": 150_838_570,  # its adaptive softmax has 268,968 more
     "lstm": 21_922_816,
 }
 

@@ -12,6 +12,7 @@ from lmtool.models import (
     encoder_configs,
     encoder_decoder_configs,
     recurrent_configs,
+    transformer_xl_configs,
 )
 from lmtool.models.configs import TransformerConfig
 from lmtool.nn.dropout import TokenDraws, token_keys
@@ -23,7 +24,14 @@ SIZES = {
 }  # fmt: skip
 MODULES = {
     module.__name__
-    for module in (configs, decoder_configs, encoder_configs, encoder_decoder_configs, recurrent_configs)
+    for module in (
+        configs,
+        decoder_configs,
+        encoder_configs,
+        encoder_decoder_configs,
+        recurrent_configs,
+        transformer_xl_configs,
+    )
 }
 FAMILIES = sorted(entry.name for entry in entries("model") if entry.config.__module__ in MODULES)
 ATTENDING = sorted(

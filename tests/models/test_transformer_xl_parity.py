@@ -205,6 +205,13 @@ def test_cached_and_packed_texts_are_each_text_alone():
     torch.testing.assert_close(smoothed, F.cross_entropy(logs, labels, reduction="sum", label_smoothing=0.1))
 
 
+def test_base_has_the_published_parameters():
+    with torch.device("meta"):
+        backbone = build(TransformerXlConfig(), 0)
+        parts = backbone, lm_head(backbone)
+    assert sum(parameter.numel() for part in parts for parameter in part.parameters()) == 151_107_538
+
+
 def test_clusters_beyond_the_vocabulary_are_left_out():
     assert isinstance(model_of()[1], AdaptiveLMHead) and model_of()[1].sizes == [11, 19, 31]
     assert not isinstance(model_of(cutoffs=())[1], AdaptiveLMHead)
