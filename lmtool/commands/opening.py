@@ -73,7 +73,8 @@ def open_run(verb: str, config: RunConfig, stem: str) -> Iterator[OpenRun]:
     require_compiler(config.compile, precision.device)
     with process_group(precision.device) as group:
         data = saved.save(config, verb)
-        require_same(group, {**versions(tuple(config.plugins)), **keys(saved.body(data))})
+        if group.size > 1:
+            require_same(group, {**versions(tuple(config.plugins)), **keys(saved.body(data))})
         if group.rank > 0:
             yield _followed(verb, config, precision, group, data)
             return

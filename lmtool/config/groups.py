@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,10 +35,19 @@ def folders(config_dirs: Sequence[Path] = ()) -> list[Path]:
 
 def all_groups(config_dirs: Sequence[Path] = ()) -> list[str]:
     """Every group, as `model` or `model/positions`, sorted."""
-    names = set()
-    for folder in folders(config_dirs):
-        names |= {str(path.parent.relative_to(folder)) for path in folder.rglob("*.yaml")}
-    return sorted(names - {"."})
+    return list(all_options(config_dirs))
+
+
+def all_options(config_dirs: Sequence[Path] = ()) -> dict[str, tuple[str, ...]]:
+    """The YAML names of every group, both sorted."""
+    names: dict[str, set[str]] = {}
+    for root in folders(config_dirs):
+        for folder, _, files in os.walk(root):
+            group = os.path.relpath(folder, root)
+            yamls = {name.removesuffix(".yaml") for name in files if name.endswith(".yaml")}
+            if yamls and group != ".":
+                names[group] = names.get(group, set()) | yamls
+    return {group: tuple(sorted(names[group])) for group in sorted(names)}
 
 
 def options(group: str, config_dirs: Sequence[Path] = ()) -> tuple[str, ...]:

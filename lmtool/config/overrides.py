@@ -332,7 +332,7 @@ def _plain(value: Any) -> Any:
 
 def offers(primary: Path, config_dirs: Sequence[Path], extra: dict[str, tuple[str, ...]]) -> Offers:
     """What may be chosen with a primary file: the YAML of all folders, and `extra` options (of plugins) by group."""
-    offered = {name: groups.options(name, config_dirs) for name in groups.all_groups(config_dirs)}
+    offered = groups.all_options(config_dirs)
     for name, options in extra.items():
         offered[name] = tuple(sorted({*offered.get(name, ()), *options}))
     defaults = yaml_files.read(primary).get("defaults", [])

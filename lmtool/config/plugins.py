@@ -65,11 +65,10 @@ def nodes(config_dirs: Sequence[Path] = ()) -> dict[tuple[str, str], tuple[Entry
 
     They are what plugins add; a required value is `???`.
     """
-    nodes = {}
+    nodes, written = {}, groups.all_options(config_dirs)
     for group in component_groups():
-        written = groups.options(group, config_dirs)
         for entry in entries(group):
-            if entry.name not in written:
+            if entry.name not in written.get(group, ()):
                 nodes[(group, entry.name)] = (entry, defaults(entry))
     return nodes
 

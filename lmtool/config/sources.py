@@ -1,6 +1,7 @@
 """Folders of YAML for Hydra to compose from: each file checked like every one of a user, and parsed once a process.
 
-Hydra would parse them in Python, its own ones too, anew for each composition: half of the time that takes.
+Hydra would parse them in Python, its own ones too, anew for each composition: half of the time that takes. And of each
+defaults list it would make what only interpolations read: a quarter of the rest.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from typing import Any
 
 import hydra.conf
 import yaml
+from hydra._internal import defaults_list as lists
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigResult
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf._utils import get_yaml_loader
 
 from lmtool.config import hydra_plugins as hydra_plugins  # before Hydra looks for its plugins
@@ -45,6 +47,18 @@ class LimitedFiles(FileConfigSource):
 
 
 Plugins.instance().register(LimitedFiles)
+
+_choices_so_far = lists._create_interpolation_map
+
+
+def _choices_if_read(overrides: Any, defaults_list: list[Any], self_added: bool) -> DictConfig:
+    """The options chosen so far, which interpolations in a defaults list stand for; empty where it has none."""
+    if any(item.is_interpolation() for item in defaults_list if not item.is_self()):
+        return _choices_so_far(overrides, defaults_list, self_added)
+    return OmegaConf.create()
+
+
+lists._create_interpolation_map = _choices_if_read
 
 
 def place_of(folder: Path | str) -> str:

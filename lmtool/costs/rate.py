@@ -1,8 +1,9 @@
-"""How fast this machine is at the shapes of a model."""
+"""How fast this machine is at the shapes of a model, measured once a process for each."""
 
 from __future__ import annotations
 
 import time
+from functools import cache
 
 import torch
 from torch import nn
@@ -21,6 +22,7 @@ _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _COPIED = 1 << 25
 
 
+@cache
 def measure_bandwidth(device: str = "cpu", runs: int = 5) -> float:
     """Bytes a second that this device reads and writes, from a few copies of 32 MiB: 10 to 50 ms."""
     place = torch.device(device)
@@ -36,6 +38,7 @@ def measure_bandwidth(device: str = "cpu", runs: int = 5) -> float:
     return 2 * _COPIED / min(seconds)
 
 
+@cache
 def measure_rate(
     hidden_size: int, inner_size: int, precision: str = "fp32", device: str = "cpu", seconds: float = 0.3
 ) -> float:
