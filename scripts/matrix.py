@@ -209,7 +209,7 @@ def configuration(cell: Cell, folder: Path, more: Sequence[str] = ()) -> Finetun
     sections = {group: section(group, *words) for group, words in chosen.items()}
     rest = {name: section(name) for name in ("tokenizer", "optimizer", "schedule")}
     model = sections["model"]
-    small = {name: size for name, size in (SIZES | NARROW).items() if name in model}
+    small = {name: size for name, size in (SIZES | NARROW).items() if model.get(name)}  # 0 is none to choose
     if cell.kind == "seq2seq":
         sections["task"] = {**sections["task"], "generation": {**sections["task"]["generation"], "max_new_tokens": 4}}
     budget = {"max_epochs": 1.0, "batch_examples": 8, "device": "cpu", "precision": "fp32", "checkpoint": "none"}

@@ -33,8 +33,10 @@ from lmtool.models import encoder_configs as encoder_configs
 from lmtool.models import encoder_decoder_configs as encoder_decoder_configs
 from lmtool.models import recurrent_configs as recurrent_configs
 from lmtool.models import transformer_xl_configs as transformer_xl_configs
+from lmtool.models import word_configs as word_configs
 from lmtool.models.configs import ModelConfig
 from lmtool.objectives import configs as configs
+from lmtool.objectives import word_configs as objective_word_configs  # noqa: F401
 from lmtool.tasks.configs import TaskConfig
 from lmtool.tokenizers.configs import TokenizerConfig
 from lmtool.trackers.configs import TrackerConfig

@@ -25,7 +25,12 @@ Roles = Collection[str] | None
 def wrong_architecture(learned: Any, model: ModelConfig) -> str | None:
     """Why an objective or a task does not train a model of this architecture, if it does not."""
     # A task among the objectives asks for what the task itself does.
-    takes = getattr(getattr(learned, "task", learned), "architectures", ())
+    asks = getattr(learned, "task", learned)
+    takes, contextual = getattr(asks, "architectures", ()), getattr(asks, "contextual", model.contextual)
+    if model.architecture in takes and contextual != model.contextual:
+        trains = "models that read context" if contextual else "vectors of single tokens"
+        reads = "each token by itself" if contextual else "the tokens around each"
+        return f"{learned.name} trains {trains}; model={model.name} reads {reads}"
     if model.architecture in takes:
         if model.architecture == "decoder" and not model.sees_prefixes and getattr(learned, "prefixes", False):
             return f"{learned.name} lets the first tokens of a text see each other; model={model.name} reads in turn"

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from lmtool.costs.plan import Work
 from lmtool.heads.lm import EnhancedMaskedLMHead, FamilyLMHead, LMHead
+from lmtool.heads.word_pairs import WordPairsHead
 from lmtool.models.base import Backbone, OneStack
 from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.nn.attention import MultiHead
@@ -118,7 +119,9 @@ def _width(attention: Any) -> int:
 
 
 def _vocabulary(head: nn.Module, table_VW: Tensor) -> int:
-    """Values of the table that a head reads tokens off, where it is not a map of its own."""
+    """Values of the table that a head reads tokens off, where it is not a map of its own; of pairs of words one row."""
+    if isinstance(head, WordPairsHead):
+        return head.output.token.embedding_dim
     if not isinstance(head, LMHead) or (isinstance(head, FamilyLMHead) and head.output is not None):
         return 0
     return table_VW.numel()

@@ -27,13 +27,14 @@ def summary_index(packed: Packed, how: Literal["first", "last"]) -> Tensor:
 
 def summary(hidden_TH: Tensor, packed: Packed, how: Literal["first", "last", "mean", "max"]) -> Tensor:
     """(N, H): the first token's hidden state, the last one's, or the mean or the maximum over the document, special
-    tokens included (Reimers and Gurevych 2019, section 3)."""
+    tokens included (Reimers and Gurevych 2019, section 3). Mean and maximum of a document without tokens are 0."""
     if how == "first" or how == "last":
         return hidden_TH[summary_index(packed, how)]
     if how == "max":
         lowest_NH = hidden_TH.new_full((len(packed.lengths), hidden_TH.shape[1]), float("-inf"))
-        return lowest_NH.scatter_reduce(0, packed.documents[:, None].expand_as(hidden_TH), hidden_TH, "amax")
-    lengths = packed.segments.cu_lengths.diff().to(hidden_TH.dtype)
+        highest_NH = lowest_NH.scatter_reduce(0, packed.documents[:, None].expand_as(hidden_TH), hidden_TH, "amax")
+        return highest_NH.masked_fill(packed.segments.cu_lengths.diff()[:, None] == 0, 0.0)
+    lengths = packed.segments.cu_lengths.diff().clamp(min=1).to(hidden_TH.dtype)
     sums_NH = hidden_TH.new_zeros(len(packed.lengths), hidden_TH.shape[1]).index_add_(0, packed.documents, hidden_TH)
     return sums_NH / lengths[:, None]
 

@@ -39,6 +39,8 @@ class ObjectiveConfig(Config):
 
     architectures: ClassVar[tuple[str, ...]] = ()
     """The architectures it trains: encoder, decoder, encoder_decoder."""
+    contextual: ClassVar[bool] = True
+    """Whether it trains models whose hidden states depend on the tokens around; False: those of which none does."""
     roles: ClassVar[tuple[str | tuple[str, ...], ...]] = ()
     """The special tokens it needs of the vocabulary, beside those of the model's text format; of a group, one."""
     prefixes: ClassVar[bool] = False

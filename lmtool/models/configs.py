@@ -51,8 +51,10 @@ class ModelConfig(Config):
     """How a text or a pair is laid out: a name in `lmtool.data.formats`."""
     sequence_format: ClassVar[str | None] = None
     """How a text that is classified is laid out, where it is another way."""
-    summary: ClassVar[Literal["pooled_first", "first", "last", "mean"]] = "pooled_first"
+    summary: ClassVar[Literal["pooled_first", "first", "last", "mean", "max"]] = "pooled_first"
     """Where a whole text is summed up, for classification."""
+    contextual: ClassVar[bool] = True
+    """Whether the hidden state of a token depends on the tokens around it."""
     transformers_form: ClassVar[dict[str, Any] | None] = None
     """The fields of `SequenceForm` in which transformers' ...ForSequenceClassification of this family differs; None
     where transformers has no such class."""

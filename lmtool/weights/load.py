@@ -27,6 +27,7 @@ from lmtool.learners.writing import writer_of
 # The families, and the tuning methods, enter themselves into the tables.
 from lmtool.models import encoder_configs as encoder_configs
 from lmtool.models import encoder_decoder_configs as encoder_decoder_configs
+from lmtool.models import word_configs as word_configs
 from lmtool.models.base import Backbone
 from lmtool.models.configs import ModelConfig
 from lmtool.models.encoder_decoder import shifted

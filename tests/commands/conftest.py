@@ -32,7 +32,8 @@ def tiny(model: str) -> list[str]:
     if "name" not in values:
         return tiny(next(name for name in values["defaults"] if name != "_self_"))
     fields = lookup("model", values["name"]).config.model_fields
-    return [word for word in TINY if not word.startswith("model.") or word[6:].partition("=")[0] in fields]
+    own = {name for name, field in fields.items() if field.default != 0}  # of no layers there is no other number
+    return [word for word in TINY if not word.startswith("model.") or word[6:].partition("=")[0] in own]
 
 
 def sentence(chance: random.Random, adjectives: list[str]) -> str:

@@ -10,7 +10,7 @@ import yaml
 
 from lmtool import cli
 from tests.breadth import slow_but
-from tests.commands.conftest import TINY, finetune, pretrain
+from tests.commands.conftest import TINY, finetune, pretrain, tiny
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 
@@ -33,7 +33,10 @@ def steps(folder: Path) -> int:
     ),
 )
 def test_objectives(place: Path, objective: str) -> None:
-    partners = {"clm": "gpt_tiny", "prefix_lm": "gpt_tiny", "span_corruption": "t5_tiny", "denoising": "bart_tiny"}
+    partners = {
+        "clm": "gpt_tiny", "prefix_lm": "gpt_tiny", "span_corruption": "t5_tiny", "denoising": "bart_tiny",
+        "skip_gram": "word_vectors_tiny",
+    }  # fmt: skip
     model = next((partner for start, partner in partners.items() if objective.startswith(start)), "bert_tiny")
     more = ["objective.task={kind: classification, path: rows, text: [sentence]}"] if objective == "task" else []
     assert steps(pretrain("run", f"objective={objective}", *more, "max_steps=2", model=model)) == 2
@@ -100,10 +103,12 @@ def test_tunings(place: Path, tuning: str) -> None:
 )
 def test_experiments(place: Path, experiment: str) -> None:
     """A whole experiment, on the small text and for two steps."""
+    defaults = yaml.safe_load((CONF / "experiment" / f"{experiment}.yaml").read_text())["defaults"]
+    model = next(choice["override /model"] for choice in defaults if "override /model" in choice)
     words = [
         "pretrain",
         f"experiment={experiment}",
-        *TINY,
+        *tiny(model),
         "data.packages=[json,logging,email]",
         "data.validation_fraction=0.2",
     ]

@@ -55,9 +55,12 @@ NEEDS = {
 
 # The models of objectives that no encoder takes, by the beginning of their names, and of tokenizers.
 PARTNERS = {
-    "objective": {"clm": "gpt_tiny", "prefix_lm": "gpt_tiny", "span_corruption": "t5_tiny", "denoising": "bart_tiny"},
+    "objective": {
+        "clm": "gpt_tiny", "prefix_lm": "gpt_tiny", "span_corruption": "t5_tiny", "denoising": "bart_tiny",
+        "skip_gram": "word_vectors_tiny",
+    },
     "tokenizer": {"bpe": "gpt1_tiny", "bytebpe": "gpt_tiny", "sentencepiece": "t5_tiny"},
-}
+}  # fmt: skip
 
 
 def cases() -> Iterator[tuple[str, tuple[str, ...]]]:

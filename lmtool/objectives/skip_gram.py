@@ -1,0 +1,141 @@
+"""Skip-gram with negative sampling: word vectors from text.
+
+Mikolov, Sutskever, Chen, Corrado, Dean, "Distributed Representations of Words and Phrases and their Compositionality",
+NeurIPS 2013, section 2.2. A word is left out of the text with the paper's chance, 1 - sqrt(t / f); the published code's
+differs. A negative may be the word that is predicted, as in the paper's equation 4.
+
+Shape letters: T tokens, M pairs, J negatives of a pair, H hidden width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lmtool.data.split import Rows, SplitData
+from lmtool.errors import UserError
+from lmtool.heads.word_pairs import WordPairsHead
+from lmtool.learners.base import BaseLearner
+from lmtool.learners.baseline import ConstantPredictor
+from lmtool.learners.inference import Inference
+from lmtool.learners.targets import labels_of, places_of
+from lmtool.models.base import Backbone
+from lmtool.objectives.checks.word_pairs import WordPairsInspector
+from lmtool.objectives.examples.word_pairs import WordCounts, WordPairs, counts_of
+from lmtool.objectives.word_configs import SkipGramConfig
+from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.types import Batch, Scores, StepOutput
+
+_NEIGHBOURS = 5
+
+
+class SkipGram(BaseLearner):
+    """Terms `skip_gram`, the mean over pairs of -log sigmoid of their score, and `negatives`, J times the mean over
+    negatives of -log sigmoid of minus theirs: together the paper's objective, mean over pairs."""
+
+    config: SkipGramConfig
+
+    def __init__(self, config: SkipGramConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int):
+        super().__init__(config, backbone, tokenizer, seed)
+        self.weights = {"skip_gram": 1.0, "negatives": float(config.negatives)}
+        self.add_head("skip_gram", WordPairsHead(backbone.config.vocab_size, backbone.hidden_size))
+        self._counts: WordCounts | None = None
+
+    @property
+    def _head(self) -> WordPairsHead:
+        return cast(WordPairsHead, self.heads["skip_gram"])
+
+    def examples(self, data: SplitData, max_length: int) -> WordPairs:
+        """Words are left out, and negatives drawn, by the counts of the training text. Where that is not known, those
+        of the split stand for them."""
+        if self._counts is None:
+            self._counts = WordCounts(self.config, self.tokenizer)
+        counts, saved = self._counts, self._head.counts
+        if data.split == "train":
+            counts.add(counts_of(data.text, self.tokenizer))
+            if not saved.is_meta:
+                saved[: len(counts.counts)] = torch.from_numpy(counts.counts)
+        elif not counts.counts.any():
+            known = not saved.is_meta and bool(saved.any())
+            own = saved[: len(counts.counts)].cpu().numpy() if known else counts_of(data.text, self.tokenizer)
+            counts = WordCounts(self.config, self.tokenizer)
+            counts.add(own)
+        return WordPairs(self.config, data.text, max_length, data.split, self.seed, counts)
+
+    def inspector(self, examples: WordPairs, max_length: int) -> WordPairsInspector:
+        return WordPairsInspector(self, examples, max_length)
+
+    def predictors(self, train: SplitData, examples: WordPairs) -> dict[str, ConstantPredictor]:
+        """A score for each word whatever it stands beside: the logarithm of how much likelier it is in a text than
+        among the negatives."""
+        counts, negatives = examples.counts, self.config.negatives
+        text_V = counts.counts * counts.kept
+        odds_V = (text_V + 1) / (text_V + 1).sum() / (negatives * np.maximum(counts.noise, 1e-12))
+        return {
+            "skip_gram": ConstantPredictor("unigram", np.log1p(1 / odds_V)),
+            "negatives": ConstantPredictor("unigram", np.log1p(odds_V)),
+        }
+
+    def counts(self, batch: Batch) -> dict[str, float]:
+        return {term: float(len(labels_of(batch, term))) for term in self.weights}
+
+    def forward(self, batch: Batch, step: int) -> StepOutput:
+        pairs_M, negatives_MJ = self._scores(batch)
+        sums = {"skip_gram": F.softplus(-pairs_M).sum(), "negatives": F.softplus(negatives_MJ).sum()}
+        return StepOutput(sums, self.weights)
+
+    def _scores(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """(M,) of the pairs, and (M, J) of their negatives."""
+        labels_M, negatives = labels_of(batch, "skip_gram"), self.config.negatives
+        words_MJ = torch.cat([labels_M[:, None], labels_of(batch, "negatives").view(-1, negatives)], 1)
+        scores = self._head(self.backbone(batch.inputs), places_of(batch, "skip_gram"), words_MJ)
+        return scores[:, 0], scores[:, 1:]
+
+    @torch.no_grad()
+    def score(self, batch: Batch) -> dict[str, Scores]:
+        """Each pair's and each negative's loss. Right is a pair whose score is above those of all its negatives, and a
+        negative whose score is below that of its pair."""
+        pairs_M, negatives_MJ = self._scores(batch)
+        signed = {"skip_gram": pairs_M, "negatives": -negatives_MJ.reshape(-1)}
+        above_MJ = pairs_M[:, None] > negatives_MJ
+        right = {"skip_gram": above_MJ.all(1), "negatives": above_MJ.reshape(-1)}
+        scores = {}
+        for term, own in signed.items():
+            labels, documents = labels_of(batch, term), batch.inputs.documents[places_of(batch, term)]
+            predictions = torch.where(right[term], labels, -1)
+            scores[term] = Scores(F.softplus(-own.float()), labels, predictions, documents)
+        return scores
+
+    @torch.no_grad()
+    def _neighbours(self, ids: Sequence[int]) -> list[list[Any]]:
+        """The nearest words by the cosine of their vectors, of several words by that of their mean, each with it."""
+        table_VH = self.backbone.embed.token.weight[: self.tokenizer.vocab_size].float()
+        mean_H = F.normalize(table_VH[list(ids)].mean(0), dim=0)
+        cosine_V = F.normalize(table_VH, dim=1) @ mean_H
+        cosine_V[[*self.tokenizer.special_ids, *ids]] = -2.0
+        values, best = cosine_V.topk(min(_NEIGHBOURS, len(cosine_V)))
+        return list(map(list, zip(self.tokenizer.pieces(best.tolist()), values.tolist(), strict=True)))
+
+    def samples(self, batch: Batch, n: int) -> list[dict[str, Any]]:
+        """The first n different words of a batch with their nearest words, as `respond` gives them."""
+        ids = list(dict.fromkeys(batch.inputs.tokens.tolist()))[:n]
+        return [{"text": self.tokenizer.pieces([word])[0], "neighbours": self._neighbours([word])} for word in ids]
+
+    def respond(self, rows: Rows, inference: Inference) -> Iterator[dict[str, Any]]:
+        """The nearest words of each text: `text` and `neighbours`, each a word and its cosine. UserError for a text
+        without a known word."""
+        for text in rows.columns["text"]:
+            ids = [
+                number for number in self.tokenizer.encode(text).tolist() if number not in self.tokenizer.special_ids
+            ]
+            if not ids:
+                raise UserError(f"{text[:80]!r} has no word of the vocabulary", "give a word that the text had")
+            yield {"text": text, "neighbours": self._neighbours(ids)}
+
+    def line(self, record: dict[str, Any]) -> str:
+        return record["text"] + "  " + ", ".join(f"{word} {cosine:.2f}" for word, cosine in record["neighbours"])
