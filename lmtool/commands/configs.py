@@ -29,12 +29,14 @@ from lmtool.data.configs import DataConfig
 from lmtool.distillation.configs import DistillConfig, NoDistillConfig
 from lmtool.learners.configs import ObjectiveConfig
 from lmtool.models import decoder_configs as decoder_configs
+from lmtool.models import elmo_configs as elmo_configs
 from lmtool.models import encoder_configs as encoder_configs
 from lmtool.models import encoder_decoder_configs as encoder_decoder_configs
 from lmtool.models import recurrent_configs as recurrent_configs
 from lmtool.models import transformer_xl_configs as transformer_xl_configs
 from lmtool.models import word_configs as word_configs
 from lmtool.models.configs import ModelConfig
+from lmtool.objectives import bilm_configs as bilm_configs
 from lmtool.objectives import configs as configs
 from lmtool.objectives import word_configs as objective_word_configs  # noqa: F401
 from lmtool.tasks.configs import TaskConfig

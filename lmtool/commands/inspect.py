@@ -168,6 +168,7 @@ def _print(output: Output, example: dict[str, Any]) -> None:
         borders = [place["borders"] for place in value if "borders" in place] if isinstance(value, list) else []
         if borders:
             rows.append((f"{term} borders", " ".join(f"{a}..{b}" for a, b in sorted({(a, b) for a, b in borders}))))
+    rows += [(title, text) for title, text in example.get("drawing", ())]
     if "prefix" in example["input"]:
         rows.append(("prefix", f"{example['input']['prefix']} tokens"))
     output.rows(rows, _HIGHLIGHTS)

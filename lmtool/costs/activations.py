@@ -17,6 +17,7 @@ from typing import Any
 from torch import nn
 
 from lmtool.heads.lm import LMHead
+from lmtool.heads.sampled import SampledLMHead
 from lmtool.models.base import Backbone, OneStack
 from lmtool.models.disentangled import DisentangledAttention
 from lmtool.models.encoder_decoder import EncoderDecoder
@@ -24,6 +25,7 @@ from lmtool.nn.attention import MultiHead
 from lmtool.nn.dropout import Dropout
 from lmtool.nn.embeddings import StackInput
 from lmtool.nn.feedforward import ACTIVATIONS, FeedForward, GatedFeedForward
+from lmtool.nn.recurrent import Lstm
 
 # A value in fp32: of weights, of the residual stream, of what norms read.
 VALUE_BYTES = 4
@@ -149,7 +151,10 @@ def _of_layers(
 
 def _of_layer(layer: nn.Module, formats: Formats, read: float, biased: bool) -> float:
     """Bytes of a token in a layer whose part behind the attention works on a share of the tokens."""
-    ahead = sum(_of_attention(part, formats, name == "cross_attn", biased) for name, part in _named_attentions(layer))
+    recurrent = sum(_of_lstm(part, formats) for part in layer.modules() if isinstance(part, Lstm))
+    ahead = recurrent + sum(
+        _of_attention(part, formats, name == "cross_attn", biased) for name, part in _named_attentions(layer)
+    )
     width = _width(layer)
     norms = sum(_of_norm(part, width) for name, part in layer.named_children() if "norm" in name)
     masks = width * sum(isinstance(part, Dropout) and part.rate > 0 for part in layer.children())
@@ -193,6 +198,12 @@ def _of_attention(attention: MultiHead, formats: Formats, cross: bool, biased: b
     return kept + VALUE_BYTES * attention.num_heads + cross * learns * width * formats.product
 
 
+def _of_lstm(part: Lstm, formats: Formats) -> float:
+    """Its inputs, the gates, the memory before and behind its activation, and what it gives."""
+    kept = VALUE_BYTES * (6 * part.cell_size + 2 * part.given_size)
+    return formats.product * part.weight_ih.shape[1] + kept
+
+
 def _of_norm(norm: nn.Module, width: int) -> float:
     """LayerNorm keeps its input; one in parts (T5's) also what it has normalised."""
     return width * VALUE_BYTES * (1 if isinstance(norm, nn.LayerNorm) else 2)
@@ -230,7 +241,8 @@ def head_bytes(learner: nn.Module, formats: Formats, rows: float) -> int:
     if not any(isinstance(module, LMHead) for module in learner.modules()) or rows <= 0:
         return 0
     backbone: Any = learner.get_submodule("backbone")
-    count, width = backbone.embed.token.weight.shape
+    sampled = next((module for module in learner.modules() if isinstance(module, SampledLMHead)), None)
+    count, width = backbone.embed.token.weight.shape if sampled is None else sampled.own_table.shape
     chunk, softmax = _LOGIT_ROWS["cuda" if formats.cuda else "cpu"]
     logits = min(rows, 2 * chunk) * formats.product + min(rows, softmax) * 2 * VALUE_BYTES * formats.half
     return round(count * logits + count * width * (VALUE_BYTES + formats.half * 2 * formats.product))
@@ -262,7 +274,9 @@ def _named_attentions(layer: nn.Module) -> Iterator[tuple[str, MultiHead]]:
 
 def _width(layer: nn.Module) -> int:
     """H of a layer."""
-    return max((part.q_proj.in_features for _, part in _named_attentions(layer)), default=0)
+    widths = [part.q_proj.in_features for _, part in _named_attentions(layer)]
+    widths += [sum(part.given_size for part in layer.modules() if isinstance(part, Lstm))]
+    return max(widths)
 
 
 def _keeps_input(linear: nn.Module) -> bool:

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from lmtool.costs.plan import Work
 from lmtool.heads.lm import EnhancedMaskedLMHead, FamilyLMHead, LMHead
+from lmtool.heads.sampled import SampledLMHead
 from lmtool.heads.word_pairs import WordPairsHead
 from lmtool.models.base import Backbone, OneStack
+from lmtool.models.characters import WordCharacters
 from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.nn.attention import MultiHead
 from lmtool.nn.positions import Position
@@ -34,7 +36,6 @@ def works_of(
     """
     yield from _body(learner.backbone, length, outputs, 1.0, _passes(learner.backbone))
     parts = {f"heads.{name}": head for name, head in learner.heads.items()}
-    table = learner.backbone.embed.token.weight
     own = getattr(learner, "objective", None)
     if isinstance(own, nn.ModuleDict):
         parts |= {f"objective.{name}": module for name, module in own.items()}
@@ -45,7 +46,7 @@ def works_of(
             if isinstance(part, EnhancedMaskedLMHead):
                 yield _decoding(parts.get("objective.generator", learner.backbone), length)
             share = places.get(name, predicted if isinstance(part, LMHead) else 1 / length)
-            yield Work(share, _matrices([part]) + _vocabulary(part, table))
+            yield Work(share, _matrices([part]) + _vocabulary(part, learner.backbone))
 
 
 def _decoding(backbone: Any, length: float) -> Work:
@@ -98,8 +99,10 @@ def _matrices(modules: Iterable[nn.Module]) -> int:
     computes virtual tokens, or the keys and queries of places, does so once a batch."""
     parts = [part for module in modules for part in module.modules()]
     once = {inner for part in parts if isinstance(part, VirtualTokens) for inner in part.modules()}
+    readers = [part for part in parts if isinstance(part, WordCharacters)]
+    once |= {inner for reader in readers for inner in reader.modules()}
     once |= {getattr(part, name) for part in parts if isinstance(part, MultiHead) for name in part.table_maps}
-    return sum(
+    return sum(reader.products for reader in readers) + sum(
         values.numel()
         for part in parts
         if part not in once and not isinstance(part, _TABLES)
@@ -118,10 +121,13 @@ def _width(attention: Any) -> int:
     return attention.q_proj.weight.shape[0]
 
 
-def _vocabulary(head: nn.Module, table_VW: Tensor) -> int:
-    """Values of the table that a head reads tokens off, where it is not a map of its own; of pairs of words one row."""
+def _vocabulary(head: nn.Module, backbone: Backbone) -> int:
+    """Values of the table that a head reads tokens off, beside a map of its own; of pairs of words one row. Of a head
+    that samples its words those that it leaves out are taken off."""
     if isinstance(head, WordPairsHead):
         return head.output.token.embedding_dim
+    if isinstance(head, SampledLMHead):
+        return (head.computed - len(head.own_table)) * head.own_table.shape[1]
     if not isinstance(head, LMHead) or (isinstance(head, FamilyLMHead) and head.output is not None):
         return 0
-    return table_VW.numel()
+    return backbone.embed.token.weight.numel()

@@ -38,7 +38,7 @@ class ObjectiveConfig(Config):
     """The base of every pretraining objective."""
 
     architectures: ClassVar[tuple[str, ...]] = ()
-    """The architectures it trains: encoder, decoder, encoder_decoder."""
+    """The architectures it trains: encoder, decoder, encoder_decoder, bidirectional_lm."""
     contextual: ClassVar[bool] = True
     """Whether it trains models whose hidden states depend on the tokens around; False: those of which none does."""
     roles: ClassVar[tuple[str | tuple[str, ...], ...]] = ()
@@ -91,7 +91,7 @@ class ObjectiveConfig(Config):
 class MixtureConfig(ObjectiveConfig):
     """Several objectives in one run, tasks among them, by weights, logged apart."""
 
-    architectures: ClassVar[tuple[str, ...]] = ("encoder", "decoder", "encoder_decoder")
+    architectures: ClassVar[tuple[str, ...]] = ("encoder", "decoder", "encoder_decoder", "bidirectional_lm")
     """Its parts say more."""
 
     members_key: ClassVar[str] = "objective.members"

@@ -83,7 +83,8 @@ class Inspector:
         """Enter what the objective promises of these examples, beside its definition."""
 
     def entries(self, drawn: Drawn) -> Iterator[dict[str, Any]]:
-        """Each example as plain data, see `described`."""
+        """Each example as plain data, see `described`; `drawing`, where a subclass adds it: further lines,
+        each with a title."""
         batch, texts = drawn.batch, self.texts(drawn)
         for number in range(len(drawn.numbers)):
             entry: dict[str, Any] = {"example": int(drawn.numbers[number]), "epoch": drawn.epoch}

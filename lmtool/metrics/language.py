@@ -14,7 +14,8 @@ LANGUAGE_METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
         Metric("perplexity", smaller_is_better=True), Metric("word_perplexity", smaller_is_better=True),
-        Metric("bits_per_byte", smaller_is_better=True),
+        Metric("bits_per_byte", smaller_is_better=True), Metric("forward_perplexity", smaller_is_better=True),
+        Metric("backward_perplexity", smaller_is_better=True),
     )
 }  # fmt: skip
 

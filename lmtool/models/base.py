@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar, runtime_checkable
 
+import numpy as np
 from torch import Tensor, nn
 
 from lmtool.config.tables import build
@@ -25,6 +26,21 @@ from lmtool.types import Batch, Packed
 
 AnyConfig = TypeVar("AnyConfig", bound=ModelConfig)
 AnyBackbone = TypeVar("AnyBackbone", bound="Backbone")
+
+
+class Vocabulary(Protocol):
+    """A tokenizer as a model sees it that reads what the ids spell. starts_word: (V,) whether an entry begins a
+    word."""
+
+    roles: dict[str, int]
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def starts_word(self) -> np.ndarray: ...
+
+    def spelled(self, ids: Iterable[int]) -> list[bytes]: ...
 
 
 @dataclass(frozen=True)
@@ -81,6 +97,9 @@ class Backbone(nn.Module):
     def head_norm_epsilon(self) -> float:
         """Added to the variance in the norms of heads."""
         return self.config.norm_epsilon if isinstance(self.config, TransformerConfig) else 1e-12
+
+    def spell(self, vocabulary: Vocabulary) -> None:
+        """Called once, with the vocabulary whose ids it will read: a family that reads what they spell keeps that."""
 
     def initial_draw(self) -> Draw:
         """How the matrices of this family, and of heads on it, are drawn at the start."""

@@ -46,7 +46,7 @@ class ModelConfig(Config):
     """The sizes every family has, under the same names. What its paper prescribes for the other sections stands in
     `conf/recipe/`."""
 
-    architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder"]] = "encoder"
+    architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder", "bidirectional_lm"]] = "encoder"
     text_format: ClassVar[str] = "bert"
     """How a text or a pair is laid out: a name in `lmtool.data.formats`."""
     sequence_format: ClassVar[str | None] = None

@@ -54,6 +54,15 @@ def normal_by_inputs(factor: float) -> Draw:
     return draw
 
 
+def uniform(bound: float) -> Draw:
+    """Uniform between -bound and bound."""
+
+    def draw(tensor: Tensor, generator: torch.Generator) -> None:
+        tensor.uniform_(-bound, bound, generator=generator)
+
+    return draw
+
+
 def generator_for(seed: int, name: str) -> torch.Generator:
     """A generator on the CPU for the tensor of this name."""
     generator = torch.Generator()

@@ -19,9 +19,9 @@ from lmtool.types import Segments
 
 
 @lru_cache(maxsize=8)
-def steps_of(texts: Segments) -> Lockstep:
-    """The steps of packed texts, left to right: once for all layers that read a batch."""
-    return Lockstep.of(texts)
+def steps_of(texts: Segments, reverse: bool = False) -> Lockstep:
+    """The steps of packed texts, left to right, or right to left: once for all layers that read a batch."""
+    return Lockstep.of(texts, reverse)
 
 
 class StateCache:

@@ -19,6 +19,7 @@ SPECIALS: dict[str, dict[str, str]] = {
         "bos": "<s>", "cls": "<s>", "pad": "<pad>", "eos": "</s>", "sep": "</s>", "unk": "<unk>", "mask": "<mask>",
     },
     "t5": {"pad": "<pad>", "eos": "</s>", "unk": "<unk>"},
+    "elmo": {"bos": "<S>", "eos": "</S>", "unk": "<UNK>"},
     "gpt2": {"bos": "<|endoftext|>", "eos": "<|endoftext|>"},
     "gpt1": {"unk": "<unk>"},
 }  # fmt: skip
@@ -183,6 +184,26 @@ class CharacterConfig(ListedConfig):
 
     name: Literal["character"] = Field("character", description="Single characters, and an unknown one.")
     lowercase: bool = Field(False, description="Lowercase the text; accents stay.")
+
+
+@component("tokenizer", "spelled", builder="lmtool.tokenizers.spelled:train")
+class SpelledConfig(TokenizerConfig):
+    """Words with BERT's splitting, as they are written; one that the vocabulary lacks is spelled: by the longest
+    listed word that it begins with, and single bytes."""
+
+    name: Literal["spelled"] = Field("spelled", description="Whole words, and bytes that spell the others.")
+    vocab_size: int | None = Field(
+        None,
+        ge=261,
+        le=10_000_000,
+        description="Entries of the vocabulary: special tokens, words, and 257 that spell others. Null: the model's.",
+    )
+    minimum_count: int = Field(2, ge=1, description="Occurrences a word needs in the text to have an entry.")
+
+    @property
+    def specials(self) -> dict[str, str]:
+        """The token that ends a text pads too."""
+        return {"pad": SPECIALS["elmo"]["eos"], **SPECIALS["elmo"]}
 
 
 def _with_sentinels(specials: dict[str, str], sentinels: bool) -> frozenset[str]:

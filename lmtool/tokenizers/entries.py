@@ -11,8 +11,9 @@ import numpy as np
 import tokenizers
 from tokenizers import pre_tokenizers
 
-Marks = Literal["continues", "space", "bytes", "end", "words", "characters"]
-"""How words are marked. continues: a prefix, "##", inside of them. space: "▁" for a space. bytes: GPT-2's alphabet of
+Marks = Literal["continues", "spelled", "space", "bytes", "end", "words", "characters"]
+"""How words are marked. continues: a prefix, "##", inside of them. spelled: the same, in the alphabet of bytes, a
+space in front of words. space: "▁" for a space. bytes: GPT-2's alphabet of
 bytes, "Ġ" for a space. end: "</w>" behind their last piece. words: every entry is one. characters: nothing is."""
 PREFIX, SPACE, SUFFIX = "##", "▁", "</w>"
 _SHOWN = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"})
@@ -34,7 +35,7 @@ def marks_of(backend: tokenizers.Tokenizer) -> Marks:
     model, around = rules["model"], json.dumps([rules["pre_tokenizer"], rules["decoder"]])
     entries = backend.get_vocab()
     if model.get("type") == "WordPiece":
-        return "continues"
+        return "spelled" if '"ByteLevel"' in around else "continues"
     if model.get("type") == "WordLevel":
         return "characters" if any(word.isspace() for word in entries) else "words"
     if any(word.startswith(SPACE) for word in entries):
@@ -48,7 +49,7 @@ def starts_word(marks: Marks, words: Sequence[str]) -> np.ndarray:
         starts = [True for _ in words]
     elif marks == "characters":
         starts = [not word.isalnum() for word in words]
-    elif marks == "continues":
+    elif marks in ("continues", "spelled"):
         starts = [not word.startswith(PREFIX) for word in words]
     elif marks == "space":
         starts = [word.startswith(SPACE) for word in words]
@@ -62,6 +63,9 @@ def stands_for(marks: Marks, word: str) -> Stands | None:
     """What an entry is of a text; None where it is no text by itself, but some bytes of a character."""
     if marks == "continues":
         return Stands(word.removeprefix(PREFIX), not word.startswith(PREFIX))
+    if marks == "spelled":
+        text = _text(word.removeprefix(PREFIX))
+        return None if text is None else Stands(text.removeprefix(" "), not word.startswith(PREFIX))
     if marks == "space":
         return Stands(word.removeprefix(SPACE), word.startswith(SPACE))
     if marks == "end":
@@ -74,10 +78,24 @@ def stands_for(marks: Marks, word: str) -> Stands | None:
 
 def readable(marks: Marks, word: str) -> str:
     """An entry for a person: bytes as the characters they are, white space as something to see."""
-    if marks == "bytes":
+    if marks == "spelled" and word.startswith(PREFIX):
+        return PREFIX + readable("bytes", word.removeprefix(PREFIX))
+    if marks in ("bytes", "spelled"):
         text = _text(word)
         word = text if text is not None else "".join(f"<{_BYTES.get(character, 0):02X}>" for character in word)
+        word = word.removeprefix(" ") if marks == "spelled" and word != " " else word
     return word.translate(_SHOWN)
+
+
+def bytes_of(marks: Marks, word: str) -> bytes:
+    """What an entry spells, without its marks, in UTF-8; of one in the alphabet of bytes those, whatever they are."""
+    if marks in ("bytes", "spelled"):
+        plain = word.removeprefix(PREFIX) if marks == "spelled" else word
+        if all(character in _BYTES for character in plain):
+            return bytes(_BYTES[character] for character in plain).removeprefix(b" ")
+        return word.encode()
+    stands = stands_for(marks, word)
+    return (word if stands is None else stands.text).encode()
 
 
 def _text(word: str) -> str | None:

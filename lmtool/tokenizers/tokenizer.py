@@ -22,7 +22,7 @@ from lmtool.config.checkpoint import refusal
 from lmtool.errors import UserError
 from lmtool.manifest import Damaged, verify_beside
 from lmtool.tokenizers.classes import PLAIN, SETTINGS
-from lmtool.tokenizers.entries import Marks, marks_of, readable, starts_word
+from lmtool.tokenizers.entries import Marks, bytes_of, marks_of, readable, starts_word
 from lmtool.tokenizers.published import FILES as TOKENIZER_FILES
 from lmtool.tokenizers.published import WHOLE, read_backend
 from lmtool.tokenizers.special import SPECIAL_MAP
@@ -123,6 +123,12 @@ class Tokenizer:
     def marks(self) -> Marks:
         """How its entries mark words."""
         return marks_of(self._backend)
+
+    def spelled(self, ids: Iterable[int]) -> list[bytes]:
+        """What each entry adds to a word, in UTF-8, without marks; a special token as it is written."""
+        numbers = list(ids)
+        written = zip(numbers, self.pieces(numbers), strict=True)
+        return [word.encode() if n in self.special_ids else bytes_of(self.marks, word) for n, word in written]
 
     def readable(self, ids: Iterable[int]) -> list[str]:
         """`pieces` for a person: bytes as characters, white space as something to see."""

@@ -62,6 +62,8 @@ def assemble(
     UserError where a checkpoint does not fit, and where nothing is left to learn.
     """
     backbone, tuned_by = build(config.model, config.seed), config.tuned_by
+    if tokenizer is not None:
+        backbone.spell(tokenizer)
     method = None if tuned_by is None else build(tuned_by)
     if method is not None:
         method.prepare(backbone)

@@ -26,14 +26,17 @@ TINY = [
 ]  # fmt: skip
 
 
+OF_SOME = ["model.cell_size=16", "model.filters=[[1,4],[2,4]]", "model.highways=1"]
+
+
 def tiny(model: str) -> list[str]:
-    """TINY, without the sizes that a preset's family does not have."""
+    """TINY with the sizes that a preset's family has."""
     values = yaml.safe_load((CONF / "model" / f"{model}.yaml").read_text())
     if "name" not in values:
         return tiny(next(name for name in values["defaults"] if name != "_self_"))
     fields = lookup("model", values["name"]).config.model_fields
     own = {name for name, field in fields.items() if field.default != 0}  # of no layers there is no other number
-    return [word for word in TINY if not word.startswith("model.") or word[6:].partition("=")[0] in own]
+    return [word for word in (*TINY, *OF_SOME) if not word.startswith("model.") or word[6:].partition("=")[0] in own]
 
 
 def sentence(chance: random.Random, adjectives: list[str]) -> str:

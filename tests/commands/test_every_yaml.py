@@ -35,7 +35,7 @@ def steps(folder: Path) -> int:
 def test_objectives(place: Path, objective: str) -> None:
     partners = {
         "clm": "gpt_tiny", "prefix_lm": "gpt_tiny", "span_corruption": "t5_tiny", "denoising": "bart_tiny",
-        "skip_gram": "word_vectors_tiny",
+        "skip_gram": "word_vectors_tiny", "bilm": "elmo_tiny",
     }  # fmt: skip
     model = next((partner for start, partner in partners.items() if objective.startswith(start)), "bert_tiny")
     more = ["objective.task={kind: classification, path: rows, text: [sentence]}"] if objective == "task" else []
@@ -82,7 +82,7 @@ def test_optimizers_and_schedules(place: Path, choice: str) -> None:
 
 @pytest.mark.parametrize("tokenizer", [name for name in names("tokenizer") if name != "folder"])
 def test_tokenizers(place: Path, tokenizer: str) -> None:
-    model = "gpt_tiny" if tokenizer in ("bpe", "bytebpe") else "bert_tiny"
+    model = {"bpe": "gpt_tiny", "bytebpe": "gpt_tiny", "spelled": "elmo_tiny"}.get(tokenizer, "bert_tiny")
     more = ["tokenizer.special_tokens=albert"] if tokenizer == "sentencepiece" else []  # BERT's text needs [CLS]
     assert steps(pretrain("run", f"tokenizer={tokenizer}", *more, "max_steps=2", model=model)) == 2
 

@@ -60,6 +60,7 @@ PUBLISHED = {
     "qwen2": 494_032_768,
     "qwen25_05b": 494_032_768,
     "transformer_xl": 150_838_570,  # its adaptive softmax has 268,968 more
+    "elmo": 93_600_864,
     "lstm": 21_922_816,
     "word_vectors": 207_600_000,
     "cnn": 9_360_300,

@@ -9,6 +9,7 @@ from lmtool.config.tables import build, entries
 from lmtool.models import (
     configs,
     decoder_configs,
+    elmo_configs,
     encoder_configs,
     encoder_decoder_configs,
     recurrent_configs,
@@ -22,11 +23,16 @@ SIZES = {
     "vocab_size": 40, "num_layers": 2, "hidden_size": 16, "num_heads": 2, "feedforward_size": 24, "max_positions": 32,
     "dropout": 0.2, "attention_dropout": 0.2,
 }  # fmt: skip
+OF_SOME = {
+    "num_key_value_heads": 1, "block_size": 1, "random_blocks": 1, "cell_size": 12, "filters": ((1, 4), (3, 4)),
+    "highways": 1, "word_length": 8,
+}  # fmt: skip
 MODULES = {
     module.__name__
     for module in (
         configs,
         decoder_configs,
+        elmo_configs,
         encoder_configs,
         encoder_decoder_configs,
         recurrent_configs,
@@ -44,7 +50,7 @@ def config_of(family, **fields):
     """A family at the test's sizes, as far as it has them; one head of keys for two of queries, and blocks so small
     that texts of more than 7 tokens are not dense."""
     config = next(entry.config for entry in entries("model") if entry.name == family)
-    sizes = SIZES | {"num_key_value_heads": 1, "block_size": 1, "random_blocks": 1} | fields
+    sizes = SIZES | OF_SOME | fields
     return config(**{name: value for name, value in sizes.items() if name in config.model_fields})
 
 

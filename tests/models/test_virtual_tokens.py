@@ -44,7 +44,8 @@ def add_virtual(backbone, embed, after):
 
 
 @pytest.mark.parametrize("after", [0, 1])
-@pytest.mark.parametrize("family", FAMILIES)
+# ELMo reads characters: it has no table that virtual tokens could stand in.
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "elmo"])
 def test_they_are_read_as_tokens_are(family, after):
     backbone, outputs = of_family(family)
     texts, own = spelled(packed(1), after)

@@ -25,7 +25,7 @@ def parts_of(name: str) -> list[str]:
 class TaskConfig(Config):
     """The base of every task kind: where labelled rows come from, and which columns are read."""
 
-    architectures: ClassVar[tuple[str, ...]] = ("encoder", "decoder", "encoder_decoder")
+    architectures: ClassVar[tuple[str, ...]] = ("encoder", "decoder", "encoder_decoder", "bidirectional_lm")
     layouts: ClassVar[tuple[str, ...]] = ("table", "parquet")
     """The layouts that its files may have, see `lmtool.tasks.sources.layouts`; the first that takes a file reads it."""
     head_fields: ClassVar[tuple[str, ...]] = ()

@@ -1,0 +1,109 @@
+"""Bidirectional language modelling: each word from those before it, and from those behind it.
+
+Peters, Neumann, Iyyer, Gardner, Clark, Lee, Zettlemoyer, "Deep Contextualized Word Representations", 2018, section 3.1:
+both directions share the words' vectors and the softmax, and have LSTMs of their own. A word that the vocabulary does
+not list is read by its characters, and predicted as the unknown word.
+
+Shape letters: T tokens, M places that predict, P width of a direction's states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from lmtool.data.split import SplitData
+from lmtool.heads.sampled import SampledLMHead, log_uniform
+from lmtool.learners.base import BaseLearner
+from lmtool.learners.baseline import ConstantPredictor, Predictor
+from lmtool.learners.evaluation import Evaluation, TermScorer
+from lmtool.learners.targets import labels_of, places_of
+from lmtool.metrics.language import perplexity
+from lmtool.models.base import Encoder
+from lmtool.objectives.bilm_configs import BilmConfig
+from lmtool.objectives.checks.words import WordInspector
+from lmtool.objectives.examples.words import BACKWARD, FORWARD, WordWindows
+from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.types import Batch, Scores, StepOutput
+
+_TERMS = (FORWARD, BACKWARD)
+
+
+class DirectionsScorer(TermScorer):
+    """Adds the perplexity of each direction, and that of their mean loss."""
+
+    def result(self) -> Evaluation:
+        evaluation = super().result()
+        directions = {f"{term}_perplexity": perplexity(each.loss) for term, each in evaluation.terms.items()}
+        return replace(evaluation, scores={"perplexity": perplexity(evaluation.loss), **directions})
+
+
+class BidirectionalLanguageModel(BaseLearner):
+    """The terms `forward` and `backward`, half of the loss each: the first half of a word's states predicts the word
+    behind it, the second half the one before it."""
+
+    backbone: Encoder
+
+    def __init__(self, config: BilmConfig, backbone: Encoder, tokenizer: Tokenizer, seed: int):
+        super().__init__(config, backbone, tokenizer, seed)
+        self.weights = dict.fromkeys(_TERMS, 0.5)
+        half = backbone.hidden_size // 2
+        self.add_head("lm", SampledLMHead(half, backbone.config.vocab_size, config.negatives))
+
+    def examples(self, data: SplitData, max_length: int) -> WordWindows:
+        return WordWindows(self.tokenizer, data.text, max_length, data.documents, data.split)
+
+    def scorer(self, data: SplitData, examples: Any, predictors: Mapping[str, Predictor]) -> DirectionsScorer:
+        return DirectionsScorer(self, predictors)
+
+    def inspector(self, examples: WordWindows, max_length: int) -> WordInspector:
+        return WordInspector(self, examples, max_length)
+
+    def predictors(self, train: SplitData, examples: WordWindows) -> dict[str, ConstantPredictor]:
+        """Unigrams of the words of the training store, the same for both directions."""
+        words = self.tokenizer.vocab_size
+        within = set(range(words)) - set(examples.begins_V.nonzero()[0].tolist())
+        never = (within | self.tokenizer.special_ids) - {self.tokenizer.role("eos"), examples.unknown}
+        predictor = ConstantPredictor.of_counts("unigram", examples.counts(words), never)
+        return dict.fromkeys(_TERMS, predictor)
+
+    def counts(self, batch: Batch) -> dict[str, float]:
+        return {term: float(len(labels_of(batch, term))) for term in _TERMS}
+
+    def forward(self, batch: Batch, step: int) -> StepOutput:
+        states, head = self._states(batch, step), self._lm
+        sample = None
+        if head.sampled is not None and self.training:
+            sample = log_uniform(self.backbone.config.vocab_size, head.sampled, self.seed, step)
+            sample = sample.to(batch.inputs.tokens.device)
+        sums = {
+            term: head.loss_sum(hidden_MP, head.own_table, labels_of(batch, term))
+            if sample is None
+            else head.sampled_loss_sum(hidden_MP, labels_of(batch, term), sample)
+            for term, hidden_MP in states.items()
+        }
+        return StepOutput(sums, self.weights)
+
+    @torch.no_grad()
+    def score(self, batch: Batch) -> dict[str, Scores]:
+        """Each target's loss over all words, and its best guess."""
+        scores = {}
+        for term, hidden_MP in self._states(batch).items():
+            labels = labels_of(batch, term)
+            each, best = self._lm.scores(hidden_MP, self._lm.own_table, labels)
+            scores[term] = Scores(each, labels, best, batch.inputs.documents[places_of(batch, term)])
+        return scores
+
+    def _states(self, batch: Batch, step: int | None = None) -> dict[str, Tensor]:
+        """By term, (M, P) the states of its direction at the places that predict. step: for dropout; None without."""
+        hidden_TH = self.backbone(batch.inputs, None if step is None else self.draws(batch, step))
+        directions = dict(zip(_TERMS, hidden_TH.chunk(2, 1), strict=True))
+        return {term: states.index_select(0, places_of(batch, term)) for term, states in directions.items()}
+
+    @property
+    def _lm(self) -> SampledLMHead:
+        return cast(SampledLMHead, self.heads["lm"])
