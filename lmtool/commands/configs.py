@@ -38,6 +38,7 @@ from lmtool.models import word_configs as word_configs
 from lmtool.models.configs import ModelConfig
 from lmtool.objectives import bilm_configs as bilm_configs
 from lmtool.objectives import configs as configs
+from lmtool.objectives import permutation_configs as permutation_configs
 from lmtool.objectives import word_configs as objective_word_configs  # noqa: F401
 from lmtool.tasks.configs import TaskConfig
 from lmtool.tokenizers.configs import TokenizerConfig

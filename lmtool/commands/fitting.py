@@ -34,6 +34,8 @@ def wrong_architecture(learned: Any, model: ModelConfig) -> str | None:
     if model.architecture in takes:
         if model.architecture == "decoder" and not model.sees_prefixes and getattr(learned, "prefixes", False):
             return f"{learned.name} lets the first tokens of a text see each other; model={model.name} reads in turn"
+        if getattr(learned, "query_stream", False) and not model.query_stream:
+            return f"{learned.name} trains a model with a query stream; model={model.name} has none"
         return None
     kinds = " or ".join(_article(architecture) for architecture in takes) or "no known architecture"
     return f"{learned.name} trains {kinds}; model={model.name} is {_article(model.architecture)}"

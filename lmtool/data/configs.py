@@ -18,11 +18,12 @@ Path = Annotated[str, Field(min_length=1)]
 class FormatFacts:
     """What a text format (data/formats.py) asks for. roles: the special tokens that stand around texts. segments:
     whether it has the column that tells the two texts of a pair apart. new: special tokens by role that no vocabulary
-    has: a head brings their embeddings."""
+    has: a head brings their embeddings. class_last: whether the class token stands at the end."""
 
     roles: tuple[str, ...]
     segments: bool = False
     new: dict[str, str] = field(default_factory=dict)
+    class_last: bool = False
 
 
 FORMATS = {
@@ -33,6 +34,7 @@ FORMATS = {
     "gpt1": FormatFacts((), new={"bos": "[START]", "sep": "[DELIM]", "cls": "[EXTRACT]"}),
     "plain": FormatFacts(()),
     "t5": FormatFacts(("eos",)),
+    "xlnet": FormatFacts(("sep", "cls"), segments=True, class_last=True),
 }
 """The formats by the name a model gives (`text_format`)."""
 

@@ -4,7 +4,9 @@ bert: [CLS] a [SEP], or [CLS] a [SEP] b [SEP], with the column "segment": 1 from
 (Devlin et al. 2019). roberta: <s> a </s>, or <s> a </s></s> b </s>, no columns (Liu et al. 2019). gpt: a <eos>, or
 a <eos> b <eos>, no columns; the last token is the one a head reads. gpt1: [START] a [EXTRACT], or [START] a [DELIM] b
 [EXTRACT], tokens that finetuning adds (Radford et al. 2018, section 3.3). t5: as gpt, with </s> (Raffel et al. 2020).
-bart: as roberta (Lewis et al. 2020). plain: a, or a b: what transformers' tokenizers of GPT and GPT-2 give.
+bart: as roberta (Lewis et al. 2020). xlnet: a [SEP] [CLS], or a [SEP] b [SEP] [CLS], with the column "segment": 0, 1
+for b and its [SEP], 2 for [CLS] (Yang et al. 2019). plain: a, or a b: what transformers' tokenizers of GPT
+and GPT-2 give.
 """
 
 from __future__ import annotations
@@ -87,6 +89,23 @@ class Gpt1Format:
         return _join([self._start], first, [self._delimiter], second, [self._extract]), {}
 
 
+class XlnetFormat:
+    single_overhead, pair_overhead = 2, 3
+
+    def __init__(self, tokenizer: Tokenizer):
+        self._cls, self._sep = tokenizer.role("cls"), tokenizer.role("sep")
+
+    def single(self, ids: np.ndarray) -> Formatted:
+        joined = _join(ids, [self._sep, self._cls])
+        return joined, {"segment": _join(np.zeros(len(joined) - 1, dtype=np.int64), [2])}
+
+    def pair(self, first: np.ndarray, second: np.ndarray) -> Formatted:
+        joined = _join(first, [self._sep], second, [self._sep, self._cls])
+        segment = np.zeros(len(joined), dtype=np.int64)
+        segment[len(first) + 1 :], segment[-1] = 1, 2
+        return joined, {"segment": segment}
+
+
 class PlainFormat:
     single_overhead, pair_overhead = 0, 0
 
@@ -108,6 +127,7 @@ _FORMATS: dict[str, Callable[[Tokenizer], TextFormat]] = {
     "plain": PlainFormat,
     "t5": GptFormat,
     "bart": RobertaFormat,
+    "xlnet": XlnetFormat,
 }
 
 

@@ -75,9 +75,10 @@ class LMHead(PredictingHead):
 
 
 class FamilyLMHead(LMHead):
-    """A family's way from hidden states to tokens: scaled, by a table of its own, with constants (`VocabularyHead`).
+    """A family's way from hidden states to tokens: scaled, by a table of its own, with constants or a bias
+    (`VocabularyHead`).
 
-    bias: (V,) constants that do not learn, or None.
+    bias: (V,) constants that do not learn, a bias that does, or None.
     """
 
     def __init__(self, kind: VocabularyHead, hidden_size: int, vocab_size: int):
@@ -88,6 +89,8 @@ class FamilyLMHead(LMHead):
         if kind.constants:
             del self.bias
             self.register_buffer("bias", torch.zeros(vocab_size))
+        elif kind.bias:
+            self.bias = nn.Parameter(torch.zeros(vocab_size))
 
     def transform(self, hidden_MH: Tensor) -> Tensor:
         return hidden_MH if self.scale == 1.0 else hidden_MH * self.scale

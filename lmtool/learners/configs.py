@@ -43,6 +43,8 @@ class ObjectiveConfig(Config):
     """Whether it trains models whose hidden states depend on the tokens around; False: those of which none does."""
     roles: ClassVar[tuple[str | tuple[str, ...], ...]] = ()
     """The special tokens it needs of the vocabulary, beside those of the model's text format; of a group, one."""
+    query_stream: ClassVar[bool] = False
+    """Whether it predicts by a stream that does not see the tokens, which few families have."""
     prefixes: ClassVar[bool] = False
     """Whether a decoder's texts have a part that all of them sees."""
     reads_lanes: ClassVar[bool] = False

@@ -48,13 +48,14 @@ class VocabularyHead:
     """How a family's language model reads tokens off its hidden states.
 
     tied: by the token table; otherwise by a table of the head's own. scale: of the hidden states before the table.
-    constants: whether a constant that does not learn is added to each token's logit (BART's `final_logits_bias`).
-    cutoffs: first ids of the clusters of an adaptive softmax; none for a plain one.
+    constants: whether a constant that does not learn is added to each token's logit (BART's `final_logits_bias`). bias:
+    whether one that learns is (XLNet). cutoffs: first ids of the clusters of an adaptive softmax; none for a plain one.
     """
 
     tied: bool = True
     scale: float = 1.0
     constants: bool = False
+    bias: bool = False
     cutoffs: tuple[int, ...] = ()
 
 

@@ -13,6 +13,8 @@ from lmtool.models import recipes
 from lmtool.nn.configs import LearnedPositionsConfig, PositionsConfig, Side
 
 Place = Literal["first", "last", "mean", "max"]
+Summary = Literal["pooled_first", "pooled_last", "first", "last", "mean", "max"]
+"""The place of a text's summary; pooled: behind the pooler."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class ModelConfig(Config):
     """How a text or a pair is laid out: a name in `lmtool.data.formats`."""
     sequence_format: ClassVar[str | None] = None
     """How a text that is classified is laid out, where it is another way."""
-    summary: ClassVar[Literal["pooled_first", "first", "last", "mean", "max"]] = "pooled_first"
+    summary: ClassVar[Summary] = "pooled_first"
     """Where a whole text is summed up, for classification."""
     contextual: ClassVar[bool] = True
     """Whether the hidden state of a token depends on the tokens around it."""
@@ -63,6 +65,8 @@ class ModelConfig(Config):
     is no such use of the family."""
     sees_prefixes: ClassVar[bool] = True
     """Whether the first tokens of a text may all see each other in a decoder: not where it reads them in turn."""
+    query_stream: ClassVar[bool] = False
+    """Whether it has a stream that predicts tokens without seeing them, for permutation language modelling."""
     shares_layers: ClassVar[bool] = False
     """Whether one layer is applied at several depths, so that no depth has parameters of its own."""
     free_fields: ClassVar[tuple[str, ...]] = ("dropout", "initializer_std")
@@ -118,10 +122,10 @@ class ModelConfig(Config):
 
         ValueError where transformers has no classifier of this family.
         """
-        pooled = self.summary == "pooled_first"
+        place, pooled = self.summary.removeprefix("pooled_"), self.summary.startswith("pooled_")
         as_text = head in ("text_to_text", "prompt")
         layout = self.text_format if as_text else self.sequence_format or self.text_format
-        form = SequenceForm(layout, "first" if self.summary == "pooled_first" else self.summary, pooled)
+        form = SequenceForm(layout, cast(Place, place), pooled)
         if head == "transformers":
             if self.transformers_form is None:
                 raise ValueError(f"transformers has no text classifier of model={self.name}")
@@ -234,7 +238,7 @@ class GptConfig(TransformerConfig):
 
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder"]] = "decoder"
     text_format: ClassVar[str] = "gpt"
-    summary: ClassVar[Literal["pooled_first", "first", "last", "mean"]] = "last"
+    summary: ClassVar[Summary] = "last"
     transformers_form: ClassVar[dict[str, Any] | None] = {"text_format": "plain", "bias": False}
 
     name: Literal["gpt"] = Field("gpt", description="GPT-2's architecture.")
@@ -252,7 +256,7 @@ class Gpt1Config(TransformerConfig):
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder"]] = "decoder"
     text_format: ClassVar[str] = "gpt"
     sequence_format: ClassVar[str | None] = "gpt1"
-    summary: ClassVar[Literal["pooled_first", "first", "last", "mean"]] = "last"
+    summary: ClassVar[Summary] = "last"
     transformers_form: ClassVar[dict[str, Any] | None] = {"text_format": "plain", "bias": False}
 
     name: Literal["gpt1"] = Field("gpt1", description="GPT of 2018.")

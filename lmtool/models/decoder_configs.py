@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from lmtool.config.tables import Choice, component
-from lmtool.models.configs import Heads, Layers, Positions, TransformerConfig, Vocabulary, Width
+from lmtool.models.configs import Heads, Layers, Positions, Summary, TransformerConfig, Vocabulary, Width
 from lmtool.nn.configs import PositionsConfig, RotaryPositionsConfig
 
 
@@ -18,7 +18,7 @@ class LlamaConfig(TransformerConfig):
 
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder"]] = "decoder"
     text_format: ClassVar[str] = "gpt"
-    summary: ClassVar[Literal["pooled_first", "first", "last", "mean"]] = "last"
+    summary: ClassVar[Summary] = "last"
     transformers_form: ClassVar[dict[str, Any] | None] = {"text_format": "plain", "bias": False}
     has_biases: ClassVar[bool] = False
 

@@ -7,7 +7,16 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from lmtool.config.tables import Choice, component
-from lmtool.models.configs import Layers, Positions, SegmentedConfig, SegmentTypes, TransformerConfig, Vocabulary, Width
+from lmtool.models.configs import (
+    Layers,
+    Positions,
+    SegmentedConfig,
+    SegmentTypes,
+    Summary,
+    TransformerConfig,
+    Vocabulary,
+    Width,
+)
 from lmtool.nn.configs import NoPositionsConfig, PositionsConfig, RotaryPositionsConfig
 
 _VOCABULARY = "Rows of the token embedding; at least the tokenizer's entries."
@@ -167,3 +176,27 @@ class DebertaV3Config(DisentangledConfig):
         256, ge=4, le=100_000, multiple_of=2, description="Buckets of distances to either side; half are exact."
     )
     max_distance: Positions = Field(512, description="Distance in tokens from which all are in the last bucket.")
+
+
+@component("model", "xlnet", builder="lmtool.models.xlnet:build")
+class XlnetConfig(TransformerConfig):
+    """XLNet (Yang et al. 2019): relative attention with segments, pretrained in two streams. Defaults: base."""
+
+    position_kinds: ClassVar[tuple[str, ...] | None] = ("none",)
+    text_format: ClassVar[str] = "xlnet"
+    summary: ClassVar[Summary] = "pooled_last"
+    transformers_form: ClassVar[dict[str, Any] | None] = {}
+    free_fields: ClassVar[tuple[str, ...]] = (*TransformerConfig.free_fields, "max_positions")
+    query_stream: ClassVar[bool] = True
+    segments: ClassVar[int] = 3
+    """Those of its texts; attention knows whether two tokens are of the same one."""
+
+    name: Literal["xlnet"] = Field("xlnet", description="XLNet.")
+    vocab_size: Vocabulary = Field(32000, description=_VOCABULARY)
+    max_positions: Positions = Field(
+        512,
+        description="Longest sequence in tokens; distances have no table, so that a checkpoint may read longer ones.",
+    )
+    positions: Annotated[PositionsConfig, Choice("model/positions")] = Field(
+        NoPositionsConfig(), description="Positions beside the distances that the attention knows: none."
+    )

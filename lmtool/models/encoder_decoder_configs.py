@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from lmtool.config.tables import Choice, component
-from lmtool.models.configs import Heads, Layers, Positions, TransformerConfig, Vocabulary, Width
+from lmtool.models.configs import Heads, Layers, Positions, Summary, TransformerConfig, Vocabulary, Width
 from lmtool.nn.configs import PositionsConfig, Side, SinusoidalPositionsConfig, T5PositionsConfig
 
 
@@ -16,7 +16,7 @@ class EncoderDecoderConfig(TransformerConfig):
 
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder"]] = "encoder_decoder"
     text_format: ClassVar[str] = "t5"
-    summary: ClassVar[Literal["pooled_first", "first", "last", "mean"]] = "last"
+    summary: ClassVar[Summary] = "last"
     token_states: ClassVar[Literal["inputs", "outputs"] | None] = None
     start_role: ClassVar[str] = "pad"
     """The special token that the decoder's input starts with: a role of the tokenizer."""

@@ -20,6 +20,7 @@ NEUTRAL = frozenset(
         "summary_first_dropout", "finetuning_task", "forced_bos_token_id", "forced_eos_token_id", "prefix",
         "directionality", "chunk_size_feed_forward", "is_encoder_decoder", "_num_labels", "language", "name",
         "qa_dropout", "seq_classif_dropout", "tie_weights_", "classifier_dropout_prob", "summary_last_dropout",
+        "mem_len", "reuse_len", "use_mems_eval", "use_mems_train", "start_n_top", "end_n_top",
     }
 )  # fmt: skip
 

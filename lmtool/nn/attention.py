@@ -87,7 +87,12 @@ def reference_attention(
         q_ALD = q_ALD * scale
         scores_ALK = q_ALD @ k_AKD.transpose(1, 2)
         if bias is not None:
-            scores_ALK = scores_ALK + bias.score(q_ALD[None], k_AKD[None], query_positions, key_positions)[0]
+            own = bias.of_tokens(
+                torch.arange(query_at, query_at + queries, device=device)[None],
+                torch.arange(key_at, key_at + keys, device=device)[None],
+                key_positions,
+            )
+            scores_ALK = scores_ALK + own.score(q_ALD[None], k_AKD[None], query_positions, key_positions)[0]
         document = torch.tensor([number])
         allow = layout.mask.allow(query_positions[..., None].cpu(), key_positions[:, None].cpu(), document)
         if allow is not None:

@@ -83,6 +83,11 @@ class Position(nn.Module):
         """What is added to the result of the attention (Shaw); broadcasts to (R, A, L, D)."""
         return weights_RALK.new_zeros(())
 
+    def of_tokens(self, query_RL: Tensor, key_RK: Tensor, key_positions_RK: Tensor) -> Position:
+        """The same for these queries and keys, given as flat indices: of a kind that knows more of them than where
+        they stand."""
+        return self
+
 
 class Learned(Position):
     """A table of one vector a position (Gehring et al. 2017; BERT, GPT-2). `weight`: (offset + max_positions, H)."""

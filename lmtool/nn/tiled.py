@@ -102,7 +102,7 @@ def tiled_scores(
         with torch.autocast(q_TAD.device.type, enabled=False):
             scores_RALK = q_RALD @ k_RAKD.transpose(-1, -2)
             if bias is not None:
-                scores_RALK = scores_RALK + bias.score(q_RALD, k_RAKD, tile.query_positions_RL, tile.key_positions_RK)
+                scores_RALK = scores_RALK + _biased(q_RALD, k_RAKD, tile, bias)
         lengths_R = torch.tensor([layout.query.lengths[number] for number in numbers])
         real_RL = torch.arange(tile.query_RL.shape[1]) < lengths_R[:, None]
         yield TileScores(scores_RALK, tile.allow, send(real_RL, q_TAD.device))
@@ -171,8 +171,14 @@ def _added(q_RALD: Tensor, k_RAKD: Tensor, tile: Tile, bias: Position | None) ->
     """What a bias and the mask add to the scores; None without a bias. The queries are scaled."""
     if bias is None:
         return None
-    added = bias.score(q_RALD, k_RAKD, tile.query_positions_RL, tile.key_positions_RK)
+    added = _biased(q_RALD, k_RAKD, tile, bias)
     return added if tile.barrier is None else added + tile.barrier.to(added.dtype)
+
+
+def _biased(q_RALD: Tensor, k_RAKD: Tensor, tile: Tile, bias: Position) -> Tensor:
+    """What a bias adds to the scores of a tile, without its mask."""
+    bias = bias.of_tokens(tile.query_RL, tile.key_RK, tile.key_positions_RK)
+    return bias.score(q_RALD, k_RAKD, tile.query_positions_RL, tile.key_positions_RK)
 
 
 def _weights(q_RALD: Tensor, k_RAKD: Tensor, seen: Seen, added: Tensor | None) -> Tensor:

@@ -97,7 +97,8 @@ class MaskedLanguageModel(MaskFiller):
         """By term, the flat indices of the tokens whose hidden states it reads."""
         places = {"mlm": places_of(batch, "mlm")}
         if self.config.pairs != "none":
-            places[self.config.pairs] = summary_index(batch.inputs, "first")
+            at_end = self.backbone.config.summary == "pooled_last"
+            places[self.config.pairs] = summary_index(batch.inputs, "last" if at_end else "first")
         return places
 
     def sums(self, hidden: dict[str, Tensor], batch: Batch) -> dict[str, Tensor]:

@@ -10,10 +10,10 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, pro
 
 from lmtool.tokenizers.configs import SPECIALS
 
-Pieces = Literal["t5", "albert"]
+Pieces = Literal["t5", "albert", "xlnet"]
 SPACE = "▁"
 # The id of the unknown piece in each family, whatever a file says, as in transformers.
-_UNKNOWN: dict[Pieces, int] = {"t5": 2, "albert": 1}
+_UNKNOWN: dict[Pieces, int] = {"t5": 2, "albert": 1, "xlnet": 0}
 
 
 def family_of(vocabulary: Mapping[str, int]) -> str | None:
@@ -91,9 +91,9 @@ def unigram(
     add_prefix_space: bool = True,
 ) -> tokenizers.Tokenizer:
     """SentencePiece's unigram pieces with the splitting of a family; no special tokens yet. pieces: text and score, by
-    id. characters: the precompiled map of characters, may be empty. The last three are ALBERT's."""
+    id. characters: the precompiled map of characters, may be empty. The last three are ALBERT's; XLNet cleans as it."""
     backend = tokenizers.Tokenizer(models.Unigram(list(pieces), _UNKNOWN[kind], False))
-    steps = list(albert_cleaning(lowercase, keep_accents)) if kind == "albert" else []
+    steps = list(albert_cleaning(lowercase, keep_accents)) if kind != "t5" else []
     if characters:
         steps.append(normalizers.Precompiled(characters))
     if kind == "albert":
@@ -105,10 +105,7 @@ def unigram(
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(SPACE, prepend_scheme=scheme)]
     )
     backend.decoder = decoders.Metaspace(SPACE, prepend_scheme=scheme)
-    if kind == "albert":
-        around(backend, "[CLS]", "[SEP]")
-    else:
-        ends_with(backend, "</s>")
+    _family_around(backend, kind)
     return backend
 
 
@@ -139,11 +136,17 @@ def joined(
     # No piece goes on behind a space: words may be cut one by one.
     backend.pre_tokenizer = pre_tokenizers.Split(SPACE, "merged_with_next")
     backend.decoder = decoders.Metaspace(SPACE, prepend_scheme="always")
+    _family_around(backend, kind)
+    return backend
+
+
+def _family_around(backend: tokenizers.Tokenizer, kind: Pieces) -> None:
     if kind == "albert":
         around(backend, "[CLS]", "[SEP]")
+    elif kind == "xlnet":
+        behind(backend, "<sep>", "<cls>")
     else:
         ends_with(backend, "</s>")
-    return backend
 
 
 def byte_fallback(
@@ -172,6 +175,17 @@ def around(backend: tokenizers.Tokenizer, first: str, last: str) -> None:
             single=f"{first} $A {last}",
             pair=f"{first} $A {last} $B:1 {last}:1",
             special_tokens=[(first, numbers[first]), (last, numbers[last])],
+        )
+
+
+def behind(backend: tokenizers.Tokenizer, separator: str, summary: str) -> None:
+    """a <sep> <cls>, and a <sep> b <sep> <cls>, where the vocabulary has the two; the types are 0, 1 and 2."""
+    numbers = backend.get_vocab()
+    if separator in numbers and summary in numbers:
+        backend.post_processor = processors.TemplateProcessing(
+            single=f"$A:0 {separator}:0 {summary}:2",
+            pair=f"$A:0 {separator}:0 $B:1 {separator}:1 {summary}:2",
+            special_tokens=[(separator, numbers[separator]), (summary, numbers[summary])],
         )
 
 

@@ -95,7 +95,7 @@ class TokenizerClass:
     model_types: tuple[str, ...]
     model: str
     files: tuple[str, ...]
-    specials: Mapping[str, str]
+    specials: Mapping[str, Token]
     build: Callable[[Pieces, Settings, Mapping[str, str]], tokenizers.Tokenizer]
     around: Callable[[tokenizers.Tokenizer, Settings, Mapping[str, str]], None] | None = None
     further: Callable[[Sequence[Token], Settings], list[Token]] = _as_named
@@ -165,6 +165,18 @@ def _albert(pieces: Pieces, settings: Settings, tokens: Mapping[str, str]) -> to
     )
 
 
+def _xlnet(pieces: Pieces, settings: Settings, tokens: Mapping[str, str]) -> tokenizers.Tokenizer:
+    return backends.unigram(pieces.scored, "xlnet", pieces.characters, settings.flag("do_lower_case", False))
+
+
+def _xlnet_around(backend: tokenizers.Tokenizer, settings: Settings, tokens: Mapping[str, str]) -> None:
+    backends.behind(backend, tokens.get("sep", ""), tokens.get("cls", ""))
+
+
+def _xlnet_further(additional: Sequence[Token], settings: Settings) -> list[Token]:
+    return list(additional) or ["<eop>", "<eod>"]
+
+
 def _llama(pieces: Pieces, settings: Settings, tokens: Mapping[str, str]) -> tokenizers.Tokenizer:
     prefix = settings.optional_flag("add_prefix_space")
     scheme: Literal["always", "first", "never"] = "always" if settings.optional_flag("legacy") else "first"
@@ -203,6 +215,16 @@ GPT1 = TokenizerClass(
 )
 T5 = TokenizerClass(("T5Tokenizer",), ("t5",), "Unigram", PIECES, SPECIALS["t5"], _t5, _t5_around, _t5_sentinels)
 ALBERT = TokenizerClass(("AlbertTokenizer",), ("albert",), "Unigram", PIECES, SPECIALS["albert"], _albert)
+XLNET = TokenizerClass(
+    ("XLNetTokenizer",),
+    ("xlnet",),
+    "Unigram",
+    PIECES,
+    {**SPECIALS["xlnet"], "mask": AddedToken("<mask>", lstrip=True)},
+    _xlnet,
+    _xlnet_around,
+    _xlnet_further,
+)
 LLAMA = TokenizerClass(
     ("LlamaTokenizer",),
     ("llama",),
@@ -211,7 +233,7 @@ LLAMA = TokenizerClass(
     {"unk": "<unk>", "bos": "<s>", "eos": "</s>"},
     _llama,
 )
-CLASSES = (BERT, ROBERTA, GPT2, GPT1, T5, ALBERT, LLAMA)
+CLASSES = (BERT, ROBERTA, GPT2, GPT1, T5, ALBERT, XLNET, LLAMA)
 
 
 def class_of(folder: Path, settings: Settings) -> TokenizerClass | str | None:

@@ -15,6 +15,9 @@ SPECIALS: dict[str, dict[str, str]] = {
         "pad": "<pad>", "unk": "<unk>", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]",
         "bos": "[CLS]", "eos": "[SEP]",
     },
+    "xlnet": {
+        "unk": "<unk>", "bos": "<s>", "eos": "</s>", "cls": "<cls>", "sep": "<sep>", "pad": "<pad>", "mask": "<mask>",
+    },
     "roberta": {
         "bos": "<s>", "cls": "<s>", "pad": "<pad>", "eos": "</s>", "sep": "</s>", "unk": "<unk>", "mask": "<mask>",
     },
@@ -125,15 +128,18 @@ class SentencePieceConfig(TokenizerConfig):
         description="unigram: the most probable cut of a text into pieces (Kudo 2018), as T5 and ALBERT have it; bpe: "
         "pairs of pieces are joined, the commonest first (Sennrich et al. 2016), as Llama has it.",
     )
-    special_tokens: Literal["t5", "albert"] = Field(
+    special_tokens: Literal["t5", "albert", "xlnet"] = Field(
         "t5",
-        description="t5: <pad> </s> <unk> first and the sentinels last; albert: <pad> <unk> [CLS] [SEP] [MASK] first.",
+        description="t5: <pad> </s> <unk> first and the sentinels last; albert: <pad> <unk> [CLS] [SEP] [MASK] first; "
+        "xlnet: <unk> <s> </s> <cls> <sep> <pad> <mask> <eod> <eop> first.",
     )
     sentinels: int = Field(
         100, ge=0, le=1000, description="With special_tokens=t5: <extra_id_0>, ..., the first one with the largest id."
     )
     lowercase: bool = Field(
-        False, description="With special_tokens=albert: lowercase the text and strip its accents (ALBERT's models)."
+        False,
+        description="With special_tokens=albert or xlnet: lowercase the text (ALBERT's models). Of both, accents are "
+        "stripped in any case.",
     )
     character_coverage: float = Field(
         0.9995, ge=0.98, le=1, description="Share of the text's characters that have an entry; the rest is unknown."

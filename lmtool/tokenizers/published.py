@@ -1,7 +1,7 @@
 """A tokenizer folder in Hugging Face's layout: tokenizer.json, or the files that came before it.
 
 vocab.txt: WordPiece (BERT, ELECTRA, DistilBERT). vocab.json and merges.txt: byte-level pieces (GPT-2, RoBERTa, BART),
-or GPT-1's with "</w>". spiece.model: SentencePiece (T5, ALBERT; by merged pairs, Llama). What stands in
+or GPT-1's with "</w>". spiece.model: SentencePiece (T5, ALBERT, XLNet; by merged pairs, Llama). What stands in
 tokenizer_config.json overrides tokenizer.json as it does in transformers, by the class that the folder names
 (classes.py).
 """
@@ -30,6 +30,7 @@ from lmtool.tokenizers.classes import (
     ROBERTA,
     SETTINGS,
     T5,
+    XLNET,
     Pieces,
     Settings,
     TokenizerClass,
@@ -120,6 +121,8 @@ def _class_by_files(folder: Path) -> TokenizerClass:
         with suppress(ValueError, KeyError):  # whoever reads it says so
             if read_model(content).kind == BPE:
                 return LLAMA
+        if b"<cls>" in content and b"<sep>" in content:
+            return XLNET
         # ALBERT's vocabulary has BERT's tokens among its pieces.
         return ALBERT if b"[CLS]" in content and b"[SEP]" in content else T5
     if (folder / "vocab.txt").is_file():

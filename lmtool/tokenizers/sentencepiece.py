@@ -21,6 +21,17 @@ from lmtool.tokenizers.pieces import CONTROL, PieceModel, merges_of, read_model
 from lmtool.tokenizers.texts import training_text
 from lmtool.tokenizers.tokenizer import Tokenizer
 
+# The ids of the special tokens that the library knows by their role, and those that follow them.
+_FIRST = {
+    "t5": {"pad": 0, "eos": 1, "unk": 2},
+    "albert": {"pad": 0, "unk": 1},
+    "xlnet": {"unk": 0, "bos": 1, "eos": 2},
+}
+_NEXT = {
+    "t5": [],
+    "albert": ["[CLS]", "[SEP]", "[MASK]"],
+    "xlnet": ["<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>"],
+}
 _LONGEST = 2000  # characters of a line; the library skips lines of more than 4192 bytes unless told otherwise
 
 
@@ -57,7 +68,7 @@ def _backend(
 def _cleaning(config: SentencePieceConfig) -> list[normalizers.Normalizer]:
     """What is done to text before the library sees it. Its own map of characters is none that `tokenizers` follows
     exactly (graphemes are looked up as a whole): for bpe Unicode's NFKC is taken outside, and the library has none."""
-    steps = list(albert_cleaning(config.lowercase)) if config.special_tokens == "albert" else []
+    steps = list(albert_cleaning(config.lowercase)) if config.special_tokens != "t5" else []
     return [*steps, *(unicode_cleaning() if config.algorithm == "bpe" else ())]
 
 
@@ -65,7 +76,7 @@ def train_model(config: SentencePieceConfig, texts: Iterable[str], vocab_size: i
     """The model file of a new vocabulary; sentinels have a place in `vocab_size`, but none in the file."""
     kind = config.special_tokens
     sentinels = config.sentinels if kind == "t5" else 0
-    first = {"pad": 0, "eos": 1, "unk": 2} if kind == "t5" else {"pad": 0, "unk": 1, "eos": -1}
+    first = {"pad": -1, "unk": -1, "bos": -1, "eos": -1} | _FIRST[kind]
     steps = _cleaning(config)
     clean = normalizers.Sequence([*steps, normalizers.Replace(Regex(" {2,}"), " ")]) if steps else None
     lines = _lines(training_text(texts), clean)
@@ -83,8 +94,8 @@ def train_model(config: SentencePieceConfig, texts: Iterable[str], vocab_size: i
             pad_id=first["pad"],
             unk_id=first["unk"],
             eos_id=first["eos"],
-            bos_id=-1,
-            control_symbols=["[CLS]", "[SEP]", "[MASK]"] if kind == "albert" else [],
+            bos_id=first["bos"],
+            control_symbols=_NEXT[kind],
             # Sums are taken thread by thread: their number is fixed, so that every machine learns the same.
             num_threads=4,
             minloglevel=2,

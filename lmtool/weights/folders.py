@@ -46,6 +46,7 @@ FAMILIES = {
     "big_bird": "bigbird",
     "deberta": "deberta",
     "deberta-v2": "deberta_v3",
+    "xlnet": "xlnet",
 }
 """Our model by the `model_type` of a config.json."""
 _GIVE = "give a run of lmtool, a folder with config.json and model.safetensors, or hf://org/name@revision"

@@ -54,6 +54,8 @@ PUBLISHED = {
     "deberta_v3_xsmall": 70_682_112,
     "deberta_v3_small": 141_304_320,
     "deberta_v3_large": 434_012_160,
+    "xlnet": 116_718_336,
+    "xlnet_large": 360_268_800,
     "llama": 134_515_008,
     "smollm2_135m": 134_515_008,
     "smollm2_360m": 361_821_120,
@@ -118,7 +120,8 @@ def test_preset_builds_on_the_meta_device(name):
 def test_tiny_preset_steps(name):
     model = build(read(name), 0)
     model(Packed(torch.arange(9), (4, 5))).square().sum().backward()
-    assert all(parameter.grad is not None for parameter in model.parameters())
+    # What a query stream begins with is for one objective alone.
+    assert all(parameter.grad is not None for place, parameter in model.named_parameters() if place != "query.weight")
 
 
 def test_heads_must_divide_the_width():

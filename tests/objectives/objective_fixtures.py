@@ -10,7 +10,7 @@ from lmtool.config.tables import build
 from lmtool.data.split import SplitData
 from lmtool.data.store import TokenStore
 from lmtool.models.configs import BertConfig, GptConfig
-from lmtool.models.encoder_configs import DebertaConfig
+from lmtool.models.encoder_configs import DebertaConfig, XlnetConfig
 from lmtool.models.encoder_decoder_configs import BartConfig, T5Config
 from lmtool.tokenizers.configs import ByteBpeConfig, SentencePieceConfig, WordPieceConfig
 
@@ -60,9 +60,10 @@ def split(store, documents="joined", name="train", rows=()):
 
 
 def backbone(family="bert", seed=0, **fields):
-    config = {"bert": BertConfig, "gpt": GptConfig, "t5": T5Config, "bart": BartConfig, "deberta": DebertaConfig}[
-        family
-    ]
+    config = {
+        "bert": BertConfig, "gpt": GptConfig, "t5": T5Config, "bart": BartConfig, "deberta": DebertaConfig,
+        "xlnet": XlnetConfig,
+    }[family]  # fmt: skip
     own = {"t5": {"head_size": 16}, "deberta": {"max_distance": 16}}.get(family, {})
     return build(config(**{**SIZES, **own, **fields}), seed)
 

@@ -24,6 +24,7 @@ from lmtool.objectives.configs import (
     SpanConfig,
     SpanCorruptionConfig,
 )
+from lmtool.objectives.permutation_configs import PlmConfig
 from lmtool.objectives.sequence_to_sequence import SequenceToSequence
 from lmtool.training.precision import FP32_CPU
 
@@ -43,6 +44,8 @@ OBJECTIVES = {
         SpanConfig(lengths="harmonic", longest=3, replace="token", boundary=False, enhanced_decoder=True),
         "joined",
     ),
+    "plm": ("xlnet", PlmConfig(reuse=20), "joined"),
+    "plm pairs": ("xlnet", PlmConfig(pairs="unscored"), "joined"),
     "rtd": ("bert", RtdConfig(), "joined"),
     "rtd enhanced": (
         "deberta",
@@ -67,7 +70,7 @@ OBJECTIVES = {
 def tokenizers():
     words = tokenizer()
     return {
-        "bert": words, "deberta": words, "gpt": tokenizer("bytebpe"), "t5": tokenizer("t5"),
+        "bert": words, "deberta": words, "xlnet": words, "gpt": tokenizer("bytebpe"), "t5": tokenizer("t5"),
         "bart": tokenizer("roberta"),
     }  # fmt: skip
 

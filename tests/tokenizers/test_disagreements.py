@@ -19,6 +19,7 @@ from tests.breadth import slow_but
 MODEL_TYPES = {
     "bert": "bert", "bert_cased": "bert", "electra": "electra", "distilbert": "distilbert", "gpt2": "gpt2",
     "roberta": "roberta", "bart": "bart", "gpt1": "openai-gpt", "t5": "t5", "albert": "albert",
+    "xlnet": "xlnet",
 }  # fmt: skip
 STRINGS = [
     *(text for text in ADVERSARIAL if len(text) < 1000), *TEXTS[:4],
@@ -46,7 +47,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "bert": {"tokenizer_class": "BertTokenizerFast", "do_lower_case": False},
     "bart": {"tokenizer_class": "BartTokenizer"},
     "plain": {"tokenizer_class": "PreTrainedTokenizerFast", "do_lower_case": False, "add_prefix_space": True},
-    "unknown": {"tokenizer_class": "XLNetTokenizerFast"},
+    "unknown": {"tokenizer_class": "RemBertTokenizerFast"},
 }
 
 
@@ -213,7 +214,10 @@ def test_added_special_tokens_of_an_old_roberta_are_no_text(tmp_path: Path) -> N
     [
         ({"do_lower_case": "no"}, "do_lower_case='no' is not true or false"),
         ({"strip_accents": 1}, "strip_accents=1 is not true or false"),
-        ({"tokenizer_class": "XLNetTokenizer"}, "tokenizer_class='XLNetTokenizer'; lmtool builds the tokenizers of"),
+        (
+            {"tokenizer_class": "RemBertTokenizer"},
+            "tokenizer_class='RemBertTokenizer'; lmtool builds the tokenizers of",
+        ),
         ({"tokenizer_class": "GPT2Tokenizer"}, "has no vocab.json and merges.txt, which GPT2Tokenizer reads"),
         ({"tokenizer_class": "PreTrainedTokenizerFast"}, "is described by tokenizer.json, and"),
         ({"mask_token": 5}, "5 is no token"),

@@ -24,6 +24,7 @@ from transformers import (
     PreTrainedTokenizerFast,
     RobertaTokenizer,
     T5Tokenizer,
+    XLNetTokenizer,
 )
 
 from lmtool.config.tables import build
@@ -125,6 +126,7 @@ FAMILIES: dict[str, tuple[Callable[[Path], None], type]] = {
     "gpt1": (lambda folder: merges_folder(folder, ["<unk>"], "</w>"), OpenAIGPTTokenizer),
     "t5": (lambda folder: pieces_folder(folder, "t5"), T5Tokenizer),
     "albert": (lambda folder: pieces_folder(folder, "albert"), AlbertTokenizer),
+    "xlnet": (lambda folder: pieces_folder(folder, "xlnet"), XLNetTokenizer),
 }
 
 
@@ -201,7 +203,7 @@ def test_sentinels_descend(tmp_path: Path) -> None:
     assert tokenizer.roles == {"pad": 0, "eos": 1, "unk": 2} and set(tokenizer.sentinels) < tokenizer.special_ids
 
 
-@pytest.mark.parametrize("kind", ["t5", "albert"])
+@pytest.mark.parametrize("kind", ["t5", "albert", "xlnet"])
 def test_sentencepiece_trains_the_same_each_time(kind: backends.Pieces) -> None:
     config = SentencePieceConfig(special_tokens=kind, sentinels=10)
     tokenizer, again = build(config, TEXTS, 400), build(config, iter(TEXTS), 400)

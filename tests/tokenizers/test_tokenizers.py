@@ -129,6 +129,7 @@ def test_word_starts(wordpiece, bytebpe):
     [
         WordPieceConfig(), BpeConfig(), ByteBpeConfig(), ByteBpeConfig(special_tokens="roberta"),
         SentencePieceConfig(), SentencePieceConfig(special_tokens="albert"), SentencePieceConfig(algorithm="bpe"),
+        SentencePieceConfig(special_tokens="xlnet"),
     ],
     ids=lambda config: f"{config.name} {getattr(config, 'special_tokens', '')}",
 )  # fmt: skip

@@ -84,6 +84,10 @@ FAMILIES: dict[str, tuple[Callable[[], nn.Module], TokenizerConfig]] = {
     "bigbird": _of("BigBirdForMaskedLM", "BigBirdConfig", SentencePieceConfig(special_tokens="albert"), **_BIGBIRD),
     "deberta": _of("DebertaForMaskedLM", "DebertaConfig", ByteBpeConfig(special_tokens="bert"), **_DEBERTA),
     "deberta_v3": _of("DebertaV2ForMaskedLM", "DebertaV2Config", _WORDS, **_DEBERTA_V3),
+    "xlnet": _of(
+        "XLNetLMHeadModel", "XLNetConfig", SentencePieceConfig(special_tokens="xlnet"), vocab_size=ROWS, n_layer=2,
+        d_model=36, n_head=3, d_inner=52, initializer_range=0.2,
+    ),
     "llama": _of("LlamaForCausalLM", "LlamaConfig", ByteBpeConfig(), **_LLAMA),
     "qwen2": _of("Qwen2ForCausalLM", "Qwen2Config", ByteBpeConfig(), **_LLAMA),
     "t5": _of("T5ForConditionalGeneration", "T5Config", _PIECES, **_T5),
@@ -140,6 +144,7 @@ CLASSIFIERS: dict[str, tuple[str, str]] = {
     "bigbird": ("BigBirdForSequenceClassification", "PreTrainedTokenizerFast"),
     "deberta": ("DebertaForSequenceClassification", "PreTrainedTokenizerFast"),
     "deberta_v3": ("DebertaV2ForSequenceClassification", "PreTrainedTokenizerFast"),
+    "xlnet": ("XLNetForSequenceClassification", "XLNetTokenizer"),
     "llama": ("LlamaForSequenceClassification", "PreTrainedTokenizerFast"),
     "qwen2": ("Qwen2ForSequenceClassification", "PreTrainedTokenizerFast"),
     "bart": ("BartForSequenceClassification", "BartTokenizer"),
@@ -157,7 +162,7 @@ def make_classifier(
     torch.manual_seed(7)
     config = model().config
     longest = "n_positions" if hasattr(config, "n_positions") else "max_position_embeddings"
-    config.update({**_names(count, names), longest: 160, **keys})
+    config.update({**_names(count, names), **({} if family == "xlnet" else {longest: 160}), **keys})
     published = getattr(transformers, name)(config).eval()
     with torch.no_grad():
         for parameter in published.parameters():

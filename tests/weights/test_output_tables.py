@@ -52,6 +52,7 @@ NAMES: dict[str, tuple[str, str, tuple[str, ...], tuple[str, str] | None]] = {
         "deberta.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight", (),
         ("cls.predictions.bias", "cls.predictions.decoder.bias"),
     ),
+    "xlnet": ("transformer.word_embedding.weight", "lm_loss.weight", (), None),
     "llama": ("model.embed_tokens.weight", "lm_head.weight", (), None),
     "qwen2": ("model.embed_tokens.weight", "lm_head.weight", (), None),
     "t5": ("shared.weight", "lm_head.weight", ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"), None),

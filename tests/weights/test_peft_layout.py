@@ -58,8 +58,10 @@ def close(given: torch.Tensor, expected: torch.Tensor, share: float = 1e-5) -> b
 def test_every_family_there_and_back(family: str, tmp_path: Path) -> None:
     published = make(family, tmp_path / "published")
     ids, mask, decoder = sample(family in ("t5", "bart", "transformer"))
+    # XLNet's attention has its maps as plain parameters there.
+    attention = () if family == "xlnet" else ("q_proj", "v_proj", "out_proj")
     loaded, ours = tuned(
-        tmp_path / "published", rank=3, projections=("q_proj", "v_proj", "out_proj", "fc_in", "fc_out"),
+        tmp_path / "published", rank=3, projections=(*attention, "fc_in", "fc_out"),
         rank_stabilised=family in ("gpt", "bert"),
     )  # fmt: skip
     before = logits_of(published, ids, mask, decoder)
@@ -79,6 +81,13 @@ def test_every_family_there_and_back(family: str, tmp_path: Path) -> None:
     again.model.parts.load_state_dict(added, strict=False)
     with torch.no_grad():
         assert close(again.model(ids, mask, decoder).logits[real], expected[real])
+
+
+def test_maps_that_are_no_modules_there_are_refused(tmp_path: Path) -> None:
+    make("xlnet", tmp_path / "published")
+    loaded, ours = tuned(tmp_path / "published", rank=2, projections=("q_proj", "fc_in"))
+    with pytest.raises(UserError, match="layers.0.self_attn.q_proj of this model is no linear module"):
+        adapter.write_adapter(ours, {}, str(tmp_path / "published"), None, loaded.tokenizer, "", tmp_path / "adapter")
 
 
 def test_what_peft_makes_of_patterns_and_of_a_few_layers(tmp_path: Path) -> None:

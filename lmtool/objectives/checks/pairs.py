@@ -20,6 +20,10 @@ class MaskedPairsInspector(MaskingInspector):
 
     def check(self, tally: Tally, drawn: Drawn) -> None:
         super().check(tally, drawn)
+        self.check_pairs(tally, drawn)
+
+    def check_pairs(self, tally: Tally, drawn: Drawn) -> None:
+        """Enter where segments come from, and what is cut."""
         self._check_cut(tally, drawn.rows)
         self._check_classes(tally, drawn.rows)
         if self.config.pair_of == "segments":

@@ -18,6 +18,7 @@ from lmtool.objectives.corruption.masking import Masked, Vocabulary
 from lmtool.objectives.examples.masks import TokenMasks
 from lmtool.objectives.examples.plans import numbers_of, plan_facts, room_for, some
 from lmtool.objectives.examples.windows import Stream, drawn_windows, windows
+from lmtool.objectives.permutation_configs import PlmConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch
 
@@ -30,7 +31,7 @@ class MaskedWindows:
     """
 
     def __init__(
-        self, config: MaskingConfig, tokenizer: Tokenizer, format_name: str, store: TokenStore,
+        self, config: MaskingConfig | PlmConfig, tokenizer: Tokenizer, format_name: str, store: TokenStore,
         max_length: int, documents: str, split: str, seed: int, masks: type[TokenMasks] = TokenMasks,
     ):  # fmt: skip
         self.config, self.store, self.split, self.seed = config, store, split, seed
@@ -67,7 +68,7 @@ class MaskedWindows:
         whole = self.assemble(rows)
         masked = self.masked(whole, examples, epoch)
         return Batch(
-            whole.packed(masked.tokens),
+            self.masks.packed(whole, masked),
             self.masks.targets(whole, masked),
             *numbers_of(examples),
         )

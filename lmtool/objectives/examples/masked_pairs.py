@@ -20,6 +20,7 @@ from lmtool.objectives.corruption.masking import Masked, Vocabulary
 from lmtool.objectives.examples.masks import TokenMasks
 from lmtool.objectives.examples.pairs import sentence_pairs
 from lmtool.objectives.examples.plans import numbers_of, plan_facts, room_for, some
+from lmtool.objectives.permutation_configs import PlmConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Target
 
@@ -29,10 +30,11 @@ _MOSTLY_RANDOM = 0.7
 
 
 class MaskedPairs:
-    """Masked language modelling with a loss over pairs of segments: `[CLS] a [SEP] b [SEP]`, drawn anew each epoch."""
+    """Masked pairs of segments, `[CLS] a [SEP] b [SEP]` in the backbone's format, drawn anew each epoch; with a loss
+    over them, or without."""
 
     def __init__(
-        self, config: PairsConfig, tokenizer: Tokenizer, format_name: str, store: TokenStore,
+        self, config: PairsConfig | PlmConfig, tokenizer: Tokenizer, format_name: str, store: TokenStore,
         max_length: int, split: str, seed: int, masks: type[TokenMasks] = TokenMasks,
     ):  # fmt: skip
         self.config, self.store, self.split, self.seed = config, store, split, seed
@@ -73,8 +75,9 @@ class MaskedPairs:
         whole = self.assemble(rows)
         masked = self.masked(whole, examples, epoch)
         targets = self.masks.targets(whole, masked)
-        targets[self.config.pairs] = Target(torch.from_numpy(rows["label"].astype(np.int64)))
-        return Batch(whole.packed(masked.tokens), targets, *numbers_of(examples))
+        if self.config.pairs != "unscored":
+            targets[self.config.pairs] = Target(torch.from_numpy(rows["label"].astype(np.int64)))
+        return Batch(self.masks.packed(whole, masked), targets, *numbers_of(examples))
 
     def cut(self, rows: np.ndarray) -> np.ndarray:
         """(N,) bool: which pairs were too long for an example and have lost tokens at the ends of their segments: one
@@ -101,11 +104,11 @@ class MaskedPairs:
             "predicted_fraction": self.config.predicted_fraction,
             "truncated_fraction": int(self.cut(full).sum()) / len(plan),
         }
-        if self.config.pairs != "nsp":
+        if self.config.pairs == "sop":
             return {**facts, "swapped_fraction": share}
         lone = self._lone
         facts |= {"random_next_fraction": share, "documents_of_one_sentence": int(lone.sum())}
-        if share > _MOSTLY_RANDOM:
+        if share > _MOSTLY_RANDOM and self.config.pairs == "nsp":
             facts["warnings"] = [
                 f"{share:.0%} of the second segments are random ones, where next-sentence prediction means half: "
                 f"{lone.mean():.0%} of the {self.split} documents are one sentence, which none follows; "
@@ -120,11 +123,12 @@ class MaskedPairs:
 
     def _require_choices(self) -> None:
         """UserError where next-sentence prediction has nothing to tell apart."""
-        hint = "or take objective.pairs=none or sop"
-        if self.config.pairs == "nsp" and len(self.store) < 2:
+        hint = f"or take objective.pairs=none{' or sop' if self.config.pairs == 'nsp' else ''}"
+        if self.config.pairs != "sop" and len(self.store) < 2:
             more = "" if self.split == "train" else ", data.validation_fraction= a larger share, or data.validation="
+            learned = "next-sentence prediction needs" if self.config.pairs == "nsp" else "random pairs need"
             raise UserError(
-                f"next-sentence prediction needs two documents with text; the {self.split} text is one",
+                f"{learned} two documents with text; the {self.split} text is one",
                 f"split the text into more of them (of text files: data.document=block or line){more}, {hint}",
             )
         if self.config.pairs == "nsp" and self.split == "train" and self._lone.all():

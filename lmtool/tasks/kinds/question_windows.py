@@ -36,7 +36,8 @@ _RECORD = [(name, "i8") for name in ("row", "part", "start", "end", "question")]
 def null_first(format_name: str) -> bool:
     """Whether no answer is the first token, the class token, of a format that starts with one; else it is the last one,
     which ends the text."""
-    return "cls" in FORMATS[format_name].roles
+    facts = FORMATS[format_name]
+    return "cls" in facts.roles and not facts.class_last
 
 
 class QuestionWindows:

@@ -75,6 +75,7 @@ def write_adapter(
     """Write the folder, whole or not at all, and return what is in adapter_config.json. heads: the published tensors of
     those that learned. base: a folder or a name on the hub. UserError for a method that PEFT lacks, or has in another
     way."""
+    _require_maps_there(tuned)
     config, tensors = writer_of(str(tuned.section["name"]))(tuned)
     written = {path if path == _PROMPT else _INSIDE + path: tensor for path, tensor in {**tensors, **heads}.items()}
     backbone = {place.module.partition(".")[0] for place in tuned.maps}
@@ -94,6 +95,21 @@ def write_adapter(
 
     whole_folder(output, fill)
     return config
+
+
+def _require_maps_there(tuned: Tuned) -> None:
+    """UserError where a map that was tuned is none of the published model's, whose modules are what PEFT reaches."""
+    there = {part.name for place in tuned.maps for part in place.parts}
+    owners = {name.rpartition(".")[0] for name in tuned.tensors}
+    lost = sorted(
+        name for name in owners - there if name.rpartition(".")[2].endswith(("_proj", "_in", "_out", "_gate"))
+    )
+    if lost:
+        raise UserError(
+            f"in transformers {lost[0].removeprefix('backbone.')} of this model is no linear module, which PEFT could "
+            f"reach; nor are {len(lost) - 1} others that were tuned",
+            "format=delta writes what was tuned for lmtool; tuning.projections=[fc_in,fc_out] tunes what PEFT reaches",
+        )
 
 
 def _module(path: str, backbone: set[str]) -> str:

@@ -43,7 +43,8 @@ def published_maps(config: ModelConfig, tensors: Mapping[str, Tensor], names: Co
     """The published maps that the maps of these names are in. tensors: of the whole model, under our names. config: of
     the model.
 
-    A family says what becomes of tensors, and of nothing else: numbered rows and columns go the way of the weights.
+    A family says what becomes of tensors, and of nothing else: numbered rows and columns go the way of the weights. One
+    that is no matrix there (XLNet's, a dimension for heads) is in no published map.
     """
     first, rows, columns, total = {}, {}, {}, 0
     for name in names:
@@ -57,7 +58,7 @@ def published_maps(config: ModelConfig, tensors: Mapping[str, Tensor], names: Co
     by_column = their_names(config, {**others, **columns})
     maps = []
     for path, rows_there in their_names(config, {**others, **rows}).items():
-        if rows_there.dtype != torch.float64:
+        if rows_there.dtype != torch.float64 or rows_there.ndim != 2:
             continue
         columns_there = by_column[path]
         transposed = not torch.equal(rows_there, rows_there[:, :1].expand_as(rows_there))

@@ -1,0 +1,301 @@
+"""Relative attention with segments, in one stream or two (Yang et al. 2019, "XLNet", 2.3 to 2.5; scores by distance
+after Dai et al. 2019, "Transformer-XL", 3.3):
+
+    score_ij = ((q_i + u) k_j + (q_i + v) r_(i-j) + (q_i + w) s_ij) / sqrt(D)
+
+of queries q and keys k, of r, which each layer maps from sinusoids of the distance, and of s, one vector where both
+tokens are of the same segment and another where they are not; u, v and w are learned biases.
+
+The content stream knows every token. The query stream stands at some of them and knows their places alone, which it
+asks the content stream from: its states predict the tokens that it does not see. Ranks say who sees whom: i sees j of
+the content where rank_j <= rank_i, from the query stream where rank_j < rank_i.
+
+Shape letters: T tokens, M of them that are asked for, S both streams one after the other, Z keys, R rows of a tile, L
+queries and K keys of a row, A heads, D width of a head, P distances, H hidden width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import ClassVar, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from lmtool.models.configs import TransformerConfig
+from lmtool.nn.attention import SelfAttention, attend
+from lmtool.nn.context import Context
+from lmtool.nn.layout import Full, Layout
+from lmtool.nn.positions import Position, sinusoids
+from lmtool.nn.relative import shifted
+from lmtool.types import Packed, Segments, send
+
+_SEEN_BY_ALL = torch.iinfo(torch.int64).min
+
+
+class TileSight(NamedTuple):
+    """What the queries of one tile see. same_R1LK: whether query and key are of one segment, None without segments.
+    barrier_R1LK: 0 or -inf, None where all is seen. index_R1LK: the row of each distance, those of the longest text in
+    the tile counted from its farthest; None where both sides run on, one place after the other."""
+
+    same_R1LK: Tensor | None
+    barrier_R1LK: Tensor | None
+    index_R1LK: Tensor | None
+
+
+class Sight:
+    """How the queries of a stream stand to the keys.
+
+    layout: of the one to the other. places_Q: positions of the queries among the keys of their documents; None where
+    every document's run on from one and the same. segments, ranks: of queries and keys, None where there are none.
+    strict: whether a query sees lower ranks alone. One that sees nothing is let see all: who reads it gives it zeros.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        places_Q: Tensor | None,
+        segments: tuple[Tensor, Tensor] | None,
+        ranks: tuple[Tensor, Tensor] | None,
+        strict: bool = False,
+    ):
+        self.layout, self.places_Q, self.strict = layout, places_Q, strict
+        self._segments, self._ranks = segments, ranks
+        self._tiles: dict[int, tuple[Tensor, TileSight]] = {}
+
+    def of_tile(self, query_RL: Tensor, key_RK: Tensor, key_positions_RK: Tensor) -> TileSight:
+        """Made once for all layers."""
+        if id(query_RL) not in self._tiles:
+            index_R1LK = None
+            if self.places_Q is not None:
+                steps_RLK = key_positions_RK[:, None] - self.places_Q[query_RL][:, :, None]
+                index_R1LK = (steps_RLK + key_RK.shape[1] - 1)[:, None]
+            same_R1LK = self._compared(self._segments, query_RL, key_RK, torch.eq)
+            sight = TileSight(same_R1LK, self._barrier(query_RL, key_RK), index_R1LK)
+            self._tiles[id(query_RL)] = query_RL, sight  # which holds the tensor, so that the number stays its own
+        return self._tiles[id(query_RL)][1]
+
+    @staticmethod
+    def _compared(
+        pair: tuple[Tensor, Tensor] | None, query_RL: Tensor, key_RK: Tensor, compare: Callable[..., Tensor]
+    ) -> Tensor | None:
+        """(R, 1, L, K): compare(of the key, of the query)."""
+        if pair is None:
+            return None
+        queries, keys = pair
+        return compare(keys[key_RK][:, None, None, :], queries[query_RL][:, None, :, None])
+
+    def _barrier(self, query_RL: Tensor, key_RK: Tensor) -> Tensor | None:
+        allow = self._compared(self._ranks, query_RL, key_RK, torch.lt if self.strict else torch.le)
+        if allow is None:
+            return None
+        return torch.where(allow | ~allow.any(-1, keepdim=True), 0.0, -torch.inf)
+
+
+class Distances(Position):
+    """Sinusoids of the distance, query minus key; nothing learned. The published code drops them too in training; here
+    they are kept. What a model of one stream has for its positions."""
+
+    scores: ClassVar[bool] = True
+
+    def __init__(self, hidden_size: int):
+        super().__init__()
+        self.hidden_size = hidden_size
+        self._rows: tuple[tuple[object, ...], Tensor] | None = None
+        self._streams: tuple[Packed, Layout, Streams] | None = None
+
+    def rows(self, keys: int, queries: int, like: Tensor) -> Tensor:
+        """(P, H) of the distances keys - 1, ..., -queries, in the type of `like` or more."""
+        wanted = keys, queries, like.device, torch.promote_types(like.dtype, torch.float32)
+        # The layers of a forward ask for the same ones.
+        if self._rows is None or self._rows[0] != wanted:
+            distances_P = torch.arange(keys - 1, -queries - 1, -1, device=like.device)
+            self._rows = wanted, sinusoids(distances_P, self.hidden_size).to(wanted[3])
+        return self._rows[1]
+
+    def streams(self, context: Context) -> Streams:
+        """The content stream of a context."""
+        known = self._streams
+        if known is None or known[0] is not context.packed or known[1] is not context.layout:
+            known = context.packed, context.layout, Streams(self, content_sight(context.packed, context.layout))
+            self._streams = known
+        return known[2]
+
+
+class Streams(Position):
+    """What a forward knows of its streams: the sight of the content, and of the tokens that are asked for, if any.
+    blind_M: which of these see nothing."""
+
+    scores: ClassVar[bool] = True
+
+    def __init__(self, distances: Distances, content: Sight, asked: Sight | None = None, blind_M: Tensor | None = None):
+        super().__init__()
+        self.distances, self.content, self.asked, self.blind_M = distances, content, asked, blind_M
+
+    def rows(self, like: Tensor) -> Tensor:
+        """(P, H) of all distances there are."""
+        layout = self.content.layout
+        return self.distances.rows(max(layout.key.lengths, default=1), max(layout.query.lengths, default=1), like)
+
+
+def content_sight(packed: Packed, layout: Layout) -> Sight:
+    """The content stream: every token asks. Keys in front of a text, of a prefix or a memory, are of segment 0, and
+    seen by all."""
+    starts = set(layout.query_start)
+    pairs = {name: (column, _of_keys(column, packed, layout, before)) for name, column, before in _columns(packed)}
+    places_Q = None if len(starts) <= 1 else layout.query_positions
+    return Sight(layout, places_Q, pairs.get("segment"), pairs.get("rank"))
+
+
+def asked_sight(packed: Packed, content: Layout, asked_M: Tensor) -> tuple[Sight, Tensor]:
+    """The query stream of the tokens with the flat indices `asked_M`, rising, on the host; and (M,) which of them see
+    no key at all. content: the layout of the content stream. ValueError without ranks."""
+    if "rank" not in packed.columns:
+        raise ValueError("a query stream needs the column rank")
+    device = packed.tokens.device
+    documents_M = torch.repeat_interleave(torch.arange(len(packed.lengths)), torch.tensor(packed.lengths))[asked_M]
+    counts = torch.bincount(documents_M, minlength=len(packed.lengths)).tolist()
+    layout = Layout(Segments.packed(tuple(counts), device), content.key, Full())
+    asked_M, documents_M = send(asked_M, device), send(documents_M, device)
+    pairs = {
+        name: (column[asked_M], _of_keys(column, packed, content, before)) for name, column, before in _columns(packed)
+    }
+    ranks_M, ranks_Z = pairs["rank"]
+    documents_Z = torch.repeat_interleave(torch.arange(len(content.key.lengths)), torch.tensor(content.key.lengths))
+    lowest_N = ranks_Z.new_zeros(len(packed.lengths))
+    lowest_N = lowest_N.scatter_reduce(0, send(documents_Z, device), ranks_Z, "amin", include_self=False)
+    places_M = content.query_positions[asked_M]
+    sight = Sight(layout, places_M, pairs.get("segment"), pairs["rank"], strict=True)
+    return sight, ranks_M <= lowest_N[documents_M]
+
+
+def _columns(packed: Packed) -> list[tuple[str, Tensor, int]]:
+    """The columns that attention reads, and what stands for keys in front of a text. Without segments all is of the
+    first one."""
+    segments_T = packed.columns.get("segment")
+    columns = [("segment", torch.zeros_like(packed.tokens) if segments_T is None else segments_T, 0)]
+    return columns + ([("rank", packed.columns["rank"], _SEEN_BY_ALL)] if "rank" in packed.columns else [])
+
+
+def _of_keys(column_T: Tensor, packed: Packed, layout: Layout, before: int) -> Tensor:
+    """(Z,) a column of tokens as one of keys."""
+    if layout.key is layout.query:
+        return column_T
+    starts_N = torch.tensor(layout.key.starts) + torch.tensor(layout.query_start)
+    places_T = send(starts_N, column_T.device)[packed.documents] + packed.positions
+    return column_T.new_full((sum(layout.key.lengths),), before).index_copy(0, places_T, column_T)
+
+
+class RelativeScores(Position):
+    """What places and segments add to the scores of one layer, and what its ranks hide. rows_PAD: distances through the
+    layer's map. place_A1D, segment_A1D: what is to be added to the queries, which have u and are scaled, for these.
+    segments_A2D: of the same segment, and of another."""
+
+    scores: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        sight: Sight,
+        rows_PAD: Tensor,
+        place_A1D: Tensor,
+        segment_A1D: Tensor,
+        segments_A2D: Tensor,
+        tile: TileSight | None = None,
+    ):
+        super().__init__()
+        self._sight, self._rows_PAD, self._tile = sight, rows_PAD, tile
+        self._place_A1D, self._segment_A1D, self._segments_A2D = place_A1D, segment_A1D, segments_A2D
+
+    def of_tokens(self, query_RL: Tensor, key_RK: Tensor, key_positions_RK: Tensor) -> RelativeScores:
+        tile = self._sight.of_tile(query_RL, key_RK, key_positions_RK)
+        biases = self._place_A1D, self._segment_A1D, self._segments_A2D
+        return RelativeScores(self._sight, self._rows_PAD, *biases, tile)
+
+    def score(self, q_RALD: Tensor, k_RAKD: Tensor, query_positions_RL: Tensor, key_positions_RK: Tensor) -> Tensor:
+        assert self._tile is not None
+        same_R1LK, barrier_R1LK, index_R1LK = self._tile
+        queries, keys = q_RALD.shape[-2], k_RAKD.shape[-2]
+        # The farthest distance in this tile is that of its last place to its first.
+        first = max(self._sight.layout.key.lengths) - keys
+        count = queries + keys if index_R1LK is None else 2 * keys - 1
+        rows_PAD = self._rows_PAD[first : first + count].to(q_RALD.dtype)
+        products_RALP = (q_RALD + self._place_A1D.to(q_RALD.dtype)) @ rows_PAD.permute(1, 2, 0)
+        if index_R1LK is None:
+            scores = shifted(products_RALP, keys)
+        else:
+            scores = products_RALP.gather(-1, index_R1LK.expand(*products_RALP.shape[:-1], keys))
+        if same_R1LK is not None:
+            asking = q_RALD + self._segment_A1D.to(q_RALD.dtype)
+            same_RAL2 = asking @ self._segments_A2D.to(q_RALD.dtype).transpose(-1, -2)
+            scores = scores + torch.where(same_R1LK, same_RAL2[..., :1], same_RAL2[..., 1:])
+        return scores if barrier_R1LK is None else scores + barrier_R1LK.to(scores.dtype)
+
+
+class RelativeAttention(SelfAttention):
+    """Self-attention whose scores know contents, distances and segments, in one stream or two. No map has a bias.
+
+    content_bias, place_bias, segment_bias: u, v and w, (A, D). segments: (2, A, D).
+    """
+
+    table_maps: ClassVar[tuple[str, ...]] = ("pos_proj",)
+
+    def __init__(self, config: TransformerConfig):
+        width, heads = config.hidden_size, config.num_heads
+        super().__init__(width, heads, config.attention_dropout, bias=False)
+        self.pos_proj = nn.Linear(width, width, bias=False)
+        shape = heads, self.head_size
+        self.content_bias = nn.Parameter(torch.zeros(shape))
+        self.place_bias = nn.Parameter(torch.zeros(shape))
+        self.segment_bias = nn.Parameter(torch.zeros(shape))
+        self.segments = nn.Parameter(torch.zeros(2, *shape))
+
+    def forward(
+        self, x_SH: Tensor, context: Context, read_M: Tensor | None = None, norm: nn.Module | None = None
+    ) -> Tensor:
+        """As every self-attention; with tokens that are asked for, x_SH is the content and behind it the query stream.
+        There `read_M` means the query stream alone."""
+        position = context.position
+        streams = position if isinstance(position, Streams) else cast(Distances, position).streams(context)
+        rows_PAD = self.heads(self.pos_proj(streams.rows(x_SH)))
+        if streams.asked is None:
+            q_TAD, k_TAD, v_TAD = self.projected(x_SH, None, streams.distances, norm)
+            if context.prefix is not None:
+                k_TAD, v_TAD = context.prefix.before(k_TAD, v_TAD)
+            bias = self.relative(streams.content, rows_PAD)
+            q_TAD = q_TAD + self.content_bias.to(q_TAD.dtype)
+            return self.attended(q_TAD, k_TAD, v_TAD, streams.content.layout, bias, context, read_M)
+        x_SH = x_SH if norm is None else norm(x_SH)
+        tokens = len(context.packed.tokens)
+        x_TH, x_MH = x_SH[:tokens], x_SH[tokens:]
+        k_TAD, v_TAD = self.heads(self.k_proj(x_TH)), self.heads(self.v_proj(x_TH))
+        asking = x_MH if read_M is not None else x_SH
+        q_SAD = self.heads(self.q_proj(asking))
+        q_SAD = q_SAD + self.content_bias.to(q_SAD.dtype)
+        outs = []
+        if read_M is None:
+            outs.append(self._attend(q_SAD[:tokens], k_TAD, v_TAD, streams.content, rows_PAD, context, None))
+        out_MAD = self._attend(q_SAD[-len(x_MH) :], k_TAD, v_TAD, streams.asked, rows_PAD, context, tokens)
+        assert streams.blind_M is not None
+        outs.append(out_MAD.masked_fill(streams.blind_M[:, None, None], 0.0))
+        return self.out_proj(torch.cat(outs).flatten(-2))
+
+    def _attend(
+        self, q_TAD: Tensor, k_TAD: Tensor, v_TAD: Tensor, sight: Sight, rows_PAD: Tensor, context: Context,
+        first: int | None,
+    ) -> Tensor:  # fmt: skip
+        """(Q, A, D) of one stream. first: where its rows begin among those of both, None for the content's."""
+        draws = self.dropout.draws(context.draws)
+        if draws is not None:
+            last = len(q_TAD) if first is None else first + len(q_TAD)
+            draws = draws.rows(torch.arange(first or 0, last, device=q_TAD.device))
+        bias = self.relative(sight, rows_PAD)
+        return attend(q_TAD, k_TAD, v_TAD, sight.layout, bias, self.scale, self.dropout.rate, draws)
+
+    def relative(self, sight: Sight, rows_PAD: Tensor) -> RelativeScores:
+        """What adds to the scores of a stream."""
+        scale = 1 / math.sqrt(self.head_size)
+        place_AD = (self.place_bias - self.content_bias) * scale
+        segment_AD = (self.segment_bias - self.content_bias) * scale
+        segments_A2D = self.segments.transpose(0, 1)
+        return RelativeScores(sight, rows_PAD, place_AD[:, None], segment_AD[:, None], segments_A2D)

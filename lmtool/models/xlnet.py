@@ -1,0 +1,230 @@
+"""XLNet: Yang, Dai, Yang, Carbonell, Salakhutdinov, Le, "XLNet: Generalized Autoregressive Pretraining for Language
+Understanding", NeurIPS 2019. The sizes are those of https://github.com/zihangdai/xlnet.
+
+       content: token                       query: one vector for all (in pretraining, of what is predicted)
+             |                                    |
+          dropout                              dropout
+             |                                    |
+    +--------+--------+   keys, values   +--------+--------+
+    |    self_attn    | ---------------> |    self_attn    |   the same weights (two_streams.py)
+    |     dropout     |                  |     dropout     |
+    |       add       |                  |       add       |
+    |      norm1      |                  |      norm1      |   x num_layers
+    |  fc_in, gelu,   |                  |  fc_in, gelu,   |
+    | dropout, fc_out |                  | dropout, fc_out |
+    |       add       |                  |       add       |
+    |      norm2      |                  |      norm2      |
+    +--------+--------+                  +--------+--------+
+             |                                    |
+          dropout                              dropout
+             |                                    |
+           hidden                       hidden of the predicted tokens
+
+Where tokens are predicted the last layer works on the query stream alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lmtool.models.base import Encoder, VocabularyHead, new, positions_of
+from lmtool.models.configs import ModelConfig, TransformerConfig
+from lmtool.models.encoder_configs import XlnetConfig
+from lmtool.models.family import Published
+from lmtool.models.keymap import EMPTY, QUESTION_ANSWERING, KeyMap, Tied
+from lmtool.models.published import expect
+from lmtool.models.two_streams import Distances, RelativeAttention, Streams, asked_sight, content_sight
+from lmtool.nn.blocks import PostNormLayer
+from lmtool.nn.dropout import Draws, Dropout
+from lmtool.nn.embeddings import Embeddings
+from lmtool.nn.feedforward import FeedForward
+from lmtool.nn.initialization import Draw, normal
+from lmtool.nn.layout import Full
+from lmtool.nn.positions import Position
+from lmtool.nn.stack import Entered, Tap, enter
+from lmtool.types import Packed, send
+
+
+class Xlnet(Encoder):
+    """The model, without its heads. `query`: where the query stream begins, (1, H)."""
+
+    config: XlnetConfig
+    vocabulary_head = VocabularyHead(bias=True)
+
+    def __init__(self, config: XlnetConfig):
+        width, dropout = config.hidden_size, config.dropout
+        layers = [
+            PostNormLayer(
+                RelativeAttention(config),
+                FeedForward(width, config.feedforward_size, "gelu", dropout=dropout),
+                nn.LayerNorm(width, config.norm_epsilon),
+                nn.LayerNorm(width, config.norm_epsilon),
+                dropout,
+            )
+            for _ in range(config.num_layers)
+        ]
+        position = positions_of(config, causal=False)
+        super().__init__(config, Embeddings(config.vocab_size, width, position, dropout), layers)
+        self.dropout = Dropout(dropout)
+        self.distances = Distances(width)
+        self.query = nn.Embedding(1, width)
+
+    def initial_draw(self) -> Draw:
+        return normal(self.config.initializer_std)
+
+    def position(self, number: int, entered: Entered) -> Position:
+        return entered.position if isinstance(entered.position, Streams) else self.distances
+
+    def forward(
+        self,
+        packed: Packed,
+        draws: Draws | None = None,
+        read_M: Tensor | None = None,
+        tap: Tap | None = None,
+        asked_M: Tensor | None = None,
+    ) -> Tensor:
+        """Hidden states (T, H), or (M, H) of the tokens with the flat indices `read_M`. asked_M: flat indices, rising,
+        on the host, of tokens that are predicted: (M, H) of the query stream, which stands at these alone and sees what
+        the column "rank" lets it see."""
+        if asked_M is None:
+            return super().forward(packed, draws, read_M, tap)
+        entered = enter(self.embed, self.embed.tokens(packed.tokens), packed, draws, None, self.ahead)
+        if entered.batch_T is not None or entered.ahead:
+            raise ValueError("a query stream has neither virtual tokens nor a prefix")
+        content = content_sight(packed, entered.layout(Full()))
+        asked, blind_M = asked_sight(packed, content.layout, asked_M)
+        device, tokens, count = packed.tokens.device, len(packed.tokens), len(asked_M)
+        content_T = torch.arange(tokens, device=device)
+        query_M = torch.arange(tokens, tokens + count, device=device)
+        if draws is not None:
+            # A place of the query stream draws by itself, beside that of its token.
+            number_S = (torch.arange(tokens + count, device=device) >= tokens).long()
+            draws = draws.inserted(torch.cat([content_T, send(asked_M, device)]), number_S)
+        query_MH = self.query.weight.expand(count, -1).to(entered.x_TH.dtype)
+        query_MH = self.embed.dropout(query_MH, None if draws is None else draws.rows(query_M))
+        both = replace(
+            entered,
+            x_TH=torch.cat([entered.x_TH, query_MH]),
+            position=Streams(self.distances, content, asked, blind_M),
+            draws=draws,
+            batch_T=content_T,  # what a tap sees
+        )
+        return self.run(both, query_M, tap=tap)
+
+
+def build(config: XlnetConfig, seed: int) -> Xlnet:
+    """A new model on the default device."""
+    return new(Xlnet, config, seed)
+
+
+_LAYER, _PUBLISHED = "backbone.layers.*.", "transformer.layer.*."
+_ATTENTION, _MAPS = _LAYER + "self_attn.", _PUBLISHED + "rel_attn."
+KEYS = KeyMap(
+    (
+        ("backbone.embed.token", "transformer.word_embedding"),
+        ("backbone.query.weight", "transformer.mask_emb"),
+        (_ATTENTION + "q_proj.weight", _MAPS + "q"),
+        (_ATTENTION + "k_proj.weight", _MAPS + "k"),
+        (_ATTENTION + "v_proj.weight", _MAPS + "v"),
+        (_ATTENTION + "pos_proj.weight", _MAPS + "r"),
+        (_ATTENTION + "out_proj.weight", _MAPS + "o"),
+        (_ATTENTION + "content_bias", _MAPS + "r_w_bias"),
+        (_ATTENTION + "place_bias", _MAPS + "r_r_bias"),
+        (_ATTENTION + "segment_bias", _MAPS + "r_s_bias"),
+        (_ATTENTION + "segments", _MAPS + "seg_embed"),
+        (_LAYER + "norm1", _MAPS + "layer_norm"),
+        (_LAYER + "ffn.fc_in", _PUBLISHED + "ff.layer_1"),
+        (_LAYER + "ffn.fc_out", _PUBLISHED + "ff.layer_2"),
+        (_LAYER + "norm2", _PUBLISHED + "ff.layer_norm"),
+        ("heads.lm.output.weight", "lm_loss.weight"),
+        ("heads.lm", "lm_loss"),
+        ("heads.pooler.dense", "sequence_summary.summary"),
+        ("heads.classifier.output", "logits_proj"),
+        QUESTION_ANSWERING,
+    )
+)
+TIED = Tied("transformer.word_embedding.weight", "lm_loss.weight", "lm_loss.")
+
+
+@dataclass(frozen=True)
+class _Published(Published):
+    """Maps are stored as (H, A, D), those into heads the transpose of torch's."""
+
+    def to_published(self, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+        assert isinstance(config, XlnetConfig)
+        return super().to_published(
+            {name: _unfolded(name, tensor, config.num_heads) for name, tensor in tensors.items()}, config
+        )
+
+    def from_published(self, tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
+        return {name: _folded(name, tensor) for name, tensor in super().from_published(tensors, config).items()}
+
+    def published_config(self, config: TransformerConfig) -> dict[str, Any]:
+        return {**super().published_config(config), "d_head": config.width_of_head}
+
+    def from_published_config(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        section = super().from_published_config(data)
+        expect(data, self.model, d_head=(section["hidden_size"] // section["num_heads"],))
+        return {**section, "attention_dropout": section["dropout"]}
+
+
+_INTO_HEADS = tuple(f".self_attn.{name}_proj.weight" for name in ("q", "k", "v", "pos"))
+_OUT, _QUERY = ".self_attn.out_proj.weight", "backbone.query.weight"
+
+
+def _unfolded(name: str, tensor: Tensor, heads: int) -> Tensor:
+    if name.endswith((*_INTO_HEADS, _OUT)):
+        return (tensor if name.endswith(_OUT) else tensor.T).unflatten(1, (heads, -1)).contiguous()
+    return tensor[None] if name == _QUERY else tensor
+
+
+def _folded(name: str, tensor: Tensor) -> Tensor:
+    if name.endswith((*_INTO_HEADS, _OUT)):
+        flat = tensor.flatten(1)
+        return (flat if name.endswith(_OUT) else flat.T).contiguous()
+    return tensor[0] if name == _QUERY else tensor
+
+
+PUBLISHED = _Published(
+    model="xlnet",
+    model_type="xlnet",
+    title="XLNet",
+    keys=KEYS,
+    tied=TIED,
+    prefix="transformer.",
+    outside=("lm_loss.", "sequence_summary.", "logits_proj.", "classifier.", "qa_outputs."),
+    fields={
+        "vocab_size": "vocab_size",
+        "n_layer": "num_layers",
+        "d_model": "hidden_size",
+        "n_head": "num_heads",
+        "d_inner": "feedforward_size",
+        "dropout": "dropout",
+        "initializer_range": "initializer_std",
+        "layer_norm_eps": "norm_epsilon",
+    },
+    defaults={
+        "vocab_size": 32000, "n_layer": 24, "d_model": 1024, "n_head": 16, "d_inner": 4096, "dropout": 0.1,
+        "initializer_range": 0.02, "layer_norm_eps": 1e-12,
+    },
+    constant={
+        "ff_activation": "gelu", "attn_type": "bi", "clamp_len": -1, "same_length": False, "bi_data": False,
+        "summary_type": "last", "summary_use_proj": True, "summary_activation": "tanh",
+    },
+    allowed={"untie_r": (True,), "tie_word_embeddings": (True, False)},
+    positions=None,
+)  # fmt: skip
+to_published, from_published = PUBLISHED.to_published, PUBLISHED.from_published
+published_config, from_published_config = PUBLISHED.published_config, PUBLISHED.from_published_config
+ARCHITECTURES = (
+    (("token_classifier",), "XLNetForTokenClassification"),
+    (("pooler", "classifier"), "XLNetForSequenceClassification"),
+    (("question_answering",), "XLNetForQuestionAnsweringSimple"),
+    (("lm",), "XLNetLMHeadModel"),
+    ((), "XLNetModel"),
+)

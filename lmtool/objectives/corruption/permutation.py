@@ -1,0 +1,157 @@
+"""Which tokens permutation language modelling predicts, and in which order: a pure function, vectorised over a batch.
+
+Yang, Dai, Yang, Carbonell, Salakhutdinov, Le, "XLNet", NeurIPS 2019, section 2.3 and data_utils.py of its published
+code. Of every K tokens one is predicted: an n-gram of n tokens with a share of 1/n, n <= `longest`, somewhere in a
+context of K n tokens, from the start of a word on; so contexts follow each other until a share of 1/K is predicted.
+What they leave at the end of a text is made up for by single tokens anywhere in it. As in that code n counts tokens,
+whole words or not; there the context stands beside its n-gram, so that single tokens are a sixth of all.
+
+What is predicted, and the special tokens, are in a random order; all other tokens come before them. Ranks say who sees
+whom (`models.two_streams`). The first `reuse` tokens of an example are ordered by themselves, and all the rest comes
+after them.
+
+Every draw is keyed by (seed, epoch, example, position), so nothing depends on the batch.
+Shape letters: T tokens, N examples, B blocks: an example, or its two parts; U runs of text without a special token or
+a border in between; P tokens of text, M predicted ones, D draws of a length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from lmtool import streams
+from lmtool.objectives.corruption.masking import Masked, Vocabulary, budget
+from lmtool.objectives.permutation_configs import PlmConfig
+
+# Draws of a run are numbered by its first place and their number in it; those of a token by its place, far beyond.
+_ROUND = 1 << 20
+_BY_POSITION = 1 << 50
+_LENGTH, _OFFSET = 0, 1
+
+
+@dataclass(frozen=True)
+class Permuted(Masked):
+    """tokens: as they were. ranks: (T,). single: (M,) whether a token was added to make up for what the n-grams left.
+    drawn: (D,) lengths of n-grams as they were drawn, before the share or the text cut them. starts: (S,) flat places
+    where n-grams begin. blocks: (T,) which part of its example a token belongs to."""
+
+    ranks: np.ndarray
+    single: np.ndarray
+    drawn: np.ndarray
+    starts: np.ndarray
+    blocks: np.ndarray
+
+
+def ngram_shares(longest: int) -> np.ndarray:
+    """(longest,) probability of each n, 1 first: in proportion to 1/n."""
+    shares = 1 / np.arange(1, longest + 1)
+    return shares / shares.sum()
+
+
+def permute(
+    config: PlmConfig,
+    vocabulary: Vocabulary,
+    tokens_T: np.ndarray,
+    lengths_N: np.ndarray,
+    examples_N: np.ndarray,
+    seed: int,
+    epoch: int,
+) -> Permuted:
+    """Targets and ranks of a packed batch; the arguments are those of `masking.mask_tokens`."""
+    documents_T = np.repeat(np.arange(len(lengths_N)), lengths_N)
+    positions_T = np.arange(len(tokens_T)) - np.repeat(np.cumsum(lengths_N) - lengths_N, lengths_N)
+    blocks_T = (positions_T >= config.reuse).astype(np.int64) if config.reuse else np.zeros(len(tokens_T), np.int64)
+    text_T = ~vocabulary.special[tokens_T]
+
+    def draw(places: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        return streams.uniform_at(seed, "corrupt", epoch, examples_N[documents_T[places]], numbers)
+
+    places_P = np.flatnonzero(text_T)
+    block_P = 2 * documents_T[places_P] + blocks_T[places_P]
+    left_B = budget(np.bincount(block_P, minlength=2 * len(lengths_N)), 1 / config.context)
+    runs = _Runs(places_P, block_P, vocabulary.starts_word[tokens_T[places_P]], left_B)
+    chosen_P, drawn, starts = _ngrams(config, runs, lambda at, number: draw(at, positions_T[at] * _ROUND + number))
+    left_B = left_B - np.bincount(block_P[chosen_P], minlength=len(left_B))
+    free = np.flatnonzero(~chosen_P & (left_B[block_P] > 0))
+    order = free[np.lexsort((draw(places_P[free], _BY_POSITION + positions_T[places_P[free]]), block_P[free]))]
+    single = order[_numbers(block_P[order]) < left_B[block_P[order]]]
+    chosen_P[single] = True
+    at = places_P[chosen_P]
+
+    ordered_T = ~text_T
+    ordered_T[at] = True
+    ranks_T = _ranks(ordered_T, documents_T, blocks_T, draw(np.arange(len(tokens_T)), 2 * _BY_POSITION + positions_T))
+    is_single = np.isin(at, places_P[single])
+    return Permuted(tokens_T, at, tokens_T[at], ranks_T, is_single, drawn, places_P[starts], blocks_T)
+
+
+def _numbers(groups: np.ndarray) -> np.ndarray:
+    """0, 1, ... within each group; equal groups stand together."""
+    first = np.flatnonzero(np.diff(groups, prepend=-1))
+    sizes = np.diff(np.append(first, len(groups)))
+    return np.arange(len(groups)) - np.repeat(first, sizes)
+
+
+class _Runs:
+    """Runs of text. first, last: (U,) borders among the P, the last one behind. left: how many tokens of each are
+    predicted. next_start: (P+1,) the next token that begins a word, itself or behind it; P for none. places: (P,)."""
+
+    def __init__(self, places_P: np.ndarray, block_P: np.ndarray, starts_word_P: np.ndarray, left_B: np.ndarray):
+        opens = (np.diff(places_P, prepend=-2) != 1) | (np.diff(block_P, prepend=-1) != 0)
+        self.places, self.first = places_P, np.flatnonzero(opens)
+        self.last = np.append(self.first[1:], len(places_P))[: len(self.first)]
+        # Of each block an exact number, spread over its runs by their lengths.
+        block_U = block_P[self.first]
+        whole_B = np.bincount(block_P, minlength=len(left_B))
+        before_B = np.cumsum(whole_B) - whole_B
+        ends = self.last - before_B[block_U]
+        reached = np.rint(left_B[block_U] * ends / np.maximum(whole_B[block_U], 1)).astype(np.int64)
+        self.left = np.diff(reached, prepend=0)
+        opens_block = np.diff(block_U, prepend=-1) != 0
+        self.left[opens_block] = reached[opens_block]
+        starts = np.where(starts_word_P | opens, np.arange(len(places_P)), len(places_P))
+        self.next_start = np.append(np.minimum.accumulate(starts[::-1])[::-1], len(places_P)).astype(np.int64)
+
+
+def _ngrams(
+    config: PlmConfig, runs: _Runs, draw: Callable[[np.ndarray, int], np.ndarray]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(P,) what is predicted, (D,) lengths as drawn, (S,) where n-grams begin: a round draws one of each open run."""
+    cumulative = np.cumsum(ngram_shares(config.longest))[:-1]
+    chosen_P = np.zeros(len(runs.places), dtype=bool)
+    at, left = runs.first.copy(), runs.left.copy()
+    drawn, starts = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
+    number = 0
+    while len(active := np.flatnonzero((left > 0) & (at < runs.last))):
+        opening = runs.places[runs.first[active]]
+        length, offset = (draw(opening, 2 * number + which) for which in (_LENGTH, _OFFSET))
+        number += 1
+        length = 1 + np.searchsorted(cumulative, length, side="right")
+        drawn.append(length)
+        length = np.minimum(length, left[active])
+        room = config.context * length
+        begin = at[active] + (offset * (room - length + 1)).astype(np.int64)
+        begin = runs.next_start[np.minimum(begin, len(runs.places))]
+        end = begin + length
+        fits = end <= runs.last[active]
+        at[active] = np.where(fits, np.maximum(at[active] + room, end), runs.last[active])
+        left[active[fits]] -= length[fits]
+        starts.append(begin[fits])
+        for step in range(int(length[fits].max(initial=0))):
+            chosen_P[begin[fits & (step < length)] + step] = True
+    return chosen_P, np.concatenate(drawn), np.concatenate(starts)
+
+
+def _ranks(ordered_T: np.ndarray, documents_T: np.ndarray, blocks_T: np.ndarray, uniform_T: np.ndarray) -> np.ndarray:
+    """(T,) ranks from 0 on: in each example the tokens that are not `ordered` of its first block, the others of it in
+    the order of their draws, then the same of the second."""
+    places = np.flatnonzero(ordered_T)
+    block = 2 * documents_T[places] + blocks_T[places]
+    order = places[np.lexsort((uniform_T[places], block))]
+    ranks_T = np.zeros(len(ordered_T), dtype=np.int64)
+    ranks_T[order] = 1 + _numbers(2 * documents_T[order] + blocks_T[order])
+    in_first = np.bincount(documents_T[ordered_T & (blocks_T == 0)], minlength=documents_T.max(initial=0) + 1)
+    return ranks_T + blocks_T * (1 + in_first[documents_T])

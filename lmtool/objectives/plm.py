@@ -1,0 +1,101 @@
+"""Permutation language modelling: tokens from those before them in a random order.
+
+Yang, Dai, Yang, Carbonell, Salakhutdinov, Le, "XLNet: Generalized Autoregressive Pretraining for Language
+Understanding", NeurIPS 2019, section 2.
+
+Shape letters: T tokens, M predicted places, H hidden width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from lmtool.data.split import SplitData
+from lmtool.heads.lm import LMHead, lm_head
+from lmtool.learners.baseline import ConstantPredictor, token_counts
+from lmtool.learners.targets import labels_of, places_of
+from lmtool.models.base import Backbone
+from lmtool.objectives.checks.permutation import PermutationInspector, PermutedPairsInspector, PermutedWindowsInspector
+from lmtool.objectives.examples.masked import MaskedWindows
+from lmtool.objectives.examples.masked_pairs import MaskedPairs
+from lmtool.objectives.examples.masks import Permutations
+from lmtool.objectives.filling import MaskFiller, masked_samples
+from lmtool.objectives.permutation_configs import PlmConfig
+from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.types import Batch, Packed, Scores, StepOutput
+
+
+class PermutationLanguageModel(MaskFiller):
+    """The one term `plm`. The query stream runs for the predicted tokens alone, and no others are scored."""
+
+    config: PlmConfig
+
+    def __init__(self, config: PlmConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int):
+        super().__init__(config, backbone, tokenizer, seed)
+        self.weights = {"plm": 1.0}
+        self.add_head("lm", lm_head(backbone))
+
+    def examples(self, data: SplitData, max_length: int) -> MaskedWindows | MaskedPairs:
+        format_name = self.backbone.config.text_format
+        if self.config.pairs != "none":
+            return MaskedPairs(
+                self.config, self.tokenizer, format_name, data.text, max_length, data.split, self.seed, Permutations
+            )
+        return MaskedWindows(
+            self.config, self.tokenizer, format_name, data.text, max_length, data.documents, data.split, self.seed,
+            Permutations,
+        )  # fmt: skip
+
+    def inspector(self, examples: MaskedWindows | MaskedPairs, max_length: int) -> PermutationInspector:
+        kind = PermutedWindowsInspector if self.config.pairs == "none" else PermutedPairsInspector
+        return kind(self, examples, max_length)
+
+    def predictors(self, train: SplitData, examples: MaskedWindows | MaskedPairs) -> dict[str, ConstantPredictor]:
+        """Unigrams of the training store; special tokens are never predicted."""
+        counts = token_counts(train.text.tokens, self.tokenizer.vocab_size)
+        return {"plm": ConstantPredictor.of_counts("unigram", counts, self.tokenizer.special_ids)}
+
+    def counts(self, batch: Batch) -> dict[str, float]:
+        return {"plm": float(len(labels_of(batch, "plm")))}
+
+    def forward(self, batch: Batch, step: int) -> StepOutput:
+        hidden_MH = self.backbone(batch.inputs, self.draws(batch, step), asked_M=places_of(batch.host, "plm"))
+        return StepOutput({"plm": self._lm.loss_sum(hidden_MH, self._table_VH, labels_of(batch, "plm"))}, self.weights)
+
+    @torch.no_grad()
+    def score(self, batch: Batch) -> dict[str, Scores]:
+        """Each target's loss and best guess, in evaluation."""
+        at, labels = places_of(batch, "plm"), labels_of(batch, "plm")
+        hidden_MH = self.backbone(batch.inputs, asked_M=places_of(batch.host, "plm"))
+        each, best = self._lm.scores(hidden_MH, self._table_VH, labels)
+        return {"plm": Scores(each, labels, best, batch.inputs.documents[at])}
+
+    @property
+    def _lm(self) -> LMHead:
+        return cast(LMHead, self.heads["lm"])
+
+    @property
+    def _table_VH(self) -> Tensor:
+        return self.backbone.embed.token.weight
+
+    @torch.no_grad()
+    def samples(self, batch: Batch, n: int) -> list[dict[str, Any]]:
+        """The first n examples of a batch; what is predicted is shown as masks, though others may see it."""
+        at, labels, tokens = places_of(batch, "plm"), labels_of(batch, "plm"), batch.inputs.tokens.clone()
+        tokens[at] = self.tokenizer.role("mask")
+        shown = replace(batch, inputs=replace(batch.inputs, tokens=tokens))
+        return masked_samples(
+            shown, at, labels, lambda _, places: self._logits(batch.inputs, places), self.tokenizer, n
+        )
+
+    def logits_at(self, packed: Packed, at: Tensor) -> Tensor:
+        """From all that is not masked."""
+        rank_T = torch.zeros_like(packed.tokens).index_fill(0, at, 1)
+        return self._logits(replace(packed, columns={**packed.columns, "rank": rank_T}), at)
+
+    def _logits(self, packed: Packed, at: Tensor) -> Tensor:
+        return self._lm(self.backbone(packed, asked_M=at.cpu()), self._table_VH)
