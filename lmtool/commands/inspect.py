@@ -97,7 +97,8 @@ def _looked_into(
     learned = config.objective.name if isinstance(config, PretrainConfig) else config.task.name
     _table(output, tally, f"{learned} · {verb} · model={config.model.name}")
     print_shifts(output, apart, learned)
-    for warning in warnings_of(inspector.examples.facts()):
+    remark = config.model.remark(config.max_length)
+    for warning in (*warnings_of(inspector.examples.facts()), *([remark] if remark else ())):
         output.line(f"warning: {warning}", "yellow")
     return shown, tally
 

@@ -112,8 +112,9 @@ def begin(
         resumed_step=state.get("step"),
         branch=config.branch if str(config.branch).endswith(f"@{state.get('step')}") else None,
     )
-    late = never(rates)
-    for warning in (*warnings_of(data), *([late] if late else ())):
+    longest = max(form.max_length for form in (config.forms if isinstance(config, PretrainConfig) else (config,)))
+    remarks = [remark for remark in (never(rates), config.model.remark(longest)) if remark]
+    for warning in (*warnings_of(data), *remarks):
         opened.output.line(f"warning: {warning}", "yellow")
     threads, before = torch.get_num_threads(), state.get("threads")
     if before not in (None, threads) and opened.precision.device.type == "cpu":

@@ -111,7 +111,11 @@ def _of_backbone(backbone: Backbone, formats: Formats, length: float, outputs: f
         second = _of_layers(backbone.decoder.embed, decoder, formats, outputs * length, learns, 1.0, inputs)
         return _times(first, inputs / length) + _times(second, outputs)
     whole = length + virtual
-    own = _of_layers(backbone.embed, layers_of(backbone), formats, whole, _learns(backbone.embed), read)
+    blocks, keys, copies = backbone.blocks if isinstance(backbone, OneStack) else None, whole, 0.0
+    if blocks is not None and whole > blocks.longest_dense:
+        keys = blocks.seen(whole)
+        copies = keys / blocks.size
+    own = _of_layers(backbone.embed, layers_of(backbone), formats, keys, _learns(backbone.embed), read, copies=copies)
     return _times(own, whole / length)
 
 
@@ -123,8 +127,10 @@ def _of_layers(
     learns: bool,
     read: float,
     cross_keys: float = 0.0,
+    copies: float = 0.0,
 ) -> Kept:
-    """Of a stack, a token of it. learns: whether anything before its layers does. keys: that a query sees at most."""
+    """Of a stack, a token of it. learns: whether anything before its layers does. keys: that a query sees at most.
+    copies: of each key and value, where those that a block sees are gathered (`nn.block_sparse`)."""
     parts = list(layers)
     width = _width(parts[0]) if parts else 0
     activations = float(learns * width * (VALUE_BYTES * (embed.norm is not None) + (embed.dropout.rate > 0)))
@@ -132,7 +138,7 @@ def _of_layers(
     for number, layer in enumerate(parts):
         learns = learns or _learns(layer)
         share = read if number == len(parts) - 1 else 1.0
-        own = _of_layer(layer, formats, share, embed.position.scores)
+        own = _of_layer(layer, formats, share, embed.position.scores, copies)
         if not learns:
             frozen = max(frozen, own)
             continue
@@ -140,7 +146,8 @@ def _of_layers(
         for name, part in _named_attentions(layer):
             cross = name == "cross_attn"
             biased = embed.position.scores and not cross
-            own_scores += _scores(part, formats, cross, biased, cross_keys if cross else keys)
+            pieces = cross or biased or copies > 0
+            own_scores += _scores(part, formats, pieces, biased, cross_keys if cross else keys)
         if formats.recomputes:
             activations += _width(layer) * VALUE_BYTES
             working = max(working, own + own_scores)
@@ -149,11 +156,11 @@ def _of_layers(
     return Kept(activations, scores, working if learns else frozen)
 
 
-def _of_layer(layer: nn.Module, formats: Formats, read: float, biased: bool) -> float:
+def _of_layer(layer: nn.Module, formats: Formats, read: float, biased: bool, copies: float) -> float:
     """Bytes of a token in a layer whose part behind the attention works on a share of the tokens."""
     recurrent = sum(_of_lstm(part, formats) for part in layer.modules() if isinstance(part, Lstm))
     ahead = recurrent + sum(
-        _of_attention(part, formats, name == "cross_attn", biased) for name, part in _named_attentions(layer)
+        _of_attention(part, formats, name == "cross_attn", biased, copies) for name, part in _named_attentions(layer)
     )
     width = _width(layer)
     norms = sum(_of_norm(part, width) for name, part in layer.named_children() if "norm" in name)
@@ -168,9 +175,10 @@ def _of_layer(layer: nn.Module, formats: Formats, read: float, biased: bool) -> 
     return ahead + read * behind
 
 
-def _keyed(attention: MultiHead, formats: Formats, cross: bool, biased: bool) -> bool:
-    """Whether it is one function with its dropout (`nn.keyed`), which keeps queries, keys, values and weights."""
-    return not (formats.cuda or cross or biased) and attention.dropout.rate > 0
+def _keyed(attention: MultiHead, formats: Formats, pieces: bool) -> bool:
+    """Whether it is one function with its dropout (`nn.keyed`), which keeps queries, keys, values and weights. pieces:
+    it is more than that."""
+    return not (formats.cuda or pieces) and attention.dropout.rate > 0
 
 
 def _terms(attention: MultiHead) -> int:
@@ -179,7 +187,7 @@ def _terms(attention: MultiHead) -> int:
     return len(attention.terms) if isinstance(attention, DisentangledAttention) else 0
 
 
-def _of_attention(attention: MultiHead, formats: Formats, cross: bool, biased: bool) -> float:
+def _of_attention(attention: MultiHead, formats: Formats, cross: bool, biased: bool, copies: float) -> float:
     """Its input where a projection learns, the states of the heads, and what the last map reads."""
     joined = attention.q_proj.weight.shape[0]
     width = attention.q_proj.in_features
@@ -190,7 +198,9 @@ def _of_attention(attention: MultiHead, formats: Formats, cross: bool, biased: b
         for name, values in part.named_parameters(recurse=False)
         if name == "lora_a"
     )
-    states = 3 if _keyed(attention, formats, cross, biased) else 4 + 2 * _terms(attention)
+    states = 3.0 if _keyed(attention, formats, cross or biased or copies > 0) else 4.0 + 2 * _terms(attention)
+    if copies:
+        states += 2 * (copies - 1)
     kept = learns * width * formats.product + states * joined * formats.attention + low * formats.product
     if _keeps_input(attention.out_proj):
         kept += joined * formats.product
@@ -223,10 +233,10 @@ def _of_feed_forward(part: FeedForward, formats: Formats) -> float:
     return formats.product * (_keeps_input(part.fc_in) * width + values * inner) + dropped * inner
 
 
-def _scores(attention: MultiHead, formats: Formats, cross: bool, biased: bool, keys: float) -> float:
+def _scores(attention: MultiHead, formats: Formats, pieces: bool, biased: bool, keys: float) -> float:
     """Bytes of a query's scores, where they are kept: on a CPU dropout needs the weights and its choices, in pieces
     also what comes out; positions that add to the scores need them on the way back."""
-    if _keyed(attention, formats, cross, biased):
+    if _keyed(attention, formats, pieces):
         element = VALUE_BYTES + 1
     elif not formats.cuda and attention.dropout.rate > 0:
         element = 2 * VALUE_BYTES + 1

@@ -94,6 +94,8 @@ class Inspector:
                 entry["boundaries"] = (np.cumsum([len(text) + 1 for text in texts[number]])[:-1]).tolist()
             documents = range(*drawn.borders[number : number + 2])
             entry["input"] = self.side(batch.inputs, documents)
+            if drawings := self.learner.backbone.drawings(batch.inputs.lengths[documents[0]]):
+                entry["drawings"] = drawings
             if batch.outputs is not None:
                 entry["output"] = self.side(batch.outputs, documents)
             entry["targets"] = {
@@ -108,7 +110,8 @@ class Inspector:
 
     def described(self, n: int) -> Iterator[dict[str, Any]]:
         """The first n examples: `example` (its number), `epoch`, the `text` with the `boundaries` within it, what the
-        model reads (`input`, `output`), and the `targets` by term."""
+        model reads (`input`, `output`), the `targets` by term and, of some families, `drawings` of what sees what in
+        the input: lines by their title."""
         if n < 1:
             return
         first = next(self.drawn(1))

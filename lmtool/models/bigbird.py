@@ -27,6 +27,8 @@ longer texts the two agree in training mode alone, and not at 1,024, 3,072 and 4
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import nn
 
 from lmtool.models.base import new, positions_of
@@ -53,22 +55,23 @@ class Bigbird(BertLike):
         embed = Embeddings(config.vocab_size, width, position, config.dropout, config.segments, norm)
         super().__init__(config, embed, [post_norm_layer(config, "gelu_tanh") for _ in range(config.num_layers)])
 
-    def pattern(self, number: int) -> BlockPattern:
-        """Which blocks see which in the layer of this number, counted from 0."""
+    @property
+    def blocks(self) -> BlockPattern:
+        """The seeds of the other layers count on from the first one's."""
         config = self.config
-        return BlockPattern(config.block_size, config.random_blocks, config.num_heads, config.pattern_seed + number)
+        return BlockPattern(config.block_size, config.random_blocks, config.num_heads, config.pattern_seed)
 
     def mask(self, number: int, packed: Packed) -> Mask:
-        if max(packed.lengths, default=0) <= self.config.longest_dense:
+        blocks = self.blocks
+        if max(packed.lengths, default=0) <= blocks.longest_dense:
             return Full()
-        return Blocks(self.pattern(number), packed.lengths, self.ahead)
+        return Blocks(replace(blocks, seed=blocks.seed + number), packed.lengths, self.ahead)
 
     def seen(self, number: int, length: float) -> float:
-        """Two blocks see all; the others the two, themselves, their neighbours and those they drew."""
-        blocks, random = length / self.config.block_size, self.config.random_blocks
-        if length <= self.config.longest_dense:
-            return length
-        return self.config.block_size * (2 * blocks + 2 * (4 + random) + (blocks - 4) * (5 + random)) / blocks
+        return self.blocks.seen(length)
+
+    def drawings(self, length: int) -> dict[str, list[str]]:
+        return self.blocks.drawings(length)
 
 
 def build(config: BigbirdConfig, seed: int) -> Bigbird:

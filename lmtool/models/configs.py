@@ -105,6 +105,10 @@ class ModelConfig(Config):
         """Its sizes, for screens and reports."""
         return {"layers": self.num_layers, "width": self.hidden_size}
 
+    def remark(self, max_length: int) -> str | None:
+        """What is to be said of a run whose texts have at most so many tokens, where it may not be what is meant."""
+        return None
+
     def scaled(self, width: float, depth: float) -> Self:
         """The same family with a share of its width and layers: ELECTRA's generator."""
         sizes = {

@@ -132,10 +132,15 @@ class BigbirdConfig(SegmentedConfig):
         0, ge=0, le=1_000_000, description="Which random blocks: of the first layer; the next ones count on from it."
     )
 
-    @property
-    def longest_dense(self) -> int:
-        """Tokens of the longest text whose tokens all see each other."""
-        return (2 * self.random_blocks + 5) * self.block_size
+    def remark(self, max_length: int) -> str | None:
+        dense = (2 * self.random_blocks + 5) * self.block_size
+        if max_length > dense:
+            return None
+        return (
+            f"max_length={max_length}: no text is seen by blocks, all are dense: model={self.name} has blocks of "
+            f"{self.block_size} tokens, and texts of up to {dense} are dense; a larger max_length= or a smaller "
+            "model.block_size= changes that"
+        )
 
 
 class DisentangledConfig(TransformerConfig):

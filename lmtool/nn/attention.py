@@ -213,6 +213,7 @@ class MultiHead(nn.Module):
 
 
 _WORDS = {"flash": "variable-length flash", "jagged": "flash of jagged tensors, which has dropout"}
+_BLOCKS = "blocks of tokens to those they see, gathered"
 _TILES = "documents of like length together, no padding read"
 
 
@@ -222,6 +223,9 @@ def attention_path(
     """How the attentions of a model compute in training, in words. prefixes: True where there are texts with a prefix
     that all of the text sees, False where there are texts without."""
     paths: dict[str, str] = {}
+    for stack in model.modules():
+        if (blocks := getattr(stack, "blocks", None)) is not None:
+            paths[_BLOCKS] = f"in texts of more than {blocks.longest_dense} tokens"
     led = {
         layer.self_attn
         for stack in model.modules()

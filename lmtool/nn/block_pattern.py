@@ -44,6 +44,13 @@ class BlockPattern:
         """Of a text of this many tokens, the last one filled up."""
         return -(-length // self.size)
 
+    def seen(self, length: float) -> float:
+        """Tokens that one of a text of this length sees, mean, where all blocks are full."""
+        blocks, inner = length / self.size, 5 + self.random
+        if length <= self.longest_dense:
+            return length
+        return self.size * (2 * blocks + 2 * (inner - 1) + (blocks - 4) * inner) / blocks
+
     def drawn(self, blocks: int) -> np.ndarray:
         """(N, A, X) the random blocks of each block, -1 for the first one's and the last one's."""
         # A table of twice the blocks serves the texts of half as many.
@@ -62,6 +69,18 @@ class BlockPattern:
             drawn_NAX = self.drawn(blocks)[1:-1]
             sees_ANN[np.arange(self.heads)[:, None], numbers[1:-1, None, None], drawn_NAX] = True
         return sees_ANN
+
+    def drawings(self, length: int) -> dict[str, list[str]]:
+        """Of a text of so many tokens a line a block, a sign for each that it may see, under their title."""
+        blocks = self.blocks(length)
+        title = f"{blocks} blocks of {self.size} tokens"
+        if blocks <= self.drawn_among:
+            return {f"{title}, dense": []}
+        signs = np.where(self.sees(blocks)[0], "+", ".")
+        signs[[0, -1]] = signs[:, [0, -1]] = "#"
+        signs[np.arange(1, blocks - 1)[:, None], self.drawn(blocks)[1:-1, 0]] = "*"
+        title = f"{title}, as the first head of the first layer sees them (# global, + window, * drawn, . unseen)"
+        return {title: ["".join(row) for row in signs]}
 
 
 @lru_cache(maxsize=128)

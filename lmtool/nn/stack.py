@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lmtool.errors import UserError
 from lmtool.nn.attention import only
+from lmtool.nn.block_pattern import BlockPattern
 from lmtool.nn.cache import Cache
 from lmtool.nn.configs import Side as Side
 from lmtool.nn.context import AttentionKind, Context, EncoderState, TakesAttended
@@ -198,6 +199,11 @@ class Stack(nn.Module):
         self.prefix, self.cross_prefix = None, None
         self.tap = None
         self.recomputes = False
+
+    @property
+    def blocks(self) -> BlockPattern | None:
+        """By which longer texts are seen by blocks, as the first layer draws them; None where they are not."""
+        return None
 
     @property
     def ahead(self) -> int:

@@ -29,6 +29,7 @@ TAUGHT = ["distill.teacher=runs/taught"]
 TASK = "{name: task, task: {kind: classification, name: sst2, path: rows, text: [sentence]}}"
 CASES = {
     "mlm": PRETRAIN,
+    "blocks": [*PRETRAIN, "model=bigbird_tiny", "model.block_size=2", "model.random_blocks=1"],
     "clm": [*PRETRAIN, "model=gpt_tiny"],
     "span corruption": [*PRETRAIN, "model=t5_tiny", "model.attention_dropout=0"],
     "denoising": [*PRETRAIN, "model=bart_tiny"],

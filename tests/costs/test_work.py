@@ -75,6 +75,7 @@ CASES: dict[str, tuple[type[ModelConfig], dict[str, Any], str, ObjectiveConfig]]
     "mask decoder": (DebertaConfig, {"scores": ()}, "wordpiece", MlmConfig(enhanced_decoder=True)),
     "own maps": (DebertaConfig, {"max_distance": 8}, "wordpiece", MlmConfig()),
     "buckets": (DebertaV3Config, {"buckets": 8, "max_distance": 16}, "wordpiece", RtdConfig()),
+    "blocks": (BigbirdConfig, {"block_size": 2, "random_blocks": 1}, "wordpiece", MlmConfig()),
     "gpt": (GptConfig, {}, "bytebpe", ClmConfig()),
     "gpt prefix": (GptConfig, {}, "bytebpe", PrefixLmConfig()),
     "t5": (T5Config, {"head_size": 8}, "t5", SpanCorruptionConfig()),
@@ -239,7 +240,7 @@ def saved_bytes(learner: Any, forward: Callable[[], Any]) -> int:
     return sum(memory.nbytes() for memory in saved.values())
 
 
-@pytest.mark.parametrize("case", ["bert", "albert", "electra", "gpt", "t5", "t5 v1.1", "bart"])
+@pytest.mark.parametrize("case", ["bert", "albert", "electra", "blocks", "gpt", "t5", "t5 v1.1", "bart"])
 def test_a_forward_keeps_what_is_planned(case: str) -> None:
     """In fp32 on a CPU, dropout on; heads, which are small here, are in what is saved alone."""
     learner, tokens = learner_of(case)

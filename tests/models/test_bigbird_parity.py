@@ -144,7 +144,7 @@ def test_a_variant_that_is_not_computed_is_refused(changed, said):
 
 def test_longer_texts_alone_are_seen_by_blocks():
     backbone = build(CONFIG, 0)
-    assert backbone.config.longest_dense == backbone.pattern(0).longest_dense == 36
+    assert backbone.blocks.longest_dense == 36
     assert backbone.mask(1, Packed(torch.arange(40), (36, 4))) == Full()
     backbone.prefix = KeyPrefix(3, 5, 36)
     assert backbone.mask(1, Packed(torch.arange(41), (37, 4))) == Blocks(BlockPattern(4, 2, 3, 1), (37, 4), 3)

@@ -1,0 +1,52 @@
+"""A run whose texts are seen by blocks: drawn, warned of where none is, resumed to the bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from lmtool import cli
+from tests.commands.conftest import but_for, pretrain, tiny
+
+MODEL = "bigbird_tiny"
+# Texts of 15 tokens and more are seen by blocks; draws of dropout by token.
+BLOCKS = ["model.block_size=2", "model.random_blocks=1", "model.dropout=0.1", "model.attention_dropout=0.1"]
+
+
+def weights(run: Path) -> dict:
+    return load_file(sorted((run / "checkpoints").glob("step_*"))[-1] / "model.safetensors")
+
+
+@pytest.mark.usefixtures("place")
+def test_it_resumes_to_the_bit(capsys: pytest.CaptureFixture[str]) -> None:
+    more = [*BLOCKS, "schedule=constant", "checkpoint_every=1"]
+    pretrain("part", *more, "max_steps=1", model=MODEL)
+    printed = capsys.readouterr().out
+    assert "blocks of tokens to those they see, gathered (in texts of more than 14 tokens)" in printed
+    assert "no text is seen by blocks" not in printed
+    resumed = weights(pretrain("part", *more, "max_steps=2", model=MODEL))
+    assert "resumes from step 1" in capsys.readouterr().out
+    unbroken = weights(pretrain("whole", *more, "max_steps=2", model=MODEL))
+    assert resumed.keys() == unbroken.keys()
+    assert all(tensor.equal(unbroken[name]) for name, tensor in resumed.items())
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize("length", [14, 32])
+def test_inspect_draws_the_blocks(length: int, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["inspect", "pretrain", f"model={MODEL}", *tiny(MODEL), *BLOCKS, "data=text", "data.path=text.txt"]
+    words += ["cache_dir=cache", f"max_length={length}", "n=1", "tokens=100", "output=seen.jsonl"]
+    assert cli.main(but_for(words)) == 0
+    printed = capsys.readouterr().out
+    ((title, rows),) = json.loads(Path("seen.jsonl").read_text())["drawings"].items()
+    assert all(line in printed for line in (f"{title}:", *rows))
+    warning = f"max_length={length}: no text is seen by blocks, all are dense"
+    if length == 14:
+        assert (title, rows) == ("7 blocks of 2 tokens, dense", []) and warning in printed
+    else:
+        assert title.startswith("16 blocks of 2 tokens,") and warning not in printed
+        assert rows[0] == rows[-1] == "#" * 16
+        assert all(row.count("+") == 3 and row.count("*") == 1 and row[0] == row[-1] == "#" for row in rows[2:-2])
