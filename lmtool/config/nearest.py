@@ -41,10 +41,13 @@ def nearest(word: str, known: Iterable[object]) -> str | None:
     if len(word) > LONGEST:
         return None
     lower = word.lower()
-    ranked = sorted((distance(lower, str(word).lower()), str(word)) for word in known)
-    if ranked and ranked[0][0] <= _far(word) and not _strangers(lower, ranked[0][1].lower()):
-        return ranked[0][1]
-    inside = [name for _, name in ranked if len(word) > 2 and (name.startswith(word) or word.startswith(name + "_"))]
+    # Of two as near, that of the same letters: `adawm` is adamw.
+    ranked = sorted(
+        (distance(lower, name.lower()), sorted(lower) != sorted(name.lower()), name) for name in map(str, known)
+    )
+    if ranked and ranked[0][0] <= _far(word) and not _strangers(lower, ranked[0][2].lower()):
+        return ranked[0][2]
+    inside = [name for *_, name in ranked if len(word) > 2 and (name.startswith(word) or word.startswith(name + "_"))]
     return inside[0] if inside else None
 
 

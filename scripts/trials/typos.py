@@ -15,7 +15,7 @@ import yaml
 from trials.commands import refused, shown, typed
 from trials.outcomes import Failed, Kind, Outcome, Verdict, chance_of, planted
 
-AIM = 0.96
+AIM = 0.99
 _RIGHT = "the right name first"
 _BASE = {
     "pretrain": ["pretrain", "model=bert_tiny"],

@@ -29,6 +29,10 @@ def typo(word: str, draw: random.Random) -> str:
     return word[:at] + draw.choice([letter for letter in ALPHABET if letter != word[at]]) + word[at + 1 :]
 
 
+def test_of_two_as_near_the_one_of_the_same_letters() -> None:
+    assert nearest("adawm", ["adam", "adamw"]) == "adamw" and nearest("adamm", ["adam", "adamw"]) == "adam"
+
+
 def test_two_hundred_typos() -> None:
     draw = random.Random(0)
     data = {
