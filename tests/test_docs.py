@@ -1,70 +1,136 @@
-"""The samples of docs/architecture.md run: each component is added, chosen by its name and takes a step."""
+"""The files of docs/extend.md work as they stand there, and what docs/architecture.md points to is there."""
 
 from __future__ import annotations
 
 import re
+import shlex
 import sys
-import types
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from lmtool.config.tables import Choice, build, entry_of
+from lmtool.config.tables import Choice, build
 from lmtool.data.loader import PackedLoader
 from lmtool.data.split import SplitData
-from lmtool.errors import UserError
+from lmtool.learners.targets import labels_of
+from lmtool.metrics import compute
 from lmtool.tasks.loading import load_task
+from lmtool.types import Packed
+from tests.commands.conftest import write_text
 from tests.objectives.objective_fixtures import backbone, store, tokenizer
+from tests.test_plugins import lmtool
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+TOUR = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+EXTEND = (ROOT / "docs" / "extend.md").read_text(encoding="utf-8")
+FILES = dict(re.findall(r"```python file=(\w+\.py)\n(.*?)```", EXTEND, flags=re.S))
+COMMANDS = [
+    line
+    for block in re.findall(r"```bash\n(.*?)```", EXTEND, flags=re.S)
+    for line in block.replace("\\\n", " ").splitlines()
+]
+ROWS = [("the cat sat near two mats", 2), ("the dog ran some way", 5)] * 20
 
 
 @pytest.fixture(scope="module", autouse=True)
-def tour() -> types.ModuleType:
-    """The page's samples as the module `tour`."""
-    module = types.ModuleType("tour")
-    sys.modules["tour"] = module
-    for sample in re.findall(r"```python\n(.*?)```", PAGE, flags=re.S):
-        exec(compile(sample, "docs/architecture.md", "exec"), module.__dict__)
-    return module
+def modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The page's files as modules."""
+    folder = tmp_path_factory.mktemp("extend")
+    for name, text in FILES.items():
+        (folder / name).write_text(text)
+    sys.path.insert(0, str(folder))
+    for name in FILES:
+        __import__(name.removesuffix(".py"))
+    yield
+    sys.path.remove(str(folder))
 
 
-def test_a_tuning_method_and_a_task_kind(tmp_path: Path) -> None:
-    file = tmp_path / "rows.tsv"
-    file.write_text("text\tlabel\n" + "".join(f"the cat sat near {word}\t{word}\n" for word in ("two", "some") * 20))
-    section = {"kind": "strict", "name": "strict", "path": str(file)}
-    task = load_task(Choice("task", key="kind").validate(section), 0, tmp_path, True)
+def of_rows(folder: Path, kind: str, **more: object):
+    """A task of a kind on ROWS, as it is learned, and the batch of a few of them."""
+    (folder / "rows.csv").write_text("text,label\n" + "".join(f"{text},{label}\n" for text, label in ROWS))
+    section = {"kind": kind, "name": kind, "path": str(folder / "rows.csv"), **more}
+    task = load_task(Choice("task", key="kind").validate(section), 0, folder, True)
     learner = task.config.learner(backbone(), tokenizer(), 0)
-    learner.tune(build(Choice("tuning").validate({"name": "fast_biases", "scale": 3.0})))
-    head, biases = learner.parameter_groups()
-    assert head.learning_rate_scale == 1.0 and biases.learning_rate_scale == 3.0
-    assert all(name.endswith(".bias") for name, _ in biases.parameters) and biases.parameters
     examples = learner.examples(task.splits()["train"], 32)
     (batch,) = next(PackedLoader(examples, 0, batch_examples=4).steps()).batches
-    assert torch.isfinite(learner.train()(batch, 1).sums["strict"])
-    file.write_text(file.read_text() + "\ttwo\n")
-    with pytest.raises(UserError, match="rows.tsv:42: an empty text"):
-        load_task(Choice("task", key="kind").validate(section), 0, tmp_path, True)
+    return learner, batch
 
 
-def test_an_objective() -> None:
-    config = Choice("objective").validate({"name": "calm_clm", "calm": 0.5})
-    assert entry_of(config).builder == "tour:CalmLanguageModel"
-    tokens = tokenizer("bytebpe")
-    learner = config.learner(backbone("gpt"), tokens, 0).train()
-    examples = learner.examples(SplitData("train", store(tokens)), 32)
-    plan = examples.plan(0)
-    output = learner(examples.batch(plan.rows[:4], np.arange(4), 0), 1)
-    assert output.weights == {"clm": 1.0, "calm": 0.5} and all(torch.isfinite(total) for total in output.sums.values())
+def test_the_objective_counts_what_is_sure_less() -> None:
+    tokens, sums = tokenizer(), {}
+    for gamma in (0.0, 2.0):
+        config = Choice("objective").validate({"name": "focal_mlm", "gamma": gamma, "pairs": "none"})
+        learner = config.learner(backbone(), tokens, 0).eval()
+        examples = learner.examples(SplitData("train", store(tokens)), 32)
+        batch = examples.batch(examples.plan(0).rows[:4], np.arange(4), 0)
+        losses_M = learner.score(batch)["mlm"].losses
+        wanted = (1 - (-losses_M).exp()) ** gamma * losses_M
+        sums[gamma] = learner(batch, 1).sums["mlm"].detach()
+        assert len(labels_of(batch, "mlm")) == len(losses_M)
+        torch.testing.assert_close(sums[gamma], wanted.sum(), rtol=1e-5, atol=0)
+    assert sums[2.0] < sums[0.0]
 
 
-def test_what_the_page_points_to_is_there() -> None:
-    for name in re.findall(r"`((?:tests|conf|scripts|docs)/[\w./]+)`", PAGE):
+def packed(tokens_T: torch.Tensor, *lengths: int) -> Packed:
+    return Packed(tokens_T, lengths)
+
+
+def test_the_model_mixes_neighbours_of_one_text() -> None:
+    config = Choice("model").validate({"name": "shifts", "num_layers": 2, "hidden_size": 16, "vocab_size": 64})
+    model = build(config, 0).eval()
+    tokens = torch.arange(8, 26)
+    together = model(packed(tokens, 11, 7))
+    apart = torch.cat([model(packed(tokens[:11], 11)), model(packed(tokens[11:], 7))])
+    torch.testing.assert_close(together, apart)
+    changed = model(packed(tokens.clone().index_fill_(0, torch.tensor([5]), 9), 11, 7))
+    assert ((changed - together).abs().amax(1) > 0).nonzero().flatten().tolist() == [3, 4, 5, 6, 7]
+
+
+def test_the_task_kind_is_linear_beyond_delta(tmp_path: Path) -> None:
+    learner, batch = of_rows(tmp_path, "robust", delta=0.25)
+    errors_N = (learner.eval().outputs(batch, 1)[:, 0] - learner.labels(batch)).abs()
+    assert errors_N.min() > 0.25
+    wanted = (0.25 * (errors_N - 0.125)).sum()
+    torch.testing.assert_close(learner(batch, 1).sums["robust"], wanted)
+
+
+def test_the_tuning_method_and_the_metric(tmp_path: Path) -> None:
+    learner, batch = of_rows(tmp_path, "balanced")
+    assert learner.metric.name == "balanced_accuracy"
+    assert compute(("balanced_accuracy",), [0, 0, 0, 1], [0, 0, 1, 1]) == {"balanced_accuracy": pytest.approx(5 / 6)}
+    learner.tune(build(Choice("tuning").validate({"name": "fast_head", "scale": 3.0})))
+    head, biases = learner.parameter_groups()
+    assert head.learning_rate_scale == 3.0 and biases.learning_rate_scale == 1.0
+    assert all(name.endswith(".bias") for name, _ in biases.parameters) and biases.parameters
+    assert torch.isfinite(learner.train()(batch, 1).sums["balanced"])
+
+
+@pytest.mark.slow
+def test_the_commands_run(tmp_path: Path) -> None:
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    write_text(tmp_path / "text.txt")
+    (tmp_path / "reviews.csv").write_text("review,stars\n" + "".join(f"{text},{label}\n" for text, label in ROWS))
+    small = ["max_steps=2", "device=cpu", "tokenizer.vocab_size=300", "data=text", "data.path=text.txt"]
+    first = ["pretrain", "experiment=bert_tiny", *small, "model.num_layers=1", "name=first"]
+    lines = [shlex.join(first)]
+    for command in COMMANDS:
+        program, verb, *words = shlex.split(command)
+        assert program == "lmtool"
+        own = small if "pretrain" in (verb, words[0]) else small[:2]
+        lines.append(shlex.join([verb, *(word for word in words if not word.startswith("max_")), *own]))
+    for (status, out, err, _), line in zip(lmtool(tmp_path, *lines, path=None), lines, strict=True):
+        assert status == 0, f"{line}\n{out[-2000:]}{err[-2000:]}"
+    assert len(lines) == 7 and (tmp_path / "runs" / "balanced" / "result.json").is_file()
+
+
+def test_what_the_pages_point_to_is_there() -> None:
+    for name in re.findall(r"`((?:tests|conf|scripts|docs)/[\w./]+)`", TOUR + EXTEND):
         assert (ROOT / name).exists(), name
     packages = {path.name for path in (ROOT / "lmtool").iterdir() if (path / "__init__.py").is_file()}
-    assert packages <= set(re.findall(r"\b(\w+)/", PAGE)), "every package has its place on the picture"
-    for name in re.findall(r"`(\w+/\w+\.py)`", PAGE):
+    assert packages <= set(re.findall(r"\b(\w+)/", TOUR)), "every package has its place on the picture"
+    for name in re.findall(r"`(\w+/\w+\.py)`", TOUR):
         assert (ROOT / "lmtool" / name).exists(), name

@@ -103,7 +103,7 @@ class MaskedLanguageModel(MaskFiller):
 
     def sums(self, hidden: dict[str, Tensor], batch: Batch) -> dict[str, Tensor]:
         """By term, the sum of its losses. hidden: by term, the states at its places."""
-        sums = {"mlm": self._masked_lm.loss_sum(hidden["mlm"], self._table_VW, labels_of(batch, "mlm"))}
+        sums = {"mlm": self.masked_lm.loss_sum(hidden["mlm"], self.table_VW, labels_of(batch, "mlm"))}
         if self.config.pairs != "none":
             logits_NC = self._pair_logits(hidden)
             sums[self.config.pairs] = loss_sum(logits_NC, labels_of(batch, self.config.pairs))
@@ -120,7 +120,7 @@ class MaskedLanguageModel(MaskFiller):
     def scores(self, hidden: dict[str, Tensor], batch: Batch) -> dict[str, Scores]:
         """By term, its scores. hidden: by term, the states at its places."""
         at, labels = places_of(batch, "mlm"), labels_of(batch, "mlm")
-        each, best = self._masked_lm.scores(hidden["mlm"], self._table_VW, labels)
+        each, best = self.masked_lm.scores(hidden["mlm"], self.table_VW, labels)
         scores = {"mlm": Scores(each, labels, best, batch.inputs.documents[at])}
         if self.config.pairs != "none":
             logits_NC, labels = self._pair_logits(hidden), labels_of(batch, self.config.pairs)
@@ -129,16 +129,16 @@ class MaskedLanguageModel(MaskFiller):
         return scores
 
     @property
-    def _masked_lm(self) -> MaskedLMHead:
+    def masked_lm(self) -> MaskedLMHead:
         return cast(MaskedLMHead, self.heads[_masked_lm_name(self.config)])
 
     @property
     def _read(self) -> Callable[..., Tensor]:
         """The states that the terms read, of a packed batch."""
-        return partial(self._masked_lm.states, self.backbone)
+        return partial(self.masked_lm.states, self.backbone)
 
     @property
-    def _table_VW(self) -> Tensor:
+    def table_VW(self) -> Tensor:
         return self.backbone.embed.token.weight
 
     def _pair_logits(self, hidden: dict[str, Tensor]) -> Tensor:
@@ -147,7 +147,7 @@ class MaskedLanguageModel(MaskFiller):
         return self.heads[_PAIR_HEADS[self.config.pairs]](pooled_NH)
 
     def logits_at(self, packed: Packed, at: Tensor) -> Tensor:
-        return self._masked_lm(self._read(packed, read_M=at), self._table_VW)
+        return self.masked_lm(self._read(packed, read_M=at), self.table_VW)
 
 
 def _masked_lm_name(config: PairsConfig) -> str:

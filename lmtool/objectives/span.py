@@ -62,14 +62,14 @@ class SpanLanguageModel(MaskedLanguageModel):
         sums = super().sums(hidden, batch)
         if self.config.boundary:
             features = self._features(hidden, batch)
-            sums["sbo"] = self._boundary.loss_sum(features, self._table_VW, labels_of(batch, "sbo"))
+            sums["sbo"] = self._boundary.loss_sum(features, self.table_VW, labels_of(batch, "sbo"))
         return sums
 
     def scores(self, hidden: dict[str, Tensor], batch: Batch) -> dict[str, Scores]:
         scores = super().scores(hidden, batch)
         if self.config.boundary:
             at, labels = places_of(batch, "sbo"), labels_of(batch, "sbo")
-            each, best = self._boundary.scores(self._features(hidden, batch), self._table_VW, labels)
+            each, best = self._boundary.scores(self._features(hidden, batch), self.table_VW, labels)
             scores["sbo"] = Scores(each, labels, best, batch.inputs.documents[at])
         return scores
 
