@@ -21,11 +21,13 @@ from lmtool.heads.sampled import SampledLMHead
 from lmtool.models.base import Backbone, OneStack
 from lmtool.models.disentangled import DisentangledAttention
 from lmtool.models.encoder_decoder import EncoderDecoder
+from lmtool.nn.additive_attention import AttendingGru
 from lmtool.nn.attention import MultiHead
 from lmtool.nn.dropout import Dropout
 from lmtool.nn.embeddings import StackInput
 from lmtool.nn.feedforward import ACTIVATIONS, FeedForward, GatedFeedForward
 from lmtool.nn.recurrent import Lstm
+from lmtool.nn.recurrent_layers import BidirectionalGru
 
 # A value in fp32: of weights, of the residual stream, of what norms read.
 VALUE_BYTES = 4
@@ -139,6 +141,8 @@ def _of_layers(
         learns = learns or _learns(layer)
         share = read if number == len(parts) - 1 else 1.0
         own = _of_layer(layer, formats, share, embed.position.scores, copies)
+        if isinstance(layer, BidirectionalGru | AttendingGru):
+            own += VALUE_BYTES * layer.kept_values(cross_keys)
         if not learns:
             frozen = max(frozen, own)
             continue

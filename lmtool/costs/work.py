@@ -74,7 +74,8 @@ def _body(backbone: Backbone, length: float, outputs: float, share: float, passe
         inputs, encoder, decoder = 1 - outputs, backbone.encoder.layers, backbone.decoder.layers
         crossed: list[Any] = [layer.cross_attn for layer in decoder]
         # Keys and values are made of the inputs.
-        keys = _matrices(attention for cross in crossed for attention in (cross.k_proj, cross.v_proj))
+        made = [part for cross in crossed for name, part in cross.named_children() if name in ("k_proj", "v_proj")]
+        keys = _matrices(made)
         seen, read = inputs * length + backbone.embed.virtual_count, outputs * length
         inside = seen + backbone.encoder.ahead, read / 2 + backbone.decoder.ahead, seen + backbone.decoder.crossed
         inputs = share * seen / length

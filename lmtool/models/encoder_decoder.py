@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lmtool.models.base import Backbone
 from lmtool.models.encoder import post_norm_layer
-from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
+from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig, TwoTransformersConfig
 from lmtool.nn.attention import SelfAttention
 from lmtool.nn.blocks import PostNormLayer
 from lmtool.nn.cache import Cache
@@ -119,7 +119,7 @@ def shifted(packed: Packed, start: int) -> Packed:
 
 
 def post_norm_layers(
-    config: EncoderDecoderConfig, activation: Activation, activation_dropout: float
+    config: TwoTransformersConfig, activation: Activation, activation_dropout: float
 ) -> tuple[list[PostNormLayer], list[PostNormCrossLayer]]:
     """The layers of both stacks of a family with biases everywhere and norms behind the sublayers."""
     width = config.hidden_size

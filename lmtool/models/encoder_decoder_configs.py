@@ -7,11 +7,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from lmtool.config.tables import Choice, component
-from lmtool.models.configs import Heads, Layers, Positions, Summary, TransformerConfig, Vocabulary, Width
+from lmtool.models.configs import Heads, Layers, ModelConfig, Positions, Summary, TransformerConfig, Vocabulary, Width
 from lmtool.nn.configs import PositionsConfig, Side, SinusoidalPositionsConfig, T5PositionsConfig
 
 
-class EncoderDecoderConfig(TransformerConfig):
+class EncoderDecoderConfig(ModelConfig):
     """What every encoder-decoder has besides: `num_layers` counts the layers of the encoder."""
 
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder"]] = "encoder_decoder"
@@ -21,20 +21,28 @@ class EncoderDecoderConfig(TransformerConfig):
     start_role: ClassVar[str] = "pad"
     """The special token that the decoder's input starts with: a role of the tokenizer."""
 
-    decoder_layers: Layers | None = Field(None, description="Layers of the decoder. Null: as many as num_layers.")
-
     @property
     def layers_of_decoder(self) -> int:
         """Layers of the decoder."""
-        return self.num_layers if self.decoder_layers is None else self.decoder_layers
+        return self.num_layers
 
     @property
     def depths(self) -> dict[Side, int]:
         return {"inputs": self.num_layers, "outputs": self.layers_of_decoder}
 
 
+class TwoTransformersConfig(EncoderDecoderConfig, TransformerConfig):
+    """An encoder-decoder whose stacks are both transformers."""
+
+    decoder_layers: Layers | None = Field(None, description="Layers of the decoder. Null: as many as num_layers.")
+
+    @property
+    def layers_of_decoder(self) -> int:
+        return self.num_layers if self.decoder_layers is None else self.decoder_layers
+
+
 @component("model", "t5", builder="lmtool.models.t5:build")
-class T5Config(EncoderDecoderConfig):
+class T5Config(TwoTransformersConfig):
     """T5 (Raffel et al. 2020): pre-norm encoder-decoder with relative positions. Defaults: base, version 1.0."""
 
     transformers_form: ClassVar[dict[str, Any] | None] = {"pooled": True}
@@ -71,10 +79,10 @@ class T5Config(EncoderDecoderConfig):
         return self.head_size
 
 
-class PostNormConfig(EncoderDecoderConfig):
+class PostNormConfig(TwoTransformersConfig):
     """Norms behind the sublayers, biases everywhere."""
 
-    free_fields: ClassVar[tuple[str, ...]] = (*EncoderDecoderConfig.free_fields, "activation_dropout")
+    free_fields: ClassVar[tuple[str, ...]] = (*TwoTransformersConfig.free_fields, "activation_dropout")
 
     activation_dropout: float = Field(
         0.0, ge=0, lt=1, description="Share of activations dropped inside the feed-forward part."

@@ -63,6 +63,18 @@ def uniform(bound: float) -> Draw:
     return draw
 
 
+def orthogonal_blocks(tensor: Tensor, generator: torch.Generator) -> None:
+    """Square blocks below each other, an orthogonal matrix each: the maps of a recurrent state, a gate each (Saxe,
+    McClelland and Ganguli 2014)."""
+    for block in tensor.split(tensor.shape[1]):
+        nn.init.orthogonal_(block, generator=generator)
+
+
+def zero(tensor: Tensor, generator: torch.Generator) -> None:
+    """Zeros."""
+    tensor.zero_()
+
+
 def generator_for(seed: int, name: str) -> torch.Generator:
     """A generator on the CPU for the tensor of this name."""
     generator = torch.Generator()
@@ -91,7 +103,7 @@ def initialize_each(module: nn.Module, seed: int, draw_of: Callable[[str, nn.Mod
                 parameter.copy_(values)
             else:
                 # Vectors are biases, or the gain of a norm.
-                parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+                parameter.fill_(0.0 if "bias" in kind else 1.0)
 
 
 class _Undrawn(TorchFunctionMode):

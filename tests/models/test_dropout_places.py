@@ -61,7 +61,8 @@ def test_every_call_has_a_place_of_its_own(family):
 
     seen = places(inputs)
     # The embedding, and the attention and the two sublayers of each layer; of ModernBERT the first sublayer alone.
-    least = {"modernbert": 2 * config.num_layers, "lstm": 1 + config.num_layers, "elmo": 1 + config.num_layers}
+    layers = config.num_layers
+    least = {"modernbert": 2 * layers, "lstm": 1 + layers, "elmo": 1 + layers, "rnn_attention": 3 + layers}
     assert len(seen) >= least.get(family, 1 + 3 * config.num_layers)
     assert len(set(seen)) == len(seen)
     assert [place for place, _ in places(packed(3))] == [place for place, _ in seen]

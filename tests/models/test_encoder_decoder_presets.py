@@ -25,12 +25,13 @@ PUBLISHED = {
     # The paper's table 3 says 65 and 213 millions, of a vocabulary of "about 37000".
     "transformer": 63_082_496,
     "transformer_big": 214_245_376,
+    "rnn_attention": 61_822_000,
 }
 FAMILIES = (T5Config, BartConfig, Transformer2017Config)
 PRESETS = sorted(
     path.stem
     for path in CONF.glob("*.yaml")
-    if path.stem.split("_")[0] in ("t5", "bart", "transformer") and not path.stem.startswith("transformer_xl")
+    if path.stem.split("_")[0] in ("t5", "bart", "transformer", "rnn") and not path.stem.startswith("transformer_xl")
 )
 SMALL = {"vocab_size": 300, "num_layers": 2, "hidden_size": 96, "num_heads": 3, "feedforward_size": 160}
 

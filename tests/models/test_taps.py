@@ -124,8 +124,9 @@ def test_a_tap_that_only_sees_changes_nothing(family):
     with torch.no_grad():
         plain, tapped = backbone(packed(1), **outputs), backbone(packed(1), **outputs, tap=tap)
     assert torch.equal(plain, tapped)
-    layers = {Place(layer, side) for side in ("inputs", *outputs) for layer in range(SIZES["num_layers"] + 1)}
-    assert set(tap.states) == layers
+    depths = backbone.config.depths
+    assert depths.keys() == {"inputs", *outputs}
+    assert set(tap.states) == {Place(layer, side) for side in depths for layer in range(depths[side] + 1)}
 
 
 @pytest.mark.parametrize("family", OWN)
@@ -134,7 +135,8 @@ def test_what_a_tap_replaces_is_computed_with(family, layer):
     """The layers behind it, called by hand on what it gave."""
     backbone, outputs = of_family(family)
     side = "outputs" if outputs else "inputs"
-    seen, changed = Seen(), Changed(Place(layer, side), lambda x_TH: x_TH.flip(0) + 1.0)
+    depth = backbone.config.depths[side]
+    seen, changed = Seen(), Changed(Place(min(layer, depth), side), lambda x_TH: x_TH.flip(0) + 1.0)
     with torch.no_grad():
         plain, got = backbone(packed(1), **outputs, tap=seen), backbone(packed(1), **outputs, tap=changed)
         x_TH = seen.states[changed.place].flip(0) + 1.0
@@ -142,7 +144,7 @@ def test_what_a_tap_replaces_is_computed_with(family, layer):
         if outputs:
             stack, texts, encoded = backbone.decoder, packed(2), backbone.encode(packed(1))
             more = {"encoded": encoded, "cross_layout": encoded.layout(texts)}
-        for number in range(layer, SIZES["num_layers"]):
+        for number in range(layer, depth):
             position = stack.position(number, SimpleNamespace(position=stack.embed.position))
             context = Context.of(texts, stack.mask(number, texts), position, **more)
             x_TH = list(stack.depth())[number](x_TH, context)
