@@ -314,16 +314,17 @@ class TransferConfig(CommandConfig):
 class ExportConfig(TransferConfig):
     """`lmtool export`: a folder that transformers loads; of a tuned run also what was tuned alone."""
 
-    format: Literal["transformers", "delta", "peft"] = Field(
+    format: Literal["transformers", "delta", "peft", "vectors"] = Field(
         "transformers",
         description="transformers: complete weights, with those that a tuning method added merged into them. delta: of "
-        "a tuned run what its base lacks, without the optimizer's state, for lmtool. peft: the same as PEFT reads it.",
+        "a tuned run what its base lacks, without the optimizer's state, for lmtool. peft: the same as PEFT reads it. "
+        "vectors: of model=word_vectors the words and their vectors, as text.",
     )
 
 
 class ImportConfig(TransferConfig):
-    """`lmtool import`: a checkpoint of lmtool from a published folder, or from an adapter of PEFT; or from any
-    pretrained checkpoint with another vocabulary."""
+    """`lmtool import`: a checkpoint of lmtool from a published folder, from an adapter of PEFT, or from a text file of
+    word vectors; or from any pretrained checkpoint with another vocabulary."""
 
     starts_with_checkpoint: ClassVar[bool] = False
     verbatim: ClassVar[tuple[str, ...]] = ("tokenizer",)

@@ -13,6 +13,7 @@ from lmtool.commands.export_tuned import export_tuned, head_to_export
 from lmtool.commands.opening import words
 from lmtool.commands.roundtrip import compare_texts
 from lmtool.commands.trained import classifies, has_segments, read_trained
+from lmtool.commands.vectors_text import export_vectors
 from lmtool.data.configs import FORMATS
 from lmtool.data.layouts import with_format
 from lmtool.errors import CheckFailed, UserError
@@ -35,6 +36,9 @@ from lmtool.weights.reading import Weights, read
 
 def run(config: ExportConfig, overrides: list[str]) -> None:
     """Write the folder, read it again, compare, and print what differs. CheckFailed where anything does."""
+    if config.format == "vectors":
+        export_vectors(config)
+        return
     if config.format != "transformers":
         export_tuned(config)
         return

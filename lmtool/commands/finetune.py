@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import Any
+
+import numpy as np
 
 from lmtool.commands import suite
 from lmtool.commands.branches import begin_branch
@@ -27,6 +30,9 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import part_of
 from lmtool.weights.assemble import assemble
 from lmtool.weights.loading import LoadReport
+
+_SAMPLED = 2000
+"""Training texts whose unknown words are counted."""
 
 
 def run(config: FinetuneConfig, overrides: list[str], then: Callable[..., dict[str, Any]] = fit) -> dict[str, Any]:
@@ -53,7 +59,7 @@ def run(config: FinetuneConfig, overrides: list[str], then: Callable[..., dict[s
         base = base_of(opened, learner, start, loaded, tokenizer)
         del start, earlier  # what stays of them is in the learner
         notes = [head.note for head in taken.values() if head.note]
-        facts = {**task.facts, **({"head": "; ".join(notes)} if notes else {})}
+        facts = {**task.facts, **({"head": "; ".join(notes)} if notes else {}), **unknown_words(task, tokenizer)}
         facts["warnings"] = [*facts.get("warnings", ()), *config.tuning.warnings(config.optimizer)]
         if opened.checkpoint is None:
             facts["warnings"] += _begins_in_vain(learner, loaded)
@@ -84,6 +90,15 @@ def own_tokenizer(config: FinetuneConfig, task: LabelledData, output: Output) ->
     """A run that starts from nothing trains its tokenizer on its own training rows."""
     size = config.tokenizer.vocab_size or config.model.vocab_size
     return tokenizer_of_rows(config.tokenizer, task.texts(), size, output.stage)
+
+
+def unknown_words(task: LabelledData, tokenizer: Tokenizer) -> dict[str, Any]:
+    """The share of the tokens of some training texts that the vocabulary does not have, where it lacks any."""
+    unknown = tokenizer.roles.get("unk")
+    texts = list(islice((text for column in task.texts() for text in column), _SAMPLED))
+    ids = np.concatenate([np.empty(0, dtype=np.int32), *tokenizer.encode_batch(texts)])
+    share = 0.0 if unknown is None else float((ids == unknown).mean()) if len(ids) else 0.0
+    return {"unknown_fraction": share} if share else {}
 
 
 def _begins_in_vain(learner: BaseLearner, loaded: LoadReport | None) -> Iterator[str]:

@@ -1,5 +1,5 @@
-"""`lmtool import`: a published folder, or an adapter of PEFT, as a checkpoint of lmtool, and what was lost; or any
-pretrained checkpoint with another vocabulary (replacing.py)."""
+"""`lmtool import`: a published folder, an adapter of PEFT, or a file of word vectors (vectors_text.py) as a checkpoint
+of lmtool, and what was lost; or any pretrained checkpoint with another vocabulary (replacing.py)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from lmtool.commands.export import tell
 from lmtool.commands.import_adapter import import_adapter
 from lmtool.commands.replacing import replace_tokenizer
 from lmtool.commands.trained import classifies, require_same_reading
+from lmtool.commands.vectors_text import import_vectors
 from lmtool.errors import CheckFailed, UserError
 from lmtool.weights.comparing import compare_outputs, compare_tensors, compare_tokenizers, tied_names
 from lmtool.weights.folders import published_folder, weight_file
@@ -17,19 +18,20 @@ from lmtool.weights.importing import write_import
 from lmtool.weights.load import load
 from lmtool.weights.peft.adapter import is_adapter
 from lmtool.weights.reading import our_names, read, read_published, their_names, wide
+from lmtool.weights.word_files import is_word_file
 
 
 def run(config: ImportConfig, overrides: list[str]) -> None:
     """Write the checkpoint, read it again, compare with the folder, and print what differs."""
     adapter = Path(config.checkpoint).expanduser()
+    if is_word_file(adapter):
+        require_no_vocabulary(config, "a file of word vectors")
+        import_vectors(config, adapter)
+        return
     if config.tokenizer is not None and not is_adapter(adapter):
         replace_tokenizer(config, config.tokenizer)
         return
-    if config.tokenizer is not None or config.data is not None:
-        message = "data= is the text of a replaced vocabulary's loss, and no tokenizer= is given"
-        if config.tokenizer is not None:
-            message = f"tokenizer={config.tokenizer}: checkpoint={config.checkpoint} is an adapter of PEFT"
-        raise UserError(message, "replace that of a pretrained checkpoint: checkpoint=runs/NAME tokenizer=FOLDER")
+    require_no_vocabulary(config, "an adapter of PEFT")
     if is_adapter(adapter):
         import_adapter(config, adapter)
         return
@@ -69,3 +71,12 @@ def run(config: ImportConfig, overrides: list[str]) -> None:
     tell(f"{folder} · model={loaded.config.name} · {loaded.report.sentence()}", comparison)
     if not comparison.same:
         raise CheckFailed(f"{folder} is not what was imported", "see what changed above, and keep the folder")
+
+
+def require_no_vocabulary(config: ImportConfig, kind: str) -> None:
+    """UserError for a key of replaced vocabularies. kind: what is imported, which has its own."""
+    if config.tokenizer is not None or config.data is not None:
+        message = "data= is the text of a replaced vocabulary's loss, and no tokenizer= is given"
+        if config.tokenizer is not None:
+            message = f"tokenizer={config.tokenizer}: checkpoint={config.checkpoint} is {kind}"
+        raise UserError(message, "replace that of a pretrained checkpoint: checkpoint=runs/NAME tokenizer=FOLDER")

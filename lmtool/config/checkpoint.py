@@ -159,7 +159,10 @@ def checkpoint_folder(path: str | Path) -> Path:
         raise NoCheckpoint(f"checkpoint={path}: no such folder", _hint_for(given, str(path)))
     if not given.is_dir():
         pickled = "; pickled weights can run code when they are read" if given.suffix in _PICKLED else ""
-        raise NoCheckpoint(f"checkpoint={path}: a file, and lmtool reads checkpoint folders{pickled}", _GIVE)
+        hint = f"of word vectors as text: lmtool import checkpoint={path} output=FOLDER, and give that folder"
+        raise NoCheckpoint(
+            f"checkpoint={path}: a file, and lmtool reads checkpoint folders{pickled}", _GIVE if pickled else hint
+        )
     if is_checkpoint(given):
         return given
     checkpoints = given if given.name == "checkpoints" else given / "checkpoints"

@@ -24,10 +24,7 @@ def train_words(config: WordConfig, texts: Iterable[str], vocab_size: int) -> To
 
     UserError where there is no text, or no room for a word.
     """
-    cleaning = normalizers.BertNormalizer(
-        clean_text=True, handle_chinese_chars=True, strip_accents=None, lowercase=config.lowercase
-    )
-    splitter = pre_tokenizers.BertPreTokenizer()
+    cleaning, splitter = _cleaning(config.lowercase), pre_tokenizers.BertPreTokenizer()
     learned = tokenizers.Tokenizer(models.WordLevel())
     learned.normalizer, learned.pre_tokenizer = cleaning, splitter
     trainer = trainers.WordLevelTrainer(
@@ -43,6 +40,23 @@ def train_words(config: WordConfig, texts: Iterable[str], vocab_size: int) -> To
     backend = _listed(config, [word for word, _ in words], vocab_size, "words")
     backend.normalizer, backend.pre_tokenizer = cleaning, splitter
     return _tokenizer(config, backend)
+
+
+def of_words(config: WordConfig, words: Sequence[str]) -> Tokenizer:
+    """The vocabulary of words that are known, behind the special tokens, in their order. Accents stay. A word that the
+    splitting cuts, or the cleaning changes, has an entry that no text leads to."""
+    special = set(config.specials.values())
+    entries = [word for word in words if word not in special]
+    backend = _listed(config, entries, len(entries) + len(special), "words")
+    backend.normalizer, backend.pre_tokenizer = _cleaning(config.lowercase, False), pre_tokenizers.BertPreTokenizer()
+    return _tokenizer(config, backend)
+
+
+def _cleaning(lowercase: bool, strip_accents: bool | None = None) -> normalizers.Normalizer:
+    """BERT's. strip_accents: None: where text is lowercased."""
+    return normalizers.BertNormalizer(
+        clean_text=True, handle_chinese_chars=True, strip_accents=strip_accents, lowercase=lowercase
+    )
 
 
 def train_characters(config: CharacterConfig, texts: Iterable[str], vocab_size: int) -> Tokenizer:

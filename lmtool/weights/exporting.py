@@ -49,7 +49,9 @@ def export_of(
     """
     family = builder_module(entry_of(model))
     if not hasattr(family, "published_config"):
-        raise UserError(f"model={model.name} has no published form", "export a model of a family that transformers has")
+        instead = "" if model.contextual else "; format=vectors writes its vectors as text"
+        hint = f"export a model of a family that transformers has{instead}"
+        raise UserError(f"model={model.name} has no published form", hint)
     renamed, head = dict(tensors), None
     if task is not None:
         head = _published_head(model, task, family)

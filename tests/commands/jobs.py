@@ -117,4 +117,6 @@ def peers(folder: Path) -> None:
     )  # fmt: skip
 
 
-gpt, t5, electra, bart = (partial(pretraining, model=f"{family}_tiny") for family in ("gpt", "t5", "electra", "bart"))
+gpt, t5, electra, bart, word_vectors, cnn = (
+    partial(pretraining, model=f"{family}_tiny") for family in ("gpt", "t5", "electra", "bart", "word_vectors", "cnn")
+)

@@ -1,0 +1,79 @@
+"""Word vectors through the commands: imported, exported, frozen, learned, embedded; and what does not go together."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import lmtool
+from lmtool import cli
+from tests.commands.conftest import BAD, GOOD, NOUNS, finetune
+
+WORDS = ["the", "saw", "near", ".", "well-known", *NOUNS, *GOOD, *BAD]
+
+
+@pytest.fixture
+def vectors(place: Path) -> Path:
+    """A file whose adjectives differ by their first number, and the folder that it is imported to."""
+    values = torch.randn(len(WORDS), 6, generator=torch.Generator().manual_seed(0)) * 0.1
+    for number, word in enumerate(WORDS):
+        values[number, 0] = (word in GOOD) - float(word in BAD)
+    lines = [" ".join([word, *map(str, row.tolist())]) for word, row in zip(WORDS, values, strict=True)]
+    Path("glove.txt").write_text("\n".join([*lines, lines[0]]) + "\n")
+    assert cli.main(["import", "checkpoint=glove.txt", "output=glove"]) == 0
+    return Path("glove")
+
+
+def test_a_file_is_imported_and_exported(vectors: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["import", "checkpoint=glove.txt", "output=other"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "29 words of 6 numbers" in said and "1 lines of words that came before" in said
+    assert "1 words that text is cut within, such as well-known" in said and "no word has a capital letter" in said
+    loaded = lmtool.load("glove")
+    assert loaded.config.vocab_size == len(WORDS) + 5
+    ids = torch.tensor([loaded.tokenizer.encode("The cat saw Zorro.").tolist()])
+    hidden = loaded.model(ids).hidden[0]
+    assert loaded.tokenizer.pieces(ids[0]) == ["the", "cat", "saw", "[UNK]", "."]
+    assert not hidden[3].any() and hidden[1, 0] == 0 and hidden[1].any()
+    assert cli.main(["export", "checkpoint=glove", "output=text", "format=vectors"]) == 0
+    assert cli.main(["import", "checkpoint=text/vectors.txt", "output=again"]) == 0
+    again = lmtool.load("again")
+    assert torch.equal(
+        again.model.parts.backbone.embed.token.weight, loaded.model.parts.backbone.embed.token.weight
+    ) and again.tokenizer.pieces(range(34)) == loaded.tokenizer.pieces(range(34))
+
+
+def test_vectors_are_frozen_and_learned(vectors: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The mean of the words' vectors tells the two classes apart."""
+    before = lmtool.load("glove").model.parts.backbone.embed.token.weight
+    for tuning in ("head", "full"):
+        run = finetune(tuning, "checkpoint=glove", f"tuning={tuning}", "max_epochs=8", "optimizer.lr=0.05")
+        assert json.loads((run / "result.json").read_text())["value"] > 0.95
+        after = lmtool.load(str(run)).model.parts.backbone.embed.token.weight
+        assert torch.equal(before, after) == (tuning == "head")
+    capsys.readouterr()
+    assert cli.main(["embed", "checkpoint=glove", "text=The cat", "pooling=none"]) == 0
+    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == ["the", "cat"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "hint"),
+    [
+        (["finetune", "task=sst2", "task.path=rows", "checkpoint=glove.txt"], "a file", "lmtool import checkpoint="),
+        (["export", "checkpoint=glove", "output=out"], "has no published form", "format=vectors"),
+        (["pretrain", "model=word_vectors_tiny", "objective=mlm"], "mlm trains models that read context", "skip_gram"),
+        (["pretrain", "model=cnn_tiny", "objective=skip_gram"], "vectors of single tokens", "objective=mlm"),
+        (["pretrain", "model=cnn_tiny", "objective=clm"], "clm trains a decoder", "objective=mlm"),
+        (["import", "checkpoint=glove.txt", "output=out", "tokenizer=glove"], "a file of word vectors", "replace that"),
+    ],
+)
+def test_what_is_refused(
+    vectors: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str, hint: str
+) -> None:
+    capsys.readouterr()
+    assert cli.main(words) == 2
+    said = capsys.readouterr().err
+    assert message in said and hint in said.partition("hint:")[2] and not Path("runs").exists()
