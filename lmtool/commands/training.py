@@ -125,10 +125,12 @@ def fit(
             in_base,
         )
     best_weights(opened, training, trained, in_base)
-    baseline = screens.settled(opened, baseline, learner.weights, training.metrics)
+    baseline = screens.settled(opened, baseline, learner.headline, training.metrics)
     more = {"baseline": baseline["value"], "compiled": compilation.on}
     more |= {name: loader.facts()[name] for name in screens.WASTE if name in loader.facts()}
-    more |= {name: training.metrics[name] for name in ("standard_error",) if name in training.metrics}
+    term = learner.metric.name.removesuffix("_loss")
+    error = f"{term}_gain_standard_error" if term in learner.weights else "standard_error"
+    more |= {"standard_error": training.metrics[error]} if error in training.metrics else {}
     more |= {} if base is None else tuned_size(base, training)
     more |= {name: facts[name] for name in ("few_shot",) if name in facts}
     more |= {"lineage": list(lineage)} if lineage else {}

@@ -45,12 +45,13 @@ def decayed_groups(learner: nn.Module) -> list[ParameterGroup]:
 class BaseLearner(ModelWithHeads, ABC):
     """Holds `backbone` and `heads`; further networks that learn are submodules with names of their own.
 
-    seed: of the run; new heads and dropout derive from it. weights: by term, its coefficient in the loss. metric: the
-    score that chooses the best checkpoint. reads: the columns that `respond` reads. predicts_rows: whether its scorer
-    keeps a prediction of each row. makes_inputs: whether it makes a part of what it reads itself, so that examples
-    cannot be shown without its weights. scores_part: whether its scores in training are of a part of the rows. slides:
-    whether it can be scored over windows that overlap, see `SplitData.stride`. pretrained: heads that say nothing until
-    a checkpoint brings them. reads_text: whether its examples are made of the text of a split.
+    seed: of the run; new heads and dropout derive from it. weights: by term, its coefficient in the loss. metric:
+    the score that chooses the best checkpoint: of text the `loss`, or that of one term, TERM_loss. reads: the
+    columns that `respond` reads. predicts_rows: whether its scorer keeps a prediction of each row. makes_inputs:
+    whether it makes a part of what it reads itself, so that examples cannot be shown without its weights.
+    scores_part: whether its scores in training are of a part of the rows. slides: whether it can be scored over
+    windows that overlap, see `SplitData.stride`. pretrained: heads that say nothing until a checkpoint brings them.
+    reads_text: whether its examples are made of the text of a split.
     """
 
     weights: dict[str, float]
@@ -177,11 +178,19 @@ class BaseLearner(ModelWithHeads, ABC):
 
         batches: those of the split. predictors: fitted on `train`.
         """
+        weights = {term: weight for term, weight in self.headline.items() if term in predictors}
+        losses = mean_losses({term: predictors[term] for term in weights}, batches)
         return {
-            "name": " and ".join(dict.fromkeys(predictor.name for predictor in predictors.values())),
+            "name": " and ".join(dict.fromkeys(predictors[term].name for term in weights)),
             "metric": self.metric.name,
-            "value": self.uninformed_loss(batches, predictors),
+            "value": sum(weight * losses[term] for term, weight in weights.items()),
         }
+
+    @property
+    def headline(self) -> dict[str, float]:
+        """The terms whose losses its metric adds up, with their coefficients."""
+        term = self.metric.name.removesuffix("_loss")
+        return {term: 1.0} if term in self.weights else self.weights
 
     def uninformed_loss(self, batches: Iterable[Batch], predictors: Mapping[str, Predictor]) -> float:
         """What reading nothing loses on batches, the terms added up with their weights."""

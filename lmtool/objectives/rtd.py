@@ -21,6 +21,7 @@ from lmtool.heads.lm import MaskedLMHead, masked_lm_head
 from lmtool.heads.replaced_token import CopyGate, ReplacedTokenHead, copy_best, copy_losses
 from lmtool.learners.baseline import BestConstant, ConstantPredictor
 from lmtool.learners.targets import places_of
+from lmtool.metrics import Metric
 from lmtool.models.base import Backbone
 from lmtool.objectives.configs import RtdConfig, RtdVariant
 from lmtool.objectives.corruption.masking import Masked
@@ -38,9 +39,11 @@ class DetectedMasks(TokenMasks):
 
 
 class ReplacedTokenDetection(GeneratedTextLearner):
-    """variant=electra. Class 1 of the term `rtd` is a replaced token."""
+    """variant=electra. Class 1 of the term `rtd` is a replaced token. Its loss alone is the score: a sum in which it
+    counts 50 times is the loss of nothing."""
 
     term = "rtd"
+    metric = Metric("rtd_loss", smaller_is_better=True)
     masks: ClassVar[type[TokenMasks]] = DetectedMasks
 
     def __init__(self, config: RtdConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int):

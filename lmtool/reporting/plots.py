@@ -41,21 +41,25 @@ def _label_end(axes: Axes, x: float, y: float, text: str, colour: str) -> None:
 
 def loss_figure(run: RunFiles) -> Figure | None:
     """Training loss (each row, and smoothed), validation loss and the baseline over steps; None without rows."""
-    train, validation = series(run.train, "loss"), series(run.validation, "loss")
+    metric = str(run.result.get("metric") or run.baseline.get("metric") or "")
+    term = metric.removesuffix("_loss") if metric.endswith("_loss") else ""
+    train = series(run.train, f"loss_{term}" if term else "loss")
+    validation = series(run.validation, metric if term else "loss")
     if not train[0] and not validation[0]:
         return None
     with matplotlib.rc_context(STYLE):
         figure = blank(7.2, 3.4)
         axes = figure.add_subplot()
         tidy(axes)
-        axes.set_title("loss, nats a prediction" if run.result.get("objective") else "loss")
+        named = title(metric) if term else "loss"
+        axes.set_title(f"{named}, nats a prediction" if run.result.get("objective") else named)
         shown = list(validation[1])
         if train[0]:
             axes.plot(*thin(*train), color=TRAIN, linewidth=0.7, alpha=0.55)
             line = smooth(train[1])
             axes.plot(*thin(train[0], line), color=TRAIN, linewidth=1.8)
             shown += train[1]
-        baseline = run.baseline if run.baseline.get("metric") == "loss" else {}
+        baseline = run.baseline if run.baseline.get("metric") in ("loss", f"{term}_loss") else {}
         value = baseline.get("value")
         if isinstance(value, (int, float)):
             axes.axhline(value, color=BASELINE, linewidth=1, linestyle=(0, (5, 4)))

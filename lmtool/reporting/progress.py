@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from lmtool.reporting.console import Output
+from lmtool.reporting.scores import CONSTANTS
 from lmtool.reporting.text import clock, count, exponent, lower_is_better, number, plain, title
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ _BOOKKEEPING = (
     "step", "split", "tokens", "seconds", "epoch", "learning_rate", "tokens_per_second", "grad_norm", "flops", "count",
     "examples", "best", "time", "padding_fraction", "standard_error", "weight", "micro_batches", "phase",
 )  # fmt: skip
-_SCORES = 5
+_SCORES = 6
 _TELLING_SHARE = 0.01
 
 
@@ -164,25 +165,43 @@ class ProgressDisplay:
             self._choose_scores(row)
         assert self._scores is not None
         if self._bar is None:
-            scores = " · ".join(f"{title(key)} {number(row[key])}" for key in self._scores if key in row)
+            scores = " · ".join(f"{title(key)} {self._cell(row, key)}" for key in self._scores if key in row)
             self.output.line(f"step {int(row['step'])} · validation · {scores}{' · ★ best' if best else ''}")
             return
         train = number(self._last_row["loss"]) if "loss" in self._last_row else ""
         cells = [f"{int(row['step']):>8}", f"{train:>12}"]
-        cells += [f"{number(row[key]) if key in row else '':>{max(len(title(key)), 10) + 2}}" for key in self._scores]
+        cells += [f"{self._cell(row, key):>{self._width(key)}}" for key in self._scores]
         self.output.line("".join(cells) + ("  ★" if best else ""), "bold green" if best else None)
         self._bar.refresh()
 
+    def _cell(self, row: Mapping[str, Any], key: str) -> str:
+        """A score, and the loss of a term beside that of its best constant."""
+        if key not in row:
+            return ""
+        beside = row.get(f"{key.removesuffix('_loss')}_baseline") if key.endswith("_loss") else None
+        return number(row[key]) if beside is None else f"{number(row[key])} of {number(beside)}"
+
+    def _width(self, key: str) -> int:
+        return max(len(title(key)), 16 if key.endswith("_loss") else 10) + 2
+
     def _choose_scores(self, row: Mapping[str, Any]) -> None:
+        """What is learned, a column each: constants and bookkeeping are none, nor is a sum of losses that are there by
+        themselves, or the loss of the one term there is."""
+        terms = [key for key in row if key.endswith("_loss") and f"{key.removesuffix('_loss')}_baseline" in row]
+        twice = {"loss"} if len(terms) > 1 or self.metric in terms else {*terms}
         known = [
             key
             for key, value in row.items()
-            if key not in _BOOKKEEPING and isinstance(value, (int, float)) and not isinstance(value, bool)
+            if key not in _BOOKKEEPING
+            and not key.endswith(CONSTANTS)
+            and (key not in twice or key == self.metric)
+            and isinstance(value, (int, float))
+            and not isinstance(value, bool)
         ]
         known.sort(key=lambda key: (key != self.metric, key != "loss"))
         self._scores = known[:_SCORES]
         if self._bar is not None:
-            heads = "".join(f"{title(key):>{max(len(title(key)), 10) + 2}}" for key in self._scores)
+            heads = "".join(f"{title(key):>{self._width(key)}}" for key in self._scores)
             beside = ""
             if self.baseline.get("value") is not None:
                 beside = f"   ({title(str(self.baseline.get('name')))} {number(self.baseline['value'])})"

@@ -12,6 +12,8 @@ from lmtool.reporting.text import count, lower_is_better, number, plain, title
 # Below this many standard errors a difference is not told apart from chance.
 CLEAR_ERRORS = 2.0
 _SHARES = ("accuracy",)
+# What a term has beside its scores: these change from run to run, not while one learns.
+CONSTANTS = ("_count", "_standard_error", "_baseline")
 
 
 @dataclass(frozen=True)

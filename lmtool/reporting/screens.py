@@ -8,7 +8,7 @@ from typing import Any
 from lmtool import __version__
 from lmtool.reporting.console import Output
 from lmtool.reporting.plan import RunPlan
-from lmtool.reporting.scores import Score, score_of, selected_on, test_scores
+from lmtool.reporting.scores import CONSTANTS, Score, score_of, selected_on, test_scores
 from lmtool.reporting.text import count, duration, fact, number, percent, plain, size, title
 
 # Labels that are shown each with its rows.
@@ -188,7 +188,9 @@ def end_screen(
     others = {
         key: value
         for key, value in (result.get("metrics") or {}).items()
-        if isinstance(value, (int, float)) and (score is None or key != score.metric)
+        if isinstance(value, (int, float))
+        and (score is None or key != score.metric)
+        and not key.endswith((*CONSTANTS, "standard_error"))
     }
     if others:
         rows.append(("also", facts_text(others)))

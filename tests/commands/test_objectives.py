@@ -16,9 +16,10 @@ def test_the_base_rate_is_told_as_it_was_found(place: Path) -> None:
     folder = pretrain("run", "objective=rtd", "max_steps=3")
     result, facts = (json.loads((folder / name).read_text()) for name in ("result.json", "facts.json"))
     metrics = result["metrics"]
-    baseline = metrics["mlm_baseline"] + 50 * metrics["rtd_baseline"]
-    assert result["baseline"] == pytest.approx(baseline) == facts["baseline"]["value"]
-    assert facts["baseline"]["name"] == "unigram and base rate" and facts["data"]
+    assert (result["metric"], result["value"]) == ("rtd_loss", metrics["rtd_loss"]), "of no weighted sum"
+    assert result["baseline"] == metrics["rtd_baseline"] == facts["baseline"]["value"]
+    assert result["standard_error"] == metrics["rtd_gain_standard_error"]
+    assert facts["baseline"]["name"] == "base rate" and facts["data"]
 
 
 def test_the_second_stage_begins_after_the_first(place: Path) -> None:
