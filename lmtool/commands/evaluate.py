@@ -38,7 +38,7 @@ def run(config: EvaluateConfig, overrides: list[str]) -> dict[str, Any]:
     elif isinstance(trained.config, PretrainConfig):
         return evaluate_text(config, trained, trained.config, output)
     else:
-        require_absent(config, ("stride", "max_length"), f"{config.checkpoint} was trained for a task")
+        require_absent(config, ("stride", "max_length", "memory_length"), f"{config.checkpoint} was trained for a task")
         scored = _on_task(config, trained, output)
     other = None if config.against is None else _on_task(config, _against(config, trained), output, config.against)
     if config.output is not None:

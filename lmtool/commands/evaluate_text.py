@@ -16,9 +16,13 @@ from lmtool.data.file_source import FileSource
 from lmtool.data.sources import open_source
 from lmtool.data.split import SplitData
 from lmtool.errors import UserError
+from lmtool.learners.base import BaseLearner
+from lmtool.models.base import Backbone, Remembers
 from lmtool.reporting.console import Output
 from lmtool.reporting.table import print_table
 from lmtool.tasks.members import read_tasks, rows_of
+
+_ENDS = "the ends of documents count in loss and perplexity, not in word perplexity and bits per byte"
 
 
 def evaluate_text(config: EvaluateConfig, trained: Trained, before: PretrainConfig, output: Output) -> dict[str, Any]:
@@ -31,6 +35,8 @@ def evaluate_text(config: EvaluateConfig, trained: Trained, before: PretrainConf
     require_absent(config, ("against", "report"), f"{config.checkpoint} was trained on text", "evaluate each by itself")
     require_length(config, before)
     learner, max_length = trained.learner(), config.max_length or before.max_length
+    if config.memory_length is not None:
+        remember(config, learner, max_length)
     if config.stride is not None and not learner.slides:
         raise UserError(
             f"stride={config.stride} is of causal language models; {config.checkpoint} learned {learner.config.name}",
@@ -44,7 +50,10 @@ def evaluate_text(config: EvaluateConfig, trained: Trained, before: PretrainConf
     metrics = evaluations.metrics()
     rows = [[name, f"{value:.4f}"] for name, value in metrics.items()]
     print_table(output, ["metric", "value"], rows, heading=f"{config.checkpoint} · {title}")
-    if learner.slides:
+    carries = held_out.first.loader.facts().get("lanes")
+    if carries is not None:
+        output.line(_carried(carries, max_length, learner.backbone))
+    elif learner.slides:
         output.line(_policy(config, max_length))
     for warning in evaluations.warnings:
         output.line(f"warning: {warning}", "yellow")
@@ -70,12 +79,35 @@ def require_length(config: EvaluateConfig, before: PretrainConfig) -> None:
         )
 
 
+def remember(config: EvaluateConfig, learner: BaseLearner, max_length: int) -> None:
+    """Give a model another memory. UserError where it has none, and where its positions are fewer."""
+    backbone, tokens, positions = learner.backbone, config.memory_length or 0, learner.backbone.config.max_positions
+    if not isinstance(backbone, Remembers):
+        raise UserError(
+            f"memory_length={tokens}: model={backbone.config.name} of checkpoint={config.checkpoint} has no memory",
+            "leave memory_length= out",
+        )
+    if tokens + max_length > positions:
+        raise UserError(
+            f"max_length={max_length} behind a memory of memory_length={tokens} tokens is more than the {positions} "
+            f"positions of checkpoint={config.checkpoint}",
+            f"give memory_length={max(0, positions - max_length)} at most",
+        )
+    backbone.remember(tokens)
+
+
+def _carried(lanes: int, max_length: int, backbone: Backbone) -> str:
+    memory = getattr(backbone, "memory_length", None)
+    kept = "the state is carried from one to the next" if memory is None else f"behind a memory of {memory} tokens"
+    return f"{lanes} lanes in segments of {max_length} tokens, {kept}; {_ENDS}"
+
+
 def _policy(config: EvaluateConfig, max_length: int) -> str:
     stride = config.stride
     windows = f"windows of {max_length} tokens"
     if stride is not None:
         windows += f", {stride} apart: each token is predicted once, from {max_length - stride} tokens or more"
-    return f"{windows}; the ends of documents count in loss and perplexity, not in word perplexity and bits per byte"
+    return f"{windows}; {_ENDS}"
 
 
 def text_to_score(config: EvaluateConfig, trained: Trained, before: PretrainConfig) -> tuple[SplitData, str]:

@@ -21,8 +21,9 @@ from lmtool.training.precision import Precision
 from lmtool.types import Batch
 
 EVALUATION_TOKENS = 8192
-# Of running text that is read in lanes: their number changes the scores, if little, so it is no matter of batch sizes.
-EVALUATION_LANES = 10
+# Of running text that is read in lanes, at most, and segments in each, at least: the number of lanes changes the
+# scores, if little, so it is no matter of batch sizes.
+EVALUATION_LANES, SEGMENTS_OF_LANE = 10, 16
 # Enough for a standard error of .02 over examples, and bounded where these are long.
 SAMPLE_EXAMPLES, SAMPLE_TOKENS = 512, 32_768
 
@@ -41,9 +42,9 @@ class HeldOut:
         virtual = learner.virtual_tokens
         self.seed, self.virtual = seed, virtual
         self.budget = max(batch_tokens, max_length + virtual)
-        self.loader = PackedLoader(
-            self.examples, seed, None, self.budget, shuffle=False, beside=virtual, lanes=EVALUATION_LANES
-        )
+        tokens = int(self.examples.plan(0).lengths.sum(dtype=np.int64))
+        lanes = min(EVALUATION_LANES, max(1, tokens // (SEGMENTS_OF_LANE * max_length)))
+        self.loader = PackedLoader(self.examples, seed, None, self.budget, shuffle=False, beside=virtual, lanes=lanes)
 
     def sample(self) -> Iterator[Batch]:
         """Batches of some of its examples, drawn by the seed, for what would take long on all of them."""

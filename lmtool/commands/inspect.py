@@ -87,13 +87,17 @@ def _looked_into(
         inspector = _pretraining(config, first, output)
     else:
         inspector, apart = _task(config, output)
+    loader = None
+    if (config.batch_examples is None) != (config.batch_tokens is None):
+        loader = PackedLoader(inspector.examples, config.seed, config.batch_examples, config.batch_tokens)
+        if loader.examples is not inspector.examples:
+            inspector = inspector_of(inspector.learner, loader.examples, config.max_length)
     shown = list(inspector.described(looking.n))
     for row in shown:
         _print(output, row)
     tally = inspector.measured(looking.tokens)
-    if (config.batch_examples is None) != (config.batch_tokens is None):
-        facts = PackedLoader(inspector.examples, config.seed, config.batch_examples, config.batch_tokens).facts()
-        tally.note("padding fraction of rectangular batches, avoided", facts["padding_avoided"], 1)
+    if loader is not None:
+        tally.note("padding fraction of rectangular batches, avoided", loader.facts()["padding_avoided"], 1)
     learned = config.objective.name if isinstance(config, PretrainConfig) else config.task.name
     _table(output, tally, f"{learned} · {verb} · model={config.model.name}")
     print_shifts(output, apart, learned)

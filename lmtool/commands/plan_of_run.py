@@ -12,6 +12,7 @@ from typing import Any, cast
 from torch import nn
 
 from lmtool.commands.configs import PretrainConfig, RunConfig
+from lmtool.commands.lane_rules import reads_lanes
 from lmtool.commands.phases import words_of
 from lmtool.commands.planned_place import Place, here
 from lmtool.commands.planning import (
@@ -152,7 +153,16 @@ def _sizes(config: RunConfig, learner: nn.Module, teachers: Sequence[Any], place
         teachers=sum(map(values_of, teachers)),
         copied_bytes=copied_bytes(learner, _formats(config, place)),
         saved=saved_values(config, learner),
+        carried=_carried(config, learner),
     )
+
+
+def _carried(config: RunConfig, learner: Any) -> int:
+    """Values of the state that a run carries from batch to batch, of all lanes."""
+    if not isinstance(config, PretrainConfig) or not reads_lanes(config.model, config.objective, config.data):
+        return 0
+    lanes = config.batch_examples or max(1, (config.batch_tokens or 0) // config.max_length)
+    return lanes * sum(tensor.numel() for tensor in learner.backbone.initial_state(1).values())
 
 
 def _formats(config: RunConfig, place: Place) -> Formats:

@@ -91,6 +91,12 @@ class EvaluateConfig(TaskUseConfig):
         description="Tokens between the windows of a causal language model: each token is predicted once, from "
         "max_length - stride tokens before it at least. Null: windows as in training, one behind the other.",
     )
+    memory_length: int | None = Field(
+        None,
+        ge=0,
+        description="Tokens before a segment of text that a model with a memory sees, more than in training or fewer "
+        "(Dai et al. 2019). Null: as many as the model keeps in evaluation.",
+    )
     shots: int | None = Field(
         None,
         ge=0,

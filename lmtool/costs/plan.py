@@ -43,7 +43,8 @@ class Work:
 class Sizes:
     """Values that a run holds. parameters: by part. learning: those that learn. optimizer: what it keeps of these.
     in_layers, layer: of all layers, and of the largest one. teachers: of models that are read beside it and never
-    learn. copied_bytes: copies of weights that a forward makes. saved: in a checkpoint (None: all parameters)."""
+    learn. copied_bytes: copies of weights that a forward makes. saved: in a checkpoint (None: all parameters).
+    carried: state that is carried from batch to batch."""
 
     parameters: Mapping[str, int]
     learning: int
@@ -53,6 +54,7 @@ class Sizes:
     teachers: int = 0
     copied_bytes: int = 0
     saved: int | None = None
+    carried: int = 0
 
     @property
     def total(self) -> int:
@@ -90,6 +92,7 @@ def memory_of(sizes: Sizes, forward: Forward, devices: int = 1, sharded: bool = 
         "optimizer": VALUE_BYTES * sizes.optimizer / share,
         "gathered weights": VALUE_BYTES * (3 * sizes.layer + 2 * outside) if share > 1 else 0,
         "weight copies": sizes.copied_bytes,
+        "carried state": 2 * VALUE_BYTES * sizes.carried,  # that of before a step too
         "activations": forward.tokens * forward.kept.activations + working,
         "attention scores": forward.tokens * forward.kept.scores,
         "logits": max(0, forward.head_bytes - working),
@@ -125,7 +128,8 @@ def plan(
         tokens_per_step=tokens_per_step,
         steps=steps,
         memory_bytes=memory_of(sizes, forward, devices, sharded),
-        checkpoint_bytes=VALUE_BYTES * ((sizes.total if sizes.saved is None else sizes.saved) + sizes.optimizer),
+        checkpoint_bytes=VALUE_BYTES
+        * ((sizes.total if sizes.saved is None else sizes.saved) + sizes.optimizer + sizes.carried),
         checkpoints=checkpoints,
         step_seconds=step_seconds,
         rate=rate,

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from lmtool.costs.plan import Work
-from lmtool.heads.lm import EnhancedMaskedLMHead, FamilyLMHead, LMHead
+from lmtool.heads.lm import AdaptiveLMHead, EnhancedMaskedLMHead, FamilyLMHead, LMHead
 from lmtool.heads.sampled import SampledLMHead
 from lmtool.heads.word_pairs import WordPairsHead
 from lmtool.models.base import Backbone, OneStack
@@ -131,4 +131,5 @@ def _vocabulary(head: nn.Module, backbone: Backbone) -> int:
         return (head.computed - len(head.own_table)) * head.own_table.shape[1]
     if not isinstance(head, LMHead) or (isinstance(head, FamilyLMHead) and head.output is not None):
         return 0
-    return backbone.embed.token.weight.numel()
+    table = backbone.embed.token.weight
+    return round(head.rows_read * table.shape[1]) if isinstance(head, AdaptiveLMHead) else table.numel()

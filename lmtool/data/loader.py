@@ -73,6 +73,11 @@ class PackedLoader:
         self._epochs: dict[int, _Epoch] = {}
         self._began = (0, 0)
 
+    @property
+    def examples(self) -> Examples:
+        """What it reads, in lanes where it does."""
+        return self._examples
+
     def beginning(self, epoch: int, skipped: int) -> Self:
         """This loader, but without the passes before `epoch`, nor the first `skipped` examples in the order of that
         one: another loader of the same examples has read them."""

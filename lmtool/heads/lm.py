@@ -6,8 +6,9 @@ embeddings.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor, nn
@@ -110,6 +111,14 @@ class AdaptiveLMHead(LMHead):
         self.bias = nn.Parameter(torch.zeros(vocab_size))
         self.clusters = nn.Linear(hidden_size, len(cutoffs))
         self.sizes = [end - start for start, end in pairwise((0, *cutoffs, vocab_size))]
+
+    @property
+    def rows_read(self) -> float:
+        """Rows of the table that a token is multiplied with, mean, where tokens are as frequent as Zipf's law has
+        them: the first softmax's, and its own cluster's."""
+        starts = list(accumulate(self.sizes))
+        shares = [math.log(end / start) / math.log(starts[-1]) for start, end in pairwise(starts)]
+        return self.sizes[0] + sum(share * size for share, size in zip(shares, self.sizes[1:], strict=True))
 
     def _parts(self, table_VH: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Table and biases of the first softmax, then of the clusters."""

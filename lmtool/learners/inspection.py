@@ -106,6 +106,10 @@ class Inspector:
             }
             yield entry
 
+    def first(self, n: int) -> np.ndarray:
+        """Numbers of the n examples, or fewer, that are shown."""
+        return np.arange(min(n, len(self.examples.plan(0)), _EXAMPLES))
+
     # What `inspect` calls.
 
     def described(self, n: int) -> Iterator[dict[str, Any]]:
@@ -114,9 +118,9 @@ class Inspector:
         the input: lines by their title."""
         if n < 1:
             return
-        first = next(self.drawn(1))
-        rows, numbers = first.rows[:n], first.numbers[:n]
-        yield from self.entries(Drawn(rows, numbers, first.epoch, self.examples.batch(rows, numbers, first.epoch)))
+        numbers = self.first(n)
+        rows = self.examples.plan(0).rows[numbers]
+        yield from self.entries(Drawn(rows, numbers, 0, self.examples.batch(rows, numbers, 0)))
 
     def measured(self, tokens: int) -> Tally:
         """The statistics of the examples over `tokens` tokens or a few more."""

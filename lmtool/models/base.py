@@ -198,6 +198,14 @@ class CarriesState(Protocol):
         states are the same."""
 
 
+@runtime_checkable
+class Remembers(Protocol):
+    """A backbone whose state is a memory, of any length."""
+
+    def remember(self, tokens: int) -> None:
+        """See this many tokens before a segment, in evaluation from now on."""
+
+
 def through_lanes(
     backbone: Backbone, carried: CarriedState | None, batch: Batch, draws: Draws | None, read_M: Tensor | None
 ) -> Tensor:

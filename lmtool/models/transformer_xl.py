@@ -84,6 +84,9 @@ class TransformerXl(Decoder):
         """F, in the mode that it is in."""
         return self.config.memory_length if self.training else self.config.evaluated_memory
 
+    def remember(self, tokens: int) -> None:
+        self.config = self.config.model_copy(update={"evaluation_memory_length": tokens})
+
     def initial_state(self, lanes: int) -> State:
         shape = lanes, self.config.num_layers, self.memory_length, self.config.hidden_size
         return {"memory": torch.zeros(shape, device=self.embed.token.weight.device)}
@@ -96,8 +99,10 @@ class TransformerXl(Decoder):
         return self.relative
 
     def seen(self, number: int, length: float) -> float:
-        """A distance has no value: it is half a token."""
-        return 1.5 * (length / 2 + self.config.memory_length)
+        """A distance has no value: it is half a token. Keys and values of the memory, of every segment anew, are as
+        much work as if a token saw so many more as it is wide, for as much memory as segment."""
+        memory = self.config.memory_length
+        return 1.5 * (length / 2 + memory) + self.hidden_size * memory / max(length, 1)
 
     def forward(
         self,

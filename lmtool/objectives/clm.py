@@ -27,9 +27,10 @@ from lmtool.models.base import Decoder, through_lanes
 from lmtool.nn.carried import CarriedState
 from lmtool.nn.dropout import Draws
 from lmtool.objectives.checks.causal import CausalInspector
+from lmtool.objectives.checks.lanes import LanesInspector
 from lmtool.objectives.checks.streams import StreamInspector
 from lmtool.objectives.configs import NextTokenConfig
-from lmtool.objectives.examples.causal import CarriedWindows, CausalWindows
+from lmtool.objectives.examples.causal import CarriedWindows, CausalSegments, CausalWindows
 from lmtool.objectives.examples.windows import Stream
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Scores, StepOutput
@@ -68,6 +69,8 @@ class CausalLanguageModel(BaseLearner):
         return TextScorer(self, predictors, data.text.facts, self.tokenizer.role("eos"))
 
     def inspector(self, examples: TextWindows, max_length: int) -> StreamInspector:
+        if isinstance(examples, CausalSegments):
+            return LanesInspector(self, examples, max_length)
         return CausalInspector(self, examples, max_length)
 
     def predictors(self, train: SplitData, examples: TextWindows) -> dict[str, ConstantPredictor]:

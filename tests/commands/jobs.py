@@ -117,6 +117,7 @@ def peers(folder: Path) -> None:
     )  # fmt: skip
 
 
-gpt, t5, electra, bart, word_vectors, cnn = (
-    partial(pretraining, model=f"{family}_tiny") for family in ("gpt", "t5", "electra", "bart", "word_vectors", "cnn")
+gpt, t5, electra, bart, word_vectors, cnn, lstm, transformer_xl = (
+    partial(pretraining, model=f"{family}_tiny")
+    for family in ("gpt", "t5", "electra", "bart", "word_vectors", "cnn", "lstm", "transformer_xl")
 )

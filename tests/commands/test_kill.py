@@ -14,7 +14,7 @@ from tests.training.test_kill import run_harness
     [
         ("pretraining,multitask,finetuning,tuning", 3),  # one process, whose start would cost more than they do
         pytest.param("gpt,t5,electra,bart", 5, marks=pytest.mark.slow),
-        pytest.param("word_vectors,cnn", 3, marks=pytest.mark.slow),
+        pytest.param("word_vectors,cnn,lstm,transformer_xl", 3, marks=pytest.mark.slow),
         pytest.param("peers", 5, marks=pytest.mark.slow),
         pytest.param("branching", 10, marks=pytest.mark.slow),
     ],

@@ -1,0 +1,67 @@
+"""State carried by lanes through the commands: what does not go with it, checkpoints, evaluation, inspection."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from lmtool import cli
+from lmtool.config.checkpoint import CARRIED, saved_steps
+from tests.commands.conftest import but_for, pretrain, tiny
+
+MODEL = "transformer_xl_tiny"
+WORDS = ["pretrain", f"model={MODEL}", *tiny(MODEL), "data=text", "data.path=text.txt", "max_steps=2", "--cfg", "job"]
+REFUSED = {
+    "devices=2": "model=transformer_xl carries state from batch to batch, which stays in a process",
+    "max_length=500": "max_length=500 behind a memory of 192 tokens is more than model.max_positions=512",
+    "phases=[{share: 0.5, max_length: 16}, {max_length: 32}]": "phases.0 gives max_length=16: model=transformer_xl",
+    "distill=self": "carries state from batch to batch, and no other model does",
+    "objective=prefix_lm": "prefix_lm lets the first tokens of a text see each other",
+}
+
+
+@pytest.mark.parametrize("word", REFUSED)
+def test_what_does_not_go_with_lanes_is_refused(place: Path, capsys: pytest.CaptureFixture[str], word: str) -> None:
+    assert cli.main(but_for(WORDS, [word])) == 2
+    printed = " ".join(capsys.readouterr().err.split())
+    assert REFUSED[word] in printed and "hint: " in printed
+    if word.startswith(("devices", "phases")):
+        assert cli.main([*WORDS, word, "data.documents=separate"]) == 0
+
+
+def test_state_is_in_checkpoints_and_longer_memories_in_evaluation(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = pretrain("xl", "model.memory_length=24", "model.initializer_std=0.4", "evaluate_every=3", model=MODEL)
+    result = json.loads((run / "result.json").read_text())
+    newest = saved_steps(run / "checkpoints")[0]
+    (memory,) = load_file(newest / CARRIED).values()
+    assert memory.shape == (8, 1, 24, 32) and torch.isfinite(memory).all() and memory.abs().sum(-1).min() > 0
+    capsys.readouterr()
+    scores = []
+    for words in ([], ["memory_length=64", "max_length=16"], ["memory_length=0"]):
+        assert cli.main(["evaluate", "checkpoint=runs/xl", "cache_dir=cache", "device=cpu", *words]) == 0
+        printed = capsys.readouterr().out
+        scores.append(float(printed.split("loss")[1].split()[0]))
+        assert f"behind a memory of {words[0].split('=')[1] if words else 192} tokens" in printed
+    assert scores[0] == pytest.approx(result["metrics"]["loss"], abs=1e-4) and len(set(scores)) == 3
+    assert cli.main(["evaluate", "checkpoint=runs/xl", "memory_length=490", "cache_dir=cache"]) == 2
+    assert "give memory_length=480 at most" in capsys.readouterr().err
+    assert cli.main(["export", "checkpoint=runs/xl", "output=out"]) == 2
+    assert "transformer_xl" in capsys.readouterr().err
+    assert cli.main(["generate", "checkpoint=runs/xl", "prompt=the cat", "max_new_tokens=3"]) == 0
+
+
+def test_inspect_draws_lanes_and_memory(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [word for word in WORDS[1:-2] if not word.startswith("max_steps")]
+    words = ["inspect", "pretrain", *words, "cache_dir=cache", "model.memory_length=48", "batch_tokens=128", "n=3"]
+    assert cli.main([*words, "tokens=1000", "output=seen.jsonl"]) == 0
+    printed = capsys.readouterr().out
+    assert "DOES NOT HOLD" not in printed and "left out share of text" in printed
+    assert "1 of 4, 64 tokens read before, sees 48 tokens of memory  ..mmmmmmxxxx" in printed
+    rows = [json.loads(line) for line in Path("seen.jsonl").read_text().splitlines()]
+    assert [row["lane"]["read"] for row in rows] == [0, 32, 64]
