@@ -3,11 +3,16 @@ tuning method, used here as its user would, from an empty folder."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import multiprocessing
 import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +27,7 @@ import contextlib, io, json, shlex, sys
 from lmtool.cli import main
 from lmtool.reporting import report
 report.write_report = lambda run: run / "report.html"  # no plots: they take longer than the runs
+sys.modules.get("lmtool.commands.screens", report).write_report = report.write_report
 answers = []
 for line in json.loads(sys.argv[1]):
     out, err = io.StringIO(), io.StringIO()
@@ -55,17 +61,43 @@ def cut_off(run: str, last: str) -> str:
     )
 
 
-def lmtool(cwd: Path, *lines: str, path: Path | None = OUTSIDE) -> list[tuple[int, str, str, bool]]:
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["lmtool.commands.pretrain", "lmtool.commands.finetune"])
+
+
+def run_all(lines: Sequence[str], cwd: str, path: Sequence[str], said: Connection) -> None:
+    """The lines in a process that was forked from one with lmtool and torch in it, which take longer than the lines."""
+    os.chdir(cwd)
+    sys.path[:0] = ["", *path]
+    sys.argv = ["-c", json.dumps(lines)]
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(RUN_ALL, {})
+    said.send(printed.getvalue())
+
+
+def lmtool(
+    cwd: Path, *lines: str, path: Path | None = OUTSIDE, fresh: bool = False
+) -> list[tuple[int, str, str, bool]]:
     """Exit status, output and errors of command lines in one process, and whether torch is imported by then. A line
-    that begins with `python` is run as such."""
-    where = os.pathsep.join(str(entry) for entry in (ROOT, path) if entry is not None)
-    environ = os.environ | {"PYTHONPATH": where, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", RUN_ALL, json.dumps(lines)],
-        cwd=cwd, env=environ, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return [tuple(entry) for entry in json.loads(done.stdout.splitlines()[-1])]
+    that begins with `python` is run as such. fresh: in a process that has imported nothing."""
+    where = [str(entry) for entry in (ROOT, path) if entry is not None]
+    if fresh:
+        done = subprocess.run(
+            [sys.executable, "-c", RUN_ALL, json.dumps(lines)],
+            cwd=cwd, env=os.environ | {"PYTHONPATH": os.pathsep.join(where), "OMP_NUM_THREADS": "1"},
+            capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        printed = done.stdout
+    else:
+        heard, said = PROCESSES.Pipe(duplex=False)
+        process = PROCESSES.Process(target=run_all, args=(lines, str(cwd), where, said))
+        process.start()
+        said.close()
+        printed = heard.recv()
+        process.join()
+    return [tuple(entry) for entry in json.loads(printed.splitlines()[-1])]
 
 
 def test_components_are_listed_shown_composed_and_checked(tmp_path: Path) -> None:
@@ -82,6 +114,7 @@ def test_components_are_listed_shown_composed_and_checked(tmp_path: Path) -> Non
         "finetune --plugin outsider model=averager task=graded task.path=x tuning=vectors --cfg job",
         "pretrain --plugin outsider model=averagr",
         "pretrain model=averager --cfg job",
+        fresh=True,
     )
     listed, shown, key, job, wide, errors, misfit, task, typo, without = answers
     assert not any(answer[3] for answer in answers), "no torch is needed for any of this"
@@ -164,7 +197,7 @@ def test_a_model_that_is_no_transformer_pretrains_resumes_and_is_finetuned(tmp_p
     rows = [f"{line}\t{'odd' if number % 2 else 'even'}" for number, line in enumerate(lines)]
     (tmp_path / "rows.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n")
     common = "--plugin outsider cache_dir=cache device=cpu precision=fp32 max_length=24"
-    pretrain = f"pretrain {common} model=lstm data=text data.path=text.txt batch_tokens=256 checkpoint_every=10"
+    pretrain = f"pretrain {common} model=gated data=text data.path=text.txt batch_tokens=256 checkpoint_every=10"
     finetune = f"finetune {common} task=classification task.path=rows.tsv checkpoint=runs/alone max_steps=10"
     answers = lmtool(
         tmp_path,
@@ -173,7 +206,7 @@ def test_a_model_that_is_no_transformer_pretrains_resumes_and_is_finetuned(tmp_p
         f"{pretrain} max_steps=40 name=cut",
         f"{finetune} batch_examples=8 name=classes",
         "predict --plugin outsider checkpoint=runs/alone device=cpu precision=fp32 'text=the on'",
-        f"plan pretrain {common} model=lstm data=text data.path=text.txt batch_tokens=256 max_steps=40",
+        f"plan pretrain {common} model=gated data=text data.path=text.txt batch_tokens=256 max_steps=40",
     )
     assert [answer[0] for answer in answers] == [0] * 6, "\n".join(answer[2] for answer in answers)
     weights = Path("checkpoints") / "step_00000040" / "model.safetensors"

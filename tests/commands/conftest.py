@@ -6,6 +6,7 @@ import random
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -50,15 +51,21 @@ def skip_reports(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("lmtool.commands.screens.write_report", lambda run: run / "report.html")
 
 
+@pytest.fixture
+def reports() -> None:
+    """They are made: what is in them is looked at."""
+
+
 @pytest.fixture(autouse=True)
-def reports(monkeypatch: pytest.MonkeyPatch) -> None:
-    """None are made. Tests that read them have a fixture of this name that leaves them."""
-    skip_reports(monkeypatch)
+def reports_that_are_read(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None are made, but for the tests that use the fixture `reports`."""
+    if "reports" not in request.fixturenames:
+        skip_reports(monkeypatch)
 
 
 def copied(folder: Path, place: Path, patch: pytest.MonkeyPatch) -> Path:
     """Work in a copy of a folder."""
-    shutil.copytree(folder, place, dirs_exist_ok=True)
+    shutil.copytree(folder, place, symlinks=True, dirs_exist_ok=True)
     patch.chdir(place)
     return place
 
@@ -83,19 +90,31 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def write_text(path: Path) -> None:
+@cache
+def text() -> str:
     chance = random.Random(0)
     paragraphs = [" ".join(sentence(chance, GOOD + BAD) for _ in range(6)) for _ in range(120)]
-    path.write_text("\n\n".join(paragraphs) + "\n")
+    return "\n\n".join(paragraphs) + "\n"
+
+
+@cache
+def tables() -> dict[str, str]:
+    """The labelled rows of each split."""
+    chance, lines = random.Random(1), {}
+    for split, count in (("train", 96), ("dev", 40)):
+        rows = [(sentence(chance, (BAD, GOOD)[number % 2]), number % 2) for number in range(count)]
+        lines[split] = ["sentence\tlabel", *(f"{text}\t{label}" for text, label in rows)]
+    return {split: "\n".join(each) + "\n" for split, each in lines.items()}
+
+
+def write_text(path: Path) -> None:
+    path.write_text(text())
 
 
 def write_rows(folder: Path) -> None:
-    chance = random.Random(1)
     folder.mkdir()
-    for split, count in (("train", 96), ("dev", 40)):
-        rows = [(sentence(chance, (BAD, GOOD)[number % 2]), number % 2) for number in range(count)]
-        lines = ["sentence\tlabel", *(f"{text}\t{label}" for text, label in rows)]
-        (folder / f"{split}.tsv").write_text("\n".join(lines) + "\n")
+    for split, lines in tables().items():
+        (folder / f"{split}.tsv").write_text(lines)
 
 
 def but_for(words: Sequence[str], more: Sequence[str] = ()) -> list[str]:

@@ -15,6 +15,18 @@ from tests.commands.conftest import TINY, finetune, pretrain, tiny
 CONF = Path(__file__).resolve().parents[2] / "conf"
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def place(place: Path, cache: Path) -> Path:
+    """The working folder. What is built of its text, which is the same for all, is built once."""
+    (place / "cache").symlink_to(cache)
+    return place
+
+
 def names(group: str) -> list[str]:
     return sorted(path.stem for path in (CONF / group).glob("*.yaml") if path.stem != "auto")
 

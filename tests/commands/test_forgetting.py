@@ -10,7 +10,7 @@ import torch
 
 from lmtool import cli
 from lmtool.commands.forgetting import distances
-from tests.commands.conftest import copied, finetune, pretrain, skip_reports, working_in
+from tests.commands.conftest import copied, finetune, pretrain, working_in
 
 
 @pytest.fixture(scope="module")
@@ -29,13 +29,6 @@ def place(pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return copied(pretrained, tmp_path, monkeypatch)
 
 
-@pytest.fixture
-def reports(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One is made, where it is read."""
-    if "full" not in request.node.name:
-        skip_reports(monkeypatch)
-
-
 FEW = ["forgetting=held_out.txt", "max_steps=3", "schedule=constant", "max_epochs=null"]
 
 
@@ -43,6 +36,7 @@ def measured(folder: Path) -> dict:
     return json.loads((folder / "result.json").read_text())["forgetting"]
 
 
+@pytest.mark.usefixtures("reports")
 def test_full_finetuning_forgets(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = finetune("full", "checkpoint=runs/mlm", *FEW, "optimizer.lr=0.01")
     said, forgetting = capsys.readouterr().out, measured(folder)

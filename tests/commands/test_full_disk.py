@@ -29,16 +29,12 @@ def no_file_larger_than(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.fixture
-def reports() -> None:
-    """They are made: what is in them is looked at."""
-
-
 def require_one_line(error: str) -> None:
     assert "Traceback" not in error and error.startswith("error: cannot write "), error
     assert [line.partition(": ")[0] for line in error.splitlines()] == ["error", "hint"], error
 
 
+@pytest.mark.usefixtures("reports")
 def test_whatever_the_disk_refuses_is_one_line(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pretrain("whole", "max_steps=2")  # fills the caches
     sizes = {file.name: file.stat().st_size for file in Path("runs/whole").rglob("*") if file.is_file()}
@@ -52,6 +48,7 @@ def test_whatever_the_disk_refuses_is_one_line(place: Path, capsys: pytest.Captu
         assert Path(f"runs/cut{number}").exists() == (Path(f"runs/cut{number}/metrics.jsonl").exists()), limit
 
 
+@pytest.mark.usefixtures("reports")
 def test_the_report_of_a_finished_run_is_written_later(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("model=bert_tiny", "checkpoint=none", *TINY, "max_steps=2")
     folder = finetune("whole", *words)

@@ -9,15 +9,23 @@ import pytest
 from tests.training.test_kill import run_harness
 
 
+def test_killed_commands_go_on_bitwise_and_so_do_two_stages(tmp_path: Path) -> None:
+    """One process for all, whose start would cost more than they do.
+
+    Two stages are killed around the switch: the model starts from the generator's weights in step 4, once, whether a
+    run resumes from the first stage's last checkpoint or from the second stage's first.
+    """
+    jobs, kills = ["pretraining", "multitask", "finetuning", "tuning", "two_stages@4@5"], [3, 3, 3, 3, 2]
+    counted = run_harness(f"tests.commands.jobs:{','.join(jobs)}", tmp_path, 3)
+    assert [counts["kills"] for counts in counted] == kills
+    for job, counts in zip(jobs, counted, strict=True):
+        assert (counts["unreadable"], counts["differing"]) == (0, 0), (job, counts)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("jobs", "kills"),
-    [
-        ("pretraining,multitask,finetuning,tuning", 3),  # one process, whose start would cost more than they do
-        pytest.param("gpt,t5,electra,bart", 5, marks=pytest.mark.slow),
-        pytest.param("word_vectors,cnn,lstm,transformer_xl", 3, marks=pytest.mark.slow),
-        pytest.param("peers", 5, marks=pytest.mark.slow),
-        pytest.param("branching", 10, marks=pytest.mark.slow),
-    ],
+    [("gpt,t5,electra,bart", 5), ("word_vectors,cnn,lstm,transformer_xl", 3), ("peers", 5), ("branching", 10)],
 )
 def test_killed_commands_go_on_bitwise(tmp_path: Path, jobs: str, kills: int) -> None:
     counted = run_harness(f"tests.commands.jobs:{jobs}", tmp_path, kills)
@@ -25,13 +33,6 @@ def test_killed_commands_go_on_bitwise(tmp_path: Path, jobs: str, kills: int) ->
     for job, counts in zip(jobs.split(","), counted, strict=True):
         assert counts["kills"] == kills
         assert (counts["unreadable"], counts["differing"]) == (0, 0), (job, counts)
-
-
-def test_two_stages_go_on_bitwise_around_the_switch(tmp_path: Path) -> None:
-    """The model starts from the generator's weights in step 4, once: whether a run resumes from the first stage's last
-    checkpoint or from the second stage's first."""
-    (counts,) = run_harness("tests.commands.jobs:two_stages", tmp_path, 0, "--steps", "4", "5")
-    assert (counts["kills"], counts["differing"]) == (2, 0), counts
 
 
 @pytest.mark.slow

@@ -25,11 +25,6 @@ CONTROL = "\x1b[31mred\r"
 
 
 @pytest.fixture
-def reports() -> None:
-    """They are made: what is in them is looked at."""
-
-
-@pytest.fixture
 def planted(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Path]:
     """A working folder whose data lie where secrets are in their paths; afterwards nothing of them is found."""
     for name, value in SECRETS.items():
@@ -63,6 +58,7 @@ def typed(text: str) -> str:
     return '"' + text.replace('"', '\\"') + '"'
 
 
+@pytest.mark.usefixtures("reports")
 def test_no_secret_is_written_or_shown(planted: Path) -> None:
     learn = ["pretrain", "model=bert_tiny", *WORDS, "data=text", f"data.path={typed(ADDRESS + '/text.txt')}"]
     learn += ["batch_tokens=256"]

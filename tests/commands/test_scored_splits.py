@@ -11,12 +11,8 @@ from lmtool import cli
 from tests.commands.conftest import TINY, finetune
 
 
-@pytest.fixture
-def reports() -> None:
-    """Reports are made: a test reads one."""
-
-
-def test_a_labelled_test_split_is_scored_once(reports: None, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.usefixtures("reports")
+def test_a_labelled_test_split_is_scored_once(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = Path("rows/dev.tsv").read_text().splitlines()
     Path("rows/test.tsv").write_text("\n".join(lines[:13]) + "\n")
     run = finetune("run", "model=bert_tiny", "checkpoint=none", *TINY, "max_steps=2")

@@ -17,15 +17,11 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 from tests.commands.conftest import TINY, but_for, finetune, pretrain
 
 
-@pytest.fixture
-def reports() -> None:
-    """They are made: what is in them is looked at."""
-
-
 def rows(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.usefixtures("reports")
 @pytest.mark.parametrize(("model", "objective"), [("bert_tiny", "mlm_nsp"), ("bert_tiny", "mlm"), ("gpt_tiny", "clm")])
 def test_pretraining_keeps_the_contract_of_the_run_folder(place: Path, model: str, objective: str) -> None:
     folder = pretrain("first", f"objective={objective}", model=model)
@@ -51,6 +47,7 @@ def test_pretraining_keeps_the_contract_of_the_run_folder(place: Path, model: st
     assert json.loads((folder / "samples.json").read_text())
 
 
+@pytest.mark.usefixtures("reports")
 def test_a_finished_run_tells_its_result_and_a_changed_one_is_refused(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -236,6 +233,7 @@ def test_a_warm_up_as_long_as_the_run_is_noted(place: Path, steps: int, capsys: 
     assert (note in capsys.readouterr().out) == (steps == 100)
 
 
+@pytest.mark.usefixtures("reports")
 def test_resume_and_report(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = pretrain("first"), pretrain("second", "seed=1")
     (first / "result.json").unlink()
@@ -271,6 +269,7 @@ def test_a_vocabulary_by_itself_serves_a_run(place: Path, capsys: pytest.Capture
     assert (last / "tokenizer.json").read_bytes() == Path("vocabulary/tokenizer.json").read_bytes()
 
 
+@pytest.mark.usefixtures("reports")
 def test_secrets_in_the_environment_reach_no_file_and_no_screen(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

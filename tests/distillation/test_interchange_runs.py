@@ -31,7 +31,6 @@ def place(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def inside(place, monkeypatch):
     monkeypatch.chdir(place)
-    monkeypatch.setattr("lmtool.commands.screens.write_report", lambda run: run / "report.html")
 
 
 def pretrain(name, family, *typed):

@@ -11,9 +11,6 @@ from lmtool import cli
 
 SHORT = ["offline=true", "max_steps=4", "batch_examples=8", "log_every=1", "evaluate_every=4", "max_epochs=null"]
 
-# Plots take longer than all the rest of a tiny run.
-NO_REPORT = "lmtool.commands.screens.write_report", lambda run: run / "report.html"
-
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
@@ -23,7 +20,6 @@ def place(tmp_path_factory):
         (folder / f"{split}.tsv").write_text("\n".join(["text\tlabel", *part]) + "\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr(*NO_REPORT)
         finetune("teacher")
     return folder
 
@@ -31,7 +27,6 @@ def place(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def inside(place, monkeypatch):
     monkeypatch.chdir(place)
-    monkeypatch.setattr(*NO_REPORT)
 
 
 def finetune(name, *typed, status=0):

@@ -20,7 +20,6 @@ def place(tmp_path, monkeypatch):
     for split, part in (("train", rows[:16]), ("dev", rows[16:])):
         (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("lmtool.commands.screens.write_report", lambda run: run / "report.html")
 
 
 def finetune(name, *typed, status=0):

@@ -6,8 +6,9 @@ import pty
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Callable
-from pathlib import Path
+from contextlib import suppress
 from typing import TextIO
 
 import pytest
@@ -177,39 +178,36 @@ def test_a_narrow_encoding_gets_plain_letters():
     assert raw.getvalue() == b"* best | +- 1 ... ?\n"
 
 
-def on_a_terminal(body: str, term: str = "xterm") -> str:
-    """What a process writes to a pseudo-terminal."""
-    code = textwrap.dedent(body)
-    main, child = pty.openpty()
-    environment = {**os.environ, "TERM": term, "COLUMNS": "100", "PYTHONPATH": str(Path(__file__).parents[2])}
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=child, stderr=child, env=environment)
-    os.close(child)
-    seen = b""
-    while True:
-        try:
-            part = os.read(main, 65536)
-        except OSError:  # EIO: the child has closed it
-            break
-        if not part:
-            break
-        seen += part
-    os.close(main)
-    assert process.wait() == 0, seen.decode()
-    return seen.decode()
+@pytest.fixture
+def on_a_terminal(tmp_path, monkeypatch):
+    """A function from the name of a terminal to what a training writes to it; its log is log.txt."""
+
+    def write(term: str) -> str:
+        monkeypatch.setenv("TERM", term)
+        monkeypatch.setenv("COLUMNS", "100")
+        main, child = pty.openpty()
+        seen: list[bytes] = []
+
+        def read() -> None:
+            with suppress(OSError):  # EIO: it was closed
+                while part := os.read(main, 65536):
+                    seen.append(part)
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        with (tmp_path / "log.txt").open("w") as log, os.fdopen(child, "w") as terminal:
+            output = Output(terminal, log_to(log))
+            screens(output)
+            train(output)
+        reader.join()
+        os.close(main)
+        return b"".join(seen).decode()
+
+    return write
 
 
-TRAIN = """
-    from tests.reporting.test_console import train, screens
-    from tests.reporting.test_console import log_to
-    from lmtool.reporting.console import Output
-    output = Output(log=log_to(open({log!r}, "w")))
-    screens(output)
-    train(output)
-"""
-
-
-def test_a_terminal_shows_a_live_bar_and_rows_and_the_log_stays_plain(tmp_path):
-    text = on_a_terminal(TRAIN.format(log=str(tmp_path / "log.txt")))
+def test_a_terminal_shows_a_live_bar_and_rows_and_the_log_stays_plain(on_a_terminal, tmp_path):
+    text = on_a_terminal("xterm")
     assert "\x1b[" in text and "\x1b[?25h" in text  # the cursor comes back
     assert "train loss" in text and "★" in text and "left" in text
     assert "<script>" in text and "\x1b[31m\r" not in text
@@ -217,9 +215,9 @@ def test_a_terminal_shows_a_live_bar_and_rows_and_the_log_stays_plain(tmp_path):
     assert "\x1b" not in log and "\r" not in log and "step 100/100" in log and "checkpoint" in log
 
 
-def test_a_dumb_terminal_is_plain(tmp_path):
-    text = on_a_terminal(TRAIN.format(log=str(tmp_path / "log.txt")), term="dumb")
-    assert "\x1b" not in text
+def test_a_dumb_terminal_is_plain(on_a_terminal):
+    text = on_a_terminal("dumb")
+    assert "\x1b" not in text and "step 100" in text
 
 
 def test_table_is_aligned_and_safe():

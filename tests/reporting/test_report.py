@@ -142,6 +142,20 @@ def test_metrics_without_points(language_run, content):
     assert "Curves" not in read_page(write_report(language_run)).text
 
 
+@pytest.fixture
+def sketched(monkeypatch):
+    """Figures are made and not rendered, which takes longer than all the rest of a page."""
+
+    def save(figure, target, **settings):
+        if isinstance(target, Path):
+            target.write_bytes(b"\x89PNG")
+        else:
+            target.write("<svg></svg>")
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", save)
+
+
+@pytest.mark.usefixtures("sketched")
 @pytest.mark.parametrize("name", ["result.json", "metrics.jsonl", "facts.json", "environment.json", "samples.json"])
 @pytest.mark.parametrize("content", slow_but({None, "{broken"}, [None, "", "{broken", "[1, 2]", '"text"', "\x00\xff"]))
 def test_missing_and_broken_files_cost_only_their_section(language_run, name, content):
@@ -154,6 +168,7 @@ def test_missing_and_broken_files_cost_only_their_section(language_run, name, co
         assert f"{name} is not valid JSON" in page.text
 
 
+@pytest.mark.usefixtures("sketched")
 @pytest.mark.parametrize("name", ["metrics.jsonl", "predictions.jsonl", "samples.json"])
 def test_files_of_gigabytes_cost_only_their_section(task_run, name):
     run = task_run()
@@ -162,6 +177,7 @@ def test_files_of_gigabytes_cost_only_their_section(task_run, name):
     assert re.search(f"{name}.* more than [0-9]+ bytes", read_page(write_report(run)).text)
 
 
+@pytest.mark.usefixtures("sketched")
 def test_values_of_wrong_types_are_passed_over(language_run):
     result = {
         "status": 1,

@@ -7,8 +7,8 @@ wants a process without threads: start the harness as a program of its own, with
     OMP_NUM_THREADS=1 python tests/training/kill_harness.py PACKAGE.MODULE:JOB --kills 100 --root FOLDER
 
 prints one JSON line a job: kills, runs, kills during a save, unreadable checkpoints, runs that differ from the
-uninterrupted one. Any jobs of a module may stand there (MODULE:ONE,OTHER), those of real commands too. A function
-`prepare()` beside them is called before the first fork.
+uninterrupted one. Any jobs of a module may stand there (MODULE:ONE,OTHER), those of real commands too; ONE@4@5 is
+killed at these steps, and at no random moments. A function `prepare()` beside them is called before the first fork.
 """
 
 from __future__ import annotations
@@ -174,9 +174,8 @@ def dying_at(job: Job, step: int) -> Job:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("job", help="package.module:function,function,...")
+    parser.add_argument("job", help="package.module:function,function@step,...")
     parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--steps", type=int, nargs="*", help="kill at these steps, and at no random moments")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--root", type=Path, required=True)
     arguments = parser.parse_args()
@@ -184,12 +183,13 @@ def main() -> None:
     module, _, names = arguments.job.partition(":")
     jobs = importlib.import_module(module)
     getattr(jobs, "prepare", lambda: None)()
-    for name in names.split(","):
+    for words in names.split(","):
+        name, *steps = words.split("@")
         job: Job = getattr(jobs, name)
         root: Path = arguments.root / name
         root.mkdir()
-        if arguments.steps:
-            count = kill_at(job, root, arguments.steps)
+        if steps:
+            count = kill_at(job, root, [int(step) for step in steps])
         else:
             count = kill_many(job, root, arguments.kills, arguments.seed)
         print(json.dumps(asdict(count)))

@@ -13,9 +13,9 @@ import pytest
 HARNESS = Path(__file__).with_name("kill_harness.py")
 
 
-def run_harness(job: str, root: Path, kills: int, *more: str) -> list[dict[str, int]]:
+def run_harness(job: str, root: Path, kills: int) -> list[dict[str, int]]:
     """Counts of the harness, a job each, run as a program with one thread."""
-    command = [sys.executable, str(HARNESS), job, "--kills", str(kills), "--root", str(root), *more]
+    command = [sys.executable, str(HARNESS), job, "--kills", str(kills), "--root", str(root)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=600, cwd=HARNESS.parents[2], check=False

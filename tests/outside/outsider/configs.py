@@ -32,7 +32,7 @@ class AveragerConfig(ModelConfig):
         return {"inputs": self.num_layers}
 
 
-@component("model", "lstm", builder="outsider.lstm:build")
+@component("model", "gated", builder="outsider.lstm:build")
 class LstmConfig(ModelConfig):
     """A recurrent language model (Hochreiter and Schmidhuber 1997): no attention, no positions, no heads."""
 
@@ -40,7 +40,7 @@ class LstmConfig(ModelConfig):
     text_format: ClassVar[str] = "gpt"
     summary: ClassVar[Literal["pooled_first", "first", "last", "mean"]] = "last"
 
-    name: Literal["lstm"] = Field("lstm", description="The recurrent model.")
+    name: Literal["gated"] = Field("gated", description="The recurrent model.")
     vocab_size: int = Field(512, ge=8, description="Rows of the token embedding.")
     num_layers: int = Field(2, ge=1, description="Layers.")
     hidden_size: int = Field(24, ge=4, description="Width of the hidden states.")
