@@ -205,7 +205,8 @@ class RunFolder:
                 replace_text(self.path / "config.yaml", self._extended_text)
                 self._extended_text = None
             if not (self.path / SUBMITTED).is_file():  # of the jobs of a sweep none is the run that was asked for
-                replace_link(self.path.parent / "latest", self.path.name)
+                with suppress(IsADirectoryError):  # a copy that followed the link; it is not ours to take away
+                    replace_link(self.path.parent / "latest", self.path.name)
         except OSError as error:
             raise cannot_write(self.path.parent / "latest", error) from error
 

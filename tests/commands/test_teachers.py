@@ -111,7 +111,7 @@ def test_a_teacher_that_cannot_teach(taught, monkeypatch, capsys, words, message
     monkeypatch.chdir(taught)
     error = refused(capsys, *but_for(words))
     assert message in error and hint in error, error
-    assert sorted(path.name for path in Path("runs").iterdir() if path.is_dir()) == ["mlm", "sst2"]
+    assert sorted(path.name for path in Path("runs").iterdir() if not path.is_symlink()) == ["mlm", "sst2"]
 
 
 def test_all_mistakes_are_told_at_once(taught, monkeypatch, capsys):

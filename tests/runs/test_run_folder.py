@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from lmtool.config.checkpoint import run_folder
 from lmtool.errors import UserError
 from lmtool.runs import locks
 from lmtool.runs.locks import Lock, Owner
@@ -362,3 +363,19 @@ def test_every_yaml_is_its_class(group: str) -> None:
         entry = lookup(group, name)
         assert entry is not None
         assert values == json.loads(entry.config().model_dump_json()), name
+
+
+def test_latest_is_a_link_to_the_newest_run_and_none_to_a_job(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        with RunFolder(tmp_path / name, CONFIG, yaml.safe_dump(CONFIG)) as run:
+            run.announce()
+    assert (tmp_path / "latest").readlink() == Path("second") and run_folder(tmp_path / "latest") == run.path
+    with RunFolder(tmp_path / "0_seed-1", CONFIG, yaml.safe_dump(CONFIG)) as job:
+        (job.path / "submitted.json").write_text("{}")
+        job.announce()
+    assert (tmp_path / "latest").readlink() == Path("second")
+    (tmp_path / "latest").unlink()
+    (tmp_path / "latest").mkdir()  # a copy of runs that followed the link
+    with RunFolder(tmp_path / "second", CONFIG, yaml.safe_dump(CONFIG)) as run:
+        run.announce()
+    assert (tmp_path / "latest").is_dir() and not [*tmp_path.glob(".tmp-*")]
