@@ -324,10 +324,17 @@ class ExportConfig(TransferConfig):
 
 class ImportConfig(TransferConfig):
     """`lmtool import`: a checkpoint of lmtool from a published folder, from an adapter of PEFT, or from a text file of
-    word vectors; or from any pretrained checkpoint with another vocabulary."""
+    word vectors; or from any pretrained checkpoint with another vocabulary, or in another family."""
 
     starts_with_checkpoint: ClassVar[bool] = False
-    verbatim: ClassVar[tuple[str, ...]] = ("tokenizer",)
+    verbatim: ClassVar[tuple[str, ...]] = ("tokenizer", "model")
+
+    model: str | None = Field(
+        None,
+        description="Family that takes over the checkpoint's weights, where it computes with the same blocks. Null: "
+        "its own.",
+        min_length=1,
+    )
 
     tokenizer: str | None = Field(
         None,

@@ -1,11 +1,13 @@
 """`lmtool import`: a published folder, an adapter of PEFT, or a file of word vectors (vectors_text.py) as a checkpoint
-of lmtool, and what was lost; or any pretrained checkpoint with another vocabulary (replacing.py)."""
+of lmtool, and what was lost; or any pretrained checkpoint with another vocabulary (replacing.py), or in another family
+(crossing.py)."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from lmtool.commands.configs import ImportConfig
+from lmtool.commands.crossing import cross
 from lmtool.commands.export import tell
 from lmtool.commands.import_adapter import import_adapter
 from lmtool.commands.replacing import replace_tokenizer
@@ -24,6 +26,9 @@ from lmtool.weights.word_files import is_word_file
 def run(config: ImportConfig, overrides: list[str]) -> None:
     """Write the checkpoint, read it again, compare with the folder, and print what differs."""
     adapter = Path(config.checkpoint).expanduser()
+    if config.model is not None:
+        cross(config, config.model)
+        return
     if is_word_file(adapter):
         require_no_vocabulary(config, "a file of word vectors")
         import_vectors(config, adapter)

@@ -22,7 +22,7 @@ class LlamaConfig(TransformerConfig):
     transformers_form: ClassVar[dict[str, Any] | None] = {"text_format": "plain", "bias": False}
     has_biases: ClassVar[bool] = False
 
-    name: Literal["llama", "qwen2"] = Field("llama", description="Llama's architecture.")
+    name: Literal["llama", "llama_encoder", "qwen2"] = Field("llama", description="Llama's architecture.")
     vocab_size: Vocabulary = Field(49152, description="Rows of the token embedding; at least the tokenizer's entries.")
     num_layers: Layers = Field(30, description="Layers.")
     hidden_size: Width = Field(576, description="Width of the hidden states; a multiple of num_heads.")
@@ -54,6 +54,18 @@ class LlamaConfig(TransformerConfig):
 
     def facts(self) -> dict[str, Any]:
         return {**super().facts(), "key-value heads": self.num_key_value_heads}
+
+
+@component("model", "llama_encoder", builder="lmtool.models.llama_encoder:build")
+class LlamaEncoderConfig(LlamaConfig):
+    """Llama's blocks as an encoder: every token sees the whole text. Defaults: SmolLM2-135M's sizes."""
+
+    architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder"]] = "encoder"
+    text_format: ClassVar[str] = "roberta"
+    summary: ClassVar[Literal["pooled_first", "first", "last", "mean"]] = "mean"
+    transformers_form: ClassVar[dict[str, Any] | None] = None
+
+    name: Literal["llama_encoder"] = Field("llama_encoder", description="Llama's blocks as an encoder.")
 
 
 @component("model", "qwen2", builder="lmtool.models.qwen2:build")

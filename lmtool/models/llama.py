@@ -67,8 +67,10 @@ class Llama(Decoder):
             )
             for _ in range(config.num_layers)
         ]
-        embed = Embeddings(config.vocab_size, width, positions_of(config, causal=True), config.dropout)
+        causal = config.architecture == "decoder"
+        embed = Embeddings(config.vocab_size, width, positions_of(config, causal), config.dropout)
         super().__init__(config, embed, layers, norm())
+        self.causal = causal
         self.vocabulary_head = VocabularyHead(config.tied)
 
     def attention(self, config: LlamaConfig) -> SelfAttention:

@@ -31,11 +31,12 @@ def write_import(
     classifier: Mapping[str, Any] | None = None,
     tuning: Mapping[str, Any] | None = None,
     base: Base | None = None,
+    further: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the checkpoint folder, whole or not at all. source: where the weights are from, kept masked in its
     config.json, but for the revision: a commit looks like a key, and is none. classifier: the configuration of a text
     classifier (`PublishedFolder.classifier_config`). tuning: the section of the method that the tensors were tuned by.
-    base: what they are beside.
+    base: what they are beside. further: what stands in JSON files beside it, by their names.
 
     UserError where the folder is not empty or cannot be written.
     """
@@ -52,7 +53,8 @@ def write_import(
     if tokenizer is not None:
         config["tokenizer"] = {**given.get("tokenizer", {}), "name": "folder", "path": masked(str(output))}
 
-    write_checkpoint(config, tensors, tokenizer, output, {} if base is None else {BASE: base.to_plain()})
+    beside = {} if base is None else {BASE: base.to_plain()}
+    write_checkpoint(config, tensors, tokenizer, output, {**beside, **(further or {})})
 
 
 def write_checkpoint(

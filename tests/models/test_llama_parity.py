@@ -14,7 +14,7 @@ from lmtool.config.tables import build
 from lmtool.errors import UserError
 from lmtool.heads.lm import LMHead
 from lmtool.models import llama, qwen2
-from lmtool.models.decoder_configs import LlamaConfig, Qwen2Config
+from lmtool.models.decoder_configs import LlamaConfig, LlamaEncoderConfig, Qwen2Config
 from lmtool.nn.configs import RotaryPositionsConfig
 from lmtool.types import Packed
 
@@ -134,3 +134,16 @@ def test_a_variant_that_is_not_computed_is_refused(changed, said):
 def test_fewer_heads_of_keys_than_a_divisor_are_refused():
     with pytest.raises(ValueError, match="num_heads=9 is not a multiple of num_key_value_heads=4"):
         LlamaConfig(num_key_value_heads=4)
+
+
+@torch.no_grad()
+def test_an_encoder_of_the_same_blocks_sees_both_ways():
+    """transformers' layers under a mask that hides nothing."""
+    pair = loaded(pair_of("llama"))
+    ours = build(LlamaEncoderConfig(**pair.ours.backbone.config.model_dump(exclude={"name"})), 0)
+    ours.load_state_dict(pair.ours.backbone.state_dict())
+    tokens = torch.arange(13) * 7 % 97
+    everything = torch.zeros(1, 1, 13, 13)
+    theirs = pair.theirs.model(tokens[None], attention_mask=everything).last_hidden_state[0]
+    torch.testing.assert_close(ours(Packed(tokens, (13,))), theirs, rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(pair.ours.backbone(Packed(tokens, (13,))), theirs, atol=1e-2)

@@ -57,6 +57,7 @@ PUBLISHED = {
     "xlnet": 116_718_336,
     "xlnet_large": 360_268_800,
     "llama": 134_515_008,
+    "llama_encoder": 134_515_008,
     "smollm2_135m": 134_515_008,
     "smollm2_360m": 361_821_120,
     "qwen2": 494_032_768,

@@ -1,0 +1,119 @@
+"""Weights in another family: the same states, every tensor accounted for, other formulas refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lmtool.config.tables import build
+from lmtool.errors import UserError
+from lmtool.models.configs import BertConfig, GptConfig
+from lmtool.models.decoder_configs import LlamaConfig
+from lmtool.models.encoder_configs import (
+    AlbertConfig,
+    DebertaV3Config,
+    DistilbertConfig,
+    ModernbertConfig,
+    RobertaConfig,
+)
+from lmtool.nn.configs import RotaryPositionsConfig
+from lmtool.types import Packed
+from lmtool.weights.crossing import crossed, largest_difference
+from lmtool.weights.heads import CheckpointModel
+
+SIZES = {
+    "vocab_size": 29, "num_layers": 2, "hidden_size": 16, "num_heads": 4, "feedforward_size": 20, "max_positions": 11,
+}  # fmt: skip
+
+
+def model_of(family, head="masked_lm", **fields):
+    model = CheckpointModel(build(family(**{**SIZES, **fields}), 3), {f"heads.{head}.": torch.zeros(1)})
+    for number, parameter in enumerate(model.parameters()):
+        torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(number))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "resized", "new"),
+    [
+        (BertConfig, "roberta", {"position", "segment"}, set()),
+        (RobertaConfig, "bert", {"position", "segment"}, set()),
+        (BertConfig, "electra", set(), set()),
+        (BertConfig, "distilbert", {"position"}, set()),
+        (DistilbertConfig, "spanbert", set(), {"segment"}),
+    ],
+)
+def test_states_of_the_same_mask_stay(family, name, resized, new):
+    source = model_of(family)
+    tensors = {**source.state_dict(), "objective.more": torch.zeros(1)}
+    crossing = crossed(source, name, tensors)
+    assert crossing.config.name == name and crossing.masks is None
+    assert largest_difference(source, crossing) == pytest.approx(0, abs=1e-5)
+    assert {key.split(".")[2] for key in crossing.resized} == resized
+    assert {key.split(".")[2] for key in crossing.new} == new and set(crossing.new.values()) <= {"zero"}
+    lost = {"objective.more"} | ({"backbone.embed.segment.weight"} if name == "distilbert" else set())
+    assert set(crossing.left_out) == lost
+    own = crossing.model.state_dict()
+    assert own.keys() == {*crossing.taken, *crossing.resized, *crossing.new}
+    assert all(torch.equal(own[key], tensors[key]) for key in crossing.taken)
+    assert {key for key in own if key.startswith("heads.")} == {key for key in tensors if key.startswith("heads.")}
+
+
+def test_the_mask_changes_and_the_rest_stays():
+    source = model_of(LlamaConfig, "lm", num_key_value_heads=2)
+    crossing = crossed(source, "llama_encoder", source.state_dict())
+    assert crossing.masks == ("Causal", "Full") and largest_difference(source, crossing) == 0
+    own = {name: tensor for name, tensor in source.state_dict().items() if name.startswith("backbone.")}
+    assert crossing.taken == list(own) and not crossing.new and not crossing.resized
+    assert not crossing.left_out
+    tokens = Packed(torch.arange(7), (7,))
+    states, whole = source.hidden(tokens), crossing.model.hidden(tokens)
+    assert (states[0] - whole[0]).abs().max() > 1e-2  # its first token sees the others
+    model = model_of(type(crossing.config), "masked_lm", num_key_value_heads=2)
+    back = crossed(model, "llama", model.state_dict())
+    assert back.masks == ("Full", "Causal") and {name.split(".")[1] for name in back.left_out} == {"masked_lm"}
+    assert back.taken == list(own) and all(torch.equal(model.state_dict()[n], back.model.state_dict()[n]) for n in own)
+
+
+def test_biases_that_are_lacking_are_zero():
+    source = model_of(LlamaConfig, "lm", num_key_value_heads=2)
+    crossing = crossed(source, "qwen2", source.state_dict())
+    assert largest_difference(source, crossing) == 0 and len(crossing.new) == 2 * 3
+    with pytest.raises(UserError, match=r"layers\.\*\.self_attn.q_proj has no bias, and had one; [^;]*; [^;]*$"):
+        crossed(model_of(type(crossing.config), "lm", num_key_value_heads=2), "llama", {})
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "message"),
+    [
+        (BertConfig, "bert", "model=bert is the checkpoint's own family"),
+        (BertConfig, "robrta", "model=robrta is no family"),
+        (
+            BertConfig,
+            "modernbert",
+            r"another way; layers.* is PreNormLayer, and was .*; layers.*.ffn is GatedF.* \(and .* more\)",
+        ),
+        (
+            BertConfig,
+            "gpt",
+            r"embed.norm \(LayerNorm\) is in the checkpoint alone; layers.* is PreNormLayer, and was PostN",
+        ),
+        (BertConfig, "gpt1", r"layers.*.ffn has activation=gelu tanh, and had gelu"),
+        (BertConfig, "albert", "its layers are run in another way"),
+        (BertConfig, "bart", "no single stack of layers"),
+        (ModernbertConfig, "llama", "run in another way"),
+        (AlbertConfig, "bert", "another way"),
+        (DebertaV3Config, "bert", "another way"),
+        (GptConfig, "llama", r"\.norm1 is RMSNorm, and was LayerNorm; layers.*.ffn is GatedFeedForward, and was Feed"),
+    ],
+)
+def test_other_formulas_are_refused(family, name, message):
+    with pytest.raises(UserError, match=message):
+        crossed(model_of(family), name, {})
+
+
+def test_a_position_that_the_family_cannot_have_is_refused():
+    source = model_of(BertConfig, positions=RotaryPositionsConfig())
+    assert largest_difference(source, crossed(source, "roberta", {})) == pytest.approx(0, abs=1e-5)
+    with pytest.raises(UserError, match="embed.segment is in the checkpoint alone"):
+        crossed(source, "distilbert", {})
