@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from lmtool import cli
 from lmtool.config.tables import Choice, build
 from lmtool.data.loader import PackedLoader
 from lmtool.data.split import SplitData
@@ -26,12 +27,15 @@ from tests.test_plugins import lmtool
 ROOT = Path(__file__).resolve().parents[1]
 TOUR = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 EXTEND = (ROOT / "docs" / "extend.md").read_text(encoding="utf-8")
+QUESTIONS = (ROOT / "docs" / "questions.md").read_text(encoding="utf-8")
 FILES = dict(re.findall(r"```python file=(\w+\.py)\n(.*?)```", EXTEND, flags=re.S))
-COMMANDS = [
-    line
-    for block in re.findall(r"```bash\n(.*?)```", EXTEND, flags=re.S)
-    for line in block.replace("\\\n", " ").splitlines()
-]
+
+
+def commands(page: str) -> list[str]:
+    blocks = re.findall(r"```bash\n(.*?)```", page, flags=re.S)
+    return [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+
+
 ROWS = [("the cat sat near two mats", 2), ("the dog ran some way", 5)] * 20
 
 
@@ -117,7 +121,7 @@ def test_the_commands_run(tmp_path: Path) -> None:
     small = ["max_steps=2", "device=cpu", "tokenizer.vocab_size=300", "data=text", "data.path=text.txt"]
     first = ["pretrain", "experiment=bert_tiny", *small, "model.num_layers=1", "name=first"]
     lines = [shlex.join(first)]
-    for command in COMMANDS:
+    for command in commands(EXTEND):
         program, verb, *words = shlex.split(command)
         assert program == "lmtool"
         own = small if "pretrain" in (verb, words[0]) else small[:2]
@@ -127,8 +131,21 @@ def test_the_commands_run(tmp_path: Path) -> None:
     assert len(lines) == 7 and (tmp_path / "runs" / "balanced" / "result.json").is_file()
 
 
+def test_the_commands_of_the_questions_are_words_that_lmtool_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those that train or read a run are composed; tests/test_readme.py runs such commands."""
+    monkeypatch.chdir(tmp_path)
+    asked = [shlex.split(line)[1:] for line in commands(QUESTIONS)]
+    assert len(asked) == len(re.findall("^## ", QUESTIONS, flags=re.M))
+    for words in asked:
+        status = cli.main([*words, "--cfg", "job"])
+        missing = re.findall(r"^error: (.*)$", capsys.readouterr().err, flags=re.M)
+        assert status == 0 or all("runs" in line or "no checkpoint" in line for line in missing), (words, missing)
+
+
 def test_what_the_pages_point_to_is_there() -> None:
-    for name in re.findall(r"`((?:tests|conf|scripts|docs)/[\w./]+)`", TOUR + EXTEND):
+    for name in re.findall(r"`((?:tests|conf|scripts|docs)/[\w./]+)`", TOUR + EXTEND + QUESTIONS):
         assert (ROOT / name).exists(), name
     packages = {path.name for path in (ROOT / "lmtool").iterdir() if (path / "__init__.py").is_file()}
     assert packages <= set(re.findall(r"\b(\w+)/", TOUR)), "every package has its place on the picture"

@@ -40,7 +40,7 @@ _FILES = (
 )  # fmt: skip
 SamePast = Callable[[Path, Path], None]
 Complete = Callable[[Mapping[str, Any]], Mapping[str, Any]]
-_PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "pydantic", "hydra-core", "omegaconf", "datasets")
+_PACKAGES = ("lmtool", "torch", "numpy", "safetensors", "tokenizers", "pydantic", "hydra-core", "omegaconf", "datasets")
 
 
 def choose_folder(root: Path, name: str | None, run_dir: str | None, stem: str) -> Path:
