@@ -12,7 +12,7 @@ from lmtool import cli
 from lmtool.config.checkpoint import find
 from lmtool.manifest import MANIFEST, write_manifest
 from lmtool.runs.checkpoints import MODEL, save_tensors
-from tests.commands.conftest import pretrain
+from tests.commands.conftest import copied, pretrain, working_in
 
 CLASSES = ("task=sst2",)
 VALUES = ("task=custom", "task.kind=regression", "task.text=[sentence]", "task.label=label")
@@ -24,6 +24,20 @@ def finetune(name: str, task: tuple[str, ...], *more: str, status: int = 0) -> P
     machine = ["device=cpu", "precision=fp32", f"name={name}", "checkpoint=runs/words"]
     assert cli.main([*words, *machine, *more]) == status
     return Path("runs") / name
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with text, labelled rows and runs/words, a masked language model."""
+    folder = tmp_path_factory.mktemp("words")
+    with working_in(folder):
+        pretrain("words", "max_steps=2")
+    return folder
+
+
+@pytest.fixture
+def learned(pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return copied(pretrained, tmp_path, monkeypatch)
 
 
 def poison(run: str, part: str) -> None:
@@ -41,9 +55,8 @@ def poison(run: str, part: str) -> None:
 @pytest.mark.parametrize("more", [("log_every=1",), ("log_every=1000", "evaluate_every=1000"), ("tuning=head",)])
 @pytest.mark.parametrize("task", [CLASSES, VALUES], ids=["classes", "values"])
 def test_an_absurd_rate_ends_as_divergence(
-    place: Path, capsys: pytest.CaptureFixture[str], task: tuple[str, ...], more: tuple[str, ...]
+    learned: Path, capsys: pytest.CaptureFixture[str], task: tuple[str, ...], more: tuple[str, ...]
 ) -> None:
-    pretrain("words", "max_steps=2")
     run = finetune("labels", task, "max_steps=40", "optimizer.lr=50", *more, status=4)
     error, hint = capsys.readouterr().err.strip().splitlines()[-2:]
     assert error.startswith("error: the loss exploded to ") and "runs/labels/diverged/step_" in error
@@ -52,15 +65,13 @@ def test_an_absurd_rate_ends_as_divergence(
 
 
 @pytest.mark.parametrize("lr", ["1e-1", pytest.param("1e-3", marks=pytest.mark.slow)])
-def test_noisy_finetuning_is_no_divergence(place: Path, lr: str) -> None:
-    pretrain("words", "max_steps=2")
+def test_noisy_finetuning_is_no_divergence(learned: Path, lr: str) -> None:
     for name, task in (("classes", CLASSES), ("values", VALUES)):
         finetune(name, task, "max_steps=60", f"optimizer.lr={lr}")
 
 
 @pytest.mark.parametrize("task", [CLASSES, VALUES], ids=["classes", "values"])
-def test_a_task_that_gives_no_numbers(place: Path, capsys: pytest.CaptureFixture[str], task: tuple[str, ...]) -> None:
-    pretrain("words", "max_steps=2")
+def test_a_task_that_gives_no_numbers(learned: Path, capsys: pytest.CaptureFixture[str], task: tuple[str, ...]) -> None:
     finetune("labels", task, "max_steps=2")
     poison("labels", "heads.")
     for words in (["evaluate", "checkpoint=runs/labels"], ["predict", "checkpoint=runs/labels", "text=A cat."]):

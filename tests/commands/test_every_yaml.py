@@ -121,8 +121,8 @@ def test_experiments(place: Path, experiment: str) -> None:
         "pretrain",
         f"experiment={experiment}",
         *tiny(model),
-        "data.packages=[json,logging,email]",
-        "data.validation_fraction=0.2",
+        "data.packages=[json,email]",
+        "data.validation_fraction=0.1",
     ]
     budget = ["max_steps=2", "max_minutes=null", "batch_tokens=256", "batch_examples=null", "cache_dir=cache"]
     assert cli.main([*words, *budget, "name=run"]) == 0
