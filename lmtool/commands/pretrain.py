@@ -82,7 +82,8 @@ def _texts(config: PretrainConfig, progress: OnStage) -> list[Source]:
 
 def _next(folder: str, tokenizer: Tokenizer) -> list[str]:
     """What may be typed next."""
-    prompt = "This function returns a [MASK]." if "mask" in tokenizer.roles else "This function returns"
+    mask = tokenizer.roles.get("mask")
+    prompt = f"This function returns{'' if mask is None else f' a {tokenizer.pieces([mask])[0]}.'}"
     return [
         words(["lmtool", "finetune", "task=pydocs", f"checkpoint={folder}"]),
         words(["lmtool", "predict", f"checkpoint={folder}", f"text={prompt}"]),

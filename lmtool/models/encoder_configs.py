@@ -191,7 +191,7 @@ class XlnetConfig(TransformerConfig):
     text_format: ClassVar[str] = "xlnet"
     summary: ClassVar[Summary] = "pooled_last"
     transformers_form: ClassVar[dict[str, Any] | None] = {}
-    free_fields: ClassVar[tuple[str, ...]] = (*TransformerConfig.free_fields, "max_positions")
+    free_fields: ClassVar[tuple[str, ...]] = (*TransformerConfig.free_fields, "max_positions", "memory_length")
     query_stream: ClassVar[bool] = True
     segments: ClassVar[int] = 3
     """Those of its texts; attention knows whether two tokens are of the same one."""
@@ -205,3 +205,18 @@ class XlnetConfig(TransformerConfig):
     positions: Annotated[PositionsConfig, Choice("model/positions")] = Field(
         NoPositionsConfig(), description="Positions beside the distances that the attention knows: none."
     )
+    memory_length: int = Field(
+        0,
+        ge=0,
+        le=100_000_000,
+        description="States of each layer that are kept of the tokens that objective=plm reuses, without gradient, for "
+        "the next text of a lane (mem_len; published: 384). 0 for none: examples are by themselves, in any order.",
+    )
+
+    @property
+    def carries_state(self) -> bool:
+        return self.remembers > 0
+
+    @property
+    def remembers(self) -> int:
+        return self.memory_length

@@ -10,8 +10,8 @@ The content stream knows every token. The query stream stands at some of them an
 asks the content stream from: its states predict the tokens that it does not see. Ranks say who sees whom: i sees j of
 the content where rank_j <= rank_i, from the query stream where rank_j < rank_i.
 
-Shape letters: T tokens, M of them that are asked for, S both streams one after the other, Z keys, R rows of a tile, L
-queries and K keys of a row, A heads, D width of a head, P distances, H hidden width.
+Shape letters: T tokens, M of them that are asked for, S both streams one after the other, Q queries, Z keys, R rows of
+a tile, L queries and K keys of a row, A heads, D width of a head, P distances, H hidden width.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from lmtool.nn.attention import SelfAttention, attend
 from lmtool.nn.context import Context
 from lmtool.nn.layout import Full, Layout
 from lmtool.nn.positions import Position, sinusoids
-from lmtool.nn.relative import shifted
+from lmtool.nn.relative import in_front, shifted
 from lmtool.types import Packed, Segments, send
 
 _SEEN_BY_ALL = torch.iinfo(torch.int64).min
@@ -258,39 +258,43 @@ class RelativeAttention(SelfAttention):
         position = context.position
         streams = position if isinstance(position, Streams) else cast(Distances, position).streams(context)
         rows_PAD = self.heads(self.pos_proj(streams.rows(x_SH)))
-        if streams.asked is None:
-            q_TAD, k_TAD, v_TAD = self.projected(x_SH, None, streams.distances, norm)
-            if context.prefix is not None:
-                k_TAD, v_TAD = context.prefix.before(k_TAD, v_TAD)
-            bias = self.relative(streams.content, rows_PAD)
-            q_TAD = q_TAD + self.content_bias.to(q_TAD.dtype)
-            return self.attended(q_TAD, k_TAD, v_TAD, streams.content.layout, bias, context, read_M)
-        x_SH = x_SH if norm is None else norm(x_SH)
+        if streams.asked is not None:
+            return self._two_streams(
+                x_SH if norm is None else norm(x_SH), context, streams, rows_PAD, read_M is not None
+            )
+        q_TAD, k_ZAD, v_ZAD = self.projected(x_SH, None, streams.distances, norm)
+        if context.prefix is not None:
+            k_ZAD, v_ZAD = context.prefix.before(k_ZAD, v_ZAD)
+        bias = self.relative(streams.content, rows_PAD)
+        q_TAD = q_TAD + self.content_bias.to(q_TAD.dtype)
+        return self.attended(q_TAD, k_ZAD, v_ZAD, streams.content.layout, bias, context, read_M)
+
+    def _two_streams(self, x_SH: Tensor, context: Context, streams: Streams, rows_PAD: Tensor, last: bool) -> Tensor:
+        """(S, H), or (M, H) of the query stream in the last layer. A memory stands in front of the content's keys."""
+        assert streams.asked is not None and streams.blind_M is not None
         tokens = len(context.packed.tokens)
-        x_TH, x_MH = x_SH[:tokens], x_SH[tokens:]
-        k_TAD, v_TAD = self.heads(self.k_proj(x_TH)), self.heads(self.v_proj(x_TH))
-        asking = x_MH if read_M is not None else x_SH
-        q_SAD = self.heads(self.q_proj(asking))
+        x_ZH, x_MH = x_SH[:tokens], x_SH[tokens:]
+        if context.memory_NFH is not None:
+            x_ZH = in_front(context.memory_NFH.to(x_ZH.dtype), x_ZH, context.packed.lengths)
+        k_ZAD, v_ZAD = self.heads(self.k_proj(x_ZH)), self.heads(self.v_proj(x_ZH))
+        q_SAD = self.heads(self.q_proj(x_MH if last else x_SH))
         q_SAD = q_SAD + self.content_bias.to(q_SAD.dtype)
-        outs = []
-        if read_M is None:
-            outs.append(self._attend(q_SAD[:tokens], k_TAD, v_TAD, streams.content, rows_PAD, context, None))
-        out_MAD = self._attend(q_SAD[-len(x_MH) :], k_TAD, v_TAD, streams.asked, rows_PAD, context, tokens)
-        assert streams.blind_M is not None
+        q_TAD, q_MAD = q_SAD[: len(q_SAD) - len(x_MH)], q_SAD[len(q_SAD) - len(x_MH) :]
+        outs = [] if last else [self._attend(q_TAD, k_ZAD, v_ZAD, streams.content, rows_PAD, context, 0)]
+        out_MAD = self._attend(q_MAD, k_ZAD, v_ZAD, streams.asked, rows_PAD, context, tokens)
         outs.append(out_MAD.masked_fill(streams.blind_M[:, None, None], 0.0))
         return self.out_proj(torch.cat(outs).flatten(-2))
 
     def _attend(
-        self, q_TAD: Tensor, k_TAD: Tensor, v_TAD: Tensor, sight: Sight, rows_PAD: Tensor, context: Context,
-        first: int | None,
+        self, q_QAD: Tensor, k_ZAD: Tensor, v_ZAD: Tensor, sight: Sight, rows_PAD: Tensor, context: Context,
+        first: int,
     ) -> Tensor:  # fmt: skip
-        """(Q, A, D) of one stream. first: where its rows begin among those of both, None for the content's."""
+        """(Q, A, D) of one stream. first: where its rows begin among those of both."""
         draws = self.dropout.draws(context.draws)
         if draws is not None:
-            last = len(q_TAD) if first is None else first + len(q_TAD)
-            draws = draws.rows(torch.arange(first or 0, last, device=q_TAD.device))
+            draws = draws.rows(torch.arange(first, first + len(q_QAD), device=q_QAD.device))
         bias = self.relative(sight, rows_PAD)
-        return attend(q_TAD, k_TAD, v_TAD, sight.layout, bias, self.scale, self.dropout.rate, draws)
+        return attend(q_QAD, k_ZAD, v_ZAD, sight.layout, bias, self.scale, self.dropout.rate, draws)
 
     def relative(self, sight: Sight, rows_PAD: Tensor) -> RelativeScores:
         """What adds to the scores of a stream."""

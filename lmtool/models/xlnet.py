@@ -38,15 +38,17 @@ from lmtool.models.encoder_configs import XlnetConfig
 from lmtool.models.family import Published
 from lmtool.models.keymap import EMPTY, QUESTION_ANSWERING, KeyMap, Tied
 from lmtool.models.published import expect
+from lmtool.models.transformer_xl import Remembered
 from lmtool.models.two_streams import Distances, RelativeAttention, Streams, asked_sight, content_sight
 from lmtool.nn.blocks import PostNormLayer
+from lmtool.nn.carried import Carried, State
 from lmtool.nn.dropout import Draws, Dropout
 from lmtool.nn.embeddings import Embeddings
 from lmtool.nn.feedforward import FeedForward
 from lmtool.nn.initialization import Draw, normal
 from lmtool.nn.layout import Full
 from lmtool.nn.positions import Position
-from lmtool.nn.stack import Entered, Tap, enter
+from lmtool.nn.stack import Entered, Place, Tap, Taps, enter
 from lmtool.types import Packed, send
 
 
@@ -77,6 +79,11 @@ class Xlnet(Encoder):
     def initial_draw(self) -> Draw:
         return normal(self.config.initializer_std)
 
+    def initial_state(self, lanes: int) -> State:
+        """`memory` (N, layers, F, H): the last F states that each layer read of tokens that are reused."""
+        shape = lanes, self.config.num_layers, self.config.memory_length, self.config.hidden_size
+        return {"memory": torch.zeros(shape, device=self.embed.token.weight.device)}
+
     def position(self, number: int, entered: Entered) -> Position:
         return entered.position if isinstance(entered.position, Streams) else self.distances
 
@@ -87,15 +94,28 @@ class Xlnet(Encoder):
         read_M: Tensor | None = None,
         tap: Tap | None = None,
         asked_M: Tensor | None = None,
+        carried: Carried | None = None,
+        reuse: int = 0,
     ) -> Tensor:
         """Hidden states (T, H), or (M, H) of the tokens with the flat indices `read_M`. asked_M: flat indices, rising,
         on the host, of tokens that are predicted: (M, H) of the query stream, which stands at these alone and sees what
-        the column "rank" lets it see."""
+        the column "rank" lets it see. carried: the memory in front of the texts, and with the states of their first
+        `reuse` tokens that of the next ones; with asked tokens only."""
         if asked_M is None:
             return super().forward(packed, draws, read_M, tap)
-        entered = enter(self.embed, self.embed.tokens(packed.tokens), packed, draws, None, self.ahead)
-        if entered.batch_T is not None or entered.ahead:
+        if self.embed.virtual is not None or self.ahead:
             raise ValueError("a query stream has neither virtual tokens nor a prefix")
+        read = set() if carried is None else set(carried.read)
+        filled = min(max(read, default=0), self.config.memory_length)
+        entered = enter(self.embed, self.embed.tokens(packed.tokens), packed, draws, None, filled)
+        memories: Reused | None = None
+        if carried is not None:
+            memory_NYFH = carried.before["memory"]
+            if filled:
+                newest = memory_NYFH[:, :, self.config.memory_length - filled :]
+                entered = replace(entered, memories=newest.unbind(1))
+            memories = Reused(memory_NYFH, packed.lengths, reuse)
+            tap = memories if tap is None else Taps(memories, tap)
         content = content_sight(packed, entered.layout(Full()))
         asked, blind_M = asked_sight(packed, content.layout, asked_M)
         device, tokens, count = packed.tokens.device, len(packed.tokens), len(asked_M)
@@ -114,7 +134,23 @@ class Xlnet(Encoder):
             draws=draws,
             batch_T=content_T,  # what a tap sees
         )
-        return self.run(both, query_M, tap=tap)
+        hidden = self.run(both, query_M, tap=tap)
+        if carried is not None and memories is not None:
+            carried.after = {"memory": torch.stack(memories.after, 1)}
+        return hidden
+
+
+class Reused(Remembered):
+    """Keeps of what every layer reads the first `reuse` tokens of each text: the next text begins behind these."""
+
+    def __init__(self, memory_NYFH: Tensor, lengths: tuple[int, ...], reuse: int):
+        super().__init__(memory_NYFH, tuple(min(reuse, length) for length in lengths))
+        self._texts = lengths
+
+    def __call__(self, place: Place, x_TH: Tensor) -> Tensor:
+        texts = zip(x_TH.split(self._texts), self._lengths, strict=True)
+        super().__call__(place, torch.cat([text_LH[:count] for text_LH, count in texts]))
+        return x_TH
 
 
 def build(config: XlnetConfig, seed: int) -> Xlnet:

@@ -19,6 +19,7 @@ class PlmConfig(ObjectiveConfig):
     roles: ClassVar[tuple[str | tuple[str, ...], ...]] = ("sep", "mask")
     query_stream: ClassVar[bool] = True
     phase_fields: ClassVar[tuple[str, ...]] = ("context", "longest", "reuse")
+    reads_lanes: ClassVar[bool] = True
     short_window_probability: ClassVar[float] = 0.0
     """Its windows are as long as the text allows."""
 
@@ -34,7 +35,8 @@ class PlmConfig(ObjectiveConfig):
         ge=0,
         le=100_000_000,
         description="Tokens at the start of an example that have an order of their own: they see nothing of the rest, "
-        "which sees all of them (XLNet: half of an example, whose states the next one reads). 0: one order for all.",
+        "which sees all of them. With model.memory_length their states are kept for the next example, which "
+        "begins behind them (XLNet: 256 of 512). 0: one order for all.",
     )
     pairs: Literal["none", "unscored"] = Field(
         "none",

@@ -18,11 +18,14 @@ from lmtool.data.split import SplitData
 from lmtool.heads.lm import LMHead, lm_head
 from lmtool.learners.baseline import ConstantPredictor, token_counts
 from lmtool.learners.targets import labels_of, places_of
-from lmtool.models.base import Backbone
+from lmtool.models.base import Backbone, CarriesState
+from lmtool.nn.carried import CarriedState
+from lmtool.nn.dropout import Draws
 from lmtool.objectives.checks.permutation import PermutationInspector, PermutedPairsInspector, PermutedWindowsInspector
 from lmtool.objectives.examples.masked import MaskedWindows
 from lmtool.objectives.examples.masked_pairs import MaskedPairs
 from lmtool.objectives.examples.masks import Permutations
+from lmtool.objectives.examples.permuted import PermutedWindows
 from lmtool.objectives.filling import MaskFiller, masked_samples
 from lmtool.objectives.permutation_configs import PlmConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -38,6 +41,7 @@ class PermutationLanguageModel(MaskFiller):
         super().__init__(config, backbone, tokenizer, seed)
         self.weights = {"plm": 1.0}
         self.add_head("lm", lm_head(backbone))
+        self.carried = CarriedState() if backbone.config.carries_state else None
 
     def examples(self, data: SplitData, max_length: int) -> MaskedWindows | MaskedPairs:
         format_name = self.backbone.config.text_format
@@ -45,7 +49,8 @@ class PermutationLanguageModel(MaskFiller):
             return MaskedPairs(
                 self.config, self.tokenizer, format_name, data.text, max_length, data.split, self.seed, Permutations
             )
-        return MaskedWindows(
+        carries = self.carried is not None and data.documents == "joined"
+        return (PermutedWindows if carries else MaskedWindows)(
             self.config, self.tokenizer, format_name, data.text, max_length, data.documents, data.split, self.seed,
             Permutations,
         )  # fmt: skip
@@ -63,16 +68,28 @@ class PermutationLanguageModel(MaskFiller):
         return {"plm": float(len(labels_of(batch, "plm")))}
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
-        hidden_MH = self.backbone(batch.inputs, self.draws(batch, step), asked_M=places_of(batch.host, "plm"))
+        hidden_MH = self._states(batch, self.draws(batch, step))
         return StepOutput({"plm": self._lm.loss_sum(hidden_MH, self._table_VH, labels_of(batch, "plm"))}, self.weights)
 
     @torch.no_grad()
     def score(self, batch: Batch) -> dict[str, Scores]:
         """Each target's loss and best guess, in evaluation."""
         at, labels = places_of(batch, "plm"), labels_of(batch, "plm")
-        hidden_MH = self.backbone(batch.inputs, asked_M=places_of(batch.host, "plm"))
+        hidden_MH = self._states(batch, None)
         each, best = self._lm.scores(hidden_MH, self._table_VH, labels)
         return {"plm": Scores(each, labels, best, batch.inputs.documents[at])}
+
+    def _states(self, batch: Batch, draws: Draws | None) -> Tensor:
+        """(M, H) states of the query stream. Of a batch of lanes, what is kept of its first tokens is held for their
+        next windows."""
+        asked_M = places_of(batch.host, "plm")
+        if self.carried is None or batch.lanes is None:
+            return cast(Tensor, self.backbone(batch.inputs, draws, asked_M=asked_M))
+        initial = cast(CarriesState, self.backbone).initial_state
+        carried = self.carried.begin(batch.lanes, initial)
+        states: Tensor = self.backbone(batch.inputs, draws, asked_M=asked_M, carried=carried, reuse=self.config.reuse)
+        self.carried.keep(batch.lanes, carried, initial)
+        return states
 
     @property
     def _lm(self) -> LMHead:

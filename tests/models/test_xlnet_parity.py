@@ -17,6 +17,7 @@ from lmtool.heads.lm import lm_head
 from lmtool.heads.sequence import SequenceHead, pooler, summary
 from lmtool.models import xlnet
 from lmtool.models.encoder_configs import XlnetConfig
+from lmtool.nn.carried import Carried
 from lmtool.types import Packed
 
 CONFIG = XlnetConfig(
@@ -69,31 +70,47 @@ def test_content_stream_alone():
     torch.testing.assert_close(pair.ours.backbone(packed, read_M=some), hidden[some], rtol=0, atol=1e-12)
 
 
-def test_two_streams_loss_and_gradients():
+def target_mapping(packed: Packed, at: Tensor, longest: int) -> tuple[Tensor, list[Tensor]]:
+    """Their form of the places that are predicted, and these by text."""
+    documents = range(len(packed.lengths))
+    places = [at[packed.documents[at] == number] - packed.starts[number] for number in documents]
+    mapping = torch.zeros(len(places), max(map(len, places)), longest, dtype=torch.float64)
+    for number, own in enumerate(places):
+        mapping[number, torch.arange(len(own)), own] = 1
+    return mapping, places
+
+
+@pytest.mark.parametrize("memory", [0, 7])
+def test_two_streams_loss_and_gradients(memory):
     pair = lm_pair()
     pair.ours.double(), pair.theirs.double()
     packed, ids, mask, segments = texts()
     packed, at = ranked(packed)
-    documents, longest = len(packed.lengths), ids.shape[1]
-    ranks = torch.full((documents, longest), -1)
+    ranks = torch.full(ids.shape, -1)
     ranks[mask] = packed.columns["rank"]
     # Their own word: i may not see j where rank_i <= rank_j and j is predicted.
     hidden_ij = ((ranks[:, :, None] <= ranks[:, None, :]) & (ranks >= 0)[:, None, :]).double()
-    places = [at[packed.documents[at] == number] - packed.starts[number] for number in range(documents)]
-    mapping = torch.zeros(documents, max(map(len, places)), longest, dtype=torch.float64)
-    for number, own in enumerate(places):
-        mapping[number, torch.arange(len(own)), own] = 1
-    logits = pair.theirs(
-        ids, attention_mask=mask.double(), token_type_ids=segments, perm_mask=hidden_ij, target_mapping=mapping
-    ).logits
-    wanted_MV = torch.cat([logits[number, : len(own)] for number, own in enumerate(places)])
+    mapping, places = target_mapping(packed, at, ids.shape[1])
+    before = torch.randn(len(ids), 3, memory, 36, dtype=torch.float64, requires_grad=True)
+    mems = list(before.permute(1, 2, 0, 3)) if memory else None
+    output = pair.theirs(
+        ids, attention_mask=mask.double(), token_type_ids=segments, perm_mask=hidden_ij, target_mapping=mapping,
+        mems=mems, use_mems=True,
+    )  # fmt: skip
+    wanted_MV = torch.cat([output.logits[number, : len(own)] for number, own in enumerate(places)])
     head, table = pair.ours.heads["lm"], pair.ours.backbone.embed.token.weight
-    hidden_MH = pair.ours.backbone(packed, asked_M=at)
-    # Where nothing is seen they look at everything, and so do those above; see the next test.
+    pair.ours.backbone.config = CONFIG.model_copy(update={"memory_length": memory})
+    carried = Carried({"memory": before}, (memory,) * len(ids)) if memory else None
+    hidden_MH = pair.ours.backbone(packed, asked_M=at, carried=carried, reuse=4)
+    # Where nothing is seen they look at everything.
     sees = torch.tensor(
-        [bool(((ranks[n] < ranks[n, place]) & mask[n]).any()) for n, own in enumerate(places) for place in own]
+        [
+            memory > 0 or bool(((ranks[n] < ranks[n, place]) & mask[n]).any())
+            for n, own in enumerate(places)
+            for place in own
+        ]
     )
-    assert 0 < (~sees).sum() < 4
+    assert (~sees).any() == (memory == 0)
     torch.testing.assert_close(head(hidden_MH, table)[sees], wanted_MV[sees], rtol=1e-5, atol=1e-5)
     labels = packed.tokens[at]
     wanted = F.cross_entropy(wanted_MV[sees], labels[sees])
@@ -102,6 +119,12 @@ def test_two_streams_loss_and_gradients():
     wanted.backward()
     loss.backward()
     assert_gradients_equal(pair)
+    if carried is not None:  # of each text its first four tokens, behind what is left of before
+        kept = [min(4, length) for length in packed.lengths]
+        for number, count in enumerate(kept):
+            theirs = torch.stack([layer[memory : memory + count, number] for layer in output.mems])
+            own = torch.cat([before[number, :, count:], theirs], 1)
+            torch.testing.assert_close(carried.after["memory"][number], own, rtol=1e-5, atol=1e-5)
 
 
 def test_classifier():
