@@ -177,10 +177,6 @@ def _print(output: Output, example: dict[str, Any]) -> None:
     if "prefix" in example["input"]:
         rows.append(("prefix", f"{example['input']['prefix']} tokens"))
     output.rows(rows, _HIGHLIGHTS)
-    for title, lines in example.get("drawings", {}).items():
-        output.line(f"{title}:")
-        for line in lines:
-            output.line(f"  {plain(line)}")
     output.line()
 
 

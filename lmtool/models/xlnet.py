@@ -32,6 +32,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lmtool.errors import UserError
 from lmtool.models.base import Encoder, VocabularyHead, new, positions_of
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.models.encoder_configs import XlnetConfig
@@ -79,9 +80,19 @@ class Xlnet(Encoder):
     def initial_draw(self) -> Draw:
         return normal(self.config.initializer_std)
 
+    @property
+    def memory_length(self) -> int:
+        """F."""
+        return self.config.memory_length
+
+    def remember(self, tokens: int) -> None:
+        if not self.memory_length:
+            raise UserError("it was trained with model.memory_length=0, and keeps nothing", "leave memory_length= out")
+        self.config = self.config.model_copy(update={"memory_length": tokens})
+
     def initial_state(self, lanes: int) -> State:
         """`memory` (N, layers, F, H): the last F states that each layer read of tokens that are reused."""
-        shape = lanes, self.config.num_layers, self.config.memory_length, self.config.hidden_size
+        shape = lanes, self.config.num_layers, self.memory_length, self.config.hidden_size
         return {"memory": torch.zeros(shape, device=self.embed.token.weight.device)}
 
     def position(self, number: int, entered: Entered) -> Position:
@@ -106,13 +117,13 @@ class Xlnet(Encoder):
         if self.embed.virtual is not None or self.ahead:
             raise ValueError("a query stream has neither virtual tokens nor a prefix")
         read = set() if carried is None else set(carried.read)
-        filled = min(max(read, default=0), self.config.memory_length)
+        filled = min(max(read, default=0), self.memory_length)
         entered = enter(self.embed, self.embed.tokens(packed.tokens), packed, draws, None, filled)
         memories: Reused | None = None
         if carried is not None:
             memory_NYFH = carried.before["memory"]
             if filled:
-                newest = memory_NYFH[:, :, self.config.memory_length - filled :]
+                newest = memory_NYFH[:, :, self.memory_length - filled :]
                 entered = replace(entered, memories=newest.unbind(1))
             memories = Reused(memory_NYFH, packed.lengths, reuse)
             tap = memories if tap is None else Taps(memories, tap)

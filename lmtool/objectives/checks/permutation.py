@@ -5,7 +5,7 @@ Shape letters: N examples of a batch, T their tokens, M predicted places, L toke
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -26,11 +26,14 @@ class PermutationInspector(Inspector):
     """Of examples with ranks."""
 
     def entries(self, drawn: Drawn) -> Iterator[dict[str, Any]]:
-        """Further: `drawings`, the order and both streams' masks of the first tokens."""
+        """Further: `drawing`, the order and both streams' masks of the first tokens."""
+        memory = self.learner.backbone.config.remembers
+        kept = f"up to {memory} tokens in front, of those that windows before reused: seen by all"
         for entry in super().entries(drawn):
             side = entry["input"]
             asked = {place["position"] for place in entry["targets"]["plm"]}
-            yield {**entry, "drawings": draw_streams(side["pieces"][:_DRAWN], side["rank"][:_DRAWN], asked)}
+            drawing = draw_streams(side["pieces"][:_DRAWN], side["rank"][:_DRAWN], asked)
+            yield {**entry, "drawing": [*([("memory", kept)] if memory else []), *drawing]}
 
     def check_permutations(self, tally: Tally, drawn: Drawn) -> None:
         """Enter what the objective promises."""
@@ -115,24 +118,22 @@ def _check_order(
     tally.none("second parts not behind the first", (lowest[own] <= highest[own - 1]).sum())
 
 
-def draw_streams(pieces: list[str], ranks: list[int], asked: set[int]) -> dict[str, list[str]]:
-    """By title, lines: the order of the tokens, and what each sees in the content stream and in the query stream, `x`
-    where it sees. asked: the positions that are predicted, which alone have a query."""
-    order = np.array(ranks)
-    count = len(pieces)
-    width = max((len(piece) for piece in pieces), default=0)
-    content = order[None, :] <= order[:, None]
-    query = order[None, :] < order[:, None]
+def draw_streams(pieces: list[str], ranks: list[int], asked: set[int]) -> list[tuple[str, str]]:
+    """Lines (piece, text): the order of the tokens, and what each sees in the content stream and in the query stream,
+    `x` where it sees. asked: the positions that are predicted, which alone have a query."""
+    order, count = np.array(ranks), len(pieces)
+    content, query = order[None, :] <= order[:, None], order[None, :] < order[:, None]
 
-    def rows(sees: np.ndarray, numbers: list[int]) -> list[str]:
-        return [
-            f"{pieces[row]:>{width}} {order[row]:>3} " + "".join("x" if seen else "." for seen in sees[row])
-            for row in numbers
-        ]
+    def rows(sees: np.ndarray, positions: Iterable[int]) -> Iterator[tuple[str, str]]:
+        for row in positions:
+            yield pieces[row], f"{order[row]:03d} " + "".join("x" if seen else "." for seen in sees[row])
 
-    sequence = sorted((position for position in asked if position < count), key=lambda position: order[position])
-    return {
-        "order of the predicted tokens": [" ".join(pieces[position] for position in sequence)],
-        "content stream: piece, rank, what it sees": rows(content, list(range(count))),
-        "query stream": rows(query, [position for position in range(count) if position in asked]),
-    }
+    predicted = [position for position in range(count) if position in asked]
+    sequence = sorted(predicted, key=lambda position: int(order[position]))
+    return [
+        ("order", " ".join(pieces[position] for position in sequence) or "nothing of these is predicted"),
+        ("content stream", "rank, and what is seen"),
+        *rows(content, range(count)),
+        ("query stream", "of what is predicted"),
+        *rows(query, predicted),
+    ]

@@ -30,6 +30,7 @@ class StreamInspector(Inspector):
     def check_plan(self, tally: Tally) -> None:
         """What of the text is in no window."""
         rows, borders = self.examples.plan(0).rows, self.examples.stream.borders
+        rows = rows[np.argsort(rows["start"], kind="stable")]  # lanes go by steps
         start = rows["start"]
         ends = np.maximum.accumulate(start + rows["length"])
         gaps = np.maximum(np.append(start, borders[-1]) - np.append(0, ends), 0)

@@ -13,16 +13,21 @@ from typing import Any
 
 import numpy as np
 
+from lmtool.data.assembly import Assembled
 from lmtool.data.lanes import segments
 from lmtool.data.plan import Plan
 from lmtool.errors import UserError
 from lmtool.objectives.examples.masked import MaskedWindows
 from lmtool.objectives.examples.plans import numbers_of, plan_facts, some
+from lmtool.objectives.examples.windows import WINDOW
+from lmtool.objectives.permutation_configs import PlmConfig
 from lmtool.types import Batch, Lanes
 
 
 class PermutedWindows(MaskedWindows):
     """Windows of a model that carries state, joined: a loader reads them in lanes."""
+
+    config: PlmConfig
 
     def in_lanes(self, lanes: int) -> PermutedSegments:
         """See `data.lanes.CutInLanes`. UserError where a window holds nothing but what is reused."""
@@ -40,8 +45,9 @@ class PermutedSegments:
 
     def __init__(self, windows: PermutedWindows, lanes: int):
         self._windows, self.stream = windows, windows.stream
+        self.config, self.masks, self.masked = windows.config, windows.masks, windows.masked
         self.lanes = min(lanes, len(self.stream))
-        rows = segments(len(self.stream), self.lanes, windows.config.reuse)
+        rows = segments(len(self.stream), self.lanes, self.config.reuse)
         self._plan = some(Plan(rows, self._reads(rows) + windows.template.overhead), windows.split)
 
     def _reads(self, rows: np.ndarray) -> np.ndarray:
@@ -51,23 +57,25 @@ class PermutedSegments:
     def plan(self, epoch: int) -> Plan:
         return self._plan
 
+    def assemble(self, rows: np.ndarray) -> Assembled:
+        """The windows as they are read."""
+        windows = np.zeros(len(rows), dtype=WINDOW)
+        windows["start"], windows["length"] = rows["start"], self._reads(rows)
+        return self._windows.assemble(windows)
+
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
-        windows = self._windows
-        read = np.zeros(len(rows), dtype=[("start", "i8"), ("length", "i8")])
-        read["start"], read["length"] = rows["start"], self._reads(rows)
-        whole = windows.assemble(read)
-        masked = windows.masked(whole, examples, epoch)
+        whole = self.assemble(rows)
+        masked = self.masked(whole, examples, epoch)
         return Batch(
-            windows.masks.packed(whole, masked),
-            windows.masks.targets(whole, masked),
+            self.masks.packed(whole, masked),
+            self.masks.targets(whole, masked),
             *numbers_of(examples),
             lanes=Lanes(tuple(rows["lane"].tolist()), tuple(rows["before"].tolist()), self.lanes),
         )
 
     def facts(self) -> dict[str, Any]:
         """Size of an epoch, the lanes, and how many windows follow each other in one."""
-        windows = self._windows
-        facts = plan_facts(self._plan, windows.store, windows.split)
+        facts = plan_facts(self._plan, self._windows.store, self._windows.split)
         along = -(-len(self._plan) // self.lanes)
-        share = windows.config.predicted_fraction
+        share = self.config.predicted_fraction
         return {**facts, "predicted_fraction": share, "lanes": self.lanes, "segments_per_lane": along}
