@@ -33,7 +33,7 @@ _UNTOLD = frozenset(
     {
         "fingerprint", "split", "held_out", "steps_per_epoch", "store_tokens", "tokens", "files",
         "document", "random_next_fraction", "predicted_fraction", "truncated", "train_rows_available", "warnings",
-        "few_shot",
+        "few_shot", "padding_avoided", "longest", "bytes_per_second",
     }
 )  # fmt: skip
 
@@ -56,6 +56,13 @@ def machine_facts(
         "compiled": str(compilation),
         "dropout": "keyed by example and position" if precision.device.type == "cpu" else "seeded by step",
     }
+
+
+def _told_of_machine(machine: Mapping[str, str], cuda: bool) -> dict[str, str]:
+    """What of it the first screen says: on a CPU attention has one path, and nothing is compiled unless it was asked
+    for."""
+    untold = {"dropout"} if cuda or machine["compiled"].startswith("yes") else {"dropout", "attention", "compiled"}
+    return {name: fact for name, fact in machine.items() if name not in untold}
 
 
 def _devices(config: RunConfig, precision: Precision, group: Group) -> dict[str, str]:
@@ -107,7 +114,7 @@ def begin(
         learns=learns,
         rates=rates,
         baseline=baseline,
-        machine=machine,
+        machine=_told_of_machine(machine, opened.precision.device.type == "cuda"),
         epochs=epochs,
         resumed_step=state.get("step"),
         branch=config.branch if str(config.branch).endswith(f"@{state.get('step')}") else None,
@@ -141,11 +148,11 @@ def settled(
 
 
 def _told(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts worth a place on the screen; counts of nothing are not, but for what is wasted."""
+    """The facts worth a place on the screen; counts of nothing are not, but for what is cut off."""
     kept = {
         name: value
         for name, value in facts.items()
-        if name not in _UNTOLD and (value or value is False or name in WASTE)
+        if name not in _UNTOLD and (value or value is False or name == "truncated_fraction")
     }
     return {name: _told(value) if isinstance(value, Mapping) else value for name, value in kept.items()}
 

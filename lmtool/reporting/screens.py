@@ -126,9 +126,10 @@ def start_screen(
     rows = [("run", where), *_sections("data", data), *_sections("model", model)]
     if plan is not None:
         rows += _plan_rows(plan, epochs)
-    rows += _learning_text(learns or {})
-    rows += [("rates" if index == 0 else "", rate_text(row)) for index, row in enumerate(rates)]
     rows.append(("baseline", baseline_text(baseline)))
+    rows += _learning_text(learns or {})
+    if len(rates) > 1:  # one rate for all is in the configuration
+        rows += [("rates" if index == 0 else "", rate_text(row)) for index, row in enumerate(rates)]
     rows.append(("machine", facts_text(machine)))
     output.rows(rows)
 
@@ -189,7 +190,7 @@ def end_screen(
         key: value
         for key, value in (result.get("metrics") or {}).items()
         if isinstance(value, (int, float))
-        and (score is None or key != score.metric)
+        and (score is None or (key != score.metric and (value != score.value or not key.endswith("_loss"))))
         and not key.endswith((*CONSTANTS, "standard_error"))
     }
     if others:
