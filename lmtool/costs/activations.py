@@ -19,6 +19,7 @@ from torch import nn
 from lmtool.heads.lm import LMHead
 from lmtool.heads.sampled import SampledLMHead
 from lmtool.models.base import Backbone, OneStack
+from lmtool.models.characters import WordCharacters
 from lmtool.models.disentangled import DisentangledAttention
 from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.nn.additive_attention import AttendingGru
@@ -136,6 +137,7 @@ def _of_layers(
     parts = list(layers)
     width = _width(parts[0]) if parts else 0
     activations = float(learns * width * (VALUE_BYTES * (embed.norm is not None) + (embed.dropout.rate > 0)))
+    activations += learns * VALUE_BYTES * (embed.kept_values if isinstance(embed, WordCharacters) else 0)
     scores = working = frozen = 0.0
     for number, layer in enumerate(parts):
         learns = learns or _learns(layer)

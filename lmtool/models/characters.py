@@ -156,6 +156,13 @@ class WordCharacters(StackInput):
         return sum(inner) + sum(part.weight.numel() * count for part, count in zip(self._filters, places, strict=True))
 
     @property
+    def kept_values(self) -> int:
+        """fp32 values that a word keeps for the backward: of its symbols, and of each filter its largest value, the
+        place of it, and what the highways compute."""
+        features = self.project.in_features
+        return self.word_length * (2 + self.characters.embedding_dim) + features * (3 + 3 * len(self.highways))
+
+    @property
     def _filters(self) -> list[nn.Conv1d]:
         return [part for part in self.convolutions if isinstance(part, nn.Conv1d)]
 

@@ -81,6 +81,11 @@ class ModelConfig(Config):
     initializer_std: float = Field(0.02, gt=0, description="Standard deviation the initial weights are drawn with.")
 
     @property
+    def entered_size(self) -> int:
+        """Width of the states behind the embedding."""
+        return self.hidden_size
+
+    @property
     def inner_size(self) -> int:
         """Width inside a layer, for estimates of memory and time."""
         return 4 * self.hidden_size

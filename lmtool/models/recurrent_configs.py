@@ -38,6 +38,10 @@ class LstmConfig(ModelConfig):
         return True
 
     @property
+    def entered_size(self) -> int:
+        return self.embedding_size
+
+    @property
     def depths(self) -> dict[Side, int]:
         return {"inputs": self.num_layers}
 

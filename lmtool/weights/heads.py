@@ -73,14 +73,13 @@ class CheckpointModel(ModelWithHeads):
     def logits(self, hidden_TH: Tensor, read: Packed) -> Tensor | None:
         """(N, C) of a task, (T, C) of one that scores tokens; else (T, V) of a language model, or (T,) of replaced
         tokens; None without such a head."""
-        table_VH = self.backbone.embed.token.weight
         if self.task is not None and self.of_tokens:
             return self.heads[self.task](hidden_TH)
         if self.task is not None:
             return self._of_texts(self.task, hidden_TH, read, self.form.place)
         for name in ("masked_lm", "lm"):
             if name in self.heads:
-                return self.heads[name](hidden_TH, table_VH)
+                return self.heads[name](hidden_TH, self.backbone.embed.token.weight)
         return self.heads["replaced_token"](hidden_TH) if "replaced_token" in self.heads else None
 
     def pair_logits(self, hidden_TH: Tensor, read: Packed) -> Tensor | None:
@@ -100,6 +99,8 @@ def _head(backbone: Backbone, name: str, own: Mapping[str, Tensor]) -> nn.Module
     width, read = backbone.hidden_size, backbone.feature_size
     if name == "masked_lm":
         return masked_lm_head(backbone)
+    if name == "lm" and backbone.config.architecture == "bidirectional_lm":
+        return None  # it predicts from each side apart
     if name == "lm":
         head = lm_head(backbone)
         trained = dict(head.named_parameters())

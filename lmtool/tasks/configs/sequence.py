@@ -124,8 +124,9 @@ class SequenceConfig(TaskConfig):
         typed = f"task.head={TEXT_TO_TEXT}"
         if not self.writes_labels:
             return Problem("task.head", f"{typed}: labels of task.kind={self.kind} are not written", "leave it out")
-        if model.architecture == "encoder":
-            message = f"{typed}: model={model.name} writes no text: it is an encoder"
+        if model.architecture not in ("decoder", "encoder_decoder"):
+            kind = "an encoder" if model.architecture == "encoder" else "no decoder"
+            message = f"{typed}: model={model.name} writes no text: it is {kind}"
             return Problem("task.head", message, "take an encoder-decoder or a decoder: model=t5")
         return self._meaningless(self.of_outputs, "is of heads whose outputs are classes or values", "has none")
 
@@ -133,6 +134,9 @@ class SequenceConfig(TaskConfig):
         """Why labels cannot be words of a prompt, if they cannot."""
         if not self.prompted:
             message = f"task.head={PROMPT} tells classes apart by words; task.kind={self.kind} has none"
+            return Problem("task.head", message, "leave it out")
+        if model.architecture == "bidirectional_lm":
+            message = f"task.head={PROMPT}: model={model.name} predicts a word from one side of it at a time"
             return Problem("task.head", message, "leave it out")
         fields = self.of_outputs if model.architecture == "encoder_decoder" else self.of_summary
         return self._meaningless(fields, "is of heads over the whole text", "reads one place of it")

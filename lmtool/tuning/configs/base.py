@@ -17,6 +17,8 @@ class TuningConfig(Config):
 
     of_transformers: ClassVar[bool] = True
     """Whether it edits the layers of a transformer; False: any model will do."""
+    of_stacks: ClassVar[bool] = False
+    """Whether it needs a stack of layers, of whatever kind, where it needs no transformer."""
 
     name: str = Field(description="Which tuning method.")
 
@@ -67,6 +69,9 @@ class TuningConfig(Config):
                 f"tuning={self.name} edits the layers of a transformer; model={model.name} is none",
                 "give tuning=full or tuning=head",
             )
+        if self.of_stacks and not model.depths:
+            message = f"tuning={self.name} takes layers of a stack; model={model.name} has none"
+            return Problem("tuning", message, "give tuning=full or tuning=head")
         return None
 
 

@@ -45,8 +45,12 @@ class HeadConfig(TuningConfig):
     def _unread(self, model: Any, task: Any) -> Problem | None:
         """Why several layers are not read, if they are not."""
         typed = f"tuning.layers={self.layers}"
-        if not hasattr(model, "num_heads"):
-            message = f"{typed} reads the layers of a transformer; model={model.name} is none"
+        if not model.depths:
+            message = f"{typed} reads the layers of a stack; model={model.name} has none"
+            return Problem("tuning.layers", message, "give tuning.layers=last")
+        if self.layers == "scalar_mix" and model.entered_size != model.hidden_size:
+            message = f"{typed}: the embedding of model={model.name} is {model.entered_size} wide, its layers "
+            message += str(model.hidden_size)
             return Problem("tuning.layers", message, "give tuning.layers=last")
         for member in members_of(task):
             if member.writes_text or getattr(member, "auxiliary_lm", 0.0):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -15,6 +15,9 @@ from lmtool.tuning.configs.schemes import ByDepthConfig, OfPretrainedConfig
 @component("tuning", "last_n", builder="lmtool.tuning.last_n:LastLayersTuning")
 class LastLayersConfig(ByDepthConfig, OfPretrainedConfig):
     """The top layers and the head learn, what is below them is frozen."""
+
+    of_transformers: ClassVar[bool] = False
+    of_stacks: ClassVar[bool] = True
 
     name: Literal["last_n"] = Field("last_n", description="The top layers learn.")
     layers: int | None = Field(
