@@ -95,9 +95,9 @@ def defined_loss(head, table, hidden_LH, labels_L):
     return torch.stack(losses)
 
 
-def segments_of(lengths, seed=0):
+def segments_of(lengths, lanes=3):
     """By segment, (lanes, length) ids, and those after them."""
-    ids = torch.randint(0, 61, (3, sum(lengths) + 1), generator=torch.Generator().manual_seed(seed))
+    ids = torch.randint(0, 61, (lanes, sum(lengths) + 1), generator=torch.Generator().manual_seed(0))
     starts = [sum(lengths[:number]) for number in range(len(lengths))]
     pairs = [(start, start + length) for start, length in zip(starts, lengths, strict=True)]
     return [(ids[:, start:end], ids[:, start + 1 : end + 1]) for start, end in pairs]
@@ -109,17 +109,17 @@ def packed(ids_NL):
 
 @pytest.mark.parametrize("training", [True, False])
 def test_segments_with_memory_are_the_definition_in_loss_and_gradients(training):
-    backbone, head = model_of()
+    backbone, head = model_of(num_layers=2)
     backbone.train(training)
-    state, read, count = backbone.initial_state(3), 0, 7 if training else 16
-    assert state["memory"].shape == (3, 3, count, 20)
-    memories = [[torch.zeros(0, 20).double()] * 3 for _ in range(3)]
+    state, read, count = backbone.initial_state(2), 0, 7 if training else 16
+    assert state["memory"].shape == (2, 2, count, 20)
+    memories = [[torch.zeros(0, 20).double()] * 2 for _ in range(2)]
     table = backbone.embed.token.weight
-    for ids, labels in segments_of((5, 5, 5, 3)):
-        carried = Carried({"memory": state["memory"].double()}, (read,) * 3)
+    for ids, labels in segments_of((5, 5, 3), 2):
+        carried = Carried({"memory": state["memory"].double()}, (read,) * 2)
         hidden = backbone(packed(ids), carried=carried)
         wanted = []
-        for lane in range(3):
+        for lane in range(2):
             own, inputs = defined(
                 backbone, ids[lane], memories[lane], None if training else 16, None if training else 9
             )
@@ -135,7 +135,7 @@ def test_segments_with_memory_are_the_definition_in_loss_and_gradients(training)
             torch.testing.assert_close(mine, reference, rtol=1e-5, atol=1e-9, msg=name)
         state, read = {"memory": carried.after["memory"].detach()}, read + ids.shape[1]
     kept = min(read, count)
-    for lane in range(3):
+    for lane in range(2):
         torch.testing.assert_close(state["memory"][lane, :, -kept:], torch.stack(memories[lane]))
 
 
@@ -179,6 +179,22 @@ def test_memory_reaches_as_many_segments_back_as_there_are_layers_and_takes_no_g
             hidden, state = backbone(packed(changed[None]), carried=carried).detach(), carried.after
         reached = not torch.allclose(hidden, last, rtol=0, atol=1e-12)
         assert reached == (back <= 3), back
+
+
+def test_recomputed_layers_read_the_same_memory():
+    (first, _), (second, labels) = segments_of((5, 5))
+    runs = []
+    for recomputes in (False, True):
+        backbone, head = model_of()
+        backbone.recomputes = recomputes
+        carried = Carried({"memory": backbone.initial_state(3)["memory"].double()}, (0,) * 3)
+        backbone(packed(first), carried=carried)
+        after = Carried({"memory": carried.after["memory"].detach()}, (5,) * 3)
+        hidden = backbone(packed(second), carried=after)
+        head.loss_sum(hidden, backbone.embed.token.weight, labels.flatten()).backward()
+        runs.append([after.after["memory"], *(parameter.grad for parameter in backbone.parameters())])
+    for plain, recomputed in zip(*runs, strict=True):
+        torch.testing.assert_close(recomputed, plain, rtol=1e-12, atol=1e-12)
 
 
 @torch.no_grad()
