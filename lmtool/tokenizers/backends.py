@@ -109,6 +109,20 @@ def unigram(
     return backend
 
 
+def plain_unigram(
+    pieces: Sequence[tuple[str, float]], unknown: str, add_prefix_space: bool = True
+) -> tokenizers.Tokenizer:
+    """SentencePiece's unigram pieces as BigBird has them: of a text nothing is cleaned, but that several spaces are
+    one; no special tokens yet."""
+    number = next((number for number, (piece, score) in enumerate(pieces) if (piece, score) == (unknown, 0.0)), 100)
+    backend = tokenizers.Tokenizer(models.Unigram(list(pieces), number, False))
+    backend.normalizer = normalizers.Replace(Regex(" {2,}"), SPACE)
+    scheme: Literal["always", "never"] = "always" if add_prefix_space else "never"
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme=scheme, split=True)
+    backend.decoder = decoders.Metaspace(SPACE, prepend_scheme=scheme, split=True)
+    return backend
+
+
 def unicode_cleaning() -> list[normalizers.Normalizer]:
     """Control characters go, white space of any kind is a space; then Unicode's NFKC."""
     return [normalizers.Nmt(), normalizers.NFKC()]

@@ -165,6 +165,10 @@ def _albert(pieces: Pieces, settings: Settings, tokens: Mapping[str, str]) -> to
     )
 
 
+def _bigbird(pieces: Pieces, settings: Settings, tokens: Mapping[str, str]) -> tokenizers.Tokenizer:
+    return backends.plain_unigram(pieces.scored, tokens.get("unk", ""), settings.flag("add_prefix_space", True))
+
+
 def _xlnet(pieces: Pieces, settings: Settings, tokens: Mapping[str, str]) -> tokenizers.Tokenizer:
     return backends.unigram(pieces.scored, "xlnet", pieces.characters, settings.flag("do_lower_case", False))
 
@@ -215,6 +219,15 @@ GPT1 = TokenizerClass(
 )
 T5 = TokenizerClass(("T5Tokenizer",), ("t5",), "Unigram", PIECES, SPECIALS["t5"], _t5, _t5_around, _t5_sentinels)
 ALBERT = TokenizerClass(("AlbertTokenizer",), ("albert",), "Unigram", PIECES, SPECIALS["albert"], _albert)
+BIGBIRD = TokenizerClass(
+    ("BigBirdTokenizer",),
+    ("big_bird",),
+    "Unigram",
+    PIECES,
+    {**SPECIALS["albert"], "bos": "<s>", "eos": "</s>", "mask": AddedToken("[MASK]", lstrip=True)},
+    _bigbird,
+    _bert_around,
+)
 XLNET = TokenizerClass(
     ("XLNetTokenizer",),
     ("xlnet",),
@@ -233,7 +246,7 @@ LLAMA = TokenizerClass(
     {"unk": "<unk>", "bos": "<s>", "eos": "</s>"},
     _llama,
 )
-CLASSES = (BERT, ROBERTA, GPT2, GPT1, T5, ALBERT, XLNET, LLAMA)
+CLASSES = (BERT, ROBERTA, GPT2, GPT1, T5, ALBERT, BIGBIRD, XLNET, LLAMA)
 
 
 def class_of(folder: Path, settings: Settings) -> TokenizerClass | str | None:

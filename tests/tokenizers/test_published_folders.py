@@ -17,6 +17,7 @@ from transformers import (
     AlbertTokenizer,
     BartTokenizer,
     BertTokenizer,
+    BigBirdTokenizer,
     DistilBertTokenizer,
     ElectraTokenizer,
     GPT2Tokenizer,
@@ -110,6 +111,12 @@ def pieces_folder(folder: Path, kind: backends.Pieces) -> None:
     )
 
 
+def bigbird_folder(folder: Path) -> None:
+    pieces_folder(folder, "albert")
+    # By its files alone it would be ALBERT's.
+    write(folder / "tokenizer_config.json", json.dumps({"tokenizer_class": "BigBirdTokenizer"}))
+
+
 def write(path: Path, text: str) -> None:
     path.write_bytes(text.encode())
 
@@ -126,6 +133,7 @@ FAMILIES: dict[str, tuple[Callable[[Path], None], type]] = {
     "gpt1": (lambda folder: merges_folder(folder, ["<unk>"], "</w>"), OpenAIGPTTokenizer),
     "t5": (lambda folder: pieces_folder(folder, "t5"), T5Tokenizer),
     "albert": (lambda folder: pieces_folder(folder, "albert"), AlbertTokenizer),
+    "bigbird": (bigbird_folder, BigBirdTokenizer),
     "xlnet": (lambda folder: pieces_folder(folder, "xlnet"), XLNetTokenizer),
 }
 

@@ -197,7 +197,9 @@ def test_there_and_back(
         assert cli.main(["import", f"checkpoint='{folder}'", f"output='{work / 'ours'}'"]) == 0
         assert cli.main(["export", f"checkpoint='{work / 'ours'}'", f"output='{work / 'back'}'"]) == 0
         screen = capsys.readouterr().out
-        assert screen.count("missing keys  none") == 2 and screen.count("unused keys   none") == 2
+        # BigBird's pooler, which a masked language model does not read.
+        unused = family == "bigbird"
+        assert screen.count("missing keys  none") == 2 and screen.count("unused keys   none") == 2 - unused
         theirs = [original[1].from_pretrained(path).eval() for path in (folder, work / "back")]
         rows = sample(lmtool.load(str(work / "ours")).config.architecture == "encoder_decoder")
         expected, given = (logits_of(published, *rows) for published in theirs)
