@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
-from omegaconf import OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from lmtool.config import groups, interpolation, plugins, sources
@@ -78,17 +79,23 @@ def hydra_at() -> Iterator[Any]:
         GlobalHydra.instance().hydra = outer
 
 
+@cache
+def _section_of_a_run() -> DictConfig:
+    """Hydra's own section, of whose defaults only launcher and sweeper are filled."""
+    chosen = {"launcher": "basic", "sweeper": "basic"}
+    filled: list[Any] = [{name: chosen.get(name)} for item in HydraConf().defaults for name in item]
+    section: DictConfig = OmegaConf.structured(HydraConf(defaults=filled))
+    return section
+
+
 @contextmanager
 def _for_a_run() -> Iterator[Any]:
     """Hydra, initialised as in `hydra_at`, and of its own section only what a run's YAML may speak of. Its logging and
     its help are composed where jobs are launched; here they took a third of the time."""
     nodes: dict[str, Any] = ConfigStore.instance().repo["hydra"]
     whole = nodes["config.yaml"]
-    chosen = {"launcher": "basic", "sweeper": "basic"}
-    groups_of_hydra = [name for item in HydraConf().defaults for name in item]
-    section = HydraConf(defaults=[{name: chosen.get(name)} for name in groups_of_hydra])
     with hydra_at() as hydra:
-        nodes["config.yaml"] = replace(whole, node=OmegaConf.structured(section))
+        nodes["config.yaml"] = replace(whole, node=_section_of_a_run())
         try:
             yield hydra
         finally:
