@@ -11,10 +11,11 @@ from torch import nn
 
 from lmtool.commands import screens
 from lmtool.commands.agreeing import require_same
-from lmtool.commands.configs import RunConfig
+from lmtool.commands.configs import PretrainConfig, RunConfig
 from lmtool.commands.distilling import side_by_side
 from lmtool.commands.forgetting import Forgetting
 from lmtool.commands.held_out import HeldOutSplits, evaluation_tokens
+from lmtool.commands.lane_rules import reads_lanes
 from lmtool.commands.lineage import as_fact, lineage_of
 from lmtool.commands.opening import OpenRun, words
 from lmtool.commands.provenance import Contents, extras, require_same_teachers, require_unchanged, teachers_of
@@ -83,6 +84,7 @@ def fit(
     loader, plan, epochs = planned(config, learner, parts, precision)
     compilation = choose_compilation(config.compile, precision.device, plan.flops, config.max_minutes)
     warn_of_idle(opened, loader)
+    warn_of_state(opened)
     learner.begin(loader.steps_in_epoch)
     predictors = predictors_of(learner, last.data["train"], examples)
     held_out = HeldOutSplits(
@@ -181,6 +183,19 @@ def warn_of_idle(opened: OpenRun, loader: PackedLoader | PhasedLoader) -> None:
                 f"give batch_examples={size} or more (or batch_tokens), or devices={examples}",
                 "yellow",
             )
+
+
+def warn_of_state(opened: OpenRun) -> None:
+    """Say so where a model could carry state from batch to batch, and what it reads has no lanes."""
+    config = opened.config
+    if not isinstance(config, PretrainConfig) or not config.model.carries_state or config.data.documents == "separate":
+        return
+    if not reads_lanes(config.model, config.objective, config.data):
+        opened.output.line(
+            f"warning: model={config.model.name} carries no state from batch to batch: "
+            f"objective={config.objective.name} with data={config.data.name} is not read in lanes of text",
+            "yellow",
+        )
 
 
 def reading_of(reads: Reads, progress: OnStage) -> Reading:

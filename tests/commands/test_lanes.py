@@ -56,6 +56,13 @@ def test_state_is_in_checkpoints_and_longer_memories_in_evaluation(
     assert cli.main(["generate", "checkpoint=runs/xl", "prompt=the cat", "max_new_tokens=3"]) == 0
 
 
+def test_text_without_lanes_says_so(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = "{name: task, task: {kind: classification, name: sst2, path: rows, text: [sentence]}}"
+    pretrain("mixed", "objective=mixture", f"objective.members=[clm,{rows}]", "max_steps=1", model=MODEL)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "carries no state from batch to batch: objective=mixture" in printed and "lanes 8" not in printed
+
+
 def test_inspect_draws_lanes_and_memory(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [word for word in WORDS[1:-2] if not word.startswith("max_steps")]
     words = ["inspect", "pretrain", *words, "cache_dir=cache", "model.memory_length=48", "batch_tokens=128", "n=3"]
