@@ -18,6 +18,7 @@ from torch import nn
 
 from lmtool.heads.lm import LMHead
 from lmtool.heads.sampled import SampledLMHead
+from lmtool.heads.word_pairs import WordPairsHead
 from lmtool.models.base import Backbone, OneStack
 from lmtool.models.characters import WordCharacters
 from lmtool.models.disentangled import DisentangledAttention
@@ -29,6 +30,7 @@ from lmtool.nn.embeddings import StackInput
 from lmtool.nn.feedforward import ACTIVATIONS, FeedForward, GatedFeedForward
 from lmtool.nn.recurrent import Lstm
 from lmtool.nn.recurrent_layers import BidirectionalGru
+from lmtool.nn.windows import WindowLayer
 
 # A value in fp32: of weights, of the residual stream, of what norms read.
 VALUE_BYTES = 4
@@ -172,6 +174,8 @@ def _of_layer(layer: nn.Module, formats: Formats, read: float, biased: bool, cop
     norms = sum(_of_norm(part, width) for name, part in layer.named_children() if "norm" in name)
     masks = width * sum(isinstance(part, Dropout) and part.rate > 0 for part in layer.children())
     behind = norms + masks
+    if isinstance(layer, WindowLayer):
+        behind += formats.product * layer.reach * layer.hidden_size + VALUE_BYTES * layer.size
     for part in layer.modules():
         if isinstance(part, FeedForward):
             behind += _of_feed_forward(part, formats)
@@ -253,7 +257,11 @@ def _scores(attention: MultiHead, formats: Formats, pieces: bool, biased: bool, 
 
 def head_bytes(learner: nn.Module, formats: Formats, rows: float) -> int:
     """What the loss over a vocabulary works with at its largest: two chunks of logits, and the gradient of the table in
-    the making. rows: places that predict in one forward. 0 without such a head."""
+    the making. rows: places that predict in one forward. 0 without such a head. Of pairs of words their vectors, and
+    the gradients of these."""
+    pairs = next((module for module in learner.modules() if isinstance(module, WordPairsHead)), None)
+    if pairs is not None:
+        return round(2 * rows * (1 + pairs.words) * pairs.output.token.embedding_dim * VALUE_BYTES)
     if not any(isinstance(module, LMHead) for module in learner.modules()) or rows <= 0:
         return 0
     backbone: Any = learner.get_submodule("backbone")
@@ -292,6 +300,7 @@ def _width(layer: nn.Module) -> int:
     """H of a layer."""
     widths = [part.q_proj.in_features for _, part in _named_attentions(layer)]
     widths += [sum(part.given_size for part in layer.modules() if isinstance(part, Lstm))]
+    widths += [layer.hidden_size] if isinstance(layer, WindowLayer) else []
     return max(widths)
 
 

@@ -14,12 +14,13 @@ from lmtool.nn.positions import Position
 
 class WordPairsHead(nn.Module):
     """Scores of pairs: the product of a token's hidden state and another word's output vector (Mikolov et al. 2013,
-    equation 4). counts: (V,) how often each word stands in the training text, from which others are drawn."""
+    equation 4). words: J. counts: (V,) how often each word stands in the training text, from which others are drawn."""
 
     counts: Tensor
 
-    def __init__(self, vocab_size: int, hidden_size: int):
+    def __init__(self, vocab_size: int, hidden_size: int, words: int):
         super().__init__()
+        self.words = words
         self.output = Embeddings(vocab_size, hidden_size, Position(), 0.0)
         self.register_buffer("counts", torch.zeros(vocab_size, dtype=torch.int64))
 

@@ -38,13 +38,14 @@ class WindowLayer(nn.Module):
     """relu(W [x_-l ... x_r] + b) of a window around each token, for filters of several widths side by side.
 
     widths: places that a filter reads, its own among them; of an even width one more behind it than before it. size: F,
-    as many of each width as can be, the later ones one more.
+    as many of each width as can be, the later ones one more. reach: S.
     """
 
     def __init__(self, hidden_size: int, widths: Sequence[int], size: int):
         super().__init__()
         self.widths, kinds = tuple(widths), len(widths)
         self.left, self.right = (max(widths) - 1) // 2, max(widths) // 2
+        self.reach, self.hidden_size, self.size = max(widths), hidden_size, size
         borders = [size * number // kinds for number in range(kinds + 1)]
         self.filters = nn.ModuleList(
             nn.Linear(width * hidden_size, last - first)

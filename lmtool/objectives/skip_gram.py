@@ -43,7 +43,8 @@ class SkipGram(BaseLearner):
     def __init__(self, config: SkipGramConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(config, backbone, tokenizer, seed)
         self.weights = {"skip_gram": 1.0, "negatives": float(config.negatives)}
-        self.add_head("skip_gram", WordPairsHead(backbone.config.vocab_size, backbone.hidden_size))
+        head = WordPairsHead(backbone.config.vocab_size, backbone.hidden_size, 1 + config.negatives)
+        self.add_head("skip_gram", head)
         self._counts: WordCounts | None = None
 
     @property

@@ -37,10 +37,10 @@ class SkipGramConfig(ObjectiveConfig):
 
     @property
     def predicted_fraction(self) -> float:
-        """No vocabulary is computed."""
-        return 0.0
+        """Words that a word predicts, mean, where none is left out of the text."""
+        return self.window + 1.0
 
     @property
     def places(self) -> dict[str, float]:
-        """Pairs of a token with its context and with negatives, where no word is left out."""
-        return {"heads.skip_gram": (self.window + 1.0) * (1 + self.negatives)}
+        """Pairs of a token with those and with negatives."""
+        return {"heads.skip_gram": self.predicted_fraction * (1 + self.negatives)}

@@ -81,7 +81,8 @@ class Fsdp(Plain):
         for unit in (*_layers(learner), learner):
             unit.register_forward_pre_hook(_Watched(unit, names, self._note))
         for stack in _stacks(learner):
-            list(stack.depth())[-1].register_forward_hook(lambda layer, given, x_TH: self._ends.append(x_TH))
+            for last in list(stack.depth())[-1:]:
+                last.register_forward_hook(lambda layer, given, x_TH: self._ends.append(x_TH))
 
     def begin(self, step: int) -> None:
         super().begin(step)

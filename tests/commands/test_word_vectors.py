@@ -63,6 +63,11 @@ def test_vectors_are_frozen_and_learned(vectors: Path, capsys: pytest.CaptureFix
     ("words", "message", "hint"),
     [
         (["finetune", "task=sst2", "task.path=rows", "checkpoint=glove.txt"], "a file", "lmtool import checkpoint="),
+        (
+            ["finetune", "task=sst2", "task.path=rows", "checkpoint=glove", "task.head=prompt"],
+            "reads each word by itself",
+            "task.head=paper",
+        ),
         (["export", "checkpoint=glove", "output=out"], "has no published form", "format=vectors"),
         (["pretrain", "model=word_vectors_tiny", "objective=mlm"], "mlm trains models that read context", "skip_gram"),
         (["pretrain", "model=cnn_tiny", "objective=skip_gram"], "vectors of single tokens", "objective=mlm"),

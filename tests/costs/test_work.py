@@ -26,6 +26,7 @@ from lmtool.models.encoder_configs import (
     ModernbertConfig,
 )
 from lmtool.models.encoder_decoder_configs import BartConfig, T5Config
+from lmtool.models.word_configs import CnnConfig
 from lmtool.nn.attention import only
 from lmtool.nn.dropout import TokenDraws, token_keys
 from lmtool.nn.stack import Tap
@@ -76,6 +77,7 @@ CASES: dict[str, tuple[type[ModelConfig], dict[str, Any], str, ObjectiveConfig]]
     "own maps": (DebertaConfig, {"max_distance": 8}, "wordpiece", MlmConfig()),
     "buckets": (DebertaV3Config, {"buckets": 8, "max_distance": 16}, "wordpiece", RtdConfig()),
     "blocks": (BigbirdConfig, {"block_size": 2, "random_blocks": 1}, "wordpiece", MlmConfig()),
+    "windows": (CnnConfig, {"embedding_size": 24}, "wordpiece", MlmConfig()),
     "gpt": (GptConfig, {}, "bytebpe", ClmConfig()),
     "gpt prefix": (GptConfig, {}, "bytebpe", PrefixLmConfig()),
     "t5": (T5Config, {"head_size": 8}, "t5", SpanCorruptionConfig()),
@@ -92,7 +94,8 @@ CASES: dict[str, tuple[type[ModelConfig], dict[str, Any], str, ObjectiveConfig]]
 def learner_of(case: str) -> tuple[Any, Any]:
     family, fields, kind, config = CASES[case]
     tokens = tokenizer(kind)
-    return build(config, build(family(**{**SMALL, **fields}), 0), tokens, 3), tokens
+    sizes = {name: size for name, size in SMALL.items() if name in family.model_fields}
+    return build(config, build(family(**{**sizes, **fields}), 0), tokens, 3), tokens
 
 
 def whole(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -240,7 +243,7 @@ def saved_bytes(learner: Any, forward: Callable[[], Any]) -> int:
     return sum(memory.nbytes() for memory in saved.values())
 
 
-@pytest.mark.parametrize("case", ["bert", "albert", "electra", "blocks", "gpt", "t5", "t5 v1.1", "bart"])
+@pytest.mark.parametrize("case", ["bert", "albert", "electra", "blocks", "windows", "gpt", "t5", "t5 v1.1", "bart"])
 def test_a_forward_keeps_what_is_planned(case: str) -> None:
     """In fp32 on a CPU, dropout on; heads, which are small here, are in what is saved alone."""
     learner, tokens = learner_of(case)

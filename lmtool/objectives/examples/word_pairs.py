@@ -137,7 +137,8 @@ class WordPairs:
 
     def facts(self) -> dict[str, Any]:
         """Size of an epoch, before words are left out."""
-        return plan_facts(self._plan, self.store, self.split)
+        facts = plan_facts(self._plan, self.store, self.split)
+        return {**facts, "predicted_fraction": self.config.predicted_fraction}
 
 
 def counts_of(store: TokenStore, tokenizer: Tokenizer) -> np.ndarray:

@@ -138,6 +138,11 @@ class SequenceConfig(TaskConfig):
         if model.architecture == "bidirectional_lm":
             message = f"task.head={PROMPT}: model={model.name} predicts a word from one side of it at a time"
             return Problem("task.head", message, "leave it out")
+        if not model.contextual:
+            message = (
+                f"task.head={PROMPT}: model={model.name} reads each word by itself, so that no prompt asks anything"
+            )
+            return Problem("task.head", message, "give task.head=paper")
         fields = self.of_outputs if model.architecture == "encoder_decoder" else self.of_summary
         return self._meaningless(fields, "is of heads over the whole text", "reads one place of it")
 
