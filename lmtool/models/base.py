@@ -90,6 +90,11 @@ class Backbone(nn.Module):
         return self.hidden_size * self.states_read
 
     @property
+    def state_widths(self) -> tuple[int, ...]:
+        """Of the stack that reads a text, how wide the states are behind the embedding and behind each layer."""
+        return (self.hidden_size,) * (1 + self.config.num_layers)
+
+    @property
     def longest_text(self) -> int:
         """Tokens of the longest text it reads, beside virtual ones."""
         return self.config.max_positions - positions_taken(self.embed)

@@ -44,6 +44,7 @@ _PARTS = ("given", "cell")  # of a layer's state
 class Lstm(Decoder):
     """The decoder, without its head."""
 
+    config: LstmConfig
     vocabulary_head = VocabularyHead(tied=False)
 
     def __init__(self, config: LstmConfig):
@@ -83,6 +84,10 @@ class Lstm(Decoder):
         """Zeros, (lanes, H) each."""
         zeros_LH = self.embed.token.weight.new_zeros(lanes, self.hidden_size)
         return {f"{part}_{number}": zeros_LH for number in range(len(self.layers)) for part in _PARTS}
+
+    @property
+    def state_widths(self) -> tuple[int, ...]:
+        return self.config.embedding_size, *super().state_widths[1:]
 
     def cache_for(self, embed: StackInput, documents: int, capacity: int) -> Cache:
         """A state of each layer in the place of its keys and values."""

@@ -48,6 +48,7 @@ class RecurrentDecoder(DecoderStack):
 class RnnAttention(EncoderDecoder):
     """Both stacks over one token table."""
 
+    config: RnnAttentionConfig
     vocabulary_head = VocabularyHead(tied=False)
 
     def __init__(self, config: RnnAttentionConfig):
@@ -66,6 +67,11 @@ class RnnAttention(EncoderDecoder):
             RecurrentDecoder([decoder], StackInput(Position(), config.dropout)),
         )
         self.hidden_size = config.output_size
+
+    @property
+    def state_widths(self) -> tuple[int, ...]:
+        """Of the encoder, which has a state in each direction."""
+        return self.config.embedding_size, *[2 * self.config.hidden_size] * self.config.num_layers
 
     def initial_draw(self) -> Draw:
         return normal(self.config.initializer_std)

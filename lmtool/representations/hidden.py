@@ -41,11 +41,21 @@ def depth_of(backbone: Backbone) -> int:
 
 
 class HiddenStates:
-    """Reads the states of some layers off a backbone in evaluation mode. layers: their numbers; None: all."""
+    """Reads the states of some layers off a backbone in evaluation mode. layers: their numbers; None: all whose states
+    are as wide as the last one's. UserError where those of several layers are not equally wide. width: H."""
 
     def __init__(self, backbone: Backbone, precision: Precision, layers: Sequence[int] | None = None):
         self.backbone, self.precision, self.depth = backbone, precision, depth_of(backbone)
-        self.layers = tuple(range(self.depth + 1) if layers is None else layers)
+        widths = backbone.state_widths
+        if layers is None:
+            layers = [layer for layer in range(self.depth + 1) if widths[layer] == widths[-1]]
+        self.layers, self.width = tuple(layers), widths[layers[-1]]
+        if any(widths[layer] != self.width for layer in self.layers):
+            first = next(layer for layer in self.layers if widths[layer] != self.width)
+            message = (
+                f"the states of layer {first} are {widths[first]} wide, those of layer {self.layers[-1]} {self.width}"
+            )
+            raise UserError(f"model={backbone.config.name}: {message}", "give layers=last, or the number of a layer")
 
     @torch.no_grad()
     def read(self, inputs: Packed) -> Tensor:

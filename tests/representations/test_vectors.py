@@ -8,11 +8,15 @@ import numpy as np
 import pytest
 import torch
 
+from lmtool.config.tables import build
 from lmtool.data.split import Rows
 from lmtool.errors import UserError
 from lmtool.learners.inference import no_progress, no_warning
+from lmtool.models.recurrent_configs import LstmConfig
+from lmtool.representations.hidden import HiddenStates
 from lmtool.representations.reading import embedder
 from lmtool.training.precision import FP32_CPU
+from lmtool.types import Packed
 from lmtool.weights.load import load
 from tests.weights.published_folders import make
 
@@ -82,3 +86,14 @@ def test_layers_that_are_not_there(tmp_path, layers):
     make("bert", tmp_path)
     with pytest.raises(UserError, match=f"layers={layers}: the model has 2 layers"):
         embedded(tmp_path, layers, "mean")
+
+
+def test_layers_of_other_widths_are_not_read_together():
+    backbone = build(LstmConfig(vocab_size=30, embedding_size=8, hidden_size=12, num_layers=2), 0)
+    texts = Packed(torch.arange(9), (4, 5))
+    assert HiddenStates(backbone, FP32_CPU).layers == (1, 2)  # all that are as wide as the last one
+    for layers, width in (((1, 2), 12), ((0,), 8)):
+        states = HiddenStates(backbone, FP32_CPU, layers)
+        assert states.read(texts).shape == (len(layers), 9, width) and states.width == width
+    with pytest.raises(UserError, match="the states of layer 0 are 8 wide, those of layer 2 12"):
+        HiddenStates(backbone, FP32_CPU, (0, 1, 2))

@@ -16,6 +16,7 @@ from lmtool.data.split import Rows
 from lmtool.errors import UserError
 from lmtool.models.configs import GptConfig
 from lmtool.models.encoder_decoder_configs import BartConfig, T5Config
+from lmtool.models.recurrent_configs import LstmConfig, RnnAttentionConfig
 from lmtool.tasks.configs import ScheduledSamplingConfig
 from lmtool.tasks.kinds.scheduled_sampling import share_of_truth
 from lmtool.tasks.kinds.seq2seq import by_source
@@ -30,13 +31,19 @@ FAMILIES = {
     "bart": (BartConfig(**STILL, activation_dropout=0.0), "roberta"),
     "gpt": (GptConfig(**STILL), "gpt2"),
 }
+RECURRENT = {
+    "lstm": (LstmConfig(vocab_size=300, embedding_size=12, hidden_size=16, max_positions=64, dropout=0.0), "gpt2"),
+    "rnn_attention": (
+        RnnAttentionConfig(vocab_size=300, embedding_size=12, hidden_size=16, attention_size=8, output_size=10), "gpt2"
+    ),
+}  # fmt: skip
 PAIRS = [(f"say {word}", f"{word} {word}") for word in ("dull", "film", "warm", "story", "waste", "time")]
 PLAIN = {"metrics": ["exact_match"], "metric": "exact_match", "target_tokens": 12, "generation__max_new_tokens": 10}
 SHIPPED = ("tatoeba", "e2e_nlg", "geoquery", "xsum", "cnn_dailymail", "samsum", "wmt16_en_de", "conala", "nq_open")
 
 
 def learner_of(family, **fields):
-    config, special_tokens = FAMILIES[family]
+    config, special_tokens = (FAMILIES | RECURRENT)[family]
     tokenizer = build(ByteBpeConfig(minimum_count=1, special_tokens=special_tokens), TEXTS * 3, 290)
     return build(task_config("seq2seq", **{**PLAIN, **fields})).learner(build(config, 0), tokenizer, 0)
 
@@ -202,6 +209,32 @@ def test_all_or_some_tokens_are_replaced(family):
     assert 0.2 < (tokens[1] != side.tokens)[at[read] + 1].float().mean() < 0.8
     learner(batch, 60).sums["seq2seq"].backward()
     assert learner.training
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *RECURRENT])
+def test_step_by_step_each_own_token_follows_what_was_read(family):
+    """What stands in the place of a true token is the best one behind all tokens before it, own ones too."""
+    pace = {"schedule": "linear", "steps": 100.0, "predictions": "step_by_step"}
+    learner = learner_of(family, **{f"scheduled_sampling__{name}": value for name, value in pace.items()}).train()
+    for seed, head in enumerate(parameter for parameter in learner.parameters() if parameter.ndim > 1):
+        torch.nn.init.normal_(head, 0, 0.3, generator=torch.Generator().manual_seed(seed))
+    batch = batch_of(learner, rows_of([*PAIRS, ("x", "a long story of a film")]))
+    at = batch.targets["seq2seq"].at
+    for truth in (0.0, 0.5):
+        changed = learner._with_predictions(batch, 7, truth)
+        old, new = ((given.inputs if given.outputs is None else given.outputs) for given in (batch, changed))
+        ends = torch.tensor([start + length for start, length in zip(old.starts, old.lengths, strict=True)])
+        read = at + 1 < ends[old.documents[at]]
+        with torch.no_grad():
+            learner.eval()
+            _, best = learner._lm.scores(learner.outputs(changed, 0), learner._table, learner.labels(batch))
+            learner.train()
+        own, was, predicted = new.tokens[at[read] + 1], old.tokens[at[read] + 1], best[read]
+        assert ((own == predicted) | (own == was)).all()
+        assert torch.equal(own, predicted) if truth == 0 else (own == was).any() and (own != was).any()
+        untouched = torch.ones(len(old.tokens), dtype=torch.bool)
+        untouched[at[read] + 1] = False
+        assert torch.equal(new.tokens[untouched], old.tokens[untouched]) and learner.training
 
 
 def test_empty_targets_are_refused_with_their_line(tmp_path):

@@ -26,6 +26,12 @@ class ScheduledSamplingConfig(Config):
     )
     steps: float = Field(1000.0, gt=0, description="The pace of the schedule, in steps.")
     least: float = Field(0.0, ge=0, le=1, description="The share of true tokens, at least.")
+    predictions: Literal["one_pass", "step_by_step"] = Field(
+        "one_pass",
+        description="What the model predicts in their place. one_pass: behind true tokens alone, in one forward "
+        "(Mihaylova and Martins 2019). step_by_step: behind what it has read so far, own tokens too (Bengio et al. "
+        "2015), a forward for each token of the longest target.",
+    )
 
 
 @component("task", "seq2seq", builder="lmtool.tasks.kinds.seq2seq:Seq2Seq")

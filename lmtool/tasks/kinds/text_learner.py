@@ -17,20 +17,21 @@ from torch import Tensor
 from lmtool import streams
 from lmtool.data.split import Rows, SplitData
 from lmtool.generation.configs import GenerationConfig
+from lmtool.generation.decoding import Answer, Continuation, Decoding
 from lmtool.heads.lm import LMHead, lm_head
 from lmtool.learners.baseline import ConstantPredictor, token_counts
 from lmtool.learners.targets import places_of
 from lmtool.learners.writing import Writer, writer_of
-from lmtool.models.base import Backbone
+from lmtool.models.base import Backbone, Decoder
 from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.tasks.configs import Seq2SeqConfig
 from lmtool.tasks.kinds.base import TaskKind
 from lmtool.tasks.kinds.inspection import TextPairInspector
 from lmtool.tasks.kinds.learner import TaskLearner
-from lmtool.tasks.kinds.scheduled_sampling import share_of_truth
+from lmtool.tasks.kinds.scheduled_sampling import read_step_by_step, share_of_truth
 from lmtool.tasks.kinds.text_pairs import TextPairs
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.types import Batch, Scores, StepOutput, send
+from lmtool.types import Batch, Packed, Scores, StepOutput, send
 
 
 class TextLearner(TaskLearner):
@@ -86,18 +87,11 @@ class TextLearner(TaskLearner):
 
     @torch.no_grad()
     def _with_predictions(self, batch: Batch, step: int, truth: float) -> Batch:
-        """The batch with own predictions in the place of some true tokens that are read: those of a forward over the
-        true ones (Mihaylova and Martins 2019), the best token each. truth: the share that stays."""
-        self.eval()
-        try:
-            hidden_MH = self.outputs(batch, step)
-        finally:
-            self.train()
-        _, best_M = self._lm.scores(hidden_MH, self._table, self.labels(batch))
-        side = batch.inputs if batch.outputs is None else batch.outputs
-        # Token m of the targets is read one place behind the one that predicts it, unless it is the text's last one.
+        """The batch with own predictions, the best token each, in the place of some true tokens that are read. truth:
+        the share that stays."""
         host = batch.host
         packed = host.inputs if host.outputs is None else host.outputs
+        # Token m of the targets is read one place behind the one that predicts it, unless it is the text's last one.
         at_M = places_of(host, self.term)
         documents_M = packed.documents[at_M]
         ends_N = torch.tensor([start + length for start, length in zip(packed.starts, packed.lengths, strict=True)])
@@ -106,11 +100,44 @@ class TextLearner(TaskLearner):
             self.seed, "sample", step, host.examples[documents_M].numpy(), packed.positions[at_M].numpy()
         )
         own_M = read_M & (torch.from_numpy(uniform) >= truth)
-        chosen = send(own_M.nonzero()[:, 0], side.tokens.device)
-        tokens_T = side.tokens.clone()
-        tokens_T[send(at_M, side.tokens.device)[chosen] + 1] = best_M[chosen]
+        side = batch.inputs if batch.outputs is None else batch.outputs
+        tokens_T, device = side.tokens.clone(), side.tokens.device
+        self.eval()
+        try:
+            if self.writing.scheduled_sampling.predictions == "step_by_step":
+                own_T = torch.zeros(len(tokens_T), dtype=torch.bool)
+                own_T[at_M[own_M] + 1] = True
+                tokens_T = send(self._stepwise(host, packed, own_T), device)
+            else:
+                _, best_M = self._lm.scores(self.outputs(batch, step), self._table, self.labels(batch))
+                chosen = send(own_M.nonzero()[:, 0], device)
+                tokens_T[send(at_M, device)[chosen] + 1] = best_M[chosen]
+        finally:
+            self.train()
         changed = replace(side, tokens=tokens_T)
         return replace(batch, inputs=changed) if batch.outputs is None else replace(batch, outputs=changed)
+
+    def _stepwise(self, host: Batch, packed: Packed, own_T: Tensor) -> Tensor:
+        """(T,) the tokens of the side that is written, on the host; those of `own_T` as the model predicts them."""
+        at_M = places_of(host, self.term)
+        first_N = torch.full((len(packed.lengths),), len(packed.tokens)).scatter_reduce(
+            0, packed.documents[at_M], at_M, "amin"
+        )
+        begun = [int(first) + 1 - start for first, start in zip(first_N, packed.starts, strict=True)]
+        texts, owned = packed.tokens.split(packed.lengths), own_T.split(packed.lengths)
+        starts = [text[:count].tolist() for text, count in zip(texts, begun, strict=True)]
+        more = [text[count:].tolist() for text, count in zip(texts, begun, strict=True)]
+        rows, longest = self.backbone.config.vocab_size, max(packed.lengths)
+        decoding: Decoding
+        if isinstance(self.backbone, EncoderDecoder):
+            inputs = [text.tolist() for text in host.inputs.tokens.split(host.inputs.lengths)]
+            decoding = Answer(self.backbone, self._lm, rows, inputs, starts[0][0], longest)
+        else:
+            assert isinstance(self.backbone, Decoder)
+            decoding = Continuation(self.backbone, self._lm, rows, starts, longest, bool(packed.prefixes))
+        own = [flags[count:].tolist() for flags, count in zip(owned, begun, strict=True)]
+        read = read_step_by_step(decoding, more, own)
+        return torch.tensor([token for pair in zip(starts, read, strict=True) for part in pair for token in part])
 
     def scores(self, outputs: Tensor, batch: Batch) -> Scores:
         side = batch.inputs if batch.outputs is None else batch.outputs
