@@ -35,6 +35,8 @@ def works_of(
     an encoder-decoder the share of its decoder.
     """
     yield from _body(learner.backbone, length, outputs, 1.0, _passes(learner.backbone))
+    if getattr(getattr(learner, "config", None), "query_stream", False):
+        yield _asking(learner.backbone, predicted, length)
     parts = {f"heads.{name}": head for name, head in learner.heads.items()}
     own = getattr(learner, "objective", None)
     if isinstance(own, nn.ModuleDict):
@@ -54,6 +56,13 @@ def _decoding(backbone: Any, length: float) -> Work:
     layers = list(backbone.depth())
     last = layers[-1:]
     return Work(1.0, _matrices(last), _attention(last), backbone.seen(len(layers) - 1, length))
+
+
+def _asking(backbone: Any, share: float, length: float) -> Work:
+    """A query stream's: all layers at the tokens that are predicted, which ask and are not asked."""
+    layers = list(backbone.depth())
+    asked = _matrices(part for layer in layers for part in (layer.self_attn.k_proj, layer.self_attn.v_proj))
+    return Work(share, _matrices(layers) - asked, _attention(layers), backbone.seen(0, length))
 
 
 def _passes(backbone: Backbone) -> float:

@@ -95,6 +95,12 @@ class Xlnet(Encoder):
         shape = lanes, self.config.num_layers, self.memory_length, self.config.hidden_size
         return {"memory": torch.zeros(shape, device=self.embed.token.weight.device)}
 
+    def seen(self, number: int, length: float) -> float:
+        """A distance, of which there are twice as many as tokens, has no value: it is half a token. Of the memory as
+        for Transformer-XL."""
+        memory = self.memory_length
+        return 2 * length + 1.5 * memory + self.hidden_size * memory / max(length, 1)
+
     def position(self, number: int, entered: Entered) -> Position:
         return entered.position if isinstance(entered.position, Streams) else self.distances
 
