@@ -83,8 +83,8 @@ class Inspector:
         """Enter what the objective promises of these examples, beside its definition."""
 
     def entries(self, drawn: Drawn) -> Iterator[dict[str, Any]]:
-        """Each example as plain data, see `described`; `drawing`, where a subclass adds it: further lines,
-        each with a title."""
+        """Each example as plain data, see `described`; `drawing`, where the family or a subclass adds it:
+        further lines, each with a title."""
         batch, texts = drawn.batch, self.texts(drawn)
         for number in range(len(drawn.numbers)):
             entry: dict[str, Any] = {"example": int(drawn.numbers[number]), "epoch": drawn.epoch}
@@ -94,8 +94,8 @@ class Inspector:
                 entry["boundaries"] = (np.cumsum([len(text) + 1 for text in texts[number]])[:-1]).tolist()
             documents = range(*drawn.borders[number : number + 2])
             entry["input"] = self.side(batch.inputs, documents)
-            if drawings := self.learner.backbone.drawings(batch.inputs.lengths[documents[0]]):
-                entry["drawings"] = drawings
+            if drawing := self.learner.backbone.drawing(batch.inputs.lengths[documents[0]]):
+                entry["drawing"] = drawing
             if batch.outputs is not None:
                 entry["output"] = self.side(batch.outputs, documents)
             entry["targets"] = {
@@ -114,8 +114,7 @@ class Inspector:
 
     def described(self, n: int) -> Iterator[dict[str, Any]]:
         """The first n examples: `example` (its number), `epoch`, the `text` with the `boundaries` within it, what the
-        model reads (`input`, `output`), the `targets` by term and, of some families, `drawings` of what sees what in
-        the input: lines by their title."""
+        model reads (`input`, `output`), the `targets` by term, and what some of them draw (`drawing`)."""
         if n < 1:
             return
         numbers = self.first(n)

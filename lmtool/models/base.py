@@ -107,9 +107,9 @@ class Backbone(nn.Module):
     def spell(self, vocabulary: Vocabulary) -> None:
         """Called once, with the vocabulary whose ids it will read: a family that reads what they spell keeps that."""
 
-    def drawings(self, length: int) -> dict[str, list[str]]:
-        """What sees what in a text of so many tokens: lines by their title; none where that goes without saying."""
-        return {}
+    def drawing(self, length: int) -> list[tuple[str, str]]:
+        """What sees what in a text of so many tokens, in titled lines; none where that goes without saying."""
+        return []
 
     def initial_draw(self) -> Draw:
         """How the matrices of this family, and of heads on it, are drawn at the start."""

@@ -70,8 +70,8 @@ class Bigbird(BertLike):
     def seen(self, number: int, length: float) -> float:
         return self.blocks.seen(length)
 
-    def drawings(self, length: int) -> dict[str, list[str]]:
-        return self.blocks.drawings(length)
+    def drawing(self, length: int) -> list[tuple[str, str]]:
+        return self.blocks.drawing(length)
 
 
 def build(config: BigbirdConfig, seed: int) -> Bigbird:

@@ -70,17 +70,18 @@ class BlockPattern:
             sees_ANN[np.arange(self.heads)[:, None], numbers[1:-1, None, None], drawn_NAX] = True
         return sees_ANN
 
-    def drawings(self, length: int) -> dict[str, list[str]]:
-        """Of a text of so many tokens a line a block, a sign for each that it may see, under their title."""
+    def drawing(self, length: int) -> list[tuple[str, str]]:
+        """Of a text of so many tokens titled lines: one for each block, in which a sign stands for each that it may
+        see."""
         blocks = self.blocks(length)
-        title = f"{blocks} blocks of {self.size} tokens"
         if blocks <= self.drawn_among:
-            return {f"{title}, dense": []}
+            return [("blocks", f"{blocks} of {self.size} tokens, dense")]
         signs = np.where(self.sees(blocks)[0], "+", ".")
         signs[[0, -1]] = signs[:, [0, -1]] = "#"
         signs[np.arange(1, blocks - 1)[:, None], self.drawn(blocks)[1:-1, 0]] = "*"
-        title = f"{title}, as the first head of the first layer sees them (# global, + window, * drawn, . unseen)"
-        return {title: ["".join(row) for row in signs]}
+        seen = "what they see in the first head of the first layer: # global, + window, * drawn, . nothing"
+        lines = [(f"block {number}", "".join(row)) for number, row in enumerate(signs, 1)]
+        return [("blocks", f"{blocks} of {self.size} tokens; {seen}"), *lines]
 
 
 @lru_cache(maxsize=128)

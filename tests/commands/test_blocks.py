@@ -23,10 +23,10 @@ def weights(run: Path) -> dict:
 @pytest.mark.usefixtures("place")
 def test_it_resumes_to_the_bit(capsys: pytest.CaptureFixture[str]) -> None:
     more = [*BLOCKS, "schedule=constant", "checkpoint_every=1"]
-    pretrain("part", *more, "max_steps=1", model=MODEL)
-    printed = capsys.readouterr().out
-    assert "blocks of tokens to those they see, gathered (in texts of more than 14 tokens)" in printed
-    assert "no text is seen by blocks" not in printed
+    run = pretrain("part", *more, "max_steps=1", model=MODEL)
+    path = json.loads((run / "facts.json").read_text())["model"]["attention"]
+    assert "blocks of tokens to those they see, gathered (in texts of more than 14 tokens)" in path
+    assert "no text is seen by blocks" not in capsys.readouterr().out
     resumed = weights(pretrain("part", *more, "max_steps=2", model=MODEL))
     assert "resumes from step 1" in capsys.readouterr().out
     unbroken = weights(pretrain("whole", *more, "max_steps=2", model=MODEL))
@@ -41,12 +41,13 @@ def test_inspect_draws_the_blocks(length: int, capsys: pytest.CaptureFixture[str
     words += ["cache_dir=cache", f"max_length={length}", "n=1", "tokens=100", "output=seen.jsonl"]
     assert cli.main(but_for(words)) == 0
     printed = capsys.readouterr().out
-    ((title, rows),) = json.loads(Path("seen.jsonl").read_text())["drawings"].items()
-    assert all(line in printed for line in (f"{title}:", *rows))
+    (_, title), *lines = json.loads(Path("seen.jsonl").read_text())["drawing"]
+    rows = [text for _, text in lines]
+    assert all(line in printed for line in (title, *rows))
     warning = f"max_length={length}: no text is seen by blocks, all are dense"
     if length == 14:
-        assert (title, rows) == ("7 blocks of 2 tokens, dense", []) and warning in printed
+        assert (title, rows) == ("7 of 2 tokens, dense", []) and warning in printed
     else:
-        assert title.startswith("16 blocks of 2 tokens,") and warning not in printed
+        assert title.startswith("16 of 2 tokens;") and warning not in printed
         assert rows[0] == rows[-1] == "#" * 16
         assert all(row.count("+") == 3 and row.count("*") == 1 and row[0] == row[-1] == "#" for row in rows[2:-2])
