@@ -33,6 +33,17 @@ def test_what_does_not_go_with_lanes_is_refused(place: Path, capsys: pytest.Capt
         assert cli.main([*WORDS, word, "data.documents=separate"]) == 0
 
 
+def test_what_a_memory_keeps_is_reused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [word.replace(MODEL, "xlnet_tiny") for word in WORDS[:2]] + [*tiny("xlnet_tiny"), *WORDS[-5:]]
+    assert cli.main([*words, "model.memory_length=24"]) == 2
+    assert "model.memory_length=24 keeps states of reused tokens, and objective.reuse=0" in capsys.readouterr().err
+    assert cli.main([*words, "model.memory_length=24", "objective.reuse=8"]) == 0
+    assert cli.main([*words, "model.memory_length=24", "data.documents=separate"]) == 0
+    assert cli.main([*words, "model.memory_length=24", "objective.reuse=8", "devices=2"]) == 2
+    assert cli.main([*(word.replace("xlnet", "bert") for word in words), "objective=plm"]) == 2
+    assert "plm trains a model with a query stream; model=bert has none" in capsys.readouterr().err
+
+
 def test_state_is_in_checkpoints_and_longer_memories_in_evaluation(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,6 +17,7 @@ from lmtool.objectives.configs import (
     SpanConfig,
     SpanCorruptionConfig,
 )
+from lmtool.objectives.permutation_configs import PlmConfig
 from tests.objectives.objective_fixtures import backbone, split, store, tokenizer
 
 CASES = {
@@ -28,6 +29,9 @@ CASES = {
     "sop": ("bert", "wordpiece", MlmConfig(pairs="sop")),
     "span": ("bert", "wordpiece", SpanConfig()),
     "ngram": ("bert", "wordpiece", SpanConfig(lengths="harmonic", longest=3, replace="token", pairs="sop")),
+    "plm": ("xlnet", "wordpiece", PlmConfig()),
+    "plm reuse": ("xlnet", "wordpiece", PlmConfig(reuse=13)),
+    "plm pairs": ("xlnet", "wordpiece", PlmConfig(pairs="unscored")),
     "rtd": ("bert", "wordpiece", RtdConfig(short_window_probability=0.5)),
     "clm": ("gpt", "bytebpe", ClmConfig()),
     "prefix": ("gpt", "bytebpe", PrefixLmConfig()),
@@ -40,9 +44,9 @@ CASES = {
 }  # fmt: skip
 
 
-def inspector_of(family, kind, config, documents="joined"):
+def inspector_of(family, kind, config, documents="joined", **fields):
     tokens = tokenizer(kind)
-    learner = build(config, backbone(family), tokens, 3)
+    learner = build(config, backbone(family, **fields), tokens, 3)
     return learner.inspector(learner.examples(split(store(tokens), documents), 32), 32)
 
 
@@ -57,6 +61,24 @@ def test_every_objective_is_as_defined(case, documents):
         for statistic in tally.statistics.values()
         if statistic.expected is not None and not statistic.exact
     )
+
+
+def test_permutations_are_drawn_and_lanes_measured():
+    inspector = inspector_of("xlnet", "wordpiece", PlmConfig(reuse=13), memory_length=20)
+    (entry,) = inspector.described(1)
+    lines = entry["drawing"]
+    titles = [title for title, _ in lines]
+    pieces, asked = entry["input"]["pieces"], {place["position"] for place in entry["targets"]["plm"]}
+    assert titles[:2] == ["memory", "order"] and lines[1][1].split() == [
+        pieces[at] for at in sorted(asked, key=entry["input"]["rank"].__getitem__)
+    ]
+    content, query = titles.index("content stream"), titles.index("query stream")
+    assert titles[content + 1 : query] == pieces and titles[query + 1 :] == [pieces[at] for at in sorted(asked)]
+    seen = [text.split()[1] for _, text in lines[content + 1 : query]]
+    assert all(row[at] == "x" for at, row in enumerate(seen)) and len({row[13:] for row in seen[:13]}) == 1
+    assert all(text.split()[1][at] == "." for at, (_, text) in zip(sorted(asked), lines[query + 1 :], strict=True))
+    laned = inspector.learner.inspector(inspector.examples.in_lanes(3), 32)
+    assert not laned.measured(12000).broken()
 
 
 @pytest.mark.parametrize(
