@@ -12,7 +12,7 @@ from lmtool.commands.export import tell
 from lmtool.commands.import_adapter import import_adapter
 from lmtool.commands.replacing import replace_tokenizer
 from lmtool.commands.trained import classifies, require_same_reading
-from lmtool.commands.vectors_text import import_vectors
+from lmtool.commands.vectors_text import holds_vectors, import_vectors, vectors_below
 from lmtool.errors import CheckFailed, UserError
 from lmtool.weights.comparing import compare_outputs, compare_tensors, compare_tokenizers, tied_names
 from lmtool.weights.folders import published_folder, weight_file
@@ -27,7 +27,7 @@ def run(config: ImportConfig, overrides: list[str]) -> None:
     """Write the checkpoint, read it again, compare with the folder, and print what differs."""
     adapter = Path(config.checkpoint).expanduser()
     if config.model is not None:
-        cross(config, config.model)
+        (vectors_below if holds_vectors(config) else cross)(config, config.model)
         return
     if is_word_file(adapter):
         require_no_vocabulary(config, "a file of word vectors")

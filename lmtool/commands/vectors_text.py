@@ -1,5 +1,6 @@
 """Word vectors as text: `lmtool import` of such a file, whose words become the vocabulary and whose vectors
-model=word_vectors, and `lmtool export format=vectors`.
+model=word_vectors, and `lmtool export format=vectors`; and `lmtool import model=` of vectors, as the token table of
+another family.
 
 Shape letters: V entries of the vocabulary, H width of the vectors.
 """
@@ -12,6 +13,8 @@ from typing import Any
 import torch
 
 from lmtool.commands.configs import ExportConfig, ImportConfig
+from lmtool.config.auto import chosen_class
+from lmtool.config.tables import Choice, build, lookup
 from lmtool.errors import CheckFailed, UserError
 from lmtool.models.word_configs import WordVectorsConfig
 from lmtool.reporting.console import Output
@@ -20,7 +23,7 @@ from lmtool.tokenizers.listed import of_words
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.weights.exporting import whole_folder
 from lmtool.weights.importing import write_import
-from lmtool.weights.load import load
+from lmtool.weights.load import load, saved_config
 from lmtool.weights.word_files import WordFile, read_words, write_words
 
 _TABLE = "backbone.embed.token.weight"
@@ -95,3 +98,33 @@ def export_vectors(config: ExportConfig) -> None:
     if again.words != listed or not torch.equal(again.vectors, vectors):
         raise CheckFailed(f"{folder / _FILE} is not what was exported", "keep the checkpoint")
     Output().line(f"{folder / _FILE} · {len(listed):,} words of {vectors.shape[1]} numbers")
+
+
+def vectors_below(config: ImportConfig, family: str) -> None:
+    """Write a new model of a family whose token table holds a checkpoint's word vectors (Kim 2014): the table is as
+    wide as they are, all other sizes and weights are the family's own. UserError where it has no such table."""
+    loaded, folder = load(config.checkpoint, offline=config.offline), Path(config.output).expanduser()
+    table_VH, entry = loaded.model.parts.state_dict()[_TABLE].float(), lookup("model", family)
+    if entry is None or "embedding_size" not in entry.config.model_fields:
+        raise UserError(
+            f"model={family} has no table of token vectors whose width is its own", "give model=cnn or model=lstm"
+        )
+    sizes: dict[str, Any] = {"vocab_size": len(table_VH), "embedding_size": table_VH.shape[1]}
+    model: Any = entry.config.model_validate(sizes)
+    tensors = {f"backbone.{name}": tensor for name, tensor in build(model, 0).state_dict().items()}
+    if _TABLE not in tensors or tensors[_TABLE].shape != table_VH.shape:
+        raise UserError(f"model={family} has no table of tokens alone", "give model=cnn or model=lstm")
+    tensors[_TABLE] = table_VH
+    source: dict[str, Any] = {"checkpoint": config.checkpoint, "revision": None}
+    write_import(tensors, model, loaded.tokenizer, source, folder)
+    new = sum(tensor.numel() for tensor in tensors.values()) - table_VH.numel()
+    rows = [("taken", f"{_TABLE.rpartition('.')[0]} {tuple(table_VH.shape)}"), ("new", f"all else: {new:,} values")]
+    output = Output()
+    output.line(f"{folder} · model={family} over the vectors of {config.checkpoint}")
+    output.rows(rows)
+
+
+def holds_vectors(config: ImportConfig) -> bool:
+    """Whether a checkpoint holds word vectors and no more."""
+    kind = chosen_class(saved_config(config.checkpoint, config.offline).get("model"), Choice("model"))
+    return kind is not None and not getattr(kind, "contextual", True)

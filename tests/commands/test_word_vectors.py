@@ -59,6 +59,17 @@ def test_vectors_are_frozen_and_learned(vectors: Path, capsys: pytest.CaptureFix
     assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == ["the", "cat"]
 
 
+def test_a_cnn_over_given_vectors(vectors: Path) -> None:
+    assert cli.main(["import", "checkpoint=glove", "model=cnn", "output=cnn"]) == 0
+    table, model = (lmtool.load(name).model.parts.backbone.embed.token.weight for name in ("glove", "cnn"))
+    assert torch.equal(table, model) and lmtool.load("cnn").config.embedding_size == 6
+    for frozen in ("true", "false"):
+        run = finetune(f"frozen_{frozen}", "checkpoint=cnn", "max_epochs=2", f"tuning.freeze_embeddings={frozen}")
+        after = lmtool.load(str(run)).model.parts.backbone.embed.token.weight
+        assert torch.equal(table, after) == (frozen == "true")
+        assert json.loads((run / "result.json").read_text())["value"] > 0.9
+
+
 @pytest.mark.parametrize(
     ("words", "message", "hint"),
     [
@@ -72,6 +83,7 @@ def test_vectors_are_frozen_and_learned(vectors: Path, capsys: pytest.CaptureFix
         (["pretrain", "model=word_vectors_tiny", "objective=mlm"], "mlm trains models that read context", "skip_gram"),
         (["pretrain", "model=cnn_tiny", "objective=skip_gram"], "vectors of single tokens", "objective=mlm"),
         (["pretrain", "model=cnn_tiny", "objective=clm"], "clm trains a decoder", "objective=mlm"),
+        (["import", "checkpoint=glove", "output=out", "model=bert"], "no table of token vectors", "model=cnn"),
         (["import", "checkpoint=glove.txt", "output=out", "tokenizer=glove"], "a file of word vectors", "replace that"),
     ],
 )
