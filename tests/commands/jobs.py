@@ -117,7 +117,7 @@ def peers(folder: Path) -> None:
     )  # fmt: skip
 
 
-gpt, t5, electra, bart, word_vectors, cnn, lstm, transformer_xl = (
+gpt, t5, electra, bart, word_vectors, cnn, lstm, transformer_xl, rnn_attention = (
     partial(pretraining, model=f"{family}_tiny")
-    for family in ("gpt", "t5", "electra", "bart", "word_vectors", "cnn", "lstm", "transformer_xl")
+    for family in ("gpt", "t5", "electra", "bart", "word_vectors", "cnn", "lstm", "transformer_xl", "rnn_attention")
 )

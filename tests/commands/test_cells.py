@@ -112,16 +112,18 @@ def learns(config: PretrainConfig, place: Path) -> None:
     optimizer, steps = build(config.optimizer, groups_), iter(PackedLoader(examples["train"], 0, None, 256).steps())
     named = dict(learner.named_parameters())
     precision = choose_precision("fp32", CPU)
+    # Where a map starts at zero (rnn_attention's scores), what stands before it moves from the second step on.
+    untouched, unmoved = set(named), set(named)
     for step in (1, 2):
         before = {name: parameter.detach().clone() for name, parameter in named.items()}
         outcome = gradients(Plain(learner), next(steps), step, 0, CPU, precision)
         assert math.isfinite(float(outcome.loss)) and set(outcome.terms) == set(learner.weights)
-        untouched = {
+        untouched &= {
             name for name, parameter in named.items() if parameter.grad is None or not parameter.grad.abs().sum() > 0
         }
-        assert not untouched
         apply_gradients(optimizer, None, list(named.values()), config.optimizer.clip_norm)
-        assert not {name for name, parameter in named.items() if torch.equal(parameter, before[name])}
+        unmoved &= {name for name, parameter in named.items() if torch.equal(parameter, before[name])}
+    assert not untouched and not unmoved
     batches = list(PackedLoader(examples["validation"], 0, None, 512, shuffle=False).epoch_batches())[:1]
     predictors = learner.predictors(data["train"], examples["train"])
     scored = evaluate(learner, TermScorer(learner, predictors), batches)

@@ -25,7 +25,12 @@ def test_killed_commands_go_on_bitwise_and_so_do_two_stages(tmp_path: Path) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("jobs", "kills"),
-    [("gpt,t5,electra,bart", 5), ("word_vectors,cnn,lstm,transformer_xl", 3), ("peers", 5), ("branching", 10)],
+    [
+        ("gpt,t5,electra,bart", 5),
+        ("word_vectors,cnn,lstm,transformer_xl,rnn_attention", 3),
+        ("peers", 5),
+        ("branching", 10),
+    ],
 )
 def test_killed_commands_go_on_bitwise(tmp_path: Path, jobs: str, kills: int) -> None:
     counted = run_harness(f"tests.commands.jobs:{jobs}", tmp_path, kills)

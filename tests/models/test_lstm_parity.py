@@ -7,10 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from lmtool.commands.fitting import wrong_architecture
 from lmtool.config.tables import build
 from lmtool.heads.lm import lm_head
 from lmtool.models.recurrent_configs import LstmConfig
 from lmtool.nn.carried import Carried
+from lmtool.objectives.configs import ClmConfig, PrefixLmConfig
+from lmtool.tasks.configs import Seq2SeqConfig
 from lmtool.types import Packed
 
 LENGTHS = (5, 1, 0, 12, 7)
@@ -109,3 +112,10 @@ def test_forget_gates_are_open_at_the_start():
     cell = build(CONFIG, 0).layers[1].cell
     assert cell.bias.tolist() == [0.0] * 19 + [1.0] * 19 + [0.0] * 38
     assert abs(cell.weight_hh.std().item() * 19**0.5 - 1) < 0.1
+
+
+def test_what_is_read_in_turn_has_no_prefix():
+    assert "model=lstm reads in turn" in wrong_architecture(PrefixLmConfig(), CONFIG)
+    assert wrong_architecture(ClmConfig(), CONFIG) is None
+    problem = Seq2SeqConfig(mask="prefix").misfit(CONFIG)
+    assert problem.key == "task.mask" and problem.hint == "give task.mask=causal"
