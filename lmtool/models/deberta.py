@@ -138,6 +138,14 @@ class PublishedDisentangled(Published):
             "pooler_hidden_size": config.hidden_size,
         }
 
+    def from_published(self, tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
+        """Files of the published code have absolute positions for the enhanced mask decoder, behind which their
+        `lm_predictions.` stand. Neither is a part of the encoder, or of a head that reads it: they keep their names."""
+        ours, table = super().from_published(tensors, config), "backbone.embed.position.weight"
+        if table in ours and not config.get("position_biased_input", True):
+            ours["mask_decoder.absolute.weight"] = ours.pop(table)
+        return ours
+
     def from_published_config(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """UserError besides where there are no relative places."""
         section = super().from_published_config(data)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 import lmtool
 from lmtool.errors import UserError
@@ -151,3 +152,19 @@ def test_the_package_itself_stays_light() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
     with pytest.raises(AttributeError, match="no attribute 'unknown'"):
         lmtool.unknown  # noqa: B018
+
+
+@pytest.mark.parametrize("family", ["deberta", "deberta_v3"])
+def test_the_mask_decoder_in_files_of_the_published_code_is_left_out(family: str, tmp_path: Path) -> None:
+    """Its absolute positions are no positions of the encoder, and its head reads other states than ours."""
+    make(family, tmp_path)
+    tensors = {}
+    for name, tensor in load_file(tmp_path / "model.safetensors").items():
+        own = name.replace("cls.predictions.transform.", "cls.predictions.")
+        tensors[own.replace("cls.predictions.", "lm_predictions.lm_head.")] = tensor
+    positions = torch.ones(40, tensors["deberta.embeddings.LayerNorm.weight"].shape[0])
+    tensors["deberta.embeddings.position_embeddings.weight"] = positions
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    report = lmtool.load(tmp_path).report
+    assert list(report.taken) == ["backbone"] and not report.new
+    assert report.dropped["mask_decoder"] == positions.numel() and report.dropped["lm_predictions"] > 0
