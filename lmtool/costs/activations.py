@@ -139,6 +139,7 @@ def _of_layers(
     parts = list(layers)
     width = _width(parts[0]) if parts else 0
     activations = float(learns * width * (VALUE_BYTES * (embed.norm is not None) + (embed.dropout.rate > 0)))
+    # Words that come again are computed once: this is the most.
     activations += learns * VALUE_BYTES * (embed.kept_values if isinstance(embed, WordCharacters) else 0)
     scores = working = frozen = 0.0
     for number, layer in enumerate(parts):
@@ -269,7 +270,8 @@ def head_bytes(learner: nn.Module, formats: Formats, rows: float) -> int:
     count, width = backbone.embed.token.weight.shape if sampled is None else sampled.own_table.shape
     chunk, softmax = _LOGIT_ROWS["cuda" if formats.cuda else "cpu"]
     logits = min(rows, 2 * chunk) * formats.product + min(rows, softmax) * 2 * VALUE_BYTES * formats.half
-    return round(count * logits + count * width * (VALUE_BYTES + formats.half * 2 * formats.product))
+    computed = count if sampled is None else sampled.computed
+    return round(computed * logits + count * width * (VALUE_BYTES + formats.half * 2 * formats.product))
 
 
 def copied_bytes(learner: nn.Module, formats: Formats) -> int:

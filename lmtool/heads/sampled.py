@@ -89,9 +89,11 @@ class SampledLMHead(LMHead):
         time."""
         assert self.bias is not None
         table_VP, bias_V, ids_K = self.own_table, self.bias, sample.ids_K
-        others_KP = F.embedding(ids_K, table_VP)
+        # Looked up together, the table has one gradient and not two.
+        words = torch.cat([labels_M, ids_K])
+        true_MP, others_KP = F.embedding(words, table_VP).split([len(labels_M), len(ids_K)])
         offsets_K = bias_V[ids_K] - sample.log_expected(ids_K).to(bias_V.dtype)
-        true_M = (hidden_MP * F.embedding(labels_M, table_VP)).sum(-1, dtype=bias_V.dtype)
+        true_M = (hidden_MP * true_MP).sum(-1, dtype=bias_V.dtype)
         true_M = true_M + bias_V[labels_M] - sample.log_expected(labels_M).to(bias_V.dtype)
         total = true_M.new_zeros(())
         for start in range(0, len(labels_M), _ROWS):

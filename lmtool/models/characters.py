@@ -157,8 +157,8 @@ class WordCharacters(StackInput):
 
     @property
     def kept_values(self) -> int:
-        """fp32 values that a word keeps for the backward: of its symbols, and of each filter its largest value, the
-        place of it, and what the highways compute."""
+        """fp32 values that a different word keeps for the backward: of its symbols, and of each filter its largest
+        value, the place of it, and what the highways compute."""
         features = self.project.in_features
         return self.word_length * (2 + self.characters.embedding_dim) + features * (3 + 3 * len(self.highways))
 

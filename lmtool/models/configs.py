@@ -81,9 +81,9 @@ class ModelConfig(Config):
     initializer_std: float = Field(0.02, gt=0, description="Standard deviation the initial weights are drawn with.")
 
     @property
-    def entered_size(self) -> int:
-        """Width of the states behind the embedding."""
-        return self.hidden_size
+    def even_states(self) -> bool:
+        """Whether the states behind the embedding are as wide as those behind every layer."""
+        return True
 
     @property
     def inner_size(self) -> int:

@@ -38,8 +38,8 @@ class LstmConfig(ModelConfig):
         return True
 
     @property
-    def entered_size(self) -> int:
-        return self.embedding_size
+    def even_states(self) -> bool:
+        return self.embedding_size == self.hidden_size
 
     @property
     def depths(self) -> dict[Side, int]:
@@ -69,6 +69,10 @@ class RnnAttentionConfig(EncoderDecoderConfig):
     initializer_std: float = Field(
         0.01, gt=0, description="Standard deviation of matrices that nothing else is said of."
     )
+
+    @property
+    def even_states(self) -> bool:
+        return False
 
     @property
     def layers_of_decoder(self) -> int:

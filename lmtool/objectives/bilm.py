@@ -23,7 +23,7 @@ from lmtool.learners.baseline import ConstantPredictor, Predictor
 from lmtool.learners.evaluation import Evaluation, TermScorer
 from lmtool.learners.targets import labels_of, places_of
 from lmtool.metrics.language import perplexity
-from lmtool.models.base import Encoder
+from lmtool.models.elmo import Elmo
 from lmtool.objectives.bilm_configs import BilmConfig
 from lmtool.objectives.checks.words import WordInspector
 from lmtool.objectives.examples.words import BACKWARD, FORWARD, WordWindows
@@ -46,16 +46,18 @@ class BidirectionalLanguageModel(BaseLearner):
     """The terms `forward` and `backward`, half of the loss each: the first half of a word's states predicts the word
     behind it, the second half the one before it."""
 
-    backbone: Encoder
+    backbone: Elmo
 
-    def __init__(self, config: BilmConfig, backbone: Encoder, tokenizer: Tokenizer, seed: int):
+    def __init__(self, config: BilmConfig, backbone: Elmo, tokenizer: Tokenizer, seed: int):
         super().__init__(config, backbone, tokenizer, seed)
         self.weights = dict.fromkeys(_TERMS, 0.5)
         half = backbone.hidden_size // 2
         self.add_head("lm", SampledLMHead(half, backbone.config.vocab_size, config.negatives))
 
     def examples(self, data: SplitData, max_length: int) -> WordWindows:
-        return WordWindows(self.tokenizer, data.text, max_length, data.documents, data.split)
+        reader = self.backbone.reader
+        reads = reader.longest, reader.spelled_lengths()
+        return WordWindows(self.tokenizer, data.text, max_length, data.documents, data.split, reads)
 
     def scorer(self, data: SplitData, examples: Any, predictors: Mapping[str, Predictor]) -> DirectionsScorer:
         return DirectionsScorer(self, predictors)

@@ -8,6 +8,7 @@ import torch
 from torch.nn.functional import cross_entropy, linear
 
 from lmtool.config.tables import build
+from lmtool.costs.activations import VALUE_BYTES, Formats, kept_of
 from lmtool.heads.sampled import SampledLMHead, log_uniform
 from lmtool.models.elmo_configs import ElmoConfig
 from lmtool.objectives.bilm import BidirectionalLanguageModel
@@ -15,7 +16,8 @@ from lmtool.objectives.bilm_configs import BilmConfig
 from lmtool.objectives.examples.windows import Stream
 from lmtool.objectives.examples.words import BACKWARD, FORWARD, WordWindows, word_windows
 from lmtool.tokenizers.configs import SpelledConfig
-from tests.objectives.objective_fixtures import store
+from tests.costs.test_work import saved_bytes
+from tests.objectives.objective_fixtures import split, store
 
 TEXTS = ["the cat sat on the mat .", "zyzzyvas", "a dog and the cats ran , and ran on and on to a mat by the dog ."]
 
@@ -60,6 +62,26 @@ def test_every_word_is_predicted_once_in_each_direction(tokenizer, documents, ma
     counts = examples.counts(tokenizer.vocab_size)
     flat = [word for text in texts for word in text]
     assert {tokenizer.readable([n])[0]: c for n, c in enumerate(counts) if c} == {w: flat.count(w) for w in set(flat)}
+
+
+def test_words_that_are_cut_are_counted(tokenizer):
+    learner = learner_of(tokenizer)  # which reads ten bytes
+    text = [["the cat and zyzzyvas sat"], ["zyzzyvasses"], ["é" * 40 + " ran"]]
+    examples = learner.examples(split(store(tokenizer, text)), 64)
+    (warning,) = examples.facts()["warnings"]
+    assert "2 words have more than 10 bytes" in warning
+    assert "warnings" not in learner.examples(split(store(tokenizer, text[:1])), 64).facts()
+
+
+def test_what_a_forward_keeps_is_planned(tokenizer):
+    learner = learner_of(tokenizer).float().train()
+    examples = learner.examples(split(store(tokenizer, [[text] for text in TEXTS] * 30)), 32)
+    batch = examples.batch(examples.plan(0).rows, np.arange(len(examples.plan(0))), 0)
+    kept = kept_of(learner, Formats(), batch.tokens / len(batch.examples)).activations
+    # Texts that say the same again have hardly any words of their own.
+    kept -= VALUE_BYTES * learner.backbone.reader.kept_values
+    saved = saved_bytes(learner, lambda: learner.backbone(batch.inputs))
+    assert batch.tokens * kept == pytest.approx(saved, rel=0.25)
 
 
 def test_windows_hold_whole_words_but_of_words_that_are_longer():

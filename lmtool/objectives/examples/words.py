@@ -33,11 +33,20 @@ class WordWindows:
     a word: forwards every word but the first of a document (separate) or of the stream (joined) is predicted once,
     backwards every word but the last.
 
-    tokenizer: that of the store. begins_V: whether an entry begins a word.
+    tokenizer: that of the store. reads: bytes of a word that the model reads, and those of each entry; None for all.
+    begins_V: whether an entry begins a word.
     """
 
-    def __init__(self, tokenizer: Tokenizer, store: TokenStore, max_length: int, documents: str, split: str):
-        self.store, self.split = store, split
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        store: TokenStore,
+        max_length: int,
+        documents: str,
+        split: str,
+        reads: tuple[int, np.ndarray] | None = None,
+    ):
+        self.store, self.split, self.reads = store, split, reads
         self.begins_V, self.unknown = tokenizer.starts_word, tokenizer.role("unk")
         self.stream = Stream(store.tokens, store.document_offsets, tokenizer.role("eos"))
         size = room_for(max_length, 0, 1)
@@ -86,8 +95,26 @@ class WordWindows:
         counts[self.stream.separator] += len(self.stream.offsets) - 1
         return counts
 
+    def longer(self, limit: int, lengths_V: np.ndarray) -> int:
+        """Words of the text with more bytes than that. lengths_V: bytes of each entry."""
+        count, tokens = 0, self.stream.tokens
+        for start in range(0, len(tokens), _PIECE):
+            piece = np.asarray(tokens[start : start + _PIECE], dtype=np.int64)
+            first = np.flatnonzero(self.begins_V[piece])  # what continues a word of the piece before is passed by
+            if len(first):
+                count += int((np.add.reduceat(lengths_V[piece], first) > limit).sum())
+        return count
+
     def facts(self) -> dict[str, Any]:
-        return plan_facts(self._plan, self.store, self.split)
+        """With a warning where words are cut."""
+        facts, reads = plan_facts(self._plan, self.store, self.split), self.reads
+        count = 0 if reads is None else self.longer(*reads)
+        if reads is not None and count:
+            facts["warnings"] = [
+                f"{self.split}: {count:,} words have more than {reads[0]} bytes, of which the model reads the first "
+                f"{reads[0]} (model.word_length)"
+            ]
+        return facts
 
 
 def _target(labels: np.ndarray, at: np.ndarray) -> Target:

@@ -48,9 +48,8 @@ class HeadConfig(TuningConfig):
         if not model.depths:
             message = f"{typed} reads the layers of a stack; model={model.name} has none"
             return Problem("tuning.layers", message, "give tuning.layers=last")
-        if self.layers == "scalar_mix" and model.entered_size != model.hidden_size:
-            message = f"{typed}: the embedding of model={model.name} is {model.entered_size} wide, its layers "
-            message += str(model.hidden_size)
+        if self.layers == "scalar_mix" and not model.even_states:
+            message = f"{typed} adds up states of one width; model={model.name} has states of several"
             return Problem("tuning.layers", message, "give tuning.layers=last")
         for member in members_of(task):
             if member.writes_text or getattr(member, "auxiliary_lm", 0.0):
