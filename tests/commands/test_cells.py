@@ -102,7 +102,8 @@ def stores(place: Path, config: TokenizerConfig) -> tuple[Tokenizer, dict[str, T
 
 
 def learns(config: PretrainConfig, place: Path) -> None:
-    """Two optimizer steps, an evaluation and the report's samples; every parameter has a gradient."""
+    """Two optimizer steps, an evaluation and the report's samples; every parameter has a gradient, but what a query
+    stream begins with where an objective has no use for one."""
     tokenizer, both = stores(place, config.tokenizer)
     objective, tasks = read_tasks(config.objective, 0, place, True)
     data = {split: SplitData(split, store, "joined", rows_of(tasks, split)) for split, store in both.items()}
@@ -110,7 +111,8 @@ def learns(config: PretrainConfig, place: Path) -> None:
     examples = {split: learner.examples(part, 32) for split, part in data.items()}
     groups_ = learner.parameter_groups()
     optimizer, steps = build(config.optimizer, groups_), iter(PackedLoader(examples["train"], 0, None, 256).steps())
-    named = dict(learner.named_parameters())
+    asks = getattr(config.objective, "query_stream", False)
+    named = {name: each for name, each in learner.named_parameters() if asks or not name.endswith(".query.weight")}
     precision = choose_precision("fp32", CPU)
     # Where a map starts at zero (rnn_attention's scores), what stands before it moves from the second step on.
     untouched, unmoved = set(named), set(named)
