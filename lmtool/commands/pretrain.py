@@ -20,6 +20,7 @@ from lmtool.data.configs import DataConfig
 from lmtool.data.sources import OnStage, Source, open_source
 from lmtool.data.split import SplitData
 from lmtool.data.vocabulary import trained_tokenizer
+from lmtool.learners.base import BaseLearner
 from lmtool.tasks.members import rows_of
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.weights.assemble import assemble
@@ -63,7 +64,7 @@ def run(config: PretrainConfig, overrides: list[str], then: Callable[..., dict[s
         facts["tokenized"] = tokenized_facts(data[0]["train"])
         learner, loaded = assemble(config, tokenizer, start_weights(config, own=opened.checkpoint))
         phases = phases_of(config, learner, tokenizer, data)
-        following = _next(str(opened.folder.path), tokenizer)
+        following = _next(str(opened.folder.path), tokenizer, learner)
         student_of = distilled(config, learner, tokenizer, opened.precision, contents)
         return then(
             opened, learner, data[0], tokenizer, loaded, choices, facts, contents, following, distilled=student_of,
@@ -80,11 +81,14 @@ def _texts(config: PretrainConfig, progress: OnStage) -> list[Source]:
     return [text for _, text in opened]
 
 
-def _next(folder: str, tokenizer: Tokenizer) -> list[str]:
+def _next(folder: str, tokenizer: Tokenizer, learner: BaseLearner) -> list[str]:
     """What may be typed next."""
+    finetune = words(["lmtool", "finetune", "task=pydocs", f"checkpoint={folder}"])
+    if type(learner).respond is BaseLearner.respond:  # it answers no texts
+        return [finetune]
     mask = tokenizer.roles.get("mask")
     prompt = f"This function returns{'' if mask is None else f' a {tokenizer.pieces([mask])[0]}.'}"
     return [
-        words(["lmtool", "finetune", "task=pydocs", f"checkpoint={folder}"]),
+        finetune,
         words(["lmtool", "predict", f"checkpoint={folder}", f"text={prompt}"]),
     ]

@@ -18,6 +18,7 @@ from pydantic_core import PydanticCustomError, core_schema
 
 from lmtool.config.base import Config
 from lmtool.config.nearest import nearest as nearest
+from lmtool.errors import UserError
 
 ConfigClass = TypeVar("ConfigClass", bound=type[Config])
 
@@ -45,7 +46,8 @@ def component(group: str, name: str, builder: str) -> Callable[[ConfigClass], Co
     def enter(config: ConfigClass) -> ConfigClass:
         table = _TABLES.setdefault(group, {})
         if name in table and _origin(table[name].config) != _origin(config):
-            raise ValueError(f"{group}={name} is in the table already, as {'.'.join(_origin(table[name].config))}")
+            both = [".".join(_origin(known)) for known in (table[name].config, config)]
+            raise UserError(f"{group}={name} is both {both[0]} and {both[1]}", "give the plugin's another name")
         table[name] = _ENTRIES[config] = Entry(group, name, config, builder)
         return config
 

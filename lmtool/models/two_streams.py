@@ -93,7 +93,7 @@ class Sight:
         return torch.where(allow | ~allow.any(-1, keepdim=True), 0.0, -torch.inf)
 
 
-class Distances(Position):
+class SignedDistances(Position):
     """Sinusoids of the distance, query minus key; nothing learned. The published code drops them too in training; here
     they are kept. What a model of one stream has for its positions."""
 
@@ -129,7 +129,9 @@ class Streams(Position):
 
     scores: ClassVar[bool] = True
 
-    def __init__(self, distances: Distances, content: Sight, asked: Sight | None = None, blind_M: Tensor | None = None):
+    def __init__(
+        self, distances: SignedDistances, content: Sight, asked: Sight | None = None, blind_M: Tensor | None = None
+    ):
         super().__init__()
         self.distances, self.content, self.asked, self.blind_M = distances, content, asked, blind_M
 
@@ -232,7 +234,7 @@ class RelativeScores(Position):
         return scores if barrier_R1LK is None else scores + barrier_R1LK.to(scores.dtype)
 
 
-class RelativeAttention(SelfAttention):
+class TwoStreamAttention(SelfAttention):
     """Self-attention whose scores know contents, distances and segments, in one stream or two. No map has a bias.
 
     content_bias, place_bias, segment_bias: u, v and w, (A, D). segments: (2, A, D).
@@ -256,7 +258,7 @@ class RelativeAttention(SelfAttention):
         """As every self-attention; with tokens that are asked for, x_SH is the content and behind it the query stream.
         There `read_M` means the query stream alone."""
         position = context.position
-        streams = position if isinstance(position, Streams) else cast(Distances, position).streams(context)
+        streams = position if isinstance(position, Streams) else cast(SignedDistances, position).streams(context)
         rows_PAD = self.heads(self.pos_proj(streams.rows(x_SH)))
         if streams.asked is not None:
             return self._two_streams(

@@ -40,7 +40,7 @@ from lmtool.models.family import Published
 from lmtool.models.keymap import EMPTY, QUESTION_ANSWERING, KeyMap, Tied
 from lmtool.models.published import expect
 from lmtool.models.transformer_xl import Remembered
-from lmtool.models.two_streams import Distances, RelativeAttention, Streams, asked_sight, content_sight
+from lmtool.models.two_streams import SignedDistances, Streams, TwoStreamAttention, asked_sight, content_sight
 from lmtool.nn.blocks import PostNormLayer
 from lmtool.nn.carried import Carried, State
 from lmtool.nn.dropout import Draws, Dropout
@@ -63,7 +63,7 @@ class Xlnet(Encoder):
         width, dropout = config.hidden_size, config.dropout
         layers = [
             PostNormLayer(
-                RelativeAttention(config),
+                TwoStreamAttention(config),
                 FeedForward(width, config.feedforward_size, "gelu", dropout=dropout),
                 nn.LayerNorm(width, config.norm_epsilon),
                 nn.LayerNorm(width, config.norm_epsilon),
@@ -74,7 +74,7 @@ class Xlnet(Encoder):
         position = positions_of(config, causal=False)
         super().__init__(config, Embeddings(config.vocab_size, width, position, dropout), layers)
         self.dropout = Dropout(dropout)
-        self.distances = Distances(width)
+        self.distances = SignedDistances(width)
         self.query = nn.Embedding(1, width)
 
     def initial_draw(self) -> Draw:
