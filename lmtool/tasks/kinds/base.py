@@ -65,8 +65,11 @@ class TaskKind(ABC):
         return list(zip(*rows.columns.values(), strict=True))
 
     def texts(self, rows: Rows) -> list[Sequence[str]]:
-        """What is read, column by column, as text from which a tokenizer can be trained."""
-        return list(rows.columns.values())
+        """What is read, column by column, as text from which a tokenizer can be trained; words of a list are joined."""
+        return [
+            [value if isinstance(value, str) else " ".join(value) for value in column]
+            for column in rows.columns.values()
+        ]
 
     # Model.
 

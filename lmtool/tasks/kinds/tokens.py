@@ -154,9 +154,6 @@ class TokenClassification(TaskKind):
     def learner(self, backbone: Backbone, tokenizer: Tokenizer, seed: int) -> TokenLearner:
         return TokenLearner(self, backbone, tokenizer, seed)
 
-    def texts(self, rows: Rows) -> list[Sequence[str]]:
-        return [[" ".join(words) for words in column] for column in rows.columns.values()]
-
     def join(self, parts: Sequence[Any]) -> Prediction:
         """parts: of each window the numbers of its words, their tags and the tags' probabilities."""
         words, tags, shares = (np.concatenate(values) for values in zip(*parts, strict=True))
