@@ -34,7 +34,7 @@ FORMATS = {
     "gpt1": FormatFacts((), new={"bos": "[START]", "sep": "[DELIM]", "cls": "[EXTRACT]"}),
     "plain": FormatFacts(()),
     "t5": FormatFacts(("eos",)),
-    "xlnet": FormatFacts(("sep", "cls"), segments=True, class_last=True),
+    "xlnet": FormatFacts(("cls", "sep"), segments=True, class_last=True),
 }
 """The formats by the name a model gives (`text_format`)."""
 

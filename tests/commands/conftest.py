@@ -35,7 +35,10 @@ def tiny(model: str) -> list[str]:
     values = yaml.safe_load((CONF / "model" / f"{model}.yaml").read_text())
     if "name" not in values:
         return tiny(next(name for name in values["defaults"] if name != "_self_"))
-    fields = lookup("model", values["name"]).config.model_fields
+    family = lookup("model", values["name"])
+    if family is None:  # auto: the checkpoint has the sizes
+        return [*TINY]
+    fields = family.config.model_fields
     own = {name for name, field in fields.items() if field.default != 0}  # of no layers there is no other number
     return [word for word in (*TINY, *OF_SOME) if not word.startswith("model.") or word[6:].partition("=")[0] in own]
 

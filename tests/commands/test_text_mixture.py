@@ -55,7 +55,7 @@ def test_two_texts_by_weights(place: Path, monkeypatch: pytest.MonkeyPatch, caps
     facts = json.loads((run / "facts.json").read_text())["data"]
     assert facts["tokenized"].keys() == {"text", "books"} and facts["tokenized"]["text"]["bytes_per_second"] > 0
     assert (result["padding_fraction"], result["truncated_fraction"]) == (0, 0)
-    assert "examples read: text" in (out := capsys.readouterr().out) and "padding fraction 0%" in out
+    assert "examples read: text" in (out := capsys.readouterr().out) and "truncated fraction 0%" in out
     assert cli.main(["evaluate", f"checkpoint={run}", "cache_dir=cache"]) == 0
     assert f"{metrics['books_loss']:.4f}" in capsys.readouterr().out
 
