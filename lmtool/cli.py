@@ -18,7 +18,7 @@ from lmtool.arguments import Arguments, keyed, parse
 from lmtool.config.nearest import nearest
 from lmtool.environment import ENVIRONMENT
 from lmtool.errors import Problem, UserError
-from lmtool.manual import OF_A_RUN, SWEEPABLE, SWEPT, VERBS, help_of, overview
+from lmtool.manual import LOOKS, OF_A_RUN, SWEEPABLE, SWEPT, VERBS, help_of, overview
 from lmtool.terminal import say
 
 
@@ -49,6 +49,8 @@ def _main(words: list[str]) -> int:
     verb = arguments.rest.pop(0)
     if verb == "help":
         verb, arguments.help = arguments.rest.pop(0), True
+    if verb == "inspect" and arguments.rest and arguments.rest[0] in LOOKS:
+        verb = f"inspect {arguments.rest.pop(0)}"
     if verb not in VERBS:
         raise UserError(f"unknown command {verb}; there are {', '.join(VERBS)}", guesses.command(verb, tuple(VERBS)))
     if arguments.help:
@@ -121,7 +123,7 @@ def _of_a_run(command: str, arguments: Arguments) -> int:
     own = [word for word in arguments.rest if keys is not None and keys.has(word)]
     named = [word for word in arguments.rest if "=" not in word]
     if len(named) > 1 or (named and named[0] not in SWEEPABLE):
-        close = nearest(named[0], SWEEPABLE)
+        close = nearest(named[0], (*SWEEPABLE, *(LOOKS if command == "inspect" else ())))
         does = {"fetch": "fetches for", "plan": "plans", "profile": "runs a few steps of"}.get(command, "looks into")
         message = f"{command} {' '.join(named)}: {does} pretrain or finetune"
         raise UserError(message, f"lmtool {command} {close or 'pretrain'}")
@@ -211,6 +213,14 @@ def run(verb: str, config: Any, overrides: list[str]) -> Any:
         from lmtool.commands import doctor
 
         return doctor.run(config, overrides)
+    if verb == "inspect tokenizer":
+        from lmtool.commands import inspect_tokenizer
+
+        return inspect_tokenizer.run(config, overrides)
+    if verb == "inspect attention":
+        from lmtool.commands import inspect_attention
+
+        return inspect_attention.run(config, overrides)
     if verb == "export":
         from lmtool.commands import export
 

@@ -42,6 +42,15 @@ VERBS: dict[str, Verb] = {
     "fetch": Verb("download what a run will need", "lmtool fetch finetune task=sst2 checkpoint=hf://org/name"),
     "plan": Verb("sizes, steps and time, before spending them", "lmtool plan pretrain model=bert"),
     "inspect": Verb("what the model is fed, and its statistics", "lmtool inspect pretrain model=bert_tiny n=3"),
+    "inspect tokenizer": Verb(
+        "one text as each vocabulary cuts it", 'lmtool inspect tokenizer text="unhappiness"', "inspect_tokenizer"
+    ),
+    "inspect attention": Verb(
+        "what each head looks at",
+        'lmtool inspect attention checkpoint=runs/NAME text="..."',
+        "inspect_attention",
+        ("checkpoint", "text"),
+    ),
     "profile": Verb("where a step's time goes", "lmtool profile pretrain model=bert_tiny steps=5"),
     "resume": Verb("resume a stopped run", "lmtool resume runs/NAME"),
     "report": Verb("the report of a run or a sweep again, runs side by side", "lmtool report runs/NAME"),
@@ -50,6 +59,8 @@ VERBS: dict[str, Verb] = {
     "show": Verb("explain a key or print a choice", "lmtool show optimizer.lr"),
     "completion": Verb("TAB in bash, zsh or fish", "source <(lmtool completion bash)"),
 }
+LOOKS = tuple(name.partition(" ")[2] for name in VERBS if " " in name)
+"""What `lmtool inspect` looks at beside runs."""
 SWEEPABLE = ("pretrain", "finetune")
 OF_A_RUN = ("fetch", "plan", "inspect", "profile")
 """The commands about what another one would do."""
@@ -69,6 +80,7 @@ FLAGS = """flags, anywhere after the command:
 
 def overview() -> str:
     """What `lmtool` alone prints."""
+    width = max(map(len, VERBS))
     lines = [
         "lmtool: pretrain and finetune language models from composed YAML",
         "",
@@ -76,7 +88,7 @@ def overview() -> str:
         "",
     ]
     for name, verb in VERBS.items():
-        lines += [f"  {name:<10} {verb.about}", f"  {'':<10}   {verb.example}"]
+        lines += [f"  {name:<{width}} {verb.about}", f"  {'':<{width}}   {verb.example}"]
     return "\n".join([*lines, "", "`lmtool COMMAND --help` prints its keys.", "", FLAGS])
 
 

@@ -165,7 +165,10 @@ ERRORS: list[tuple[str, list[str]]] = [
     ("pretrain model=bert_base", ["did you mean model=bert?"]),
     ("pretrain batch_size=8", ["did you mean batch_examples=8 or batch_tokens=8"]),
     ("pretrain runs/first", ["runs/first is no override", "checkpoint=runs/first"]),
-    ("pretrain objective=mixture objective.members=[mlm,mlmm]", ["mlmm is not one of bilm, clm, denoising, mixture, mlm,"]),
+    (
+        "pretrain objective=mixture objective.members=[mlm,mlmm]",
+        ["mlmm is not one of bilm, clm, denoising, mixture, mlm,"],
+    ),
     ("pretrain objective=mixture objective.members=[{whole_word:true}]", ["a section has no name, which is one of"]),
     ("pretrain objective=mixture objective.members=[mlm,mlm]", ["members=[mlm, mlm]: each objective once"]),
     ("pretrain objective=mixture objective.members=[span,clm]", ["give 'objective.members=[span,mlm]'"]),

@@ -61,7 +61,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "representations": LEARNERS | {"objectives", "tasks", "weights"},
     "commands": LEARNERS
     | {"objectives", "tasks", "tuning", "distillation", "weights", "representations", "costs", "reporting"}
-    | {"trackers"},
+    | {"trackers", "manual"},
     "sweeps": CONFIG | {"reporting", "runs"},
     "manual": {"config"},  # its files, for what a command offers
     "completion": CONFIG | {"commands", "manual"},

@@ -9,6 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, ValidationError
 
 from lmtool.commands.base_configs import DEVICE, CommandConfig
+from lmtool.commands.look_configs import InspectAttentionConfig as InspectAttentionConfig
+from lmtool.commands.look_configs import InspectTokenizerConfig as InspectTokenizerConfig
 from lmtool.commands.phases import normalised, overridden, variants
 from lmtool.commands.use_configs import AskConfig as AskConfig
 from lmtool.commands.use_configs import CheckConfig as CheckConfig
@@ -363,6 +365,8 @@ COMMANDS: dict[str, type[Any]] = {
     "tokenizer": TokenizerCommandConfig,
     "check": CheckConfig,
     "doctor": DoctorConfig,
+    "inspect tokenizer": InspectTokenizerConfig,
+    "inspect attention": InspectAttentionConfig,
     "export": ExportConfig,
     "import": ImportConfig,
 }

@@ -18,10 +18,11 @@ from lmtool.config.base import Config
 from lmtool.config.nearest import nearest_keys
 from lmtool.config.problems import choice_of, section_class
 from lmtool.errors import UserError
+from lmtool.manual import VERBS
 from lmtool.models import recipes
 from lmtool.terminal import say
 
-PRIMARY = {verb: "train_tokenizer" if verb == "tokenizer" else verb for verb in COMMANDS}
+PRIMARY = {verb: str(VERBS[verb].primary) for verb in COMMANDS}
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtool.completion.keys import Table, table
-from lmtool.manual import OF_A_RUN, SWEEPABLE, VERBS
+from lmtool.manual import LOOKS, OF_A_RUN, SWEEPABLE, VERBS
 
 FLAGS = ("--multirun", "--config", "--config-dir", "--plugin", "--cfg", "--debug", "--help", "-m", "-h")
 SHELLS = ("bash", "zsh", "fish")
@@ -88,7 +88,7 @@ def _of(line: Line) -> Iterator[str]:
         flag, equals, value = current.partition("=")
         yield from (f"{flag}={word}" for word in _of_flag(flag, value)) if equals else (f"{flag} " for flag in FLAGS)
     elif line.verb is None:
-        yield from (f"{verb} " for verb in VERBS)
+        yield from (f"{verb} " for verb in VERBS if " " not in verb)
     elif line.verb == "completion":
         yield from (f"{shell} " for shell in SHELLS)
     elif line.verb in ("resume", "report"):
@@ -113,10 +113,13 @@ def _of_keys(line: Line, known: Table) -> Iterator[str]:
     if verb == "show":
         yield from _to_show(current, known)
         return
+    look = next((word for word in line.words if word in LOOKS), None) if verb == "inspect" else None
+    if look is not None:
+        verb = f"inspect {look}"
     if verb in OF_A_RUN:
         named = [word for word in line.words if word in SWEEPABLE]
         if not named and "=" not in current:
-            yield from (f"{name} " for name in SWEEPABLE)
+            yield from (f"{name} " for name in (*SWEEPABLE, *(LOOKS if verb == "inspect" else ())))
         if "=" not in current:
             yield from (f"{key}=" for key in known["own"].get(verb, ()) if key not in line.typed)
         verb = named[0] if named else "finetune" if {"task"} & line.typed.keys() else "pretrain"

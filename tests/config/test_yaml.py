@@ -50,6 +50,8 @@ NEEDS = {
     "generate": ["checkpoint=none", "prompt=a"],
     "check": [],
     "doctor": [],
+    "inspect tokenizer": ["text=a"],
+    "inspect attention": ["checkpoint=none", "text=a"],
     "export": ["checkpoint=none", "output=x"],
     "import": ["checkpoint=none", "output=x"],
 }

@@ -1,0 +1,59 @@
+"""`lmtool inspect attention`: what each head of a checkpoint looks at in a text, and which look at one thing mostly."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from lmtool.commands.look_configs import InspectAttentionConfig
+from lmtool.data.formats import text_format
+from lmtool.errors import UserError
+from lmtool.reporting.console import Output
+from lmtool.reporting.looks import print_heads, write_heads
+from lmtool.representations.attention import Head, attention_of, heads_of
+from lmtool.representations.reading import layout_of, longest_of, tokenizer_of
+from lmtool.training.precision import choose_device, choose_precision
+from lmtool.types import Packed
+from lmtool.weights.load import load
+
+MOST = 64
+"""Tokens of a text whose weights can still be looked at."""
+
+
+def run(config: InspectAttentionConfig, overrides: list[str]) -> list[dict[str, Any]]:
+    """Read, print and write the page. Returns what each head is on."""
+    output, precision = Output(), choose_precision(config.precision, choose_device(config.device))
+    loaded = load(config.checkpoint, str(precision.device), config.offline)
+    tokenizer, backbone = tokenizer_of(loaded, config.checkpoint), loaded.model.parts.backbone
+    ids, columns = text_format(layout_of(loaded), tokenizer).single(tokenizer.encode(config.text))
+    longest = min(MOST, longest_of(loaded))
+    if len(ids) > longest:
+        raise UserError(f"text: {len(ids)} tokens, and at most {longest} can be drawn", "give a sentence")
+    tensors = {name: torch.from_numpy(np.asarray(column)) for name, column in columns.items()}
+    inputs = Packed(torch.from_numpy(np.asarray(ids)), (len(ids),), tensors).to(precision.device)
+    weights_WALL = attention_of(backbone.eval(), inputs, precision)
+    special_L = np.isin(ids, sorted(tokenizer.special_ids))
+    if special_L.all():
+        raise UserError("text has no tokens of its own", "give a sentence")
+    heads, pieces = heads_of(weights_WALL, special_L), tokenizer.pieces(list(ids))
+    drawn = [(head, weights_WALL[head.layer - 1, head.number - 1]) for head in _clearest(heads)[: config.shown]]
+    print_heads(output, heads, pieces, drawn)
+    path = Path(config.output).expanduser()
+    write_heads(path, config.checkpoint, heads, pieces, weights_WALL)
+    output.line(f"page: {path}")
+    return [{"layer": head.layer, "head": head.number, "mostly": head.mostly, **head.shares} for head in heads]
+
+
+def _clearest(heads: list[Head]) -> list[Head]:
+    """The heads that are mostly on one thing, the clearest of each thing first."""
+    ranked = sorted((head for head in heads if head.mostly), key=lambda head: -head.shares[head.mostly])
+    before: Counter[str] = Counter()
+    turns = {}
+    for head in ranked:
+        turns[head] = before[head.mostly]
+        before[head.mostly] += 1
+    return sorted(ranked, key=lambda head: turns[head])

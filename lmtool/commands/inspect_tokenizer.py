@@ -1,0 +1,57 @@
+"""`lmtool inspect tokenizer`: one text as each kind of vocabulary cuts it, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+from lmtool.commands.look_configs import InspectTokenizerConfig
+from lmtool.config.checkpoint import find
+from lmtool.config.tables import Choice
+from lmtool.data.sources import open_source
+from lmtool.data.vocabulary import trained_tokenizer
+from lmtool.reporting.console import Output
+from lmtool.reporting.looks import Cut, print_cuts, write_cuts
+from lmtool.tokenizers.configs import TokenizerConfig
+from lmtool.tokenizers.published import has_tokenizer
+from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.weights.folders import published_folder
+
+
+def run(config: InspectTokenizerConfig, overrides: list[str]) -> list[dict[str, Any]]:
+    """Cut, print and write the page. Returns what is on it, a row a vocabulary."""
+    output = Output()
+    cuts = [_cut(name, tokenizer, config.text) for name, tokenizer in _tokenizers(config, output)]
+    print_cuts(output, config.text, cuts)
+    path = Path(config.output).expanduser()
+    write_cuts(path, config.text, cuts)
+    output.line(f"page: {path}")
+    return [cut.row for cut in cuts]
+
+
+def _tokenizers(config: InspectTokenizerConfig, output: Output) -> Iterator[tuple[str, Tokenizer]]:
+    """By what they are called: each kind trained on the same text, then those of checkpoints."""
+    if config.kinds:
+        source = open_source(config.data, config.cache_dir, output.stage, config.offline)
+        for kind in config.kinds:
+            section = cast(TokenizerConfig, Choice("tokenizer").validate({"name": kind}))
+            yield kind, trained_tokenizer(section, source, config.vocab_size, config.cache_dir, output.stage)
+    for checkpoint in config.checkpoint:
+        folder = Path(checkpoint).expanduser()
+        if not has_tokenizer(folder):
+            published = published_folder(checkpoint, config.offline)
+            folder = find(checkpoint) if published is None else published.path
+        yield checkpoint, Tokenizer.load(folder)
+
+
+def _cut(name: str, tokenizer: Tokenizer, text: str) -> Cut:
+    ids = tokenizer.encode(text).tolist()
+    unknown = tokenizer.roles.get("unk")
+    return Cut(
+        name,
+        tokenizer.vocab_size,
+        tuple(tokenizer.readable(ids)),
+        tuple(number for number, token in enumerate(ids) if token == unknown),
+        tokenizer.decode(ids),
+    )

@@ -1,0 +1,49 @@
+"""What `lmtool inspect tokenizer` and `lmtool inspect attention` read. Imports no torch."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from lmtool.commands.base_configs import CommandConfig
+from lmtool.commands.use_configs import MachineConfig
+from lmtool.config.tables import Choice
+from lmtool.data.configs import DataConfig
+
+Kind = Literal["wordpiece", "bytebpe", "bpe", "sentencepiece", "word", "character"]
+
+
+class InspectTokenizerConfig(CommandConfig):
+    """`lmtool inspect tokenizer`: one text as each kind of vocabulary cuts it, side by side."""
+
+    starts_with_checkpoint: ClassVar[bool] = False
+    verbatim: ClassVar[tuple[str, ...]] = ("text",)
+
+    text: str = Field(description="The text that is cut.", min_length=1)
+    checkpoint: tuple[str, ...] = Field(
+        (), description="Whose vocabulary stands beside them: runs, checkpoints, published folders, hf://org/name."
+    )
+    kinds: tuple[Kind, ...] = Field(
+        ("wordpiece", "bytebpe", "bpe", "sentencepiece", "word", "character"),
+        description="Kinds that are trained; [] for none.",
+    )
+    vocab_size: int = Field(8192, ge=300, le=1_000_000, description="Entries of each, at most.")
+    data: Annotated[DataConfig, Choice("data")] = Field(description="The text that they are trained on.")
+    output: str = Field("tokenizers.html", description="Page that is written.", min_length=1)
+    cache_dir: str = Field("~/.cache/lmtool", description="Where trained vocabularies lie.", min_length=1)
+    offline: bool = Field(False, description="Open no network connection.")
+
+
+class InspectAttentionConfig(MachineConfig):
+    """`lmtool inspect attention`: what each head of a checkpoint looks at in a text."""
+
+    verbatim: ClassVar[tuple[str, ...]] = ("text",)
+
+    checkpoint: str = Field(
+        description="Whose attention: a run or checkpoint folder, a published folder, or hf://org/name@revision.",
+        min_length=1,
+    )
+    text: str = Field(description="The text that is read.", min_length=1)
+    shown: int = Field(3, ge=0, description="Heads that are drawn on the screen: those that look at one thing most.")
+    output: str = Field("attention.html", description="Page that is written, with all heads.", min_length=1)

@@ -1,0 +1,41 @@
+"""Attention drawn: every head of a layer, a square a pair of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib
+from matplotlib.colors import LinearSegmentedColormap, to_rgba
+from matplotlib.figure import Figure
+
+from lmtool.reporting.drawing import STYLE, VALIDATION, blank
+from lmtool.reporting.text import plain
+
+# From nothing to the ink of the page, so that it reads on light and on dark paper.
+_PAPER = LinearSegmentedColormap.from_list("paper", [to_rgba(VALIDATION, 0.0), to_rgba(VALIDATION)])
+_IN_A_ROW = 4
+_PIECE = 10
+
+
+def heads_figure(layer: int, weights_ALL: Any, pieces: Sequence[str]) -> Figure:
+    """The heads of a layer side by side. weights_ALL: (A, L, L)."""
+    count, length = len(weights_ALL), len(pieces)
+    columns = min(_IN_A_ROW, count)
+    lines = -(-count // columns)
+    names = [plain(piece, _PIECE) for piece in pieces]
+    with matplotlib.rc_context(STYLE):
+        figure = blank(7.2, 0.4 + lines * (7.2 / columns + 0.3))
+        for number, weights_LL in enumerate(weights_ALL, 1):
+            axes = figure.add_subplot(lines, columns, number)
+            axes.patch.set_alpha(0)
+            axes.pcolormesh(weights_LL, cmap=_PAPER, vmin=0, vmax=1, edgecolors="none")
+            axes.invert_yaxis()
+            axes.set_aspect("equal")
+            axes.set_title(f"{layer}.{number}", fontsize=8.5)
+            size = min(7.0, 200 / max(length, 1) / columns)
+            places = [at + 0.5 for at in range(length)]
+            axes.set_xticks(places, names, rotation=90, fontsize=size)
+            axes.set_yticks(places, names if number % columns == 1 or columns == 1 else [""] * length, fontsize=size)
+            axes.tick_params(length=0)
+    return figure

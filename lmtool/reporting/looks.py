@@ -1,0 +1,146 @@
+"""What `lmtool inspect tokenizer` and `lmtool inspect attention` show: on the screen, and on a page of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from lmtool.reporting import html
+from lmtool.reporting.console import Output
+from lmtool.reporting.report import write_page, writing
+from lmtool.reporting.table import print_table
+from lmtool.reporting.text import percent, plain
+
+# A piece on the screen keeps the next one's spaces apart, and shows its own.
+_BETWEEN = "|"
+_SHADES = " ░▒▓█"
+_PIECE = 14
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A text as a vocabulary cuts it. unknown: which pieces stand for what it does not have. back: the text that the
+    pieces give again."""
+
+    name: str
+    entries: int
+    pieces: tuple[str, ...]
+    unknown: tuple[int, ...]
+    back: str
+
+    @property
+    def row(self) -> dict[str, Any]:
+        return {
+            "vocabulary": self.name, "entries": self.entries, "pieces": list(self.pieces), "count": len(self.pieces),
+            "unknown": len(self.unknown), "back": self.back,
+        }  # fmt: skip
+
+
+def print_cuts(output: Output, text: str, cuts: Sequence[Cut]) -> None:
+    """A row a vocabulary."""
+    rows = [
+        [cut.name, cut.entries, len(cut.pieces), len(cut.unknown) or None, _joined(cut.pieces), _back(text, cut)]
+        for cut in cuts
+    ]
+    heading = f"{plain(text, 120)} · {len(text):,} characters"
+    print_table(output, ["vocabulary", "entries", "pieces", "unknown", "", "given back"], rows, heading)
+
+
+def _joined(pieces: Sequence[str]) -> str:
+    return _BETWEEN.join(piece.replace(" ", "·") for piece in pieces)
+
+
+def _back(text: str, cut: Cut) -> str:
+    if cut.back == text:
+        return "the same"
+    return "the same, but for case and spaces" if _letters(cut.back) == _letters(text) else plain(cut.back, 60)
+
+
+def _letters(text: str) -> str:
+    return "".join(text.split()).lower()
+
+
+def write_cuts(path: Path, text: str, cuts: Sequence[Cut]) -> None:
+    """The page. UserError where the disk refuses."""
+    rows = []
+    for cut in cuts:
+        marks = "".join(
+            f'<mark class="{"wrong" if at in cut.unknown else ""}">{html.escape(piece.replace(" ", "·"), 60)}</mark> '
+            for at, piece in enumerate(cut.pieces)
+        )
+        facts = f"{cut.entries:,} entries · {len(cut.pieces):,} pieces"
+        facts += f" · {len(cut.unknown):,} unknown" if cut.unknown else ""
+        back = html.paragraph(f"given back: {_back(text, cut)}")
+        rows.append(f"<h3>{html.escape(cut.name)}</h3>{html.paragraph(facts)}<p>{marks}</p>{back}")
+    body = [f"<h1>{html.escape(text, 300)}</h1>", html.section("As each vocabulary cuts it", *rows)]
+    with writing(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_page(path, html.page("tokenizers · lmtool", body))
+
+
+class _Head(Protocol):
+    """As of representations/attention.py."""
+
+    @property
+    def layer(self) -> int: ...
+    @property
+    def number(self) -> int: ...
+    @property
+    def shares(self) -> Mapping[str, float]: ...
+    @property
+    def mostly(self) -> str: ...
+    @property
+    def entropy(self) -> float: ...
+
+
+def print_heads(
+    output: Output, heads: Sequence[_Head], pieces: Sequence[str], drawn: Sequence[tuple[_Head, Any]]
+) -> None:
+    """A row a head with the mean weight on each pattern, and some heads as pictures. drawn: heads with their (L, L)
+    weights."""
+    patterns = list(heads[0].shares)
+    even = 1 / len(pieces)
+    rows = [
+        [f"{head.layer}.{head.number}", head.mostly, *(percent(head.shares[name]) for name in patterns),
+         percent(head.entropy)]
+        for head in heads
+    ]  # fmt: skip
+    heading = f"{len(pieces)} tokens · an even spread has {percent(even)} on each"
+    print_table(output, ["layer.head", "mostly on", *patterns, "spread"], rows, heading)
+    for head, weights in drawn:
+        output.line()
+        output.line(
+            f"head {head.layer}.{head.number}, mostly on {head.mostly}: a row a token, what it looks at", "bold"
+        )
+        for piece, row in zip(pieces, weights, strict=True):
+            shades = "".join(_SHADES[min(int(weight * len(_SHADES)), len(_SHADES) - 1)] * 2 for weight in row)
+            output.line(f"{plain(piece, _PIECE):>{_PIECE}} {shades}")
+
+
+def write_heads(path: Path, name: str, heads: Sequence[_Head], pieces: Sequence[str], weights_WALL: Any) -> None:
+    """The page: a table of the heads, and every head drawn. UserError where the disk refuses."""
+    from lmtool.reporting import drawing, look_plots
+
+    patterns = list(heads[0].shares)
+    header = ["layer.head", "mostly on", *patterns, "spread"]
+    rows = [
+        [f"{head.layer}.{head.number}", head.mostly, *(percent(head.shares[each]) for each in patterns),
+         percent(head.entropy)]
+        for head in heads
+    ]  # fmt: skip
+    drawings = [
+        html.figure(drawing.svg(look_plots.heads_figure(layer, weights_ALL, pieces)), f"layer {layer}")
+        for layer, weights_ALL in enumerate(weights_WALL, 1)
+    ]
+    words = "Down: the token that looks. Across: what it looks at. Dark: much of its weight, which adds up to 1."
+    body = [
+        f"<h1>{html.escape(name)}</h1>",
+        html.paragraph(" ".join(pieces)),
+        html.section("Every head, drawn", html.paragraph(words), *drawings),
+        html.section("What each head is on", html.table(header, rows)),
+    ]
+    with writing(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_page(path, html.page(f"attention of {name} · lmtool", body))

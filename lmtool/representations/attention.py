@@ -1,0 +1,104 @@
+"""What the heads of a model look at: attention weights of one text, and what they are mostly on (Clark, Khandelwal,
+Levy, Manning, "What Does BERT Look At?", BlackboxNLP 2019, section 3).
+
+Shape letters: L tokens of the text, A heads, W layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lmtool.errors import UserError
+from lmtool.models.base import Backbone
+from lmtool.models.encoder_decoder import EncoderDecoder
+from lmtool.nn.attended import Attended
+from lmtool.nn.context import AttentionKind, TakesAttended
+from lmtool.nn.stack import Place, Tap
+from lmtool.training.precision import Precision
+from lmtool.types import Packed
+
+
+class _Weights(Tap):
+    """Keeps the weights of every self-attention over the inputs, of one text."""
+
+    def __init__(self) -> None:
+        self.layers: dict[int, Tensor] = {}
+
+    def wants(self, place: Place) -> bool:
+        return False
+
+    def attention(self, place: Place, kind: AttentionKind) -> TakesAttended | None:
+        if place.side != "inputs" or kind != "self_attn":
+            return None
+
+        def take(attended: Attended) -> None:
+            (weights_ALK,) = attended.weights()
+            self.layers[place.layer] = weights_ALK
+
+        return take
+
+
+@torch.no_grad()
+def attention_of(backbone: Backbone, inputs: Packed, precision: Precision) -> np.ndarray:
+    """(W, A, L, L) float32 weights of the self-attentions over one text, in evaluation mode; of an encoder-decoder
+    those of its encoder. UserError for a model that has none."""
+    tap = _Weights()
+    with precision.autocast():
+        read = backbone.read_inputs if isinstance(backbone, EncoderDecoder) else backbone
+        read(inputs, tap=tap)
+    if not tap.layers:
+        raise UserError(
+            f"model={backbone.config.name} has no attention of a text to itself", "give a checkpoint of another model"
+        )
+    return torch.stack([tap.layers[layer].float().cpu() for layer in sorted(tap.layers)]).numpy()
+
+
+PATTERNS = ("previous", "next", "first", "itself", "separators")
+_MOSTLY = 0.5
+
+
+@dataclass(frozen=True, eq=False)
+class Head:
+    """A head of a layer, both counted from 1. shares: the mean weight on each of PATTERNS. mostly: the one with half of
+    the weight or more, and more than an even spread has; "" where there is none. entropy: of its weights, mean over the
+    tokens, as a share of the largest."""
+
+    layer: int
+    number: int
+    shares: dict[str, float]
+    mostly: str
+    entropy: float
+
+
+def heads_of(weights_WALL: np.ndarray, special_L: np.ndarray) -> list[Head]:
+    """What each head is on, mean over the tokens that are not special. special_L: which tokens are."""
+    length = weights_WALL.shape[-1]
+    asking = np.flatnonzero(~special_L)
+    separators = np.flatnonzero(special_L & (np.arange(length) > 0))
+    heads = []
+    for layer, weights_ALL in enumerate(weights_WALL, 1):
+        for number, weights_LL in enumerate(weights_ALL, 1):
+            own_LL = weights_LL[asking]
+            shares = {
+                "previous": _mean(own_LL, asking - 1),
+                "next": _mean(own_LL, asking + 1),
+                "first": float(own_LL[:, 0].mean()),
+                "itself": _mean(own_LL, asking),
+                "separators": float(own_LL[:, separators].sum(1).mean()),
+            }
+            best = max(shares, key=lambda name: shares[name])
+            surprise = -(own_LL * np.log(np.maximum(own_LL, 1e-30))).sum(1).mean() / np.log(max(length, 2))
+            heads.append(Head(layer, number, shares, best if shares[best] >= _MOSTLY else "", float(surprise)))
+    return heads
+
+
+def _mean(weights_QL: np.ndarray, at_Q: np.ndarray) -> float:
+    """The mean weight on one key of each query, of those that have it."""
+    there = (at_Q >= 0) & (at_Q < weights_QL.shape[1])
+    if not there.any():
+        return 0.0
+    return float(weights_QL[np.flatnonzero(there), at_Q[there]].mean())

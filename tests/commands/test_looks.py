@@ -1,0 +1,33 @@
+"""`lmtool inspect tokenizer` and `lmtool inspect attention`, from the command line to the page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lmtool import cli
+from tests.commands.conftest import pretrain
+
+
+def test_a_text_as_each_vocabulary_cuts_it(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["inspect", "tokenizer", "text=the zebra, & <b>", "kinds=[wordpiece,character]", "vocab_size=300"]
+    assert cli.main([*words, "data=text", "data.path=text.txt", "cache_dir=cache"]) == 0
+    out, page = capsys.readouterr().out, Path("tokenizers.html").read_text()
+    rows = {line.split()[0]: line for line in out.splitlines() if line.startswith(("wordpiece", "character"))}
+    assert "[UNK]" in rows["wordpiece"] and "t|h|e|␣|" in rows["character"], out
+    assert "&lt;b&gt;" in page and "<b>" not in page and 'class="wrong"' in page
+    assert cli.main([*words, "kinds=[wordpice]"]) == 2
+    assert "kinds" in capsys.readouterr().err
+
+
+def test_the_heads_of_a_run(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pretrain("run", "objective.pairs=none", "max_steps=1")
+    capsys.readouterr()
+    assert cli.main(["inspect", "attention", "runs/run", "The cat saw the dog."]) == 0
+    out, page = capsys.readouterr().out, Path("attention.html").read_text()
+    assert "layer.head" in out and "1.1 " in out and page.count("<svg") == 1
+    assert cli.main(["inspect", "attention", "runs/run", f"text={'cat ' * 80}"]) == 2
+    assert "give a sentence" in capsys.readouterr().err
+    assert cli.main(["inspect", "attenton", "runs/run"]) == 2
+    assert "lmtool inspect attention" in capsys.readouterr().err
