@@ -221,6 +221,10 @@ def run(verb: str, config: Any, overrides: list[str]) -> Any:
         from lmtool.commands import inspect_attention
 
         return inspect_attention.run(config, overrides)
+    if verb == "inspect positions":
+        from lmtool.commands import inspect_positions
+
+        return inspect_positions.run(config, overrides)
     if verb == "export":
         from lmtool.commands import export
 

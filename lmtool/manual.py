@@ -51,6 +51,9 @@ VERBS: dict[str, Verb] = {
         "inspect_attention",
         ("checkpoint", "text"),
     ),
+    "inspect positions": Verb(
+        "what positions do to attention", "lmtool inspect positions kinds=[rotary,t5]", "inspect_positions"
+    ),
     "profile": Verb("where a step's time goes", "lmtool profile pretrain model=bert_tiny steps=5"),
     "resume": Verb("resume a stopped run", "lmtool resume runs/NAME"),
     "report": Verb("the report of a run or a sweep again, runs side by side", "lmtool report runs/NAME"),

@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError
 
 from lmtool.commands.base_configs import DEVICE, CommandConfig
 from lmtool.commands.look_configs import InspectAttentionConfig as InspectAttentionConfig
+from lmtool.commands.look_configs import InspectPositionsConfig as InspectPositionsConfig
 from lmtool.commands.look_configs import InspectTokenizerConfig as InspectTokenizerConfig
 from lmtool.commands.phases import normalised, overridden, variants
 from lmtool.commands.use_configs import AskConfig as AskConfig
@@ -367,6 +368,7 @@ COMMANDS: dict[str, type[Any]] = {
     "doctor": DoctorConfig,
     "inspect tokenizer": InspectTokenizerConfig,
     "inspect attention": InspectAttentionConfig,
+    "inspect positions": InspectPositionsConfig,
     "export": ExportConfig,
     "import": ImportConfig,
 }

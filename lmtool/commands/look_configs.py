@@ -47,3 +47,20 @@ class InspectAttentionConfig(MachineConfig):
     text: str = Field(description="The text that is read.", min_length=1)
     shown: int = Field(3, ge=0, description="Heads that are drawn on the screen: those that look at one thing most.")
     output: str = Field("attention.html", description="Page that is written, with all heads.", min_length=1)
+
+
+class InspectPositionsConfig(MachineConfig):
+    """`lmtool inspect positions`: what each kind of positions does to the scores of equal words."""
+
+    starts_with_checkpoint: ClassVar[bool] = False
+
+    kinds: tuple[str, ...] = Field(
+        ("learned", "sinusoidal", "rotary", "t5", "alibi", "shaw"),
+        description="Kinds that are drawn, new: learned ones are random. [] for none.",
+    )
+    checkpoint: tuple[str, ...] = Field((), description="Whose positions are drawn beside them, as they were learned.")
+    length: int = Field(64, ge=2, le=512, description="Positions.")
+    hidden_size: int = Field(64, ge=2, le=4096, description="Width of the token vectors of new ones.")
+    num_heads: int = Field(4, ge=1, le=64, description="Heads of new ones.")
+    causal: bool = Field(False, description="Whether new ones are of a stack that sees what is before alone.")
+    output: str = Field("positions.html", description="Page that is written.", min_length=1)

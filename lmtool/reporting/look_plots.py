@@ -1,4 +1,4 @@
-"""Attention drawn: every head of a layer, a square a pair of tokens."""
+"""Attention and positions drawn: a square a pair of places."""
 
 from __future__ import annotations
 
@@ -38,4 +38,26 @@ def heads_figure(layer: int, weights_ALL: Any, pieces: Sequence[str]) -> Figure:
             axes.set_xticks(places, names, rotation=90, fontsize=size)
             axes.set_yticks(places, names if number % columns == 1 or columns == 1 else [""] * length, fontsize=size)
             axes.tick_params(length=0)
+    return figure
+
+
+def places_figure(scores_ALL: Any) -> Figure:
+    """The maps of positions side by side, each with its own scale. scores_ALL: (A, L, L)."""
+    count = len(scores_ALL)
+    columns = min(_IN_A_ROW, count)
+    lines = -(-count // columns)
+    with matplotlib.rc_context(STYLE):
+        figure = blank(1.8 * columns + 0.4, 0.2 + lines * 2.0)
+        for number, scores_LL in enumerate(scores_ALL, 1):
+            axes = figure.add_subplot(lines, columns, number)
+            axes.patch.set_alpha(0)
+            mesh = axes.pcolormesh(scores_LL, cmap=_PAPER, edgecolors="none", rasterized=True)
+            axes.invert_yaxis()
+            axes.set_aspect("equal")
+            axes.tick_params(labelsize=6.5, length=2)
+            if count > 1:
+                axes.set_title(f"head {number}", fontsize=8.5)
+            bar = figure.colorbar(mesh, ax=axes, shrink=0.75, pad=0.03)
+            bar.outline.set_visible(False)
+            bar.ax.tick_params(labelsize=6.5, length=0)
     return figure

@@ -1,4 +1,4 @@
-"""What `lmtool inspect tokenizer` and `lmtool inspect attention` show: on the screen, and on a page of its own."""
+"""What `lmtool inspect tokenizer`, `attention` and `positions` show: on the screen, and on a page of its own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lmtool.reporting import html
 from lmtool.reporting.console import Output
 from lmtool.reporting.report import write_page, writing
 from lmtool.reporting.table import print_table
-from lmtool.reporting.text import percent, plain
+from lmtool.reporting.text import number, percent, plain
 
 # A piece on the screen keeps the next one's spaces apart, and shows its own.
 _BETWEEN = "|"
@@ -78,6 +78,47 @@ def write_cuts(path: Path, text: str, cuts: Sequence[Cut]) -> None:
     with writing(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_page(path, html.page("tokenizers · lmtool", body))
+
+
+@dataclass(frozen=True)
+class Places:
+    """Positions by name. scores: (1, L, L), or (A, L, L) of heads that differ."""
+
+    name: str
+    scores: Any
+
+
+_SHOWN_PLACES = 24
+
+
+def print_places(output: Output, places: Sequence[Places]) -> None:
+    """The first map of each as shades, of the first places."""
+    for each in places:
+        scores = each.scores[0][:_SHOWN_PLACES, :_SHOWN_PLACES]
+        low, high = float(scores.min()), float(scores.max())
+        heads = f", head 1 of {len(each.scores)}" if len(each.scores) > 1 else ""
+        output.line(f"{plain(each.name, 80)}{heads}: {number(low)} (light) to {number(high)} (dark)", "bold")
+        scale = (len(_SHADES) - 1e-6) / max(high - low, 1e-12)
+        for row in scores:
+            output.line("  " + "".join(_SHADES[int((score - low) * scale)] * 2 for score in row.tolist()))
+        output.line()
+
+
+def write_places(path: Path, places: Sequence[Places]) -> None:
+    """The page. UserError where the disk refuses."""
+    from lmtool.reporting import drawing, look_plots
+
+    words = (
+        "Down: the place that looks. Across: the place that is looked at. Dark: a high score. Every word is the same, "
+        "so what is seen is what positions do alone."
+    )
+    sections = [
+        html.section(each.name, html.figure(drawing.svg(look_plots.places_figure(each.scores)))) for each in places
+    ]
+    body = ["<h1>Positions</h1>", html.paragraph(words), *sections]
+    with writing(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_page(path, html.page("positions · lmtool", body))
 
 
 class _Head(Protocol):

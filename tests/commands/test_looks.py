@@ -1,4 +1,4 @@
-"""`lmtool inspect tokenizer` and `lmtool inspect attention`, from the command line to the page."""
+"""`lmtool inspect tokenizer`, `attention` and `positions`, from the command line to the page."""
 
 from __future__ import annotations
 
@@ -29,5 +29,11 @@ def test_the_heads_of_a_run(place: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "layer.head" in out and "1.1 " in out and page.count("<svg") == 1
     assert cli.main(["inspect", "attention", "runs/run", f"text={'cat ' * 80}"]) == 2
     assert "give a sentence" in capsys.readouterr().err
+    learned = ["inspect", "positions", "kinds=[alibi,shaw,none]", "length=8", "checkpoint=[runs/run]"]
+    assert cli.main(learned) == 0
+    out, page = capsys.readouterr().out, Path("positions.html").read_text()
+    assert "alibi, head 1 of 4: " in out and "shaw: " in out and "runs/run: " in out and page.count("<svg") == 3
+    assert cli.main(["inspect", "positions", "kinds=[rotry]"]) == 2
+    assert "did you mean rotary?" in capsys.readouterr().err
     assert cli.main(["inspect", "attenton", "runs/run"]) == 2
     assert "lmtool inspect attention" in capsys.readouterr().err

@@ -51,6 +51,7 @@ NEEDS = {
     "check": [],
     "doctor": [],
     "inspect tokenizer": ["text=a"],
+    "inspect positions": [],
     "inspect attention": ["checkpoint=none", "text=a"],
     "export": ["checkpoint=none", "output=x"],
     "import": ["checkpoint=none", "output=x"],

@@ -1,0 +1,81 @@
+"""`lmtool inspect positions`: what each kind of positions does to the scores of equal words, drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from lmtool.commands.look_configs import InspectPositionsConfig
+from lmtool.config.nearest import nearest
+from lmtool.config.tables import Choice, build, names
+from lmtool.errors import UserError
+from lmtool.models.configs import TransformerConfig
+from lmtool.models.encoder_decoder import EncoderDecoder
+from lmtool.nn.configs import PositionsConfig
+from lmtool.nn.positions import Position, PositionSizes
+from lmtool.reporting.console import Output
+from lmtool.reporting.looks import Places, print_places, write_places
+from lmtool.representations.places import place_scores
+from lmtool.training.precision import choose_device
+from lmtool.weights.load import load
+
+GROUP = "model/positions"
+
+
+def run(config: InspectPositionsConfig, overrides: list[str]) -> list[dict[str, Any]]:
+    """Draw on the screen and write the page. Returns what is drawn, by name."""
+    output = Output()
+    places = [*_new(config), *_of_checkpoints(config)]
+    print_places(output, places)
+    path = Path(config.output).expanduser()
+    write_places(path, places)
+    output.line(f"page: {path}")
+    return [{"positions": each.name, "maps": len(each.scores)} for each in places]
+
+
+def _new(config: InspectPositionsConfig) -> Iterator[Places]:
+    """The kinds that were asked for."""
+    known = names(GROUP)
+    head, left = divmod(config.hidden_size, config.num_heads)
+    if left or (head % 2 and "rotary" in config.kinds):
+        raise UserError(
+            f"hidden_size={config.hidden_size} is not {config.num_heads} heads of one even width",
+            f"give hidden_size={16 * config.num_heads}",
+        )
+    sizes = PositionSizes(config.length, config.hidden_size, config.num_heads, head, config.causal)
+    for kind in config.kinds:
+        if kind not in known:
+            close = nearest(kind, known)
+            raise UserError(
+                f"kinds: {kind} is not one of {', '.join(known)}",
+                f"did you mean {close}?" if close else "lmtool list model/positions",
+            )
+        torch.manual_seed(0)
+        section = cast(PositionsConfig, Choice(GROUP).validate({"name": kind}))
+        position: Position = build(section, sizes)
+        scores = place_scores(position, config.length, config.hidden_size, config.num_heads)
+        if scores is not None:
+            yield Places(kind, scores)
+
+
+def _of_checkpoints(config: InspectPositionsConfig) -> Iterator[Places]:
+    device = choose_device(config.device)
+    for checkpoint in config.checkpoint:
+        loaded = load(checkpoint, str(device), config.offline)
+        backbone = loaded.model.parts.backbone
+        stack = backbone.encoder if isinstance(backbone, EncoderDecoder) else backbone
+        position, model = getattr(getattr(stack, "embed", None), "position", None), loaded.config
+        length = min(config.length, getattr(position, "max_positions", config.length))
+        scores: np.ndarray | None = None
+        if isinstance(position, Position) and isinstance(model, TransformerConfig):
+            scores = place_scores(position.cpu(), length, model.hidden_size, model.num_heads)
+        if scores is None:
+            raise UserError(
+                f"checkpoint={checkpoint}: model={model.name} has none of the kinds of positions that are drawn",
+                f"kinds: {', '.join(config.kinds) or 'learned, sinusoidal, rotary, t5, alibi, shaw'}",
+            )
+        yield Places(checkpoint, scores)
