@@ -29,7 +29,7 @@ SMALL = {
 }  # fmt: skip
 CACHED = {
     "pretrain", "finetune", "evaluate", "predict", "generate", "embed", "probe", "plan", "tokenizer", "check", "doctor",
-    "import", "profile",
+    "import", "profile", "inspect",
 }  # fmt: skip
 
 
@@ -97,6 +97,8 @@ def test_every_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             more = []
         if any(word.startswith("branch=") for word in words):  # its trunk has two steps here
             words, more = [re.sub("^(branch=.*@).*", r"\g<1>2", word) for word in words], ["max_steps=3"]
+        if words[1:3] == ["inspect", "tokenizer"]:
+            more = ["kinds=[word]"]
         if "-m" in words:
             more += ["seed=1,2"]
         status = cli.main(but_for(words[1:], [*more, *_cache(verb, words)]))

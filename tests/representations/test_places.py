@@ -19,7 +19,7 @@ def test_what_each_kind_does() -> None:
     steps = 10000.0 ** (-np.arange(0, H // A, 2) / (H // A))
     np.testing.assert_allclose(rotary[0], np.cos(DISTANCES[..., None] * steps).mean(-1), atol=1e-6)
     alibi = place_scores(Alibi(A), L, H, A)
-    np.testing.assert_allclose(alibi, -np.absDISTANCES * np.array([0.25, 0.0625, 2**-6, 2**-8])[:, None, None])
+    np.testing.assert_allclose(alibi, -np.abs(DISTANCES) * np.array([0.25, 0.0625, 2**-6, 2**-8])[:, None, None])
     sinusoidal = place_scores(Sinusoidal(), L, H, A)
     steps = 10000.0 ** (-np.arange(0, H, 2) / H)
     np.testing.assert_allclose(sinusoidal[0], np.cos(DISTANCES[..., None] * steps).mean(-1), atol=1e-6)
