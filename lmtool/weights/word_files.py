@@ -48,11 +48,12 @@ def read_words(path: Path) -> WordFile:
         parts = line.split(b" ")
         if number == 1:
             header = len(parts) == 2 and all(part.isdigit() for part in parts)
-            width = int(parts[1]) if header else len(parts) - 1
-            if width < 4:
+            width = int(parts[1]) if header else _numbers_behind(parts)
+            if width < 2:
                 raise UserError(
-                    f"{path}:1: {width} numbers behind the word; a line is a word and its vector, with spaces between",
-                    "give vectors as text: of a binary file of word2vec, those that gensim saves with binary=False",
+                    f"{path}:1: no word and its vector: {width} numbers at the end of the line",
+                    "a line is a word and its numbers, with spaces between; a binary file of word2vec becomes such "
+                    "text by gensim's binary=False",
                 )
             if header:
                 continue
@@ -84,18 +85,22 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 def _word(path: Path, number: int, parts: Sequence[bytes], width: int) -> tuple[str, list[float]]:
     """The word and the vector of a line."""
-    between = parts[1:-width]
-    if len(parts) <= width or any(map(_is_number, between)):
-        count = next((place for place, part in enumerate(reversed(parts[1:])) if not _is_number(part)), len(parts) - 1)
+    if _numbers_behind(parts) < width or any(map(_is_number, parts[1:-width])):
+        count = _numbers_behind(parts)
         raise UserError(f"{path}:{number}: {count} numbers behind the word; the first line has {width}", _COPY)
     try:
         row = [float(part) for part in parts[-width:]]
         word = b" ".join(parts[:-width]).decode()
-    except ValueError as problem:
-        raise UserError(f"{path}:{number}: {problem}", _COPY) from problem
+    except UnicodeDecodeError as problem:
+        raise UserError(f"{path}:{number}: its word is not UTF-8", _COPY) from problem
     if not math.isfinite(sum(row)):
         raise UserError(f"{path}:{number}: a number that is not finite", _COPY)
     return word, row
+
+
+def _numbers_behind(parts: Sequence[bytes]) -> int:
+    """How many numbers end a line, behind its first part."""
+    return next((place for place, part in enumerate(reversed(parts[1:])) if not _is_number(part)), len(parts) - 1)
 
 
 def _is_number(part: bytes) -> bool:
