@@ -225,6 +225,10 @@ def run(verb: str, config: Any, overrides: list[str]) -> Any:
         from lmtool.commands import inspect_positions
 
         return inspect_positions.run(config, overrides)
+    if verb == "inspect word":
+        from lmtool.commands import inspect_word
+
+        return inspect_word.run(config, overrides)
     if verb == "export":
         from lmtool.commands import export
 

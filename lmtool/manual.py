@@ -54,6 +54,11 @@ VERBS: dict[str, Verb] = {
     "inspect positions": Verb(
         "what positions do to attention", "lmtool inspect positions kinds=[rotary,t5]", "inspect_positions"
     ),
+    "inspect word": Verb(
+        "one word in several sentences",
+        'lmtool inspect word word=bank text="... | ..." checkpoint=runs/NAME',
+        "inspect_word",
+    ),
     "profile": Verb("where a step's time goes", "lmtool profile pretrain model=bert_tiny steps=5"),
     "resume": Verb("resume a stopped run", "lmtool resume runs/NAME"),
     "report": Verb("the report of a run or a sweep again, runs side by side", "lmtool report runs/NAME"),

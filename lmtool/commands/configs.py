@@ -12,6 +12,7 @@ from lmtool.commands.base_configs import DEVICE, CommandConfig
 from lmtool.commands.look_configs import InspectAttentionConfig as InspectAttentionConfig
 from lmtool.commands.look_configs import InspectPositionsConfig as InspectPositionsConfig
 from lmtool.commands.look_configs import InspectTokenizerConfig as InspectTokenizerConfig
+from lmtool.commands.look_configs import InspectWordConfig as InspectWordConfig
 from lmtool.commands.phases import normalised, overridden, variants
 from lmtool.commands.use_configs import AskConfig as AskConfig
 from lmtool.commands.use_configs import CheckConfig as CheckConfig
@@ -368,6 +369,7 @@ COMMANDS: dict[str, type[Any]] = {
     "doctor": DoctorConfig,
     "inspect tokenizer": InspectTokenizerConfig,
     "inspect attention": InspectAttentionConfig,
+    "inspect word": InspectWordConfig,
     "inspect positions": InspectPositionsConfig,
     "export": ExportConfig,
     "import": ImportConfig,

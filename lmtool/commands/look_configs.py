@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -64,3 +64,23 @@ class InspectPositionsConfig(MachineConfig):
     num_heads: int = Field(4, ge=1, le=64, description="Heads of new ones.")
     causal: bool = Field(False, description="Whether new ones are of a stack that sees what is before alone.")
     output: str = Field("positions.html", description="Page that is written.", min_length=1)
+
+
+class InspectWordConfig(MachineConfig):
+    """`lmtool inspect word`: one word in several sentences, by every layer of checkpoints."""
+
+    starts_with_checkpoint: ClassVar[bool] = False
+    verbatim: ClassVar[tuple[str, ...]] = ("text", "word")
+
+    word: str = Field(description="The word, as it stands in each sentence.", min_length=1)
+    text: str = Field(description="The sentences, with | between them.", min_length=1)
+    checkpoint: tuple[str, ...] = Field(
+        min_length=1, description="Whose vectors: runs, checkpoints, published folders, hf://org/name."
+    )
+    output: str = Field("word.html", description="Page that is written.", min_length=1)
+
+    @classmethod
+    def filled(cls, data: dict[str, Any]) -> dict[str, Any]:
+        """One checkpoint is a list of one."""
+        checkpoint = data.get("checkpoint")
+        return {**data, "checkpoint": [checkpoint]} if isinstance(checkpoint, str) and checkpoint != "???" else data

@@ -1,4 +1,4 @@
-"""What `lmtool inspect tokenizer`, `attention` and `positions` show: on the screen, and on a page of its own."""
+"""What `lmtool inspect tokenizer`, `attention`, `positions` and `word` show: on the screen and on a page."""
 
 from __future__ import annotations
 
@@ -119,6 +119,54 @@ def write_places(path: Path, places: Sequence[Places]) -> None:
     with writing(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_page(path, html.page("positions · lmtool", body))
+
+
+@dataclass(frozen=True)
+class Similar:
+    """A word in several sentences, of one checkpoint. same: by layer the mean cosine of its vectors. others: that of
+    different words. pairs: (W, S, S) cosines."""
+
+    name: str
+    layers: tuple[int, ...]
+    same: list[float]
+    others: list[float]
+    pairs: Any
+
+
+def print_similar(output: Output, word: str, sentences: Sequence[str], read: Sequence[Similar]) -> None:
+    """A row a checkpoint and layer."""
+    rows = [
+        [each.name if number == 0 else "", layer or "0 (embedding)", f"{same:.3f}", f"{other:.3f}"]
+        for each in read
+        for number, (layer, same, other) in enumerate(zip(each.layers, each.same, each.others, strict=True))
+    ]
+    heading = f"{plain(word, 60)} in {len(sentences)} sentences · mean cosine of two vectors"
+    print_table(output, ["checkpoint", "layer", "the same word", "different words"], rows, heading)
+
+
+def write_similar(path: Path, word: str, sentences: Sequence[str], read: Sequence[Similar]) -> None:
+    """The page. UserError where the disk refuses."""
+    from lmtool.reporting import drawing, look_plots
+
+    numbered = [f"{number}. {sentence}" for number, sentence in enumerate(sentences, 1)]
+    curves = html.figure(
+        drawing.svg(look_plots.similarity_figure(read)),
+        "Lines: the same word in other sentences. Dots: different words.",
+    )
+    squares = [
+        f"<h3>{html.escape(each.name)}</h3>"
+        + html.figure(drawing.svg(look_plots.pairs_figure(each.pairs, each.layers)), "Sentence by sentence")
+        for each in read
+    ]
+    body = [
+        f"<h1>{html.escape(word, 100)}</h1>",
+        *map(html.paragraph, numbered),
+        html.section("How alike its vectors are, by layer", curves),
+        html.section("Each pair of sentences, first layer and last", *squares),
+    ]
+    with writing(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_page(path, html.page(f"{word} · lmtool", body))
 
 
 class _Head(Protocol):

@@ -1,4 +1,5 @@
-"""`lmtool inspect tokenizer`, `attention` and `positions`, from the command line to the page."""
+"""`lmtool inspect tokenizer`, `attention`, `positions` and `word`, from the command line to
+the page."""
 
 from __future__ import annotations
 
@@ -35,5 +36,12 @@ def test_the_heads_of_a_run(place: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "alibi, head 1 of 4: " in out and "shaw: " in out and "runs/run: " in out and page.count("<svg") == 3
     assert cli.main(["inspect", "positions", "kinds=[rotry]"]) == 2
     assert "did you mean rotary?" in capsys.readouterr().err
+    word = ["inspect", "word", "word=cat", "checkpoint=runs/run", "text=The cat saw the dog. | A dog saw the cat."]
+    assert cli.main(word) == 0
+    out, page = capsys.readouterr().out, Path("word.html").read_text()
+    assert "cat in 2 sentences" in out and "0 (embedding)" in out and page.count("<svg") == 2
+    assert cli.main([*word[:2], "word=cow", *word[3:]]) == 2
+    assert "no 'cow' in 'The cat saw the dog.'" in capsys.readouterr().err
+    assert cli.main([*word[:4], "text=The cat."]) == 2
     assert cli.main(["inspect", "attenton", "runs/run"]) == 2
     assert "lmtool inspect attention" in capsys.readouterr().err

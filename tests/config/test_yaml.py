@@ -52,6 +52,7 @@ NEEDS = {
     "doctor": [],
     "inspect tokenizer": ["text=a"],
     "inspect positions": [],
+    "inspect word": ["checkpoint=none", "word=a", "text=a"],
     "inspect attention": ["checkpoint=none", "text=a"],
     "export": ["checkpoint=none", "output=x"],
     "import": ["checkpoint=none", "output=x"],

@@ -1,0 +1,41 @@
+"""`lmtool inspect word`: one word in several sentences, by every layer of checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from lmtool.commands.look_configs import InspectWordConfig
+from lmtool.errors import UserError
+from lmtool.reporting.console import Output
+from lmtool.reporting.looks import Similar, print_similar, write_similar
+from lmtool.representations.hidden import HiddenStates
+from lmtool.representations.reading import layout_of, tokenizer_of
+from lmtool.representations.words import word_vectors
+from lmtool.training.precision import choose_device, choose_precision
+from lmtool.weights.load import load
+
+
+def run(config: InspectWordConfig, overrides: list[str]) -> list[dict[str, Any]]:
+    """Read, print and write the page. Returns a row a checkpoint and layer."""
+    sentences = [sentence.strip() for sentence in config.text.split("|") if sentence.strip()]
+    if len(sentences) < 2:
+        raise UserError("text: one sentence, and a word is compared between two or more", 'text="... | ..."')
+    output, precision = Output(), choose_precision(config.precision, choose_device(config.device))
+    read = []
+    for checkpoint in config.checkpoint:
+        loaded = load(checkpoint, str(precision.device), config.offline)
+        states = HiddenStates(loaded.model.parts.backbone.eval(), precision)
+        tokenizer = tokenizer_of(loaded, checkpoint)
+        vectors = word_vectors(states, tokenizer, layout_of(loaded), sentences, config.word)
+        same, others = vectors.same_W.tolist(), vectors.others_W.tolist()
+        read.append(Similar(checkpoint, vectors.layers, same, others, vectors.similarity_WSS))
+    print_similar(output, config.word, sentences, read)
+    path = Path(config.output).expanduser()
+    write_similar(path, config.word, sentences, read)
+    output.line(f"page: {path}")
+    return [
+        {"checkpoint": each.name, "layer": layer, "same": same, "others": other}
+        for each in read
+        for layer, same, other in zip(each.layers, each.same, each.others, strict=True)
+    ]
