@@ -74,16 +74,15 @@ class ReplacedTokenDetection(GeneratedTextLearner):
 
     @torch.no_grad()
     def samples(self, batch: Batch, n: int) -> list[dict[str, Any]]:
-        """Further: each place has the `sampled` piece, and the model's probability that it is `replaced`."""
+        """Further: each place has the `sampled` piece, and each piece the model's probability that it is `replaced`."""
         samples = super().samples(batch, n)
         filled = self.filled(batch, self._generator_hidden(batch, None), 0)
         suspicion_T = self.heads["replaced_token"](self.backbone(filled)).float().sigmoid().cpu()
         tokens = filled.tokens.cpu()
         for start, sample in zip(batch.inputs.starts, samples, strict=False):
+            sample["replaced"] = suspicion_T[start : start + len(sample["pieces"])].tolist()
             for place in sample["masked"]:
-                token = start + place["position"]
-                place["sampled"] = self.tokenizer.pieces([int(tokens[token])])[0]
-                place["replaced"] = float(suspicion_T[token])
+                place["sampled"] = self.tokenizer.pieces([int(tokens[start + place["position"]])])[0]
         return samples
 
 

@@ -20,6 +20,10 @@ _KNOWN = ("id", "gold", "prediction", "score", "split", "scores", "probabilities
 _MASKED_LEGEND = (
     "Green: right. Rust: the model's word, the truth struck out. Below each text: the truth, and the surest guesses."
 )
+_DETECTED_LEGEND = (
+    "Green: replaced, and detected. Rust: replaced, and missed; with a question mark: the original, falsely accused. "
+    "Struck out: what stood there."
+)
 _CLOSING = set(".,;:!?)]}%'’”")
 
 
@@ -206,6 +210,42 @@ def masked_html(sample: Mapping[str, Any]) -> str:
     return f'<div class="example">{"".join(words)}<table class="guesses">{rows}</table></div>'
 
 
+def detected_html(sample: Mapping[str, Any]) -> str:
+    """A text as a model read it that looks for replaced tokens: which it detected, missed and falsely accused."""
+    pieces = [str(piece) for piece in sample["pieces"]]
+    replaced = {
+        place["position"]: str(place["sampled"]) for place in sample["masked"] if place["sampled"] != place["truth"]
+    }
+    read = [replaced.get(position, piece) for position, piece in enumerate(pieces)]
+    accused = {position for position, share in enumerate(sample["replaced"]) if share > 0.5}
+    words = []
+    for position, (space, shown) in enumerate(_joined(read[:_PIECES])):
+        text = escape(shown, 60)
+        if position in replaced:
+            kind = "right" if position in accused else "wrong"
+            text = f'<mark class="{kind}">{text} <s>{escape(pieces[position], 60)}</s></mark>'
+        elif position in accused:
+            text = f'<mark class="wrong">{text} ?</mark>'
+        words.append(space + text)
+    counts = (
+        f"{len(replaced)} of {len(pieces)} tokens replaced: {len(replaced.keys() & accused)} detected, "
+        f"{len(replaced.keys() - accused)} missed; {len(accused - replaced.keys())} falsely accused"
+    )
+    return f'<div class="example">{"".join(words)}<br><small class="quiet">{escape(counts)}</small></div>'
+
+
+def _is_detected(sample: Any) -> bool:
+    """Whether an entry of samples.json has the form that `detected_html` reads."""
+    if not _is_masked(sample) or not isinstance(sample.get("replaced"), list):
+        return False
+    shares, places = sample["replaced"], sample["masked"]
+    return (
+        len(shares) == len(sample["pieces"])
+        and all(_number(share) is not None for share in shares)
+        and all({"sampled", "truth"} <= place.keys() for place in places)
+    )
+
+
 def _guesses_row(place: Mapping[str, Any]) -> str:
     guesses = " · ".join(f"{plain(piece, 40)} {percent(float(share))}" for piece, share, *_ in place["guesses"][:5])
     rank = "right" if str(place["guesses"][0][0]) == str(place.get("truth")) else "wrong"
@@ -254,6 +294,10 @@ def samples_html(samples: Sequence[Any]) -> str:
         parts.append("<h3>Hidden words, and what the model put there</h3>")
         parts.append(_small(_MASKED_LEGEND))
         parts += [masked_html(sample) for sample in masked]
+    if detected := [sample for sample in samples if _is_detected(sample)][:SAMPLES]:
+        parts.append("<h3>Replaced tokens, as the model read them</h3>")
+        parts.append(_small(_DETECTED_LEGEND))
+        parts += [detected_html(sample) for sample in detected]
     if generated:
         parts.append("<h3>Written by the model</h3>")
         parts.append(_small("The prompt is bold."))

@@ -205,8 +205,10 @@ def test_samples_tell_what_the_model_suspects(tokens):
     batch = rows_of(examples, 4)
     samples = learner.eval().samples(batch, 3)
     assert len(samples) == 3 and all(sample["masked"] for sample in samples)
+    assert all(len(sample["replaced"]) == len(sample["pieces"]) for sample in samples)
+    assert all(0 < share < 1 for sample in samples for share in sample["replaced"])
     for place in (place for sample in samples for place in sample["masked"]):
-        assert 0 < place["replaced"] < 1 and place["sampled"] and len(place["guesses"]) == 5
+        assert place["sampled"] and len(place["guesses"]) == 5
 
 
 def test_factorized_embeddings_are_shared_at_their_own_width(tokens):

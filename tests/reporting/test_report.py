@@ -19,6 +19,7 @@ from lmtool.reporting.comparison import (
     write_comparison,
 )
 from lmtool.reporting.console import Output
+from lmtool.reporting.examples import samples_html
 from lmtool.reporting.report import write_report
 from lmtool.reporting.run_files import read_predictions, read_run
 from tests.breadth import slow_but
@@ -295,3 +296,18 @@ def test_importing_reporting_needs_neither_torch_nor_matplotlib_nor_rich():
     heavy = "[name for name in ('torch', 'matplotlib', 'rich') if name in sys.modules]"
     code = f"import sys; from lmtool.reporting import {modules}; print({heavy})"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_replaced_tokens_are_detected_missed_and_falsely_accused() -> None:
+    masked = [
+        {"position": 1, "truth": "cat", "shown": "[MASK]", "guesses": [["cat", 0.5]], "sampled": "dog"},
+        {"position": 3, "truth": "##s", "shown": "[MASK]", "guesses": [["##s", 0.5]], "sampled": "##ed"},
+        {"position": 4, "truth": "<b>", "shown": "[MASK]", "guesses": [["x", 0.5]], "sampled": "<b>"},
+    ]
+    pieces = ["the", "cat", "sit", "##s", "<b>", "now"]
+    sample = {"pieces": pieces, "masked": masked, "replaced": [0.1, 0.9, 0.2, 0.4, 0.3, 0.7]}
+    page = samples_html([sample, {**sample, "replaced": [0.1]}])
+    assert page.count("Replaced tokens") == 1 and page.count("falsely accused</small>") == 1
+    assert '<mark class="right">dog <s>cat</s></mark>' in page and '<mark class="wrong">ed <s>##s</s></mark>' in page
+    assert '<mark class="wrong">now ?</mark>' in page and "<b>" not in page
+    assert "2 of 6 tokens replaced: 1 detected, 1 missed; 1 falsely accused" in page
