@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from lmtool.learners.inspection import Drawn
 from lmtool.learners.tally import Tally
 from lmtool.objectives.checks.masking import MaskingInspector
 
+# Class 0 and class 1, in words.
+_CLASSES = {"nsp": ("the second follows", "the second is random"), "sop": ("in order", "swapped")}
+
 
 class MaskedPairsInspector(MaskingInspector):
     """Of `MaskedPairs`."""
+
+    def label(self, value: Any, of_place: bool) -> Any:
+        return super().label(value, True) if of_place else _CLASSES[self.examples.config.pairs][value]
 
     def texts(self, drawn: Drawn) -> list[list[str]]:
         """The two segments of each pair."""
