@@ -21,9 +21,13 @@ from lmtool.data.sources import OnStage, Source, open_source
 from lmtool.data.split import SplitData
 from lmtool.data.vocabulary import trained_tokenizer
 from lmtool.learners.base import BaseLearner
+from lmtool.reporting.text import plain
 from lmtool.tasks.members import rows_of
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.weights.assemble import assemble
+
+# Of the held-out text, in the prompt that is offered: words, and tokens that surely have so many.
+_WORDS, _TOKENS = 5, 40
 
 
 def run(config: PretrainConfig, overrides: list[str], then: Callable[..., dict[str, Any]] = fit) -> dict[str, Any]:
@@ -64,7 +68,7 @@ def run(config: PretrainConfig, overrides: list[str], then: Callable[..., dict[s
         facts["tokenized"] = tokenized_facts(data[0]["train"])
         learner, loaded = assemble(config, tokenizer, start_weights(config, own=opened.checkpoint))
         phases = phases_of(config, learner, tokenizer, data)
-        following = _next(str(opened.folder.path), tokenizer, learner)
+        following = _next(str(opened.folder.path), tokenizer, learner, _beginning(data[-1]["validation"], tokenizer))
         student_of = distilled(config, learner, tokenizer, opened.precision, contents)
         return then(
             opened, learner, data[0], tokenizer, loaded, choices, facts, contents, following, distilled=student_of,
@@ -81,13 +85,22 @@ def _texts(config: PretrainConfig, progress: OnStage) -> list[Source]:
     return [text for _, text in opened]
 
 
-def _next(folder: str, tokenizer: Tokenizer, learner: BaseLearner) -> list[str]:
-    """What may be typed next."""
+def _beginning(held_out: SplitData, tokenizer: Tokenizer) -> str:
+    """The first words of the held-out text, as the model reads them: a prompt of the run's own language."""
+    text = next((split.store for split in (held_out, *held_out.members.values()) if split.store is not None), None)
+    if text is None or not len(text):
+        return "This function returns"
+    words_of_text = plain(tokenizer.decode(text.tokens[: min(_TOKENS, int(text.lengths[0]))].tolist())).split()
+    return " ".join(words_of_text[:_WORDS])
+
+
+def _next(folder: str, tokenizer: Tokenizer, learner: BaseLearner, beginning: str) -> list[str]:
+    """What may be typed next. beginning: of a text."""
     finetune = words(["lmtool", "finetune", "task=pydocs", f"checkpoint={folder}"])
     if type(learner).respond is BaseLearner.respond:  # it answers no texts
         return [finetune]
-    mask = tokenizer.roles.get("mask")
-    prompt = f"This function returns{'' if mask is None else f' a {tokenizer.pieces([mask])[0]}.'}"
+    mask = tokenizer.roles.get("mask") if hasattr(learner, "logits_at") else None  # what fills masks
+    prompt = beginning if mask is None else f"{beginning} {tokenizer.pieces([mask])[0]}"
     return [
         finetune,
         words(["lmtool", "predict", f"checkpoint={folder}", f"text={prompt}"]),
