@@ -99,7 +99,7 @@ def _looked_into(
     if loader is not None:
         tally.note("padding fraction of rectangular batches, avoided", loader.facts()["padding_avoided"], 1)
     learned = config.objective.name if isinstance(config, PretrainConfig) else config.task.name
-    _table(output, tally, f"{learned} · {verb} · model={config.model.name}")
+    _table(output, tally, f"{learned} · {verb} · model={config.model.name}", inspector.fact(tally))
     print_shifts(output, apart, learned)
     remark = config.model.remark(config.max_length)
     for warning in (*warnings_of(inspector.examples.facts()), *([remark] if remark else ())):
@@ -189,23 +189,33 @@ def _pieces(side: dict[str, Any], predicted: dict[int, str]) -> str:
     return plain(" ".join(words), _SHOWN)
 
 
-def _table(output: Output, tally: Tally, heading: str) -> None:
+def _table(output: Output, tally: Tally, heading: str, fact: str) -> None:
+    """The fact that stands out, the statistics, and in a line what was looked for and never found."""
     tested = tally.tested
     rows = []
+    never = [
+        statistic.name for statistic in tally.statistics.values() if statistic.checks_itself and statistic.holds(0)
+    ]
     for statistic in tally.statistics.values():
+        if statistic.name in never:
+            continue
         interval = defined = ""
         if statistic.expected is not None:
             defined = f"{statistic.defined:.4g}"
             if not statistic.exact:
-                half = statistic.half_width(tested)
-                interval = f"{statistic.measured - half:.4f} .. {statistic.measured + half:.4f}"
+                low, high = statistic.interval(tested)
+                interval = f"{low:.4f} .. {high:.4f}"
         verdict = "" if statistic.expected is None else "holds" if statistic.holds(tested) else "DOES NOT HOLD"
         value = f"{statistic.measured:.4f}" if statistic.count else f"{statistic.measured:.0f}"
         rows.append(
             [statistic.name, value, defined, interval, f"{statistic.count:,.0f}" if statistic.count else "", verdict]
         )
+    if fact:
+        output.line(fact, "bold")
     print_table(output, ["statistic", "measured", "definition", "interval", "of", ""], rows, heading)
     for name, definition in tally.remarks.items():
         output.line(f"definition of {name}: {definition}")
+    if never:
+        output.line(f"none of these, as it must be: {'; '.join(never)}")
     together = f"{tested} intervals hold together with {1 - FAMILY:.1%}; " if tested else ""
     output.line(f"{together}what has no definition is only told")

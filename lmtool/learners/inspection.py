@@ -59,6 +59,15 @@ class Inspector:
         columns of a row. Empty where the examples hold none."""
         return []
 
+    def fact(self, tally: Tally) -> str:
+        """The one thing to know of what was measured, in a sentence; "" where nothing stands out."""
+        names = {"predicted share of text": "predicted", "predicted share of tokens": "predicted"}
+        for name, word in {**names, "corrupted share of text": "corrupted"}.items():
+            statistic = tally.statistics.get(name)
+            if statistic is not None and statistic.count:
+                return f"{statistic.measured:.1%} of the tokens are {word}"
+        return ""
+
     def label(self, value: Any, of_place: bool) -> Any:
         """A label as a user reads it. of_place: of a place, where it is a token; else of the example."""
         return self.tokenizer.pieces([value])[0] if of_place else value

@@ -23,6 +23,7 @@ class Statistic:
 
     total: the sum of the draws, of which there are `count` (0: a number that is reported as it is). expected, variance,
     bound: of the sum; None for what has no definition and is only told. exact: the sum must be what is expected.
+    is_share: whether it lies between 0 and 1.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Statistic:
     variance: float = 0.0
     bound: float = 0.0
     exact: bool = False
+    is_share: bool = False
 
     @property
     def measured(self) -> float:
@@ -47,6 +49,17 @@ class Statistic:
         """Of the interval around the measured mean, one of `tested` that hold together."""
         spread = log(2 * max(tested, 1) / FAMILY)
         return (sqrt(2 * self.variance * spread) + self.bound * spread / 3) / (self.count or 1.0)
+
+    def interval(self, tested: int) -> tuple[float, float]:
+        """Around the measured mean, one of `tested` that hold together."""
+        half = self.half_width(tested)
+        low, high = self.measured - half, self.measured + half
+        return (max(low, 0.0), min(high, 1.0)) if self.is_share else (low, high)
+
+    @property
+    def checks_itself(self) -> bool:
+        """Whether it counts what must never be."""
+        return self.exact and self.expected == 0
 
     def holds(self, tested: int) -> bool:
         """Whether the definition lies in the interval."""
@@ -73,6 +86,7 @@ class Tally:
         chances = np.full(1, share) if np.isscalar(share) else np.asarray(share)
         times = of / max(len(chances), 1)
         self.mean(name, hits, of, float(chances.sum() * times), float((chances * (1 - chances)).sum() * times), 1.0)
+        self.statistics[name].is_share = True
 
     def mean(self, name: str, total: float, count: float, expected: float, variance: float, bound: float) -> None:
         """A sum of draws with its expectation and variance; bound: how far one draw can be from its mean."""

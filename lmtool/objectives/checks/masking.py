@@ -29,12 +29,23 @@ class Masks:
     selected: np.ndarray
 
 
+BRANCHES = ("of these, [MASK]", "of these, another token", "of these, unchanged")
+
+
 class MaskingInspector(Inspector):
     """Of examples with masks over single tokens or words. config: what the masks are held against."""
 
     def __init__(self, learner: Any, examples: Any, max_length: int):
         super().__init__(learner, examples, max_length)
         self.config, self.vocabulary = examples.config, examples.masks.vocabulary
+
+    def fact(self, tally: Tally) -> str:
+        shares = [tally.statistics.get(name) for name in BRANCHES]
+        if any(share is None for share in shares):
+            return super().fact(tally)
+        words = ("[MASK]", "another token", "what was there")
+        read = ", ".join(f"{share.measured:.1%} {word}" for share, word in zip(shares, words, strict=True) if share)
+        return f"{super().fact(tally)}; of these the model reads {read}"
 
     def repeats(self, epoch: int) -> bool:
         """Static masks come again."""
@@ -103,6 +114,6 @@ def check_branches(
 ) -> None:
     """What stands in the place of predicted tokens. A random token may be the same one: it looks unchanged then."""
     hidden, same = shown_M == mask_id, shown_M == labels_M
-    tally.share("of these, [MASK]", hidden.sum(), len(labels_M), mask)
-    tally.share("of these, another token", (~hidden & ~same).sum(), len(labels_M), random * (1 - 1 / regular))
-    tally.share("of these, unchanged", (~hidden & same).sum(), len(labels_M), 1 - mask - random + random / regular)
+    tally.share(BRANCHES[0], hidden.sum(), len(labels_M), mask)
+    tally.share(BRANCHES[1], (~hidden & ~same).sum(), len(labels_M), random * (1 - 1 / regular))
+    tally.share(BRANCHES[2], (~hidden & same).sum(), len(labels_M), 1 - mask - random + random / regular)
