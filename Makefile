@@ -25,7 +25,7 @@ $(VENV)/bench: $(VENV)/core
 
 install: $(VENV)/test  ## Make .venv with lmtool and everything its tests need.
 
-demo: $(VENV)/core  ## Pretrain and finetune a tiny BERT on text every machine has, at most 10 minutes.
+demo: $(VENV)/core  ## Pretrain and finetune a tiny BERT on text every machine has, at most 5 minutes.
 	$(BIN)/python scripts/demo.py
 
 test: $(VENV)/test  ## Run the tests: offline, a few minutes on two cores.

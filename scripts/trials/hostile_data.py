@@ -53,7 +53,9 @@ def _linked_output(place: Path, chance: random.Random) -> None:
 
 def _latest(content: str) -> Plant:
     def plant(place: Path, chance: random.Random) -> None:
-        (place / "runs" / "latest").write_text(content)
+        latest = place / "runs" / "latest"
+        latest.unlink(missing_ok=True)  # a link to the newest run
+        latest.write_text(content)
 
     return plant
 
