@@ -36,7 +36,8 @@ def memory_fits_positions(model: Any, max_length: int) -> Iterator[Problem]:
 @rule(PretrainConfig, "model", "objective", "data")
 def something_is_remembered(model: Any, objective: Any, data: Any) -> Iterator[Problem]:
     """What a memory keeps is of the tokens that an objective reuses, where it reuses some and reads on from there."""
-    if getattr(objective, "reuse", None) == 0 and reads_lanes(model, objective, data):
+    fits = model.architecture in objective.architectures
+    if fits and getattr(objective, "reuse", None) == 0 and reads_lanes(model, objective, data):
         yield Problem(
             "model.memory_length",
             f"model.memory_length={model.remembers} keeps states of reused tokens, and objective.reuse=0",

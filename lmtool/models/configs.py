@@ -201,6 +201,10 @@ class TransformerConfig(ModelConfig):
     def facts(self) -> dict[str, Any]:
         return {**super().facts(), "heads": self.num_heads}
 
+    def with_heads(self, heads: int) -> dict[str, int]:
+        """What else changes where the family has so many heads."""
+        return {}
+
     def scaled(self, width: float, depth: float) -> Self:
         """The same family with a share of its widths, heads and layers: ELECTRA's generator. What names no width of
         the layers (vocabulary, positions, a width of the embedding) stays."""
@@ -209,6 +213,7 @@ class TransformerConfig(ModelConfig):
         head_size = max(head_size + (head_size % 2 if self.positions.even_heads else 0), -(-4 // heads))
         sizes = {
             "num_heads": heads,
+            **self.with_heads(heads),
             "hidden_size": heads * head_size,
             "feedforward_size": max(4, round(self.feedforward_size * width)),
             "num_layers": max(1, round(self.num_layers * depth)),

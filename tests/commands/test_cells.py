@@ -27,6 +27,7 @@ from lmtool.data.split import SplitData
 from lmtool.data.store import TokenStore, open_store
 from lmtool.data.vocabulary import trained_tokenizer
 from lmtool.errors import USER_ERROR, ConfigError, UserError
+from lmtool.learners.base import BaseLearner
 from lmtool.learners.evaluation import TermScorer, evaluate
 from lmtool.tasks.members import read_tasks, rows_of
 from lmtool.tokenizers.configs import TokenizerConfig
@@ -131,7 +132,7 @@ def learns(config: PretrainConfig, place: Path) -> None:
     scored = evaluate(learner, TermScorer(learner, predictors), batches)
     assert math.isfinite(scored.loss) and set(scored.terms) == set(learner.weights)
     learner.eval()
-    assert len(learner.samples(batches[0], 1)) == 1
+    assert len(learner.samples(batches[0], 1)) == (type(learner).samples is not BaseLearner.samples)
 
 
 def refused(error: ConfigError, model: tuple[str, ...], objective: tuple[str, ...]) -> None:

@@ -115,12 +115,14 @@ def test_tunings(place: Path, tuning: str) -> None:
 )
 def test_experiments(place: Path, experiment: str) -> None:
     """A whole experiment, on the small text and for two steps."""
-    defaults = yaml.safe_load((CONF / "experiment" / f"{experiment}.yaml").read_text())["defaults"]
-    model = next(choice["override /model"] for choice in defaults if "override /model" in choice)
+    written = yaml.safe_load((CONF / "experiment" / f"{experiment}.yaml").read_text())
+    model = next(choice["override /model"] for choice in written["defaults"] if "override /model" in choice)
+    memory = ["model.memory_length=16", "objective.reuse=16", "model.max_positions=64"]
     words = [
         "pretrain",
         f"experiment={experiment}",
         *tiny(model),
+        *(memory if "memory_length" in written.get("model", {}) else []),
         "data.packages=[json,email]",
         "data.validation_fraction=0.1",
     ]

@@ -61,8 +61,11 @@ def test_an_equal_vocabulary_changes_no_logit(family: str, place: Path) -> None:
     assert torch.equal(logits("replaced"), logits("published"))
     assert report["new"] == report["dropped"] == 0 and report["kept"] == Tokenizer.load("published").vocab_size
     loss = report["bits_per_byte"]
-    # A discriminator has no words to predict, and ten sentinels are too few for a T5's length.
-    assert (loss is None) == (family in ("electra", "t5")) and (loss is None or loss["before"] == loss["after"])
+    # A discriminator has no words to predict, ten sentinels are too few for a T5's length, and an XLNet's words are
+    # predicted in an order that its objective draws.
+    assert (loss is None) == (family in ("electra", "t5", "xlnet")) and (
+        loss is None or loss["before"] == loss["after"]
+    )
 
 
 @pytest.mark.parametrize("model", slow_but(("bert_tiny",), KINDS))
