@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import pkgutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 from lmtool import cli
 from lmtool.data.assembly import Assembled
 from lmtool.data.formats import truncate_pair
+from lmtool.objectives import checks
 from lmtool.objectives.corruption.noises import delete, mask_each, poisson_shares, rotate
 from lmtool.objectives.corruption.sentinels import corrupt_spans
 from lmtool.objectives.examples.pairs import _Builder
@@ -177,6 +179,13 @@ UNIFORM = _Builder._uniform
 def padded(whole: Assembled) -> Packed:
     """A batch whose last token is padding."""
     return Packed(torch.from_numpy(np.append(whole.tokens[:-1], 0)), tuple(whole.lengths.tolist()))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def definitions() -> None:
+    """What checks examples has its definitions before a test changes one of those that make them."""
+    for module in pkgutil.iter_modules(checks.__path__, f"{checks.__name__}."):
+        importlib.import_module(module.name)
 
 
 @pytest.mark.parametrize("case", BROKEN)
