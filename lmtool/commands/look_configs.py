@@ -1,4 +1,4 @@
-"""What `lmtool inspect tokenizer` and `lmtool inspect attention` read. Imports no torch."""
+"""What `lmtool inspect tokenizer`, `attention`, `positions` and `word` read. Imports no torch."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from lmtool.commands.base_configs import CommandConfig
-from lmtool.commands.use_configs import MachineConfig
+from lmtool.commands.base_configs import DEVICE, CommandConfig
 from lmtool.config.tables import Choice
 from lmtool.data.configs import DataConfig
 
@@ -35,7 +34,22 @@ class InspectTokenizerConfig(CommandConfig):
     offline: bool = Field(False, description="Open no network connection.")
 
 
-class InspectAttentionConfig(MachineConfig):
+class LookConfig(CommandConfig):
+    """Where a look into a checkpoint runs."""
+
+    device: str = Field("auto", description="Where to run: auto, cpu, cuda or cuda:N.", pattern=DEVICE)
+    offline: bool = Field(False, description="Open no network connection.")
+
+
+class ReadConfig(LookConfig):
+    """The same of one for which the checkpoint reads a text."""
+
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+        "auto", description="Number format of the matrix products. auto: bf16 where the device has it, else fp32."
+    )
+
+
+class InspectAttentionConfig(ReadConfig):
     """`lmtool inspect attention`: what each head of a checkpoint looks at in a text."""
 
     verbatim: ClassVar[tuple[str, ...]] = ("text",)
@@ -49,7 +63,7 @@ class InspectAttentionConfig(MachineConfig):
     output: str = Field("attention.html", description="Page that is written, with all heads.", min_length=1)
 
 
-class InspectPositionsConfig(MachineConfig):
+class InspectPositionsConfig(LookConfig):
     """`lmtool inspect positions`: what each kind of positions does to the scores of equal words."""
 
     starts_with_checkpoint: ClassVar[bool] = False
@@ -66,7 +80,7 @@ class InspectPositionsConfig(MachineConfig):
     output: str = Field("positions.html", description="Page that is written.", min_length=1)
 
 
-class InspectWordConfig(MachineConfig):
+class InspectWordConfig(ReadConfig):
     """`lmtool inspect word`: one word in several sentences, by every layer of checkpoints."""
 
     starts_with_checkpoint: ClassVar[bool] = False
