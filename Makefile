@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test faults matrix lint types bench gpu bundle clean
+.PHONY: help install demo course test faults matrix lint types bench gpu bundle clean
 
 help:  ## Print this list.
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
@@ -27,6 +27,9 @@ install: $(VENV)/test  ## Make .venv with lmtool and everything its tests need.
 
 demo: $(VENV)/core  ## Pretrain and finetune a tiny BERT on text every machine has, at most 5 minutes.
 	$(BIN)/python scripts/demo.py
+
+course: $(VENV)/core  ## Run docs/course.md, at most 30 minutes on two cores, and write runs/course/index.html.
+	$(BIN)/python scripts/course.py
 
 test: $(VENV)/test  ## Run the tests: offline, a few minutes on two cores.
 	$(BIN)/python -m pytest -q -n 2

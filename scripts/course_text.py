@@ -1,0 +1,218 @@
+"""The format of docs/course.md: topics, and what stands in them.
+
+A topic is `## 3. Title {#id}` and what follows: text, ```bash blocks of commands, and directives, each an HTML comment
+on a line of its own:
+
+    <!-- show PAGE.html [N-M] -->     figures and tables N to M (or all) of a page that lmtool wrote
+    <!-- output [last N] -->          what the bash block before it printed, or its last N lines
+    <!-- claim TEXT | FOLDER KEY > FOLDER KEY -->
+                                      what a paper says, as two numbers; also `<`, and a number on the right
+
+FOLDER is a run's folder, a pattern of several (seeds), or a JSON file; KEY a dotted key of its result.json.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rows import stop
+
+
+@dataclass(frozen=True)
+class Prose:
+    """Lines of Markdown."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Commands:
+    """A bash block. lines: its commands, a line each. first: the number of the first in the topic, from 0."""
+
+    lines: tuple[str, ...]
+    first: int
+
+
+@dataclass(frozen=True)
+class Show:
+    """Figures and tables `first` to `last`, from 1, of a page; last None: all of them."""
+
+    page: str
+    first: int
+    last: int | None
+
+
+@dataclass(frozen=True)
+class Printed:
+    """The last lines (None: all) that a block printed."""
+
+    block: Commands
+    last: int | None
+
+
+@dataclass(frozen=True)
+class Value:
+    """A number in the results of some runs."""
+
+    folder: str
+    key: str
+
+
+@dataclass(frozen=True)
+class Claim:
+    """That one number is above (`>`) or below (`<`) another."""
+
+    text: str
+    left: Value
+    sign: str
+    right: Value | float
+
+
+Part = Prose | Commands | Show | Printed | Claim
+
+
+@dataclass(frozen=True)
+class Topic:
+    number: int
+    title: str
+    id: str
+    parts: tuple[Part, ...]
+
+    @property
+    def commands(self) -> tuple[str, ...]:
+        return tuple(line for part in self.parts if isinstance(part, Commands) for line in part.lines)
+
+    @property
+    def needed(self) -> set[str]:
+        """Run folders that its commands of lmtool read and that it does not write itself."""
+        lines = [line for line in self.commands if line.startswith("lmtool ")]
+        read = {folder for line in lines for folder in re.findall(r"\bruns/[\w-]+", line)}
+        return read - {path for line in lines for path in written(line)}
+
+
+@dataclass(frozen=True)
+class Course:
+    title: str
+    opening: Prose
+    topics: tuple[Topic, ...]
+
+
+_HEADING = re.compile(r"## (\d+)\. (.+?) \{#([\w-]+)\}")
+_DIRECTIVE = re.compile(r"<!--\s*(\w+)\s*(.*?)\s*-->")
+
+
+def read_course(text: str, name: str = "docs/course.md") -> Course:
+    """The course in a text. Ends the script with the name of the line where it is no course."""
+    lines = text.splitlines()
+    heads = [number for number, line in enumerate(lines) if line.startswith("## ")]
+    ends = [*heads[1:], len(lines)]
+    topics = tuple(_topic(lines, head, end, name) for head, end in zip(heads, ends, strict=True))
+    for place, topic in enumerate(topics):
+        if any(topic.id == other.id for other in topics[:place]):
+            stop(f"{name}: two topics have the id {topic.id}", "give each an id of its own: ## N. Title {#id}")
+    opening = lines[: heads[0]] if heads else lines
+    title = opening[0].removeprefix("# ") if opening else ""
+    return Course(title, Prose("\n".join(opening[1:]).strip()), topics)
+
+
+def _topic(lines: list[str], head: int, end: int, name: str) -> Topic:
+    heading = _HEADING.fullmatch(lines[head].strip())
+    if heading is None:
+        stop(f"{name}:{head + 1}: {lines[head]} is no heading of a topic", "write ## N. Title {#id}")
+    number, title, identity = heading.groups()
+    return Topic(int(number), title, identity, tuple(_parts(lines, head + 1, end, name)))
+
+
+def _parts(lines: list[str], at: int, end: int, name: str) -> Iterator[Part]:
+    prose: list[str] = []
+    block: Commands | None = None
+    while at < end:
+        line = lines[at]
+        directive = line.startswith("<!--")
+        if (directive or line.startswith("```bash")) and any(prose):
+            yield Prose("\n".join(prose).strip())
+        if line.startswith("```bash"):
+            close = _close(lines, at, end, name)
+            first = 0 if block is None else block.first + len(block.lines)
+            block = Commands(tuple(_commands(lines[at + 1 : close])), first)
+            yield block
+            prose, at = [], close
+        elif line.startswith("```"):
+            close = _close(lines, at, end, name)
+            prose += lines[at : close + 1]
+            at = close
+        elif directive:
+            yield _directive(line.strip(), block, f"{name}:{at + 1}")
+            prose = []
+        else:
+            prose.append(line)
+        at += 1
+    if any(prose):
+        yield Prose("\n".join(prose).strip())
+
+
+def _close(lines: list[str], at: int, end: int, name: str) -> int:
+    for close in range(at + 1, end):
+        if lines[close].startswith("```"):
+            return close
+    stop(f"{name}:{at + 1}: this block has no end", "end it with ```")
+
+
+def _commands(lines: list[str]) -> list[str]:
+    """Commands of several lines joined, without empty lines and comments."""
+    joined = "\n".join(lines).replace("\\\n", " ").split("\n")
+    return [" ".join(line.split("\n")).strip() for line in joined if line.strip() and not line.startswith("#")]
+
+
+def _directive(line: str, block: Commands | None, place: str) -> Part:
+    match = _DIRECTIVE.fullmatch(line)
+    verb, words = match.groups() if match else ("", "")
+    part: Part | None = None
+    if verb == "show":
+        part = _show(words)
+    elif verb == "output" and block is not None:
+        limits = re.fullmatch(r"(?:last (\d+))?", words)
+        part = Printed(block, int(limits[1]) if limits[1] else None) if limits else None
+    elif verb == "claim":
+        part = _claim(words)
+    if part is None:
+        stop(
+            f"{place}: {line} is no directive" + (" here: no commands stand before it" if verb == "output" else ""),
+            "show PAGE.html [N-M], output [last N], or claim TEXT | FOLDER KEY > FOLDER KEY",
+        )
+    return part
+
+
+def _show(words: str) -> Show | None:
+    match = re.fullmatch(r"(\S+\.html)(?: (\d+)(?:-(\d+))?)?", words)
+    if match is None:
+        return None
+    page, first, last = match.groups()
+    if first is None:
+        return Show(page, 1, None)
+    return Show(page, int(first), int(last or first)) if 1 <= int(first) <= int(last or first) else None
+
+
+def _claim(words: str) -> Claim | None:
+    text, _, comparison = words.rpartition("|")
+    match = re.fullmatch(r"(\S+) (\S+) ([<>]) (?:(\S+) (\S+)|(-?[\d.e-]+))", comparison.strip())
+    if match is None or not text.strip():
+        return None
+    folder, key, sign, other, other_key, number = match.groups()
+    right = Value(other, other_key) if other else float(number)
+    return Claim(text.strip(), Value(folder, key), sign, right)
+
+
+def written(command: str) -> set[str]:
+    """Files and run folders that a command names as what it writes."""
+    paths = set()
+    for word in shlex.split(command, comments=True):
+        key, _, value = word.partition("=")
+        if key == "name":
+            paths.add(f"runs/{value}")
+        elif key in ("run_dir", "hydra.sweep.dir", "output", "report"):
+            paths.add(value)
+    return paths

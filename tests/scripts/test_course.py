@@ -1,0 +1,100 @@
+"""The course: its document is read as written, run command by command, resumed, and becomes one page."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+DOCUMENT = """# A course
+
+What it is: see [the page](extend.md).
+
+## 1. First {#first}
+
+A **bold** claim about `code <b>`.
+
+```bash
+mkdir -p runs/a runs/b-1 runs/b-2  # comment
+echo 'one
+two' && echo ran >> ran.txt
+```
+
+<!-- output last 1 -->
+
+## 2. Second {#second}
+
+```bash
+cat runs/a/result.json
+```
+
+- **Look at**: this
+  line.
+
+<!-- claim a is above b | runs/a value > runs/b-* value -->
+<!-- claim a is low | runs/a metrics.loss < 0.5 -->
+<!-- claim never run | runs/c value > 1 -->
+<!-- show drawn.html 2 -->
+
+## 3. Third {#third}
+
+```bash
+lmtool report runs/absent
+```
+"""
+DRAWN = (
+    "<main><h1>Drawn</h1><section><h2>Curves</h2><figure><svg><g id='x' id=\"d1-a\"/></svg></figure></section>"
+    '<section><h2>Heads</h2><h3>first</h3><figure><svg><g id="d2-a" clip-path="url(#d2-a)"/><use href="#d2-a"/></svg>'
+    "</figure><table><tr><td>1</td></tr></table></section></main>"
+)
+
+
+@pytest.fixture
+def course(script, monkeypatch, tmp_path):
+    """Runs the script on DOCUMENT in tmp_path; its exit status."""
+    module = script("course")
+    (tmp_path / "course.md").write_text(DOCUMENT.replace("echo 'one\ntwo'", "printf 'one\\ntwo\\n'"))
+    monkeypatch.setattr(module, "COURSE", tmp_path / "course.md")
+
+    def run(*words: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["course.py", "--folder", str(tmp_path / "out"), *words])
+        try:
+            module.main()
+        except SystemExit as ended:
+            return int(ended.code or 0)
+        return 0
+
+    return run
+
+
+def result(folder: Path, **values: object) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "result.json").write_text(json.dumps(values))
+
+
+def test_it_runs_resumes_and_writes_a_page(course, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert course("--only", "third") == 1
+    assert "topic third lacks runs/absent: no topic writes it" in capsys.readouterr().err
+    assert course("--only", "first") == 0
+    assert (out / "logs/first-2.out").read_text() == "one\ntwo\n"
+    assert course("--only", "first,second") == 1  # runs/a has no result yet
+    error = capsys.readouterr().err
+    assert "topic second ended with status 1 at cat runs/a/result.json" in error and "second-1.err" in error
+    assert (out / "ran.txt").read_text() == "ran\n"
+    result(out / "runs/a", value=2.0, metric="loss", standard_error=0.1, metrics={"loss": 0.45, "standard_error": 0.1})
+    for seed, value in ((1, 1.0), (2, 1.2)):
+        result(out / f"runs/b-{seed}", value=value)
+    (out / "drawn.html").write_text(DRAWN)
+    assert course("--only", "first,second") == 0
+    page = (out / "index.html").read_text()
+    assert '<a href="../../docs/extend.md">the page</a>' in page and "<b>bold</b>" in page
+    assert "<code>code &lt;b&gt;</code>" in page and '<pre class="printed">two</pre>' in page
+    assert "2.000 (n = 1) against 1.100 (n = 2), difference +0.9 ± 0.14" in page and "holds here" in page
+    assert "0.450 (n = 1) against 0.500, difference -0.05 ± 0.1" in page and "not clear here" in page
+    assert "no result of runs/c" in page and "not run yet" in page
+    assert page.count("<h3>Heads</h3>") == 1 and "<h3>Curves</h3>" not in page
+    assert 'id="e3-d2-a" clip-path="url(#e3-d2-a)"' in page and 'href="#e3-d2-a"' in page
+    assert "<td>1</td>" not in page
