@@ -1,7 +1,7 @@
 """Encoders side by side after the same number of training FLOPs: what each has learned from the same text.
 
     python scripts/equal_flops.py [--families bert,roberta,electra,deberta_v3,xlnet,modernbert] [--flops 7e12]
-        [--seeds 1,2,3] [--jobs 2] [--threads 1] [--epochs 10] [--output runs/equal-flops]
+        [--seeds 1,2,3] [--pretrainings 3] [--jobs 2] [--threads 1] [--epochs 10] [--output runs/equal-flops]
     python scripts/equal_flops.py --markdown runs/equal-flops/rows.jsonl
 
 Each family in one shape (SHAPE; what it cannot have alike is in FAMILIES) learns its published objective from
@@ -9,7 +9,8 @@ docstrings, which every machine has, with its published optimizer and the rate o
 FLOPs are spent that `lmtool plan` counts: forward and backward, of a generator too. One WordPiece vocabulary is trained
 first and serves all, so that a token is the same for each. The weights are then finetuned to tell which package a
 docstring comes from (task=pydocs); beside them, random weights of the same shape are. The accuracy is that of the last
-weights, which chooses nothing.
+weights, which chooses nothing. With fewer --pretrainings than --seeds, several finetunings begin at the same weights,
+as is usual where pretraining is dear; the spread is then that of finetuning alone.
 
 Losses compare where models predict the same words behind the same masks: those that learned masked words are scored so
 (objective=mlm, 15%, one seed). The others have what they learn beside its best constant.
@@ -63,6 +64,7 @@ def main() -> None:
     parser.add_argument("--families", type=listed(str), default=list(FAMILIES))
     parser.add_argument("--flops", type=float, default=7e12, help="of each pretraining")
     parser.add_argument("--seeds", type=listed(int), default=[1, 2, 3])
+    parser.add_argument("--pretrainings", type=int, help="of each family, at most; as many as seeds where not given")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
     parser.add_argument("--threads", type=int, default=1, help="of each")
     parser.add_argument("--epochs", type=int, default=10, help="of finetuning")
@@ -79,7 +81,8 @@ def main() -> None:
     if missing := [family for family in options.families if not experiment(family).is_file()]:
         print(f"left out, without an experiment of its own: {', '.join(missing)}")
     families = [family for family in options.families if family not in missing]
-    rows = Rows(options.output, KEYS, {name: getattr(options, name) for name in ("flops", "epochs")})
+    options.pretrainings = options.pretrainings or len(options.seeds)
+    rows = Rows(options.output, KEYS, {name: getattr(options, name) for name in ("flops", "epochs", "pretrainings")})
     tokenizer = options.output / "tokenizer"
     if not (tokenizer / "tokenizer.json").exists():
         words = [f"tokenizer.vocab_size={SHAPE['vocab_size']}", "offline=true", f"output={tokenizer}"]
@@ -87,13 +90,14 @@ def main() -> None:
     comparison = Comparison(rows, options)
     with ThreadPoolExecutor(options.jobs) as pool:
         # Seed by seed, so that a table that is cut short has all families.
-        pending = [pool.submit(comparison.make, family, seed) for seed in options.seeds for family in families]
-        try:
-            for job in pending:
-                job.result()
-        except SystemExit:
-            pool.shutdown(cancel_futures=True)
-            raise
+        for step, seeds in ((comparison.pretrain, comparison.starts), (comparison.finetune, options.seeds)):
+            pending = [pool.submit(step, family, seed) for seed in seeds for family in families]
+            try:
+                for job in pending:
+                    job.result()
+            except SystemExit:
+                pool.shutdown(cancel_futures=True)
+                raise
     show(rows.all, families)
 
 
@@ -113,17 +117,29 @@ class Comparison:
 
     def __init__(self, rows: Rows, options: argparse.Namespace):
         self._rows, self._options, self._lock = rows, options, threading.Lock()
+        self.starts: list[int] = options.seeds[: options.pretrainings]
+        """Seeds of the pretrainings."""
 
-    def make(self, family: str, seed: int) -> None:
-        """Pretrain, finetune, and finetune random weights: what is missing of it."""
-        folder, options = self._options.output, self._options
-        start = folder / f"{family}-{seed}"
-        shape, tuned = shape_of(family, folder / "tokenizer"), [f"max_epochs={options.epochs}", *FINETUNING]
-        words = [f"experiment={family}_tiny", *shape, *PRETRAINING, f"max_flops={options.flops:g}"]
+    def pretrain(self, family: str, seed: int) -> None:
+        """Pretrain, where that is missing."""
+        options, start = self._options, self._start(family, seed)
+        words = [f"experiment={family}_tiny", *self._shape(family), *PRETRAINING, f"max_flops={options.flops:g}"]
         self._run((family, PRETRAIN, seed), words, start)
-        self._run((family, FINETUNE, seed), [*tuned, f"checkpoint={start}"], folder / f"{family}-{seed}-finetuned")
-        random = ["checkpoint=none", f"model={family}_tiny", *shape]
-        self._run((family, RANDOM, seed), [*tuned, *random], folder / f"{family}-{seed}-random")
+
+    def finetune(self, family: str, seed: int) -> None:
+        """Finetune the pretrained and random weights: what is missing of it."""
+        options, tuned = self._options, [f"max_epochs={self._options.epochs}", *FINETUNING]
+        start = self._start(family, self.starts[options.seeds.index(seed) % len(self.starts)])
+        folder = options.output / f"{family}-{seed}"
+        self._run((family, FINETUNE, seed), [*tuned, f"checkpoint={start}"], Path(f"{folder}-finetuned"))
+        random = ["checkpoint=none", f"model={family}_tiny", *self._shape(family)]
+        self._run((family, RANDOM, seed), [*tuned, *random], Path(f"{folder}-random"))
+
+    def _start(self, family: str, seed: int) -> Path:
+        return Path(self._options.output, f"{family}-{seed}")
+
+    def _shape(self, family: str) -> list[str]:
+        return shape_of(family, self._options.output / "tokenizer")
 
     def _run(self, key: tuple[str, str, int], words: list[str], folder: Path) -> None:
         """A run in its own process, and its row."""
@@ -246,8 +262,9 @@ def lines(rows: Sequence[dict[str, Any]]) -> tuple[list[list[str]], str]:
     table = [line for family in FAMILIES if (line := cells(rows, family)) is not None]
     notes = [f"majority {row['majority']:.3f}" for row in rows if "majority" in row][:1]
     notes += [f"best constant of masked words {row['masked']['constant']:.3f}" for row in rows if "masked" in row][:1]
-    seeds = sorted({row["seed"] for row in rows})
-    return table, "; ".join([*notes, f"seeds {', '.join(map(str, seeds))}"])
+    for run, name in ((PRETRAIN, "seeds of pretraining"), (FINETUNE, "of finetuning")):
+        notes.append(f"{name} {', '.join(map(str, sorted({row['seed'] for row in rows if row['run'] == run})))}")
+    return table, "; ".join(notes)
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:

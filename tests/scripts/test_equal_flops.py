@@ -43,6 +43,11 @@ def test_rows_of_all_families_make_a_table_that_resumes(script, monkeypatch, tmp
         module.main()
         assert len(started) == runs
         started.clear()
+    few = tmp_path / "few"
+    monkeypatch.setattr(sys, "argv", [*words[:-1], str(few), "--pretrainings", "1", "--families", "bert"])
+    module.main()
+    assert sum(word == f"checkpoint={few / 'bert-1'}" for given in started for word in given) == 2
+    assert len(started) == 6
     capsys.readouterr()
     monkeypatch.setattr(sys, "argv", [*words, "--markdown", str(tmp_path / "rows.jsonl")])
     module.main()
@@ -51,4 +56,4 @@ def test_rows_of_all_families_make_a_table_that_resumes(script, monkeypatch, tmp
     assert {line.split(" | ", 1)[1] for line in lines} == {
         "5 | 3.00 | 5.500 ± 0.000 | mlm 7.000 ± 1.000 (6.000) | 0.200 ± 0.100 | 0.200 ± 0.100 |"
     }
-    assert note == "majority 0.125; best constant of masked words 6.100; seeds 1, 3"
+    assert note == "majority 0.125; best constant of masked words 6.100; seeds of pretraining 1, 3; of finetuning 1, 3"
