@@ -19,7 +19,7 @@ from lmtool.reporting import html
 from lmtool.reporting.sweep.files import read_sweep
 from lmtool.reporting.sweep.groups import blocks_of, difference
 from lmtool.reporting.sweep.page import csv_cell, write_sweep
-from lmtool.reporting.sweep.words import headline, sentences, unscored_table
+from lmtool.reporting.sweep.words import group_table, headline, sentences, unscored_table
 from tests.reporting.conftest import HOSTILE
 from tests.reporting.test_report import read_page
 
@@ -77,6 +77,23 @@ def test_one_seed_knows_no_error_and_says_so(grid: Callable[..., Path]) -> None:
     (block,) = blocks_of(read_sweep(grid({"tuning": "abc"}, {"a": 0.1, "b": 0.2, "c": 0.3}.__getitem__)))
     assert "n = 1: no error over seeds is known" in headline(block)
     assert sentences(block)[0].startswith("Whether the others are apart from it is not known")
+
+
+def test_what_learns_and_what_is_forgotten_stand_beside_the_score(grid: Callable[..., Path]) -> None:
+    """In means over the jobs that say; a column where no job says, or where all say the same, is left out."""
+    folder = grid({"tuning": "ab", "seed": (1, 2)}, lambda tuning, seed: {"a": 0.4, "b": 0.3}[tuning])
+    for number, (learn, after) in enumerate([(70, 2.5), (70, 3.5), (9, 2.0), (9, "?")]):
+        forgetting = {"before": {"loss": 2.0}, "after": {"loss": after}}
+        result = {"trainable_parameters": learn, "forgetting": forgetting}
+        (folder / str(number) / "result.json").write_text(json.dumps(result))
+    header, rows = group_table(blocks_of(read_sweep(folder))[0])
+    named = [dict(zip(header, row, strict=True)) for row in rows]
+    assert [(row["tuning"], row["parameters that learn"], row["forgets"]) for row in named] == [
+        ("a", 70, "+1.000"),
+        ("b", 9, "0"),
+    ]
+    (folder / "0" / "result.json").unlink(), (folder / "1" / "result.json").unlink()
+    assert "parameters that learn" not in group_table(blocks_of(read_sweep(folder))[0])[0]
 
 
 def test_differences_are_over_the_seeds_that_both_have(grid: Callable[..., Path]) -> None:

@@ -75,6 +75,8 @@ def _groups(block: Block) -> str:
     if "difference" in header:
         to = "the best" if block.reference is block.best else setting(block.reference)
         notes.append(f"Difference: less {to}, over the seeds that both have; its interval by Student's t.")
+    if "forgets" in header:
+        notes.append("Forgets: by how much the loss of the checkpoint's own pretraining rose.")
     if sum(group.n > 0 for group in block.groups) > 1:
         notes.append("The best of several is flattered by the rows it was chosen on: report its score on others.")
     table = html.table(header, rows[:_GROUPS])

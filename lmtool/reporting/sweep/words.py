@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from lmtool.metrics.intervals import LEVEL
@@ -130,15 +132,44 @@ def group_table(block: Block) -> tuple[list[str], list[list[Any]]]:
     header += (["± seeds"] if seeded else []) + (["± rows"] if rows_known else []) + ["n"]
     compared = bool(gaps)
     header += ["difference", *([_INTERVAL, "pairs", "apart"] if seeded else [])] if compared else []
-    header += ["time", "jobs"]
+    beside = _beside(block)
+    header += [*beside, "time", "jobs"]
     rows = []
     for group in block.groups:
         settings = [group.settings[key] for key in block.keys] or [group.label]
         row: list[Any] = [*settings, group.mean if group.n else None]
         row += ([group.error] if seeded else []) + ([group.rows_error] if rows_known else []) + [_of_all(group)]
         row += _gap_cells(gaps.get(id(group)), group is block.reference, seeded) if compared else []
+        row += [values[len(rows)] for values in beside.values()]
         rows.append([*row, _time(group.jobs), _jobs(group.jobs)])
     return header, rows
+
+
+def _beside(block: Block) -> dict[str, list[Any]]:
+    """What stands beside the score of each group, in means over its jobs: how many parameters learn, where that differs
+    between groups, and by how much the loss of the pretraining rose, where it was measured (forgetting=)."""
+    learn = [_mean_of(group, lambda result: result["trainable_parameters"]) for group in block.groups]
+    rise = [_mean_of(group, lambda result: _loss(result, "after") - _loss(result, "before")) for group in block.groups]
+    columns: dict[str, list[Any]] = {}
+    if len(set(learn) - {None}) > 1:
+        columns["parameters that learn"] = [None if mean is None else round(mean) for mean in learn]
+    if set(rise) != {None}:
+        columns["forgets"] = [None if mean is None else signed(mean) for mean in rise]
+    return columns
+
+
+def _loss(result: Mapping[str, Any], when: str) -> float:
+    return result["forgetting"][when]["loss"]
+
+
+def _mean_of(group: Group, value: Callable[[Mapping[str, Any]], float]) -> float | None:
+    """The mean of a value over the results of a group that have it; None where none has."""
+    known = []
+    for job in group.jobs:
+        with suppress(KeyError, TypeError, ValueError):
+            known.append(float(value(job.result)))
+    known = [number for number in known if math.isfinite(number)]
+    return sum(known) / len(known) if known else None
 
 
 def _gap_cells(gap: Difference | None, reference: bool, seeded: bool) -> list[Any]:
