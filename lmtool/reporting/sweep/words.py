@@ -135,12 +135,12 @@ def group_table(block: Block) -> tuple[list[str], list[list[Any]]]:
     beside = _beside(block)
     header += [*beside, "time", "jobs"]
     rows = []
-    for group in block.groups:
+    for place, group in enumerate(block.groups):
         settings = [group.settings[key] for key in block.keys] or [group.label]
         row: list[Any] = [*settings, group.mean if group.n else None]
         row += ([group.error] if seeded else []) + ([group.rows_error] if rows_known else []) + [_of_all(group)]
         row += _gap_cells(gaps.get(id(group)), group is block.reference, seeded) if compared else []
-        row += [values[len(rows)] for values in beside.values()]
+        row += [values[place] for values in beside.values()]
         rows.append([*row, _time(group.jobs), _jobs(group.jobs)])
     return header, rows
 
