@@ -35,15 +35,15 @@ def run(config: InspectAttentionConfig, overrides: list[str]) -> list[dict[str, 
         raise UserError(f"text: {len(ids)} tokens, and at most {longest} can be drawn", "give a sentence")
     tensors = {name: torch.from_numpy(np.asarray(column)) for name, column in columns.items()}
     inputs = Packed(torch.from_numpy(np.asarray(ids)), (len(ids),), tensors).to(precision.device)
-    weights_WALL = attention_of(backbone.eval(), inputs, precision)
+    attention = attention_of(backbone.eval(), inputs, precision)
     special_L = np.isin(ids, sorted(tokenizer.special_ids))
     if special_L.all():
         raise UserError("text has no tokens of its own", "give a sentence")
-    heads, pieces = heads_of(weights_WALL, special_L), tokenizer.pieces(list(ids))
-    drawn = [(head, weights_WALL[head.layer - 1, head.number - 1]) for head in _clearest(heads)[: config.shown]]
+    heads, pieces = heads_of(attention.weights, special_L), tokenizer.pieces(list(ids))
+    drawn = [(head, attention.weights[head.layer - 1, head.number - 1]) for head in _clearest(heads)[: config.shown]]
     print_heads(output, heads, pieces, drawn)
     path = Path(config.output).expanduser()
-    write_heads(path, config.checkpoint, heads, pieces, weights_WALL)
+    write_heads(path, config.checkpoint, heads, pieces, attention)
     output.line(f"page: {path}")
     return [{"layer": head.layer, "head": head.number, "mostly": head.mostly, **head.shares} for head in heads]
 

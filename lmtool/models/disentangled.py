@@ -87,6 +87,12 @@ class PlaceScores(Position):
         self._keys_PAD, self._queries_PAD = keys_PAD, queries_PAD
 
     def score(self, q_RALD: Tensor, k_RAKD: Tensor, query_positions_RL: Tensor, key_positions_RK: Tensor) -> Tensor:
+        terms = self.terms(q_RALD, k_RAKD, query_positions_RL, key_positions_RK)
+        return sum(terms.values(), q_RALD.new_zeros(()))
+
+    def terms(
+        self, q_RALD: Tensor, k_RAKD: Tensor, query_positions_RL: Tensor, key_positions_RK: Tensor
+    ) -> dict[str, Tensor]:
         distances_RLK = query_positions_RL[:, :, None] - key_positions_RK[:, None, :]
         longest = k_RAKD.shape[-2]
         chosen = None
@@ -96,15 +102,15 @@ class PlaceScores(Position):
         else:
             index_RLK = self._index(distances_RLK)
         shape = (*q_RALD.shape[:-1], longest)
-        scores = q_RALD.new_zeros(())
+        terms = {}
         if self._keys_PAD is not None:
             products = q_RALD @ _table(self._keys_PAD, chosen, q_RALD)
-            scores = scores + products.gather(-1, index_RLK[:, None].expand(shape))
+            terms["content to place"] = products.gather(-1, index_RLK[:, None].expand(shape))
         if self._queries_PAD is not None:
             products = (k_RAKD * self._scale) @ _table(self._queries_PAD, chosen, q_RALD)
             index_RKL = index_RLK.transpose(1, 2)[:, None].expand(shape[0], shape[1], longest, shape[2])
-            scores = scores + products.gather(-1, index_RKL).transpose(-1, -2)
-        return scores
+            terms["place to content"] = products.gather(-1, index_RKL).transpose(-1, -2)
+        return terms
 
 
 def _table(rows_PAD: Tensor, chosen: Tensor | None, like: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lmtool.nn.layout import Layout
 from lmtool.nn.positions import Position
-from lmtool.nn.tiled import TileScores, attention_weights, tiled_scores
+from lmtool.nn.tiled import TileScores, attention_weights, score_terms, tiled_scores
 
 
 class Attended(NamedTuple):
@@ -36,6 +36,12 @@ class Attended(NamedTuple):
     def scores(self) -> Iterator[TileScores]:
         """q k^T scale + bias, before the softmax, a tile after the other."""
         return tiled_scores(self.q_TAD, self.k_SAD, self.layout, self.bias, self.scale)
+
+    def terms(self) -> Iterator[dict[str, Tensor]]:
+        """What the scores of each tile are the sum of, by name; nothing without a bias."""
+        if self.bias is None or not self.bias.scores:
+            return iter(())
+        return score_terms(self.q_TAD, self.k_SAD, self.layout, self.bias, self.scale)
 
     def related(self, x_TAD: Tensor) -> Iterator[TileScores]:
         """x x^T / sqrt(D) of vectors of a self-attention's tokens, where they see each other."""

@@ -79,6 +79,12 @@ class Position(nn.Module):
         already. Positions have R rows, or one for all."""
         return q_RALD.new_zeros(())
 
+    def terms(
+        self, q_RALD: Tensor, k_RAKD: Tensor, query_positions_RL: Tensor, key_positions_RK: Tensor
+    ) -> dict[str, Tensor]:
+        """By name the terms that `score` adds up."""
+        return {"places": self.score(q_RALD, k_RAKD, query_positions_RL, key_positions_RK)}
+
     def value(self, weights_RALK: Tensor, query_positions_RL: Tensor, key_positions_RK: Tensor) -> Tensor:
         """What is added to the result of the attention (Shaw); broadcasts to (R, A, L, D)."""
         return weights_RALK.new_zeros(())

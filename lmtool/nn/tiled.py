@@ -108,6 +108,24 @@ def tiled_scores(
         yield TileScores(scores_RALK, tile.allow, send(real_RL, q_TAD.device))
 
 
+def score_terms(
+    q_TAD: Tensor, k_SAD: Tensor, layout: Layout, bias: Position, scale: float | None = None
+) -> Iterator[dict[str, Tensor]]:
+    """By name the terms (R, A, L, K) whose sum the scores of each tile are: `content`, q k^T scale, and those of the
+    bias, also where nothing is seen."""
+    scale = 1 / math.sqrt(q_TAD.shape[-1]) if scale is None else scale
+    dtype = torch.promote_types(q_TAD.dtype, torch.float32)
+    queries = _rows(q_TAD.to(dtype) * scale, layout.query_places, [tile.query_RL.shape for tile in layout.tiles])
+    keys = _rows(k_SAD.to(dtype), layout.key_places, [tile.key_RK.shape for tile in layout.tiles])
+    for tile, q_RALD, k_RAKD in zip(layout.tiles, queries, keys, strict=True):
+        with torch.autocast(q_TAD.device.type, enabled=False):
+            content_RALK = q_RALD @ k_RAKD.transpose(-1, -2)
+            of_tokens = bias.of_tokens(tile.query_RL, tile.key_RK, tile.key_positions_RK)
+            terms = of_tokens.terms(q_RALD, k_RAKD, tile.query_positions_RL, tile.key_positions_RK)
+            terms = {"content": content_RALK, **terms}
+        yield {name: term.expand_as(content_RALK) for name, term in terms.items()}
+
+
 def _rows(x_TAD: Tensor, places: Places, shapes: list[torch.Size]) -> list[Tensor]:
     """The tokens as rows: one (R, A, L, D) a tile."""
     parts = gathered(x_TAD, places).split([shape.numel() for shape in shapes])

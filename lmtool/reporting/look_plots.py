@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.collections import QuadMesh
 from matplotlib.colors import LinearSegmentedColormap, to_rgba
 from matplotlib.figure import Figure
 
@@ -22,7 +24,7 @@ _PIECE = 10
 
 def heads_figure(layer: int, weights_ALL: Any, pieces: Sequence[str]) -> Figure:
     """The heads of a layer side by side. weights_ALL: (A, L, L)."""
-    count, length = len(weights_ALL), len(pieces)
+    count = len(weights_ALL)
     columns = min(_IN_A_ROW, count)
     lines = -(-count // columns)
     names = [plain(piece, _PIECE) for piece in pieces]
@@ -30,16 +32,24 @@ def heads_figure(layer: int, weights_ALL: Any, pieces: Sequence[str]) -> Figure:
         figure = blank(7.2, 0.4 + lines * (7.2 / columns + 0.3))
         for number, weights_LL in enumerate(weights_ALL, 1):
             axes = figure.add_subplot(lines, columns, number)
-            axes.patch.set_alpha(0)
-            axes.pcolormesh(weights_LL, cmap=_PAPER, vmin=0, vmax=1, edgecolors="none")
-            axes.invert_yaxis()
-            axes.set_aspect("equal")
+            _squares(axes, weights_LL, vmin=0, vmax=1)
             axes.set_title(f"{layer}.{number}", fontsize=8.5)
-            size = min(7.0, 200 / max(length, 1) / columns)
-            places = [at + 0.5 for at in range(length)]
-            axes.set_xticks(places, names, rotation=90, fontsize=size)
-            axes.set_yticks(places, names if number % columns == 1 or columns == 1 else [""] * length, fontsize=size)
-            axes.tick_params(length=0)
+            _pieces(axes, names, columns, number % columns == 1 or columns == 1)
+    return figure
+
+
+def terms_figure(terms: Mapping[str, Any], pieces: Sequence[str]) -> Figure:
+    """The terms of one head's scores side by side, each with its own scale. terms: (L, L) by name, NaN stays blank."""
+    count = len(terms)
+    names = [plain(piece, _PIECE) for piece in pieces]
+    with matplotlib.rc_context(STYLE):
+        figure = blank(7.2, 7.2 / max(count, 2) + 0.4)
+        for number, (name, scores_LL) in enumerate(terms.items(), 1):
+            axes = figure.add_subplot(1, count, number)
+            mesh = _squares(axes, scores_LL, rasterized=True)
+            axes.set_title(name, fontsize=8.5)
+            _pieces(axes, names, max(count, 2), number == 1)
+            _scale(figure, axes, mesh, location="top", shrink=0.9)
     return figure
 
 
@@ -52,17 +62,39 @@ def places_figure(scores_ALL: Any) -> Figure:
         figure = blank(1.8 * columns + 0.4, 0.2 + lines * 2.0)
         for number, scores_LL in enumerate(scores_ALL, 1):
             axes = figure.add_subplot(lines, columns, number)
-            axes.patch.set_alpha(0)
-            mesh = axes.pcolormesh(scores_LL, cmap=_PAPER, edgecolors="none", rasterized=True)
-            axes.invert_yaxis()
-            axes.set_aspect("equal")
+            mesh = _squares(axes, scores_LL, rasterized=True)
             axes.tick_params(labelsize=6.5, length=2)
             if count > 1:
                 axes.set_title(f"head {number}", fontsize=8.5)
-            bar = figure.colorbar(mesh, ax=axes, shrink=0.75, pad=0.03)
-            bar.outline.set_visible(False)
-            bar.ax.tick_params(labelsize=6.5, length=0)
+            _scale(figure, axes, mesh)
     return figure
+
+
+def _squares(axes: Axes, values_LL: Any, **options: Any) -> QuadMesh:
+    """A square a pair of places, the first row at the top."""
+    axes.patch.set_alpha(0)
+    mesh = axes.pcolormesh(values_LL, cmap=_PAPER, edgecolors="none", **options)
+    axes.invert_yaxis()
+    axes.set_aspect("equal")
+    return mesh
+
+
+def _pieces(axes: Axes, names: Sequence[str], columns: int, at_left: bool) -> None:
+    """The tokens below, and beside the leftmost of so many drawings in a row."""
+    size = min(7.0, 200 / max(len(names), 1) / columns)
+    places = [at + 0.5 for at in range(len(names))]
+    axes.set_xticks(places, names, rotation=90, fontsize=size)
+    axes.set_yticks(places, names if at_left else [""] * len(names), fontsize=size)
+    axes.tick_params(length=0)
+
+
+def _scale(figure: Figure, axes: Axes, mesh: QuadMesh, **options: Any) -> None:
+    """The bar that says which number a shade is."""
+    bar = figure.colorbar(mesh, ax=axes, **{"shrink": 0.75, "pad": 0.03, **options})
+    bar.outline.set_visible(False)
+    if bar.solids is not None:
+        bar.solids.set_rasterized(True)  # else a path a shade
+    bar.ax.tick_params(labelsize=6.5, length=0)
 
 
 class _Similar(Protocol):
@@ -105,15 +137,10 @@ def pairs_figure(pairs_WSS: Any, layers: Sequence[int]) -> Figure:
         figure = blank(2.6 * len(shown), 2.2)
         for number, at in enumerate(shown, 1):
             axes = figure.add_subplot(1, len(shown), number)
-            axes.patch.set_alpha(0)
-            mesh = axes.pcolormesh(pairs_WSS[at], cmap=_PAPER, vmin=min(0.0, float(pairs_WSS.min())), vmax=1)
-            axes.invert_yaxis()
-            axes.set_aspect("equal")
+            mesh = _squares(axes, pairs_WSS[at], vmin=min(0.0, float(pairs_WSS.min())), vmax=1)
             places = [place + 0.5 for place in range(count)]
             axes.set_xticks(places, names)
             axes.set_yticks(places, names)
             axes.set_title(f"layer {layers[at]}", fontsize=8.5)
-            bar = figure.colorbar(mesh, ax=axes, shrink=0.75, pad=0.03)
-            bar.outline.set_visible(False)
-            bar.ax.tick_params(labelsize=6.5, length=0)
+            _scale(figure, axes, mesh)
     return figure

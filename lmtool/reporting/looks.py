@@ -184,6 +184,15 @@ class _Head(Protocol):
     def entropy(self) -> float: ...
 
 
+class _Attention(Protocol):
+    """As of representations/attention.py."""
+
+    @property
+    def weights(self) -> Any: ...
+    @property
+    def terms(self) -> Mapping[str, Any]: ...
+
+
 def print_heads(
     output: Output, heads: Sequence[_Head], pieces: Sequence[str], drawn: Sequence[tuple[_Head, Any]]
 ) -> None:
@@ -208,8 +217,9 @@ def print_heads(
             output.line(f"{plain(piece, _PIECE):>{_PIECE}} {shades}")
 
 
-def write_heads(path: Path, name: str, heads: Sequence[_Head], pieces: Sequence[str], weights_WALL: Any) -> None:
-    """The page: a table of the heads, and every head drawn. UserError where the disk refuses."""
+def write_heads(path: Path, name: str, heads: Sequence[_Head], pieces: Sequence[str], attention: _Attention) -> None:
+    """The page: every head drawn, of each layer's first head what its scores are the sum of where they have several
+    terms, and a table of the heads. UserError where the disk refuses."""
     from lmtool.reporting import drawing, look_plots
 
     patterns = list(heads[0].shares)
@@ -221,13 +231,20 @@ def write_heads(path: Path, name: str, heads: Sequence[_Head], pieces: Sequence[
     ]  # fmt: skip
     drawings = [
         html.figure(drawing.svg(look_plots.heads_figure(layer, weights_ALL, pieces)), f"layer {layer}")
-        for layer, weights_ALL in enumerate(weights_WALL, 1)
+        for layer, weights_ALL in enumerate(attention.weights, 1)
     ]
     words = "Down: the token that looks. Across: what it looks at. Dark: much of its weight, which adds up to 1."
+    summands = [
+        html.figure(drawing.svg(look_plots.terms_figure(of_layer, pieces)), f"layer {layer}, head 1")
+        for layer in range(1, len(attention.weights) + 1)
+        if (of_layer := {term: maps_WALL[layer - 1, 0] for term, maps_WALL in attention.terms.items()})
+    ]
+    parts = html.paragraph("Before the softmax, a score is the sum of these. Dark: a high one, on a scale of its own.")
     body = [
         f"<h1>{html.escape(name)}</h1>",
         html.paragraph(" ".join(pieces)),
         html.section("Every head, drawn", html.paragraph(words), *drawings),
+        *([html.section("What the scores are the sum of", parts, *summands)] if summands else []),
         html.section("What each head is on", html.table(header, rows)),
     ]
     with writing(path.parent):

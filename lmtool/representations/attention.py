@@ -23,10 +23,11 @@ from lmtool.types import Packed
 
 
 class _Weights(Tap):
-    """Keeps the weights of every self-attention over the inputs, of one text."""
+    """Keeps the weights of every self-attention over the inputs, of one text, and the terms of its scores."""
 
     def __init__(self) -> None:
         self.layers: dict[int, Tensor] = {}
+        self.terms: dict[int, dict[str, Tensor]] = {}
 
     def wants(self, place: Place) -> bool:
         return False
@@ -38,14 +39,29 @@ class _Weights(Tap):
         def take(attended: Attended) -> None:
             (weights_ALK,) = attended.weights()
             self.layers[place.layer] = weights_ALK
+            _, queries, keys = weights_ALK.shape
+            for terms in attended.terms():
+                self.terms[place.layer] = {
+                    name: term_RALK[0, :, :queries, :keys].masked_fill(weights_ALK == 0, torch.nan)
+                    for name, term_RALK in terms.items()
+                }
 
         return take
 
 
+@dataclass(frozen=True, eq=False)
+class Attention:
+    """The self-attentions over one text, of an encoder-decoder those of its encoder. weights: (W, A, L, L) float32.
+    terms: by name as many of what a score is the sum of before the softmax, NaN where nothing is seen; empty where
+    positions add nothing to it."""
+
+    weights: np.ndarray
+    terms: dict[str, np.ndarray]
+
+
 @torch.no_grad()
-def attention_of(backbone: Backbone, inputs: Packed, precision: Precision) -> np.ndarray:
-    """(W, A, L, L) float32 weights of the self-attentions over one text, in evaluation mode; of an encoder-decoder
-    those of its encoder. UserError for a model that has none."""
+def attention_of(backbone: Backbone, inputs: Packed, precision: Precision) -> Attention:
+    """In evaluation mode. UserError for a model that has none."""
     tap = _Weights()
     with precision.autocast():
         read = backbone.read_inputs if isinstance(backbone, EncoderDecoder) else backbone
@@ -54,7 +70,15 @@ def attention_of(backbone: Backbone, inputs: Packed, precision: Precision) -> np
         raise UserError(
             f"model={backbone.config.name} has no attention of a text to itself", "give a checkpoint of another model"
         )
-    return torch.stack([tap.layers[layer].float().cpu() for layer in sorted(tap.layers)]).numpy()
+    names = next(iter(tap.terms.values()), {})
+    return Attention(
+        _stacked(tap.layers),
+        {name: _stacked({layer: terms[name] for layer, terms in tap.terms.items()}) for name in names},
+    )
+
+
+def _stacked(layers: dict[int, Tensor]) -> np.ndarray:
+    return torch.stack([layers[layer].float().cpu() for layer in sorted(layers)]).numpy()
 
 
 PATTERNS = ("previous", "next", "first", "itself", "separators")
