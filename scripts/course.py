@@ -12,16 +12,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
-import resource
-import shlex
-import subprocess
 import sys
-import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from course_commands import ROOT, run_command
 from course_page import Spent, stdout_of, write_course
 from course_text import Course, Topic, read_course, written
 from rows import listed, stop
@@ -29,10 +26,7 @@ from rows import listed, stop
 from lmtool.config.nearest import nearest
 from lmtool.reporting.text import duration
 
-ROOT = Path(__file__).resolve().parents[1]
 COURSE = ROOT / "docs" / "course.md"
-# A line of the document is a line of bash, in which `lmtool` is that of this interpreter.
-_SHELL = f'lmtool() {{ {shlex.quote(sys.executable)} -m lmtool "$@"; }}\n'
 
 
 def main() -> None:
@@ -84,10 +78,12 @@ def run(topic: Topic, folder: Path) -> str | None:
     print(f"{topic.number}. {topic.title}{'' if left else ': finished before'}", flush=True)
     for number, command in enumerate(left, len(records)):
         print(f"  {command}", end="  ", flush=True)
-        record = run_one(topic, number, command, folder)
+        out = stdout_of(folder, topic, number)
+        out.parent.mkdir(exist_ok=True)
+        record = asdict(run_command(command, folder, out))
         print(duration(record["seconds"]), flush=True)
         if record["status"]:
-            log = stdout_of(folder, topic, number).with_suffix(".err")
+            log = out.with_suffix(".err")
             said = " ".join(re.findall(r"^(?:error|hint): .*", log.read_text(errors="replace"), re.MULTILINE))
             return f"topic {topic.id} ended with status {record['status']} at {command}: {said or 'see'} {log}"
         records.append(record)
@@ -98,29 +94,6 @@ def run(topic: Topic, folder: Path) -> str | None:
         seconds, cpu = (sum(record[key] for record in records) for key in ("seconds", "cpu_seconds"))
         print(f"  {duration(seconds)}, {duration(cpu)} of CPU", flush=True)
     return None
-
-
-def run_one(topic: Topic, number: int, command: str, folder: Path) -> dict[str, Any]:
-    """Run a command; its seconds, the CPU seconds of its processes, its exit status."""
-    out = stdout_of(folder, topic, number)
-    out.parent.mkdir(exist_ok=True)
-    paths = os.pathsep.join(path for path in (str(ROOT), os.environ.get("PYTHONPATH")) if path)
-    environment = os.environ | {"PYTHONPATH": paths, "HF_HUB_OFFLINE": "1"}
-    before, started = cpu_seconds(), time.monotonic()
-    with out.open("w") as stdout, out.with_suffix(".err").open("w") as stderr:
-        shell = ["bash", "-o", "pipefail", "-c", _SHELL + command]
-        process = subprocess.run(shell, cwd=folder, env=environment, stdout=stdout, stderr=stderr)
-    return {
-        "command": command,
-        "seconds": round(time.monotonic() - started, 2),
-        "cpu_seconds": round(cpu_seconds() - before, 2),
-        "status": process.returncode,
-    }
-
-
-def cpu_seconds() -> float:
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
 
 
 def record_path(topic: Topic, folder: Path) -> Path:

@@ -4,6 +4,7 @@ one file that needs no other."""
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +30,7 @@ li { margin: 6px 0; } .contents { padding-left: 0; list-style: none; columns: 2 
   gap: 14px; } .contents span { color: var(--quiet); white-space: nowrap; }
 </style>"""
 _PRINTED = 40_000
+_COLUMNS = 116
 _PIECE = re.compile(r"<h[23][^>]*>.*?</h[23]>|<figure>.*?</figure>|<table.*?</table>", re.DOTALL)
 
 
@@ -95,13 +97,19 @@ def _part(topic: Topic, part: Part, spent: Spent, embedded: _Embedded) -> str:
     if isinstance(part, Show):
         return embedded.shown(part)
     assert isinstance(part, Printed)
-    lines = [
-        line
-        for number in range(part.block.first, part.block.first + len(part.block.lines))
-        for line in _read(stdout_of(embedded.folder, topic, number)).splitlines()
-    ]
-    text = "\n".join(lines if part.last is None else lines[-part.last :])
+    numbers = range(part.block.first, part.block.first + len(part.block.lines))
+    printed = "".join(_read(stdout_of(embedded.folder, topic, number)) for number in numbers)
+    text = "\n".join(wrapped for line in part.lines(printed) for wrapped in _wrapped(line))
     return f'<pre class="printed">{html.escape_lines(text, _PRINTED)}</pre>' if text else ""
+
+
+def _wrapped(line: str) -> list[str]:
+    """A printed line in the width of the page, behind the first below its label."""
+    if len(line) <= _COLUMNS:
+        return [line]
+    label = re.match(r"\s*\S+( \S+)?\s{2,}", line)
+    indent = " " * (len(label[0]) if label else 2)
+    return textwrap.wrap(line, _COLUMNS, subsequent_indent=indent, break_on_hyphens=False, replace_whitespace=False)
 
 
 def _runs(block: Commands, folder: Path, seconds: Sequence[float]) -> str:
@@ -141,7 +149,7 @@ def _claims(topics: Sequence[Topic], verdicts: dict[tuple[str, int], Verdict]) -
         "of the rows it was scored on. Few runs of small models: what does not hold here may hold at a larger scale."
     )
     table = html.table(["topic", "claim", "here", "measured"], rows)
-    return f'<h2 id="claims">Claims</h2>{html.paragraph(words)}<div class="wide-enough">{table}</div>'
+    return f'<h2 id="claims">Claims</h2>{html.paragraph(words)}{table}'
 
 
 def stdout_of(folder: Path, topic: Topic, number: int) -> Path:

@@ -4,7 +4,7 @@ A topic is `## 3. Title {#id}` and what follows: text, ```bash blocks of command
 on a line of its own:
 
     <!-- show PAGE.html [N-M] -->     figures and tables N to M (or all) of a page that lmtool wrote
-    <!-- output [last N] -->          what the bash block before it printed, or its last N lines
+    <!-- output [first N|last N] -->  what the bash block before it printed, or so many lines of it
     <!-- claim TEXT | FOLDER KEY > FOLDER KEY -->
                                       what a paper says, as two numbers; also `<`, and a number on the right
 
@@ -47,10 +47,15 @@ class Show:
 
 @dataclass(frozen=True)
 class Printed:
-    """The last lines (None: all) that a block printed."""
+    """Lines that a block printed: `first` of them, or `last`, or all."""
 
     block: Commands
+    first: int | None
     last: int | None
+
+    def lines(self, text: str) -> list[str]:
+        lines = text.splitlines()
+        return lines[: self.first] if self.last is None else lines[-self.last :]
 
 
 @dataclass(frozen=True)
@@ -174,14 +179,15 @@ def _directive(line: str, block: Commands | None, place: str) -> Part:
     if verb == "show":
         part = _show(words)
     elif verb == "output" and block is not None:
-        limits = re.fullmatch(r"(?:last (\d+))?", words)
-        part = Printed(block, int(limits[1]) if limits[1] else None) if limits else None
+        limits = re.fullmatch(r"(?:(first|last) (\d+))?", words)
+        count = {limits[1]: int(limits[2])} if limits and limits[1] else {}
+        part = Printed(block, count.get("first"), count.get("last")) if limits else None
     elif verb == "claim":
         part = _claim(words)
     if part is None:
         stop(
             f"{place}: {line} is no directive" + (" here: no commands stand before it" if verb == "output" else ""),
-            "show PAGE.html [N-M], output [last N], or claim TEXT | FOLDER KEY > FOLDER KEY",
+            "show PAGE.html [N-M], output [first N|last N], or claim TEXT | FOLDER KEY > FOLDER KEY",
         )
     return part
 

@@ -28,7 +28,12 @@ two' && echo ran >> ran.txt
 
 ```bash
 cat runs/a/result.json
+lmtool --version
 ```
+
+<!-- output first 1 -->
+
+text with 1 < 2
 
 - **Look at**: this
   line.
@@ -95,6 +100,8 @@ def test_it_runs_resumes_and_writes_a_page(course, tmp_path, capsys):
     assert "2.000 (n = 1) against 1.100 (n = 2), difference +0.9 ± 0.14" in page and "holds here" in page
     assert "0.450 (n = 1) against 0.500, difference -0.05 ± 0.1" in page and "not clear here" in page
     assert "no result of runs/c" in page and "not run yet" in page
+    assert (out / "logs/second-2.out").read_text().startswith("lmtool ") and "text with 1 &lt; 2" in page
+    assert '<pre class="printed">{&quot;value&quot;: 2.0' in page
     assert page.count("<h3>Heads</h3>") == 1 and "<h3>Curves</h3>" not in page
     assert 'id="e3-d2-a" clip-path="url(#e3-d2-a)"' in page and 'href="#e3-d2-a"' in page
     assert "<td>1</td>" not in page

@@ -1,0 +1,86 @@
+"""A command of the course, run as a user would type it, offline, with what it prints in files.
+
+Most of a short command's time is the import of torch and of what stands on it. A line that is nothing but a command of
+lmtool therefore runs in a fork of this process, which has imported all of it once; any other line is bash's.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+# A line of the document is a line of bash, in which `lmtool` is that of this interpreter.
+_SHELL = f'lmtool() {{ {shlex.quote(sys.executable)} -m lmtool "$@"; }}\n'
+# What bash reads more in than words, where it is not quoted.
+_OF_BASH = re.compile(r"[|&;<>$`*?~{}()\\]")
+_QUOTED = re.compile(r"'[^']*'|\"[^\"$`\\]*\"")
+
+
+@dataclass(frozen=True)
+class Ran:
+    """seconds: of the wall. cpu_seconds: of all its processes. status: its exit status."""
+
+    command: str
+    seconds: float
+    cpu_seconds: float
+    status: int
+
+
+def run_command(command: str, folder: Path, stdout: Path) -> Ran:
+    """Run a line in a folder; standard error is written beside `stdout`, as .err."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    forks = command.startswith("lmtool ") and not _OF_BASH.search(_QUOTED.sub("", command))
+    if forks:
+        _import_all()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    started = time.monotonic()
+    process = os.fork()
+    if process == 0:
+        _become(command, folder, stdout.resolve(), forks)
+    try:
+        _, status, usage = os.wait4(process, 0)
+    except KeyboardInterrupt:
+        os.waitpid(process, 0)  # it was interrupted too, and saves a checkpoint
+        raise
+    seconds = time.monotonic() - started
+    cpu_seconds = usage.ru_utime + usage.ru_stime
+    return Ran(command, round(seconds, 2), round(cpu_seconds, 2), os.waitstatus_to_exitcode(status))
+
+
+def _import_all() -> None:
+    from lmtool.environment import ENVIRONMENT
+
+    os.environ |= ENVIRONMENT | os.environ
+    import lmtool.cli
+    import lmtool.commands.inspect
+    import lmtool.commands.inspect_attention
+    import lmtool.commands.pretrain
+    import lmtool.reporting.look_plots  # noqa: F401
+
+
+def _become(command: str, folder: Path, stdout: Path, forks: bool) -> None:
+    """In the new process: run the command and end."""
+    status = 1
+    try:
+        for path, stream in ((Path(os.devnull), 0), (stdout, 1), (stdout.with_suffix(".err"), 2)):
+            os.dup2(os.open(path, (os.O_WRONLY if stream else os.O_RDONLY) | os.O_CREAT | os.O_TRUNC, 0o644), stream)
+        os.chdir(folder)
+        os.environ["PYTHONPATH"] = os.pathsep.join(path for path in (str(ROOT), os.environ.get("PYTHONPATH")) if path)
+        if not forks:
+            os.execvp("bash", ["bash", "-o", "pipefail", "-c", _SHELL + command])
+        from lmtool import cli
+
+        sys.stdout, sys.stderr = (os.fdopen(stream, "w", encoding="utf-8", errors="replace") for stream in (1, 2))
+        sys.argv = shlex.split(command)
+        status = cli.main()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
