@@ -1,12 +1,22 @@
-"""The course: its document is read as written, run command by command, resumed, and becomes one page."""
+"""The course: its document is read as written, run command by command, resumed, and becomes one page. That of docs/ is
+composed command by command, and names what it wrote."""
 
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
+import yaml
+
+from lmtool import cli
+from lmtool.manifest import write_manifest
+
+ROOT = Path(__file__).resolve().parents[2]
 
 DOCUMENT = """# A course
 
@@ -62,6 +72,7 @@ def course(script, monkeypatch, tmp_path):
     module = script("course")
     (tmp_path / "course.md").write_text(DOCUMENT.replace("echo 'one\ntwo'", "printf 'one\\ntwo\\n'"))
     monkeypatch.setattr(module, "COURSE", tmp_path / "course.md")
+    monkeypatch.setattr("course_commands._import_all", lambda: None)  # --version needs none of it
 
     def run(*words: str) -> int:
         monkeypatch.setattr(sys, "argv", ["course.py", "--folder", str(tmp_path / "out"), *words])
@@ -105,3 +116,71 @@ def test_it_runs_resumes_and_writes_a_page(course, tmp_path, capsys):
     assert page.count("<h3>Heads</h3>") == 1 and "<h3>Curves</h3>" not in page
     assert 'id="e3-d2-a" clip-path="url(#e3-d2-a)"' in page and 'href="#e3-d2-a"' in page
     assert "<td>1</td>" not in page
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("{#second}", "{#first}", "two topics have the id first"),
+        ("## 2. Second", "## Second", "course.md:17: ## Second {#second} is no heading of a topic"),
+        ("output last 1", "print", "<!-- print --> is no directive"),
+        ("drawn.html 2", "drawn.html 3-2", "<!-- show drawn.html 3-2 --> is no directive"),
+        ("runs/c value > 1", "runs/c value = 1", "is no directive"),
+        ("absent\n```", "absent", "this block has no end"),
+    ],
+)
+def test_what_is_no_course_is_refused_by_its_line(script, capsys, old, new, said):
+    assert old in DOCUMENT
+    with pytest.raises(SystemExit):
+        script("course_text").read_course(DOCUMENT.replace(old, new), "course.md")
+    assert said in capsys.readouterr().err
+
+
+def test_the_shipped_course_composes_and_names_what_it_wrote(script, monkeypatch, tmp_path, capsys):
+    """Every command is composed and decoded, in the order of the page; a run that a command would train stands as a
+    checkpoint with its configuration and nothing in it. Directives name what a command above them writes."""
+    text = script("course_text")
+    monkeypatch.chdir(tmp_path)
+    course = text.read_course((ROOT / "docs" / "course.md").read_text(encoding="utf-8"))
+    assert [topic.number for topic in course.topics] == [*range(1, 17)]
+    written: set[str] = set()
+    for topic in course.topics:
+        for part in topic.parts:
+            for line in part.lines if isinstance(part, text.Commands) else ():
+                written |= text.written(line)
+                if line.startswith("lmtool "):
+                    composed(line, capsys)
+            named = [part.page] if isinstance(part, text.Show) else []
+            named += [part.left, part.right] if isinstance(part, text.Claim) else []
+            for name in [value.folder if isinstance(value, text.Value) else value for value in named]:
+                if not isinstance(name, float):
+                    assert any(fnmatch(path, name) or name.startswith(f"{path}/") for path in written), (topic.id, name)
+
+
+def composed(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = shlex.split(line, comments=True)[1:]
+    if words[0] in ("report", "runs", "list", "show", "resume"):  # read no configuration
+        return
+    status = cli.main([*words, "--cfg", "job"])
+    printed = capsys.readouterr()
+    assert status == 0, f"{line}\n{printed.err}"
+    for folder in folders_of(words) if words[0] in ("pretrain", "finetune", "import") else []:
+        jobs = re.split(r"(?m)^(?=version: )", printed.out)[1:]
+        for number, job in enumerate(jobs):
+            stand_in(folder / str(number) if "-m" in words else folder, yaml.safe_load(job))
+
+
+def folders_of(words: list[str]) -> list[Path]:
+    keys = dict(word.split("=", 1) for word in words if "=" in word)
+    return [Path("runs") / keys["name"]] if "name" in keys else [Path(keys["output"])] if "output" in keys else []
+
+
+def stand_in(run: Path, config: dict[str, object]) -> None:
+    """A run with a checkpoint that says how it was trained, without weights."""
+    checkpoint = run / "checkpoints" / "step_00000001"
+    checkpoint.mkdir(parents=True)
+    for name, content in (("config.json", json.dumps(config)), ("state.json", "{}"), ("model.safetensors", "")):
+        (checkpoint / name).write_text(content)
+    write_manifest(checkpoint, {"step": 1})
+    for pointer in ("best", "last"):
+        (run / "checkpoints" / pointer).write_text(checkpoint.name)
