@@ -20,7 +20,6 @@ torch.nn.LSTM, with one bias.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -34,7 +33,7 @@ from lmtool.nn.embeddings import Embeddings, StackInput
 from lmtool.nn.initialization import Draw, normal_by_inputs
 from lmtool.nn.positions import Position
 from lmtool.nn.recurrent import State
-from lmtool.nn.recurrent_layers import RecurrentLayer, StateCache
+from lmtool.nn.recurrent_layers import RecurrentLayer, SegmentStates, StateCache
 from lmtool.nn.stack import Tap
 from lmtool.types import Packed
 
@@ -69,14 +68,16 @@ class Lstm(Decoder):
         if carried is None:
             return super().forward(packed, draws, cache, read_M, tap)
         cache = self.new_cache(len(packed.lengths), max(packed.lengths))
-        layers: list[Any] = cache.layers
-        for number, kept in enumerate(layers):
-            kept.state = State(*(carried.before[f"{part}_{number}"] for part in _PARTS))
+        layers = [
+            SegmentStates(State(*(carried.before[f"{part}_{number}"] for part in _PARTS)))
+            for number in range(len(self.layers))
+        ]
+        cache.layers = [*layers]
         hidden_TH = super().forward(packed, draws, cache, read_M, tap)
         carried.after = {
             f"{part}_{number}": tensor
             for number, kept in enumerate(layers)
-            for part, tensor in zip(_PARTS, kept.state, strict=True)
+            for part, tensor in zip(_PARTS, kept.after, strict=True)
         }
         return hidden_TH
 

@@ -119,7 +119,7 @@ class AttendingGru(nn.Module):
             states.append(state_NC)
             contexts.append(context_RV)
         if kept is not None:
-            kept.state = (self._last(states, before_NC, steps),)
+            kept.keep((self._last(states, before_NC, steps),))
         if not states:
             return x_TE.new_zeros(0, self.output.out_features // 2)
         read = (torch.cat(states)[steps.places_T], x_TE, torch.cat(contexts)[steps.places_T])

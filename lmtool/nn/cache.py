@@ -29,7 +29,7 @@ class Cache:
     ahead: places in front of each text, of a prefix; they come on top of the capacity. lengths: tokens read of each.
     room: places a row has by now. fresh: whether the tokens that came last are
     the first of all texts. layers: what each layer keeps, given to it in its context; new_layer makes one of the
-    cache, keys and values where None. It has `select(rows_R)`, as `LayerCache` has.
+    cache, keys and values where None. It has `select(rows_R)` and `grows`, as `LayerCache` has.
     """
 
     def __init__(
@@ -89,7 +89,10 @@ class Cache:
 
 
 class LayerCache:
-    """The keys and values of one layer, allocated when the first ones show type and device."""
+    """The keys and values of one layer, allocated when the first ones show type and device. grows: a forward adds to
+    what the next one reads, so that a layer may not read the same tokens twice."""
+
+    grows = True
 
     def __init__(self, cache: Cache):
         self._cache = cache

@@ -28,13 +28,32 @@ def steps_of(texts: Segments, reverse: bool = False) -> Lockstep:
 class StateCache:
     """The states of a recurrent layer behind the tokens it has read, in the place of keys and values."""
 
+    grows = True
+
     def __init__(self, cache: Cache):
         self.state: tuple[Tensor, ...] | None = None
+
+    def keep(self, state: tuple[Tensor, ...]) -> None:
+        """Take the state behind the new tokens: the next ones begin with it."""
+        self.state = state
 
     def select(self, rows_R: Tensor) -> None:
         """Keep these documents alone."""
         if self.state is not None:
             self.state = tuple(part.index_select(0, rows_R) for part in self.state)
+
+
+class SegmentStates(StateCache):
+    """The states in front of a segment and, apart from them, those behind it: a layer may read its segment again."""
+
+    grows = False
+
+    def __init__(self, before: State):
+        self.state: tuple[Tensor, ...] | None = before
+        self.after: tuple[Tensor, ...] = before
+
+    def keep(self, state: tuple[Tensor, ...]) -> None:
+        self.after = state
 
 
 class RecurrentLayer(nn.Module):
@@ -51,7 +70,7 @@ class RecurrentLayer(nn.Module):
         before = None if kept is None or kept.state is None else State(*kept.state)
         given_TP, state = self.cell(x_TI, steps_of(context.packed.segments), before)
         if kept is not None:
-            kept.state = state
+            kept.keep(state)
         return self.dropout(only(given_TP, context.read_M), context.read_draws)
 
 

@@ -296,10 +296,10 @@ class Stack(nn.Module):
         return self.leave(x_TH, draws_of(entered.draws, read_M))
 
     def _applied(self, layer: Callable[[Tensor, Context], Tensor], x_TH: Tensor, context: Context) -> Tensor:
-        """What a layer makes of its states. It is recomputed from what it read alone: a cache, and who takes what an
-        attention computes with, would see it twice. Its draws are functions of their place, so the generators' state
-        need not be restored."""
-        kept = not torch.is_grad_enabled() or context.cache is not None
+        """What a layer makes of its states. It is recomputed from what it read alone: a cache that grows, and who takes
+        what an attention computes with, would see it twice. Its draws are functions of their place, so the generators'
+        state need not be restored."""
+        kept = not torch.is_grad_enabled() or (context.cache is not None and context.cache.grows)
         kept = kept or (context.encoded is not None and context.encoded.keep)
         if not self.recomputes or kept or any(context.wanted(kind) is not None for kind in get_args(AttentionKind)):
             return layer(x_TH, context)

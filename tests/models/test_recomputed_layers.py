@@ -9,11 +9,13 @@ import torch
 
 from lmtool.config.tables import build, entries
 from lmtool.errors import UserError
+from lmtool.nn.carried import Carried
 from lmtool.nn.dropout import DeviceDraws, TokenDraws, token_keys
 from lmtool.nn.prefix import KeyPrefix
 from lmtool.nn.stack import Stack, Tap, recompute_layers
 from lmtool.tuning.lora import LoraLinear, hand_draws
 from lmtool.tuning.places import layers
+from lmtool.types import Packed
 from tests.models.test_read import FAMILIES, LENGTHS, READ, SIZES, config_of, packed
 
 
@@ -164,6 +166,31 @@ def test_a_cache_sees_tokens_once():
     hidden_TH = model(packed(1), cache=cache)
     assert set(model.calls.values()) == {1} and tuple(cache.lengths) == LENGTHS
     torch.testing.assert_close(hidden_TH, model(packed(1)))
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if config_of(name, memory_length=3).carries_state])
+def test_a_segment_behind_carried_state(family):
+    """Its layers read it twice, and leave what they leave behind one reading."""
+    model, outcomes = model_of(family, memory_length=3), []
+    columns = {"segment": torch.zeros(12, dtype=torch.int64), "rank": torch.arange(12)}
+    text = Packed(torch.arange(1, 13), (6, 6), columns)
+    draws = TokenDraws(token_keys(0, 1, torch.arange(2), torch.zeros(2), text))
+    reads = {"asked_M": torch.tensor([3, 5, 10]), "reuse": 3} if family == "xlnet" else {}
+    for recomputes in (False, True):
+        model.recomputes = recomputes
+        model.zero_grad()
+        state = model.initial_state(2)
+        for segment in range(2):
+            model.calls.clear()
+            carried = Carried(state, (6 * segment,) * 2)
+            model(text, draws, carried=carried, **reads).square().sum().backward()
+            state = {name: tensor.detach() for name, tensor in carried.after.items()}
+        assert model.calls and set(model.calls.values()) == {1 + recomputes}
+        gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+        outcomes.append(state | gradients)
+    plain, again = outcomes
+    assert plain.keys() == again.keys() and all(torch.equal(plain[name], again[name]) for name in plain)
+    assert len(plain) > 3 and all(plain[name].abs().sum() > 0 for name in state)
 
 
 def test_a_model_without_layers_is_refused():

@@ -6,9 +6,10 @@ wants a process without threads: start the harness as a program of its own, with
 
     OMP_NUM_THREADS=1 python tests/training/kill_harness.py PACKAGE.MODULE:JOB --kills 100 --root FOLDER
 
-prints one JSON line a job: kills, runs, kills during a save, unreadable checkpoints, runs that differ from the
-uninterrupted one. Any jobs of a module may stand there (MODULE:ONE,OTHER), those of real commands too; ONE@4@5 is
-killed at these steps, and at no random moments. A function `prepare()` beside them is called before the first fork.
+prints one JSON line a job: kills, of which during a save and behind a checkpoint, runs, unreadable checkpoints, runs
+that differ from the uninterrupted one and the files in which they do. Any jobs of a module may stand there
+(MODULE:ONE,OTHER), those of real commands too; ONE@4@5 is killed at these steps, and at no random moments. A function
+`prepare()` beside them is called before the first fork.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,17 +32,29 @@ if TYPE_CHECKING:
     from lmtool.training.progress import Progress
 
 Job = Callable[[Path], None]
+Outcome = dict[str, object]
+CLOCKS = ("tokens_per_second", "seconds")
 
 
 @dataclass
 class Count:
-    """What happened. differing: runs whose rows or weights are not those of the uninterrupted run."""
+    """What happened. resumed: kills that left a checkpoint to resume from. differing: runs whose outcome is not that of
+    the uninterrupted run. files: those in which they differ."""
 
     kills: int = 0
     runs: int = 0
     kills_in_a_save: int = 0
+    resumed: int = 0
     unreadable: int = 0
     differing: int = 0
+    files: list[str] = field(default_factory=list)
+
+    def compare(self, outcome: Outcome, expected: Outcome) -> None:
+        """Enter a run that has ended."""
+        names = sorted(name for name in outcome.keys() | expected.keys() if outcome.get(name) != expected.get(name))
+        self.runs += 1
+        self.differing += bool(names)
+        self.files = sorted({*self.files, *names})
 
 
 def fork(job: Job, folder: Path) -> int:
@@ -70,21 +83,29 @@ def wait(child: int, seconds: float) -> int | None:
         time.sleep(0.002)
 
 
-def outcome(folder: Path) -> tuple[list[dict[str, object]], dict[str, bytes]]:
-    """Rows without what a clock measured, and the bytes of the last checkpoint's tensors, by name (a file's header
-    has no fixed order)."""
+def outcome(folder: Path) -> Outcome:
+    """By name the files of a run that hold what it has computed: its rows, and of its last checkpoint weights,
+    optimizer, carried state and counters. Without what a clock measured; of tensors the bytes by name, since the header
+    of their file has no fixed order."""
     from safetensors.numpy import load_file
 
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    clocks = ("tokens_per_second", "seconds")
-    rows = [{key: value for key, value in row.items() if key not in clocks} for row in rows]
     last = folder / "checkpoints" / (folder / "checkpoints" / "last").read_text().strip()
-    files = [load_file(path) for path in sorted(last.glob("*.safetensors"))]
-    return rows, {name: tensor.tobytes() for tensors in files for name, tensor in tensors.items()}
+    tensors = {path.name: load_file(path) for path in sorted(last.glob("*.safetensors"))}
+    return {
+        "metrics.jsonl": [_without_clocks(row) for row in rows],
+        "state.json": _without_clocks(json.loads((last / "state.json").read_text())),
+        **{file: {name: held.tobytes() for name, held in sorted(of_file.items())} for file, of_file in tensors.items()},
+    }
+
+
+def _without_clocks(row: dict[str, object]) -> dict[str, object]:
+    return {key: value for key, value in row.items() if key not in CLOCKS}
 
 
 def kill_many(job: Job, root: Path, kills: int, seed: int = 0, seconds: float = 600.0) -> Count:
-    """Kill runs of the job until `kills` have hit a living process, and compare each run with one left alone.
+    """Kill runs of the job until `kills` have hit a living process, and at least one of them behind a checkpoint, and
+    compare each run with one left alone.
 
     The moments are drawn uniformly up to the time of an uninterrupted run, a third of them from its first quarter, so
     that a run is hit several times. RuntimeError where a job fails by itself.
@@ -98,15 +119,17 @@ def kill_many(job: Job, root: Path, kills: int, seed: int = 0, seconds: float = 
     alone = time.monotonic() - begun
     expected = outcome(root / "alone")
 
+    def few() -> bool:
+        return count.kills < kills or not count.resumed
+
     def moments() -> Iterator[float]:
-        while count.kills < kills:
+        while few():
             yield chance.uniform(0, alone * (0.25 if chance.random() < 0.33 else 1.0))
 
-    while count.kills < kills:
+    while few():
         folder = root / f"killed-{count.runs:03d}"
         run_killed(job, folder, moments(), count, seconds)
-        count.runs += 1
-        count.differing += outcome(folder) != expected
+        count.compare(outcome(folder), expected)
     return count
 
 
@@ -129,8 +152,9 @@ def run_killed(job: Job, folder: Path, moments: Iterator[float], count: Count, s
             raise RuntimeError(f"the job did not end within {seconds} seconds in {folder}")
         count.kills += 1
         count.kills_in_a_save += any((folder / "checkpoints").glob(".tmp-*"))
-        for saved in saved_steps(folder / "checkpoints"):
-            count.unreadable += not is_intact(saved)
+        saved = saved_steps(folder / "checkpoints")
+        count.resumed += bool(saved)
+        count.unreadable += sum(not is_intact(step) for step in saved)
 
 
 def kill_at(job: Job, root: Path, steps: Sequence[int], seconds: float = 600.0) -> Count:
@@ -148,8 +172,8 @@ def kill_at(job: Job, root: Path, steps: Sequence[int], seconds: float = 600.0) 
             raise RuntimeError(f"the run was not killed at step {step}")
         if wait(fork(job, folder), seconds) != 0:
             raise RuntimeError(f"the job failed in {folder}")
-        count.kills, count.runs = count.kills + 1, count.runs + 1
-        count.differing += outcome(folder) != expected
+        count.kills, count.resumed = count.kills + 1, count.resumed + 1
+        count.compare(outcome(folder), expected)
     return count
 
 
