@@ -3,7 +3,7 @@ windows that overlap."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lmtool.commands.configs import EvaluateConfig, PretrainConfig
@@ -50,11 +50,12 @@ def evaluate_text(config: EvaluateConfig, trained: Trained, before: PretrainConf
     metrics = evaluations.metrics()
     rows = [[name, f"{value:.4f}"] for name, value in metrics.items()]
     print_table(output, ["metric", "value"], rows, heading=f"{config.checkpoint} · {title}")
-    carries = held_out.first.loader.facts().get("lanes")
-    if carries is not None:
-        output.line(_carried(carries, max_length, learner.backbone))
-    elif learner.slides:
-        output.line(_policy(config, max_length))
+    facts = held_out.first.loader.facts()
+    policy = _carried(facts, max_length, learner.backbone) if "lanes" in facts else _policy(config, max_length)
+    if learner.slides:
+        output.line(f"{policy}; {_ENDS}")
+    elif "lanes" in facts:
+        output.line(policy)
     for warning in evaluations.warnings:
         output.line(f"warning: {warning}", "yellow")
     return metrics
@@ -96,18 +97,19 @@ def remember(config: EvaluateConfig, learner: BaseLearner, max_length: int) -> N
     backbone.remember(tokens)
 
 
-def _carried(lanes: int, max_length: int, backbone: Backbone) -> str:
-    memory = getattr(backbone, "memory_length", None)
+def _carried(facts: Mapping[str, Any], max_length: int, backbone: Backbone) -> str:
+    memory, apart = getattr(backbone, "memory_length", None), facts.get("segments_apart")
     kept = "the state is carried from one to the next" if memory is None else f"behind a memory of {memory} tokens"
-    return f"{lanes} lanes in segments of {max_length} tokens, {kept}; {_ENDS}"
+    windows = f"segments of {max_length} tokens" if apart is None else f"windows of {max_length} tokens, {apart} apart"
+    return f"{facts['lanes']} lanes in {windows}, {kept}"
 
 
 def _policy(config: EvaluateConfig, max_length: int) -> str:
     stride = config.stride
     windows = f"windows of {max_length} tokens"
-    if stride is not None:
-        windows += f", {stride} apart: each token is predicted once, from {max_length - stride} tokens or more"
-    return f"{windows}; {_ENDS}"
+    if stride is None:
+        return windows
+    return f"{windows}, {stride} apart: each token is predicted once, from {max_length - stride} tokens or more"
 
 
 def text_to_score(config: EvaluateConfig, trained: Trained, before: PretrainConfig) -> tuple[SplitData, str]:

@@ -24,7 +24,8 @@ from lmtool.commands.planning import (
     saved_values,
     values_of,
 )
-from lmtool.costs.activations import Formats, backbones_of, copied_bytes, head_bytes, kept_of, layers_of, lengthening
+from lmtool.costs.activations import backbones_of, copied_bytes, head_bytes, kept_of, layers_of, lengthening
+from lmtool.costs.formats import Formats
 from lmtool.costs.plan import FOLDER_BYTES, ROW_BYTES, Forward, Sizes, Work, plan
 from lmtool.costs.timing import StepWork
 from lmtool.costs.work import works_of
@@ -178,11 +179,12 @@ def _forward(config: RunConfig, learner: nn.Module, facts: Mapping[str, Any], pl
         # What limits a forward counts virtual tokens, a step does not.
         tokens = min(tokens, config.micro_batch_tokens / lengthening(learner, length))
     if isinstance(config, PretrainConfig):
+        memory = config.model.remembers * reads_lanes(config.model, config.objective, config.data)
         of_heads = [share for name, share in config.objective.places.items() if name.startswith("heads.")]
         read = min(1.0, max(of_heads, default=1.0))
     else:
-        read = 1.0 if getattr(learner, "scores_tokens", True) else 1 / length
-    kept = kept_of(learner, formats, length, predicted or 0.5, read)
+        read, memory = 1.0 if getattr(learner, "scores_tokens", True) else 1 / length, 0
+    kept = kept_of(learner, formats, length, predicted or 0.5, read, memory)
     return Forward(tokens, kept, head_bytes(learner, formats, predicted * tokens), place.cuda)
 
 

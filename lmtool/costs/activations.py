@@ -4,24 +4,24 @@ Elements follow what autograd saves of each operation: a linear map its input wh
 attention its queries, keys, values and result, an activation its input, dropout a byte. Parts below the first that
 learns keep nothing. Tests hold the sum against what torch saves.
 
-Shape letters: H hidden width, W width of all heads together, F width inside a feed-forward part, A heads, K keys that a
-query sees.
+Shape letters: H hidden width, F width inside a feed-forward part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 
+from lmtool.costs.attentions import Sees, attention_bytes, attentions_of, keeps_input, score_bytes
+from lmtool.costs.formats import VALUE_BYTES, Formats
 from lmtool.heads.lm import LMHead
 from lmtool.heads.sampled import SampledLMHead
 from lmtool.heads.word_pairs import WordPairsHead
 from lmtool.models.base import Backbone, OneStack
 from lmtool.models.characters import WordCharacters
-from lmtool.models.disentangled import DisentangledAttention
 from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.nn.additive_attention import AttendingGru
 from lmtool.nn.attention import MultiHead
@@ -32,30 +32,8 @@ from lmtool.nn.recurrent import Lstm
 from lmtool.nn.recurrent_layers import BidirectionalGru
 from lmtool.nn.windows import WindowLayer
 
-# A value in fp32: of weights, of the residual stream, of what norms read.
-VALUE_BYTES = 4
 # Rows of logits that the loss over a vocabulary has at once, of which two chunks are alive, and those of its softmax.
 _LOGIT_ROWS = {"cpu": (512, 32), "cuda": (1024, 1024)}
-
-
-@dataclass(frozen=True)
-class Formats:
-    """How a run computes. half: bf16 or fp16 products. cuda: on such a device, where attention runs in the type of the
-    products, by a variable-length kernel where it can. recomputes: whether layers keep their input alone."""
-
-    half: bool = False
-    cuda: bool = False
-    recomputes: bool = False
-
-    @property
-    def product(self) -> int:
-        """Bytes of an element that a product reads."""
-        return 2 if self.half else VALUE_BYTES
-
-    @property
-    def attention(self) -> int:
-        """Of one that attention reads: on a CPU it is fp32, see `nn.tiled`."""
-        return self.product if self.cuda else VALUE_BYTES
 
 
 @dataclass(frozen=True)
@@ -77,14 +55,17 @@ def kept_of(
     length: float,
     outputs: float = 0.5,
     read: float = 1.0,
+    memory: float = 0.0,
 ) -> Kept:
     """What a token of a batch keeps in all backbones of a learner, heads left out. length: mean tokens of an example,
     both sides, without virtual ones. outputs: of an encoder-decoder the share of its decoder. read: share of the tokens
-    that the last layer of the learner's own backbone works on behind its attention."""
+    that the last layer of the learner's own backbone works on behind its attention; a query stream stands at these.
+    memory: states of earlier text in front of an example."""
     total = Kept()
     for backbone in backbones_of(learner):
         share = read if backbone is getattr(learner, "backbone", backbone) else 1.0
-        total = total + _of_backbone(backbone, formats, length, outputs, share)
+        asked = share if getattr(getattr(learner, "config", None), "query_stream", False) else 0.0
+        total = total + _of_backbone(backbone, formats, length, outputs, share, memory / length, asked)
     return total
 
 
@@ -105,71 +86,62 @@ def lengthening(learner: nn.Module, length: float) -> float:
     return max((1 + backbone.embed.virtual_count / length for backbone in backbones_of(learner)), default=1.0)
 
 
-def _of_backbone(backbone: Backbone, formats: Formats, length: float, outputs: float, read: float) -> Kept:
+def _of_backbone(
+    backbone: Backbone, formats: Formats, length: float, outputs: float, read: float, memory: float, asked: float
+) -> Kept:
+    """memory, asked: as `Sees` has them."""
     virtual = backbone.embed.virtual_count
     if isinstance(backbone, EncoderDecoder):
         inputs = (1 - outputs) * length + virtual
         encoder, decoder = list(backbone.encoder.layers), list(backbone.decoder.layers)
         learns = _learns(backbone.embed)
-        first = _of_layers(backbone.embed, encoder, formats, inputs, learns, 1.0)
+        first = _of_layers(backbone.embed, encoder, formats, Sees(inputs), learns, 1.0)
         learns = learns or any(_learns(layer) for layer in encoder)
-        second = _of_layers(backbone.decoder.embed, decoder, formats, outputs * length, learns, 1.0, inputs)
+        second = _of_layers(backbone.decoder.embed, decoder, formats, Sees(outputs * length, inputs), learns, 1.0)
         return _times(first, inputs / length) + _times(second, outputs)
     whole = length + virtual
-    blocks, keys, copies = backbone.blocks if isinstance(backbone, OneStack) else None, whole, 0.0
+    blocks = backbone.blocks if isinstance(backbone, OneStack) else None
+    sees = Sees(whole + memory * length, memory=memory, asked=asked)
     if blocks is not None and whole > blocks.longest_dense:
-        keys = blocks.seen(whole)
-        copies = keys / blocks.size
-    own = _of_layers(backbone.embed, layers_of(backbone), formats, keys, _learns(backbone.embed), read, copies=copies)
+        sees = Sees(blocks.seen(whole), copies=blocks.seen(whole) / blocks.size)
+    own = _of_layers(backbone.embed, layers_of(backbone), formats, sees, _learns(backbone.embed), read)
     return _times(own, whole / length)
 
 
 def _of_layers(
-    embed: StackInput,
-    layers: Iterable[nn.Module],
-    formats: Formats,
-    keys: float,
-    learns: bool,
-    read: float,
-    cross_keys: float = 0.0,
-    copies: float = 0.0,
+    embed: StackInput, layers: Iterable[nn.Module], formats: Formats, sees: Sees, learns: bool, read: float
 ) -> Kept:
-    """Of a stack, a token of it. learns: whether anything before its layers does. keys: that a query sees at most.
-    copies: of each key and value, where those that a block sees are gathered (`nn.block_sparse`)."""
-    parts = list(layers)
+    """Of a stack, a token of it. learns: whether anything before its layers does."""
+    parts, sees = list(layers), replace(sees, scored=embed.position.scores)
     width = _width(parts[0]) if parts else 0
     activations = float(learns * width * (VALUE_BYTES * (embed.norm is not None) + (embed.dropout.rate > 0)))
     # Words that come again are computed once: this is the most.
     activations += learns * VALUE_BYTES * (embed.kept_values if isinstance(embed, WordCharacters) else 0)
     scores = working = frozen = 0.0
     for number, layer in enumerate(parts):
-        learns = learns or _learns(layer)
-        share = read if number == len(parts) - 1 else 1.0
-        own = _of_layer(layer, formats, share, embed.position.scores, copies)
-        if isinstance(layer, BidirectionalGru | AttendingGru):
-            own += VALUE_BYTES * layer.kept_values(cross_keys)
+        learns, last = learns or _learns(layer), number == len(parts) - 1
+        own = _of_layer(layer, formats, sees, last, read if last else 1 + sees.asked)
         if not learns:
             frozen = max(frozen, own)
             continue
-        own_scores = 0.0
-        for name, part in _named_attentions(layer):
-            cross = name == "cross_attn"
-            biased = embed.position.scores and not cross
-            pieces = cross or biased or copies > 0
-            own_scores += _scores(part, formats, pieces, biased, cross_keys if cross else keys)
+        own_scores = sum(
+            score_bytes(part, formats, name == "cross_attn", sees, last) for name, part in attentions_of(layer)
+        )
         if formats.recomputes:
-            activations += _width(layer) * VALUE_BYTES
+            activations += (1 + sees.asked) * _width(layer) * VALUE_BYTES
             working = max(working, own + own_scores)
         else:
             activations, scores = activations + own, scores + own_scores
     return Kept(activations, scores, working if learns else frozen)
 
 
-def _of_layer(layer: nn.Module, formats: Formats, read: float, biased: bool, copies: float) -> float:
+def _of_layer(layer: nn.Module, formats: Formats, sees: Sees, last: bool, read: float) -> float:
     """Bytes of a token in a layer whose part behind the attention works on a share of the tokens."""
-    recurrent = sum(_of_lstm(part, formats) for part in layer.modules() if isinstance(part, Lstm))
-    ahead = recurrent + sum(
-        _of_attention(part, formats, name == "cross_attn", biased, copies) for name, part in _named_attentions(layer)
+    ahead = sum(_of_lstm(part, formats) for part in layer.modules() if isinstance(part, Lstm))
+    if isinstance(layer, BidirectionalGru | AttendingGru):
+        ahead += VALUE_BYTES * layer.kept_values(sees.cross_keys)
+    ahead += sum(
+        attention_bytes(part, formats, name == "cross_attn", sees, last) for name, part in attentions_of(layer)
     )
     width = _width(layer)
     norms = sum(_of_norm(part, width) for name, part in layer.named_children() if "norm" in name)
@@ -184,39 +156,6 @@ def _of_layer(layer: nn.Module, formats: Formats, read: float, biased: bool, cop
             bottleneck: Any = part
             behind += formats.product * (width + 2 * bottleneck.down.out_features)
     return ahead + read * behind
-
-
-def _keyed(attention: MultiHead, formats: Formats, pieces: bool) -> bool:
-    """Whether it is one function with its dropout (`nn.keyed`), which keeps queries, keys, values and weights. pieces:
-    it is more than that."""
-    return not (formats.cuda or pieces) and attention.dropout.rate > 0
-
-
-def _terms(attention: MultiHead) -> int:
-    """Terms of its scores that are products with a table of places, of which a query sees one before each key and one
-    behind it, so that each keeps twice what the scores do."""
-    return len(attention.terms) if isinstance(attention, DisentangledAttention) else 0
-
-
-def _of_attention(attention: MultiHead, formats: Formats, cross: bool, biased: bool, copies: float) -> float:
-    """Its input where a projection learns, the states of the heads, and what the last map reads."""
-    joined = attention.q_proj.weight.shape[0]
-    width = attention.q_proj.in_features
-    learns = any(_keeps_input(part) for part in (attention.q_proj, attention.k_proj, attention.v_proj))
-    low = sum(
-        values.shape[0]
-        for part in attention.modules()
-        for name, values in part.named_parameters(recurse=False)
-        if name == "lora_a"
-    )
-    states = 3.0 if _keyed(attention, formats, cross or biased or copies > 0) else 4.0 + 2 * _terms(attention)
-    if copies:
-        states += 2 * (copies - 1)
-    kept = learns * width * formats.product + states * joined * formats.attention + low * formats.product
-    if _keeps_input(attention.out_proj):
-        kept += joined * formats.product
-    # What a cross-attention reads is kept once more, as the encoder's last state.
-    return kept + VALUE_BYTES * attention.num_heads + cross * learns * width * formats.product
 
 
 def _of_lstm(part: Lstm, formats: Formats) -> float:
@@ -236,24 +175,12 @@ def _of_feed_forward(part: FeedForward, formats: Formats) -> float:
     # Relu keeps its result, which is what the second map reads unless it is dropped from.
     relu = part.activation is ACTIVATIONS["relu"]
     if isinstance(part, GatedFeedForward):
-        values = 3.0 + (_keeps_input(part.fc_out) or dropped)
+        values = 3.0 + (keeps_input(part.fc_out) or dropped)
     elif relu:
-        values = 1.0 + (dropped and _keeps_input(part.fc_out))
+        values = 1.0 + (dropped and keeps_input(part.fc_out))
     else:
-        values = 1.0 + _keeps_input(part.fc_out)
-    return formats.product * (_keeps_input(part.fc_in) * width + values * inner) + dropped * inner
-
-
-def _scores(attention: MultiHead, formats: Formats, pieces: bool, biased: bool, keys: float) -> float:
-    """Bytes of a query's scores, where they are kept: on a CPU dropout needs the weights and its choices, in pieces
-    also what comes out; positions that add to the scores need them on the way back."""
-    if _keyed(attention, formats, pieces):
-        element = VALUE_BYTES + 1
-    elif not formats.cuda and attention.dropout.rate > 0:
-        element = 2 * VALUE_BYTES + 1
-    else:
-        element = biased * formats.attention * (1 + 2 * _terms(attention))
-    return element * keys * attention.num_heads
+        values = 1.0 + keeps_input(part.fc_out)
+    return formats.product * (keeps_input(part.fc_in) * width + values * inner) + dropped * inner
 
 
 def head_bytes(learner: nn.Module, formats: Formats, rows: float) -> int:
@@ -292,23 +219,12 @@ def copied_bytes(learner: nn.Module, formats: Formats) -> int:
     return copied
 
 
-def _named_attentions(layer: nn.Module) -> Iterator[tuple[str, MultiHead]]:
-    for name, part in layer.named_modules():
-        if isinstance(part, MultiHead):
-            yield name.rpartition(".")[2], part
-
-
 def _width(layer: nn.Module) -> int:
     """H of a layer."""
-    widths = [part.q_proj.in_features for _, part in _named_attentions(layer)]
+    widths = [part.q_proj.in_features for _, part in attentions_of(layer)]
     widths += [sum(part.given_size for part in layer.modules() if isinstance(part, Lstm))]
     widths += [layer.hidden_size] if isinstance(layer, WindowLayer) else []
     return max(widths)
-
-
-def _keeps_input(linear: nn.Module) -> bool:
-    """Whether a map's input is read on the way back: where its matrix learns, or one of low rank beside it."""
-    return any(parameter.requires_grad and parameter.ndim > 1 for parameter in linear.parameters())
 
 
 def _learns(module: nn.Module) -> bool:

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from lmtool.costs.activations import VALUE_BYTES, Kept
+from lmtool.costs.activations import Kept
+from lmtool.costs.formats import VALUE_BYTES
 from lmtool.reporting.plan import RunPlan
 
 # What a process has beside what is counted: Python, torch, the tokenizer and the loader (390 to 415 MB measured on

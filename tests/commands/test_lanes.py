@@ -67,6 +67,15 @@ def test_state_is_in_checkpoints_and_longer_memories_in_evaluation(
     assert cli.main(["generate", "checkpoint=runs/xl", "prompt=the cat", "max_new_tokens=3"]) == 0
 
 
+def test_windows_that_reuse_tokens_are_called_windows(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pretrain("xlnet", "model.memory_length=24", "objective.reuse=8", "max_steps=1", model="xlnet_tiny")
+    capsys.readouterr()
+    assert cli.main(["evaluate", "checkpoint=runs/xlnet", "cache_dir=cache", "device=cpu"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "lanes in windows of 32 tokens, 8 apart, behind a memory of 24 tokens" in printed
+    assert "word perplexity" not in printed
+
+
 def test_text_without_lanes_says_so(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = "{name: task, task: {kind: classification, name: sst2, path: rows, text: [sentence]}}"
     pretrain("mixed", "objective=mixture", f"objective.members=[clm,{rows}]", "max_steps=1", model=MODEL)

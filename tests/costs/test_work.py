@@ -12,8 +12,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from lmtool.config.tables import build
-from lmtool.costs.activations import Formats, backbones_of, copied_bytes, kept_of, lengthening
+from lmtool.costs.activations import backbones_of, copied_bytes, kept_of, lengthening
+from lmtool.costs.formats import Formats
 from lmtool.costs.work import works_of
+from lmtool.data.loader import PackedLoader
 from lmtool.learners.configs import MixtureConfig
 from lmtool.models.base import Backbone
 from lmtool.models.configs import BertConfig, GptConfig, ModelConfig
@@ -27,6 +29,7 @@ from lmtool.models.encoder_configs import (
     XlnetConfig,
 )
 from lmtool.models.encoder_decoder_configs import BartConfig, T5Config
+from lmtool.models.transformer_xl_configs import TransformerXlConfig
 from lmtool.models.word_configs import CnnConfig
 from lmtool.models.xlnet import Xlnet
 from lmtool.nn.attention import only
@@ -263,6 +266,32 @@ def test_a_forward_keeps_what_is_planned(case: str) -> None:
     planned = batch.tokens * (kept.activations + kept.scores) + copied_bytes(learner, Formats())
     saved = saved_bytes(learner.train(), lambda: learner(batch, 1))
     assert planned == pytest.approx(saved, rel=0.25), predicted
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize(
+    ("family", "memory", "kind", "config"),
+    [
+        (TransformerXlConfig, 0, "bytebpe", ClmConfig()),
+        (TransformerXlConfig, 48, "bytebpe", ClmConfig()),
+        (XlnetConfig, 0, "wordpiece", PlmConfig()),
+        (XlnetConfig, 24, "wordpiece", PlmConfig(reuse=8)),
+    ],
+)
+def test_a_memory_and_a_query_stream_are_kept(
+    family: Any, memory: int, kind: str, config: ObjectiveConfig, dropout: float
+) -> None:
+    """Of a step behind a full memory, in lanes of 24 tokens."""
+    sizes = {**SMALL, "memory_length": memory, "dropout": dropout, "attention_dropout": dropout}
+    learner = build(config, build(family(**sizes), 0), tokenizer(kind), 3).train()
+    loader = PackedLoader(learner.examples(split(store(tokenizer(kind))), 24), 0, batch_tokens=96)
+    for _, step in zip(range(5), loader.steps(), strict=False):
+        (batch,) = step.batches
+        saved = saved_bytes(learner, lambda batch=batch: learner(batch, 1))
+    (read,) = [share for name, share in config.places.items() if name.startswith("heads.")] or [1.0]
+    kept = kept_of(learner, Formats(), 24, 0.5, read, memory)
+    planned = batch.tokens * (kept.activations + kept.scores) + copied_bytes(learner, Formats())
+    assert planned == pytest.approx(saved, rel=0.25)
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -8,7 +8,8 @@ import torch
 from torch.nn.functional import cross_entropy, linear
 
 from lmtool.config.tables import build
-from lmtool.costs.activations import VALUE_BYTES, Formats, kept_of
+from lmtool.costs.activations import kept_of
+from lmtool.costs.formats import VALUE_BYTES, Formats
 from lmtool.heads.sampled import SampledLMHead, log_uniform
 from lmtool.models.elmo_configs import ElmoConfig
 from lmtool.objectives.bilm import BidirectionalLanguageModel

@@ -74,8 +74,9 @@ class PermutedSegments:
         )
 
     def facts(self) -> dict[str, Any]:
-        """Size of an epoch, the lanes, and how many windows follow each other in one."""
+        """Size of an epoch, the lanes, how many windows follow each other in one, and how far apart they begin."""
         facts = plan_facts(self._plan, self._windows.store, self._windows.split)
         along = -(-len(self._plan) // self.lanes)
         share = self.config.predicted_fraction
-        return {**facts, "predicted_fraction": share, "lanes": self.lanes, "segments_per_lane": along}
+        own = {"lanes": self.lanes, "segments_per_lane": along, "segments_apart": self.config.reuse}
+        return {**facts, "predicted_fraction": share, **own}
