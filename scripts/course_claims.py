@@ -77,6 +77,7 @@ def _mean(value: Value, folder: Path) -> Mean:
 
 def _number(result: Any, value: Value) -> float:
     for name in value.key.split("."):
+        result = _named(result)
         if not isinstance(result, dict) or name not in result:
             known = ", ".join(result) if isinstance(result, dict) else "a number"
             raise LookupError(f"no {value.key} in the results of {value.folder}: {name} is not among {known}")
@@ -88,13 +89,18 @@ def _number(result: Any, value: Value) -> float:
     return result
 
 
+def _named(result: Any) -> Any:
+    """Of a list, its items by their number."""
+    return {str(number): item for number, item in enumerate(result)} if isinstance(result, list) else result
+
+
 def _error_of_one(result: dict[str, Any], key: str) -> float | None:
     """Standard error of a number of one run, from what stands beside it: an interval, an error, a count of rows. A
     whole number is a count, and exact."""
     *above, leaf = key.split(".")
     beside: Any = result
     for name in above:
-        beside = beside[name]
+        beside = _named(beside)[name]
     value = beside[leaf]
     if isinstance(value, dict):
         return (value["high"] - value["low"]) / (2 * 1.96) if "low" in value else None
@@ -103,6 +109,8 @@ def _error_of_one(result: dict[str, Any], key: str) -> float | None:
     metric = leaf
     if key == "value":
         metric, beside = str(result.get("metric")), {**result, **result.get("metrics", {})}
+    if metric == "accuracy" and "standard_error" in beside:
+        return beside["standard_error"]
     if metric.endswith("accuracy"):
         rows = beside.get(f"{metric.removesuffix('accuracy')}count") or result.get("validation_examples")
         return math.sqrt(max(value * (1 - value), 0.0) / rows) if rows else None

@@ -37,7 +37,7 @@ _HOLD_OUT = 8
 
 
 def run(config: ProbeConfig, overrides: list[str]) -> dict[str, Any]:
-    """Probe each checkpoint, print its table, and write probe.json and probe.png. Returns what is in probe.json."""
+    """Probe each checkpoint, print its table, and write the folder. Returns what is in probe.json."""
     output, precision = Output(), choose_precision(config.precision, choose_device(config.device))
     task = _task(config)
     details: dict[str, Any] = {
@@ -54,7 +54,7 @@ def run(config: ProbeConfig, overrides: list[str]) -> dict[str, Any]:
         details["checkpoints"].append(probed.scores())
         print_probes(output, details["target"], details["checkpoints"][-1])
     write_probes(Path(config.output).expanduser(), details)
-    output.line(f"probe.json and probe.png: {config.output}")
+    output.line(f"page: {Path(config.output) / 'probe.html'}")
     return details
 
 

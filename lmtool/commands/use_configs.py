@@ -188,7 +188,7 @@ class ProbeConfig(MachineConfig):
         description="What a probe predicts of a hidden state: the token at its place, the one before or the one after "
         "it; or the classes of a task, typed by its name."
     )
-    output: str = Field("probe", description="Folder that is written: probe.json and probe.png.", min_length=1)
+    output: str = Field("probe", description="Folder that is written: probe.json, .png and .html.", min_length=1)
     pooling: Literal["first", "mean", "max", "last"] = Field(
         "mean", description="What stands for a whole text, of a task that labels texts."
     )

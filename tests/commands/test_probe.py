@@ -31,6 +31,8 @@ def test_layers_of_several_checkpoints(place: Path, capsys: pytest.CaptureFixtur
         assert all(probes["layers"][0][weights]["accuracy"] > 0.9 for weights in ("trained", "random"))
         assert 0 < probes["majority"]["accuracy"] < 0.5
     assert Path("out/probe.png").stat().st_size > 5000
+    page = Path("out/probe.html").read_text()
+    assert page.count("<svg") == 1 and page.count("<table") == 2 and "page: out/probe.html" in said
     # Labelled texts, under the task's own name.
     assert probe("checkpoint=runs/masked", "target=sst2", "task.path=rows", "output=task") == 0
     (probes,) = json.loads(Path("task/probe.json").read_text())["checkpoints"]

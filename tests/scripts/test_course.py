@@ -50,6 +50,7 @@ text with 1 < 2
 
 <!-- claim a is above b | runs/a value > runs/b-* value -->
 <!-- claim a is low | runs/a metrics.loss < 0.5 -->
+<!-- claim a layer is good | runs/a/probe.json layers.1.accuracy > 0.2 -->
 <!-- claim never run | runs/c value > 1 -->
 <!-- show drawn.html 2 -->
 
@@ -103,6 +104,8 @@ def test_it_runs_resumes_and_writes_a_page(course, tmp_path, capsys):
     result(out / "runs/a", value=2.0, metric="loss", standard_error=0.1, metrics={"loss": 0.45, "standard_error": 0.1})
     for seed, value in ((1, 1.0), (2, 1.2)):
         result(out / f"runs/b-{seed}", value=value)
+    layers = [{"accuracy": 0.1, "standard_error": 0.1}, {"accuracy": 0.5, "standard_error": 0.12}]
+    (out / "runs/a/probe.json").write_text(json.dumps({"layers": layers}))
     (out / "drawn.html").write_text(DRAWN)
     assert course("--only", "first,second") == 0
     page = (out / "index.html").read_text()
@@ -110,6 +113,7 @@ def test_it_runs_resumes_and_writes_a_page(course, tmp_path, capsys):
     assert "<code>code &lt;b&gt;</code>" in page and '<pre class="printed">two</pre>' in page
     assert "2.000 (n = 1) against 1.100 (n = 2), difference +0.9 ± 0.14" in page and "holds here" in page
     assert "0.450 (n = 1) against 0.500, difference -0.05 ± 0.1" in page and "not clear here" in page
+    assert "0.500 (n = 1) against 0.200, difference +0.3 ± 0.12" in page
     assert "no result of runs/c" in page and "not run yet" in page
     assert (out / "logs/second-2.out").read_text().startswith("lmtool ") and "text with 1 &lt; 2" in page
     assert '<pre class="printed">{&quot;value&quot;: 2.0' in page
