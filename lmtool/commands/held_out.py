@@ -84,6 +84,11 @@ class HeldOutSplits:
     def first(self) -> HeldOut:
         return next(iter(self.splits.values()))
 
+    @property
+    def tokens(self) -> int:
+        """Those that an evaluation reads."""
+        return sum(int(part.loader.facts()["tokens_per_epoch"]) for part in self.splits.values())
+
     def facts(self) -> dict[str, Any]:
         """By split, those of its loader."""
         return {split: part.loader.facts() for split, part in self.splits.items()}

@@ -211,4 +211,4 @@ def _of_steps(config: RunConfig, single: RunPlan, steps: int) -> RunPlan:
     evaluations = math.ceil(steps / (config.evaluate_every or math.ceil(steps / 10)))
     logs = FOLDER_BYTES + ROW_BYTES * (math.ceil(steps / config.log_every) + evaluations)
     kept = kept_checkpoints(config, steps)
-    return replace(single, steps=steps, checkpoints=kept, log_bytes=logs, notes=tuple(notes))
+    return replace(single, steps=steps, checkpoints=kept, log_bytes=logs, evaluations=evaluations, notes=tuple(notes))

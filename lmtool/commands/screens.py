@@ -100,6 +100,7 @@ def begin(
         "learns": learns,
         "rates": list(rates),
         "baseline": dict(baseline),
+        **({"trained_beside": learner.trained_beside} if learner.trained_beside else {}),
         **({"lineage": list(lineage)} if lineage else {}),
     }
     opened.folder.write_json("facts.json", facts)
@@ -191,8 +192,8 @@ def result_of(
     """The contents of result.json. what: {"model", "task" or "objective"}."""
     numbers = asdict(replace(training, best=None, last=None))
     kept = (
-        "status", "ended", "steps", "epochs", "tokens", "seconds", "tokens_per_second", "peak_memory_bytes",
-        "parameters", "trainable_parameters", "best_step",
+        "status", "ended", "steps", "epochs", "tokens", "seconds", "evaluation_seconds", "tokens_per_second",
+        "peak_memory_bytes", "parameters", "trainable_parameters", "best_step",
     )  # fmt: skip
     return {
         "status": training.status,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -91,6 +92,7 @@ def fit(
         learner, last.data, last.config.max_length, evaluation_tokens(last.config), config.seed, predictors,
         last.learner, group,
     )  # fmt: skip
+    plan = replace(plan, evaluation_tokens=held_out.tokens)
     baseline = held_out.baseline(last.data["train"])
     uninformed_loss = held_out.uninformed_loss(baseline)
     if distilled is not None:

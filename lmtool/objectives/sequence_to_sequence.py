@@ -32,6 +32,7 @@ class SequenceToSequence(BaseLearner):
     scored in evaluation is text alone: where sentinels and ends stand says little of the language."""
 
     backbone: EncoderDecoder
+    trained_beside = "special tokens (sentinels, ends)"
 
     def __init__(self, config: NextTokenConfig, backbone: EncoderDecoder, tokenizer: Tokenizer, seed: int):
         super().__init__(config, backbone, tokenizer, seed)

@@ -10,27 +10,40 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from lmtool.reporting.drawing import INK, STYLE, TRAIN, VALIDATION, blank, focus, mark, smooth, thin, tidy
-from lmtool.reporting.run_files import RunFiles, phase_starts, series
+from lmtool.reporting.drawing import (
+    BASELINE,
+    INK,
+    STYLE,
+    TRAIN,
+    VALIDATION,
+    WIDE,
+    blank,
+    focus,
+    mark,
+    panels_a_row,
+    smooth,
+    thin,
+    tidy,
+)
+from lmtool.reporting.run_files import RunFiles, loss_terms, phase_starts, series
 from lmtool.reporting.text import plain
 
 TERM = "loss_"
-_TERMS_A_ROW = 4
 
 
-def terms_figure(run: RunFiles) -> Figure | None:
+def terms_figure(run: RunFiles, width: float = WIDE) -> Figure | None:
     """Small multiples over steps: each term of the training loss before its weight, and on held-out data where it is
-    measured there; None where the loss has one term alone."""
-    names = list(dict.fromkeys(key for row in run.train for key in row if key.startswith(TERM)))
-    panels = [(name.removeprefix(TERM), series(run.train, name)) for name in names]
+    measured there; None where the loss has one term alone. width: in inches."""
+    panels = [(name.removeprefix(TERM), series(run.train, name)) for name in loss_terms(run)]
     panels = [(name, points) for name, points in panels if points[0]]
     if len(panels) < 2:
         return None
-    rows = -(-len(panels) // _TERMS_A_ROW)
+    columns = panels_a_row(len(panels), width)
+    rows = -(-len(panels) // columns)
     with matplotlib.rc_context(STYLE):
-        figure = blank(7.2, 1.75 * rows)
+        figure = blank(width, 1.75 * rows)
         for index, (name, (steps, values)) in enumerate(panels):
-            axes = figure.add_subplot(rows, min(len(panels), _TERMS_A_ROW), index + 1)
+            axes = figure.add_subplot(rows, columns, index + 1)
             tidy(axes)
             axes.xaxis.set_major_locator(MaxNLocator(3, integer=True))
             axes.yaxis.set_major_locator(MaxNLocator(4))
@@ -41,7 +54,10 @@ def terms_figure(run: RunFiles) -> Figure | None:
             held_out = series(run.validation, f"{name}_loss")
             if held_out[0]:
                 axes.plot(*held_out, color=VALIDATION, linewidth=1.2, marker="o", markersize=2.5)
-            focus(axes, [*values, *held_out[1]], True)
+            baseline = series(run.validation, f"{name}_baseline")[1][-1:]
+            for value in baseline:
+                axes.axhline(value, color=BASELINE, linewidth=1, linestyle=(0, (5, 4)))
+            focus(axes, [*values, *held_out[1], *baseline], True)
             mark(axes, phase_starts(run))
     return figure
 

@@ -56,6 +56,16 @@ STYLE: dict[Any, Any] = {
 POINTS = 1500
 
 
+# Inches of a figure over the whole page, and over that of a phone.
+WIDE, NARROW = 7.2, 3.7
+_PANEL = 1.8
+
+
+def panels_a_row(panels: int, width: float) -> int:
+    """How many small plots stand beside each other in a figure of so many inches."""
+    return max(1, min(panels, int(width / _PANEL)))
+
+
 def blank(width: float, height: float) -> Figure:
     """An empty figure of so many inches, on no paper."""
     figure = Figure(figsize=(width, height), layout="constrained")

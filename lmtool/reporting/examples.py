@@ -176,13 +176,23 @@ def predictions_html(summary: PredictionSummary) -> str:
     )
 
 
+def _unmarked(piece: str) -> str:
+    """A piece without the mark of a space before it (byte-level BPE's, SentencePiece's)."""
+    return piece.replace("Ċ", "⏎ ").replace("Ġ", "").removeprefix("▁") or "␣"
+
+
+def _is_special(piece: str) -> bool:
+    """Whether a piece is a special token by its look: [SEP], <sep>, <extra_id_0>."""
+    return len(piece) > 2 and (piece[0], piece[-1]) in (("[", "]"), ("<", ">"))
+
+
 def _joined(pieces: Sequence[str]) -> list[tuple[str, str]]:
-    """(space before, shown text) of each piece: WordPiece's ## and byte-level BPE's space mark undone."""
-    bytelevel = any(piece.startswith(("Ġ", "Ċ")) for piece in pieces)
+    """(space before, shown text) of each piece: WordPiece's ## and the others' space marks undone."""
+    marked = any(piece.startswith(("Ġ", "Ċ", "▁")) for piece in pieces)
     shown = []
     for piece in pieces:
-        if bytelevel:
-            shown.append((" " if piece.startswith("Ġ") else "", piece.replace("Ġ", "").replace("Ċ", "⏎ ")))
+        if marked:
+            shown.append((" " if piece.startswith(("Ġ", "▁")) or _is_special(piece) else "", _unmarked(piece)))
         elif piece.startswith("##") and len(piece) > 2:
             shown.append(("", piece[2:]))
         else:
@@ -198,14 +208,15 @@ def masked_html(sample: Mapping[str, Any]) -> str:
     for position, (space, shown) in enumerate(_joined(pieces)):
         place = places.get(position)
         if place is None:
-            special = pieces[position].startswith("[") and pieces[position].endswith("]")
+            special = _is_special(pieces[position])
             words.append(space + (f'<span class="quiet">{escape(shown, 60)}</span>' if special else escape(shown, 60)))
             continue
         guess, truth = str(place["guesses"][0][0]), str(place.get("truth"))
+        put = escape(_unmarked(guess), 60)
         if guess == truth:
-            words.append(f'{space}<mark class="right">{escape(guess, 60)}</mark>')
+            words.append(f'{space}<mark class="right">{put}</mark>')
         else:
-            words.append(f'{space}<mark class="wrong">{escape(guess, 60)} <s>{escape(truth, 60)}</s></mark>')
+            words.append(f'{space}<mark class="wrong">{put} <s>{escape(_unmarked(truth), 60)}</s></mark>')
     rows = "".join(_guesses_row(place) for position, place in sorted(places.items())[:8] if position < len(pieces))
     return f'<div class="example">{"".join(words)}<table class="guesses">{rows}</table></div>'
 
@@ -247,9 +258,11 @@ def _is_detected(sample: Any) -> bool:
 
 
 def _guesses_row(place: Mapping[str, Any]) -> str:
-    guesses = " · ".join(f"{plain(piece, 40)} {percent(float(share))}" for piece, share, *_ in place["guesses"][:5])
+    guesses = " · ".join(
+        f"{plain(_unmarked(str(piece)), 40)} {percent(float(share))}" for piece, share, *_ in place["guesses"][:5]
+    )
     rank = "right" if str(place["guesses"][0][0]) == str(place.get("truth")) else "wrong"
-    truth = f'<mark class="{rank}">{escape(place.get("truth"), 40)}</mark>'
+    truth = f'<mark class="{rank}">{escape(_unmarked(str(place.get("truth"))), 40)}</mark>'
     return f'<tr><td>{truth}</td><td class="quiet">{escape(guesses)}</td></tr>'
 
 
@@ -300,7 +313,7 @@ def samples_html(samples: Sequence[Any]) -> str:
         parts += [detected_html(sample) for sample in detected]
     if generated:
         parts.append("<h3>Written by the model</h3>")
-        parts.append(_small("The prompt is bold."))
+        parts.append(_small("Bold: what the model was given. Behind it: what it wrote."))
         parts += [generated_html(sample) for sample in generated]
     if predicted:
         parts.append("<h3>Labelled by the model</h3>")

@@ -39,7 +39,10 @@ p { margin: 6px 0; } .quiet { color: var(--quiet); } small { font-size: 12.5px; 
 .unclear { color: var(--rust); }
 .strip { display: flex; flex-wrap: wrap; gap: 10px 32px; margin: 22px 0 0; padding: 0; }
 .strip div { font-size: 16px; } .strip span { display: block; font-size: 12.5px; color: var(--quiet); }
-figure { margin: 0 0 14px; } figure svg { width: 100%; height: auto; display: block; overflow: visible; }
+figure { margin: 0 0 14px; } .narrow { display: none; }
+table + figure { margin-top: 20px; }
+@media (max-width: 640px) { main { padding: 28px 16px 60px; } .roomy { display: none; } .narrow { display: block; } }
+ figure svg { width: 100%; height: auto; display: block; overflow: visible; }
 figcaption { font-size: 12.5px; color: var(--quiet); margin-top: 4px; }
 .columns { display: grid; grid-template-columns: repeat(auto-fit, minmax(320px, 1fr)); gap: 0 44px; }
 table { border-collapse: collapse; width: 100%; font-size: 14px; font-variant-numeric: tabular-nums; }
@@ -101,9 +104,12 @@ def paragraph(text: Any, kind: str = "quiet") -> str:
     return f'<p class="{kind}">{escape(text)}</p>'
 
 
-def figure(drawing: str, caption: str = "") -> str:
-    """An inline SVG with its caption."""
+def figure(drawing: str, caption: str = "", narrow: str = "") -> str:
+    """An inline SVG with its caption. narrow: another drawing of it for a page as narrow as a phone's, where the
+    letters of the first would be too small."""
     words = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
+    if drawing and narrow:
+        drawing = f'<div class="roomy">{drawing}</div><div class="narrow">{narrow}</div>'
     return f"<figure>{drawing}{words}</figure>" if drawing else ""
 
 

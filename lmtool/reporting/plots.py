@@ -20,14 +20,16 @@ from lmtool.reporting.drawing import (
     STYLE,
     TRAIN,
     VALIDATION,
+    WIDE,
     blank,
     focus,
     mark,
+    panels_a_row,
     smooth,
     thin,
     tidy,
 )
-from lmtool.reporting.run_files import RunFiles, phase_starts, series
+from lmtool.reporting.run_files import RunFiles, loss_terms, phase_starts, series
 from lmtool.reporting.text import exponent, lower_is_better, number, plain, title
 
 _RATE = FuncFormatter(lambda value, _: exponent(value))
@@ -39,8 +41,9 @@ def _label_end(axes: Axes, x: float, y: float, text: str, colour: str) -> None:
     )
 
 
-def loss_figure(run: RunFiles) -> Figure | None:
-    """Training loss (each row, and smoothed), validation loss and the baseline over steps; None without rows."""
+def loss_figure(run: RunFiles, width: float = WIDE) -> Figure | None:
+    """Training loss (each row, and smoothed), validation loss and the baseline over steps; None without rows. width: in
+    inches."""
     metric = str(run.result.get("metric") or run.baseline.get("metric") or "")
     term = metric.removesuffix("_loss") if metric.endswith("_loss") else ""
     train = series(run.train, f"loss_{term}" if term else "loss")
@@ -48,11 +51,12 @@ def loss_figure(run: RunFiles) -> Figure | None:
     if not train[0] and not validation[0]:
         return None
     with matplotlib.rc_context(STYLE):
-        figure = blank(7.2, 3.4)
+        figure = blank(width, 1.6 + width / 4)
         axes = figure.add_subplot()
         tidy(axes)
         named = title(metric) if term else "loss"
-        axes.set_title(f"{named}, nats a prediction" if run.result.get("objective") else named)
+        unit = "the weighted sum of its terms" if not term and len(loss_terms(run)) > 1 else "nats a prediction"
+        axes.set_title(f"{named}, {unit}" if run.result.get("objective") else named)
         shown = list(validation[1])
         if train[0]:
             axes.plot(*thin(*train), color=TRAIN, linewidth=0.7, alpha=0.55)
@@ -68,12 +72,12 @@ def loss_figure(run: RunFiles) -> Figure | None:
             axes.plot(*validation, color=VALIDATION, linewidth=1.6, marker="o", markersize=3.5)
         focus(axes, shown, True)
         mark(axes, phase_starts(run), "phase")
-        _end_labels(axes, run, train, validation, baseline)
+        _end_labels(axes, train, validation, baseline, narrow=width < WIDE)
     return figure
 
 
-def _end_labels(axes: Axes, run: RunFiles, train: Any, validation: Any, baseline: Mapping[str, Any]) -> None:
-    """Name the lines where they end, pushed apart, instead of in a legend far away."""
+def _end_labels(axes: Axes, train: Any, validation: Any, baseline: Mapping[str, Any], narrow: bool) -> None:
+    """Name the lines where they end, pushed apart, instead of in a legend far away. narrow: in few words."""
     labels = []
     right = max([*train[0], *validation[0]])
     if train[0]:
@@ -81,32 +85,35 @@ def _end_labels(axes: Axes, run: RunFiles, train: Any, validation: Any, baseline
     if validation[0]:
         labels.append((validation[1][-1], f"validation {number(validation[1][-1])}", VALIDATION))
     if isinstance(baseline.get("value"), (int, float)):
-        name = title(str(baseline.get("name", "baseline")))[:24]
+        name = "baseline" if narrow else title(str(baseline.get("name", "baseline")))[:24]
         labels.append((float(baseline["value"]), f"{name} {number(float(baseline['value']))}", BASELINE))
     bottom, top = axes.get_ylim()
-    gap = 0.065 * (top - bottom)
+    gap = (0.1 if narrow else 0.065) * (top - bottom)
     height = -float("inf")
     for value, text, colour in sorted(labels):
         height = max(value, height + gap)
         _label_end(axes, right, height, text, colour)
 
 
-def small_figure(run: RunFiles, metric: str | None = None) -> Figure | None:
-    """Small multiples over steps: the main metric where it is not the loss, learning rate, gradient norm, speed."""
+def small_figure(run: RunFiles, metric: str | None = None, width: float = WIDE) -> Figure | None:
+    """Small multiples over steps: the main metric where it is no loss, learning rate, gradient norm, speed. width: in
+    inches."""
     panels = [
         ("learning rate", series(run.train, "learning_rate"), TRAIN),
         ("gradient norm", series(run.train, "grad_norm"), TRAIN),
     ]
     panels.append(("tokens per second", series(run.train, "tokens_per_second"), TRAIN))
-    if metric and metric != "loss":
+    if metric and not metric.endswith("loss"):  # a loss has the large plot
         panels.insert(0, (f"validation {title(metric)}", series(run.validation, metric), VALIDATION))
     panels = [panel for panel in panels if panel[1][0]][:4]
     if not panels:
         return None
     with matplotlib.rc_context(STYLE):
-        figure = blank(7.2, 1.75)
+        columns = panels_a_row(len(panels), width)
+        rows = -(-len(panels) // columns)
+        figure = blank(width, 1.75 * rows)
         for index, (name, (steps, values), colour) in enumerate(panels):
-            axes = figure.add_subplot(1, len(panels), index + 1)
+            axes = figure.add_subplot(rows, columns, index + 1)
             tidy(axes)
             axes.xaxis.set_major_locator(MaxNLocator(3, integer=True))
             axes.yaxis.set_major_locator(MaxNLocator(4))

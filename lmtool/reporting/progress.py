@@ -50,7 +50,7 @@ class ProgressDisplay:
         self._steps: int | None = None
         self._started = 0
         self._max_seconds: float | None = None
-        self._trained_seconds = self._first_time = 0.0
+        self._trained_seconds = self._first_seconds = self._first_time = 0.0
         self._tokens: int | None = None
         self._first_step: int | None = None
         self._last_drawn = -math.inf
@@ -67,7 +67,7 @@ class ProgressDisplay:
     def on_start(self, step: int, steps: int | None, max_seconds: float | None = None) -> None:
         """Training begins after `step`; `steps` in all (None: no such budget), at most `max_seconds`."""
         self._started, self._steps, self._max_seconds, self._trained_seconds = step, steps, max_seconds, 0.0
-        self._tokens = None if step else 0
+        self._tokens, self._first_step = None if step else 0, None
         if not self.output.live:
             return
         from rich.progress import BarColumn, TextColumn
@@ -81,16 +81,22 @@ class ProgressDisplay:
             auto_refresh=False,  # drawn from the loop: no thread, and a lost terminal raises where it is caught
             transient=True,
         )
-        self._bar.add_task("train", total=steps, completed=step, head=self._head(step), tail="first step …")
+        total = steps if max_seconds is None else None
+        self._bar.add_task("train", total=total, completed=step, head=self._head(step), tail="first step …")
         self._bar.start()
         self._bar.refresh()
 
     def seconds_left(self, step: int) -> float:
-        """Estimate from the steps since the first one (which also warms up); nan while nothing is known. A budget in
-        seconds counts training alone."""
-        left = [self._max_seconds - self._trained_seconds] if self._max_seconds is not None else []
-        if self._steps is not None and self._first_step is not None and step > self._first_step:
-            left.append((self._steps - step) * (self._now() - self._first_time) / (step - self._first_step))
+        """By the clock on the wall, estimated from the steps since the first one (which also warms up); nan while
+        nothing is known. A budget in seconds counts training alone: evaluations are taken to go on as before."""
+        elapsed, left = self._now() - self._first_time, []
+        known = self._first_step is not None and step > self._first_step
+        if self._steps is not None and known:
+            left.append((self._steps - step) * elapsed / (step - (self._first_step or 0)))
+        if self._max_seconds is not None and (known or self._steps is None):
+            trained = self._trained_seconds - self._first_seconds
+            beside = max(elapsed / trained, 1.0) if trained > 0 else 1.0
+            left.append((self._max_seconds - self._trained_seconds) * beside)
         return max(min(left), 0.0) if left else math.nan
 
     def on_step(self, row: Mapping[str, Any]) -> None:
@@ -104,6 +110,8 @@ class ProgressDisplay:
             if self._tokens is not None:
                 self._trained_seconds += (row["tokens"] - self._tokens) / row["tokens_per_second"]
             self._tokens = row["tokens"]
+        if first:
+            self._first_seconds = self._trained_seconds
         text = self._step_text(row, step)
         shown = first or step % self.log_every == 0 or step == self._steps
         if self._bar is None:
@@ -114,23 +122,28 @@ class ProgressDisplay:
             self.output.log(text)
         if first or self._now() - self._last_drawn >= 0.1 or step == self._steps:
             self._last_drawn = self._now()
-            total = self._in_time(step) or self._steps
+            total, _ = self._total(step)
             head, tail = self._head(step), self._tail(row, step)
             self._bar.update(self._bar.task_ids[0], total=total, completed=step, head=head, tail=tail)
             self._bar.refresh()
 
-    def _in_time(self, step: int) -> int | None:
-        """Steps in all that the time is enough for, by those since the start; None where time does not end the run, or
-        too few are taken to say so: the first ones take longer."""
-        if self._max_seconds is None or self._trained_seconds < _TELLING_SHARE * self._max_seconds:
-            return None
+    def _total(self, step: int) -> tuple[int | None, bool]:
+        """Steps in all, and whether time ends the run: then by the speed since the start. None where too few are taken
+        to say so: the first ones take longer."""
+        if self._max_seconds is None:
+            return self._steps, False
+        if not self._trained_seconds:
+            return None, False
         steps = self._started + round((step - self._started) * self._max_seconds / self._trained_seconds)
-        return max(steps, step) if self._steps is None or steps < self._steps else None
+        if self._steps is not None and steps >= self._steps:
+            return self._steps, False
+        return (
+            (max(steps, step), True) if self._trained_seconds >= _TELLING_SHARE * self._max_seconds else (None, False)
+        )
 
     def _head(self, step: int) -> str:
-        if (in_time := self._in_time(step)) is not None:
-            return f"step {step}/~{in_time}"
-        return f"step {step}" if self._steps is None else f"step {step}/{self._steps}"
+        total, in_time = self._total(step)
+        return f"step {step}" if total is None else f"step {step}/{'~' if in_time else ''}{total}"
 
     def _tail(self, row: Mapping[str, Any], step: int) -> str:
         parts = [f"loss {number(row['loss'])}"] if "loss" in row else []

@@ -40,7 +40,9 @@ def _write(run: RunFiles, predictions: PredictionSummary) -> Path:
     drawings = _draw(run, predictions)
     body = [
         _headline(run, predictions),
-        html.section("Curves", drawings.get("loss", ""), drawings.get("terms", ""), drawings.get("small", "")),
+        html.section(
+            "Curves", *(drawings.get(name, "") for name in ("loss", "terms")), _terms(run), drawings.get("small", "")
+        ),
         html.section("Phases", _phases(run)),
         html.section("Distillation", distillation_html(run), drawings.get("agreement", "")),
         html.section("Predictions", drawings.get("confusion", "") or drawings.get("scatter", "")),
@@ -96,15 +98,18 @@ def _draw(run: RunFiles, predictions: PredictionSummary) -> dict[str, str]:
     from lmtool.reporting import distillation_plots, drawing, plots
 
     metric = run.result.get("metric") if isinstance(run.result.get("metric"), str) else None
-    figures = {
-        "loss": plots.loss_figure(run),
-        "terms": distillation_plots.terms_figure(run),
-        "small": plots.small_figure(run, metric),
-        "agreement": distillation_plots.agreement_figure(interchange_of(run)),
+    over_steps = {
+        "loss": lambda width: plots.loss_figure(run, width),
+        "terms": lambda width: distillation_plots.terms_figure(run, width),
+        "small": lambda width: plots.small_figure(run, metric, width),
     }
+    figures = {name: draw(drawing.WIDE) for name, draw in over_steps.items()}
+    figures["agreement"] = distillation_plots.agreement_figure(interchange_of(run))
+    beside = run.facts.get("trained_beside")
+    more = f" Training counts {beside} too, which are easier to predict." if isinstance(beside, str) else ""
     captions = {
-        "loss": "Faint: each logged step of training; above it, its running mean. Dots: the held-out text.",
-        "terms": "Each term of the training loss by itself, before its weight; dots: the held-out text.",
+        "loss": f"Faint: each logged step of training; above it, its running mean. Dots: held-out data.{more}",
+        "terms": "Each term of the training loss before its weight. Dots: held-out data; dashed: its baseline.",
         "agreement": "Share of predictions in which both models agree, states of another text swapped in.",
         "confusion": "Gold labels down, predictions across. Shade: share of the gold label.",
         "scatter": "Each dot one example of the held-out set.",
@@ -121,7 +126,10 @@ def _draw(run: RunFiles, predictions: PredictionSummary) -> dict[str, str]:
         if figure is None:
             continue
         drawing.write_png(figure, run.run_dir / "plots" / f"{'curves' if name == 'small' else name}.png")
-        drawn[name] = html.figure(drawing.svg(figure), captions.get(name, ""))
+        narrow = over_steps[name](drawing.NARROW) if name in over_steps else None
+        drawn[name] = html.figure(
+            drawing.svg(figure), captions.get(name, ""), "" if narrow is None else drawing.svg(narrow)
+        )
     return drawn
 
 
@@ -168,12 +176,13 @@ def _score_html(score: Score, metrics: Any) -> str:
 
 
 def _strip(run: RunFiles) -> str:
-    """The run in seven numbers."""
+    """The run in a few numbers."""
     result = run.result
     shown: list[tuple[str, Callable[[float], str]]] = [
         ("steps", count),
         ("tokens", count),
         ("seconds", duration),
+        ("evaluation_seconds", duration),
         ("tokens_per_second", lambda rate: count(round(rate))),
         ("padding_fraction", percent),
         ("peak_memory_bytes", size),
@@ -182,7 +191,8 @@ def _strip(run: RunFiles) -> str:
     if result.get("trainable_parameters") != result.get("parameters"):
         shown.append(("trainable_parameters", count))
     names = {
-        "seconds": "time",
+        "seconds": "of training",
+        "evaluation_seconds": "of evaluation",
         "padding_fraction": "padding",
         "peak_memory_bytes": "peak memory",
         "trainable_parameters": "of them learn",
@@ -193,6 +203,16 @@ def _strip(run: RunFiles) -> str:
         if isinstance(result.get(key), (int, float))
     ]
     return f'<div class="strip">{"".join(items)}</div>' if items else ""
+
+
+def _terms(run: RunFiles) -> str:
+    """What each term of a loss of several scores on held-out data."""
+    metrics = run.result.get("metrics")
+    known = metrics if isinstance(metrics, dict) else {}
+    names = [key.removesuffix("_baseline") for key in known if key.endswith("_baseline")]
+    columns = ("loss", "baseline", "accuracy", "count")
+    rows = [[name, *(known.get(f"{name}_{column}") for column in columns)] for name in names]
+    return html.table(["term", "held-out loss", "baseline", "accuracy", "n"], rows) if len(rows) > 1 else ""
 
 
 def _facts(run: RunFiles) -> str:

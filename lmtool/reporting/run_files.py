@@ -165,6 +165,11 @@ def series(rows: list[dict[str, Any]], key: str) -> tuple[list[int], list[float]
     return [step for step, _ in points], [value for _, value in points]
 
 
+def loss_terms(run: RunFiles) -> list[str]:
+    """The keys of the training loss's terms."""
+    return list(dict.fromkeys(key for row in run.train for key in row if key.startswith("loss_")))
+
+
 def phase_starts(run: RunFiles) -> list[int]:
     """The first step of each phase but the first; of a run under way those of its rows."""
     phases = run.result.get("phases")

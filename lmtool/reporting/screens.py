@@ -145,6 +145,12 @@ def forgetting_rows(forgetting: Any) -> list[tuple[str, str]]:
     return [("forgets", f"{sentence}, on {plain(forgetting['text'])}"), ("moved", f"{moved}{added}")]
 
 
+def _took_text(seconds: float, evaluation_seconds: float) -> str:
+    """How long a run took, and what of it was training where the rest is worth a word."""
+    took = f" in {duration(seconds + evaluation_seconds)}"
+    return f"{took}, {duration(seconds)} of it training" if evaluation_seconds > 0.05 * seconds else took
+
+
 def _speed_text(result: Mapping[str, Any]) -> str:
     parts = []
     if result.get("tokens_per_second") is not None:
@@ -174,7 +180,7 @@ def end_screen(
     """
     status = title(str(result.get("status", "done")))
     seconds = result.get("seconds")
-    took = f" in {duration(seconds)}" if seconds is not None else ""
+    took = "" if seconds is None else _took_text(seconds, result.get("evaluation_seconds") or 0.0)
     steps = f" · {count(result['steps'])} steps" if result.get("steps") is not None else ""
     ended = f" · ended by {title(str(result['ended']))}" if result.get("ended") else ""
     score: Score | None = score_of(result, baseline, examples)

@@ -176,6 +176,7 @@ def score(
 ) -> dict[str, Any]:  # fmt: skip
     """Evaluate, note whether it is the best so far and whether patience ends the run. Returns the row. Diverged where
     the model gives something that is no number."""
+    started = time.perf_counter()
     learner.eval()
     try:
         with regions_by(None), outside_layers(learner):
@@ -183,6 +184,7 @@ def score(
     except NotFinite as problem:
         raise health.not_finite(data, problem) from problem
     learner.train()
+    progress.evaluation_seconds += time.perf_counter() - started
     progress.metrics, progress.evaluated_step = metrics, progress.step
     better = note_best(progress, settings)
     progress.stale_evaluations = 0 if better else progress.stale_evaluations + 1
@@ -199,7 +201,9 @@ def phase_of(data: Step) -> dict[str, int]:
 
 def save(keeper: Keeper, progress: Progress, listener: Listener, best: Best, group: Group = ALONE) -> bool:
     """Save a checkpoint of this step; whether the disk took it. best: the best evaluation before this step's."""
+    started = time.perf_counter()
     saved = group.first(keeper.save(progress, must=progress.ended is not None))
+    progress.evaluation_seconds += time.perf_counter() - started
     if saved:
         listener.on_checkpoint(progress.step, str(keeper.path_of(progress.step)))
     elif progress.best_step == progress.step:  # those weights are on no disk

@@ -63,11 +63,11 @@ class Progress:
     no generator state.
 
     step: optimizer steps done. epoch: passes over the data. cursor: the loader's, of the next step. tokens: real
-    tokens trained on. seconds: of loading and stepping. total_steps: the schedule's horizon, None while it is being
-    measured; horizon: the budget that set it. best_*: the best evaluation so far. stale_evaluations: since then.
-    metrics: the last evaluation's, of step evaluated_step. ended: the budget, or "patience", that ended the run.
-    reference_loss, exploded_steps: see health.py. scaler: the fp16 scaler's numbers. threads: of torch on a
-    CPU, on which the order of its sums depends.
+    tokens trained on. seconds: of loading and stepping. evaluation_seconds: of evaluating and saving. total_steps:
+    the schedule's horizon, None while it is being measured; horizon: the budget that set it. best_*: the best
+    evaluation so far. stale_evaluations: since then. metrics: the last evaluation's, of step evaluated_step. ended: the
+    budget, or "patience", that ended the run. reference_loss, exploded_steps: see health.py. scaler: the fp16 scaler's
+    numbers. threads: of torch on a CPU, on which the order of its sums depends.
     """
 
     step: int = 0
@@ -75,6 +75,7 @@ class Progress:
     cursor: dict[str, int] | None = None
     tokens: int = 0
     seconds: float = 0.0
+    evaluation_seconds: float = 0.0
     total_steps: int | None = None
     horizon: str | None = None
     best_step: int | None = None
@@ -129,7 +130,8 @@ class TrainingResult:
 
     status: "done". ended: what ended it, max_steps|max_epochs|max_tokens|max_minutes|max_flops|patience. best_*: None
     where nothing was evaluated. metrics: of the best evaluation; last_metrics: of the last. best, last: checkpoint
-    folders. peak_memory_bytes: of the device (CUDA) or of the process (CPU).
+    folders. seconds, evaluation_seconds: as of `Progress`. peak_memory_bytes: of the device (CUDA) or of the process
+    (CPU).
     """
 
     status: str
@@ -138,6 +140,7 @@ class TrainingResult:
     epochs: float
     tokens: int
     seconds: float
+    evaluation_seconds: float
     tokens_per_second: float
     best_step: int | None
     best_value: float | None

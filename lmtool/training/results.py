@@ -27,6 +27,7 @@ def training_result(
         epochs=progress.epoch,
         tokens=progress.tokens,
         seconds=progress.seconds,
+        evaluation_seconds=progress.evaluation_seconds,
         tokens_per_second=progress.tokens / max(progress.seconds, 1e-9),
         best_step=progress.best_step,
         best_value=progress.best_value,

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import pty
 import subprocess
@@ -9,12 +10,14 @@ import textwrap
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import TextIO
 
 import pytest
 
 from lmtool.costs.plan import Forward, Sizes, Work, plan
 from lmtool.reporting.console import Output
+from lmtool.reporting.plan import RunPlan
 from lmtool.reporting.progress import ProgressDisplay
 from lmtool.reporting.scores import Score, score_of
 from lmtool.reporting.screens import _sections, end_screen, start_screen
@@ -47,8 +50,8 @@ def train(output: Output, log_every: int = 10, steps: int = 100) -> ProgressDisp
     return progress
 
 
-def screens(output: Output) -> None:
-    planned = plan(
+def plan_of_steps() -> RunPlan:
+    return plan(
         [Work(1.0, 5.6e5, 256, 57)],
         steps=1000,
         tokens_per_step=4090,
@@ -56,6 +59,10 @@ def screens(output: Output) -> None:
         forward=Forward(4090),
         step_seconds=(0.28, 0.28),
     )
+
+
+def screens(output: Output) -> None:
+    planned = plan_of_steps()
     start_screen(
         output,
         command="pretrain",
@@ -128,13 +135,47 @@ def test_time_left_follows_the_nearer_budget():
     progress = ProgressDisplay(Output(io.StringIO()), now=lambda: time[0])
     progress.on_start(0, 1000, 50.0)
     progress.on_step({"step": 1, "loss": 1.0, "tokens": 100, "tokens_per_second": 50.0})
-    assert progress.seconds_left(1) == 48.0
-    time[0] = 30.0  # most of it an evaluation, which a budget of minutes does not count
+    assert math.isnan(progress.seconds_left(1)), "the first step says nothing of the others"
+    time[0] = 16.0  # half of it an evaluation, which a budget of minutes does not count
     progress.on_step({"step": 11, "loss": 1.0, "tokens": 1100, "tokens_per_second": 125.0})
-    assert progress.seconds_left(11) == 40.0
+    assert progress.seconds_left(11) == 2 * 40.0
     progress.on_start(11, 1000, 40.0)  # a resumed run: its first row counts the tokens of the steps before, too
     progress.on_step({"step": 20, "loss": 1.0, "tokens": 2000, "tokens_per_second": 100.0})
-    assert progress.seconds_left(20) == 40.0
+    time[0] = 26.0
+    progress.on_step({"step": 30, "loss": 1.0, "tokens": 3000, "tokens_per_second": 100.0})
+    assert progress.seconds_left(30) == 30.0
+
+
+def test_the_bar_counts_to_the_budget_that_ends_the_run():
+    """A budget in minutes counts where the speed is known: the first steps are slow, and end nothing."""
+    stream = io.StringIO()
+    progress = ProgressDisplay(Output(stream), now=lambda: 0.0)
+    for steps in (6000, 40, None):
+        progress.on_start(0, steps, 100.0)
+        for step, tokens, rate in ((1, 10, 20.0), (10, 100, 20.0)):
+            progress.on_step({"step": step, "loss": 1.0, "tokens": tokens, "tokens_per_second": rate})
+    heads = [line.split(" · ")[0] for line in stream.getvalue().splitlines()]
+    assert heads == ["step 1", "step 10/~200", "step 1/40", "step 10/40", "step 1", "step 10/~200"]
+
+
+@pytest.mark.parametrize(
+    ("evaluated", "tokens", "end", "planned"),
+    [
+        (0.5, 100, "done in 1 min 0 s · 10 steps", "about 4 min 40 s"),
+        (
+            30.0,
+            40_900,
+            "done in 1 min 30 s, 1 min 0 s of it training · 10 steps",
+            "about 4 min 40 s, and 15.4 s of evaluation",
+        ),
+    ],
+)
+def test_evaluations_are_counted_where_they_take_time(evaluated: float, tokens: int, end: str, planned: str):
+    stream = io.StringIO()
+    result = {"status": "done", "seconds": 60.0, "evaluation_seconds": evaluated, "steps": 10}
+    end_screen(Output(stream), result=result, baseline=None, run_dir="runs/x", report=None, next_commands=())
+    assert stream.getvalue().splitlines()[0] == end
+    assert replace(plan_of_steps(), evaluations=10, evaluation_tokens=tokens).time_text == planned
 
 
 class Gone(io.StringIO):
