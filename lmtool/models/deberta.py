@@ -124,6 +124,8 @@ CONSTANT = {
 }  # fmt: skip
 ALLOWED = {"tie_word_embeddings": (True, False), "conv_kernel_size": (0,), "pooler_dropout": (0, 0.0)}
 
+_ABSOLUTE = "mask_decoder.absolute.weight"
+
 
 @dataclass(frozen=True)
 class PublishedDisentangled(Published):
@@ -143,7 +145,7 @@ class PublishedDisentangled(Published):
         `lm_predictions.` stand. Neither is a part of the encoder, or of a head that reads it: they keep their names."""
         ours, table = super().from_published(tensors, config), "backbone.embed.position.weight"
         if table in ours and not config.get("position_biased_input", True):
-            ours["mask_decoder.absolute.weight"] = ours.pop(table)
+            ours[_ABSOLUTE] = ours.pop(table)
         return ours
 
     def from_published_config(self, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,7 +183,9 @@ class _Published(PublishedDisentangled):
         return super().to_published(joined, config)
 
     def from_published(self, tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
-        """UserError besides where the rows of the one map are not those of whole heads."""
+        """With its mask decoder's head and positions, those of a learner of `objective.enhanced_decoder` (published
+        code, masked_language_model.py). UserError besides where the rows of the one map are not those of whole heads.
+        """
         heads = config.get("num_attention_heads") or self.defaults["num_attention_heads"]
         split: dict[str, Tensor] = {}
         for name, tensor in super().from_published(tensors, config).items():
@@ -196,12 +200,15 @@ class _Published(PublishedDisentangled):
                     split[f"{owner}{_ATTENTION}{kind}_proj.weight"] = weight.flatten(0, 1).clone()
             elif part in ("q_bias", "v_bias"):
                 split[f"{owner}{_ATTENTION}{part[0]}_proj.bias"] = tensor
+            elif name == _ABSOLUTE or name.startswith(_PREDICTIONS):
+                place = name.removeprefix(_PREDICTIONS).removeprefix("mask_decoder.")
+                split[f"heads.enhanced_masked_lm.{place.replace('LayerNorm', 'norm')}"] = tensor
             else:
                 split[name] = tensor
         return split
 
 
-_ATTENTION = ".self_attn."
+_ATTENTION, _PREDICTIONS = ".self_attn.", "lm_predictions.lm_head."
 PUBLISHED = _Published(
     model="deberta",
     model_type="deberta",

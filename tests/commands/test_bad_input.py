@@ -16,7 +16,7 @@ from tests.weights.published_folders import make
 
 MODELS = {
     "mlm_nsp": "bert_tiny", "span": "bert_tiny", "rtd": "electra_tiny", "span_corruption": "t5_tiny",
-    "denoising": "bart_tiny", "clm": "gpt_tiny",
+    "denoising": "bart_tiny", "clm": "gpt_tiny", "plm": "xlnet_tiny",
 }  # fmt: skip
 SENTENCE = "The happy cat saw the warm ship near the river."
 
@@ -85,7 +85,7 @@ def test_long_lines_are_told(place: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "long lines 1" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("objective", ["rtd", "span_corruption", "denoising", "clm"])
+@pytest.mark.parametrize("objective", ["rtd", "span_corruption", "denoising", "clm", "plm"])
 @pytest.mark.parametrize("documents", ["joined", "separate"])
 def test_texts_too_short_to_mask(
     objective: str, documents: str, place: Path, capsys: pytest.CaptureFixture[str]
