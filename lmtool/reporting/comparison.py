@@ -132,12 +132,13 @@ def _write(comparison: Comparison, path: Path) -> Path:
     shown = [("validation", metric) for metric in comparison.metrics]
     shown += [("validation", "loss"), ("train", "loss"), ("train", "learning_rate")]
     figures = [plots.overlay_figure(runs, metric, split) for split, metric in dict.fromkeys(shown)]
+    drawn = [drawing.svgs(figure) for figure in figures if figure is not None]
     body = [
         f"<h1>{len(runs)} runs beside each other</h1>",
         html.section("Scores", _scores(runs, comparison.metrics)),
         html.section("On the same rows", _gaps(comparison)),
         html.section("What differs", _differences(runs, comparison.configurations, comparison.keys)),
-        html.section("Curves", *(html.figure(drawing.svg(figure)) for figure in figures if figure is not None)),
+        html.section("Curves", *(html.figure(wide, narrow=narrow) for wide, narrow in drawn)),
         html.section(
             "Left out", *(html.paragraph(f"{run.name}: {problem}") for run in runs for problem in run.problems[:5])
         ),

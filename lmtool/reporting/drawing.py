@@ -148,6 +148,18 @@ def svg(figure: Figure) -> str:
     return head + text[text.index(">") + 1 :]
 
 
+def svgs(figure: Figure) -> tuple[str, str]:
+    """The figure as an inline SVG, and once more for a page as narrow as a phone's; nothing for that where it is small
+    anyway."""
+    wide, (width, height) = svg(figure), figure.get_size_inches()
+    if width < WIDE:
+        return wide, ""
+    figure.set_size_inches(NARROW, min(height, 2.6))
+    narrow = svg(figure)
+    figure.set_size_inches(width, height)
+    return wide, narrow
+
+
 def write_png(figure: Figure, path: Path) -> None:
     """The figure as a PNG on white paper, 160 dots an inch."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lmtool.reporting.html import escape, escape_lines
+from lmtool.reporting.html import escape, escape_lines, table
 from lmtool.reporting.text import number, percent, plain
 
 EXAMPLES_EACH = 4
@@ -234,7 +234,7 @@ def detected_html(sample: Mapping[str, Any]) -> str:
         text = escape(shown, 60)
         if position in replaced:
             kind = "right" if position in accused else "wrong"
-            text = f'<mark class="{kind}">{text} <s>{escape(pieces[position], 60)}</s></mark>'
+            text = f'<mark class="{kind}">{text} <s>{escape(_unmarked(pieces[position]), 60)}</s></mark>'
         elif position in accused:
             text = f'<mark class="wrong">{text} ?</mark>'
         words.append(space + text)
@@ -275,6 +275,25 @@ def generated_html(sample: Mapping[str, Any]) -> str:
     return f'<div class="example"><b>{given}</b>{written}</div>'
 
 
+def neighbours_html(samples: Sequence[Mapping[str, Any]]) -> str:
+    """Words and those whose vectors are nearest to theirs."""
+    rows = []
+    for sample in samples:
+        near = " · ".join(
+            f"{plain(_unmarked(str(word)), 40)} {number(float(cosine))}" for word, cosine in sample["neighbours"]
+        )
+        rows.append([_unmarked(str(sample["text"])), near])
+    return table(["word", "nearest words, with the cosine of their vectors"], rows)
+
+
+def _is_near(sample: Any) -> bool:
+    """Whether an entry of samples.json has the form that `neighbours_html` reads."""
+    near = sample.get("neighbours") if isinstance(sample, dict) and "text" in sample else None
+    return isinstance(near, list) and all(
+        isinstance(pair, list) and len(pair) == 2 and _number(pair[1]) is not None for pair in near
+    )
+
+
 def _is_masked(sample: Any) -> bool:
     """Whether an entry of samples.json has the form that `masked_html` reads."""
     if not isinstance(sample, dict) or not isinstance(sample.get("pieces"), list):
@@ -300,7 +319,8 @@ def samples_html(samples: Sequence[Any]) -> str:
     over."""
     masked = [sample for sample in samples if _is_masked(sample)][:SAMPLES]
     texts = [sample for sample in samples if isinstance(sample, dict) and "text" in sample]
-    generated = [sample for sample in texts if "prediction" not in sample][:SAMPLES]
+    near = [sample for sample in samples if _is_near(sample)][:SAMPLES]
+    generated = [sample for sample in texts if not sample.keys() & {"prediction", "neighbours"}][:SAMPLES]
     predicted = [sample for sample in texts if sample.keys() >= {"gold", "prediction"}][:SAMPLES]
     parts = []
     if masked:
@@ -311,6 +331,9 @@ def samples_html(samples: Sequence[Any]) -> str:
         parts.append("<h3>Replaced tokens, as the model read them</h3>")
         parts.append(_small(_DETECTED_LEGEND))
         parts += [detected_html(sample) for sample in detected]
+    if near:
+        parts.append("<h3>Nearest words</h3>")
+        parts.append(neighbours_html(near))
     if generated:
         parts.append("<h3>Written by the model</h3>")
         parts.append(_small("Bold: what the model was given. Behind it: what it wrote."))

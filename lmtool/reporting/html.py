@@ -41,7 +41,8 @@ p { margin: 6px 0; } .quiet { color: var(--quiet); } small { font-size: 12.5px; 
 .strip div { font-size: 16px; } .strip span { display: block; font-size: 12.5px; color: var(--quiet); }
 figure { margin: 0 0 14px; } .narrow { display: none; }
 table + figure { margin-top: 20px; }
-@media (max-width: 640px) { main { padding: 28px 16px 60px; } .roomy { display: none; } .narrow { display: block; } }
+@media (max-width: 640px) { main { padding: 28px 16px 60px; } .roomy { display: none; } .narrow { display: block; }
+  table { font-size: 12.5px; } th, td { padding-right: 8px; } .facts th { padding-right: 12px; } }
  figure svg { width: 100%; height: auto; display: block; overflow: visible; }
 figcaption { font-size: 12.5px; color: var(--quiet); margin-top: 4px; }
 .columns { display: grid; grid-template-columns: repeat(auto-fit, minmax(320px, 1fr)); gap: 0 44px; }

@@ -127,9 +127,8 @@ def _draw(run: RunFiles, predictions: PredictionSummary) -> dict[str, str]:
             continue
         drawing.write_png(figure, run.run_dir / "plots" / f"{'curves' if name == 'small' else name}.png")
         narrow = over_steps[name](drawing.NARROW) if name in over_steps else None
-        drawn[name] = html.figure(
-            drawing.svg(figure), captions.get(name, ""), "" if narrow is None else drawing.svg(narrow)
-        )
+        small = "" if narrow is None else drawing.svg(narrow)
+        drawn[name] = html.figure(drawing.svg(figure), captions.get(name, ""), small)
     return drawn
 
 

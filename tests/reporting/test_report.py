@@ -88,6 +88,10 @@ def test_report_of_a_pretraining_says_what_happened(language_run):
     assert "lmtool pretrain 'name=a b'" in page.text
     assert {path.name for path in (language_run / "plots").iterdir()} == {"loss.png", "curves.png"}
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in (language_run / "plots").iterdir())
+    source = (language_run / "report.html").read_text()
+    assert source.count('class="roomy"') == source.count('class="narrow"') == 2, (
+        "letters that a phone shows large enough"
+    )
 
 
 def test_report_of_a_task_shows_right_wrong_and_surprising(task_run):
@@ -296,6 +300,28 @@ def test_importing_reporting_needs_neither_torch_nor_matplotlib_nor_rich():
     heavy = "[name for name in ('torch', 'matplotlib', 'rich') if name in sys.modules]"
     code = f"import sys; from lmtool.reporting import {modules}; print({heavy})"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_marks_of_spaces_are_undone_and_nearest_words_shown() -> None:
+    place = {"position": 2, "truth": "▁sat", "guesses": [["▁ran", 0.5], ["sat", 0.25]]}
+    page = samples_html([{"pieces": ["▁The", "▁cat", "▁sat", "ting", ".", "<sep>"], "masked": [place]}])
+    assert 'The cat <mark class="wrong">ran <s>sat</s></mark>ting. <span class="quiet">&lt;sep&gt;</span>' in page
+    assert "ran 50% · sat 25%" in page and "▁" not in page
+    page = samples_html([{"text": "cat", "neighbours": [["dog", 0.5], ["▁cow", 0.25]]}, {"text": "x", "neighbours": 3}])
+    assert "<td>cat</td><td>dog 0.500 · cow 0.250</td>" in page and "Written by" not in page and "x</td>" not in page
+
+
+def test_each_term_of_a_sum_is_beside_its_baseline(language_run) -> None:
+    path = language_run / "metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    write_rows(path, [row | {"loss_mlm": 4.5, "loss_nsp": 0.6} for row in rows])
+    scores = {f"mlm_{name}": value for name, value in {"loss": 5.25, "baseline": 6.125, "accuracy": 0.25}.items()}
+    result = json.loads((language_run / "result.json").read_text())
+    result["metrics"] |= scores | {"nsp_loss": 0.625, "nsp_baseline": 0.75}
+    (language_run / "result.json").write_text(json.dumps(result))
+    page = read_page(write_report(language_run))
+    assert "the weighted sum of its terms" in page.text and "nats" not in page.text
+    assert "<td>mlm</td>" in (source := (language_run / "report.html").read_text()) and "6.125" in source
 
 
 def test_replaced_tokens_are_detected_missed_and_falsely_accused() -> None:

@@ -61,7 +61,7 @@ def _figures(block: Block) -> str:
     from lmtool.reporting.sweep import plots
 
     figures, caption = plots.settings_figures(block)
-    drawn = [html.figure(drawing.svg(figure)) for figure in figures]
+    drawn = [html.figure(wide, narrow=narrow) for wide, narrow in map(drawing.svgs, figures)]
     return (html.columns(*drawn) if len(drawn) > 1 else "".join(drawn)) + (html.paragraph(caption) if drawn else "")
 
 
