@@ -108,7 +108,11 @@ def help_of(verb: str, rest: Sequence[str] = ()) -> str:
         primary = rest[0] if rest and rest[0] in SWEEPABLE else "pretrain"
     lines = [f"lmtool {verb}: {about.about}", "", f"  {about.example}", ""]
     if verb == "inspect":
-        lines += ["  n=3 examples are printed, tokens=200000 measured; output=FILE: the examples as JSON lines", ""]
+        lines += [
+            "  n=3 examples are printed, tokens=200000 measured; brief=true: what stands out, and nothing else",
+            "  output=FILE: the examples as JSON lines; output=FILE.html: a page with all that is printed",
+            "",
+        ]
     if verb == "profile":
         lines += ["  steps=5 are profiled, after 2 of warm-up; output=FOLDER: the trace and the table", ""]
     if primary is not None:

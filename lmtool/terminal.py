@@ -12,6 +12,8 @@ from lmtool.secrets import masked
 # Cc control, Cf format (direction overrides, zero width), Cs lone surrogate, Zl/Zp line and paragraph separators.
 _UNSAFE = ("Cc", "Cf", "Cs", "Zl", "Zp")
 _ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+_SPACES = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"})
+_RUN = re.compile(r"([␣⏎⇥␍])\1{3,}")
 
 
 # A path has 4,096 characters at most, most names 255.
@@ -48,6 +50,11 @@ def visible(text: str) -> str:
     if text.isascii() and text.isprintable():
         return text
     return "".join(_visible(character) for character in text)
+
+
+def visible_space(text: str) -> str:
+    """White space as something to see: a space as ␣, a line end as ⏎; more than three of one with their number."""
+    return _RUN.sub(lambda run: f"{run[1]}×{len(run[0])}", text.translate(_SPACES))
 
 
 def _visible(character: str) -> str:

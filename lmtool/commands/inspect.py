@@ -6,7 +6,7 @@ replaced-token detection: at its initial weights, or those of checkpoint=); any 
 
 from __future__ import annotations
 
-from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,22 +29,15 @@ from lmtool.errors import CheckFailed
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.inspection import Inspector
 from lmtool.learners.mixed_sources import examples_of, inspector_of
-from lmtool.learners.tally import FAMILY, Tally
+from lmtool.learners.tally import FAMILY, Statistic, Tally
 from lmtool.reporting.console import Output
+from lmtool.reporting.inspected import Inspected, print_inspected, write_inspected
 from lmtool.reporting.shift import print_shifts
-from lmtool.reporting.table import print_table
-from lmtool.reporting.text import plain
+from lmtool.reporting.text import number
 from lmtool.tasks.members import rows_of
 from lmtool.tasks.shift import Shift, shifts
 from lmtool.training.precision import choose_device
 from lmtool.weights.assemble import assemble
-
-# Characters of an example on the screen; the JSON lines have all of it.
-_SHOWN = 2000
-# Between documents of an example, and between the texts of a pair.
-_BORDER = " ‖ "
-# What is predicted, and special tokens.
-_HIGHLIGHTS = {r"\S+→\S+": "bold yellow", r"(?<!\S)(\[[A-Z]+\]|</?[a-z_0-9|]+>)(?!\S)": "cyan"}
 
 
 def run(config: PretrainConfig | FinetuneConfig, verb: str, looking: Looking) -> int:
@@ -54,24 +47,28 @@ def run(config: PretrainConfig | FinetuneConfig, verb: str, looking: Looking) ->
     forms: list[PretrainConfig | FinetuneConfig] = (
         list(config.forms) if isinstance(config, PretrainConfig) else [config]
     )
-    shown: list[dict[str, Any]] = []
+    parts: list[Inspected] = []
     tallies: list[Tally] = []
-    for number, form in enumerate(forms, 1):
+    for count, form in enumerate(forms, 1):
+        phase = ""
         if len(forms) > 1 and isinstance(config, PretrainConfig):
-            output.line(f"phase {number} · {words_of(config.phases[number - 1])}", "bold")
-        rows, tally = _looked_into(form, forms[0], verb, looking, output)
-        shown += rows if len(forms) == 1 else [{"phase": number, **row} for row in rows]
+            phase = f"phase {count} · {words_of(config.phases[count - 1])} · "
+        inspected, tally = _looked_into(form, forms[0], f"{phase}{verb}", looking, output)
+        parts.append(inspected)
         tallies.append(tally)
-    if looking.output is not None:
-        write_output(looking.output, shown)
+    if looking.output is not None and looking.output.endswith(".html"):
+        write_inspected(Path(looking.output).expanduser(), parts)
+        output.line(f"page: {looking.output}")
+    elif looking.output is not None:
+        phases = enumerate(parts, 1)
+        rows = [{"phase": count, **row} if len(parts) > 1 else row for count, part in phases for row in part.examples]
+        write_output(looking.output, rows)
     broken = [statistic for tally in tallies for statistic in tally.broken()]
     if broken:
-        names, number = (
-            "; ".join(statistic.name for statistic in broken),
-            sum(len(tally.statistics) for tally in tallies),
-        )
+        names = "; ".join(statistic.name for statistic in broken)
+        total = sum(len(tally.statistics) for tally in tallies)
         raise CheckFailed(
-            f"{len(broken)} of {number} statistics are not as defined: {names}",
+            f"{len(broken)} of {total} statistics are not as defined: {names}",
             "give another seed=; what fails again is a bug in lmtool: please report it with the table above",
         )
     return 0
@@ -79,9 +76,9 @@ def run(config: PretrainConfig | FinetuneConfig, verb: str, looking: Looking) ->
 
 def _looked_into(
     config: PretrainConfig | FinetuneConfig, first: Any, verb: str, looking: Looking, output: Output
-) -> tuple[list[dict[str, Any]], Tally]:
-    """Print the examples and statistics of a configuration, and return them. first: that of the first phase, on whose
-    text the vocabulary is trained."""
+) -> tuple[Inspected, Tally]:
+    """Print what a configuration's examples are, and return it. first: that of the first phase, on whose text the
+    vocabulary is trained. verb: what the heading begins with."""
     apart: list[Shift] = []
     if isinstance(config, PretrainConfig):
         inspector = _pretraining(config, first, output)
@@ -92,19 +89,19 @@ def _looked_into(
         loader = PackedLoader(inspector.examples, config.seed, config.batch_examples, config.batch_tokens)
         if loader.examples is not inspector.examples:
             inspector = inspector_of(inspector.learner, loader.examples, config.max_length)
-    shown = list(inspector.described(looking.n))
-    for row in shown:
-        _print(output, row)
     tally = inspector.measured(looking.tokens)
     if loader is not None:
-        tally.note("padding fraction of rectangular batches, avoided", loader.facts()["padding_avoided"], 1)
+        tally.note("padding that packing avoids, share", loader.facts()["padding_avoided"], 1)
     learned = config.objective.name if isinstance(config, PretrainConfig) else config.task.name
-    _table(output, tally, f"{learned} · {verb} · model={config.model.name}", inspector.fact(tally))
-    print_shifts(output, apart, learned)
+    heading = f"{verb} · {learned} · model={config.model.name}"
+    inspected = _inspected(tally, heading, inspector.fact(tally), list(inspector.described(looking.n)))
+    print_inspected(output, inspected, looking.brief)
+    if not looking.brief:
+        print_shifts(output, apart, learned)
     remark = config.model.remark(config.max_length)
     for warning in (*warnings_of(inspector.examples.facts()), *([remark] if remark else ())):
-        output.line(f"warning: {warning}", "yellow")
-    return shown, tally
+        output.paragraph(f"warning: {warning}", "yellow")
+    return inspected, tally
 
 
 def _pretraining(config: PretrainConfig, first: PretrainConfig, output: Output) -> Inspector:
@@ -146,76 +143,42 @@ def _inspector(learner: BaseLearner, data: SplitData, max_length: int) -> Inspec
     return inspector_of(learner, examples_of(learner, data, max_length), max_length)
 
 
-def _print(output: Output, example: dict[str, Any]) -> None:
-    """One example: its text, each side as pieces with what is predicted behind an arrow, and its classes."""
-    member = f"{example['member']}: " if "member" in example else ""
-    output.line(f"{member}example {example['example']}, epoch {example['epoch']}", "bold")
-    rows = []
-    if "text" in example:
-        borders = [0, *example["boundaries"], len(example["text"]) + 1]
-        parts = [example["text"][start : end - 1] for start, end in pairwise(borders)]
-        rows.append(("text", plain(_BORDER.join(parts), _SHOWN)))
-    predicted = {
-        term: {place["position"]: place["label"] for place in places}
-        for term, places in example["targets"].items()
-        if isinstance(places, list)
-    }
-    on_inputs = next(iter(predicted.values()), {}) if "output" not in example else {}
-    rows.append(("input", _pieces(example["input"], on_inputs)))
-    if "filled" in example:
-        pieces = example["filled"]["pieces"]
-        replaced = {at: piece for at, piece in on_inputs.items() if pieces[at] != piece}
-        rows.append(("filled", _pieces(example["filled"], replaced)))
-    if "output" in example:
-        rows.append(("output", _pieces(example["output"], next(iter(predicted.values()), {}))))
-    for term, value in example["targets"].items():
-        rows.append((term, f"{len(value)} places" if isinstance(value, list) else str(value)))
-        borders = [place["borders"] for place in value if "borders" in place] if isinstance(value, list) else []
-        if borders:
-            rows.append((f"{term} borders", " ".join(f"{a}..{b}" for a, b in sorted({(a, b) for a, b in borders}))))
-    rows += [(title, text) for title, text in example.get("drawing", ())]
-    if "prefix" in example["input"]:
-        rows.append(("prefix", f"{example['input']['prefix']} tokens"))
-    output.rows(rows, _HIGHLIGHTS)
-    output.line()
-
-
-def _pieces(side: dict[str, Any], predicted: dict[int, str]) -> str:
-    """`shown→truth` at the places that predict; where every place does (a next token), the pieces alone."""
-    pieces = side["pieces"]
-    if len(predicted) >= len(pieces) - 1:
-        predicted = {}
-    words = [f"{piece}→{predicted[at]}" if at in predicted else piece for at, piece in enumerate(pieces)]
-    return plain(" ".join(words), _SHOWN)
-
-
-def _table(output: Output, tally: Tally, heading: str, fact: str) -> None:
-    """The fact that stands out, the statistics, and in a line what was looked for and never found."""
-    tested = tally.tested
-    rows = []
-    never = [
-        statistic.name for statistic in tally.statistics.values() if statistic.checks_itself and statistic.holds(0)
+def _inspected(tally: Tally, heading: str, fact: str, examples: list[dict[str, Any]]) -> Inspected:
+    """As it is shown: what was looked for and never found has no row of its own."""
+    statistics = list(tally.statistics.values())
+    never = [statistic.name for statistic in statistics if statistic.checks_itself and statistic.holds(0)]
+    listed = [statistic for statistic in statistics if statistic.name not in never]
+    broken = frozenset(number for number, statistic in enumerate(listed) if not statistic.holds(tally.tested))
+    defined = sum(statistic.expected is not None for statistic in statistics)
+    intervals = f"{tally.tested} interval{'s' * (tally.tested > 1)} around what was measured"
+    together = f"{intervals} (together {1 - FAMILY:.1%} sure)"
+    exact = defined - tally.tested - len(never)
+    parts = [
+        together if tally.tested else "",
+        f"{exact} exact number{'s' * (exact > 1)}" if exact else "",
+        f"none of these, as it must be: {'; '.join(never)}" if never else "",
     ]
-    for statistic in tally.statistics.values():
-        if statistic.name in never:
-            continue
-        interval = defined = ""
-        if statistic.expected is not None:
-            defined = f"{statistic.defined:.4g}"
-            if not statistic.exact:
-                low, high = statistic.interval(tested)
-                interval = f"{low:.4f} .. {high:.4f}"
-        verdict = "" if statistic.expected is None else "holds" if statistic.holds(tested) else "DOES NOT HOLD"
-        value = f"{statistic.measured:.4f}" if statistic.count else f"{statistic.measured:.0f}"
-        rows.append(
-            [statistic.name, value, defined, interval, f"{statistic.count:,.0f}" if statistic.count else "", verdict]
-        )
-    if fact:
-        output.line(fact, "bold")
-    print_table(output, ["statistic", "measured", "definition", "interval", "of", ""], rows, heading)
-    for name, definition in tally.remarks.items():
-        output.line(f"definition of {name}: {definition}")
-    if never:
-        output.line(f"none of these, as it must be: {'; '.join(never)}")
-    together = f"{tested} intervals hold together with {1 - FAMILY:.1%}; " if tested else ""
-    output.line(f"{together}what has no definition is only told")
+    verdict = f"all {defined} checks hold" if not broken else f"{len(broken)} of {defined} checks do not hold"
+    return Inspected(
+        heading, fact, examples, [_row(statistic, tally.tested) for statistic in listed], broken, verdict,
+        f"{verdict}: {'; '.join(filter(None, parts))}",
+        [f"{name}: defined as {definition}" for name, definition in tally.remarks.items()],
+    )  # fmt: skip
+
+
+def _row(statistic: Statistic, tested: int) -> list[str]:
+    """The name, the mean, what it should be, the interval, and of how many draws; shares as percentages."""
+    share = statistic.count > 0 and (statistic.is_share or "share" in statistic.name or "fraction" in statistic.name)
+    shown = _percent if share else number
+    defined = interval = ""
+    if statistic.defined is not None:
+        defined = shown(statistic.defined) if statistic.count else f"{statistic.defined:,.0f}"
+        if not statistic.exact:
+            low, high = statistic.interval(tested)
+            interval = f"{low:.1%} .. {high:.1%}" if share else f"{number(low)} .. {number(high)}"
+    measured = shown(statistic.measured) if statistic.count else f"{statistic.measured:,.0f}"
+    return [statistic.name, measured, defined, interval, f"{statistic.count:,.0f}" if statistic.count else ""]
+
+
+def _percent(share: float) -> str:
+    return "< 0.1%" if 0 < share < 0.0005 else f"{share:.1%}"

@@ -12,7 +12,7 @@ from lmtool.errors import UserError
 
 @dataclass(frozen=True)
 class _Keys:
-    """Whole numbers, and `output`, a path. at_least: the smallest number, 1 where none is named."""
+    """Whole numbers, true or false, and `output`, a path. at_least: the smallest number, 1 where none is named."""
 
     at_least: ClassVar[dict[str, int]] = {}
 
@@ -37,6 +37,11 @@ class _Keys:
             if key == "output":
                 values[key] = value
                 continue
+            if isinstance(getattr(cls, key), bool):
+                if value not in ("true", "false"):
+                    raise UserError(f"{word}: {key} is true or false", f"give {key}=true")
+                values[key] = value == "true"
+                continue
             number, least = value.replace("_", "").replace(",", ""), cls.at_least.get(key, 1)
             if not number.isdigit() or int(number) < least:
                 said = f"a whole number, at least {least}" if least else "a whole number"
@@ -47,12 +52,14 @@ class _Keys:
 
 @dataclass(frozen=True)
 class Looking(_Keys):
-    """n: examples to print. tokens: how many are measured. output: file for the examples as JSON lines, or None."""
+    """n: examples to print. tokens: how many are measured. brief: only what stands out, and whether all checks hold.
+    output: file for the examples as JSON lines, or, ending in .html, for a page with all that is printed, or None."""
 
     at_least: ClassVar[dict[str, int]] = {"n": 0}
 
     n: int = 3
     tokens: int = 200_000
+    brief: bool = False
     output: str | None = None
 
 

@@ -61,16 +61,12 @@ class Inspector:
 
     def fact(self, tally: Tally) -> str:
         """The one thing to know of what was measured, in a sentence; "" where nothing stands out."""
-        names = {"predicted share of text": "predicted", "predicted share of tokens": "predicted"}
-        for name, word in {**names, "corrupted share of text": "corrupted"}.items():
-            statistic = tally.statistics.get(name)
-            if statistic is not None and statistic.count:
-                return f"{statistic.measured:.1%} of the tokens are {word}"
-        return ""
+        share = tally.measured("predicted share of text")
+        return "" if share is None else f"{share:.1%} of the tokens are predicted"
 
     def label(self, value: Any, of_place: bool) -> Any:
         """A label as a user reads it. of_place: of a place, where it is a token; else of the example."""
-        return self.tokenizer.pieces([value])[0] if of_place else value
+        return self.tokenizer.readable([value])[0] if of_place else value
 
     def repeats(self, epoch: int) -> bool:
         """Whether an epoch's draws are those of an earlier one, which say nothing new."""
@@ -169,13 +165,14 @@ class Inspector:
             self.check(tally, drawn)
 
     def side(self, packed: Packed, documents: range) -> dict[str, Any]:
-        """One side of an example: its `pieces`, `ids` and further columns, and the length of its `prefix`."""
+        """One side of an example: its `pieces` as a person reads them, `ids` and further columns, and the length of its
+        `prefix`."""
         first, last = documents[0], documents[-1]
         part = slice(packed.starts[first], packed.starts[last] + packed.lengths[last])
         ids = packed.tokens[part].tolist()
         columns = {name: column[part].tolist() for name, column in packed.columns.items()}
         prefix = {"prefix": packed.prefixes[first]} if packed.prefixes else {}
-        return {"pieces": self.tokenizer.pieces(ids), "ids": ids, **columns, **prefix}
+        return {"pieces": self.tokenizer.readable(ids), "ids": ids, **columns, **prefix}
 
     def _labels(self, target: Target, number: int, count: int) -> Any:
         """The label of an example, one of `count`: a class, a value, or as many of them as the head gives."""

@@ -23,6 +23,9 @@ class MixedInspector(Inspector):
         super().__init__(learner, examples, max_length)
         self.members = members
 
+    def fact(self, tally: Tally) -> str:
+        return " · ".join(f"{tally.measured(f'share of {name}') or 0:.0%} {name}" for name in self.members)
+
     def described(self, n: int) -> Iterator[dict[str, Any]]:
         """The first n examples of each member, with the name of the `member`."""
         for name, member in self.members.items():

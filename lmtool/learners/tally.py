@@ -22,7 +22,7 @@ class Statistic:
     """One line of the table.
 
     total: the sum of the draws, of which there are `count` (0: a number that is reported as it is). expected, variance,
-    bound: of the sum; None for what has no definition and is only told. exact: the sum must be what is expected.
+    bound: of the sum; None for what has no definition and is only reported. exact: the sum must be what is expected.
     is_share: whether it lies between 0 and 1.
     """
 
@@ -113,6 +113,11 @@ class Tally:
         statistic = self._of(name)
         statistic.total += float(total)
         statistic.count += float(count)
+
+    def measured(self, name: str) -> float | None:
+        """The mean of a statistic by its name; None where nothing of it was drawn."""
+        statistic = self.statistics.get(name)
+        return statistic.measured if statistic is not None and statistic.count else None
 
     @property
     def tested(self) -> int:

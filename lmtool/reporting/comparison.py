@@ -19,7 +19,7 @@ from lmtool.reporting.report import write_page, writing
 from lmtool.reporting.run_files import RunFiles, read_run
 from lmtool.reporting.scores import score_of
 from lmtool.reporting.table import print_table
-from lmtool.reporting.text import count, duration, lower_is_better, number, plain, size, title
+from lmtool.reporting.text import count, duration, lower_is_better, number, plain, shortened, size, title
 
 # Keys that differ between any two runs and say nothing.
 _NAMES = ("name", "run_dir")
@@ -98,7 +98,7 @@ def write_comparison(run_dirs: Sequence[str | Path], output: str | Path) -> Path
 
 def print_comparison(output: Output, comparison: Comparison) -> None:
     """Scores, sizes and speed, what differs, and the difference to the first run on the same rows: a column a run."""
-    runs, names = comparison.runs, [plain(name, _COLUMN) for name in comparison.names]
+    runs, names = comparison.runs, shortened(comparison.names, _COLUMN)
     rows: list[list[str | None]] = [
         [title(metric), *(_with_error(run, metric) for run in runs)] for metric in comparison.metrics
     ]
@@ -115,11 +115,11 @@ def print_comparison(output: Output, comparison: Comparison) -> None:
         output.line("The configurations are equal.")
     if len(comparison.keys) > _KEYS:
         output.line(f"and {len(comparison.keys) - _KEYS} more keys")
-    for run, name, gap in zip(runs[1:], comparison.names[1:], comparison.gaps, strict=True):
+    for run, name, gap in zip(runs[1:], names[1:], comparison.gaps, strict=True):
         if isinstance(gap, str):
-            output.line(f"{plain(name, _COLUMN)} less {names[0]}: not paired, {gap}")
+            output.line(f"{name} less {names[0]}: not paired, {gap}")
         else:
-            print_difference(output, plain(name, _COLUMN), names[0], run.result["metrics"], gap)
+            print_difference(output, name, names[0], run.result["metrics"], gap)
     for run in runs:
         for problem in run.problems[:5]:
             output.line(f"warning: {run.name}: {problem}", "yellow")

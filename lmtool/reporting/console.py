@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, TextIO
 
 from lmtool.reporting.stages import StageProgress
+from lmtool.reporting.wrapping import cells, wrapped
 from lmtool.terminal import shown
 
 if TYPE_CHECKING:
@@ -153,20 +153,30 @@ class Output:
             task = progress.add_task(shown(stage), total=None)
             yield lambda done, total: progress.update(task, completed=done, total=total)
 
-    def rows(self, rows: Iterable[tuple[str, str]], highlights: Mapping[str, str] | None = None) -> None:
-        """(label, text) rows, labels aligned, long texts wrapped under themselves.
+    @property
+    def columns(self) -> int:
+        """Cells of a line; where nothing says how many, 100."""
+        return shutil.get_terminal_size((100, 24)).columns
 
-        highlights: a style for what matches a pattern in a text, on a terminal; such texts are left to the terminal to
-        wrap.
+    def paragraph(self, text: str, style: str | None = None, indent: int = 2) -> None:
+        """A sentence over as many lines as it takes, all but the first indented."""
+        lines = wrapped(shown(text), max(self.columns, 30) - indent)
+        for number, line in enumerate(lines):
+            self.line(f"{' ' * indent if number else ''}{line}", style)
+
+    def rows(self, rows: Iterable[tuple[str, str]], highlights: Mapping[str, str] | None = None) -> None:
+        """(label, text) rows, labels aligned, long texts wrapped under themselves on a terminal.
+
+        highlights: a style for what matches a pattern in a text, on a terminal. Such rows are read, not searched: they
+        are wrapped everywhere.
         """
         rows = [(shown(label), shown(text)) for label, text in rows]
-        indent = max((len(label) for label, _ in rows), default=0) + 3
-        columns = shutil.get_terminal_size((100, 24)).columns
-        width = max(columns, indent + 30) if self.live and highlights is None else 10**6
+        indent = max((cells(label) for label, _ in rows), default=0) + 3
+        width = max(self.columns, indent + 30) if self.live or highlights is not None else 10**6
         for label, text in rows:
-            pieces = textwrap.wrap(text, width - indent, break_on_hyphens=False, break_long_words=False) or [""]
-            for index, piece in enumerate(pieces):
-                head = f" {label if index == 0 else '':<{indent - 1}}"
+            for index, piece in enumerate(wrapped(text, width - indent)):
+                first = label if index == 0 else ""
+                head = f" {first}{' ' * (indent - 1 - cells(first))}"
                 if self.live:
                     self._styled_row(head, piece, highlights or {})
                 else:

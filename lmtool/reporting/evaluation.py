@@ -9,11 +9,13 @@ from typing import Any
 from lmtool.errors import UserError
 from lmtool.reporting.console import Output
 from lmtool.reporting.table import print_table
-from lmtool.reporting.text import number, plain
+from lmtool.reporting.text import number, plain, shortened
 from lmtool.runs.files import replace_text, to_json
 from lmtool.secrets import masked_data
 
 _HARDEST, _CLASSES = 3, 40
+# Characters of a label's name.
+_NAME = 40
 
 
 def print_evaluation(
@@ -34,8 +36,8 @@ def print_evaluation(
     if 0 < len(classes) <= _CLASSES:
         output.line()
         table = [
-            [label, f"{of['precision']:.4f}", f"{of['recall']:.4f}", f"{of['f1']:.4f}", of["support"]]
-            for label, of in classes.items()
+            [name, f"{of['precision']:.4f}", f"{of['recall']:.4f}", f"{of['f1']:.4f}", of["support"]]
+            for name, of in zip(shortened(classes, _NAME), classes.values(), strict=True)
         ]
         print_table(output, ["class", "precision", "recall", "F1", "n"], table)
     elif classes:
@@ -46,7 +48,7 @@ def print_evaluation(
         output.line("hardest:")
     for row in hardest:
         text = " | ".join(plain(_joined(row[name]), 100) for name in row if name not in _NOT_TEXT)
-        gold, prediction = plain(_joined(row.get("gold")), 40), plain(_joined(row["prediction"]), 40)
+        gold, prediction = shortened([_joined(row.get("gold")), _joined(row["prediction"])], _NAME)
         output.line(f"  loss {number(row['loss'])}  gold {gold}  predicted {prediction}  {text}")
     for warning in evaluation["warnings"]:
         output.line(f"warning: {split}: {warning}", "yellow")

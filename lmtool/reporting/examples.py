@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lmtool.reporting.html import escape, escape_lines, table
-from lmtool.reporting.text import number, percent, plain
+from lmtool.reporting.text import number, percent, plain, shortened
 
 EXAMPLES_EACH = 4
 SAMPLES = 6
@@ -102,7 +102,7 @@ def summarise(rows: Iterable[dict[str, Any]]) -> PredictionSummary:
         # Of a row with many labels each counts by itself.
         lists = isinstance(row["gold"], list) and isinstance(row["prediction"], list)
         labels = zip(row["gold"], row["prediction"], strict=False) if lists else [(row["gold"], row["prediction"])]
-        summary.pairs.update((plain(label, 60), plain(guess, 60)) for label, guess in labels)
+        summary.pairs.update((plain(label), plain(guess)) for label, guess in labels)
         lot = zlib.crc32(str(row.get("id", summary.rows)).encode())
         score = _number(row.get("score"))
         if row["gold"] == row["prediction"]:
@@ -133,7 +133,8 @@ def prediction_html(row: Mapping[str, Any]) -> str:
     else:
         score = _number(row.get("score"))
         sure = f" ({percent(score)})" if score is not None and 0 <= score <= 1 else ""
-        verdict = f"{plain(row['prediction'], 80)}{sure}" + ("" if right else f", gold: {plain(row['gold'], 80)}")
+        gold_name, predicted_name = shortened([row["gold"], row["prediction"]], 80)
+        verdict = f"{predicted_name}{sure}" + ("" if right else f", gold: {gold_name}")
     return f'<div class="example {kind}">{body}<br><small class="quiet">{escape(verdict)}</small></div>'
 
 

@@ -30,7 +30,7 @@ from lmtool.reporting.drawing import (
     tidy,
 )
 from lmtool.reporting.run_files import RunFiles, loss_terms, phase_starts, series
-from lmtool.reporting.text import exponent, lower_is_better, number, plain, title
+from lmtool.reporting.text import exponent, lower_is_better, number, plain, shortened, title
 
 _RATE = FuncFormatter(lambda value, _: exponent(value))
 
@@ -167,7 +167,7 @@ def confusion_figure(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> 
                     )
         axes.set_xlim(-0.5, size - 0.5)
         axes.set_ylim(size - 0.5, -0.5)
-        names = [plain(label, 18) for label in labels]
+        names = shortened(labels, 18)
         axes.set_xticks(
             range(size),
             names,

@@ -9,7 +9,7 @@ from lmtool import __version__
 from lmtool.reporting.console import Output
 from lmtool.reporting.plan import RunPlan
 from lmtool.reporting.scores import CONSTANTS, Score, score_of, selected_on, test_scores
-from lmtool.reporting.text import count, duration, fact, number, percent, plain, size, title
+from lmtool.reporting.text import count, duration, fact, number, percent, plain, shortened, size, title
 
 # Labels that are shown each with its rows.
 _LABELS = 20
@@ -34,7 +34,7 @@ def _nested_text(key: str, facts: Mapping[str, Any]) -> str:
     """A nested section on one line. Rows by label: the names as they are written; of many the rarest and commonest."""
     if key != "labels":
         return facts_text(facts)
-    shown = [f"{plain(str(name), 60)} {count(rows)}" for name, rows in facts.items()]
+    shown = [f"{name} {count(rows)}" for name, rows in zip(shortened(facts, 40), facts.values(), strict=True)]
     if len(shown) <= _LABELS:
         return " · ".join(shown)
     order = sorted(range(len(shown)), key=list(facts.values()).__getitem__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 from lmtool.secrets import masked
@@ -27,6 +28,30 @@ def plain(text: Any, limit: int | None = None) -> str:
         text = masked(text)
         text = text if len(text) <= limit else text[: max(limit - 1, 0)] + "…"
     return visible(text)
+
+
+def shortened(names: Iterable[Any], limit: int) -> list[str]:
+    """Names as they are written, without their middle where they are longer than `limit` characters. Two different
+    names never become the same: they keep as much more as tells them apart."""
+    texts = [plain(masked(str(name))) for name in names]
+    limits = [limit] * len(texts)
+    while True:
+        shown = [_without_middle(text, most) for text, most in zip(texts, limits, strict=True)]
+        meant: dict[str, set[str]] = {}
+        for short, text in zip(shown, texts, strict=True):
+            meant.setdefault(short, set()).add(text)
+        twins = [number for number, short in enumerate(shown) if len(meant[short]) > 1]
+        if not twins:
+            return shown
+        for number in twins:
+            limits[number] += 4
+
+
+def _without_middle(text: str, limit: int) -> str:
+    if len(text) <= limit:
+        return text
+    end = (limit - 1) // 2
+    return f"{text[: limit - 1 - end]}…{text[len(text) - end :]}"
 
 
 def _scaled(value: float, units: tuple[tuple[float, str], ...]) -> str:
@@ -132,7 +157,8 @@ def fact(key: str, value: Any) -> str:
         text = number(value)
         return text.rstrip("0").rstrip(".") if isinstance(value, float) and "." in text and text[-1] == "0" else text
     if isinstance(value, dict):
-        return ", ".join(f"{plain(name, 60)} {fact(str(name), item)}" for name, item in value.items())
+        named = zip(shortened(value, 60), value.items(), strict=True)
+        return ", ".join(f"{shown} {fact(str(name), item)}" for shown, (name, item) in named)
     if isinstance(value, (list, tuple)):
         return ", ".join(fact(key, item) for item in value)
     return plain(value, 500)

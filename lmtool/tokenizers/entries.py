@@ -11,12 +11,13 @@ import numpy as np
 import tokenizers
 from tokenizers import pre_tokenizers
 
+from lmtool.terminal import visible_space
+
 Marks = Literal["continues", "spelled", "space", "bytes", "end", "words", "characters"]
 """How words are marked. continues: a prefix, "##", inside of them. spelled: the same, in the alphabet of bytes, a
 space in front of words. space: "▁" for a space. bytes: GPT-2's alphabet of
 bytes, "Ġ" for a space. end: "</w>" behind their last piece. words: every entry is one. characters: nothing is."""
 PREFIX, SPACE, SUFFIX = "##", "▁", "</w>"
-_SHOWN = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"})
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,9 @@ def readable(marks: Marks, word: str) -> str:
         text = _text(word)
         word = text if text is not None else "".join(f"<{_BYTES.get(character, 0):02X}>" for character in word)
         word = word.removeprefix(" ") if marks == "spelled" and word != " " else word
-    return word.translate(_SHOWN)
+    elif marks == "space":
+        word = word.replace(SPACE, " ")
+    return visible_space(word)
 
 
 def bytes_of(marks: Marks, word: str) -> bytes:

@@ -131,8 +131,11 @@ class Tokenizer:
         return [word.encode() if n in self.special_ids else bytes_of(self.marks, word) for n, word in written]
 
     def readable(self, ids: Iterable[int]) -> list[str]:
-        """`pieces` for a person: bytes as characters, white space as something to see."""
-        return [readable(self.marks, word) for word in self.pieces(ids)]
+        """`pieces` for a person: bytes as characters, white space as something to see; a special token as it is
+        written."""
+        numbers = list(ids)
+        written = zip(numbers, self.pieces(numbers), strict=True)
+        return [word if n in self.special_ids else readable(self.marks, word) for n, word in written]
 
     @cached_property
     def fingerprint(self) -> str:

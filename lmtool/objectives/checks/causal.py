@@ -13,6 +13,9 @@ from lmtool.objectives.checks.streams import StreamInspector
 class CausalInspector(StreamInspector):
     """Of `CausalWindows`."""
 
+    def fact(self, tally: Tally) -> str:
+        return "every token is predicted from those before it, all of a text in one pass"
+
     def check(self, tally: Tally, drawn: Drawn) -> None:
         batch = drawn.batch
         at, labels = places_of(batch, "clm").numpy(), labels_of(batch, "clm").numpy()

@@ -19,6 +19,19 @@ from lmtool.objectives.examples.noisy import NoisyWindows
 class NoisyInspector(StreamInspector):
     """Of `NoisyWindows`."""
 
+    def fact(self, tally: Tally) -> str:
+        """What each noise does, one after the other."""
+        shares = {
+            "masked share of words": "of the words are masked, a mask for each span",
+            "masked share of tokens": "of the tokens are masked",
+            "deleted share of tokens": "of the tokens are deleted, and no mask says where",
+        }
+        measured = ((tally.measured(name), words) for name, words in shares.items())
+        noises = [f"{share:.1%} {words}" for share, words in measured if share is not None]
+        noises += ["sentences are put in a random order"] * (self.examples.config.sentence_permutation > 0)
+        noises += ["texts are rotated around a random token"] * (self.examples.config.document_rotation > 0)
+        return "; ".join([*noises, "the output is the original text"])
+
     def check(self, tally: Tally, drawn: Drawn) -> None:
         """Each noise of the configuration by itself: the texts before it and after it."""
         examples = self.examples

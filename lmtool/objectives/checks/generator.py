@@ -17,6 +17,11 @@ class GeneratorInspector(MaskedWindowsInspector):
     """Of a learner with weights, whose `sampled` and `original` give the text that its model reads, and the text as it
     was."""
 
+    def fact(self, tally: Tally) -> str:
+        share = tally.measured("replaced share of tokens")
+        words = "" if share is None else f"; {share:.1%} of the tokens that the model reads are replaced"
+        return super().fact(tally).replace("the model reads", "the generator reads") + words
+
     def entries(self, drawn: Drawn) -> Iterator[dict[str, Any]]:
         """Further: `filled`, the text that the model reads; where it is to find the replaced tokens, these are its
         targets."""

@@ -40,11 +40,11 @@ class MaskingInspector(Inspector):
         self.config, self.vocabulary = examples.config, examples.masks.vocabulary
 
     def fact(self, tally: Tally) -> str:
-        shares = [tally.statistics.get(name) for name in BRANCHES]
-        if any(share is None for share in shares):
-            return super().fact(tally)
+        shares = [tally.measured(name) for name in BRANCHES]
         words = ("[MASK]", "another token", "what was there")
-        read = ", ".join(f"{share.measured:.1%} {word}" for share, word in zip(shares, words, strict=True) if share)
+        read = ", ".join(f"{share:.1%} {word}" for share, word in zip(shares, words, strict=True) if share)
+        if not read:
+            return super().fact(tally)
         return f"{super().fact(tally)}; of these the model reads {read}"
 
     def repeats(self, epoch: int) -> bool:

@@ -26,6 +26,14 @@ class MaskedPairsInspector(MaskingInspector):
         spans = [[(int(row[f"{side}_start"]), int(row[f"{side}_length"])) for side in "ab"] for row in drawn.rows]
         return [[self.tokenizer.decode(tokens[at : at + length].tolist()) for at, length in pair] for pair in spans]
 
+    def fact(self, tally: Tally) -> str:
+        """Further: how many pairs are of the second class."""
+        names = {"nsp": "random second segments in all", "sop": "pairs that are swapped"}
+        share = tally.measured(names[self.examples.config.pairs])
+        pairs = {"nsp": "the second text of {} of the pairs is a random one", "sop": "{} of the pairs are swapped"}
+        words = "" if share is None else pairs[self.examples.config.pairs].format(f"{share:.1%}")
+        return "; ".join(filter(None, (super().fact(tally), words)))
+
     def check(self, tally: Tally, drawn: Drawn) -> None:
         super().check(tally, drawn)
         self.check_pairs(tally, drawn)

@@ -25,6 +25,10 @@ _DRAWN = 32
 class PermutationInspector(Inspector):
     """Of examples with ranks."""
 
+    def fact(self, tally: Tally) -> str:
+        words = super().fact(tally)
+        return f"{words}, each from all that are not, and from those before it in a random order" if words else ""
+
     def entries(self, drawn: Drawn) -> Iterator[dict[str, Any]]:
         """Further: `drawing`, the order and both streams' masks of the first tokens."""
         memory = self.learner.backbone.config.remembers

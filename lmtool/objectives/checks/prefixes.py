@@ -19,6 +19,9 @@ class PrefixesInspector(StreamInspector):
 
     drops_lone_tokens = True
 
+    def fact(self, tally: Tally) -> str:
+        return "a text is split at a random place: what is before it is read, what is behind it is predicted"
+
     def check(self, tally: Tally, drawn: Drawn) -> None:
         lengths = drawn.rows["length"].astype(np.int64)
         prefixes = self.examples.prefixes(drawn.rows, drawn.numbers, drawn.epoch)

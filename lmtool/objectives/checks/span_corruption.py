@@ -22,6 +22,15 @@ class CorruptedSpansInspector(StreamInspector):
 
     drops_lone_tokens = True
 
+    def fact(self, tally: Tally) -> str:
+        share, length = tally.measured("corrupted share of text"), tally.measured("tokens of a span")
+        if share is None or length is None:
+            return ""
+        return (
+            f"{share:.1%} of the tokens are cut out, in spans of {length:.1f} tokens; "
+            "a sentinel stands for each, and the output is what was cut"
+        )
+
     def check(self, tally: Tally, drawn: Drawn) -> None:
         examples, batch = self.examples, drawn.batch
         lengths = drawn.rows["length"].astype(np.int64)

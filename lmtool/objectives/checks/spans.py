@@ -24,6 +24,10 @@ from lmtool.objectives.corruption.spans import MaskedSpans, length_shares
 class SpanInspector(MaskingInspector):
     """Of examples with masks over runs of words."""
 
+    def fact(self, tally: Tally) -> str:
+        mean = tally.measured("words of a span as drawn")
+        return super().fact(tally) + ("" if mean is None else f"; in spans of {mean:.1f} words on average")
+
     def check_masks(self, tally: Tally, masks: Masks) -> None:
         spans = cast(MaskedSpans, masks.masked)
         self._check_lengths(tally, spans.drawn)

@@ -21,6 +21,15 @@ _DECADES = 8
 class WordPairsInspector(StreamInspector):
     """Of `WordPairs`."""
 
+    def fact(self, tally: Tally) -> str:
+        kept, pairs = tally.measured("words kept"), tally.measured("pairs of a word that is kept")
+        if kept is None or pairs is None:
+            return ""
+        negatives = self.examples.config.negatives
+        return (
+            f"{kept:.1%} of the words are kept; each is to tell the {pairs:.1f} words around it from {negatives} drawn"
+        )
+
     @cached_property
     def _ranks(self) -> np.ndarray:
         """(V,) the decade of each word's rank by its count, the commonest first."""

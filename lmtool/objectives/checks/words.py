@@ -22,6 +22,9 @@ _DRAWN = 12
 class WordInspector(StreamInspector):
     """Of `WordWindows`."""
 
+    def fact(self, tally: Tally) -> str:
+        return "every word is predicted twice: from the words before it (→), and from those behind it (←)"
+
     def check(self, tally: Tally, drawn: Drawn) -> None:
         inputs = drawn.batch.inputs
         tokens, starts = inputs.tokens.numpy(), np.array(inputs.starts)
@@ -29,7 +32,7 @@ class WordInspector(StreamInspector):
         unknown = self.examples.unknown
         texts = len(inputs.lengths)
         tally.note("tokens a word", len(tokens), len(first_W))
-        tally.note("unlisted share of words, predicted as unknown", (number_W == unknown).sum(), len(first_W))
+        tally.note("share of words predicted as unknown", (number_W == unknown).sum(), len(first_W))
         reader = self.learner.backbone.reader
         bytes_W = np.add.reduceat(reader.spelled_lengths()[tokens], first_W)
         tally.note(f"share of words cut to {reader.longest} bytes", (bytes_W > reader.longest).sum(), len(first_W))

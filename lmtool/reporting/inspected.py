@@ -1,0 +1,231 @@
+"""What `lmtool inspect` shows of a run: what stands out, examples, statistics; on the screen and on a page."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from lmtool.reporting import html
+from lmtool.reporting.console import Output
+from lmtool.reporting.report import write_page, writing
+from lmtool.reporting.table import table_lines
+from lmtool.reporting.text import plain
+from lmtool.terminal import visible_space
+
+# Characters of a side of an example that are shown; the JSON lines have all of it.
+_SHOWN = 1000
+# Between documents of an example, and between the texts of a pair.
+_BORDER = "‖"
+_PREDICTED, _REPLACED = "→", "←"
+_SPECIAL = r"\[[A-Z]+\]|</?[a-zA-Z_0-9|]+>"
+_HIGHLIGHTS = {
+    r"[␣⏎⇥␍](×\d+)?": "dim",
+    rf"\S+{_PREDICTED}\S+": "bold yellow",
+    rf"\S+{_REPLACED}\S+": "bold magenta",
+    rf"(?<!\S)({_SPECIAL})(?!\S)": "cyan",
+}
+_HEADER = ("statistic", "measured", "defined", "interval", "of")
+_BROKEN = "DOES NOT HOLD"
+
+
+@dataclass(frozen=True)
+class Inspected:
+    """Of one configuration, or of one phase of a run. examples: as `Inspector.described` gives them. statistics: rows
+    of text under `_HEADER`. broken: which of these are not as defined. verdict: what of all checks holds, in a line.
+    checks: the same with their names. definitions: what is defined by no number."""
+
+    heading: str
+    fact: str
+    examples: Sequence[Mapping[str, Any]]
+    statistics: Sequence[Sequence[str]]
+    broken: frozenset[int]
+    verdict: str
+    checks: str
+    definitions: Sequence[str] = ()
+
+
+def print_inspected(output: Output, inspected: Inspected, brief: bool = False) -> None:
+    """The heading and the fact; unless brief, examples with a legend, and the statistics; what holds."""
+    output.paragraph(inspected.heading, "bold")
+    if inspected.fact:
+        output.paragraph(inspected.fact, "bold green")
+    if brief:
+        output.paragraph(inspected.verdict, "bold red" if inspected.broken else None)
+        return
+    output.line()
+    shown: list[str] = []
+    for example in inspected.examples:
+        output.line(_title(example), "bold")
+        rows = list(_rows(example))
+        output.rows(rows, _HIGHLIGHTS)
+        output.rows([(title, text) for title, text in example.get("drawing", ())], _HIGHLIGHTS)
+        output.line()
+        shown += [text for _, text in rows]
+    if words := _legend(shown):
+        output.paragraph(words, "dim")
+        output.line()
+    _print_statistics(output, inspected)
+
+
+def _print_statistics(output: Output, inspected: Inspected) -> None:
+    header = [*_HEADER, ""] if inspected.broken else list(_HEADER)
+    ends = [[_BROKEN if number in inspected.broken else ""] for number in range(len(inspected.statistics))]
+    rows = [[*row, *(end if inspected.broken else [])] for row, end in zip(inspected.statistics, ends, strict=True)]
+    filled = [at for at in range(len(header)) if at == 0 or any(row[at] for row in rows)]
+    rows = [[row[at] for at in filled] for row in rows]
+    for number, line in enumerate(table_lines([header[at] for at in filled], rows, output.columns)):
+        output.line(line, "dim" if number < 2 else "bold red" if _BROKEN in line else None)
+    for words in inspected.definitions:
+        output.paragraph(words, "dim")
+    output.paragraph(inspected.checks, "bold red" if inspected.broken else "dim")
+
+
+def _title(example: Mapping[str, Any]) -> str:
+    member = f"{example['member']}: " if "member" in example else ""
+    return f"{member}example {example['example']}" + (f", epoch {example['epoch']}" if example["epoch"] else "")
+
+
+def _rows(example: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Titled lines: the text, each side as pieces with what is predicted behind an arrow, and what is learned."""
+    if "text" in example:
+        borders = [0, *example["boundaries"], len(example["text"]) + 1]
+        parts = [_spaced(example["text"][start : end - 1]) for start, end in pairwise(borders)]
+        yield "text", plain(f" {_BORDER} ".join(parts), _SHOWN)
+    predicted = {
+        term: {place["position"]: place["label"] for place in places}
+        for term, places in example["targets"].items()
+        if isinstance(places, list)
+    }
+    learned: Mapping[int, str] = next(iter(predicted.values()), {})
+    read = learned if "output" not in example else {}
+    if "filled" in example:
+        pieces = example["filled"]["pieces"]
+        replaced = {at: piece for at, piece in read.items() if pieces[at] != piece}
+        yield "generator reads", _pieces(example["input"]["pieces"], read, _PREDICTED)
+        yield "model reads", _pieces(pieces, replaced, _REPLACED)
+    else:
+        yield "input", _pieces(example["input"]["pieces"], read, _PREDICTED)
+    if "output" in example:
+        yield "output", _pieces(example["output"]["pieces"], learned, _PREDICTED)
+    if "prefix" in example["input"]:
+        yield "prefix", f"{example['input']['prefix']} tokens, which see each other"
+    side = example["output" if "output" in example else "input"]["pieces"]
+    for term, value in example["targets"].items():
+        yield term, _learned(value, side) if isinstance(value, list) else plain(str(value), _SHOWN)
+        borders = [place["borders"] for place in value if "borders" in place] if isinstance(value, list) else []
+        if borders:
+            yield f"{term} borders", " ".join(f"{a}..{b}" for a, b in sorted({(a, b) for a, b in borders}))
+
+
+def _spaced(text: str) -> str:
+    """A text on one line: a single space as it is, what else there is of white space as something to see."""
+    return re.sub(r"\s{2,}|[\n\r\t]", lambda space: f"{visible_space(space[0])} ", text)
+
+
+def _pieces(pieces: Sequence[str], answers: Mapping[int, str], sign: str) -> str:
+    """`shown→truth` at the places that predict; where each predicts the one behind it, the pieces alone."""
+    answers = {} if _is_next(pieces, answers) else answers
+    shown: list[str] = []
+    left = _SHOWN
+    for at, piece in enumerate(pieces):
+        word = f"{piece}{sign}{answers[at]}" if at in answers else piece
+        left -= len(word) + 1
+        if left < 0:
+            shown.append(f"… and {len(pieces) - at:,} more")
+            break
+        shown.append(word)
+    return plain(" ".join(shown))
+
+
+def _is_next(pieces: Sequence[str], answers: Mapping[int, str]) -> bool:
+    """Whether what is to be predicted is the token behind, at every place."""
+    return bool(answers) and all(at + 1 >= len(pieces) or pieces[at + 1] == label for at, label in answers.items())
+
+
+def _learned(places: Sequence[Mapping[str, Any]], pieces: Sequence[str]) -> str:
+    """At how many of the tokens something is predicted."""
+    answers = {place["position"]: place["label"] for place in places}
+    if len(answers) < len(places):
+        return f"{len(places):,} predictions at {len(answers):,} tokens"
+    words = f"{len(answers):,} of {len(pieces):,} tokens"
+    if answers and set(answers.values()) == {"replaced"}:
+        return f"{words} are replaced"
+    return f"{words}, each predicts the next" if _is_next(pieces, answers) else f"{words} are predicted"
+
+
+def _legend(texts: Sequence[str]) -> str:
+    """The signs that occur, in a line."""
+    every = " ".join(texts)
+    signs = {
+        _PREDICTED: f"a{_PREDICTED}b: at a, b is to be predicted",
+        _REPLACED: f"a{_REPLACED}b: a has replaced b",
+        _BORDER: f"{_BORDER} between two texts",
+        "␣": "␣ a space",
+        "⏎": "⏎ a line end",
+        "⇥": "⇥ a tab",
+        "×": "×n: n of them",
+        "##": "## inside a word",
+    }
+    runs = re.search(r"[␣⏎⇥␍]×\d", every)
+    return " · ".join(words for sign, words in signs.items() if (sign in every if sign != "×" else runs))
+
+
+def inspected_html(inspected: Inspected) -> str:
+    """The same as a part of a page."""
+    examples = []
+    shown: list[str] = []
+    for example in inspected.examples:
+        rows = list(_rows(example))
+        shown += [text for _, text in rows]
+        cells = "".join(f'<tr><th scope="row">{html.escape(title)}</th><td>{_marked(text)}</td></tr>'
+                        for title, text in rows)  # fmt: skip
+        drawn = "\n".join(f"{title}\t{text}" for title, text in example.get("drawing", ()))
+        lines = html.escape_lines(_aligned(example.get("drawing", ())), 20_000)
+        examples.append(
+            f'<h3>{html.escape(_title(example))}</h3><table class="facts">{cells}</table>'
+            + (f"<pre>{lines}</pre>" if drawn else "")
+        )
+    words = _legend(shown)
+    table = [[*row, _BROKEN if number in inspected.broken else ""] for number, row in enumerate(inspected.statistics)]
+    checks = [*inspected.definitions, inspected.checks]
+    return "".join([
+        f"<p><b>{html.escape(inspected.fact)}</b></p>" if inspected.fact else "",
+        *examples,
+        html.paragraph(words) if words else "",
+        html.table([*_HEADER, ""], table),
+        *map(html.paragraph, checks),
+    ])  # fmt: skip
+
+
+def _aligned(drawing: Sequence[Sequence[str]]) -> str:
+    width = max((len(title) for title, _ in drawing), default=0)
+    return "\n".join(f"{title:<{width}}  {text}" for title, text in drawing)
+
+
+def _marked(text: str) -> str:
+    """Pieces with what is predicted, and special tokens, set off as on the screen."""
+    words = []
+    for word in text.split(" "):
+        shown = html.escape(word)
+        if _PREDICTED in word[1:]:
+            shown = f'<mark class="right">{shown}</mark>'
+        elif _REPLACED in word[1:]:
+            shown = f'<mark class="wrong">{shown}</mark>'
+        elif re.fullmatch(_SPECIAL, word):
+            shown = f'<span class="quiet">{shown}</span>'
+        words.append(shown)
+    return " ".join(words)
+
+
+def write_inspected(path: Path, parts: Sequence[Inspected]) -> None:
+    """The page. UserError where the disk refuses."""
+    body = [f"<h1>{html.escape(parts[0].heading)}</h1>"] if len(parts) == 1 else ["<h1>What the model is fed</h1>"]
+    for part in parts:
+        body.append(html.section(part.heading if len(parts) > 1 else "What the model is fed", inspected_html(part)))
+    with writing(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_page(path, html.page(f"{parts[0].heading} · lmtool", body))

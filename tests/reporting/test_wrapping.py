@@ -1,0 +1,40 @@
+"""Lines of so many cells, and names that are shortened without becoming the same."""
+
+from __future__ import annotations
+
+import pytest
+
+from lmtool.reporting.table import table_lines
+from lmtool.reporting.text import shortened
+from lmtool.reporting.wrapping import cells, wrapped
+
+
+@pytest.mark.parametrize("width", [10, 60, 80, 200])
+@pytest.mark.parametrize("text", ["", "a few  words and 長い文字列です and " + "x" * 90, "é" * 30, "e\u0301 " * 40])
+def test_lines_fit_and_lose_nothing(width: int, text: str) -> None:
+    lines = wrapped(text, width)
+    assert lines and all(cells(line) <= width for line in lines)
+    assert "".join("".join(lines).split()) == "".join(text.split())
+
+
+def test_words_stay_in_one_piece_where_they_fit() -> None:
+    assert wrapped("one two three four", 9) == ["one two", "three", "four"]
+
+
+@pytest.mark.parametrize("limit", [5, 12, 40])
+def test_names_become_no_twins(limit: int) -> None:
+    names = ["top_up_by_bank_transfer_charge", "top_up_by_card_charge", "top_up_by_cash_or_cheque", "a_b", "a b"]
+    names += [f"{'x' * 30}{number}{'y' * 30}" for number in range(12)]
+    shown = shortened(names, limit)
+    assert len(set(shown)) == len(names) and shown[3:5] == ["a_b", "a b"]
+    assert shortened(names[:1], 12) == ["top_up…harge"]
+    assert shortened([names[0]] * 2, 12) == ["top_up…harge"] * 2, "the same name twice is the same name"
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_a_name_that_does_not_fit_its_table_continues_below(columns: int) -> None:
+    rows = [["random second segments where there is a choice " * 2, "40.6%", "24.6% .. 56.5%", "217"]]
+    lines = table_lines(["statistic", "measured", "interval", "of"], rows, columns)
+    assert all(len(line) <= columns for line in lines)
+    assert " ".join(line[:50] for line in lines[2:]).count("segments") == 2 or columns == 200
+    assert all(line.startswith("  ") for line in lines[3:])
