@@ -39,7 +39,7 @@ def run(config: InspectAttentionConfig, overrides: list[str]) -> list[dict[str, 
     special_L = np.isin(ids, sorted(tokenizer.special_ids))
     if special_L.all():
         raise UserError("text has no tokens of its own", "give a sentence")
-    heads, pieces = heads_of(attention.weights, special_L), tokenizer.pieces(list(ids))
+    heads, pieces = heads_of(attention.weights, special_L), tokenizer.readable(ids)
     drawn = [(head, attention.weights[head.layer - 1, head.number - 1]) for head in _clearest(heads)[: config.shown]]
     print_heads(output, heads, pieces, drawn)
     path = Path(config.output).expanduser()

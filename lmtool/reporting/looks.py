@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +14,8 @@ from lmtool.reporting.report import write_page, writing
 from lmtool.reporting.table import print_table
 from lmtool.reporting.text import number, percent, plain
 
-# A piece on the screen keeps the next one's spaces apart, and shows its own.
-_BETWEEN = "|"
-_SHADES = " ░▒▓█"
+_SHADES = "·░▒▓█"
+_COLOURS = {"[░▒]+": "blue", "[▓█]+": "bold bright_blue", "·+": "dim"}
 _PIECE = 14
 
 
@@ -39,17 +39,23 @@ class Cut:
 
 
 def print_cuts(output: Output, text: str, cuts: Sequence[Cut]) -> None:
-    """A row a vocabulary."""
-    rows = [
-        [cut.name, cut.entries, len(cut.pieces), len(cut.unknown) or None, _joined(cut.pieces), _back(text, cut)]
-        for cut in cuts
-    ]
-    heading = f"{plain(text, 120)} · {len(text):,} characters"
-    print_table(output, ["vocabulary", "entries", "pieces", "unknown", "", "given back"], rows, heading)
+    """A row a vocabulary, its pieces with spaces between them, and what there is to say of them below."""
+    output.paragraph(f"{plain(text, 120)} · {len(text):,} characters", "bold")
+    unknown = {cut.pieces[at] for cut in cuts for at in cut.unknown}
+    colours = {rf"(?<!\S){re.escape(piece)}(?!\S)": "bold red" for piece in unknown}
+    rows = []
+    for cut in cuts:
+        rows += [(cut.name, plain(" ".join(cut.pieces))), ("", f"{_facts(cut)} · given back: {_back(text, cut)}")]
+    output.rows(rows, {r"[␣⏎⇥␍](×\d+)?": "dim", r"(?<!\S)##": "dim", r"^[\d,]+ pieces .*": "dim", **colours})
+    output.paragraph(_LEGEND, "dim")
 
 
-def _joined(pieces: Sequence[str]) -> str:
-    return _BETWEEN.join(piece.replace(" ", "·") for piece in pieces)
+_LEGEND = "Between two pieces stands a space; ␣ is a space of the text, ⏎ a line end, ## continues a word."
+
+
+def _facts(cut: Cut) -> str:
+    unknown = f" · {len(cut.unknown):,} unknown" if cut.unknown else ""
+    return f"{len(cut.pieces):,} pieces of {cut.entries:,} entries{unknown}"
 
 
 def _back(text: str, cut: Cut) -> str:
@@ -67,14 +73,15 @@ def write_cuts(path: Path, text: str, cuts: Sequence[Cut]) -> None:
     rows = []
     for cut in cuts:
         marks = "".join(
-            f'<mark class="{"wrong" if at in cut.unknown else ""}">{html.escape(piece.replace(" ", "·"), 60)}</mark> '
+            f'<mark class="{"wrong" if at in cut.unknown else ""}">{html.escape(piece, 60)}</mark> '
             for at, piece in enumerate(cut.pieces)
         )
-        facts = f"{cut.entries:,} entries · {len(cut.pieces):,} pieces"
-        facts += f" · {len(cut.unknown):,} unknown" if cut.unknown else ""
         back = html.paragraph(f"given back: {_back(text, cut)}")
-        rows.append(f"<h3>{html.escape(cut.name)}</h3>{html.paragraph(facts)}<p>{marks}</p>{back}")
-    body = [f"<h1>{html.escape(text, 300)}</h1>", html.section("As each vocabulary cuts it", *rows)]
+        rows.append(f"<h3>{html.escape(cut.name)}</h3>{html.paragraph(_facts(cut))}<p>{marks}</p>{back}")
+    body = [
+        f"<h1>{html.escape(text, 300)}</h1>",
+        html.section("As each vocabulary cuts it", *rows, html.paragraph(_LEGEND)),
+    ]
     with writing(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_page(path, html.page("tokenizers · lmtool", body))
@@ -97,25 +104,42 @@ def print_places(output: Output, places: Sequence[Places]) -> None:
         scores = each.scores[0][:_SHOWN_PLACES, :_SHOWN_PLACES]
         low, high = float(scores.min()), float(scores.max())
         heads = f", head 1 of {len(each.scores)}" if len(each.scores) > 1 else ""
-        output.line(f"{plain(each.name, 80)}{heads}: {number(low)} (light) to {number(high)} (dark)", "bold")
-        scale = (len(_SHADES) - 1e-6) / max(high - low, 1e-12)
-        for row in scores:
-            output.line("  " + "".join(_SHADES[int((score - low) * scale)] * 2 for score in row.tolist()))
+        scale = f"{number(low)} ({_SHADES[0]}) to {number(high)} ({_SHADES[-1]})"
+        output.paragraph(f"{plain(each.name, 80)}{heads}: {scale}", "bold")
+        _print_picture(output, [str(place) for place in range(len(scores))], (scores - low) / max(high - low, 1e-12))
         output.line()
+    output.paragraph(_PLACES, "dim")
+
+
+_PLACES = (
+    "Down: the place that looks. Across: the place that is looked at. Dark: a high score. Every word is the same, so "
+    "what is seen is what positions do alone."
+)
+
+
+def _print_picture(output: Output, names: Sequence[str], shares_LL: Any) -> None:
+    """A row a name, a shade for each number between 0 and 1: two cells wide, one where the line is too short for all,
+    and no more than it holds."""
+    room = output.columns - max(map(len, names)) - 4
+    count = min(len(names), room)
+    cells = 2 if 2 * count <= room else 1
+    shades = [
+        "".join(_SHADES[min(int(share * len(_SHADES)), len(_SHADES) - 1)] * cells for share in row[:count])
+        for row in shares_LL.tolist()
+    ]
+    output.rows(list(zip(names, shades, strict=True)), _COLOURS)
+    if count < len(names):
+        output.line(f"the first {count} of {len(names)} across; the page has all", "dim")
 
 
 def write_places(path: Path, places: Sequence[Places]) -> None:
     """The page. UserError where the disk refuses."""
     from lmtool.reporting import drawing, look_plots
 
-    words = (
-        "Down: the place that looks. Across: the place that is looked at. Dark: a high score. Every word is the same, "
-        "so what is seen is what positions do alone."
-    )
     sections = [
         html.section(each.name, html.figure(drawing.svg(look_plots.places_figure(each.scores)))) for each in places
     ]
-    body = ["<h1>Positions</h1>", html.paragraph(words), *sections]
+    body = ["<h1>Positions</h1>", html.paragraph(_PLACES), *sections]
     with writing(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_page(path, html.page("positions · lmtool", body))
@@ -209,12 +233,11 @@ def print_heads(
     print_table(output, ["layer.head", "mostly on", *patterns, "spread"], rows, heading)
     for head, weights in drawn:
         output.line()
-        output.line(
-            f"head {head.layer}.{head.number}, mostly on {head.mostly}: a row a token, what it looks at", "bold"
-        )
-        for piece, row in zip(pieces, weights, strict=True):
-            shades = "".join(_SHADES[min(int(weight * len(_SHADES)), len(_SHADES) - 1)] * 2 for weight in row)
-            output.line(f"{plain(piece, _PIECE):>{_PIECE}} {shades}")
+        output.paragraph(f"head {head.layer}.{head.number}, mostly on {head.mostly}", "bold")
+        _print_picture(output, [plain(piece, _PIECE) for piece in pieces], weights)
+    if drawn:
+        output.paragraph(f"A row a token that looks, a column a token that is looked at: {_SHADES[0]} none of its "
+                         f"weight, {_SHADES[-1]} most of it.", "dim")  # fmt: skip
 
 
 def write_heads(path: Path, name: str, heads: Sequence[_Head], pieces: Sequence[str], attention: _Attention) -> None:

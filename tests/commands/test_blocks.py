@@ -40,7 +40,7 @@ def test_inspect_draws_the_blocks(length: int, capsys: pytest.CaptureFixture[str
     words = ["inspect", "pretrain", f"model={MODEL}", *tiny(MODEL), *BLOCKS, "data=text", "data.path=text.txt"]
     words += ["cache_dir=cache", f"max_length={length}", "n=1", "tokens=100", "output=seen.jsonl"]
     assert cli.main(but_for(words)) == 0
-    printed = capsys.readouterr().out
+    printed = " ".join(capsys.readouterr().out.split())
     (_, title), *lines = json.loads(Path("seen.jsonl").read_text())["drawing"]
     rows = [text for _, text in lines]
     assert all(line in printed for line in (title, *rows))

@@ -87,8 +87,8 @@ def test_inspect_draws_lanes_and_memory(place: Path, capsys: pytest.CaptureFixtu
     words = [word for word in WORDS[1:-2] if not word.startswith("max_steps")]
     words = ["inspect", "pretrain", *words, "cache_dir=cache", "model.memory_length=48", "batch_tokens=128", "n=3"]
     assert cli.main([*words, "tokens=1000", "output=seen.jsonl"]) == 0
-    printed = capsys.readouterr().out
+    printed = " ".join(capsys.readouterr().out.split())
     assert "DOES NOT HOLD" not in printed and "left out share of text" in printed
-    assert "1 of 4, 64 tokens read before, sees 48 tokens of memory  ..mmmmmmxxxx" in printed
+    assert "1 of 4, 64 tokens read before, sees 48 tokens of memory ..mmmmmmxxxx" in printed
     rows = [json.loads(line) for line in Path("seen.jsonl").read_text().splitlines()]
     assert [row["lane"]["read"] for row in rows] == [0, 32, 64]

@@ -79,7 +79,7 @@ def test_each_phase_is_looked_into(place: Path, capsys: pytest.CaptureFixture[st
     words = ["model=bert_tiny", *TINY, "data=text", "data.path=text.txt", "cache_dir=cache", "objective=mlm"]
     words += ["max_length=16", "phases=[{share: .5}, {max_length: 24, objective.probability: .4}]"]
     assert cli.main(["inspect", "pretrain", *but_for(words), "n=1", "tokens=3000", "output=examples.jsonl"]) == 0
-    printed = capsys.readouterr().out
+    printed = " ".join(capsys.readouterr().out.split())
     assert "phase 2 · max_length=24 objective.probability=0.4" in printed
     shown = [json.loads(line) for line in (place / "examples.jsonl").read_text().splitlines()]
     assert [(row["phase"], len(row["input"]["ids"]), len(row["targets"]["mlm"])) for row in shown] == [

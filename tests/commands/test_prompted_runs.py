@@ -95,7 +95,7 @@ def test_a_run_is_exported_as_the_masked_language_model_that_it_is(base, monkeyp
     inspected = ["inspect", "finetune", "task=sst2", "task.path=rows", *PROMPT[:5], "cache_dir=cache", "n=1"]
     capsys.readouterr()
     assert cli.main(inspected) == 0
-    shown = capsys.readouterr().out
+    shown = " ".join(capsys.readouterr().out.split())
     assert "the [MASK] house . [SEP]" in shown and "positive: lovely" in shown or "negative: awful" in shown
     unfit = [word for word in PROMPT if "words" not in word]
     finetune("refused", *unfit, "task.prompt.words={negative: unheard-of, positive: lovely}", status=2)
