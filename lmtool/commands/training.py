@@ -30,6 +30,7 @@ from lmtool.data.split import SplitData
 from lmtool.distillation.distilled import Distilled
 from lmtool.distillation.seen import Reading
 from lmtool.errors import UserError
+from lmtool.heads.features import layer_mix
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.mixed_examples import MixedExamples
 from lmtool.learners.mixed_sources import predictors_of
@@ -144,6 +145,7 @@ def fit(
         more["mixture"] = shares_read(examples, loader, training.steps)
     more |= realised(plan, loader, training.steps)
     with outside_layers(trained):
+        more |= layer_mix(learner)
         more |= write_predictions(opened, learner, held_out)
         if tests:
             more["tests"] = scores_on(opened, learner, tests)

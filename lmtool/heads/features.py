@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +50,15 @@ class ScalarMix(LayerFeatures):
     def forward(self, states: Sequence[Tensor]) -> Tensor:
         weights_L = self.gamma * self.weight.softmax(0)
         return torch.einsum("l,lmh->mh", weights_L.to(states[0].dtype), torch.stack(tuple(states)))
+
+
+def layer_mix(model: nn.Module) -> dict[str, Any]:
+    """`layer_mix` of a model that reads a learned mix: the share of each layer (`weights`, the embedding first) and
+    `gamma`. Empty without one."""
+    mix = next((module for module in model.modules() if isinstance(module, ScalarMix)), None)
+    if mix is None:
+        return {}
+    return {"layer_mix": {"weights": mix.weight.detach().softmax(0).tolist(), "gamma": mix.gamma.item()}}
 
 
 class LastFour(LayerFeatures):

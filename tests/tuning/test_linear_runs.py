@@ -50,7 +50,9 @@ def test_a_run_is_resumed_read_and_exported(base, monkeypatch, capsys, method):
     backbone = [name for name in before if name.startswith("backbone.")]
     moved = sum(before[name].numel() for name in backbone if not torch.equal(tensors[name], before[name]))
     assert (moved > 0) == (method in ("bitfit", "last_n")) and moved <= learns["backbone"]["trainable"]
-    capsys.readouterr()
+    mix, printed = json.loads((run / "result.json").read_text()).get("layer_mix"), capsys.readouterr().out
+    assert (mix is not None) == (method == "mix") == ("· gamma " in printed)
+    assert mix is None or (len(mix["weights"]) == 2 and sum(mix["weights"]) == pytest.approx(1) and mix["gamma"] != 1)
     status = cli.main(["export", f"checkpoint={run}", f"output={method}_merged"])
     assert status == (2 if method == "mix" else 0)
     assert ("the head reads several layers" in capsys.readouterr().err) == (method == "mix")
