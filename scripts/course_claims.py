@@ -96,7 +96,7 @@ def _named(result: Any) -> Any:
 
 def _error_of_one(result: dict[str, Any], key: str) -> float | None:
     """Standard error of a number of one run, from what stands beside it: an interval, an error, a count of rows. A
-    whole number is a count, and exact."""
+    whole number is a count, and exact; a baseline is what reading nothing scores on the same rows."""
     *above, leaf = key.split(".")
     beside: Any = result
     for name in above:
@@ -104,7 +104,7 @@ def _error_of_one(result: dict[str, Any], key: str) -> float | None:
     value = beside[leaf]
     if isinstance(value, dict):
         return (value["high"] - value["low"]) / (2 * 1.96) if "low" in value else None
-    if isinstance(value, int):
+    if isinstance(value, int) or leaf.endswith("baseline"):
         return 0.0
     metric = leaf
     if key == "value":

@@ -25,12 +25,14 @@ h3, h4 { font-size: 13px; color: var(--quiet); margin: 14px 0 6px; }
 pre.printed { white-space: pre; overflow-wrap: normal; font-size: 11.5px; max-height: 60vh; }
 blockquote { margin: 14px 0; padding: 8px 14px; border-left: 3px solid var(--faint); background: var(--wash); }
 a { color: var(--blue); } code { font: 13px ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace; }
+@media (max-width: 600px) { h2 small { float: none; display: block; } }
 li { margin: 6px 0; } .contents { padding-left: 0; list-style: none; columns: 2 300px; column-gap: 44px; }
-.contents li { margin: 0; padding: 3px 0; break-inside: avoid; display: flex; justify-content: space-between;
+.contents @media (max-width: 600px) { h2 small { float: none; display: block; } }
+li { margin: 0; padding: 3px 0; break-inside: avoid; display: flex; justify-content: space-between;
   gap: 14px; } .contents span { color: var(--quiet); white-space: nowrap; }
 </style>"""
 _PRINTED = 40_000
-_COLUMNS = 116
+_COLUMNS = 110
 _PIECE = re.compile(r"<h[23][^>]*>.*?</h[23]>|<figure>.*?</figure>|<table.*?</table>", re.DOTALL)
 
 
@@ -70,7 +72,9 @@ def _contents(topics: Sequence[Topic], spent: dict[str, Spent]) -> str:
         for topic in topics
     )
     seconds = sum(sum(topic.seconds) for topic in spent.values())
-    return f'<ul class="contents">{lines}</ul>' + html.paragraph(f"{duration(seconds)} in all, of the commands alone")
+    return f'<ul class="contents">{lines}</ul>' + html.paragraph(
+        f"{duration(seconds)} in all. Typed one by one, each command takes some seconds more: it loads torch itself."
+    )
 
 
 def _time(spent: Spent) -> str:
@@ -180,7 +184,7 @@ class _Embedded:
             return html.paragraph(f"{show.page} has no figure or table {show.first}")
         inside = "\n".join(map(self._own, pieces))
         link = f'<p class="quiet"><small><a href="{html.escape(show.page)}">{html.escape(show.page)}</a></small></p>'
-        return f"<div>{inside}{link}</div>"
+        return f"<div>{link}{inside}</div>"
 
     def _pieces(self, main: str, show: Show) -> Iterator[str]:
         """The figures and tables that are shown, each heading before the first below it."""

@@ -168,8 +168,8 @@ def _close(lines: list[str], at: int, end: int, name: str) -> int:
 
 def _commands(lines: list[str]) -> list[str]:
     """Commands of several lines joined, without empty lines and comments."""
-    joined = "\n".join(lines).replace("\\\n", " ").split("\n")
-    return [" ".join(line.split("\n")).strip() for line in joined if line.strip() and not line.startswith("#")]
+    joined = re.sub(r"[ \t]*\\\n[ \t]*", " ", "\n".join(lines)).split("\n")
+    return [line.strip() for line in joined if line.strip() and not line.startswith("#")]
 
 
 def _directive(line: str, block: Commands | None, place: str) -> Part:

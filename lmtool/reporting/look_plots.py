@@ -120,7 +120,8 @@ def similarity_figure(read: Sequence[_Similar]) -> Figure:
             axes.plot(each.layers, each.same, color=colour, linewidth=1.8, marker="o", markersize=3.5)
             axes.plot(each.layers, each.others, color=colour, linewidth=0, marker=".", markersize=4, alpha=0.5)
             axes.annotate(
-                plain(Path(each.name).name or each.name, 24), (each.layers[-1], each.same[-1]), (6, 0),
+                plain(Path(each.name).name or each.name, 24), (each.layers[-1], each.same[-1]),
+                (6, 0) if len(each.layers) > 1 else (-2, -11),  # a line may begin at the only point
                 textcoords="offset points", color=colour, va="center", annotation_clip=False,
             )  # fmt: skip
         axes.set_ylim(None, 1.03)
@@ -133,11 +134,12 @@ def pairs_figure(pairs_WSS: Any, layers: Sequence[int]) -> Figure:
     shown = [0] if len(layers) == 1 else [0, len(layers) - 1]
     count = pairs_WSS.shape[-1]
     names = [str(number) for number in range(1, count + 1)]
+    low = min(0.9, float(pairs_WSS.min()))  # the scale begins where the vectors do, which are alike at first
     with matplotlib.rc_context(STYLE):
         figure = blank(2.6 * len(shown), 2.2)
         for number, at in enumerate(shown, 1):
             axes = figure.add_subplot(1, len(shown), number)
-            mesh = _squares(axes, pairs_WSS[at], vmin=min(0.0, float(pairs_WSS.min())), vmax=1)
+            mesh = _squares(axes, pairs_WSS[at], vmin=low, vmax=1)
             places = [place + 0.5 for place in range(count)]
             axes.set_xticks(places, names)
             axes.set_yticks(places, names)
