@@ -214,8 +214,9 @@ def _claim(words: str) -> Claim | None:
 
 def written(command: str) -> set[str]:
     """Files and run folders that a command names as what it writes."""
-    paths = set()
-    for word in shlex.split(command, comments=True):
+    words = shlex.split(command, comments=True)
+    paths = {words[-1]} if words[0] in ("cp", "printf") else set()
+    for word in words:
         key, _, value = word.partition("=")
         if key == "name":
             paths.add(f"runs/{value}")

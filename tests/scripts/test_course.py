@@ -4,7 +4,6 @@ composed command by command, and names what it wrote."""
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import sys
 from fnmatch import fnmatch
@@ -169,9 +168,8 @@ def composed(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr()
     assert status == 0, f"{line}\n{printed.err}"
     for folder in folders_of(words) if words[0] in ("pretrain", "finetune", "import") else []:
-        jobs = re.split(r"(?m)^(?=version: )", printed.out)[1:]
-        for number, job in enumerate(jobs):
-            stand_in(folder / str(number) if "-m" in words else folder, yaml.safe_load(job))
+        for number, job in enumerate(yaml.safe_load_all(printed.out)):
+            stand_in(folder / str(number) if "-m" in words else folder, job)
 
 
 def folders_of(words: list[str]) -> list[Path]:
