@@ -126,7 +126,8 @@ def _of_a_run(command: str, arguments: Arguments) -> int:
         close = nearest(named[0], (*SWEEPABLE, *(LOOKS if command == "inspect" else ())))
         does = {"fetch": "fetches for", "plan": "plans", "profile": "runs a few steps of"}.get(command, "looks into")
         message = f"{command} {' '.join(named)}: {does} pretrain or finetune"
-        raise UserError(message, f"lmtool {command} {close or 'pretrain'}")
+        hint = f"did you mean lmtool {command} {close}?" if close else f"lmtool {command} pretrain"
+        raise UserError(message, hint)
     typed_task = any(word.startswith(("task=", "task.")) for word in arguments.rest)
     verb = named[0] if named else ("finetune" if typed_task else "pretrain")
     arguments.rest = [word for word in arguments.rest if word not in (*own, *named)]

@@ -86,7 +86,7 @@ ERRORS: list[tuple[str, list[str]]] = [
         ["--plugin ./my.py: a path", "--plugin my, which python imports"],
     ),
     ("pretrain --plugin mine/my.py", ["--plugin mine.my, which python imports from this folder"]),
-    ("pretrain --plugin /mine/my.py", ["--plugin my, which python imports from /mine"]),
+    ("pretrain --plugin /mine/my.py", ["PYTHONPATH=/mine lmtool ... --plugin my"]),
     ("pretrain modle=bert", ["unknown key modle", "did you mean model=bert?"]),
     ("finetune task=wikitext", ["task=wikitext is not one of", "wikitext is an option of data"]),
     ("pretrain model=bertt", ["model=bertt is not one of albert,", "did you mean model=bert?"]),

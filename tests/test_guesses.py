@@ -11,6 +11,7 @@ from lmtool import __version__, arguments, cli, guesses, manual
 
 # What is typed, and what the hint (or, of an exit status 0, the output) must hold.
 ANSWERS = [
+    ("train", 2, "did you mean lmtool pretrain or lmtool finetune?"),
     ("train model=bert", 2, "did you mean lmtool pretrain or lmtool finetune?"),
     ("eval runs/x", 2, "did you mean lmtool evaluate?"),
     ("ls", 2, "did you mean lmtool runs?"),
@@ -25,8 +26,20 @@ ANSWERS = [
     ("pretrain --info", 2, "lmtool doctor"),
     ("pretrain --cfg job --resolve", 2, "leave it out"),
     ("list models", 2, "did you mean lmtool list model?"),
-    ("pretrain --plugin ./my.py", 2, "--plugin my"),
+    ("pretrain --plugin ./my.py", 2, "--plugin my, which"),
+    ("pretrain --plugin parts/my.py", 2, "--plugin parts.my, which"),
+    ("pretrain --plugin ../other/my.py", 2, "other lmtool ... --plugin my"),
     ("pretrain hydra/launcher=joblib model=bert_tiny", 2, "add -m"),
+    ("pretrain model=bert_tiny devices=2 --cfg job", 0, "devices: 2"),
+    ("plan pretrain model=bert_tiny max_steps=3 device=cuda", 0, "on cuda, which is not here"),
+    ("pretrain data=my.txt model=bert_tiny --cfg job", 0, "path: my.txt"),
+    ("finetune task=rows.csv model=bert_tiny --cfg job", 0, "label: label"),
+    ("finetune task=semicolons.csv model=bert_tiny --cfg job", 0, "label: label"),
+    ("finetune task=rows.csv task.text=review model=bert_tiny", 2, "name the column: task.text=COLUMN"),
+    ("finetune task=rows.csv task.text=txt model=bert_tiny", 2, "did you mean task.text=text?"),
+    ("inspect attentino", 2, "did you mean lmtool inspect attention?"),
+    ("finetune task=rows.csv checkpoint=runs/first,none", 2, "-m sweeps over them"),
+    ("evaluate runs/x", 2, "give a run (runs/NAME)"),
     ("evaluate runs/frist", 2, "did you mean runs/first?"),
     ("predict frist text", 2, "checkpoint=hf://frist"),
     ("predict first text", 2, "did you mean runs/first?"),
@@ -46,6 +59,10 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "runs" / "first").mkdir(parents=True)
     (tmp_path / "reviews.xlsx").write_bytes(b"PK\x03\x04")
     (tmp_path / "commas.tsv").write_text("text,label\ngood,pos\nbad,neg\n")
+    rows = [("text", "label"), *((f"a {'fine' if row % 2 else 'sad'} film {row}", row % 2) for row in range(40))]
+    for name, between in (("rows", ","), ("semicolons", ";")):
+        (tmp_path / f"{name}.csv").write_text("".join(f"{text}{between}{label}\n" for text, label in rows))
+    (tmp_path / "my.txt").write_text("A text of two lines.\nIt is short.\n")
     (tmp_path / "recipes" / "experiment").mkdir(parents=True)
     (tmp_path / "recipes" / "experiment" / "mine.yaml").write_text("max_steps: 3\n")
     return tmp_path

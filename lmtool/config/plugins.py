@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,11 +46,13 @@ def load(modules: Sequence[str]) -> None:
 
 def _file_given(module: str) -> UserError:
     """The error for a file where the name of a module belongs."""
-    path = Path(module)
-    name = ".".join(part for part in (path if not path.is_absolute() else Path(path.name)).with_suffix("").parts)
-    hint = f"--plugin {name.strip('.') or 'NAME'}, which python imports from "
-    place = path.parent if path.is_absolute() else "this folder"
-    return UserError(f"--plugin {module}: a path, not the dotted name of a module", f"{hint}{place}")
+    path, here = Path(module).expanduser().absolute(), Path.cwd()
+    path = Path(os.path.normpath(path)).with_suffix("")
+    if path.is_relative_to(here):
+        hint = f"--plugin {'.'.join(path.relative_to(here).parts) or 'NAME'}, which python imports from this folder"
+    else:
+        hint = f"PYTHONPATH={path.parent} lmtool ... --plugin {path.name}"
+    return UserError(f"--plugin {module}: a path, not the dotted name of a module", hint)
 
 
 def _import(module: str, subject: str, hint: str) -> None:

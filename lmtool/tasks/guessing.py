@@ -16,6 +16,7 @@ from typing import Any
 
 from lmtool.data.columns import LINES
 from lmtool.data.parquet import read_parquet
+from lmtool.data.rows import no_column
 from lmtool.data.squad import begins_squad
 from lmtool.data.tables import SUFFIXES, read_table
 from lmtool.errors import UserError
@@ -95,9 +96,8 @@ def _of_columns(
     typed = [part for name in text or () for part in ([name] if name in columns else parts_of(name))]
     unknown = [name for name in (*typed, *([label] if label else [])) if name not in columns]
     if unknown:
-        raise UserError(
-            f"task={value}: no column {unknown[0]}; there are {', '.join(columns)}", "name columns of the file"
-        )
+        key = "task.text" if unknown[0] in typed else "task.label"
+        raise no_column(f"task={value}", unknown[0], [*columns], key)
     read = typed or _words_of(columns)
     kinds = {
         name: _kinds(values, bool(_parallel(columns, name))) for name, values in columns.items() if name not in read

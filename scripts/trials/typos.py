@@ -67,7 +67,7 @@ def _draw(chance: random.Random) -> tuple[list[str], str, str]:
 
     kind = chance.choices(("key", "option", "group", "command", "flag"), (60, 25, 8, 4, 3))[0]
     if kind == "command":
-        right = chance.choice([name for name in manual.VERBS if len(name) >= _SHORTEST])
+        right = chance.choice([name for name in manual.VERBS if len(name) >= _SHORTEST and " " not in name])
         wrong = _misspelt(right, set(manual.VERBS), chance)
         return [wrong, "model=bert_tiny"], wrong, right
     if kind == "flag":
