@@ -103,6 +103,11 @@ def fills_prompts(config: EvaluateConfig, trained: Trained) -> FilledPrompts | N
     if config.task is None or not getattr(config.task, "prompted", False):
         return None
     require_absent(config, ("against", "stride"), f"{config.checkpoint} is prompted, by shots=0")
+    if config.normalisation == "calibrated":
+        raise UserError(
+            f"normalisation=calibrated is of models that write; checkpoint={config.checkpoint} fills a mask",
+            "leave normalisation= out, or prompt a decoder or an encoder-decoder",
+        )
     task = config.task.model_copy(update={"head": PROMPT})
     problem = task.misfit(before.model)
     if problem is not None:
