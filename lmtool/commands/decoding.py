@@ -14,7 +14,8 @@ from lmtool.commands import rules as rules
 from lmtool.commands import sharding_rules as sharding_rules
 from lmtool.commands import teachers
 from lmtool.commands import tracking as tracking
-from lmtool.commands.configs import COMMANDS
+from lmtool.commands.configs import COMMANDS, RunConfig
+from lmtool.commands.newest import settled
 from lmtool.config import plugins, saved
 from lmtool.config.checkpoint import read_checkpoint
 from lmtool.config.decode import decode
@@ -48,6 +49,8 @@ def decoded(
         for plugin in unknown
     ]
     data = {**data, "plugins": list(plugins.typed())}
+    if reads_checkpoint and issubclass(COMMANDS[verb], RunConfig):
+        data = settled(data)
     checkpoint_config = None
     checkpoint = data.get("checkpoint")
     if isinstance(checkpoint, list) and checkpoint:

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from lmtool.commands.decoding import decoded
+from lmtool.commands.newest import begun
 from lmtool.config import compose, overrides, saved
 from lmtool.config.auto import AUTO, merge
 from lmtool.config.checkpoint import (
     CONFIG,
+    RUNS,
     STATE,
     best_of,
     is_intact,
@@ -34,7 +36,6 @@ from lmtool.errors import ConfigError, Problem, UserError
 from lmtool.manifest import Damaged
 from lmtool.runs.identity import BRANCH_KEYS, budgets, differing
 
-RUNS = Path("runs")
 _FORM = "branch=runs/NAME@STEP, or runs/NAME@last, runs/NAME@best"
 _LISTED = 12
 
@@ -184,16 +185,16 @@ def configuration(
     assert typed is not None
     words = [word for word in words if not word.lstrip("+").startswith("branch=")]
     keyed = {word.partition("=")[0].lstrip("+"): word.partition("=")[2] for word in words}
-    begun = _begun(keyed)
-    typed = _as_before(typed, begun)
+    before = begun(keyed)
+    typed = _as_before(typed, before)
     try:
         trunk = Trunk.of(typed)
         base = trunk.config()
     except UserError:
-        if begun.get("branch") != typed or not _parts(typed)[1].isdigit():
+        if before.get("branch") != typed or not _parts(typed)[1].isdigit():
             raise
-        trunk, base = Trunk.gone(typed), begun  # a branch that has begun needs its trunk no more
-    there = base is not begun
+        trunk, base = Trunk.gone(typed), before  # a branch that has begun needs its trunk no more
+    there = base is not before
     if base.get("command") != verb:
         command = base.get("command")
         raise UserError(
@@ -216,19 +217,11 @@ def configuration(
     return config
 
 
-def _begun(keyed: dict[str, str]) -> dict[str, Any]:
-    """The configuration that the branch was started with; of one that has not been started nothing."""
-    folder = Path(keyed["run_dir"]) if keyed.get("run_dir") else RUNS / keyed["name"] if keyed.get("name") else None
-    if folder is None or not (folder / "config.yaml").is_file():
-        return {}
-    return saved.read(folder / "config.yaml")
-
-
-def _as_before(typed: str, begun: dict[str, Any]) -> str:
+def _as_before(typed: str, before: dict[str, Any]) -> str:
     """`RUN@last` as the step that this branch began at, where it has begun: its trunk may have trained further."""
     name, place = _parts(typed)
-    before = str(begun.get("branch") or "")
-    return before if not place.isdigit() and before.rpartition("@")[0] == str(run_folder(name)) else typed
+    branch = str(before.get("branch") or "")
+    return branch if not place.isdigit() and branch.rpartition("@")[0] == str(run_folder(name)) else typed
 
 
 def _choices(

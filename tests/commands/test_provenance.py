@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from lmtool import cli
 from lmtool.config.checkpoint import find, read_state
-from tests.commands.conftest import copied, finetune, pretrain, skip_reports, write_rows, write_text
+from tests.commands.conftest import TINY, copied, finetune, pretrain, skip_reports, write_rows, write_text
 
 MIXTURE = "objective.members=[mlm,{name: task, task: {kind: classification, name: mood, path: rows, text: [sentence]}}]"
 
@@ -156,3 +157,19 @@ def test_another_number_of_threads_is_reported(
     assert cli.main(["resume", "runs/text"]) == 0
     screen = capsys.readouterr().out
     assert f"warning: {before} threads before, {before + 1} now" in screen and f"OMP_NUM_THREADS={before} " in screen
+
+
+def test_the_newest_run_is_the_one_there_was(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`runs/latest` names this run as soon as it begins: what is kept is the run that it named."""
+    finetune("first", "model=bert_tiny", *TINY, "checkpoint=none", "max_steps=1")
+    words = ["checkpoint=runs/latest", "distill=soft", "distill.teacher=runs/latest/checkpoints/last", "max_steps=1"]
+    run = finetune("second", *words)
+    saved = yaml.safe_load((run / "config.yaml").read_text())
+    assert saved["checkpoint"] == "runs/first" and saved["distill"]["teacher"] == "runs/first/checkpoints/last"
+    assert Path("runs/latest").readlink() == Path("second")
+    capsys.readouterr()
+    finetune("second", *words)  # the same again is the same run
+    assert "runs/second is finished" in capsys.readouterr().out
+    finetune("third", "checkpoint=runs/first", "max_steps=1")
+    finetune("second", *words, status=2)
+    assert 'checkpoint "runs/first" -> "runs/third"' in " ".join(capsys.readouterr().err.split())
