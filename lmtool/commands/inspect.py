@@ -169,15 +169,19 @@ def _inspected(tally: Tally, heading: str, fact: str, examples: list[dict[str, A
 def _row(statistic: Statistic, tested: int) -> list[str]:
     """The name, the mean, what it should be, the interval, and of how many draws; shares as percentages."""
     share = statistic.count > 0 and (statistic.is_share or "share" in statistic.name or "fraction" in statistic.name)
-    shown = _percent if share else number
+    shown = _percent if share else _mean
     defined = interval = ""
     if statistic.defined is not None:
         defined = shown(statistic.defined) if statistic.count else f"{statistic.defined:,.0f}"
         if not statistic.exact:
             low, high = statistic.interval(tested)
-            interval = f"{low:.1%} .. {high:.1%}" if share else f"{number(low)} .. {number(high)}"
+            interval = f"{low:.1%} .. {high:.1%}" if share else f"{_mean(low)} .. {_mean(high)}"
     measured = shown(statistic.measured) if statistic.count else f"{statistic.measured:,.0f}"
     return [statistic.name, measured, defined, interval, f"{statistic.count:,.0f}" if statistic.count else ""]
+
+
+def _mean(value: float) -> str:
+    return f"{value:.4g}" if abs(value) < 10_000 else number(value)
 
 
 def _percent(share: float) -> str:

@@ -108,9 +108,10 @@ class Tally:
         """Something that must never be."""
         self.exact(name, times, 0.0, of)
 
-    def note(self, name: str, total: float, count: float) -> None:
+    def note(self, name: str, total: float, count: float, is_share: bool = False) -> None:
         """A mean that is reported and has no definition."""
         statistic = self._of(name)
+        statistic.is_share = is_share
         statistic.total += float(total)
         statistic.count += float(count)
 

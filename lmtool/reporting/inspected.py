@@ -196,7 +196,7 @@ def inspected_html(inspected: Inspected) -> str:
         f"<p><b>{html.escape(inspected.fact)}</b></p>" if inspected.fact else "",
         *examples,
         html.paragraph(words) if words else "",
-        html.table([*_HEADER, ""], table),
+        f'<div class="wide">{html.table([*_HEADER, ""], table)}</div>',
         *map(html.paragraph, checks),
     ])  # fmt: skip
 

@@ -24,7 +24,7 @@ def print_shifts(output: Output, shifts: Sequence[Any], heading: str) -> None:
     ]  # fmt: skip
     if rows:
         print_table(output, list(_HEADINGS), rows, f"shift · {heading}")
-        output.line(
+        output.paragraph(
             "words, labels: Jensen-Shannon divergence in bits, 0 to 1; by chance: of a draw of the first rows beside "
-            "the rest of them; unknown: what the first rows never have; of 20,000 rows of a side at most"
-        )
+            "the rest of them; unknown: what the first rows never have; of 20,000 rows of a side at most", "dim"
+        )  # fmt: skip

@@ -22,6 +22,7 @@ from lmtool.objectives.corruption.noises import delete, mask_each, poisson_share
 from lmtool.objectives.corruption.sentinels import corrupt_spans
 from lmtool.objectives.examples.pairs import _Builder
 from lmtool.objectives.examples.windows import windows
+from lmtool.reporting.wrapping import cells
 from lmtool.types import Packed
 from tests.commands.conftest import TINY, pretrain
 
@@ -75,7 +76,8 @@ def test_finetuning(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert inspect(*words, "n=1", "output=seen.jsonl") == 0
     (example,) = map(json.loads, Path("seen.jsonl").read_text().splitlines())
     assert example["text"].startswith("The ") and example["targets"]["sst2"] in ("negative", "positive", "0", "1")
-    assert "truncated fraction" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "truncated fraction" in printed and "tokens on average; " in printed
 
 
 def changed(name: str, **fields: Any) -> Callable[..., Any]:
@@ -242,7 +244,32 @@ def test_experiments_can_be_looked_into(place: Path, capsys: pytest.CaptureFixtu
     assert "pretrain · rtd · model=electra" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("words", [["n=some"], ["tokens=0"], ["predict"], ["n=1", "output=none/there.jsonl"]])
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_lines_continue_below_their_text(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert inspect("pretrain", "model=gpt_tiny", *DATA, "n=1", "output=seen.html") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert all(cells(line) <= columns for line in lines)
+    first = next(number for number, line in enumerate(lines) if line.startswith(" input"))
+    after = next(number for number, line in enumerate(lines) if line.startswith(" clm"))
+    assert all(line.startswith(" " * 8) for line in lines[first + 1 : after])
+    assert "␣" in lines[first] and "Ġ" not in "".join(lines) and any("␣ a space" in line for line in lines)
+    page = Path("seen.html").read_text()
+    assert "every token is predicted from those before it" in page and "␣ a space" in page and "<table" in page
+
+
+def test_brief_says_what_stands_out_and_whether_all_holds(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert inspect("pretrain", "model=bert_tiny", *DATA, "brief=true") == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "…" not in line]
+    assert lines[0] == "pretrain · mlm · model=bert" and "of the tokens are predicted" in lines[1]
+    assert lines[-1].startswith("all ") and lines[-1].endswith(" checks hold") and len(lines) < 6
+
+
+@pytest.mark.parametrize(
+    "words", [["brief=yes"], ["n=some"], ["tokens=0"], ["predict"], ["n=1", "output=none/there.jsonl"]]
+)
 def test_errors_exit_2(place: Path, words: list[str]) -> None:
     assert cli.main(["inspect", *words, "model=bert_tiny", *TINY, *DATA]) == 2
 

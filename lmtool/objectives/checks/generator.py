@@ -19,8 +19,10 @@ class GeneratorInspector(MaskedWindowsInspector):
 
     def fact(self, tally: Tally) -> str:
         share = tally.measured("replaced share of tokens")
-        words = "" if share is None else f"; {share:.1%} of the tokens that the model reads are replaced"
-        return super().fact(tally).replace("the model reads", "the generator reads") + words
+        words = super().fact(tally).replace("the model reads", "it reads")
+        if share is None:
+            return words
+        return f"{share:.1%} of the tokens that the model reads are replaced, by a generator for which {words}"
 
     def entries(self, drawn: Drawn) -> Iterator[dict[str, Any]]:
         """Further: `filled`, the text that the model reads; where it is to find the replaced tokens, these are its
@@ -47,7 +49,7 @@ class GeneratorInspector(MaskedWindowsInspector):
         chances = sampled.other_M.cpu().numpy()
         variance = (chances * (1 - chances)).sum()
         tally.mean("replaced share of tokens", other.sum(), len(other), chances.sum(), variance, 1.0)
-        tally.note("samples that are the original token", (~other[at]).sum(), len(at))
+        tally.note("samples that are the original token", (~other[at]).sum(), len(at), is_share=True)
         tally.none("tokens replaced that were not masked", other.sum() - other[at].sum())
         surprise, entropy, variance = (
             float(values.sum()) for values in (sampled.surprise_M, sampled.entropy_M, sampled.variance_M)

@@ -60,7 +60,7 @@ class MaskedPairsInspector(MaskingInspector):
             tally.none("pairs in another order than their class says", (first >= second).sum())
             return
         tally.share("random second segments where there is a choice", (label & choice).sum(), choice.sum(), 0.5)
-        tally.note("random second segments in all", label.sum(), len(rows))
+        tally.note("random second segments in all", label.sum(), len(rows), is_share=True)
         tally.none("pairs without a choice that follow", (~choice & ~label).sum())
         tally.none("random segments of the same document", (label & (a == b)).sum())
         tally.none("following segments of another document", (~label & (a != b)).sum())

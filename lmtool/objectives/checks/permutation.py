@@ -69,7 +69,8 @@ class PermutationInspector(Inspector):
         tally.mean("tokens of an n-gram as drawn", drawn.sum(), count, count * mean, count * variance, len(shares))
         for length, share in zip(lengths, shares, strict=True):
             tally.share(f"n-grams of {length} as drawn", (drawn == length).sum(), count, float(share))
-        tally.note("predicted tokens that make up for what n-grams left", permuted.single.sum(), len(permuted.at))
+        left = "predicted tokens that make up for what n-grams left"
+        tally.note(left, permuted.single.sum(), len(permuted.at), is_share=True)
 
 
 class PermutedWindowsInspector(PermutationInspector, StreamInspector):

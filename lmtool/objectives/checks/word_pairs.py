@@ -42,7 +42,7 @@ class WordPairsInspector(StreamInspector):
         pairs = self.examples.pairs(drawn.rows, drawn.numbers, drawn.epoch)
         tokens, config = pairs.tokens, self.examples.config
         special = np.isin(tokens, sorted(self.tokenizer.special_ids))
-        tally.note("unknown words, left out of the text", special.sum(), len(tokens))
+        tally.note("unknown words, left out of the text", special.sum(), len(tokens), is_share=True)
         tally.none("special tokens kept", (special & pairs.kept).sum())
         chance_T = self.examples.counts.kept[tokens[~special]]
         tally.share("words kept", pairs.kept.sum(), len(chance_T), chance_T)

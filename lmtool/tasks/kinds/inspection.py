@@ -20,6 +20,14 @@ class TaskInspector(Inspector):
         rows = [[values[number] for values in held.columns.values()] for number in numbers]
         return [[" ".join(cell) if _is_words(cell) else str(cell) for cell in row] for row in rows]
 
+    def fact(self, tally: Tally) -> str:
+        """How long examples are, and how many are cut."""
+        length, cut = tally.measured("tokens an example"), tally.measured("truncated fraction")
+        if length is None:
+            return ""
+        words = f"an example has {length:.0f} tokens on average"
+        return words if cut is None else f"{words}; {cut:.1%} are cut to max_length={self.max_length}"
+
     def label(self, value: Any, of_place: bool) -> Any:
         return self.learner.kind.shown(value)
 
