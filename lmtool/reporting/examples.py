@@ -56,6 +56,19 @@ class PredictionSummary:
     def regression(self) -> bool:
         return bool(self.gold)
 
+    @property
+    def texts(self) -> bool:
+        """Whether what is predicted is text rather than a label: most gold values are there once."""
+        return 2 * len({gold for gold, _ in self.pairs}) > sum(self.pairs.values())
+
+    def has_labels(self, classes: Iterable[str]) -> bool:
+        """Whether gold labels can be set against predicted ones: not texts, nor sets of labels, which are written with
+        commas. classes: their names, where they are known."""
+        names = {name for pair in self.pairs for name in pair}
+        if names <= {plain(name) for name in classes}:
+            return True
+        return not self.texts and not any(name == "" or "," in name for name in names)
+
     def confusion(self, limit: int = 20) -> tuple[list[str], list[list[int]]]:
         """The most frequent labels and their counts, gold by predicted."""
         frequency: Counter[str] = Counter()
@@ -102,10 +115,11 @@ def summarise(rows: Iterable[dict[str, Any]]) -> PredictionSummary:
         # Of a row with many labels each counts by itself.
         lists = isinstance(row["gold"], list) and isinstance(row["prediction"], list)
         labels = zip(row["gold"], row["prediction"], strict=False) if lists else [(row["gold"], row["prediction"])]
-        summary.pairs.update((plain(label), plain(guess)) for label, guess in labels)
+        if lists or not isinstance(row["gold"], list):  # several gold answers to one question are no label
+            summary.pairs.update((plain(label), plain(guess)) for label, guess in labels)
         lot = zlib.crc32(str(row.get("id", summary.rows)).encode())
         score = _number(row.get("score"))
-        if row["gold"] == row["prediction"]:
+        if _is_right(row):
             right.offer(lot, row)
         else:
             wrong.offer(lot, row)
@@ -118,11 +132,22 @@ def summarise(rows: Iterable[dict[str, Any]]) -> PredictionSummary:
     return summary
 
 
+def _is_right(row: Mapping[str, Any]) -> bool:
+    """Whether a prediction is the gold one, or one of several answers that are accepted."""
+    gold, predicted = row["gold"], row["prediction"]
+    if not isinstance(gold, list) or not isinstance(predicted, str):
+        return bool(gold == predicted)
+    from lmtool.metrics.answers import normalized
+
+    accepted = {normalized(str(answer)) for answer in gold or [""]}
+    return normalized(predicted) in accepted
+
+
 def prediction_html(row: Mapping[str, Any]) -> str:
     """One prediction: its text, the gold label, what was predicted and how surely."""
     gold, predicted = _number(row["gold"]), _number(row["prediction"])
     regression = gold is not None and predicted is not None
-    right = row["gold"] == row["prediction"]
+    right = _is_right(row)
     kind = "" if regression else "right" if right else "wrong"
     if isinstance(row["prediction"], list) and (words := _words(row)) is not None:
         return _tagged_html(words, row, kind)
@@ -133,7 +158,8 @@ def prediction_html(row: Mapping[str, Any]) -> str:
     else:
         score = _number(row.get("score"))
         sure = f" ({percent(score)})" if score is not None and 0 <= score <= 1 else ""
-        gold_name, predicted_name = shortened([row["gold"], row["prediction"]], 80)
+        meant = " or ".join(dict.fromkeys(map(str, row["gold"]))) if isinstance(row["gold"], list) else row["gold"]
+        gold_name, predicted_name = shortened([meant, row["prediction"]], 80)
         verdict = f"{predicted_name}{sure}" + ("" if right else f", gold: {gold_name}")
     return f'<div class="example {kind}">{body}<br><small class="quiet">{escape(verdict)}</small></div>'
 

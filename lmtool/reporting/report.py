@@ -119,7 +119,7 @@ def _draw(run: RunFiles, predictions: PredictionSummary) -> dict[str, str]:
         figures |= {"scatter": None, "confusion": None}
     elif predictions.regression:
         figures["scatter"] = plots.scatter_figure(predictions.gold, predictions.predicted)
-    elif len(predictions.pairs) > 0:
+    elif len(predictions.pairs) > 0 and predictions.has_labels(run.result.get("classes") or ()):
         figures["confusion"] = plots.confusion_figure(*predictions.confusion())
     drawn = {}
     for name, figure in figures.items():

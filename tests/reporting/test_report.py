@@ -19,7 +19,7 @@ from lmtool.reporting.comparison import (
     write_comparison,
 )
 from lmtool.reporting.console import Output
-from lmtool.reporting.examples import samples_html
+from lmtool.reporting.examples import samples_html, summarise
 from lmtool.reporting.report import write_report
 from lmtool.reporting.run_files import read_predictions, read_run
 from tests.breadth import slow_but
@@ -322,6 +322,24 @@ def test_each_term_of_a_sum_is_beside_its_baseline(language_run) -> None:
     page = read_page(write_report(language_run))
     assert "the weighted sum of its terms" in page.text and "nats" not in page.text
     assert "<td>mlm</td>" in (source := (language_run / "report.html").read_text()) and "6.125" in source
+
+
+@pytest.mark.parametrize(
+    ("gold", "predicted", "right", "labels"),
+    [
+        (["a", "b"], ["a", "a"], 1, True),
+        ([["The book", "a text"], []], ["book", ""], 2, False),  # any accepted answer is right; answers are no labels
+        (["one text", "another"], ["one text", "a third"], 1, False),
+        (["a,b", ""], ["a,b", "b"], 1, False),  # sets of labels
+    ],
+)
+def test_labels_alone_have_a_table_of_confusions(gold: list, predicted: list, right: int, labels: bool) -> None:
+    rows = [
+        {"id": n, "gold": own, "prediction": guess} for n, (own, guess) in enumerate(zip(gold, predicted, strict=True))
+    ]
+    summary = summarise([*rows, *rows] if labels or "" in gold else rows)
+    assert len(summary.right) in (right, 2 * right)
+    assert (len(summary.pairs) > 0 and summary.has_labels(())) is labels
 
 
 def test_replaced_tokens_are_detected_missed_and_falsely_accused() -> None:
