@@ -41,15 +41,14 @@ p { margin: 6px 0; } .quiet { color: var(--quiet); } small { font-size: 12.5px; 
 .strip div { font-size: 16px; } .strip span { display: block; font-size: 12.5px; color: var(--quiet); }
 figure { margin: 0 0 14px; } .narrow { display: none; }
 table + figure { margin-top: 20px; }
-@media (max-width: 640px) { main { padding: 28px 16px 60px; } .roomy { display: none; } .narrow { display: block; }
-  table { font-size: 12.5px; } th, td { padding-right: 8px; } .facts th { padding-right: 12px; } }
- figure svg { width: 100%; height: auto; display: block; overflow: visible; }
+figure svg { width: 100%; height: auto; display: block; overflow: visible; }
 figcaption { font-size: 12.5px; color: var(--quiet); margin-top: 4px; }
 .columns { display: grid; grid-template-columns: repeat(auto-fit, minmax(320px, 1fr)); gap: 0 44px; }
 table { border-collapse: collapse; width: 100%; font-size: 14px; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; vertical-align: top; padding: 4px 14px 4px 0; border-bottom: 1px solid var(--faint);
   overflow-wrap: anywhere; } th { font-weight: 400; color: var(--quiet); white-space: nowrap; }
-thead th { font-size: 12.5px; white-space: normal; } td.number, th.number { text-align: right; }
+thead th { font-size: 12.5px; white-space: normal; overflow-wrap: break-word; } td.number { white-space: nowrap; }
+td.number, th.number { text-align: right; }
 .wide { overflow-x: auto; } .wide td, .wide thead th { white-space: nowrap; }
 .facts th { width: 1%; padding-right: 22px; }
 .example { border-left: 3px solid var(--faint); padding: 2px 0 2px 14px; margin: 0 0 14px; overflow-wrap: anywhere; }
@@ -63,6 +62,8 @@ mark s { color: var(--quiet); text-decoration-color: var(--rust); }
 pre { background: var(--wash); padding: 12px 14px; overflow-x: auto; font: 12.5px/1.5 ui-monospace, "DejaVu Sans Mono",
   Menlo, Consolas, monospace; margin: 8px 0; white-space: pre-wrap; overflow-wrap: anywhere; }
 details { margin: 8px 0; } summary { cursor: pointer; color: var(--blue); }
+@media (max-width: 640px) { main { padding: 28px 16px 60px; } .roomy { display: none; } .narrow { display: block; }
+  table { font-size: 12.5px; } th, td { padding-right: 8px; } .facts th { padding-right: 12px; } }
 """
 
 

@@ -211,7 +211,7 @@ def _terms(run: RunFiles) -> str:
     names = [key.removesuffix("_baseline") for key in known if key.endswith("_baseline")]
     columns = ("loss", "baseline", "accuracy", "count")
     rows = [[name, *(known.get(f"{name}_{column}") for column in columns)] for name in names]
-    return html.table(["term", "held-out loss", "baseline", "accuracy", "n"], rows) if len(rows) > 1 else ""
+    return html.table(["held-out", "loss", "baseline", "accuracy", "n"], rows) if len(rows) > 1 else ""
 
 
 def _facts(run: RunFiles) -> str:
