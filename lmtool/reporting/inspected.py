@@ -100,7 +100,9 @@ def _rows(example: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         for term, places in example["targets"].items()
         if isinstance(places, list)
     }
-    learned: Mapping[int, str] = next(iter(predicted.values()), {})
+    term, learned = next(iter(predicted.items()), ("", {}))
+    if term and len(learned) < len(example["targets"][term]):  # several at one place: no single arrow is true
+        learned = {}
     read = learned if "output" not in example else {}
     if "filled" in example:
         pieces = example["filled"]["pieces"]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 
+from lmtool.reporting.console import Output
+from lmtool.reporting.inspected import Inspected, print_inspected
 from lmtool.reporting.table import table_lines
 from lmtool.reporting.text import shortened
 from lmtool.reporting.wrapping import cells, wrapped
@@ -38,3 +42,12 @@ def test_a_name_that_does_not_fit_its_table_continues_below(columns: int) -> Non
     assert all(len(line) <= columns for line in lines)
     assert " ".join(line[:50] for line in lines[2:]).count("segments") == 2 or columns == 200
     assert all(line.startswith("  ") for line in lines[3:])
+
+
+@pytest.mark.parametrize(("labels", "shown"), [([(0, "b")], "a→b c"), ([(0, "b"), (0, "c")], "a c")])
+def test_an_arrow_is_drawn_where_one_thing_is_predicted(labels: list[tuple[int, str]], shown: str) -> None:
+    stream = io.StringIO()
+    places = [{"position": at, "label": label} for at, label in labels]
+    example = {"example": 0, "epoch": 0, "input": {"pieces": ["a", "c"]}, "targets": {"term": places}}
+    print_inspected(Output(stream), Inspected("heading", "", [example], [], frozenset(), "", ""))
+    assert f" input  {shown}\n" in stream.getvalue()
