@@ -1,4 +1,4 @@
-"""The tables of `make bench`: as text for the terminal, and in markdown for the README."""
+"""The tables of `make bench`: as text for the terminal, and in markdown for docs/speed.md."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def sentence(line: str) -> str:
 
 
 def markdown(works: Sequence[Work], rows: Sequence[Row]) -> str:
-    """The table of the README: a row a comparison. rows: of the machine and the settings first."""
+    """The table of docs/speed.md: a row a comparison. rows: of the machine and the settings first."""
     lines = [cells("work", "lmtool", "beside", "times as fast", "aim", "peak memory")]
     lines.append(cells("---", "---", "---", "---:", "---", "---:"))
     for work in works:

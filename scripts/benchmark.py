@@ -5,7 +5,7 @@ Trainer, as documented and tuned; of prediction beside the pipeline.
     python scripts/benchmark.py --quick            about eight minutes: two rounds, wide spreads
     python scripts/benchmark.py --only sst2,mnli   some of the tables
     python scripts/benchmark.py --resume FILE      finish what FILE began, with its settings
-    python scripts/benchmark.py --markdown FILE    the README's table of a finished FILE; nothing is measured
+    python scripts/benchmark.py --markdown FILE    the table of docs/speed.md from a finished FILE; nothing is measured
 
 Same model size, tokenised examples, precision, dropout, optimizer and batch on both sides. Every variant is a process
 of its own (scripts/peers.py) that stays loaded; they take turns of a few steps, round after round, so that a drift of
@@ -224,7 +224,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--attention-dropout", type=float, default=0.1, help="on both sides (0.1, as published)")
     parser.add_argument("--output", type=Path, help="for the JSON lines (runs/bench/TIME.jsonl)")
     parser.add_argument("--resume", type=Path, metavar="FILE", help="finish this results file, with its settings")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="print the README's table of a results file")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="print the table of docs/speed.md")
     return parser.parse_args(words)
 
 

@@ -4,7 +4,7 @@ own, built for its GPU.
     make bundle PYTHON_VERSION=3.12     dist/lmtool-VERSION-py3.12-x86_64/, at most 60 MB
     python scripts/bundle.py --python-version 3.12 [--machine aarch64] [--output FOLDER]
 
-There, in an environment that has torch 2.11 or newer (README, "A machine without a network"):
+There, in an environment that has torch 2.11 or newer (docs/recipes.md, "A machine without a network"):
 
     pip install --no-index --find-links FOLDER lmtool
 

@@ -3,7 +3,7 @@
     python scripts/tiny_experiments.py [--only bert_tiny,gpt_tiny] [--jobs 2] [--output runs/tiny] [OVERRIDE ...]
 
 Runs one thread each, `--jobs` at a time, on the docstrings that every machine has. Appends a row a finished run to
-OUTPUT/rows.jsonl and resumes where it stopped; prints the table of the README, and exits with 1 where a score (of
+OUTPUT/rows.jsonl and resumes where it stopped; prints the table of docs/recipes.md, and exits with 1 where a score (of
 several terms their sum) is not three standard errors better than the best constant.
 """
 

@@ -1,5 +1,6 @@
-"""The commands of the README run, in its order, each in the folder a reader would be in: with small text and small
-budgets, but the words as they stand."""
+"""The commands of README.md and of the pages beside it run, in the order in which they stand, in a folder that a reader
+would be in: with small text and small budgets, but the words as they are. What README says that a command prints is
+compared with what it prints, numbers aside."""
 
 from __future__ import annotations
 
@@ -7,6 +8,8 @@ import gzip
 import json
 import re
 import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,6 @@ from lmtool.data.pydocs import pydocs_rows
 from tests.commands.conftest import but_for, skip_reports, write_rows, write_text
 
 ROOT = Path(__file__).resolve().parents[1]
-README = (ROOT / "README.md").read_text()
 SMALL = {
     "pretrain": [
         "max_steps=2", "max_minutes=null", "batch_tokens=512", "data.packages=[json,logging,email]",
@@ -31,89 +33,247 @@ CACHED = {
     "pretrain", "finetune", "evaluate", "predict", "generate", "embed", "probe", "plan", "tokenizer", "check", "doctor",
     "import", "profile", "inspect",
 }  # fmt: skip
+# What no test can run: why.
+NOT_RUN = {
+    "pip install": "installs",
+    "make ": "test_make_targets_exist",
+    ".venv/bin/python scripts/": "minutes; test_scripts_exist",
+    "python scripts/": "minutes; test_scripts_exist",
+}
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+def text_of(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
 
 
-def commands() -> list[list[str]]:
-    lines = "".join(blocks("bash")).replace("\\\n", " ").splitlines()
-    return [shlex.split(line, comments=True) for line in lines if line.strip()]
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"```(?:{language})\n(.*?)```", text_of(page), re.DOTALL)
+
+
+@dataclass
+class Command:
+    """A command as the page has it, and the lines that it prints there, none where the page has none."""
+
+    words: list[str]
+    printed: list[str] = field(default_factory=list)
+
+
+def commands(page: str) -> list[Command]:
+    """Those of the blocks bash and console, in their order."""
+    found: list[Command] = []
+    for language, block in re.findall(r"```(bash|console)\n(.*?)```", text_of(page), re.DOTALL):
+        for line in block.replace("\\\n", " ").splitlines():
+            if language == "bash" and line.strip():
+                found.append(Command(shlex.split(line, comments=True)))
+            elif line.startswith("$ "):
+                found.append(Command(shlex.split(line[2:])))
+            elif language == "console":
+                found[-1].printed.append(line.rstrip())
+    return [command for command in found if command.words]
 
 
 def test_make_targets_exist() -> None:
-    makefile = (ROOT / "Makefile").read_text()
-    named = {words[1] for words in commands() if words[0] == "make"} | set(re.findall(r"`make (\w+)`", README))
+    makefile = text_of("Makefile")
+    pages = [text_of(page) for page in ("README.md", "docs/recipes.md", "docs/speed.md")]
+    named = set(re.findall(r"(?:`|^)make (\w+)", "\n".join(pages), re.MULTILINE))
     assert named and all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in named)
 
 
-def test_every_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_links_and_scripts_exist() -> None:
+    for page in ("README.md", "docs/recipes.md", "docs/speed.md"):
+        text = text_of(page)
+        for script in re.findall(r"\bscripts/\w+\.(?:py|sh)", text):
+            assert (ROOT / script).is_file(), script
+        for target in re.findall(r'(?:\]\(|src(?:set)?=")([^)"]+)', text):
+            file, _, anchor = target.partition("#")
+            where = (ROOT / page).parent / file if file else ROOT / page
+            if target.startswith("http"):
+                continue
+            assert where.exists(), target
+            heads = re.findall(r"^#+ (.*)$", where.read_text(encoding="utf-8"), re.MULTILINE) if anchor else []
+            assert not anchor or anchor in {re.sub(r"[^\w\- ]", "", head).lower().replace(" ", "-") for head in heads}
+
+
+def fill(folder: Path) -> None:
+    """The texts and tables that the pages speak of."""
+    for name in ("my_texts", "wikitext", "glue", "crawl", "tatoeba"):
+        (folder / name).mkdir()
+    write_text(folder / "my_texts" / "one.txt")
+    write_text(folder / "wikitext" / "test.txt")
+    write_rows(folder / "glue" / "sst2")
+    rows = [f"text number {number} is here,{'good' if number % 2 else 'bad'}" for number in range(40)]
+    (folder / "reviews.csv").write_text("\n".join(["review,stars", *rows]) + "\n")
+    rows = [f"When does card {number} come?,{'card' if number % 2 else 'cash'}" for number in (*range(60), 4, 5)]
+    (folder / "questions.csv").write_text("\n".join(["text,category", *rows]) + "\n")
+    articles = [f"{number};The cat number {number} is here. It sat down." for number in range(60)]
+    (folder / "articles.csv").write_text("\n".join(["id;body", *articles]) + "\n")
+    lines = [json.dumps({"title": "A cat", "body": text}) for text in articles]
+    (folder / "crawl" / "a.jsonl.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    (folder / "prompts.txt").write_text("Return the\nA list of\n")
+    for split in ("train", "dev"):
+        pairs = [f"The cat is {word}.\tDie Katze ist {word}." for word in ("old", "new", "red", "big") * 6]
+        (folder / "tatoeba" / f"{split}.tsv").write_text("\n".join(pairs) + "\n")
+    (folder / "my_plugin.py").write_text(next(block for block in blocks("README.md", "python") if "Tuning" in block))
+    files = re.findall(r"```python file=(\w+\.py)\n(.*?)```", text_of("docs/extend.md"), re.DOTALL)
+    for name, code in files:
+        (folder / name).write_text(code)
+
+
+def fill_hub(hub: Path, repository: str) -> None:
+    """The checkpoint that a page takes from the hub, as its cache would hold it: runs/first, exported."""
+    folder = hub / f"models--{repository.replace('/', '--')}"
+    if not folder.exists():
+        (folder / "refs").mkdir(parents=True)
+        (folder / "refs" / "main").write_text("0" * 40)
+        (folder / "snapshots").mkdir()
+        assert cli.main(["export", "runs/first", f"output={folder / 'snapshots' / ('0' * 40)}"]) == 0
+
+
+@pytest.fixture
+def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     skip_reports(monkeypatch)
     few = partial(pydocs_rows, per_class_train=8, per_class_validation=6)
     monkeypatch.setattr("lmtool.tasks.loading.pydocs_rows", few)
     monkeypatch.setattr("lmtool.data.pydocs._MODULES", (25, 30))
-    Path("my_texts").mkdir()
-    write_text(tmp_path / "my_texts" / "one.txt")
-    Path("wikitext").mkdir()
-    write_text(tmp_path / "wikitext" / "test.txt")
-    Path("glue").mkdir()
-    write_rows(tmp_path / "glue" / "sst2")
-    rows = [
-        "review,stars",
-        *(f"text number {number} is here,{'good' if number % 2 else 'bad'}" for number in range(40)),
-    ]
-    Path("reviews.csv").write_text("\n".join(rows) + "\n")
-    articles = [f"{number};The cat number {number} is here. It sat down." for number in range(60)]
-    Path("articles.csv").write_text("\n".join(["id;body", *articles]) + "\n")
-    Path("crawl").mkdir()
-    lines = [json.dumps({"title": "A cat", "body": text}) for text in articles]
-    Path("crawl", "a.jsonl.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
-    Path("prompts.txt").write_text("Return the\nA list of\n")
-    Path("tatoeba").mkdir()
-    for split in ("train", "dev"):
-        pairs = [f"The cat is {word}.\tDie Katze ist {word}." for word in ("old", "new", "red", "big") * 6]
-        Path("tatoeba", f"{split}.tsv").write_text("\n".join(pairs) + "\n")
-    Path("my_plugin.py").write_text(next(block for block in blocks("python") if "TuningConfig" in block))
-
-    ran = 0
-    for words in commands():
-        if words[0] != "lmtool":
-            continue
-        verb = next((word for word in words[1:] if not word.startswith("-")), "")
-        more = list(SMALL.get(verb, [])) if "--cfg" not in words and verb in SMALL else []
-        if any(
-            word.startswith(("data=text", "data=task", "data=jsonl", "data=my_", "data=articles", "data=mixture"))
-            or word == "--config"
-            for word in words
-        ):
-            more = [word for word in more if not word.startswith("data.")]
-        if "--config" in words:
-            more = []
-        if any(word.startswith("data=pydocs") for word in more):
-            more = []
-        if any(word.startswith("branch=") for word in words):  # its trunk has two steps here
-            words, more = [re.sub("^(branch=.*@).*", r"\g<1>2", word) for word in words], ["max_steps=3"]
-        if words[1:3] == ["inspect", "tokenizer"]:
-            more = ["kinds=[word]"]
-        if "-m" in words:
-            more += ["seed=1,2"]
-        status = cli.main(but_for(words[1:], [*more, *_cache(verb, words)]))
-        assert status == 0, shlex.join(words)
-        ran += 1
-    assert ran >= 15
-    given: dict[str, Any] = {}
-    exec(next(block for block in blocks("python") if "lmtool.load" in block), given)
-    assert given["logits"].shape[0] == len(given["vectors"]) == len(given["labels"]) == 2
-    plugin = ["finetune", "--plugin", "my_plugin", "tuning=biases", "task=sst2", "task.path=glue/sst2"]
-    assert cli.main([*plugin, "checkpoint=runs/first", "max_steps=2", "cache_dir=cache"]) == 0
+    fill(tmp_path)
+    yield tmp_path
 
 
-def _cache(verb: str, words: list[str]) -> list[str]:
-    """The user's own cache folder is left alone."""
+def smaller(words: list[str], printed: bool) -> list[str]:
+    """The words with small budgets, and a cache beside them. printed: what is printed is compared."""
+    verb = next((word for word in words[1:] if not word.startswith("-")), "")
+    more = list(SMALL.get(verb, [])) if "--cfg" not in words and "--config" not in words else []
+    if any(re.match("data=(?!pydocs)|--config$", word) for word in words):
+        more = [word for word in more if not word.startswith("data.")]
+    if any(word.startswith("branch=") for word in words):  # its trunk has two steps here
+        words, more = [re.sub("^(branch=.*@).*", r"\g<1>2", word) for word in words], ["max_steps=3"]
+    if words[1:3] == ["inspect", "tokenizer"] and not printed:
+        more = ["kinds=[word]"]
+    if words[1:3] == ["inspect", "tokenizer"] and printed:
+        more = ["vocab_size=500"]
+    if verb == "inspect" and printed and "=" in words[2]:
+        more = ["tokens=20000", "data.packages=[json,logging,email]"]
+    if "-m" in words:
+        more += ["seed=1,2"] if printed else ["seed=1"]
+    if any("hf://" in word for word in words):
+        more += ["offline=true"]
     looks = words[1] == "inspect" and words[2] in ("attention", "positions", "word")  # these cache nothing
-    cached = verb in CACHED and not looks and "--config" not in words and "--help" not in words
-    return ["cache_dir=cache"] if cached else []
+    if verb in CACHED and not looks and not {"--config", "--help"} & set(words):
+        more += ["cache_dir=cache"]
+    return but_for(words[1:], more)
+
+
+def run_page(page: str, capsys: pytest.CaptureFixture[str]) -> int:
+    """Run the page's commands; how many outputs were compared."""
+    compared, failed = 0, []
+    for command in commands(page):
+        line = shlex.join(command.words)
+        if any(line.startswith(start) for start in NOT_RUN):
+            continue
+        assert command.words[0] == "lmtool", f"{page}: {line} is no command that this test knows"
+        if repository := re.search(r"hf://([\w/.-]+)", line):
+            fill_hub(Path("hub"), repository[1])
+        capsys.readouterr()
+        status = cli.main(smaller(command.words, bool(command.printed)))
+        out = capsys.readouterr().out
+        if status:
+            failed.append(f"{line}\nexit status {status}")
+        if command.printed:
+            compared += 1
+            if wrong := missing(command.printed, out.splitlines()):
+                failed.append(f"{line}\n{wrong}\nprinted:\n{out}")
+    assert not failed, "\n\n".join([page, *failed])
+    return compared
+
+
+def test_readme_runs_and_prints_what_it_says(reader: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    printed = sum(bool(command.printed) for command in commands("README.md"))
+    assert run_page("README.md", capsys) == printed >= 9
+    given: dict[str, Any] = {}
+    exec(next(block for block in blocks("README.md", "python") if "lmtool.load" in block), given)
+    assert given["logits"].shape[0] == len(given["vectors"]) == len(given["labels"]) == 2
+
+
+def test_the_recipes_run(reader: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_page("docs/recipes.md", capsys)
+    run_page("docs/speed.md", capsys)
+
+
+# What differs between the run of a page and one of two steps, and stands for its kind: numbers with their signs and
+# units, what is better, what a model says.
+KINDS = [
+    (r"\b(better than|worse than|not clearly different from)\b", "BESIDE"),
+    (r", by |\((?=[\d.]+, [\d.]+ standard errors\))", " ("),
+    (r"standard errors\)?", "standard errors"),
+    (r"^return the.* of the list\.  \(.*\)$", "FILLED"),
+    (r"^\w+ [\d.]+  The ATM", "LABEL The ATM"),
+    (r"ended by max \w+", "ended by BUDGET"),
+    (r"[-+~±]?\d[\d.,]*( \d{3}\b)*(e[-+]?\d+)?%?", "#"),
+    (r"# (k|M|G|T|P|E|kB|MB|GB|TB|B|MFLOP|GFLOP|TFLOP|PFLOP|EFLOP|ms|s|min|h)\b", "#"),
+    (r"#(:#)+", "#"),
+    (r"#( #)+", "#"),
+    (r"-{2,}", "--"),
+    (r" +", " "),
+]
+
+
+def shape(line: str) -> str:
+    for pattern, kind in KINDS:
+        line = re.sub(pattern, kind, line)
+    return line.strip()
+
+
+def cells(line: str) -> list[str]:
+    return re.split(r"  +", line.strip())
+
+
+def shapes(lines: list[str]) -> list[str]:
+    """Of a table its header and rule as they are, and each row's first cell; of other lines all but their numbers."""
+    shaped, table = [], 0
+    for line in lines:
+        if re.fullmatch(r"-+(  +(-+|\.\.\.))+", line):
+            table = len(cells(line))
+        elif table and len(cells(line)) < 2:
+            table = 0
+        elif table:
+            shaped.append(shape(cells(line)[0]))
+            continue
+        shaped.append(shape(line))
+    return shaped
+
+
+def missing(wanted: list[str], printed: list[str]) -> str | None:
+    """The first line of wanted that was not printed where it should be, None where all were.
+
+    "..." stands for any lines, at the end of a line for any rest; lines between two of them follow each other."""
+    rows, place, anywhere = shapes(printed), 0, False
+    for line, plain in zip(shapes(wanted), wanted, strict=True):
+        if line == "...":
+            anywhere = True
+            continue
+        fits = [
+            n
+            for n in range(place, len(rows))
+            if rows[n] == line or (plain.endswith("...") and rows[n].startswith(line[:-3].strip()))
+        ]
+        if not fits or (fits[0] != place and not anywhere):
+            return f"not printed there: {plain}\nwanted: {line}\nthere: {rows[place : place + 1]}"
+        place, anywhere = fits[0] + 1, False
+    return None if anywhere or place == len(rows) else f"printed behind the last line: {printed[place:]}"
+
+
+def test_a_line_that_is_not_printed_is_missed() -> None:
+    printed = ["a  b", "--  --", "x  1", "done in 3 s", "score 0.1"]
+    assert missing(["a  b", "---  ---", "x  20", "...", "score 0.7"], printed) is None
+    for wrong in (
+        ["..."] + ["scores 0.1"],
+        ["a  b"],
+        ["a  c", "..."],
+        ["a  b", "score 0.1"],
+        ["...", "done in s", "..."],
+    ):
+        assert missing(wrong, printed) is not None, wrong

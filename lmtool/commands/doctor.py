@@ -144,7 +144,7 @@ def _devices(chosen: torch.device) -> Iterator[Finding]:
     if not torch.cuda.device_count():
         there = [path for path in ("/dev/nvidia0", "/proc/driver/nvidia/version") if Path(path).exists()]
         if there and not torch.version.cuda:
-            hint = "install torch with CUDA: README, On a GPU"
+            hint = "install torch with CUDA: README, Set-up"
             yield Finding("device", f"a GPU is there ({there[0]}), and torch is built without CUDA", "problem", hint)
         elif there:
             yield Finding("device", f"a GPU is there ({there[0]}), and torch does not see it", "problem", "nvidia-smi")

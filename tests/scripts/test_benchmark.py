@@ -183,7 +183,7 @@ def test_a_run_that_was_cut_off_is_finished_by_resume(benchmark, workers, monkey
     ]
     after = [json.loads(line) for line in file.read_text().splitlines()]
     assert sum(row["kind"] == "check" for row in after) == sum(row["kind"] == "check" for row in rows)
-    # There is nothing left to measure, and the table of the README needs nothing but the file.
+    # There is nothing left to measure, and the table of docs/speed.md needs nothing but the file.
     size = file.stat().st_size
     run(benchmark, monkeypatch, "--resume", str(file))
     other = tmp_path / "other.jsonl"
