@@ -214,6 +214,7 @@ KINDS = [
     (r"^return the.* of the list\.  \(.*\)$", "FILLED"),
     (r"^\w+ [\d.]+  The ATM", "LABEL The ATM"),
     (r"^(The best less|Not apart from it|Every other setting).*", "VERDICT"),
+    (r"^ (wordpiece|bytebpe|bpe|sentencepiece|word|character) +\S.*", r" \1 PIECES"),
     (r"ended by max \w+", "ended by BUDGET"),
     (r", [^,]+ of it training", ""),
     (r"[-+~±]?\d[\d.,]*( \d{3}\b)*(e[-+]?\d+)?%?", "#"),
