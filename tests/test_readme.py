@@ -181,7 +181,7 @@ def run_page(page: str, capsys: pytest.CaptureFixture[str]) -> int:
         capsys.readouterr()
         status = cli.main(smaller(command.words, bool(command.printed)))
         screen = capsys.readouterr()
-        out = screen.err + screen.out
+        out = re.sub(r"^\w[\w ]* …\n", "", screen.err, flags=re.MULTILINE) + screen.out  # less what is under way
         if status:
             failed.append(f"{line}\nexit status {status}")
         if command.printed:
