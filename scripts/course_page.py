@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,7 @@ h3, h4 { font-size: 13px; color: var(--quiet); margin: 14px 0 6px; }
 pre.printed { white-space: pre; overflow-wrap: normal; font-size: 11.5px; }
 blockquote { margin: 14px 0; padding: 8px 14px; border-left: 3px solid var(--faint); background: var(--wash); }
 a { color: var(--blue); } code { font: 13px ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace; }
+td.number, th.number { overflow-wrap: normal; }
 @media (max-width: 600px) { h2 small { float: none; display: block; } }
 li { margin: 6px 0; } .contents { padding-left: 0; list-style: none; columns: 2 300px; column-gap: 44px; }
 .contents li { margin: 0; padding: 3px 0; break-inside: avoid; display: flex; justify-content: space-between;
@@ -140,10 +142,10 @@ def _claim(claim: Claim, verdict: Verdict) -> str:
 def _claims(topics: Sequence[Topic], verdicts: dict[tuple[str, int], Verdict]) -> str:
     """All claims with their verdicts, at the end."""
     rows = [
-        (f"{topic.number}. {topic.title}", claim.text, verdict.words, verdict.numbers)
+        (topic.number, claim.text, verdicts[topic.id, place].words)
         for topic in topics
         for place, claim in enumerate(topic.parts)
-        if isinstance(claim, Claim) and (verdict := verdicts[topic.id, place])
+        if isinstance(claim, Claim)
     ]
     if not rows:
         return ""
@@ -152,8 +154,10 @@ def _claims(topics: Sequence[Topic], verdicts: dict[tuple[str, int], Verdict]) -
         "those of the rows it was scored on. Of few runs that is a weak test: equal means would be called clear in 18% "
         "of the cases with two runs each, in 12% with three. What does not hold here may hold at a larger scale."
     )
-    table = html.table(["topic", "claim", "here", "measured"], rows)
-    return f'<h2 id="claims">Claims</h2>{html.paragraph(words)}{table}'
+    counts = Counter(verdict for _, _, verdict in rows)
+    counted = ", ".join(f"{verdict}: {count}" for verdict, count in counts.most_common())
+    table = html.table(["topic", "claim", "here"], rows)
+    return f'<h2 id="claims">Claims</h2>{html.paragraph(counted)}{html.paragraph(words)}{table}'
 
 
 def stdout_of(folder: Path, topic: Topic, number: int) -> Path:
