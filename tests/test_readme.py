@@ -137,6 +137,7 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "100")  # xdist says 80
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     skip_reports(monkeypatch)
     few = partial(pydocs_rows, per_class_train=8, per_class_validation=6)
@@ -181,7 +182,7 @@ def run_page(page: str, capsys: pytest.CaptureFixture[str]) -> int:
         capsys.readouterr()
         status = cli.main(smaller(command.words, bool(command.printed)))
         screen = capsys.readouterr()
-        out = re.sub(r"^\w[\w ]* …\n", "", screen.err, flags=re.MULTILINE) + screen.out  # less what is under way
+        out = re.sub(r"^\w[\w ]* …\n", "", screen.err + screen.out, flags=re.MULTILINE)  # less what is under way
         if status:
             failed.append(f"{line}\nexit status {status}")
         if command.printed:
