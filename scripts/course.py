@@ -18,7 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from course_commands import ROOT, run_command
+from course_commands import ROOT, run_commands
 from course_page import Spent, stdout_of, write_course
 from course_text import Course, Topic, read_course, written
 from rows import listed, stop
@@ -74,22 +74,23 @@ def lacking(course: Course, topic: Topic, folder: Path) -> str | None:
 def run(topic: Topic, folder: Path) -> str | None:
     """Run what is left of a topic; what went wrong, in a sentence."""
     records = finished(topic, folder)
-    left = topic.commands[len(records) :]
+    left = list(topic.steps(len(records)))
     print(f"{topic.number}. {topic.title}{'' if left else ': finished before'}", flush=True)
-    for number, command in enumerate(left, len(records)):
-        print(f"  {command}", end="  ", flush=True)
-        out = stdout_of(folder, topic, number)
-        out.parent.mkdir(exist_ok=True)
-        record = asdict(run_command(command, folder, out))
-        print(duration(record["seconds"]), flush=True)
-        if record["status"]:
-            log = out.with_suffix(".err")
-            said = " ".join(re.findall(r"^(?:error|hint): .*", log.read_text(errors="replace"), re.MULTILINE))
-            return f"topic {topic.id} ended with status {record['status']} at {command}: {said or 'see'} {log}"
-        records.append(record)
-        path = record_path(topic, folder)
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(records, indent=1) + "\n")
+    for lines in left:
+        outs = {line: stdout_of(folder, topic, number) for number, line in enumerate(lines, len(records))}
+        print("\n".join(f"  {line}" for line in lines), end="  ", flush=True)
+        stdout_of(folder, topic, 0).parent.mkdir(exist_ok=True)
+        ran = run_commands(outs, folder)
+        print(duration(sum(each.seconds for each in ran)) + (" together" if len(ran) > 1 else ""), flush=True)
+        for each, out in zip(ran, outs.values(), strict=True):
+            if each.status:
+                log = out.with_suffix(".err")
+                said = " ".join(re.findall(r"^(?:error|hint): .*", log.read_text(errors="replace"), re.MULTILINE))
+                return f"topic {topic.id} ended with status {each.status} at {each.command}: {said or 'see'} {log}"
+            records.append(asdict(each))
+            path = record_path(topic, folder)
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(json.dumps(records, indent=1) + "\n")
     if left:
         seconds, cpu = (sum(record[key] for record in records) for key in ("seconds", "cpu_seconds"))
         print(f"  {duration(seconds)}, {duration(cpu)} of CPU", flush=True)

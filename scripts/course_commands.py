@@ -1,4 +1,4 @@
-"""A command of the course, run as a user would type it, offline, with what it prints in files.
+"""Commands of the course, run as a user would type them, offline, with what they print in files.
 
 Most of a short command's time is the import of torch and of what stands on it. A line that is nothing but a command of
 lmtool therefore runs in a fork of this process, which has imported all of it once; any other line is bash's.
@@ -11,6 +11,7 @@ import re
 import shlex
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +25,8 @@ _QUOTED = re.compile(r"'[^']*'|\"[^\"$`\\]*\"")
 
 @dataclass(frozen=True)
 class Ran:
-    """seconds: of the wall. cpu_seconds: of all its processes. status: its exit status."""
+    """seconds: of the wall; of one that ran beside others, those by which it outlasted them. cpu_seconds: of all its
+    processes. status: its exit status."""
 
     command: str
     seconds: float
@@ -32,26 +34,34 @@ class Ran:
     status: int
 
 
-def run_command(command: str, folder: Path, stdout: Path) -> Ran:
-    """Run a line in a folder; standard error is written beside `stdout`, as .err."""
+def run_commands(commands: Mapping[str, Path], folder: Path) -> list[Ran]:
+    """Run lines in a folder, all at once, several on a thread each. commands: where each prints; standard error is
+    written beside it, as .err."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    forks = command.startswith("lmtool ") and not _OF_BASH.search(_QUOTED.sub("", command))
-    if forks:
+    forks = [command.startswith("lmtool ") and not _OF_BASH.search(_QUOTED.sub("", command)) for command in commands]
+    if any(forks):
         _import_all()
     sys.stdout.flush()
     sys.stderr.flush()
-    started = time.monotonic()
-    process = os.fork()
-    if process == 0:
-        _become(command, folder, stdout.resolve(), forks)
+    before = time.monotonic()
+    processes = []
+    for (command, stdout), in_fork in zip(commands.items(), forks, strict=True):
+        process = os.fork()
+        if process == 0:
+            _become(command, folder, stdout.resolve(), in_fork, 1 if len(commands) > 1 else None)
+        processes.append(process)
+    ran = []
     try:
-        _, status, usage = os.wait4(process, 0)
+        for command, process in zip(commands, processes, strict=True):
+            _, status, usage = os.wait4(process, 0)
+            now, cpu_seconds = time.monotonic(), usage.ru_utime + usage.ru_stime
+            ran.append(Ran(command, round(now - before, 2), round(cpu_seconds, 2), os.waitstatus_to_exitcode(status)))
+            before = now
     except KeyboardInterrupt:
-        os.waitpid(process, 0)  # it was interrupted too, and saves a checkpoint
+        for process in processes[len(ran) :]:
+            os.waitpid(process, 0)  # it was interrupted too, and saves a checkpoint
         raise
-    seconds = time.monotonic() - started
-    cpu_seconds = usage.ru_utime + usage.ru_stime
-    return Ran(command, round(seconds, 2), round(cpu_seconds, 2), os.waitstatus_to_exitcode(status))
+    return ran
 
 
 def _import_all() -> None:
@@ -65,18 +75,24 @@ def _import_all() -> None:
     import lmtool.reporting.look_plots  # noqa: F401
 
 
-def _become(command: str, folder: Path, stdout: Path, forks: bool) -> None:
-    """In the new process: run the command and end."""
+def _become(command: str, folder: Path, stdout: Path, in_fork: bool, threads: int | None) -> None:
+    """In the new process: run the command and end. threads: as many as there are where None."""
     status = 1
     try:
         for path, stream in ((Path(os.devnull), 0), (stdout, 1), (stdout.with_suffix(".err"), 2)):
             os.dup2(os.open(path, (os.O_WRONLY if stream else os.O_RDONLY) | os.O_CREAT | os.O_TRUNC, 0o644), stream)
         os.chdir(folder)
         os.environ["PYTHONPATH"] = os.pathsep.join(path for path in (str(ROOT), os.environ.get("PYTHONPATH")) if path)
-        if not forks:
+        if threads is not None:
+            os.environ["OMP_NUM_THREADS"] = str(threads)
+        if not in_fork:
             os.execvp("bash", ["bash", "-o", "pipefail", "-c", _SHELL + command])
+        import torch
+
         from lmtool import cli
 
+        if threads is not None:
+            torch.set_num_threads(threads)
         sys.stdout, sys.stderr = (os.fdopen(stream, "w", encoding="utf-8", errors="replace") for stream in (1, 2))
         sys.argv = shlex.split(command)
         status = cli.main()

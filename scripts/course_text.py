@@ -1,7 +1,7 @@
 """The format of docs/course.md: topics, and what stands in them.
 
-A topic is `## 3. Title {#id}` and what follows: text, ```bash blocks of commands, and directives, each an HTML comment
-on a line of its own:
+A topic is `## 3. Title {#id}` and what follows: text, ```bash blocks of commands (```bash together: two of its lines
+run at a time, on a thread each), and directives, each an HTML comment on a line of its own:
 
     <!-- show PAGE.html [N-M] -->     figures and tables N to M (or all) of a page that lmtool wrote
     <!-- output [first N|last N] -->  what the bash block before it printed, or so many lines of it
@@ -20,6 +20,8 @@ from dataclasses import dataclass
 
 from rows import stop
 
+TOGETHER = 2
+
 
 @dataclass(frozen=True)
 class Prose:
@@ -30,10 +32,12 @@ class Prose:
 
 @dataclass(frozen=True)
 class Commands:
-    """A bash block. lines: its commands, a line each. first: the number of the first in the topic, from 0."""
+    """A bash block. lines: its commands, a line each. first: the number of the first in the topic, from 0. together:
+    whether they may run side by side."""
 
     lines: tuple[str, ...]
     first: int
+    together: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,14 @@ class Topic:
     def commands(self) -> tuple[str, ...]:
         return tuple(line for part in self.parts if isinstance(part, Commands) for line in part.lines)
 
+    def steps(self, done: int) -> Iterator[tuple[str, ...]]:
+        """The commands behind the first `done`, in their order: those that run side by side, TOGETHER at most."""
+        for block in self.parts:
+            if isinstance(block, Commands):
+                lines = block.lines[max(done - block.first, 0) :]
+                width = TOGETHER if block.together else 1
+                yield from (lines[at : at + width] for at in range(0, len(lines), width))
+
     @property
     def needed(self) -> set[str]:
         """Run folders that its commands of lmtool read and that it does not write itself."""
@@ -142,7 +154,8 @@ def _parts(lines: list[str], at: int, end: int, name: str) -> Iterator[Part]:
         if line.startswith("```bash"):
             close = _close(lines, at, end, name)
             first = 0 if block is None else block.first + len(block.lines)
-            block = Commands(tuple(_commands(lines[at + 1 : close])), first)
+            together = line.split() == ["```bash", "together"]
+            block = Commands(tuple(_commands(lines[at + 1 : close])), first, together)
             yield block
             prose, at = [], close
         elif line.startswith("```"):

@@ -56,7 +56,7 @@ def plan_of(
     single = _of_one_step(config, learner, facts, _place(config, where))
     limits = _limits(config, single, facts["steps_per_epoch"])
     budget = min(limits, key=lambda name: limits[name])
-    steps = max(1, round(min(limits[budget], MOST_STEPS)))
+    steps = _whole_steps(limits[budget])
     return replace(_of_steps(config, single, steps), ends_by=budget), steps / facts["steps_per_epoch"]
 
 
@@ -88,7 +88,7 @@ def plan_in_phases(
         for budget in _limits(config, singles[0], facts[0]["steps_per_epoch"])
     }
     budget = min(limits, key=lambda name: limits[name])
-    steps = max(1, round(min(limits[budget], MOST_STEPS)))
+    steps = _whole_steps(limits[budget])
     lasts = shares.last_steps(steps, budget)
     phases = tuple(
         PhasePlan(words_of(phase), phase["share"], before + 1, last, single.tokens_per_step)
@@ -200,6 +200,11 @@ def _limits(config: RunConfig, single: RunPlan, steps_per_epoch: float) -> dict[
     if config.max_minutes is not None and single.seconds:
         limits["max_minutes"] = 60 * config.max_minutes / single.seconds
     return limits
+
+
+def _whole_steps(limit: float) -> int:
+    """The step that spends a budget."""
+    return max(1, math.ceil(min(limit, MOST_STEPS) - 1e-9))
 
 
 def _of_steps(config: RunConfig, single: RunPlan, steps: int) -> RunPlan:

@@ -34,6 +34,11 @@ two' && echo ran >> ran.txt
 
 <!-- output last 1 -->
 
+```bash together
+touch a && timeout 20 bash -c 'until [ -e b ]; do sleep 0.05; done' && echo $OMP_NUM_THREADS
+touch b && timeout 20 bash -c 'until [ -e a ]; do sleep 0.05; done' && echo $OMP_NUM_THREADS
+```
+
 ## 2. Second {#second}
 
 ```bash
@@ -101,6 +106,9 @@ def test_it_runs_resumes_and_writes_a_page(course, tmp_path, capsys):
     error = capsys.readouterr().err
     assert "topic second ended with status 1 at cat runs/a/result.json" in error and "second-1.err" in error
     assert (out / "ran.txt").read_text() == "ran\n"
+    records = json.loads((out / "topics/first.json").read_text())
+    assert [record["status"] for record in records] == [0, 0, 0, 0], "the last two wait for each other"
+    assert [(out / f"logs/first-{number}.out").read_text() for number in (3, 4)] == ["1\n", "1\n"]
     result(out / "runs/a", value=2.0, metric="loss", standard_error=0.1, metrics={"loss": 0.45, "standard_error": 0.1})
     for seed, value in ((1, 1.0), (2, 1.2)):
         result(out / f"runs/b-{seed}", value=value)
@@ -126,7 +134,7 @@ def test_it_runs_resumes_and_writes_a_page(course, tmp_path, capsys):
     ("old", "new", "said"),
     [
         ("{#second}", "{#first}", "two topics have the id first"),
-        ("## 2. Second", "## Second", "course.md:17: ## Second {#second} is no heading of a topic"),
+        ("## 2. Second", "## Second", "course.md:22: ## Second {#second} is no heading of a topic"),
         ("output last 1", "print", "<!-- print --> is no directive"),
         ("drawn.html 2", "drawn.html 3-2", "<!-- show drawn.html 3-2 --> is no directive"),
         ("runs/c value > 1", "runs/c value = 1", "is no directive"),
