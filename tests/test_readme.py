@@ -9,6 +9,7 @@ import json
 import re
 import shlex
 import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 
 from lmtool import cli
+from lmtool.config import tables
 from lmtool.data.pydocs import pydocs_rows
 from tests.commands.conftest import but_for, pretrain, skip_reports, write_rows, write_text
 
@@ -145,6 +147,11 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr("lmtool.data.pydocs._MODULES", (25, 30))
     fill(tmp_path)
     yield tmp_path
+    for plugin in (path.stem for path in tmp_path.glob("*.py")):  # else it would stand in the hints of other tests
+        sys.modules.pop(plugin, None)
+        for table in tables._TABLES.values():
+            for name in [name for name, entry in table.items() if entry.config.__module__ == plugin]:
+                del table[name]
 
 
 def smaller(words: list[str], printed: bool) -> list[str]:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 Job = Callable[[Path], None]
 Outcome = dict[str, object]
-CLOCKS = ("tokens_per_second", "seconds")
+CLOCKS = ("tokens_per_second", "seconds", "evaluation_seconds")
 
 
 @dataclass
