@@ -95,7 +95,7 @@ def _lines(rows: Rows, vectors: Iterable[Vectors], embeds: Embedder) -> Iterator
     """The first numbers of each vector, for the screen."""
     texts = list(zip(*rows.columns.values(), strict=True))
     for text, embedded in zip(texts, vectors, strict=True):
-        pieces = embeds.tokenizer.pieces(embedded.tokens) if embeds.pooling == "none" else []
+        pieces = embeds.tokenizer.readable(embedded.tokens) if embeds.pooling == "none" else []
         for number, layer in enumerate(embedded.vectors):
             name = "" if len(embedded.vectors) == 1 else f"layer {embeds.states.layers[number]}  "
             if embeds.pooling != "none":
