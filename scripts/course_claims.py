@@ -10,7 +10,7 @@ from typing import Any
 
 from course_text import Claim, Value
 
-from lmtool.metrics.intervals import mean_and_error
+from lmtool.metrics.intervals import mean_and_error, t_quantile
 from lmtool.reporting.scores import CLEAR_ERRORS
 from lmtool.reporting.text import number
 
@@ -25,6 +25,11 @@ class Mean:
     error: float | None
     runs: int
 
+    @property
+    def freedom(self) -> float:
+        """Degrees of freedom of the error; infinite where it is that of many rows."""
+        return self.runs - 1 if self.runs > 1 else math.inf
+
     def __str__(self) -> str:
         return number(self.value) + (f" (n = {self.runs})" if self.runs else "")
 
@@ -38,7 +43,8 @@ class Verdict:
 
 
 def judge(claim: Claim, folder: Path) -> Verdict:
-    """The claim in the runs below a folder: clear where the means are two standard errors of their difference apart."""
+    """The claim in the runs below a folder: clear where the 95% interval of the difference leaves zero out (Welch's t
+    over runs)."""
     try:
         left = _mean(claim.left, folder)
         right = _mean(claim.right, folder) if isinstance(claim.right, Value) else Mean(claim.right, 0.0, 0)
@@ -50,9 +56,16 @@ def judge(claim: Claim, folder: Path) -> Verdict:
         return Verdict(UNCLEAR, f"{measured}, its standard error is unknown")
     error = math.hypot(left.error, right.error)
     measured += f" ± {error:.2g}" if error else ""
-    if difference == 0 or abs(difference) < CLEAR_ERRORS * error:
+    if difference == 0 or abs(difference) < _widths(left, right) * error:
         return Verdict(UNCLEAR, measured)
     return Verdict(HOLDS if (difference > 0) == (claim.sign == ">") else FAILS, measured)
+
+
+def _widths(left: Mean, right: Mean) -> float:
+    """Standard errors to each side of an interval of the difference (Welch 1947; Satterthwaite 1946)."""
+    squares = [(mean.error or 0.0) ** 2 for mean in (left, right)]
+    terms = [square**2 / mean.freedom for square, mean in zip(squares, (left, right), strict=True)]
+    return t_quantile(max(1, int(sum(squares) ** 2 / sum(terms)))) if any(terms) else CLEAR_ERRORS
 
 
 def result_files(value: Value, folder: Path) -> list[Path]:

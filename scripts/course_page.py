@@ -150,9 +150,9 @@ def _claims(topics: Sequence[Topic], verdicts: dict[tuple[str, int], Verdict]) -
     if not rows:
         return ""
     words = (
-        "A difference is called clear from two of its standard errors on: those of the spread over n runs, of one run "
-        "those of the rows it was scored on. Of few runs that is a weak test: equal means would be called clear in 18% "
-        "of the cases with two runs each, in 12% with three. What does not hold here may hold at a larger scale."
+        "A difference is called clear where its 95% interval leaves zero out: over n runs that of their spread "
+        "(Welch's t), of one run that of the rows it was scored on. With two runs a difference has to be large to be "
+        "clear, and what is not clear here, or does not hold, may hold at a larger scale."
     )
     counts = Counter(verdict for _, _, verdict in rows)
     counted = ", ".join(f"{verdict}: {count}" for verdict, count in counts.most_common())

@@ -131,6 +131,24 @@ def test_it_runs_resumes_and_writes_a_page(course, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
+    ("lefts", "rights", "words"),
+    [
+        ([1.0, 1.1], [0.8, 0.9], "not clear here"),  # 2.8 standard errors, of two degrees of freedom
+        ([1.0, 1.02], [0.8, 0.82], "holds here"),
+        ([0.8, 0.82, 0.81], [1.0, 1.02, 1.01], "does not hold at this scale"),
+        ([1.0, 1.0], [1.0, 1.0], "not clear here"),
+    ],
+)
+def test_few_runs_have_to_be_far_apart(script, tmp_path, lefts, rights, words):
+    for name, values in (("a", lefts), ("b", rights)):
+        for seed, value in enumerate(values):
+            result(tmp_path / f"{name}-{seed}", value=value)
+    text = script("course_text")
+    claim = text.Claim("", text.Value("a-*", "value"), ">", text.Value("b-*", "value"))
+    assert script("course_claims").judge(claim, tmp_path).words == words
+
+
+@pytest.mark.parametrize(
     ("old", "new", "said"),
     [
         ("{#second}", "{#first}", "two topics have the id first"),
