@@ -208,6 +208,7 @@ def test_readme_runs_and_prints_what_it_says(reader: Path, capsys: pytest.Captur
     assert given["logits"].shape[0] == len(given["vectors"]) == len(given["labels"]) == 2
 
 
+@pytest.mark.slow
 def test_the_recipes_run(reader: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_page("docs/recipes.md", capsys)
     run_page("docs/speed.md", capsys)
