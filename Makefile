@@ -28,7 +28,7 @@ install: $(VENV)/test  ## Make .venv with lmtool and everything its tests need.
 demo: $(VENV)/core  ## Pretrain and finetune a tiny BERT on text every machine has, at most 5 minutes.
 	$(BIN)/python scripts/demo.py
 
-course: $(VENV)/test  ## Run docs/course.md, at most 30 minutes on two cores, and write runs/course/index.html.
+course: $(VENV)/test  ## Run docs/course.md, about half an hour on two cores, and write runs/course/index.html.
 	$(BIN)/python scripts/course.py
 
 test: $(VENV)/test  ## Run the tests: offline, a few minutes on two cores.
