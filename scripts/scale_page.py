@@ -38,7 +38,7 @@ def page(said: dict[str, Any]) -> str:
         "run": [
             both(said, "FLOPs a token", lambda own: flops(own["plan"].flops_per_token)),
             both(said, "FLOPs in all", lambda own: f"{own['plan'].flops:.2e}"),
-            both(said, "steps of 2 097 152 tokens", lambda own: count(own["plan"].steps)),
+            both(said, "steps of 2,097,152 tokens", lambda own: count(own["plan"].steps)),
             both(said, "a step", lambda own: " to ".join(milliseconds(each) for each in own["plan"].step_seconds)),
             both(said, "days", lambda own: f"{own['low_days']:.2g} to {own['high_days']:.2g}"),
             both(said, "memory of a GPU, ddp", lambda own: size(own["plan"].needed_bytes)),

@@ -12,7 +12,7 @@ from lmtool.reporting import html
 from lmtool.reporting.console import Output
 from lmtool.reporting.report import write_page, writing
 from lmtool.reporting.table import print_table
-from lmtool.reporting.text import number, percent, plain
+from lmtool.reporting.text import counted, number, percent, plain
 
 _SHADES = "·░▒▓█"
 _COLOURS = {"[░▒]+": "blue", "[▓█]+": "bold bright_blue", "·+": "dim"}
@@ -46,7 +46,7 @@ def print_cuts(output: Output, text: str, cuts: Sequence[Cut]) -> None:
     rows = []
     for cut in cuts:
         rows += [(cut.name, plain(" ".join(cut.pieces))), ("", f"{_facts(cut)} · given back: {_back(text, cut)}")]
-    output.rows(rows, {r"[␣⏎⇥␍](×\d+)?": "dim", r"(?<!\S)##": "dim", r"^[\d,]+ pieces .*": "dim", **colours})
+    output.rows(rows, {r"[␣⏎⇥␍](×\d+)?": "dim", r"(?<!\S)##": "dim", r"^[\d,]+ pieces? .*": "dim", **colours})
     output.paragraph(_LEGEND, "dim")
 
 
@@ -55,7 +55,7 @@ _LEGEND = "Between two pieces stands a space; ␣ is a space of the text, ⏎ a 
 
 def _facts(cut: Cut) -> str:
     unknown = f" · {len(cut.unknown):,} unknown" if cut.unknown else ""
-    return f"{len(cut.pieces):,} pieces of {cut.entries:,} entries{unknown}"
+    return f"{counted(len(cut.pieces), 'piece')} of {cut.entries:,} entries{unknown}"
 
 
 def _back(text: str, cut: Cut) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from lmtool.reporting.console import Output
 from lmtool.reporting.table import print_table
-from lmtool.reporting.text import count, percent, size
+from lmtool.reporting.text import count, counted, percent, size
 
 _HOST, _DATA = "host", "data"
 # The order of the rows; a part that is not named stands behind these, before the optimizer.
@@ -70,10 +70,11 @@ def print_profile(output: Output, profile: StepProfile, heading: str) -> None:
     total = ["step", "", "", f"{profile.milliseconds:.2f}", "100.0%", "", f"{profile.calls:,.0f}"]
     header = ["part", "forward ms", "backward ms", "ms", "share", "its host ms", "calls"]
     print_table(output, header, [*rows, total], heading)
-    threads = "" if profile.device.startswith("cuda") else f", {profile.threads} threads"
+    forwards = f"{profile.micro_batches:.3g} micro-batch{'' if profile.micro_batches == 1 else 'es'}"
+    threads = "" if profile.device.startswith("cuda") else f", {counted(profile.threads, 'thread')}"
     output.line(
-        f"{profile.precision} on {profile.device}{threads}; {profile.steps} steps of {count(round(profile.tokens))} "
-        f"tokens and {profile.micro_batches:.3g} forwards; peak memory {size(profile.peak_memory_bytes)}"
+        f"{profile.precision} on {profile.device}{threads}; {counted(profile.steps, 'step')} of "
+        f"{count(round(profile.tokens))} tokens in {forwards}; peak memory {size(profile.peak_memory_bytes)}"
     )
     output.line(_products(profile))
     slower = profile.milliseconds / profile.unprofiled_milliseconds - 1
@@ -141,7 +142,7 @@ def remarks(profile: StepProfile) -> Iterator[str]:
         yield f"the loader is waited for {percent(profile.share(_DATA))} of the step: the data is not made fast enough"
     if profile.micro_batches > 1:
         yield (
-            f"a step is {profile.micro_batches:.3g} forwards: a larger micro_batch_tokens="
+            f"a step is {profile.micro_batches:.3g} micro-batches: a larger micro_batch_tokens="
             f"{facts.get('micro_batch_tokens')} has fewer and larger products, and takes more memory"
         )
     if facts.get("gradient_checkpointing"):

@@ -63,12 +63,17 @@ def _scaled(value: float, units: tuple[tuple[float, str], ...]) -> str:
 
 
 def count(value: float) -> str:
-    """1234 -> '1 234', 4_400_000 -> '4.4 M'."""
+    """1234 -> '1,234', 4_400_000 -> '4.4 M'."""
     if not math.isfinite(value):
         return str(value)
     if abs(value) < 100_000:
-        return f"{value:,.0f}".replace(",", " ") if float(value).is_integer() or abs(value) >= 100 else f"{value:.3g}"
+        return f"{value:,.0f}" if float(value).is_integer() or abs(value) >= 100 else f"{value:.3g}"
     return _scaled(value, ((1e15, " P"), (1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")))
+
+
+def counted(number: int, noun: str) -> str:
+    """'1 job', '1,234 jobs'."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def flops(value: float) -> str:

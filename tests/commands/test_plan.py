@@ -66,7 +66,7 @@ def test_cuda_is_planned_where_there_is_none(
 
 def test_devices_share_a_step(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = printed([*LARGE, "device=h100", "devices=8"], capsys)
-    assert ", 16 384 a device" in out and re.search(r"^memory .* a device", out, re.MULTILINE)
+    assert ", 16,384 a device" in out and re.search(r"^memory .* a device", out, re.MULTILINE)
 
 
 @pytest.mark.parametrize(

@@ -100,8 +100,8 @@ def test_plain_output_has_one_line_an_interval_and_no_escapes():
     lines = stream.getvalue().splitlines()
     steps = [line for line in lines if "validation" not in line]
     assert len(steps) == 11  # the first step, then one an interval
-    assert steps[0] == "step 1/100 · loss 8.980 · lr 4.5e-4 · 1 000 tokens/s"
-    assert steps[1] == "step 10/100 · loss 8.800 · lr 4.5e-4 · 1 000 tokens/s · left 0:18"
+    assert steps[0] == "step 1/100 · loss 8.980 · lr 4.5e-4 · 1,000 tokens/s"
+    assert steps[1] == "step 10/100 · loss 8.800 · lr 4.5e-4 · 1,000 tokens/s · left 0:18"
     assert lines[-1] == "step 100 · validation · loss 6.000 · mlm accuracy 0.100 · ★ best"
     assert not set(stream.getvalue()) & {"\r", "\x1b", "\x08"}
     assert [line for line in log.getvalue().splitlines() if "checkpoint" not in line] == lines
@@ -112,11 +112,11 @@ def test_screens_say_what_will_happen_and_what_did():
     screens(Output(stream))
     text = stream.getvalue()
     assert not set(text) & {"\r", "\x1b", "\x00", "\u202e"}
-    for part in ("resumes from step 400", "documents 1 234", "truncated fraction 1.2%", "4.09 M tokens", "3.4 epochs"):
+    for part in ("resumes from step 400", "documents 1,234", "truncated fraction 1.2%", "4.09 M tokens", "3.4 epochs"):
         assert part in text
     assert "unigram: loss 6.810" in text and "about 4 min" in text
     assert "loss 5.000 · better than the unigram baseline, 6.810, by 1.810" in text
-    assert "20 450 tokens/s" in text and "padding 0%" in text and "report" in text and "lmtool x" in text
+    assert "20,450 tokens/s" in text and "padding 0%" in text and "report" in text and "lmtool x" in text
     assert len(text.splitlines()) < 30
 
 
@@ -288,7 +288,7 @@ def test_a_baseline_of_another_metric_is_no_baseline():
 
 
 def test_numbers_as_a_person_reads_them():
-    assert [count(n) for n in (7, 1234, 4_422_000, 1.1e12)] == ["7", "1 234", "4.42 M", "1.1 T"]
+    assert [count(n) for n in (7, 1234, 4_422_000, 1.1e12)] == ["7", "1,234", "4.42 M", "1.1 T"]
     assert [size(n) for n in (0, 17_500_000)] == ["0 B", "17.5 MB"]
     assert [duration(s) for s in (18.24, 200, 9000, 200_000)] == ["18.2 s", "3 min 20 s", "2 h 30 min", "2 d 7 h"]
     assert [clock(s) for s in (9, 200, 9000, float("nan"))] == ["0:09", "3:20", "2:30:00", "-:--"]

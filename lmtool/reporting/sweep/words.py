@@ -11,7 +11,7 @@ from typing import Any
 from lmtool.metrics.intervals import LEVEL
 from lmtool.reporting.sweep.files import DONE_JOB, Job, SweepFiles, ended_as
 from lmtool.reporting.sweep.groups import SEED, Block, Difference, Group
-from lmtool.reporting.text import duration, lower_is_better, number, plain, title
+from lmtool.reporting.text import counted, duration, lower_is_better, number, plain, title
 
 _NAMED = 3
 _INTERVAL = f"{LEVEL:.0%} interval"
@@ -41,10 +41,6 @@ def between(gap: Difference) -> str:
 
 def signed(value: float) -> str:
     return f"+{number(value)}" if value > 0 else number(value)
-
-
-def counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def status_line(sweep: SweepFiles) -> str:
