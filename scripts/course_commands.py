@@ -20,13 +20,14 @@ ROOT = Path(__file__).resolve().parents[1]
 _SHELL = f'lmtool() {{ {shlex.quote(sys.executable)} -m lmtool "$@"; }}\n'
 # What bash reads more in than words, where it is not quoted.
 _OF_BASH = re.compile(r"[|&;<>$`*?~{}()\\]")
+TOGETHER = 2
 _QUOTED = re.compile(r"'[^']*'|\"[^\"$`\\]*\"")
 
 
 @dataclass(frozen=True)
 class Ran:
-    """seconds: of the wall; of one that ran beside others, those by which it outlasted them. cpu_seconds: of all its
-    processes. status: its exit status."""
+    """seconds: of the wall; of one that ran beside others, those by which it outlasted the one that ended before it.
+    cpu_seconds: of all its processes. status: its exit status."""
 
     command: str
     seconds: float
@@ -35,8 +36,8 @@ class Ran:
 
 
 def run_commands(commands: Mapping[str, Path], folder: Path) -> list[Ran]:
-    """Run lines in a folder, all at once, several on a thread each. commands: where each prints; standard error is
-    written beside it, as .err."""
+    """Run lines in a folder, of several TOGETHER at a time, on a thread each. commands: where each prints; standard
+    error is written beside it, as .err. What they return is in their order."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     forks = [command.startswith("lmtool ") and not _OF_BASH.search(_QUOTED.sub("", command)) for command in commands]
     if any(forks):
@@ -44,24 +45,28 @@ def run_commands(commands: Mapping[str, Path], folder: Path) -> list[Ran]:
     sys.stdout.flush()
     sys.stderr.flush()
     before = time.monotonic()
-    processes = []
-    for (command, stdout), in_fork in zip(commands.items(), forks, strict=True):
-        process = os.fork()
-        if process == 0:
-            _become(command, folder, stdout.resolve(), in_fork, 1 if len(commands) > 1 else None)
-        processes.append(process)
-    ran = []
+    waiting = list(zip(commands.items(), forks, strict=True))
+    running: dict[int, str] = {}
+    ran = {}
     try:
-        for command, process in zip(commands, processes, strict=True):
-            _, status, usage = os.wait4(process, 0)
+        while waiting or running:
+            while waiting and len(running) < TOGETHER:
+                (command, stdout), in_fork = waiting.pop(0)
+                process = os.fork()
+                if process == 0:
+                    _become(command, folder, stdout.resolve(), in_fork, 1 if len(commands) > 1 else None)
+                running[process] = command
+            process, status, usage = os.wait4(-1, 0)
+            command = running.pop(process)
             now, cpu_seconds = time.monotonic(), usage.ru_utime + usage.ru_stime
-            ran.append(Ran(command, round(now - before, 2), round(cpu_seconds, 2), os.waitstatus_to_exitcode(status)))
+            status = os.waitstatus_to_exitcode(status)
+            ran[command] = Ran(command, round(now - before, 2), round(cpu_seconds, 2), status)
             before = now
     except KeyboardInterrupt:
-        for process in processes[len(ran) :]:
+        for process in running:
             os.waitpid(process, 0)  # it was interrupted too, and saves a checkpoint
         raise
-    return ran
+    return [ran[command] for command in commands]
 
 
 def _import_all() -> None:

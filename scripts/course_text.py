@@ -1,7 +1,7 @@
 """The format of docs/course.md: topics, and what stands in them.
 
-A topic is `## 3. Title {#id}` and what follows: text, ```bash blocks of commands (```bash together: two of its lines
-run at a time, on a thread each), and directives, each an HTML comment on a line of its own:
+A topic is `## 3. Title {#id}` and what follows: text, ```bash blocks of commands (```bash together: its lines
+run two at a time, on a thread each), and directives, each an HTML comment on a line of its own:
 
     <!-- show PAGE.html [N-M] -->     figures and tables N to M (or all) of a page that lmtool wrote
     <!-- output [first N|last N] -->  what the bash block before it printed, or so many lines of it
@@ -19,8 +19,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rows import stop
-
-TOGETHER = 2
 
 
 @dataclass(frozen=True)
@@ -95,11 +93,11 @@ class Topic:
         return tuple(line for part in self.parts if isinstance(part, Commands) for line in part.lines)
 
     def steps(self, done: int) -> Iterator[tuple[str, ...]]:
-        """The commands behind the first `done`, in their order: those that run side by side, TOGETHER at most."""
+        """The commands behind the first `done`, in their order; those that may run side by side are one step."""
         for block in self.parts:
             if isinstance(block, Commands):
                 lines = block.lines[max(done - block.first, 0) :]
-                width = TOGETHER if block.together else 1
+                width = len(block.lines) if block.together else 1
                 yield from (lines[at : at + width] for at in range(0, len(lines), width))
 
     @property

@@ -23,9 +23,13 @@ def run(*words: str, status: int = 0) -> None:
     assert cli.main([*words]) == status
 
 
+def same(left: torch.Tensor | None, right: torch.Tensor | None) -> bool:
+    return left is not None and right is not None and torch.equal(left, right)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_there_and_back(family: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A published folder becomes a checkpoint of lmtool, that one a folder again, with the same logits."""
+    """A published folder becomes a checkpoint of lmtool, that one a folder again, with the same weights and logits."""
     theirs = make(family, place / "published")
     run("import", "checkpoint=published", "output=ours")
     verify(place / "ours")
@@ -37,8 +41,14 @@ def test_there_and_back(family: str, place: Path, capsys: pytest.CaptureFixture[
     assert "0 of 24 adversarial strings" in out
     again = type(theirs).from_pretrained(place / "back").eval()
     ids, mask, decoder = sample(lmtool.load("ours").config.architecture == "encoder_decoder")
-    # The head of pairs of BERT and ALBERT, whose logits are not compared, is carried too.
-    assert torch.equal(logits_of(again, ids, mask, decoder), logits_of(theirs, ids, mask, decoder))
+    weights, published = again.state_dict(), theirs.state_dict()
+    differing = {name for name in weights.keys() | published.keys() if not same(weights.get(name), published.get(name))}
+    assert all(pooler and ".pooler." in name for name in differing), differing
+    # The last bit of a product depends on where a file is mapped. The head of pairs of BERT and ALBERT, whose logits
+    # are not compared, is carried too.
+    torch.testing.assert_close(
+        logits_of(again, ids, mask, decoder), logits_of(theirs, ids, mask, decoder), rtol=1e-6, atol=1e-6
+    )
     config = json.loads((place / "back/config.json").read_text())
     assert config["architectures"] == [type(theirs).__name__]
     writes = family in ("gpt", "gpt1", "llama", "qwen2", "t5", "bart", "transformer")
