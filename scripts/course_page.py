@@ -21,6 +21,7 @@ from lmtool.reporting.text import duration
 # Topics are the headings of this page; what is embedded has smaller ones. Printed tables keep their columns.
 _STYLE = """<style>
 h2 { font-size: 20px; letter-spacing: 0; text-transform: none; color: var(--ink); margin-top: 56px; }
+.unclear { color: var(--quiet); }
 h2 small { font-weight: 400; color: var(--quiet); float: right; }
 h3, h4 { font-size: 13px; color: var(--quiet); margin: 14px 0 6px; }
 pre.printed { white-space: pre; overflow-wrap: normal; font-size: 11.5px; }

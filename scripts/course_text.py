@@ -4,7 +4,9 @@ A topic is `## 3. Title {#id}` and what follows: text, ```bash blocks of command
 run two at a time, on a thread each), and directives, each an HTML comment on a line of its own:
 
     <!-- show PAGE.html [N-M] -->     figures and tables N to M (or all) of a page that lmtool wrote
-    <!-- output [first N|last N] -->  what the bash block before it printed, or so many lines of it
+    <!-- output [first N|last N|until TEXT] -->
+                                      what the bash block before it printed, or so many lines of it, or those before
+                                      the first that begins with TEXT
     <!-- claim TEXT | FOLDER KEY > FOLDER KEY -->
                                       what a paper says, as two numbers; also `<`, and a number on the right
 
@@ -17,6 +19,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import dropwhile, takewhile
 
 from rows import stop
 
@@ -49,14 +52,19 @@ class Show:
 
 @dataclass(frozen=True)
 class Printed:
-    """Lines that a block printed: `first` of them, or `last`, or all."""
+    """Lines that a block printed: `first` of them, or `last`, or those before the first that begins with `until`, or
+    all; without what it was about before it printed anything ("tokenizing train …")."""
 
     block: Commands
-    first: int | None
-    last: int | None
+    first: int | None = None
+    last: int | None = None
+    until: str | None = None
 
     def lines(self, text: str) -> list[str]:
-        lines = text.splitlines()
+        lines = list(dropwhile(lambda line: line.endswith(" …"), text.splitlines()))
+        if self.until is not None:
+            lines = list(takewhile(lambda line: not line.startswith(str(self.until)), lines))
+            return lines[:-1] if lines and not lines[-1] else lines
         return lines[: self.first] if self.last is None else lines[-self.last :]
 
 
@@ -190,17 +198,23 @@ def _directive(line: str, block: Commands | None, place: str) -> Part:
     if verb == "show":
         part = _show(words)
     elif verb == "output" and block is not None:
-        limits = re.fullmatch(r"(?:(first|last) (\d+))?", words)
-        count = {limits[1]: int(limits[2])} if limits and limits[1] else {}
-        part = Printed(block, count.get("first"), count.get("last")) if limits else None
+        part = _printed(words, block)
     elif verb == "claim":
         part = _claim(words)
     if part is None:
         stop(
             f"{place}: {line} is no directive" + (" here: no commands stand before it" if verb == "output" else ""),
-            "show PAGE.html [N-M], output [first N|last N], or claim TEXT | FOLDER KEY > FOLDER KEY",
+            "show PAGE.html [N-M], output [first N|last N|until TEXT], or claim TEXT | FOLDER KEY > FOLDER KEY",
         )
     return part
+
+
+def _printed(words: str, block: Commands) -> Printed | None:
+    match = re.fullmatch(r"(?:(first|last) (\d+)|until (.+))?", words)
+    if match is None:
+        return None
+    which, count, until = match.groups()
+    return Printed(block, **{which: int(count)}) if which else Printed(block, until=until)
 
 
 def _show(words: str) -> Show | None:

@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import QuadMesh
 from matplotlib.colors import LinearSegmentedColormap, to_rgba
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from lmtool.reporting.drawing import COLOURS, STYLE, VALIDATION, blank, tidy
 from lmtool.reporting.text import plain
@@ -90,7 +91,8 @@ def _pieces(axes: Axes, names: Sequence[str], columns: int, at_left: bool) -> No
 
 def _scale(figure: Figure, axes: Axes, mesh: QuadMesh, **options: Any) -> None:
     """The bar that says which number a shade is."""
-    bar = figure.colorbar(mesh, ax=axes, **{"shrink": 0.75, "pad": 0.03, **options})
+    ticks = MaxNLocator(nbins=4)  # more of them run into each other over a narrow drawing
+    bar = figure.colorbar(mesh, ax=axes, **{"shrink": 0.75, "pad": 0.03, "ticks": ticks, **options})
     bar.outline.set_visible(False)
     if bar.solids is not None:
         bar.solids.set_rasterized(True)  # else a path a shade

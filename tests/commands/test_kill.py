@@ -26,7 +26,11 @@ def test_killed_commands_go_on_bitwise_and_so_do_two_stages(tmp_path: Path) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("names", "kills"),
-    [*((FAMILIES[first : first + 5], 3) for first in range(0, len(FAMILIES), 5)), (["finetuning", "peers"], 5), (["branching"], 10)],
+    [
+        *((FAMILIES[first : first + 5], 3) for first in range(0, len(FAMILIES), 5)),
+        (["finetuning", "peers"], 5),
+        (["branching"], 10),
+    ],
     ids=str,
 )
 def test_killed_commands_go_on_bitwise(tmp_path: Path, names: list[str], kills: int) -> None:
