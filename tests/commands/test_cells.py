@@ -169,7 +169,7 @@ TOKENIZERS = {
 }
 
 
-@pytest.mark.parametrize("case", TOKENIZERS)
+@pytest.mark.parametrize("case", slow_but({"bytebpe of roberta", "sentencepiece"}, TOKENIZERS))
 def test_a_tokenizer_is_refused_where_its_special_tokens_would_be_missed(place: Path, case: str) -> None:
     """What the configuration says of a vocabulary is what the trained one has, and the rules say what is found in
     building the formats and the examples."""

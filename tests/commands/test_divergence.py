@@ -53,7 +53,7 @@ def poison(run: str, part: str) -> None:
 
 
 @pytest.mark.parametrize("more", [("log_every=1",), ("log_every=1000", "evaluate_every=1000"), ("tuning=head",)])
-@pytest.mark.parametrize("task", [CLASSES, VALUES], ids=["classes", "values"])
+@pytest.mark.parametrize("task", [CLASSES, pytest.param(VALUES, marks=pytest.mark.slow)], ids=["classes", "values"])
 def test_an_absurd_rate_ends_as_divergence(
     learned: Path, capsys: pytest.CaptureFixture[str], task: tuple[str, ...], more: tuple[str, ...]
 ) -> None:
@@ -70,7 +70,7 @@ def test_noisy_finetuning_is_no_divergence(learned: Path, lr: str) -> None:
         finetune(name, task, "max_steps=60", f"optimizer.lr={lr}")
 
 
-@pytest.mark.parametrize("task", [CLASSES, VALUES], ids=["classes", "values"])
+@pytest.mark.parametrize("task", [CLASSES, pytest.param(VALUES, marks=pytest.mark.slow)], ids=["classes", "values"])
 def test_a_task_that_gives_no_numbers(learned: Path, capsys: pytest.CaptureFixture[str], task: tuple[str, ...]) -> None:
     finetune("labels", task, "max_steps=2")
     poison("labels", "heads.")

@@ -87,7 +87,10 @@ def test_positions(place: Path, positions: str, model: str) -> None:
     assert steps(pretrain("run", f"model/positions={positions}", "max_steps=2", model=model)) == 2
 
 
-@pytest.mark.parametrize("choice", [f"{group}={name}" for group in ("optimizer", "schedule") for name in names(group)])
+CHOICES = [f"{group}={name}" for group in ("optimizer", "schedule") for name in names(group)]
+
+
+@pytest.mark.parametrize("choice", slow_but([choice for choice in CHOICES if choice.startswith("schedule=")], CHOICES))
 def test_optimizers_and_schedules(place: Path, choice: str) -> None:
     assert steps(pretrain("run", choice, "schedule.warmup_fraction=0.5")) == 6
 
@@ -111,7 +114,7 @@ def test_tunings(place: Path, tuning: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "experiment", slow_but([name for name in names("experiment") if name.endswith("_tiny")], names("experiment"))
+    "experiment", slow_but(["bert_tiny", "gpt_tiny", "t5_tiny", "word_vectors_tiny"], names("experiment"))
 )
 def test_experiments(place: Path, experiment: str) -> None:
     """A whole experiment, on the small text and for two steps."""

@@ -11,6 +11,7 @@ import transformers
 
 import lmtool
 from lmtool import cli
+from tests.breadth import slow_but
 from tests.commands.conftest import finetune
 from tests.weights.published_folders import make
 
@@ -34,7 +35,10 @@ def logits_of(model: torch.nn.Module, rows: dict[str, torch.Tensor]) -> torch.Te
         return model(**rows).logits
 
 
-@pytest.mark.parametrize(("family", "method"), [("bert", "lora"), ("gpt", "lora"), ("gpt", "ia3"), ("t5", "ia3")])
+@pytest.mark.parametrize(
+    ("family", "method"),
+    slow_but([("gpt", "lora"), ("t5", "ia3")], [("bert", "lora"), ("gpt", "lora"), ("gpt", "ia3"), ("t5", "ia3")]),
+)
 def test_there_and_back(family: str, method: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """PEFT gives the logits of the run, and what lmtool imports of the folder gives them too."""
     make(family, place / "published")
@@ -65,7 +69,8 @@ def test_there_and_back(family: str, method: str, place: Path, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize(
-    ("family", "method"), [("gpt", "prompt"), ("t5", "prompt"), ("gpt", "prefix"), ("gpt", "ptuning")]
+    ("family", "method"),
+    slow_but([("gpt", "prefix")], [("gpt", "prompt"), ("t5", "prompt"), ("gpt", "prefix"), ("gpt", "ptuning")]),
 )
 def test_prompts_where_a_language_model_writes(
     family: str, method: str, place: Path, capsys: pytest.CaptureFixture[str]

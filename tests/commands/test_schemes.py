@@ -12,6 +12,7 @@ from lmtool import cli
 from lmtool.runs.checkpoints import read_tensors, read_weights
 from lmtool.training import loop
 from lmtool.training.step import apply_gradients
+from tests.breadth import slow_but
 from tests.commands.conftest import copied, finetune, pretrain, working_in
 
 
@@ -33,7 +34,10 @@ FEW = ["checkpoint=runs/first", "schedule=constant", "max_epochs=null", "batch_e
 ULMFIT = ["tuning.schedule=gradual_unfreezing", "optimizer.layer_decay=0.5", "optimizer.lr=0.001"]
 
 
-@pytest.mark.parametrize("choice", ["tuning.regularization=mixout", "tuning.regularization=l2_sp", "tuning=lora"])
+SCHEMES = ["tuning.regularization=mixout", "tuning.regularization=l2_sp", "tuning=lora"]
+
+
+@pytest.mark.parametrize("choice", slow_but(SCHEMES[:1], SCHEMES))
 def test_a_resumed_run_is_the_same_bitwise(place: Path, monkeypatch: pytest.MonkeyPatch, choice: str) -> None:
     """An epoch is three steps: a layer begins to learn in step 4, behind which the one run stops, another in step 7."""
     words = [*FEW, *ULMFIT, choice, "max_steps=8"]

@@ -22,7 +22,7 @@ def rows(folder: Path) -> list[dict]:
 
 
 @pytest.mark.usefixtures("reports")
-@pytest.mark.parametrize(("model", "objective"), [("bert_tiny", "mlm_nsp"), ("bert_tiny", "mlm"), ("gpt_tiny", "clm")])
+@pytest.mark.parametrize(("model", "objective"), [("bert_tiny", "mlm_nsp"), ("gpt_tiny", "clm")])
 def test_pretraining_keeps_the_contract_of_the_run_folder(place: Path, model: str, objective: str) -> None:
     folder = pretrain("first", f"objective={objective}", model=model)
     written = {path.name for path in folder.iterdir()}

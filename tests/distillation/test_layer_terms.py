@@ -21,6 +21,7 @@ from lmtool.nn.stack import Place, Tap
 from lmtool.nn.virtual import VirtualTokens
 from lmtool.training.precision import Precision
 from lmtool.types import Batch, Packed, StepOutput, Target
+from tests.breadth import slow_but
 from tests.models.test_read import ATTENDING, LENGTHS, SIZES, config_of
 
 TERMS = ("states", "hidden", "patience", "embeddings", "attention", "relations")
@@ -76,7 +77,7 @@ def losses(mode, batch):
     return result
 
 
-@pytest.mark.parametrize("family", ATTENDING)
+@pytest.mark.parametrize("family", slow_but({"bert", "gpt", "t5", "deberta", "bigbird"}, ATTENDING))
 def test_nothing_is_lost_where_the_student_is_its_teacher(family):
     student, same, other = learner(family), learner(family), learner(family, seed=1)
     batch = batch_of(student)

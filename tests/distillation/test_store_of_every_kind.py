@@ -19,6 +19,7 @@ from lmtool.errors import UserError
 from lmtool.heads.cut import TopWords
 from lmtool.nn.stack import Place
 from lmtool.training.precision import FP32_CPU
+from tests.breadth import slow_but
 from tests.distillation.test_every_kind import KINDS, OBJECTIVES
 from tests.distillation.test_every_kind import tokens as tokens
 
@@ -39,7 +40,10 @@ def reading(examples, **budgets):
     return Reading(SplitData("train"), 32, examples, loader, sizes=sizes, tokens=64, **budgets)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "auxiliary_lm"])
+STORED = [kind for kind in KINDS if kind != "auxiliary_lm"]
+
+
+@pytest.mark.parametrize("kind", slow_but({*OBJECTIVES, "classification", "tokens", "seq2seq", "domain"}, STORED))
 def test_what_is_stored_is_what_the_teacher_predicts(kind, tokens, tmp_path):
     (tmp_path / "data").mkdir()
     learner, examples = KINDS[kind](tmp_path / "data", tokens)

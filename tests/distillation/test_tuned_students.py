@@ -7,6 +7,7 @@ import json
 import pytest
 
 from lmtool import cli
+from tests.breadth import slow_but
 from tests.commands.conftest import finetune, pretrain, working_in
 from tests.distillation.runs import STEPS, assert_same, cut_off, saved, weights
 
@@ -34,7 +35,7 @@ MODES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", slow_but({"terms"}, MODES))
 def test_a_tuned_student_resumes_bitwise_and_leaves_its_base_alone(folder, monkeypatch, mode, capsys):
     run = tuned(mode, *MODES[mode])
     cut_off(monkeypatch, lambda status: tuned(f"{mode}-cut", *MODES[mode], status=status))

@@ -3,6 +3,7 @@ and alone, cached and not."""
 
 from __future__ import annotations
 
+import itertools
 from functools import cache
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from lmtool.generation.configs import GenerationConfig
 from lmtool.generation.generate import generate
 from lmtool.types import Packed
+from tests.breadth import slow_but
 from tests.models.test_encoder_decoder_parity import bart_pair, t5_pair
 from tests.models.test_published_parity import gpt_pair, loaded
 
@@ -67,8 +69,14 @@ def theirs(family, prompt, **settings):
     return new[: new.index(end(family))] if end(family) in new else new
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "setting"),
+    slow_but(
+        [(family, setting) for family in FAMILIES for setting in ("greedy_ngram", "beam_ngram")]
+        + [("gpt", setting) for setting in SETTINGS if not setting.endswith("ngram")],
+        itertools.product(FAMILIES, SETTINGS),
+    ),
+)
 def test_tokens_are_those_of_transformers(family, setting):
     settings = SETTINGS[setting]
     got = ours(family, **settings)

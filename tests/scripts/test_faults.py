@@ -38,6 +38,7 @@ def test_a_small_draw_of_each_kind_holds(tmp_path: Path) -> None:
     assert holds(tmp_path / "out", done) == 10
 
 
+@pytest.mark.slow
 def test_a_small_draw_of_two_kinds_holds(quick: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     assert holds(*quick) == 2
 
@@ -71,7 +72,7 @@ runpy.run_path({str(SCRIPT)!r}, run_name="__main__")
 """
 
 
-def test_a_defect_is_seen(quick: tuple[Path, subprocess.CompletedProcess[str]], script: Any) -> None:
+def test_a_defect_is_seen(tmp_path: Path, script: Any) -> None:
     """A reader that fills up ragged lines without a word, as some do: a trial that plants one fails."""
     tables, chance_of = script("trials.tables"), script("trials.outcomes").chance_of
 
@@ -81,12 +82,13 @@ def test_a_defect_is_seen(quick: tuple[Path, subprocess.CompletedProcess[str]], 
         return role != "corpus" and name in ("a column too many", "a cell too many") and bool(table.line)
 
     seed = next(seed for seed in range(1000) if is_ragged(seed))
-    done = run(quick[0], "--only", "tables", "--seed", str(seed), code=BLIND)
+    done = run(tmp_path / "out", "--only", "tables", "--seed", str(seed), code=BLIND)
     assert done.returncode == 3 and "SILENT: " in done.stdout and "read without a word" in done.stdout, done.stderr
-    done = run(quick[0], "--only", "tables", "--seed", str(seed))
+    done = run(tmp_path / "out", "--only", "tables", "--seed", str(seed))
     assert done.returncode == 0 and "refused: " in done.stdout, done.stdout
 
 
+@pytest.mark.slow
 def test_a_stopped_script_resumes(quick: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     output, before = quick
     rows = (output / "rows.jsonl").read_text().splitlines()

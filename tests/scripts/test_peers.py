@@ -91,6 +91,7 @@ def test_the_same_step_is_computed_by_both(name, script, prepared):
     assert [("cannot" in line) for line in answer["packing"]] == [True, False, True]
 
 
+@pytest.mark.slow
 def test_another_model_or_batch_is_not_compared(script, prepared):
     pytest.importorskip("accelerate")
     import torch

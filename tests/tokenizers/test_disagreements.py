@@ -154,7 +154,7 @@ def differences(folder: Path, strings: list[str]) -> str | None:
     return None if ours.roles == roles else f"roles: {ours.roles}, not {roles}"
 
 
-@pytest.mark.parametrize("layout", ["old", "new", "ours"])
+@pytest.mark.parametrize("layout", slow_but({"new"}, ["old", "new", "ours"]))
 def test_the_same_file_wins_as_in_transformers(
     layouts: dict[str, Path], layout: str, tmp_path: Path, strings: list[str]
 ) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from lmtool import cli
 from lmtool.weights.reading import read
+from tests.breadth import slow_but
 from tests.commands.conftest import finetune, pretrain, skip_reports, working_in
 
 METHODS = {
@@ -33,7 +34,7 @@ def base(tmp_path_factory):
     return place
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", slow_but({"lora", "mix"}, METHODS))
 def test_a_run_is_resumed_read_and_exported(base, monkeypatch, capsys, method):
     monkeypatch.chdir(base)
     skip_reports(monkeypatch)

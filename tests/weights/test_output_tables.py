@@ -203,7 +203,7 @@ def test_there_and_back(
         theirs = [original[1].from_pretrained(path).eval() for path in (folder, work / "back")]
         rows = sample(lmtool.load(str(work / "ours")).config.architecture == "encoder_decoder")
         expected, given = (logits_of(published, *rows) for published in theirs)
-        assert torch.equal(given, expected), name
+        torch.testing.assert_close(given, expected, rtol=1e-6, atol=1e-6, msg=name)
         compare(work / "back", original[1])
 
 
@@ -228,7 +228,7 @@ def test_tables_that_cannot_be_one_are_named(family: str, original: tuple[Path, 
         lmtool.load(folder)
 
 
-@pytest.mark.parametrize("untied", ["bert", "gpt", "bart"])
+@pytest.mark.parametrize("untied", slow_but({"gpt"}, ["bert", "gpt", "bart"]))
 def test_training_goes_on_with_the_table(
     untied: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,6 +13,7 @@ import transformers
 import lmtool
 from lmtool import cli
 from lmtool.config.tables import build
+from tests.breadth import slow_but
 from tests.commands.conftest import GOOD, TINY, but_for, sentence
 from tests.weights.published_folders import FAMILIES, ROWS, TEXTS, sample
 
@@ -68,7 +69,7 @@ def finetune(model: str) -> None:
     assert cli.main(["finetune", f"model={model}", *but_for(TINY, words), "batch_examples=8"]) == 0
 
 
-@pytest.mark.parametrize("model", ["bert_tiny", "gpt_tiny", "bart_tiny"])
+@pytest.mark.parametrize("model", slow_but({"bert_tiny"}, ["bert_tiny", "gpt_tiny", "bart_tiny"]))
 def test_runs_are_exported_and_read_again(model: str, questions: Path, capsys: pytest.CaptureFixture[str]) -> None:
     finetune(model)
     run("export", "checkpoint=runs/run", "output=exported")
