@@ -13,6 +13,7 @@ import pytest
 
 from lmtool.commands import configs as configs  # enters the families, methods and kinds into the tables
 from lmtool.config import tables
+from lmtool.models.configs import TransformerConfig
 from tests.breadth import slow_but
 
 
@@ -36,12 +37,15 @@ def chosen(matrix: ModuleType, folder: Path) -> list[Any]:
     return matrix.pairs(matrix.FAMILIES, [*matrix.METHODS], matrix.KINDS, folder)
 
 
-@pytest.mark.parametrize("family", slow_but({"t5"}, shipped("model")))
+@pytest.mark.parametrize("family", slow_but({"gpt1"}, shipped("model")))
 def test_every_pair_works_or_is_refused_with_a_way_out(family: str, matrix: ModuleType, folder: Path) -> None:
     outcomes = [matrix.trial(cell, folder) for cell in chosen(matrix, folder) if cell.family == family]
     assert not [outcome for outcome in outcomes if outcome.wrong]
     assert {outcome.cell.method for outcome in outcomes} == {*matrix.METHODS}
-    assert sum(not outcome.refused for outcome in outcomes) > len(outcomes) / 2
+    # Most methods edit the layers of a transformer.
+    (config,) = (entry.config for entry in tables.entries("model") if entry.name == family)
+    least = 1 / 2 if issubclass(config, TransformerConfig) else 1 / 4
+    assert sum(not outcome.refused for outcome in outcomes) > len(outcomes) * least
 
 
 def test_the_matrix_has_every_method_and_kind(matrix: ModuleType) -> None:
