@@ -17,7 +17,7 @@ from lmtool.learners.base import BaseLearner
 from lmtool.learners.inference import Inference, no_progress
 from lmtool.reporting.console import Output
 from lmtool.reporting.text import number
-from lmtool.tasks.configs import ClassificationConfig
+from lmtool.tasks.configs import ClassificationConfig, TaskConfig
 from lmtool.tasks.kinds.early_exit import leaving
 from lmtool.tasks.labels import TakenHead
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -45,6 +45,8 @@ def run(config: PredictConfig, overrides: list[str]) -> None:
         answers = learner.answers(rows, inference)
     scores = ", ".join(f"{name} {number(value)}" for name, value in answers.scores.items())
     scored = f"; {scores} on {answers.labelled:,} labelled rows" if scores else ""
+    if scores and own is not None and _trained_on(own, str(config.input)):
+        warn(f"the model has learned from rows of {config.input}: lmtool evaluate scores those that were held out")
     if config.output is None:
         for record in answers.records:
             output.line(learner.line(record))
@@ -55,6 +57,14 @@ def run(config: PredictConfig, overrides: list[str]) -> None:
     aliases = getattr(learner.config, "aliases", {})
     written = write_output(config.output, beside_columns(table, answers.records, aliases, config.probabilities, flat))
     output.line(f"{written:,} rows: {config.output}{scored}")
+
+
+def _trained_on(task: TaskConfig, asked: str) -> bool:
+    """Whether a file is that of a task's rows, or the training file of its folder."""
+    if task.path is None:
+        return False
+    rows, file = Path(task.path).resolve(), Path(asked).resolve()
+    return file == rows or (file.parent == rows and file.name.split(".")[0] == "train")
 
 
 def answering(trained: Trained, paired: bool) -> BaseLearner:
