@@ -70,11 +70,11 @@ def print_profile(output: Output, profile: StepProfile, heading: str) -> None:
     total = ["step", "", "", f"{profile.milliseconds:.2f}", "100.0%", "", f"{profile.calls:,.0f}"]
     header = ["part", "forward ms", "backward ms", "ms", "share", "its host ms", "calls"]
     print_table(output, header, [*rows, total], heading)
-    forwards = f"{profile.micro_batches:.3g} micro-batch{'' if profile.micro_batches == 1 else 'es'}"
+    micro_batches = f"{profile.micro_batches:.3g} micro-batch{'' if profile.micro_batches == 1 else 'es'}"
     threads = "" if profile.device.startswith("cuda") else f", {counted(profile.threads, 'thread')}"
     output.line(
         f"{profile.precision} on {profile.device}{threads}; {counted(profile.steps, 'step')} of "
-        f"{count(round(profile.tokens))} tokens in {forwards}; peak memory {size(profile.peak_memory_bytes)}"
+        f"{count(round(profile.tokens))} tokens in {micro_batches}; peak memory {size(profile.peak_memory_bytes)}"
     )
     output.line(_products(profile))
     slower = profile.milliseconds / profile.unprofiled_milliseconds - 1
