@@ -17,14 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmtool.commands.asked import PAIR, TEXT
 from lmtool.commands.predict import answering, columns_of
-from lmtool.commands.trained import Trained, read_trained
 from lmtool.data.split import Rows
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.inference import Inference, no_progress
 from lmtool.representations.reading import Layers, embedder, layout_of
 from lmtool.representations.vectors import Pooling
+from lmtool.session.requests import PAIR, TEXT
+from lmtool.session.trained import Trained, read_trained
 from lmtool.tasks.kinds.texts import SequenceExamples
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision

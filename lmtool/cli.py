@@ -67,15 +67,15 @@ def _dispatch(verb: str, arguments: Arguments) -> int:
     if verb == "probe":
         arguments.rest = _tasks_as_targets(arguments.rest)
     if verb == "check":
-        from lmtool.commands.own_file import named
+        from lmtool.resolver.task_file import named
 
         arguments.rest = named(arguments.rest)
     if verb != "predict" and any(word.startswith("task=") for word in arguments.rest):
-        from lmtool.commands.own_file import spelled_out
+        from lmtool.resolver.task_file import spelled_out
 
         arguments.rest = spelled_out(verb, arguments.rest, arguments.config_dirs)
     if any(word.startswith("data=") for word in arguments.rest):
-        from lmtool.commands import own_text
+        from lmtool.resolver import text_file as own_text
 
         arguments.rest = own_text.spelled_out(arguments.rest, arguments.config_dirs)
     if verb in OF_A_RUN:
@@ -115,7 +115,7 @@ def _status(returned: Any) -> int:
 
 def _of_a_run(command: str, arguments: Arguments) -> int:
     """fetch, plan, inspect, profile: what another command would read or do. The last three have keys of their own."""
-    from lmtool.commands.looking import OF_COMMANDS, Looking, PlanKeys, Profiling
+    from lmtool.schema.inspection import OF_COMMANDS, Looking, PlanKeys, Profiling
 
     if arguments.multirun:
         raise UserError(f"-m: lmtool {command} does not sweep", f"-m goes with {', '.join(SWEPT)}")
@@ -158,7 +158,7 @@ def _configured(verb: str, arguments: Arguments) -> int:
 
 def _start(verb: str, config: Any, overrides: list[str], words: list[str]) -> int:
     """Run a command: here, or in as many processes as it asks for. words: the command line that it stands for."""
-    from lmtool.commands import launching
+    from lmtool.training import launching
 
     processes = launching.processes_to_start(config, verb)
     if processes > 1:
@@ -245,9 +245,9 @@ def run(verb: str, config: Any, overrides: list[str]) -> Any:
 
 def configuration(verb: str, arguments: Arguments, *, running: bool) -> Any:
     """The decoded configuration of a command line. Raises ConfigError with every error in it."""
-    from lmtool.commands import members, trunks
-    from lmtool.commands.decoding import decoded
     from lmtool.config import compose, overrides, plugins
+    from lmtool.resolver import members, trunks
+    from lmtool.resolver.decoding import decoded
 
     plugins.load(arguments.plugins)
     primary = VERBS[verb].primary
@@ -271,7 +271,7 @@ def configuration(verb: str, arguments: Arguments, *, running: bool) -> Any:
 
 def _forms(verb: str) -> dict[str, Any]:
     """What a command's class says of how its keys are typed."""
-    from lmtool.commands.configs import COMMANDS
+    from lmtool.schema.run import COMMANDS
 
     return {name: getattr(COMMANDS[verb], name) for name in ("verbatim", "alternatives")}
 
@@ -294,9 +294,9 @@ def _print(config: Any, verb: str) -> int:
 
 
 def _sweep(verb: str, arguments: Arguments) -> int:
-    from lmtool.commands import members, trunks, unpretrained
-    from lmtool.commands.configs import COMMANDS
     from lmtool.config import overrides, plugins
+    from lmtool.resolver import members, trunks, unpretrained
+    from lmtool.schema.run import COMMANDS
     from lmtool.sweeps import jobs, table
 
     if verb not in SWEPT:
@@ -334,8 +334,8 @@ def _decode_job(
     running: bool,
 ) -> Any:
     """shape: the checkpoint whose shape a job with random weights takes."""
-    from lmtool.commands import members, unpretrained
-    from lmtool.commands.decoding import decoded
+    from lmtool.resolver import members, unpretrained
+    from lmtool.resolver.decoding import decoded
 
     data = data if shape is None else unpretrained.with_shape(data, shape)
     config = decoded(verb, members.with_sections(data, config_dirs), earlier=problems, running=running)
@@ -347,8 +347,8 @@ def _decode_job(
 def run_job(verb: str, plugin_names: tuple[str, ...], data: dict[str, Any], overrides: list[str]) -> Any:
     """One job of a sweep, in whatever process its launcher has put it: decode, run, give back the result. data: a
     complete configuration, which needs nothing of the checkpoint it starts from, nor any YAML."""
-    from lmtool.commands.decoding import decoded
     from lmtool.config import plugins
+    from lmtool.resolver.decoding import decoded
 
     plugins.load(plugin_names)
     return run(verb, decoded(verb, data, running=True, reads_checkpoint=False), overrides)

@@ -194,11 +194,11 @@ def masked_words(folder: Path, threads: int) -> dict[str, float] | None:
     None where the model has no head for them."""
     import torch
 
-    from lmtool.commands.held_out import HeldOutSplits
-    from lmtool.commands.texts import text_of
-    from lmtool.commands.trained import read_trained
     from lmtool.data.sources import open_source
+    from lmtool.learners.held_out import HeldOutSplits
     from lmtool.objectives.configs import MlmConfig
+    from lmtool.session.texts import text_of
+    from lmtool.session.trained import read_trained
     from lmtool.training.precision import choose_device, choose_precision
 
     torch.set_num_threads(threads)

@@ -35,9 +35,6 @@ import torch
 from rows import listed
 from torch import Tensor
 
-from lmtool.commands.configs import FinetuneConfig
-from lmtool.commands.decoding import decoded
-from lmtool.commands.held_out import HeldOutSplits
 from lmtool.config import compose, overrides, tables
 from lmtool.config.tables import build
 from lmtool.data.loader import PackedLoader
@@ -46,9 +43,12 @@ from lmtool.data.vocabulary import tokenizer_of_rows
 from lmtool.errors import ConfigError, UserError
 from lmtool.heads.lm import lm_head
 from lmtool.learners.base import ModelWithHeads
+from lmtool.learners.held_out import HeldOutSplits
 from lmtool.models.base import Backbone
 from lmtool.reporting.console import Output
 from lmtool.reporting.table import print_table
+from lmtool.resolver.decoding import decoded
+from lmtool.schema.run import FinetuneConfig
 from lmtool.tasks.kinds.learner import TaskLearner
 from lmtool.tasks.loading import TaskData, load_task
 from lmtool.tokenizers.configs import TokenizerConfig

@@ -42,14 +42,14 @@ from rows import Rows, listed, mean_and_error, minilm, stop
 from same_batches import BATCH, STEPS, compare_steps, require_same_features
 
 from lmtool import cli
-from lmtool.commands.configs import FinetuneConfig
-from lmtool.commands.held_out import HeldOutSplits, evaluation_tokens
-from lmtool.commands.labelled import data_to_learn
-from lmtool.commands.starting import start_weights, starting_tokenizer
 from lmtool.config.tables import build
 from lmtool.data.split import Rows as SplitRows
+from lmtool.learners.held_out import HeldOutSplits, evaluation_tokens
 from lmtool.reporting.console import Output
 from lmtool.reporting.table import print_table
+from lmtool.schema.run import FinetuneConfig
+from lmtool.session.labelled import data_to_learn
+from lmtool.session.start import start_weights, starting_tokenizer
 from lmtool.tasks.configs import TaskConfig
 from lmtool.tasks.kinds.learner import TaskLearner
 from lmtool.tasks.loading import TaskData, load_task

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from lmtool import streams
-from lmtool.costs.devices import NETWORK, NODE
 from lmtool.data.sharing import dealt
+from lmtool.training.devices import NETWORK, NODE
 
 HERE = Path(__file__).resolve().parent
 TOKENS, GPUS, DEVICE = 10**12, 64, "h100"
@@ -53,8 +53,8 @@ def planned(name: str, *more: str) -> Any:
 
     from lmtool import cli
     from lmtool.commands.plan import _assumed
-    from lmtool.commands.plan_of_run import plan_of
-    from lmtool.commands.planned_place import place_of
+    from lmtool.costs.plan_of_run import plan_of
+    from lmtool.costs.planned_place import place_of
     from lmtool.weights.assemble import assemble
 
     words = [*RUNS[name], *EXTRA[name], f"devices={GPUS}", f"max_tokens={TOKENS}", "max_steps=null", *more]

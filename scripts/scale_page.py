@@ -8,9 +8,9 @@ from typing import Any
 
 import scale
 
-from lmtool.costs.devices import DEVICES, NETWORK, UTILISATION
 from lmtool.data.configs import TextConfig
 from lmtool.reporting.text import count, duration, flops, percent, size
+from lmtool.training.devices import DEVICES, NETWORK, UTILISATION
 
 _WORDS = {"gpt_xl": "a decoder of 1.56 B parameters (`model=gpt_xl`, length 2048)", "bert": "BERT base, length 512"}
 

@@ -68,8 +68,8 @@ def corpus(places: list[str], path: Path, size: int) -> int:
 def make_tokenizer(kind: str, folder: Path) -> None:
     """A saved tokenizer, trained on a part of the corpus where none is named."""
     sys.path.insert(0, str(ROOT))
-    from lmtool.commands import configs  # noqa: F401  enters the kinds into the table
     from lmtool.config.tables import Choice, build
+    from lmtool.schema import run as configs  # noqa: F401  enters the kinds into the table
     from lmtool.tokenizers.tokenizer import Tokenizer
 
     if Path(kind).is_dir():

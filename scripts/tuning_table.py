@@ -35,10 +35,10 @@ from peers_of_tasks import SequencePeer
 from published import NEVER, SUBSET_SEED, decoded, finetuned, run_lmtool, run_trainer, task_and_path, write_split
 from rows import Rows, listed, mean_and_error, minilm, stop
 
-from lmtool.commands.configs import FinetuneConfig
 from lmtool.reporting.console import Output
 from lmtool.reporting.table import print_table
 from lmtool.reporting.text import size
+from lmtool.schema.run import FinetuneConfig
 from lmtool.streams import Permutation
 from lmtool.tasks.loading import load_task
 

@@ -14,10 +14,10 @@ import pytest
 import yaml
 
 from lmtool import cli, manual
-from lmtool.commands.configs import COMMANDS
 from lmtool.config import compose
 from lmtool.errors import CheckFailed, Diverged, Stopped
 from lmtool.manifest import write_manifest
+from lmtool.schema.run import COMMANDS
 
 ROOT = Path(cli.__file__).resolve().parents[1]
 HEAVY = ("torch", "hydra", "omegaconf", "pydantic", "rich", "yaml", "numpy", "datasets")

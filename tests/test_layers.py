@@ -25,6 +25,8 @@ TEXT = CONFIG | {"tokenizers"}
 DATA = TEXT | {"data"}
 LEARN = HEADS | DATA | {"generation", "metrics", "runs", "training"}
 LEARNERS = LEARN | {"learners"}
+COMPONENTS = LEARNERS | {"objectives", "tasks", "tuning", "distillation", "weights", "trackers"}
+SHELL = COMPONENTS | {"schema", "resolver", "reporting"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "environment": set(),
@@ -49,7 +51,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Files and plain data; a test holds that it imports no torch.
     "reporting": CONFIG | {"metrics", "runs"},
     "trackers": CONFIG | {"runs"},
-    "costs": LEARNERS | {"reporting"},
+    "costs": SHELL,
     "learners": LEARN,
     "objectives": LEARNERS,
     # Masked texts beside prompts are masked as in pretraining.
@@ -59,12 +61,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "distillation": LEARNERS | {"tuning", "weights"},
     "training": NN | {"runs"},
     "representations": LEARNERS | {"objectives", "tasks", "weights"},
-    "commands": LEARNERS
-    | {"objectives", "tasks", "tuning", "distillation", "weights", "representations", "costs", "reporting"}
-    | {"trackers", "manual"},
+    # Configuration classes of the commands, of component configurations that import no torch.
+    "schema": COMPONENTS,
+    "resolver": COMPONENTS | {"schema"},
+    "session": SHELL | {"costs"},
+    "conversion": SHELL | {"costs", "session"},
+    "commands": SHELL | {"representations", "costs", "session", "conversion", "manual"},
     "sweeps": CONFIG | {"reporting", "runs"},
     "manual": {"config"},  # its files, for what a command offers
-    "completion": CONFIG | {"commands", "manual"},
+    "completion": CONFIG | {"commands", "manual", "schema", "data", "runs"},
     "ending": {"errors", "ranks", "terminal", "training"},
     "guesses": {"config"},  # the nearest name
     "arguments": {"errors", "guesses", "manual"},
@@ -79,12 +84,15 @@ MAY_IMPORT: dict[str, set[str]] = {
         "ranks",
         "terminal",
         "config",
+        "schema",
+        "resolver",
+        "training",
         "commands",
         "completion",
         "sweeps",
     },
     "__main__": {"cli"},
-    "api": LEARNERS | {"tasks", "weights", "representations", "commands"},
+    "api": LEARNERS | {"tasks", "weights", "representations", "schema", "session", "commands"},
     "__init__": {"api"},  # lmtool.load, when it is asked for
 }
 # The one function that opens torch's own files, and the call in it.
@@ -244,7 +252,8 @@ def test_commands_ask_no_learner_what_it_is() -> None:
     wrong = []
     for path in SOURCES:
         # An export stands beside a task's learner, or beside the parts of a checkpoint, which are none.
-        if room_of(path) != "commands" or path.name == "roundtrip.py":
+        shell = room_of(path) in ("commands", "session", "costs", "conversion")
+        if not shell or path == PACKAGE / "conversion" / "texts.py":
             continue
         for node in ast.walk(tree_of(path)):
             asked = isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("isinstance", "issubclass")
@@ -313,7 +322,9 @@ def light() -> list[Path]:
     """Files that composing, decoding, list and show run: no torch, no numpy, in them or in what they import."""
     named = [source for source in SOURCES if room_of(source) in ("config", "errors", "manual", "cli", "__main__")]
     named += [source for source in SOURCES if "configs" in (source.stem, source.parent.name)]
-    named += [PACKAGE / "commands" / f"{name}.py" for name in ("decoding", "rules", "list", "show", "__init__")]
+    named += [source for source in SOURCES if room_of(source) == "schema"]
+    named += [PACKAGE / "commands" / f"{name}.py" for name in ("list", "show", "__init__")]
+    named += [PACKAGE / "resolver" / f"{name}.py" for name in ("decoding", "rules", "__init__")]
     return named
 
 

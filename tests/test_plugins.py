@@ -27,7 +27,7 @@ import contextlib, io, json, shlex, sys
 from lmtool.cli import main
 from lmtool.reporting import report
 report.write_report = lambda run: run / "report.html"  # no plots: they take longer than the runs
-sys.modules.get("lmtool.commands.screens", report).write_report = report.write_report
+sys.modules.get("lmtool.session.screens", report).write_report = report.write_report
 answers = []
 for line in json.loads(sys.argv[1]):
     out, err = io.StringIO(), io.StringIO()

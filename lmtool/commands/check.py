@@ -7,8 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lmtool.commands.predictions import write_output
-from lmtool.commands.use_configs import CheckConfig
 from lmtool.config.checkpoint import find
 from lmtool.data.configs import DataConfig
 from lmtool.data.problems import collected
@@ -16,6 +14,8 @@ from lmtool.data.sources import documents, open_source
 from lmtool.errors import CheckFailed, UserError
 from lmtool.reporting.check import print_findings, print_problems
 from lmtool.reporting.console import Output
+from lmtool.schema.use import CheckConfig
+from lmtool.session.output_files import write_output
 from lmtool.tasks.checking import Texts, compared, findings, read_sound
 from lmtool.tokenizers.published import has_tokenizer
 from lmtool.tokenizers.tokenizer import Tokenizer

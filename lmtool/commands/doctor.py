@@ -18,7 +18,6 @@ from typing import Literal
 
 import torch
 
-from lmtool.commands.use_configs import DoctorConfig
 from lmtool.config.groups import conf_dir
 from lmtool.costs.memory import available_bytes
 from lmtool.costs.rate import STEP_SHARE, measure_rate
@@ -28,6 +27,7 @@ from lmtool.nn.kernels import has_flash
 from lmtool.reporting.console import Output
 from lmtool.reporting.text import size
 from lmtool.runs.run_folder import processor
+from lmtool.schema.use import DoctorConfig
 from lmtool.training.precision import choose_device, choose_precision, cpu_has_bf16
 
 TESTED_TORCH = "2.13"

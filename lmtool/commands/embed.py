@@ -7,8 +7,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from lmtool.commands.asked import PAIR, TEXT, asked_table, asked_texts
-from lmtool.commands.configs import EmbedConfig
 from lmtool.config.tables import Choice
 from lmtool.data.split import Rows
 from lmtool.errors import UserError
@@ -17,6 +15,8 @@ from lmtool.reporting.console import Output
 from lmtool.representations.files import check_output, write_npy, write_parquet
 from lmtool.representations.reading import embedder
 from lmtool.representations.vectors import Embedder, Vectors
+from lmtool.schema.run import EmbedConfig
+from lmtool.session.requests import PAIR, TEXT, asked_table, asked_texts
 from lmtool.training.precision import choose_device, choose_precision
 from lmtool.weights.load import Loaded, load, section
 

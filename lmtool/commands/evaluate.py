@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lmtool.commands.configs import EvaluateConfig, FinetuneConfig, PretrainConfig
-from lmtool.commands.evaluate_text import evaluate_text, require_absent
-from lmtool.commands.held_out import HeldOutSplits
-from lmtool.commands.labelled import data_to_score
-from lmtool.commands.predictions import check_output, write_output
-from lmtool.commands.prompted import FilledPrompts, evaluate_prompted, fills_prompts
-from lmtool.commands.trained import Trained, load_trained, read_trained
 from lmtool.errors import UserError
 from lmtool.learners.evaluation import SplitEvaluations
+from lmtool.learners.held_out import HeldOutSplits
 from lmtool.reporting.console import Output
 from lmtool.reporting.evaluation import print_difference, print_evaluation, write_evaluation
+from lmtool.schema.run import EvaluateConfig, FinetuneConfig, PretrainConfig
+from lmtool.session.labelled import data_to_score
+from lmtool.session.output_files import check_output, write_output
+from lmtool.session.prompted_evaluation import FilledPrompts, evaluate_prompted, fills_prompts
+from lmtool.session.text_evaluation import evaluate_text, require_absent
+from lmtool.session.trained import Trained, load_trained, read_trained
 from lmtool.tasks.analysis import analysis, difference
 from lmtool.tasks.kinds.early_exit import leaving
 from lmtool.tasks.kinds.learner import TaskEvaluation

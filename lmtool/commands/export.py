@@ -8,19 +8,19 @@ from pathlib import Path
 from typing import Any, cast
 
 import lmtool
-from lmtool.commands.configs import ExportConfig
-from lmtool.commands.export_tuned import export_tuned, head_to_export
-from lmtool.commands.opening import words
-from lmtool.commands.roundtrip import compare_texts
-from lmtool.commands.trained import classifies, has_segments, read_trained
-from lmtool.commands.vectors_text import export_vectors
+from lmtool.conversion.texts import compare_texts
+from lmtool.conversion.tuned import export_tuned, head_to_export
+from lmtool.conversion.word_vectors import export_vectors
 from lmtool.data.configs import FORMATS
 from lmtool.data.layouts import with_format
 from lmtool.errors import CheckFailed, UserError
 from lmtool.manifest import sha256
 from lmtool.models.configs import ModelConfig
 from lmtool.reporting.console import Output
+from lmtool.schema.run import ExportConfig
 from lmtool.secrets import masked
+from lmtool.session.open_run import words
+from lmtool.session.trained import classifies, has_segments, read_trained
 from lmtool.tasks.kinds.learner import TaskLearner
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import choose_device, choose_precision

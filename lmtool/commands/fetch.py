@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lmtool.commands import suite
-from lmtool.commands.configs import FinetuneConfig, PretrainConfig
 from lmtool.data.configs import DataConfig, HubConfig
 from lmtool.data.hub_source import folder_of
 from lmtool.data.shards import complete_shards
@@ -22,6 +20,8 @@ from lmtool.manifest import Damaged
 from lmtool.reporting.console import Output
 from lmtool.reporting.table import print_table
 from lmtool.reporting.text import size
+from lmtool.schema.run import FinetuneConfig, PretrainConfig
+from lmtool.session import suite
 from lmtool.tasks.configs import GlueConfig, TaskConfig, TaskTextConfig, tasks_of
 from lmtool.tasks.sources.hub import read_hub
 from lmtool.tokenizers.configs import FolderConfig

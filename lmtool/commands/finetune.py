@@ -8,22 +8,22 @@ from typing import Any
 
 import numpy as np
 
-from lmtool.commands import suite
-from lmtool.commands.branches import begin_branch
-from lmtool.commands.configs import FinetuneConfig
-from lmtool.commands.distilling import distilled
-from lmtool.commands.forgetting import measured_before, require_measurable
-from lmtool.commands.labelled import LabelledData, data_to_learn
-from lmtool.commands.opening import open_run, words
-from lmtool.commands.planning import require_memory
-from lmtool.commands.provenance import contents_of, require_same_data
-from lmtool.commands.screens import told_again
-from lmtool.commands.starting import base_of, earlier_weights, require_fit, saved_tokenizer, start_weights
-from lmtool.commands.teacher_texts import with_texts
-from lmtool.commands.training import fit
+from lmtool.costs.memory_of_run import require_memory
 from lmtool.data.vocabulary import tokenizer_of_rows
 from lmtool.learners.base import BaseLearner
 from lmtool.reporting.console import Output
+from lmtool.schema.run import FinetuneConfig
+from lmtool.session import suite
+from lmtool.session.branches import begin_branch
+from lmtool.session.distilling import distilled
+from lmtool.session.fit import fit
+from lmtool.session.forgetting import measured_before, require_measurable
+from lmtool.session.labelled import LabelledData, data_to_learn
+from lmtool.session.open_run import open_run, words
+from lmtool.session.provenance import contents_of, require_same_data
+from lmtool.session.screens import told_again
+from lmtool.session.start import base_of, earlier_weights, require_fit, saved_tokenizer, start_weights
+from lmtool.session.teacher_texts import with_texts
 from lmtool.tasks.configs import GlueConfig
 from lmtool.tasks.loading import TaskData
 from lmtool.tokenizers.tokenizer import Tokenizer

@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from lmtool.commands.asked import input_lines, input_table
-from lmtool.commands.configs import FinetuneConfig, GenerateConfig
-from lmtool.commands.predictions import check_output, write_output
-from lmtool.commands.trained import Trained, load_trained
 from lmtool.errors import UserError
 from lmtool.generation.configs import GenerationConfig
 from lmtool.learners.writing import Writer
 from lmtool.reporting.console import Output, SafeStream
+from lmtool.schema.run import FinetuneConfig, GenerateConfig
+from lmtool.session.output_files import check_output, write_output
+from lmtool.session.requests import input_lines, input_table
+from lmtool.session.trained import Trained, load_trained
 from lmtool.terminal import visible
 
 Prompts = tuple[list[str], list[tuple[str, int]]]

@@ -6,14 +6,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lmtool.commands.configs import ImportConfig
-from lmtool.commands.crossing import cross
 from lmtool.commands.export import tell
-from lmtool.commands.import_adapter import import_adapter
-from lmtool.commands.replacing import replace_tokenizer
-from lmtool.commands.trained import classifies, require_same_reading
-from lmtool.commands.vectors_text import holds_vectors, import_vectors, vectors_below
+from lmtool.conversion.adapters import import_adapter
+from lmtool.conversion.architectures import cross
+from lmtool.conversion.vocabularies import replace_tokenizer
+from lmtool.conversion.word_vectors import holds_vectors, import_vectors, vectors_below
 from lmtool.errors import CheckFailed, UserError
+from lmtool.schema.run import ImportConfig
+from lmtool.session.trained import classifies, require_same_reading
 from lmtool.weights.comparing import compare_outputs, compare_tensors, compare_tokenizers, tied_names
 from lmtool.weights.folders import published_folder, weight_file
 from lmtool.weights.importing import write_import

@@ -11,15 +11,8 @@ from typing import Any
 
 import torch
 
-from lmtool.commands.configs import FinetuneConfig, PretrainConfig
 from lmtool.commands.evaluate import write_output
 from lmtool.commands.finetune import own_tokenizer
-from lmtool.commands.labelled import data_to_learn
-from lmtool.commands.looking import Looking
-from lmtool.commands.phases import words_of
-from lmtool.commands.screens import warnings_of
-from lmtool.commands.starting import require_fit, start_weights, starting_tokenizer, with_tasks
-from lmtool.commands.texts import text_of
 from lmtool.data.configs import DataConfig
 from lmtool.data.loader import PackedLoader
 from lmtool.data.sources import Source, open_source
@@ -34,6 +27,13 @@ from lmtool.reporting.console import Output
 from lmtool.reporting.inspected import Inspected, print_inspected, write_inspected
 from lmtool.reporting.shift import print_shifts
 from lmtool.reporting.text import number
+from lmtool.schema.inspection import Looking
+from lmtool.schema.phases import words_of
+from lmtool.schema.run import FinetuneConfig, PretrainConfig
+from lmtool.session.labelled import data_to_learn
+from lmtool.session.screens import warnings_of
+from lmtool.session.start import require_fit, start_weights, starting_tokenizer, with_tasks
+from lmtool.session.texts import text_of
 from lmtool.tasks.members import rows_of
 from lmtool.tasks.shift import Shift, shifts
 from lmtool.training.precision import choose_device

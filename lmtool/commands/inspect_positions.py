@@ -9,7 +9,6 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from lmtool.commands.look_configs import InspectPositionsConfig
 from lmtool.config.nearest import nearest
 from lmtool.config.tables import Choice, build, names
 from lmtool.errors import UserError
@@ -20,6 +19,7 @@ from lmtool.nn.positions import Position, PositionSizes
 from lmtool.reporting.console import Output
 from lmtool.reporting.looks import Places, print_places, write_places
 from lmtool.representations.places import place_scores
+from lmtool.schema.look import InspectPositionsConfig
 from lmtool.training.precision import choose_device
 from lmtool.weights.load import load
 

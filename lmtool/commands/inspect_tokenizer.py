@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
-from lmtool.commands.look_configs import InspectTokenizerConfig
 from lmtool.config.checkpoint import find
 from lmtool.config.tables import Choice
 from lmtool.data.sources import open_source
 from lmtool.data.vocabulary import trained_tokenizer
 from lmtool.reporting.console import Output
 from lmtool.reporting.looks import Cut, print_cuts, write_cuts
+from lmtool.schema.look import InspectTokenizerConfig
 from lmtool.tokenizers.configs import TokenizerConfig
 from lmtool.tokenizers.published import has_tokenizer
 from lmtool.tokenizers.tokenizer import Tokenizer

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from lmtool.commands.look_configs import InspectWordConfig
 from lmtool.errors import UserError
 from lmtool.reporting.console import Output
 from lmtool.reporting.looks import Similar, print_similar, write_similar
 from lmtool.representations.hidden import HiddenStates
 from lmtool.representations.reading import layout_of, tokenizer_of
 from lmtool.representations.words import word_vectors
+from lmtool.schema.look import InspectWordConfig
 from lmtool.training.precision import choose_device, choose_precision
 from lmtool.weights.load import load
 

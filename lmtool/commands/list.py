@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import lmtool.commands.configs as configs
+import lmtool.schema.run as configs
 from lmtool.config import groups, plugins, tables
 from lmtool.config.nearest import nearest
 from lmtool.errors import UserError

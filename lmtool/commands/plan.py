@@ -14,20 +14,20 @@ from typing import Any
 
 import torch
 
-from lmtool.commands.configs import FinetuneConfig, PretrainConfig, RunConfig
-from lmtool.commands.labelled import data_to_learn
-from lmtool.commands.plan_fitting import what_fits
-from lmtool.commands.plan_keys import PlanKeys
 from lmtool.commands.plan_measured import STEPS, Measured, measured
-from lmtool.commands.plan_of_run import devices_of, plan_in_phases, plan_of
-from lmtool.commands.planned_place import Place, place_of
-from lmtool.commands.planning import TrainingConfig, too_large
-from lmtool.commands.starting import with_tasks
+from lmtool.costs.memory_of_run import TrainingConfig, too_large
+from lmtool.costs.plan_fitting import what_fits
+from lmtool.costs.plan_of_run import devices_of, plan_in_phases, plan_of
+from lmtool.costs.planned_place import Place, place_of
 from lmtool.learners.base import BaseLearner
 from lmtool.reporting.console import Output
 from lmtool.reporting.plan import RunPlan, plan_rows
 from lmtool.reporting.table import print_table
 from lmtool.reporting.text import size
+from lmtool.schema.plan import PlanKeys
+from lmtool.schema.run import FinetuneConfig, PretrainConfig, RunConfig
+from lmtool.session.labelled import data_to_learn
+from lmtool.session.start import with_tasks
 from lmtool.weights.assemble import assemble
 
 # English text in vocabularies of 30,000 to 50,000 tokens.

@@ -12,16 +12,16 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from lmtool.commands import finetune, pretrain
-from lmtool.commands.configs import FinetuneConfig, PretrainConfig
-from lmtool.commands.opening import OpenRun
-from lmtool.commands.reading import Reads, planned
-from lmtool.commands.training import reading_of, settings_of
 from lmtool.data.loader import PackedLoader
 from lmtool.data.phases import PhasedLoader
 from lmtool.data.split import SplitData
 from lmtool.distillation.distilled import Distilled
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
+from lmtool.schema.run import FinetuneConfig, PretrainConfig
+from lmtool.session.fit import reading_of, settings_of
+from lmtool.session.open_run import OpenRun
+from lmtool.session.phases import Reads, planned
 from lmtool.tasks.configs import GlueConfig
 from lmtool.training.compiling import choose_compilation
 from lmtool.training.loop import train

@@ -6,10 +6,6 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from lmtool.commands.asked import PAIR, TEXT, asked_table, asked_texts
-from lmtool.commands.configs import FinetuneConfig, PredictConfig
-from lmtool.commands.predictions import DELIMITERS, beside_columns, check_output, write_output
-from lmtool.commands.trained import Trained, load_trained
 from lmtool.data.split import Rows
 from lmtool.data.tables import Table
 from lmtool.errors import UserError
@@ -17,6 +13,10 @@ from lmtool.learners.base import BaseLearner
 from lmtool.learners.inference import Inference, no_progress
 from lmtool.reporting.console import Output
 from lmtool.reporting.text import number
+from lmtool.schema.run import FinetuneConfig, PredictConfig
+from lmtool.session.output_files import DELIMITERS, beside_columns, check_output, write_output
+from lmtool.session.requests import PAIR, TEXT, asked_table, asked_texts
+from lmtool.session.trained import Trained, load_trained
 from lmtool.tasks.configs import ClassificationConfig, TaskConfig
 from lmtool.tasks.kinds.early_exit import leaving
 from lmtool.tasks.labels import TakenHead

@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from lmtool.commands.branches import begin_branch
-from lmtool.commands.configs import PretrainConfig
-from lmtool.commands.distilling import distilled
-from lmtool.commands.opening import open_run, words
-from lmtool.commands.planning import require_memory
-from lmtool.commands.provenance import contents_of, require_same_data
-from lmtool.commands.reading import phases_of
-from lmtool.commands.screens import told_again
-from lmtool.commands.starting import require_fit, saved_tokenizer, start_weights, with_tasks
-from lmtool.commands.texts import text_of, tokenized_facts
-from lmtool.commands.training import fit
+from lmtool.costs.memory_of_run import require_memory
 from lmtool.data.configs import DataConfig
 from lmtool.data.sources import OnStage, Source, open_source
 from lmtool.data.split import SplitData
 from lmtool.data.vocabulary import trained_tokenizer
 from lmtool.learners.base import BaseLearner
 from lmtool.reporting.text import plain
+from lmtool.schema.run import PretrainConfig
+from lmtool.session.branches import begin_branch
+from lmtool.session.distilling import distilled
+from lmtool.session.fit import fit
+from lmtool.session.open_run import open_run, words
+from lmtool.session.phases import phases_of
+from lmtool.session.provenance import contents_of, require_same_data
+from lmtool.session.screens import told_again
+from lmtool.session.start import require_fit, saved_tokenizer, start_weights, with_tasks
+from lmtool.session.texts import text_of, tokenized_facts
 from lmtool.tasks.members import rows_of
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.weights.assemble import assemble

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from lmtool.commands.configs import ProbeConfig
 from lmtool.config.tables import build
 from lmtool.data.assembly import Template
 from lmtool.data.formats import text_format
@@ -26,6 +25,7 @@ from lmtool.representations.layers import cached, majority, score_layers
 from lmtool.representations.probe import ITERATIONS, RIDGE
 from lmtool.representations.reading import layout_of, tokenizer_of
 from lmtool.representations.targets import OFFSETS, TERM, TokenTargets, frequent_types, windows_of
+from lmtool.schema.run import ProbeConfig
 from lmtool.streams import Permutation
 from lmtool.tasks.loading import TaskData, load_task
 from lmtool.tokenizers.tokenizer import Tokenizer

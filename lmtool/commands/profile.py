@@ -20,11 +20,6 @@ from typing import Any
 import torch
 
 from lmtool.commands import finetune, pretrain
-from lmtool.commands.configs import FinetuneConfig, PretrainConfig, RunConfig
-from lmtool.commands.looking import Profiling
-from lmtool.commands.opening import RUNS, OpenRun
-from lmtool.commands.reading import Reads, planned
-from lmtool.commands.training import reading_of, settings_of
 from lmtool.config.checkpoint import saved_steps
 from lmtool.costs.rate import product_rate
 from lmtool.data.split import SplitData
@@ -34,6 +29,11 @@ from lmtool.learners.base import BaseLearner
 from lmtool.reporting.console import Output
 from lmtool.reporting.profile import StepProfile, print_profile
 from lmtool.runs.run_folder import choose_folder
+from lmtool.schema.inspection import Profiling
+from lmtool.schema.run import FinetuneConfig, PretrainConfig, RunConfig
+from lmtool.session.fit import reading_of, settings_of
+from lmtool.session.open_run import RUNS, OpenRun
+from lmtool.session.phases import Reads, planned
 from lmtool.tasks.configs import GlueConfig
 from lmtool.training.attribution import attributed
 from lmtool.training.compiling import choose_compilation

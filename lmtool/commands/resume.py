@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from lmtool.commands.decoding import decoded
 from lmtool.config import saved
 from lmtool.config.checkpoint import run_folder
 from lmtool.errors import UserError
 from lmtool.ranks import started_together
+from lmtool.resolver.decoding import decoded
 
 
 def read(words: list[str]) -> tuple[str, Any]:

@@ -11,7 +11,6 @@ from typing import Any
 import yaml
 from pydantic.fields import FieldInfo
 
-from lmtool.commands.configs import COMMANDS
 from lmtool.commands.list import about
 from lmtool.config import groups, plugins, tables, words, yaml_files
 from lmtool.config.base import Config
@@ -20,6 +19,7 @@ from lmtool.config.problems import choice_of, section_class
 from lmtool.errors import UserError
 from lmtool.manual import VERBS
 from lmtool.models import recipes
+from lmtool.schema.run import COMMANDS
 from lmtool.terminal import say
 
 PRIMARY = {verb: str(VERBS[verb].primary) for verb in COMMANDS}

@@ -6,12 +6,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from lmtool.commands.configs import TokenizerCommandConfig
 from lmtool.data.sources import documents, open_source
 from lmtool.data.vocabulary import trained_tokenizer
 from lmtool.errors import UserError
 from lmtool.reporting.console import Output
 from lmtool.reporting.text import plain
+from lmtool.schema.run import TokenizerCommandConfig
 from lmtool.tokenizers.tokenizer import FILES
 
 SHOWN = 3

@@ -59,10 +59,10 @@ def _fingerprint(config_dirs: Sequence[Path], plugins: Sequence[str]) -> str:
 
 
 def _build(config_dirs: Sequence[Path], plugins: Sequence[str]) -> Table:
-    from lmtool.commands.configs import COMMANDS
-    from lmtool.commands.looking import OF_COMMANDS
     from lmtool.config import plugins as loading
     from lmtool.config import tables, yaml_files
+    from lmtool.schema.inspection import OF_COMMANDS
+    from lmtool.schema.run import COMMANDS
 
     loading.load(plugins)
     options = {group: _options(group, config_dirs) for group in groups.all_groups(config_dirs)}

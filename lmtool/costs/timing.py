@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lmtool.costs.devices import NETWORK, NODE, UTILISATION, Device
+from lmtool.training.devices import NETWORK, NODE, UTILISATION, Device
 
 # Times that a value which the forward keeps passes through memory: written, read by the next operation and by the
 # backward, and its gradient as often. Bytes of a parameter that AdamW reads and writes: weight, gradient, two moments.

@@ -14,7 +14,7 @@ _LINES, _WIDTH = 12, 100
 
 def print_prompted(output: Output, title: str, shots: int, summary: Mapping[str, Any], prompt: str) -> None:
     """One split. summary: `n`, `metrics`, `baseline`, `questions`, `cut`, `kept`, `warnings`, as
-    `lmtool.commands.prompted` has them. prompt: the first question, of which the end is shown."""
+    `lmtool.session.prompted_evaluation` has them. prompt: the first question, of which the end is shown."""
     metrics, baseline = summary["metrics"], summary["baseline"]
     draws = len(next(iter(metrics.values()))["draws"])
     rows = []

@@ -113,9 +113,9 @@ def _value(place: Path, command: str, key: str, value: str) -> Verdict:
 
 def _as_typed(command: str, key: str, value: str, data: dict[str, Any]) -> None:
     """Raises Failed where the configuration holds another value than the one that was typed."""
-    from lmtool.commands.configs import COMMANDS
     from lmtool.config.overrides import Offers, as_values
     from lmtool.runs.identity import flatten
+    from lmtool.schema.run import COMMANDS
 
     if "${" in value or value == "???":
         return

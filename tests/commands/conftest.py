@@ -13,7 +13,6 @@ import pytest
 import yaml
 
 from lmtool import cli
-from lmtool.commands import configs as configs
 from lmtool.config.tables import lookup
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -51,7 +50,7 @@ def sentence(chance: random.Random, adjectives: list[str]) -> str:
 
 def skip_reports(patch: pytest.MonkeyPatch) -> None:
     """Runs end without report.html: its plots take longer than all the rest of a tiny run."""
-    patch.setattr("lmtool.commands.screens.write_report", lambda run: run / "report.html")
+    patch.setattr("lmtool.session.screens.write_report", lambda run: run / "report.html")
 
 
 @pytest.fixture

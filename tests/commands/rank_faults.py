@@ -48,7 +48,7 @@ if RANK == "1":
     elif FAULT == "code":
         code.fingerprint = lambda plugins=(): "0123456789abcdef"
     elif FAULT == "data":
-        from lmtool.commands import provenance
+        from lmtool.session import provenance
 
         contents = provenance.contents_of
         provenance.contents_of = lambda *given: {

@@ -36,7 +36,7 @@ def caught(words: Sequence[str]) -> bytes:
         raise Caught(pickle.dumps((learner, loader, settings, optimizer, schedule)))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lmtool.commands.training.train", train)
+        patch.setattr("lmtool.session.fit.train", train)
         with pytest.raises(Caught) as catch:
             cli.main(but_for(words))
     return catch.value.args[0]

@@ -108,7 +108,7 @@ def test_another_schedule_and_another_end(trunk: Path, capsys: pytest.CaptureFix
     """The rows until there are the trunk's; a branch stopped before its first step needs its trunk no more."""
     words = ["pretrain", f"branch={trunk}@4", "name=tail", "schedule=linear", "max_steps=8", "evaluate_every=4"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lmtool.commands.training.train", stop)
+        patch.setattr("lmtool.session.fit.train", stop)
         lmtool(*words, status=1)
     assert [folder.name for folder in saved_steps(Path("runs/tail/checkpoints"))] == ["step_00000004"]
     shutil.rmtree(trunk)

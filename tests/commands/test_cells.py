@@ -16,8 +16,6 @@ import pytest
 import torch
 
 from lmtool import cli
-from lmtool.commands.configs import PretrainConfig
-from lmtool.commands.decoding import decoded
 from lmtool.config import compose, groups, overrides, tables
 from lmtool.config.tables import Choice, build
 from lmtool.data.configs import FORMATS
@@ -29,6 +27,8 @@ from lmtool.data.vocabulary import trained_tokenizer
 from lmtool.errors import USER_ERROR, ConfigError, UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.evaluation import TermScorer, evaluate
+from lmtool.resolver.decoding import decoded
+from lmtool.schema.run import PretrainConfig
 from lmtool.tasks.members import read_tasks, rows_of
 from lmtool.tokenizers.configs import TokenizerConfig
 from lmtool.tokenizers.tokenizer import Tokenizer

@@ -12,8 +12,8 @@ import pytest
 
 import lmtool
 from lmtool import cli
-from lmtool.commands import training
 from lmtool.errors import UserError
+from lmtool.session import fit as training
 from lmtool.training.loop import train
 from tests.breadth import slow_but
 from tests.commands.conftest import copied, finetune, pretrain, skip_reports, write_rows, write_text

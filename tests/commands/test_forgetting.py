@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lmtool import cli
-from lmtool.commands.forgetting import distances
+from lmtool.session.forgetting import distances
 from tests.commands.conftest import copied, finetune, pretrain, working_in
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from lmtool.commands.training import warn_of_idle
 from lmtool.data.loader import PackedLoader
+from lmtool.session.fit import warn_of_idle
 from tests.data.data_fixtures import DrawnExamples
 
 

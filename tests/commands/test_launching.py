@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from lmtool import cli
-from lmtool.commands import launching
-from lmtool.commands.agreeing import require_same
 from lmtool.errors import UserError
 from lmtool.runs.following import FollowedFolder
+from lmtool.training import launching
+from lmtool.training.agreement import require_same
 from tests.commands.conftest import TINY
 from tests.learners.test_evaluation import shared
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from lmtool import cli
-from lmtool.commands.own_file import spelled_out
 from lmtool.errors import UserError
+from lmtool.resolver.task_file import spelled_out
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from lmtool import cli
-from lmtool.commands.own_text import spelled_out
 from lmtool.errors import UserError
+from lmtool.resolver.text_file import spelled_out
 
 TEXTS = [f"the cat number {number} sat on the mat and saw a dog" for number in range(40)]
 

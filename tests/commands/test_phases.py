@@ -13,13 +13,13 @@ import pytest
 from safetensors.torch import load_file
 
 from lmtool import cli
-from lmtool.commands.decoding import decoded
-from lmtool.commands.members import with_sections
-from lmtool.commands.phases import normalised, words_of
 from lmtool.config import compose, overrides
 from lmtool.config.checkpoint import checkpoint_folder
 from lmtool.errors import ConfigError
 from lmtool.reporting.run_files import phase_starts, read_run
+from lmtool.resolver.decoding import decoded
+from lmtool.resolver.members import with_sections
+from lmtool.schema.phases import normalised, words_of
 from lmtool.training import loop
 from tests.commands.conftest import TINY, but_for, pretrain, working_in, write_text
 
@@ -111,7 +111,7 @@ def test_it_resumes_on_either_side_of_a_border(
 
 
 def test_a_checkpoint_is_used_in_the_form_of_the_last_phase(whole: Path) -> None:
-    from lmtool.commands.trained import read_trained
+    from lmtool.session.trained import read_trained
     from lmtool.training.precision import choose_device, choose_precision
 
     config = read_trained(str(whole), True, choose_precision("fp32", choose_device("cpu"))).config

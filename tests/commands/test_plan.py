@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lmtool import cli
-from lmtool.commands import planned_place
+from lmtool.costs import planned_place
 from tests.commands.conftest import TINY
 
 LARGE = ["plan", "pretrain", "model=gpt", "batch_tokens=131072", "max_length=1024"]

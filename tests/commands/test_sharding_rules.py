@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from lmtool import cli
-from lmtool.commands.sharding_rules import sharded_students_run_alike, sharded_weights_are_not_compared
 from lmtool.distillation.configs import InterchangeConfig, StandardConfig
+from lmtool.resolver.sharding_rules import sharded_students_run_alike, sharded_weights_are_not_compared
 from lmtool.tuning.configs import AdapterFusionConfig
 
 PRETRAIN = ("pretrain", "model=bert_tiny")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lmtool import cli
-from lmtool.commands import planning
+from lmtool.costs import memory_of_run as planning
 from tests.commands.conftest import TINY, but_for
 
 TEXT = ["data=text", "data.path=text.txt", "cache_dir=cache", "max_steps=1", "device=cpu"]

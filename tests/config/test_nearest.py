@@ -7,10 +7,10 @@ import re
 from collections.abc import Container, Iterator
 
 from lmtool.cli import VERBS
-from lmtool.commands.configs import COMMANDS
 from lmtool.config import groups
 from lmtool.config.nearest import distance, nearest, nearest_keys
 from lmtool.config.problems import known_keys
+from lmtool.schema.run import COMMANDS
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz_"
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from lmtool.commands.configs import PretrainConfig
-from lmtool.commands.decoding import decoded
 from lmtool.config import compose, overrides
 from lmtool.config.decode import decode
 from lmtool.errors import ConfigError
 from lmtool.nn.configs import LearnedPositionsConfig, RotaryPositionsConfig
+from lmtool.resolver.decoding import decoded
+from lmtool.schema.run import PretrainConfig
 
 
 def composed(*typed: str) -> dict[str, Any]:

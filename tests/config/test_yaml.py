@@ -12,13 +12,13 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from lmtool.commands.configs import COMMANDS
-from lmtool.commands.decoding import decoded
-from lmtool.commands.members import with_sections
 from lmtool.commands.show import PRIMARY
 from lmtool.config import compose, groups, overrides, tables
 from lmtool.config.base import Config
 from lmtool.config.problems import section_class
+from lmtool.resolver.decoding import decoded
+from lmtool.resolver.members import with_sections
+from lmtool.schema.run import COMMANDS
 from tests.breadth import slow_but
 
 CONF = groups.conf_dir()

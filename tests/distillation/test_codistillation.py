@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lmtool import cli
-from lmtool.commands.planning import _needed_bytes
+from lmtool.costs.memory_of_run import _needed_bytes
 from lmtool.distillation.codistillation import Codistillation
 from lmtool.distillation.configs import CodistillationConfig
 from tests.commands.conftest import working_in

@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file
 
 from lmtool import cli
-from lmtool.commands.labelled import data_to_learn
-from lmtool.commands.plan_of_run import plan_of
 from lmtool.config.checkpoint import checkpoint_folder
+from lmtool.costs.plan_of_run import plan_of
 from lmtool.distillation.configs import NoDistillConfig
+from lmtool.session.labelled import data_to_learn
 from lmtool.training.precision import Precision
 from lmtool.weights.assemble import assemble
 

@@ -7,12 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lmtool.commands.fitting import wrong_architecture
 from lmtool.config.tables import build
 from lmtool.heads.lm import lm_head
 from lmtool.models.recurrent_configs import LstmConfig
 from lmtool.nn.carried import Carried
 from lmtool.objectives.configs import ClmConfig, PrefixLmConfig
+from lmtool.resolver.compatibility import wrong_architecture
 from lmtool.tasks.configs import Seq2SeqConfig
 from lmtool.types import Packed
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 import yaml
 
-from lmtool.commands import configs as configs
 from lmtool.config.tables import build, lookup
 from lmtool.heads.sequence import Pooler
 from lmtool.models.configs import BertConfig, GptConfig, ModelConfig

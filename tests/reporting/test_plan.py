@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from lmtool.costs.activations import Kept
-from lmtool.costs.devices import DEVICES, device_of
 from lmtool.costs.plan import RESERVE, Forward, Sizes, Work, memory_of, plan
 from lmtool.costs.timing import StepWork, seconds_here, seconds_on
 from lmtool.errors import UserError
 from lmtool.reporting.plan import RunPlan, plan_rows
+from lmtool.training.devices import DEVICES, device_of
 
 WORKS = (Work(1.0, 85e6, 12 * 768, 128), Work(0.15, 24e6))
 SIZES = Sizes(

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from lmtool.commands import configs as configs  # enters the families, methods and kinds into the tables
 from lmtool.config import tables
 from lmtool.models.configs import TransformerConfig
 from tests.breadth import slow_but

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from lmtool.commands.planning import learning_by_role
 from lmtool.config.tables import build
+from lmtool.costs.memory_of_run import learning_by_role
 from lmtool.errors import UserError
 from lmtool.models.configs import BertConfig
 from lmtool.nn.dropout import TokenDraws, token_keys

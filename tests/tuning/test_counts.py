@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lmtool.commands.planning import learning_by_role
+from lmtool.costs.memory_of_run import learning_by_role
 from lmtool.models.configs import BertConfig, GptConfig
 from lmtool.models.encoder_configs import AlbertConfig
 from lmtool.models.encoder_decoder_configs import BartConfig, T5Config

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from lmtool.commands.decoding import decoded
 from lmtool.config.tables import build, lookup
 from lmtool.data.loader import PackedLoader
 from lmtool.data.split import SplitData
@@ -17,6 +16,7 @@ from lmtool.errors import ConfigError
 from lmtool.models.configs import BertConfig, GptConfig
 from lmtool.models.encoder_configs import AlbertConfig
 from lmtool.models.encoder_decoder_configs import BartConfig, T5Config
+from lmtool.resolver.decoding import decoded
 from lmtool.tokenizers.configs import ByteBpeConfig, WordPieceConfig
 from lmtool.tuning.configs import PrefixConfig, PromptConfig, PTuningConfig
 

@@ -1,0 +1,191 @@
+"""What a run holds, counted on its learner, which is built by its sizes alone; and whether there is room for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from math import prod
+from typing import Any, cast
+
+import torch
+from pydantic import ValidationError
+from torch import nn
+
+from lmtool.config.tables import Choice, build
+from lmtool.costs.memory import available_bytes
+from lmtool.costs.plan import VALUE_BYTES
+from lmtool.distillation.configs import CodistillationConfig
+from lmtool.errors import UserError
+from lmtool.learners.base import BaseLearner
+from lmtool.learners.model import ModelWithHeads
+from lmtool.models.configs import ModelConfig
+from lmtool.ranks import place_of
+from lmtool.reporting.text import size
+from lmtool.resolver.teachers import Known, saved_teacher
+from lmtool.schema.run import FinetuneConfig, PretrainConfig, RunConfig
+from lmtool.training.precision import Precision
+from lmtool.types import part_of
+from lmtool.weights.assemble import assemble
+from lmtool.weights.load import saved_config, section
+from lmtool.weights.loading import by_part
+
+TrainingConfig = PretrainConfig | FinetuneConfig
+
+
+def parameters_by_part(learner: nn.Module) -> dict[str, int]:
+    """Parameters of a learner by part ("backbone", "heads.pooler", ...), tied ones once."""
+    return {
+        part: sum(tensor.numel() for tensor in tensors.values())
+        for part, tensors in by_part(dict(learner.named_parameters())).items()
+    }
+
+
+def learning_by_role(learner: ModelWithHeads) -> dict[str, dict[str, int]]:
+    """Parameters that learn, be it later in the run (`trainable`), and that are there (`total`), tied ones once: of the
+    backbone, of what the tuning method added (`method`), of the heads (`head`), and of what an objective has besides.
+    """
+    roles = {role: {"trainable": 0, "total": 0} for role in ("backbone", "method", "head")}
+    for name, parameter in learner.named_parameters():
+        part = part_of(name)
+        role = "method" if name in learner.added else "head" if part.startswith("heads.") else part
+        counts = roles.setdefault(role, {"trainable": 0, "total": 0})
+        counts["total"] += parameter.numel()
+        counts["trainable"] += parameter.numel() * (name in learner.learning)
+    return roles
+
+
+def planned_teachers(config: RunConfig) -> list[Any]:
+    """The learners of a run's teachers by their sizes, as their configurations have them. Nothing is allocated."""
+    models = [Known(path, saved_teacher(path, config.offline)).model for path in config.distill.checkpoints]
+    learned: Any = cast(TrainingConfig, config).learns
+    with torch.device("meta"):
+        return [learned.learner(build(model, config.seed), None, config.seed) for model in models if model is not None]
+
+
+def configuration_of_peers(config: TrainingConfig, distill: CodistillationConfig) -> TrainingConfig:
+    return config.model_copy(update={"model": model_of_peers(config, distill)})
+
+
+def planned_learner(config: TrainingConfig) -> BaseLearner:
+    """The learner of a run by its sizes. Nothing is allocated."""
+    with torch.device("meta"):
+        return assemble(config, None)[0]
+
+
+def require_memory(config: TrainingConfig, precision: Precision) -> None:
+    """UserError where a run does not fit into memory, before any of it is there: see `too_large`."""
+    problem = too_large(config, precision)
+    if problem is not None:
+        raise problem
+
+
+def too_large(config: TrainingConfig, precision: Precision) -> UserError | None:
+    """What to say where the weights of a run, their gradients and the optimizer's state do not fit into the memory that
+    is available: those of all processes on a machine where they compute on its CPU, shares of them with parallel=fsdp.
+    What a step keeps beside them is not counted: it depends on the batch, which can be split."""
+    cpu, place = torch.device("cpu"), place_of(os.environ)
+    # Weights are made on the host, and trained on the device.
+    for device, trained in {cpu: False, precision.device: True}.items():
+        available = available_bytes(device)
+        # What each process of this machine needs of the host, and one alone of its own device.
+        together = place.local_size if device == cpu else 1
+        shares = place.size if trained and config.parallel == "fsdp" else 1
+        needed = _needed_bytes(config, trained) * together // shares
+        if available is not None and needed > available:
+            parts = "weights, gradients and optimizer" if trained else "weights"
+            parts = (f"shares of {parts}" if shares > 1 else parts) + (f" in {together} processes" * (together > 1))
+            sizes = f"{parts} need {size(needed)}, {size(available)} are available"
+            most = available * shares // together
+            hint = _smaller(config, partial(_fits, trained=trained, available=most))
+            return UserError(f"model={config.model.name} is too large for {device}: {sizes}", hint)
+    return None
+
+
+def _fits(config: TrainingConfig, trained: bool, available: int) -> bool:
+    return _needed_bytes(config, trained) <= available
+
+
+def _needed_bytes(config: TrainingConfig, trained: bool) -> int:
+    """Bytes of all that a run holds together: its own learner, its teachers, and its peers with their copies."""
+    needed, distill = _bytes_of_learner(config, trained), config.distill
+    needed += VALUE_BYTES * sum(map(values_of, planned_teachers(config)))
+    if not isinstance(distill, CodistillationConfig):
+        return needed
+    peers = configuration_of_peers(config, distill)
+    needed += (distill.learners - 1) * _bytes_of_learner(peers, trained)
+    if distill.refresh_steps is not None:
+        needed += _bytes_of_learner(config, False) + (distill.learners - 1) * _bytes_of_learner(peers, False)
+    return needed
+
+
+def _bytes_of_learner(config: TrainingConfig, trained: bool) -> int:
+    """Bytes of a run's weights; trained: with their gradients and the optimizer's state."""
+    learner = planned_learner(config)
+    weights = VALUE_BYTES * sum(parameter.numel() for parameter in learner.parameters())
+    weights += sum(buffer.nbytes for buffer in learner.buffers())
+    tuned_by = config.tuned_by
+    if tuned_by is not None and tuned_by.needs_start:
+        weights += VALUE_BYTES * sum(tensor.numel() for tensor in learner.backbone.parameters() if tensor.requires_grad)
+    if not trained:
+        return weights
+    learned = {
+        name: tuple(parameter.shape) for name, parameter in learner.named_parameters() if parameter.requires_grad
+    }
+    moments = sum(config.optimizer.state_size(name, shape) for name, shape in learned.items())
+    return weights + VALUE_BYTES * (sum(prod(shape) for shape in learned.values()) + moments)
+
+
+def values_of(learner: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in learner.parameters())
+
+
+def _smaller(config: TrainingConfig, fits: Callable[[TrainingConfig], bool]) -> str:
+    """The overrides with which a model fits: one size at its default, all that are larger than theirs at it, or as many
+    layers as there is room for."""
+    model = config.model
+    fields = type(model).model_fields
+    larger = {
+        key: field.default
+        for key, field in fields.items()
+        if isinstance(field.default, int) and getattr(model, key) > field.default
+    }
+
+    def changed(sizes: Mapping[str, Any]) -> TrainingConfig | None:
+        try:
+            return config.model_copy(
+                update={"model": type(model)(**{key: getattr(model, key) for key in fields} | dict(sizes))}
+            )
+        except ValidationError:  # a width that the other sizes do not divide
+            return None
+
+    for sizes in [*({key: default} for key, default in larger.items()), larger]:
+        other = changed(sizes)
+        if other is not None and fits(other):
+            return "give " + " ".join(f"model.{key}={value}" for key, value in sizes.items())
+    low, high = 0, model.num_layers
+    while high - low > 1:
+        middle = (low + high) // 2
+        other = changed({"num_layers": middle})
+        low, high = (middle, high) if other is not None and fits(other) else (low, middle)
+    return f"give model.num_layers={low}, or a smaller model" if low else "take a smaller model: `lmtool list model`"
+
+
+def saved_values(config: RunConfig, learner: nn.Module) -> int | None:
+    """Parameters in a checkpoint of a run; None for all of them: a tuned run leaves some to what it starts from."""
+    tuning = getattr(learner, "tuning", None)
+    if tuning is None or config.checkpoint in (None, "none"):
+        return None
+    delta = tuning.delta(learner)
+    return sum(parameter.numel() for name, parameter in learner.named_parameters() if name in delta)
+
+
+def model_of_peers(config: TrainingConfig, distill: CodistillationConfig) -> ModelConfig:
+    """Their model: as it is typed, of the checkpoint that they start from, or the run's. UserError where it is not
+    read."""
+    if distill.model is not None or distill.checkpoint is None:
+        return distill.model or config.model
+    saved = saved_config(distill.checkpoint, config.offline)
+    model = section(distill.checkpoint, saved, Choice("model"))
+    assert isinstance(model, ModelConfig)
+    return model

@@ -1,0 +1,219 @@
+"""The plan of a run, from its learner and its data."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any, cast
+
+from torch import nn
+
+from lmtool.costs.activations import backbones_of, copied_bytes, head_bytes, kept_of, layers_of, lengthening
+from lmtool.costs.formats import Formats
+from lmtool.costs.memory_of_run import (
+    TrainingConfig,
+    configuration_of_peers,
+    parameters_by_part,
+    planned_learner,
+    planned_teachers,
+    saved_values,
+    values_of,
+)
+from lmtool.costs.plan import FOLDER_BYTES, ROW_BYTES, Forward, Sizes, Work, plan
+from lmtool.costs.planned_place import Place, here
+from lmtool.costs.timing import StepWork
+from lmtool.costs.work import works_of
+from lmtool.data.phases import Shares
+from lmtool.distillation.configs import CodistillationConfig
+from lmtool.reporting.plan import PhasePlan, RunPlan
+from lmtool.resolver.stream_rules import reads_lanes
+from lmtool.schema.phases import words_of
+from lmtool.schema.run import PretrainConfig, RunConfig
+from lmtool.training.budgets import MOST_STEPS, kept_checkpoints
+from lmtool.training.precision import Precision
+
+
+def _beside(config: RunConfig, teachers: Sequence[Any], *how: Any) -> Iterator[Work]:
+    """The work of what runs beside the student: of teachers without gradients, of peers that learn too. how: as of the
+    student."""
+    for teacher in teachers if config.distill.same_batches else ():
+        yield from (replace(work, passes=1) for work in works_of(teacher, *how))
+    if isinstance(config.distill, CodistillationConfig):
+        works = list(
+            works_of(planned_learner(configuration_of_peers(cast(TrainingConfig, config), config.distill)), *how)
+        )
+        yield from works * (config.distill.learners - 1)
+
+
+def plan_of(
+    config: RunConfig, learner: nn.Module, facts: Mapping[str, Any], where: Precision | Place
+) -> tuple[RunPlan, float]:
+    """The plan of a run and the epochs it makes. facts: the training loader's. where: a place, or a device that is
+    here, which is measured for a third of a second at most."""
+    single = _of_one_step(config, learner, facts, _place(config, where))
+    limits = _limits(config, single, facts["steps_per_epoch"])
+    budget = min(limits, key=lambda name: limits[name])
+    steps = _whole_steps(limits[budget])
+    return replace(_of_steps(config, single, steps), ends_by=budget), steps / facts["steps_per_epoch"]
+
+
+def plan_in_phases(
+    config: PretrainConfig, learner: nn.Module, facts: Sequence[Mapping[str, Any]], where: Precision | Place
+) -> tuple[RunPlan, Shares]:
+    """The plan of a run in phases, and the phases as numbers. facts: those of their loaders."""
+    place = _place(config, where)
+    singles = [_of_one_step(form, learner, own, place) for form, own in zip(config.forms, facts, strict=True)]
+    shares = Shares(
+        tuple(phase["share"] for phase in config.phases),
+        tuple(single.tokens_per_step for single in singles),
+        tuple(single.flops_per_step for single in singles),
+        tuple(form.optimizer.lr / config.optimizer.lr for form in config.forms),
+    )
+
+    def mean(budget: str) -> RunPlan:
+        """A step, mean over a run that this budget ends."""
+        tokens, flops = (shares.mean(values, budget) for values in (shares.tokens, shares.flops))
+        largest = max(singles, key=lambda single: single.needed_bytes)
+        seconds = largest.step_seconds
+        if seconds is not None:
+            longer = flops / largest.flops_per_step
+            seconds = seconds[0] * longer, seconds[1] * longer
+        return replace(largest, tokens_per_step=tokens, flops_per_token=flops / tokens, step_seconds=seconds)
+
+    limits = {
+        budget: _limits(config, mean(budget), facts[0]["steps_per_epoch"])[budget]
+        for budget in _limits(config, singles[0], facts[0]["steps_per_epoch"])
+    }
+    budget = min(limits, key=lambda name: limits[name])
+    steps = _whole_steps(limits[budget])
+    lasts = shares.last_steps(steps, budget)
+    phases = tuple(
+        PhasePlan(words_of(phase), phase["share"], before + 1, last, single.tokens_per_step)
+        for phase, before, last, single in zip(config.phases, [0, *lasts], lasts, singles, strict=False)
+    )
+    whole = _of_steps(config, mean(budget), steps)
+    notes = (*whole.notes, f"held-out text is read and scored as in phase {len(phases)}, the last, over the whole run")
+    return replace(whole, ends_by=budget, phases=phases, notes=notes), shares
+
+
+def _place(config: RunConfig, where: Precision | Place) -> Place:
+    return where if isinstance(where, Place) else here(config, where)
+
+
+def _of_one_step(config: RunConfig, learner: nn.Module, facts: Mapping[str, Any], place: Place) -> RunPlan:
+    """The plan of a run of one step."""
+    predicted = facts.get("predicted_fraction", 0.0)
+    places = config.objective.places if isinstance(config, PretrainConfig) else {}
+    # A task's encoder-decoder reads its text on both sides.
+    outputs = predicted or 0.5
+    teachers = planned_teachers(config)
+    works = [*works_of(learner, places, predicted, facts["mean_length"], outputs)]
+    works += _beside(config, teachers, places, predicted, facts["mean_length"], outputs)
+    tokens, devices = facts["tokens_per_epoch"] / facts["steps_per_epoch"], devices_of(config)
+    sizes, forward = _sizes(config, learner, teachers, place), _forward(config, learner, facts, place)
+    sharded = config.parallel == "fsdp" and devices > 1
+    # Several processes of one CPU share its cores.
+    share = devices if place.cuda else 1
+    layers = sum(len(layers_of(backbone)) for backbone in backbones_of(learner))
+    forwards = max(1.0, tokens / devices / max(forward.tokens, 1))
+    work = StepWork(
+        sum(work.flops for work in works) * tokens / share,
+        forward.kept_bytes / max(forward.tokens, 1) * tokens / share,
+        sizes.learning,
+        layers * forwards,
+        share,
+        sharded,
+        forwards,
+    )
+    single = plan(
+        works, steps=1, tokens_per_step=tokens, sizes=sizes, forward=forward, devices=devices, sharded=sharded,
+        step_seconds=place.seconds(work), rate=place.rate,
+    )  # fmt: skip
+    return replace(single, room_bytes=place.room_bytes)
+
+
+def devices_of(config: RunConfig) -> int:
+    """Processes that train together: those asked for, or that torchrun started."""
+    return config.devices or int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _sizes(config: RunConfig, learner: nn.Module, teachers: Sequence[Any], place: Place) -> Sizes:
+    learned = {
+        name: tuple(parameter.shape) for name, parameter in learner.named_parameters() if parameter.requires_grad
+    }
+    layers = [values_of(layer) for backbone in backbones_of(learner) for layer in set(layers_of(backbone))]
+    return Sizes(
+        parameters=parameters_by_part(learner),
+        learning=sum(prod(shape) for shape in learned.values()),
+        optimizer=sum(config.optimizer.state_size(*parameter) for parameter in learned.items()),
+        in_layers=sum(layers),
+        layer=max(layers, default=0),
+        teachers=sum(map(values_of, teachers)),
+        copied_bytes=copied_bytes(learner, _formats(config, place)),
+        saved=saved_values(config, learner),
+        carried=_carried(config, learner),
+    )
+
+
+def _carried(config: RunConfig, learner: Any) -> int:
+    """Values of the state that a run carries from batch to batch, of all lanes."""
+    if not isinstance(config, PretrainConfig) or not reads_lanes(config.model, config.objective, config.data):
+        return 0
+    lanes = config.batch_examples or max(1, (config.batch_tokens or 0) // config.max_length)
+    return lanes * sum(tensor.numel() for tensor in learner.backbone.initial_state(1).values())
+
+
+def _formats(config: RunConfig, place: Place) -> Formats:
+    return Formats(place.precision.name != "fp32", place.cuda, config.gradient_checkpointing)
+
+
+def _forward(config: RunConfig, learner: nn.Module, facts: Mapping[str, Any], place: Place) -> Forward:
+    """What one forward of a device keeps."""
+    formats, length = _formats(config, place), facts["mean_length"]
+    predicted = facts.get("predicted_fraction", 0.0)
+    tokens = facts["tokens_per_epoch"] / facts["steps_per_epoch"] / devices_of(config)
+    if config.micro_batch_tokens is not None:
+        # What limits a forward counts virtual tokens, a step does not.
+        tokens = min(tokens, config.micro_batch_tokens / lengthening(learner, length))
+    if isinstance(config, PretrainConfig):
+        memory = config.model.remembers * reads_lanes(config.model, config.objective, config.data)
+        of_heads = [share for name, share in config.objective.places.items() if name.startswith("heads.")]
+        read = min(1.0, max(of_heads, default=1.0))
+    else:
+        read, memory = 1.0 if getattr(learner, "scores_tokens", True) else 1 / length, 0
+    kept = kept_of(learner, formats, length, predicted or 0.5, read, memory)
+    return Forward(tokens, kept, head_bytes(learner, formats, predicted * tokens), place.cuda)
+
+
+def _limits(config: RunConfig, single: RunPlan, steps_per_epoch: float) -> dict[str, float]:
+    """The steps of a run within each of its budgets. single: the plan of one."""
+    limits = {"max_steps": float(config.max_steps or "inf")}
+    if config.max_epochs is not None:
+        limits["max_epochs"] = config.max_epochs * steps_per_epoch
+    if config.max_tokens is not None:
+        limits["max_tokens"] = config.max_tokens / single.tokens_per_step
+    if config.max_flops is not None:
+        limits["max_flops"] = config.max_flops / single.flops_per_step
+    if config.max_minutes is not None and single.seconds:
+        limits["max_minutes"] = 60 * config.max_minutes / single.seconds
+    return limits
+
+
+def _whole_steps(limit: float) -> int:
+    """The step that spends a budget."""
+    return max(1, math.ceil(min(limit, MOST_STEPS) - 1e-9))
+
+
+def _of_steps(config: RunConfig, single: RunPlan, steps: int) -> RunPlan:
+    """The plan of so many steps. single: that of one."""
+    warmup = config.schedule.warmup_steps or 0
+    notes = []
+    if warmup >= steps:
+        notes.append(f"schedule.warmup_steps={warmup:,}: in {steps:,} steps the learning rate only rises")
+    evaluations = math.ceil(steps / (config.evaluate_every or math.ceil(steps / 10)))
+    logs = FOLDER_BYTES + ROW_BYTES * (math.ceil(steps / config.log_every) + evaluations)
+    kept = kept_checkpoints(config, steps)
+    return replace(single, steps=steps, checkpoints=kept, log_bytes=logs, evaluations=evaluations, notes=tuple(notes))

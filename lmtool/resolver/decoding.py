@@ -1,0 +1,115 @@
+"""From plain data to a command's configuration: the checkpoint's saved configuration, the decoder, the rules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from lmtool.config import plugins, saved
+from lmtool.config.checkpoint import read_checkpoint
+from lmtool.config.decode import decode
+from lmtool.errors import ConfigError, Problem, UserError
+from lmtool.resolver import compatibility as compatibility  # these modules register their rules when imported
+from lmtool.resolver import phase_rules as phase_rules
+from lmtool.resolver import rules as rules
+from lmtool.resolver import sharding_rules as sharding_rules
+from lmtool.resolver import stream_rules as stream_rules
+from lmtool.resolver import teacher_rules as teacher_rules
+from lmtool.resolver import teachers
+from lmtool.resolver import tracker_rules as tracker_rules
+from lmtool.resolver.latest import settled
+from lmtool.schema.run import COMMANDS, RunConfig
+from lmtool.training.devices import DEVICES
+from lmtool.weights.folders import published_folder
+
+
+def decoded(
+    verb: str,
+    data: dict[str, Any],
+    *,
+    earlier: Sequence[Problem] = (),
+    running: bool = False,
+    reads_checkpoint: bool = True,
+) -> Any:
+    """The configuration of `verb`, of the class COMMANDS[verb]. Raises ConfigError with every mistake.
+
+    data: composed plain data, or the body of a saved configuration. earlier: problems to tell with the others.
+    running: the command runs here and now (not a plan of it). reads_checkpoint: False of a complete configuration,
+    which takes nothing from the checkpoint it names; its teachers are read where it runs.
+    """
+    problems = list(earlier)
+    unknown = [plugin for plugin in data.get("plugins") or () if plugin not in plugins.typed()]
+    problems += [
+        Problem(
+            "plugins",
+            f"plugins: {plugin} is not loaded; no name in a configuration is imported",
+            f"type --plugin {plugin}",
+        )
+        for plugin in unknown
+    ]
+    data = {**data, "plugins": list(plugins.typed())}
+    if reads_checkpoint and issubclass(COMMANDS[verb], RunConfig):
+        data = settled(data)
+    checkpoint_config = None
+    checkpoint = data.get("checkpoint")
+    if isinstance(checkpoint, list) and checkpoint:
+        checkpoint = checkpoint[0]  # of several, the first says what is taken from checkpoints
+    opened = reads_checkpoint and COMMANDS[verb].starts_with_checkpoint
+    if opened and isinstance(checkpoint, str) and checkpoint not in ("none", "???", ""):
+        try:
+            published = published_folder(checkpoint, bool(data.get("offline")))
+            checkpoint_config = read_checkpoint(checkpoint) if published is None else published.saved_config()
+        except UserError as error:
+            problems.append(Problem("checkpoint", error.message, error.hint))
+        except OSError as error:  # a name too long for the file system, a folder that may not be entered
+            message = f"checkpoint={checkpoint[:100]}: {(error.strerror or str(error)).lower()}"
+            problems.append(Problem("checkpoint", message, "give a folder that may be read"))
+    needed = [plugin for plugin in (checkpoint_config or {}).get("plugins") or () if plugin not in plugins.typed()]
+    if needed:
+        checkpoint_config = None
+        message = f"checkpoint={checkpoint} was made with the plugin {needed[0]}, which is not loaded"
+        problems.append(Problem("checkpoint", message, " ".join(f"--plugin {plugin}" for plugin in needed)))
+    try:
+        return decode(
+            COMMANDS[verb],
+            data,
+            checkpoint_config=checkpoint_config,
+            teachers=teachers.read_teachers(data, problems) if reads_checkpoint or running else None,
+            earlier=problems,
+            running=running,
+        )
+    except ConfigError as error:
+        known = [_not_here(verb, data, _of_another(verb, problem)) for problem in error.problems]
+        raise ConfigError(known) from error
+
+
+def _not_here(verb: str, data: Mapping[str, Any], problem: Problem) -> Problem:
+    """A device that can be planned for, and not run on."""
+    name = data.get("device")
+    if problem.key != "device" or name not in DEVICES:
+        return problem
+    plans = f"lmtool plan {verb} device={name} plans for one; " if verb in ("pretrain", "finetune") else ""
+    hint = f"{plans}lmtool {verb} runs on auto, cpu, cuda or cuda:N"
+    return Problem("device", f"device={name}: a kind of device, not one that is here", hint)
+
+
+def _of_another(verb: str, problem: Problem) -> Problem:
+    """A problem with a key that nobody reads here, but another command does: its hint names that."""
+    having = [name for name, command in COMMANDS.items() if problem.key in command.model_fields and name != verb]
+    if not problem.message.startswith("unknown key") or problem.meant or not having:
+        return problem
+    return replace(
+        problem, hint=f"{problem.key} is a key of lmtool {', '.join(having)}; lmtool {verb} does not read it"
+    )
+
+
+def completed(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A saved configuration with the values of keys that are newer than it; as it is where it does not decode."""
+    verb = str(config.get("command"))
+    if verb not in COMMANDS:
+        return config
+    try:
+        return saved.save(decoded(verb, saved.body(dict(config)), reads_checkpoint=False), verb)
+    except UserError:
+        return config

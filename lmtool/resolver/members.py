@@ -1,0 +1,132 @@
+"""Shipped tasks by their names among the members of a mixture: put into the sections that they stand for, once what was
+typed is composed and before it is decoded. A saved configuration holds the sections."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lmtool.config import compose
+from lmtool.config.auto import merge
+from lmtool.config.problems import unknown_choice
+from lmtool.config.tables import lookup
+from lmtool.errors import ConfigError
+from lmtool.schema.phases import nested_keys
+
+_NESTED = {"data.task": "data", "objective.task": "objective"}
+"""Keys that take a task by its name, beside the group in which what has them is chosen."""
+
+
+_MEMBER = re.compile(r"^((?:\+\+?)?(?:task|objective|data))\.members\.([A-Za-z_]\w*)\.(?=[\w.]+=)")
+
+
+def spelled_out(words: Sequence[str]) -> list[str]:
+    """Overrides with `data=task:NAME` and `data.task=NAME` (and `objective.task=NAME`) as `data.task.name=NAME`, and
+    `task.domain=NAME` as `task.domain.name=NAME`: keys of what is named may stand beside its name; and with
+    `data.members.NAME.KEY=VALUE` as `data.with.NAME.KEY=VALUE`, since members are a list."""
+    spelled: list[str] = []
+    for word in words:
+        word = _MEMBER.sub(r"\1.with.\2.", word)
+        key, equals, value = word.partition("=")
+        group, _, name = value.partition(":")
+        if key in _NESTED.values() and group == "task" and name:
+            spelled += [f"{key}=task", f"{key}.task.name={name}"]
+        elif (
+            (key in _NESTED or key.endswith((".domain", "/domain")))
+            and equals
+            and value.isidentifier()
+            and value != "null"
+        ):
+            spelled.append(f"{key.replace('/', '.')}.name={value}")
+        else:
+            spelled.append(word)
+    return spelled
+
+
+def _takes_a_name(key: str) -> bool:
+    """Whether a key is a section that is chosen by its name: of a task, or of a loss over domains."""
+    return key in _NESTED or key.endswith((".domain", "/domain"))
+
+
+def with_sections(data: dict[str, Any], config_dirs: Sequence[Path] = ()) -> dict[str, Any]:
+    """Composed data with the sections of tasks that are named in a list of members, in `data.task` and in
+    `objective.task`. UserError where there is no such task."""
+    completed = dict(data)
+    for key in ("task", "objective", "data"):
+        section = data.get(key)
+        if not isinstance(section, dict):
+            continue
+        section = dict(section)
+        if isinstance(section.get("members"), list):
+            form = {"task": _task, "objective": _objective, "data": _text}[key]
+            section["members"] = [form(member, config_dirs) for member in section["members"]]
+        if key != "task" and section.get("name") == "task" and "task" in section:
+            section["task"] = _task(section["task"], config_dirs)
+        completed[key] = section
+    if isinstance(data.get("phases"), list):
+        completed["phases"] = [_phase(phase, number, config_dirs) for number, phase in enumerate(data["phases"])]
+    return completed
+
+
+def _phase(phase: Any, number: int, config_dirs: Sequence[Path]) -> Any:
+    """A phase whose text is named has the section of that name, with the keys that differ."""
+    nested = nested_keys(phase) if isinstance(phase, dict) else {}
+    given = nested.get("data")
+    if not isinstance(given, dict) or not isinstance(given.get("name"), str):
+        return phase
+    name, offered = given["name"], compose.what_is_offered("pretrain", config_dirs).groups.get("data", ())
+    if name in offered:
+        section = merge(compose.option("data", name, config_dirs), given)
+        return {**nested, "data": with_sections({"data": section}, config_dirs)["data"]}
+    if lookup("data", name) is None:
+        raise ConfigError([unknown_choice("data", f"phases.{number}.data", name, offered)])
+    return nested
+
+
+def _task(member: Any, config_dirs: Sequence[Path]) -> Any:
+    """The section of a task that is named, alone or with the keys that differ; any other stays."""
+    given = member if isinstance(member, str) else None
+    if isinstance(member, dict) and "kind" not in member and isinstance(member.get("name"), str):
+        given = member["name"]
+    if given is None or given == "???":
+        return member
+    offered = _tasks(config_dirs)
+    if given not in offered:
+        raise ConfigError([unknown_choice("task", "task", given, offered)])
+    section = compose.option("task", given, config_dirs)
+    return merge(section, member) if isinstance(member, dict) else section
+
+
+def _objective(member: Any, config_dirs: Sequence[Path]) -> Any:
+    """A member of a mixture of objectives: what is no objective's name is a task's."""
+    if isinstance(member, dict) and member.get("name") == "task" and "task" in member:
+        return {**member, "task": _task(member["task"], config_dirs)}
+    if isinstance(member, str) and lookup("objective", member) is None and member in _tasks(config_dirs):
+        return {"name": "task", "task": _task(member, config_dirs)}
+    return member
+
+
+def _text(member: Any, config_dirs: Sequence[Path]) -> Any:
+    """A member of a mixture of texts: an option of the group by its name, alone or with the keys that differ."""
+    given = member.get("name") if isinstance(member, dict) else member
+    if not isinstance(given, str) or given == "???":
+        return member
+    if given.startswith("task:"):
+        return {"name": "task", "task": _task(given.removeprefix("task:"), config_dirs)}
+    offered = compose.what_is_offered("pretrain", config_dirs).groups.get("data", ())
+    if given not in offered:
+        if lookup("data", given) is not None:
+            return member
+        raise ConfigError([unknown_choice("data", "data.members", given, offered)])
+    section = compose.option("data", given, config_dirs)
+    # What is missing here may be given by its key, and the decoder asks for it by that.
+    section = {key: value for key, value in section.items() if value != "???"}
+    own = member if isinstance(member, dict) else {}
+    title = {} if section.get("name") == given else {"title": given}
+    return {**title, **merge(section, {key: value for key, value in own.items() if key != "name"})}
+
+
+def _tasks(config_dirs: Sequence[Path]) -> tuple[str, ...]:
+    return compose.what_is_offered("finetune", config_dirs).groups.get("task", ())

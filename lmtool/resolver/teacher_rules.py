@@ -1,0 +1,274 @@
+"""Rules of distillation: whether a mode, its terms and its teachers can teach the student.
+
+A teacher that runs on the student's packed batches has the student's vocabulary, and lays a text out in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from lmtool.config.rules import rule
+from lmtool.config.tables import entries
+from lmtool.distillation.configs import DistillConfig
+from lmtool.errors import Problem
+from lmtool.learners.configs import ObjectiveConfig
+from lmtool.models.configs import ModelConfig
+from lmtool.resolver.compatibility import fitting_objectives
+from lmtool.resolver.teachers import Known, Saved, differing_tokenizer, one_vocabulary, task_of
+from lmtool.schema.run import FinetuneConfig, PretrainConfig, RunConfig
+from lmtool.tasks.configs import GlueConfig, TaskConfig
+from lmtool.tokenizers.configs import TokenizerConfig
+
+
+@rule(PretrainConfig, "distill", "model", "objective")
+def distillation_fits(distill: DistillConfig, model: ModelConfig, objective: ObjectiveConfig) -> Iterator[Problem]:
+    """A mode of distillation and its terms have what they need, and go with what is learned."""
+    yield from _misfits(distill, model, objective)
+
+
+@rule(FinetuneConfig, "distill", "model", "task")
+def distillation_fits_task(distill: DistillConfig, model: ModelConfig, task: TaskConfig) -> Iterator[Problem]:
+    """So with a task."""
+    yield from _misfits(distill, model, task)
+
+
+def _misfits(distill: DistillConfig, model: ModelConfig, learned: Any) -> Iterator[Problem]:
+    problem = distill.misfit(model, learned)
+    if problem is not None:
+        yield problem
+        return
+    for part in learned.parts() if distill.same_batches or one_vocabulary(distill, learned) else ():
+        learns: Any = task_of(part) or part
+        if learns.makes_inputs:
+            written, instead = "task.scheduled_sampling", "task.scheduled_sampling.schedule=none"
+            if isinstance(learns, ObjectiveConfig):
+                written, instead = f"objective={learns.name}", f"objective={_without_inputs(model)}"
+            yield Problem(
+                "distill",
+                f"distill={distill.name}: with {written} a student makes a part of what it reads as it learns, and its "
+                "teacher would read other texts",
+                f"give {instead}, or distill=none",
+            )
+            return
+
+
+@rule(RunConfig, "distill", running=True)
+def teachers_are_named(distill: DistillConfig) -> Iterator[Problem]:
+    """What learns from a teacher has one. A trained student is read without it."""
+    problem = distill.untaught()
+    if problem is not None:
+        yield problem
+
+
+@rule(RunConfig, "distill", running=True)
+def predictions_are_there(distill: DistillConfig) -> Iterator[Problem]:
+    """So have hard labels of a file."""
+    path = getattr(distill, "predictions", None)
+    if path is not None and not Path(path).expanduser().is_file():
+        hint = f"lmtool predict checkpoint=TEACHER input=ROWS output={path}"
+        yield Problem("distill.predictions", f"distill.predictions={path}: no such file", hint)
+
+
+@rule(RunConfig, "distill", "checkpoint", running=True)
+def a_student_starts_from_one(distill: DistillConfig, checkpoint: str | None) -> Iterator[Problem]:
+    """From a checkpoint, or from layers of its teacher. A trained student is read from its own."""
+    if distill.starts_from_teacher and checkpoint not in (None, "none"):
+        yield Problem(
+            "distill.initialize",
+            f"checkpoint={checkpoint} and distill.initialize both say what the student starts from",
+            "give distill.initialize=none, or checkpoint=none",
+        )
+
+
+@rule(RunConfig, "distill", "patience")
+def scores_mean_something(distill: DistillConfig, patience: int | None) -> Iterator[Problem]:
+    """A run ends early by scores of heads that learn."""
+    if patience is not None and not distill.teaches_heads:
+        yield Problem(
+            "patience",
+            f"patience={patience}: with distill.gold=0 and terms between layers alone heads learn nothing, and their "
+            "scores do not say when to stop",
+            "give patience=null, or distill.gold=0.5",
+        )
+
+
+@rule(PretrainConfig, "distill", "objective", "teachers")
+def teachers_know_the_objective(
+    distill: DistillConfig, objective: ObjectiveConfig, teachers: Saved
+) -> Iterator[Problem]:
+    """Every teacher was trained for something that the student learns."""
+    for teacher in _known(distill, teachers):
+        if not any(teacher.teaches(part) for part in objective.parts()):
+            names = ", ".join(part.title for part in objective.parts())
+            yield Problem(
+                _key(distill),
+                f"{_key(distill)}={teacher.path} {_trained_for(teacher)}, and the student learns {names}",
+                _other_learned(teacher, "pretrain"),
+            )
+
+
+@rule(FinetuneConfig, "distill", "task", "teachers")
+def teachers_know_the_task(distill: DistillConfig, task: TaskConfig, teachers: Saved) -> Iterator[Problem]:
+    """Every teacher was trained for a task of the student's, with the same labels."""
+    if isinstance(task, GlueConfig) and distill.checkpoints:
+        message = f"task={task.name} is several runs, each with a teacher of its own"
+        yield Problem("distill", message, "name one task, or task=mixture with distill.teachers=[RUN,RUN2]")
+        return
+    for teacher in _known(distill, teachers):
+        shared = [part for part in task.parts() if teacher.teaches(part)]
+        if not shared:
+            names = ", ".join(part.name for part in task.parts())
+            yield Problem(
+                _key(distill),
+                f"{_key(distill)}={teacher.path} {_trained_for(teacher)}, and the student learns task={names}",
+                f"lmtool finetune task={names} trains a teacher" if len(task.parts()) == 1 else None,
+            )
+        for part in shared:
+            section = teacher.section_for(part)
+            if section is not None and teacher.head_for(part) is None:
+                yield Problem(_key(distill), f"{_key(distill)}={teacher.path}: {_other_head(section, part)}", _ANOTHER)
+
+
+@rule(RunConfig, "distill", "model", "max_length", "teachers")
+def teachers_read_the_batches(
+    distill: DistillConfig, model: ModelConfig, max_length: int, teachers: Saved
+) -> Iterator[Problem]:
+    """A teacher that runs on the student's batches has a position for every token, and reads texts as the student."""
+    if distill.same_batches:
+        yield from _unreadable(distill, model, max_length, teachers)
+
+
+def _unreadable(distill: DistillConfig, model: ModelConfig, max_length: int, teachers: Saved) -> Iterator[Problem]:
+    for teacher in _known(distill, teachers):
+        theirs, named = teacher.model, f"{_key(distill)}={teacher.path}"
+        if theirs is None:
+            yield Problem(_key(distill), f"{named}: the model in its config.json is none of lmtool's", _ANOTHER)
+        elif _reading(theirs) != _reading(model):
+            yield Problem(
+                _key(distill),
+                f"{named} is a model={theirs.name} and the student a model={model.name}: they lay out a text in "
+                "different ways, and the teacher reads the student's batches",
+                f"give a model= of the teacher's family, such as model={theirs.name}, or a teacher of the student's",
+            )
+        elif max_length > theirs.max_positions:
+            yield Problem(
+                "max_length",
+                f"max_length={max_length} is more than the model.max_positions={theirs.max_positions} of {named}",
+                f"give max_length={theirs.max_positions}",
+            )
+
+
+@rule(RunConfig, "distill", "model", "teachers")
+def teachers_fit_model(distill: DistillConfig, model: ModelConfig, teachers: Saved) -> Iterator[Problem]:
+    """What a student learns from a teacher's model can be learned with its own."""
+    for teacher in _known(distill, teachers):
+        misfit = None if teacher.model is None else distill.misfit_of_teacher(model, teacher.model)
+        if misfit is not None:
+            yield misfit
+
+
+@rule(RunConfig, "distill", "model", "tokenizer", "checkpoint", "teachers")
+def teachers_share_the_vocabulary(
+    distill: DistillConfig, model: ModelConfig, tokenizer: TokenizerConfig, checkpoint: str | None, teachers: Saved
+) -> Iterator[Problem]:
+    """A teacher that runs on the student's batches has the student's vocabulary."""
+    if distill.same_batches:
+        yield from _other_vocabulary(distill, model, tokenizer, checkpoint, teachers)
+
+
+@rule(PretrainConfig, "distill", "model", "max_length", "tokenizer", "checkpoint", "teachers")
+def stored_teachers_read_the_text(
+    distill: DistillConfig,
+    model: ModelConfig,
+    max_length: int,
+    tokenizer: TokenizerConfig,
+    checkpoint: str | None,
+    teachers: Saved,
+) -> Iterator[Problem]:
+    """What is stored of a teacher is of tokens."""
+    if not distill.same_batches:
+        yield from _unreadable(distill, model, max_length, teachers)
+        yield from _other_vocabulary(distill, model, tokenizer, checkpoint, teachers)
+
+
+@rule(FinetuneConfig, "distill", "task", "model", "max_length", "tokenizer", "checkpoint", "teachers")
+def stored_teachers_read_the_rows(
+    distill: DistillConfig,
+    task: TaskConfig,
+    model: ModelConfig,
+    max_length: int,
+    tokenizer: TokenizerConfig,
+    checkpoint: str | None,
+    teachers: Saved,
+) -> Iterator[Problem]:
+    """Unless the task predicts rows, which a teacher reads with a tokenizer of its own."""
+    if not distill.same_batches and one_vocabulary(distill, task):
+        yield from _unreadable(distill, model, max_length, teachers)
+        yield from _other_vocabulary(distill, model, tokenizer, checkpoint, teachers)
+
+
+def _other_vocabulary(
+    distill: DistillConfig, model: ModelConfig, tokenizer: TokenizerConfig, checkpoint: str | None, teachers: Saved
+) -> Iterator[Problem]:
+    starts_anew = checkpoint in (None, "none")
+    for teacher in _known(distill, teachers):
+        theirs, rows = teacher.tokenizer, getattr(teacher.model, "vocab_size", None)
+        named = f"{_key(distill)}={teacher.path}"
+        differing = differing_tokenizer(tokenizer, theirs)
+        if differing is not None:
+            ours, own = getattr(tokenizer, differing), getattr(theirs, differing)
+            message = f"tokenizer.{differing}={ours}, but {named} has tokenizer.{differing}={own}"
+            free = "give tokenizer=auto, which takes the teacher's tokenizer"
+            yield Problem("tokenizer", f"{message}: it reads the student's tokens", free if starts_anew else _ANOTHER)
+        elif rows not in (None, model.vocab_size):
+            yield Problem(
+                "model.vocab_size",
+                f"model.vocab_size={model.vocab_size}, but {named} has model.vocab_size={rows}: both have a row for "
+                "each token of one vocabulary",
+                f"give model.vocab_size={rows}" if starts_anew else _ANOTHER,
+            )
+
+
+_ANOTHER = "give another teacher"
+
+
+def _without_inputs(model: ModelConfig) -> str:
+    """The nearest objective that goes with a model and makes no part of what it reads."""
+    published = [*fitting_objectives(model, None), "mlm"]
+    sections = {entry.name: entry.config for entry in entries("objective")}
+    return next(name for name in published if not getattr(sections[name], "makes_inputs", False))
+
+
+def _known(distill: DistillConfig, teachers: Saved) -> list[Known]:
+    return [Known(path, teachers[path]) for path in distill.checkpoints if path in teachers]
+
+
+def _key(distill: DistillConfig) -> str:
+    return "distill.teachers" if getattr(distill, "teachers", ()) else "distill.teacher"
+
+
+def _reading(model: ModelConfig) -> tuple[str, str, str | None]:
+    """What decides how a batch is laid out for a model."""
+    return model.architecture, model.text_format, getattr(model, "start_role", None)
+
+
+def _trained_for(teacher: Known) -> str:
+    tasks, objectives = list(teacher.tasks()), [part.title for part in teacher.objectives()]
+    if tasks or objectives:
+        return f"was trained for {', '.join(dict.fromkeys([*objectives, *tasks]))}"
+    return "is a language model without a head for a task"
+
+
+def _other_learned(teacher: Known, verb: str) -> str:
+    objectives = [part.name for part in teacher.objectives()]
+    return f"give objective={objectives[0]}, or another teacher" if objectives else _ANOTHER
+
+
+def _other_head(section: Mapping[str, Any], task: TaskConfig) -> str:
+    """How a head of the same name differs from what a student's task needs."""
+    if section.get("kind") != task.kind:
+        return f"its task {section.get('name')} is of kind {section.get('kind')}, the student's of kind {task.kind}"
+    theirs, ours = section.get("labels") or (), getattr(task, "labels", None) or ()
+    return f"its labels are {', '.join(map(str, theirs))}, the student's {', '.join(ours)}"

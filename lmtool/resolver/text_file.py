@@ -1,0 +1,149 @@
+"""`data=FILE`: text of the user's in the place of a source's name, put into the overrides that it stands for.
+
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lmtool.config.groups import options
+from lmtool.data.compressed import packed, without_packing
+from lmtool.data.configs import SUFFIXES, kind_of
+from lmtool.data.files import check_encoding, find
+from lmtool.data.parquet import parquet_rows
+from lmtool.data.problems import collected
+from lmtool.data.rows import delimiter_for, header_of, objects, records
+from lmtool.errors import UserError
+from lmtool.resolver.task_file import in_full
+from lmtool.tasks.guessing import is_text, typed
+from lmtool.tasks.sources.files import canonical
+
+_HEAD = 100  # rows that say which column holds the text
+_LETTERS = re.compile(r"[A-Za-z]+")
+
+
+def spelled_out(words: Sequence[str], config_dirs: Sequence[Path] = ()) -> list[str]:
+    """The overrides with `data=FILE` in its full form, which is printed too; as they are where none was typed.
+    config_dirs: with sources of the user's own. UserError where the file does not say what it is."""
+    values = {word.partition("=")[0]: word.partition("=")[2] for word in words}
+    file = values.get("data", "")
+    if not _is_path(file, options("data", config_dirs)):
+        return list(words)
+    if "data.path" in values:
+        raise UserError(
+            f"data={file} and data.path={values['data.path']}: both name text",
+            f"give data=KIND data.path={values['data.path']}, or data={file} alone",
+        )
+    full = [word for word in _full(file, values) if word.partition("=")[0] == "data" or not _given(word, values)]
+    return in_full(words, "data", file, full)
+
+
+def _given(word: str, values: Mapping[str, str]) -> bool:
+    return word.partition("=")[0] in values
+
+
+def _is_path(value: str, names: Sequence[str]) -> bool:
+    """Whether the value of `data=` names a file, a folder or a pattern, and none of the sources there are."""
+    if not value or value in names or "," in value:
+        return False
+    path = Path(value).expanduser()
+    if kind_of(value) is None and path.is_file():
+        raise UserError(
+            f"data={value}: its name does not say what kind of text it is",
+            f"give data=text data.path={value}, or data=jsonl, data=csv or data=parquet",
+        )
+    return kind_of(value) is not None or path.is_dir()
+
+
+def _full(value: str, values: Mapping[str, str]) -> list[str]:
+    path = Path(value).expanduser()
+    paths = {"data.path": value} if not path.is_dir() else _of_folder(value, path)
+    kind = kind_of(paths["data.path"]) or _only_kind(value, path)
+    words = [f"data={kind}", *(f"{key}={typed(of)}" for key, of in paths.items())]
+    if kind != "text" and "data.text" not in values:
+        file = find("data", paths["data.path"], SUFFIXES[kind] + packed(*SUFFIXES[kind]))[0]
+        column = _column(value, _rows(file, kind, values), shlex.join(words))
+        words += [] if column == "text" else [f"data.text={typed(column)}"]
+    return words
+
+
+def _of_folder(value: str, folder: Path) -> dict[str, str]:
+    """The paths that a folder stands for: all of it; or, where files are named after splits, those of training and of
+    development, and none of test. UserError where the files of a split are of several kinds."""
+    by_split: dict[str, set[str]] = {}
+    for name in sorted(os.listdir(folder)):
+        plain, begins = without_packing(name), _LETTERS.match(name)
+        if kind_of(name) is not None and begins is not None:
+            end = Path(plain).suffix + name[len(plain) :]
+            by_split.setdefault(canonical(begins[0]), set()).add(f"{begins[0]}*{end}")
+    if "train" not in by_split or not by_split.keys() & {"dev", "test"}:
+        return {"data.path": value}
+    paths: dict[str, str] = {}
+    for split, key in (("train", "data.path"), ("dev", "data.validation")):
+        for pattern in by_split.get(split, ()):
+            if key in paths:
+                raise UserError(
+                    f"data={value}: its {split} files are of several kinds: {', '.join(sorted(by_split[split]))}",
+                    f"name those that are meant: data=KIND data.path='{folder / pattern}'",
+                )
+            paths[key] = str(folder / pattern)
+    return paths
+
+
+def _only_kind(value: str, folder: Path) -> str:
+    """The kind of the files of a folder, sub-folders included. UserError where there are none, or several kinds."""
+    kinds: Counter[str] = Counter()
+    for _, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        kinds.update(kind for name in names if not name.startswith(".") and (kind := kind_of(name)))
+    if not kinds:
+        raise UserError(
+            f"data={value}: the folder holds no text: no .txt, .jsonl, .csv, .tsv or .parquet file",
+            "name another folder, or a pattern: data=text data.path='FOLDER/*.md'",
+        )
+    if len(kinds) > 1:
+        held = ", ".join(f"{count} of {kind}" for kind, count in kinds.most_common())
+        forms = "   or ".join(f"data={kind} data.path={value}" for kind, _ in kinds.most_common())
+        raise UserError(f"data={value}: the folder holds files of several kinds: {held}", f"give {forms}")
+    return next(iter(kinds))
+
+
+def _column(value: str, rows: Iterator[Mapping[str, Any]], words: str) -> str:
+    """The column that holds the text: `text`, or the only one of texts among the first rows."""
+    columns: dict[str, list[Any]] = {}
+    # What is wrong with a row, or with the rest of the file, is reported when the text is read.
+    with collected(), contextlib.suppress(UserError):
+        for row in itertools.islice(rows, _HEAD):
+            for name, cell in row.items():
+                columns.setdefault(name, []).append(cell)
+    if "text" in columns or not columns:
+        return "text"
+    texts = [name for name, cells in columns.items() if is_text(cells)]
+    if len(texts) == 1:
+        return texts[0]
+    names = texts or list(columns)
+    problem = "several of its columns hold text" if texts else "none of its columns holds text"
+    forms = "   or ".join(f"{words} data.text={typed(name)}" for name in names[:2])
+    raise UserError(f"data={value}: {problem}: {', '.join(names)}", f"give {forms}")
+
+
+def _rows(file: Path, kind: str, values: Mapping[str, str]) -> Iterator[Mapping[str, Any]]:
+    if kind == "parquet":
+        return parquet_rows(file)
+    if kind == "jsonl":
+        return (row for _, row in objects(file))
+    encoding = values.get("data.encoding", "utf-8")
+    check_encoding("data.encoding", encoding)
+    delimiter = delimiter_for(file, values.get("data.delimiter"), ("text",), encoding)
+    lines = records(file, delimiter, encoding, "data.encoding")
+    _, names = header_of(file, lines)
+    return (dict(zip(names, record, strict=False)) for _, record in lines)

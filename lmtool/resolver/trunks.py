@@ -1,0 +1,312 @@
+"""The run that `branch=RUN@STEP` names, and the configuration of a branch: the trunk's, and what was typed. No torch.
+
+A branch takes weights, optimizer, step and place in the data from a checkpoint of its trunk. It differs from it in its
+schedule, its budgets and what concerns the run alone (runs/identity.py: BRANCH_KEYS).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lmtool.config import compose, overrides, saved
+from lmtool.config.auto import AUTO, merge
+from lmtool.config.checkpoint import (
+    CONFIG,
+    RUNS,
+    STATE,
+    best_of,
+    is_intact,
+    of_step,
+    read_config,
+    read_manifest,
+    read_state,
+    run_folder,
+    saved_steps,
+    verify,
+)
+from lmtool.config.decode import MISSING
+from lmtool.config.overrides import Offers
+from lmtool.errors import ConfigError, Problem, UserError
+from lmtool.manifest import Damaged
+from lmtool.resolver.decoding import decoded
+from lmtool.resolver.latest import begun
+from lmtool.runs.identity import BRANCH_KEYS, budgets, differing
+
+_FORM = "branch=runs/NAME@STEP, or runs/NAME@last, runs/NAME@best"
+_LISTED = 12
+
+
+@dataclass(frozen=True)
+class Trunk:
+    """run: the run's folder, as it was typed. point: its checkpoint that a branch starts from."""
+
+    run: Path
+    point: Path
+
+    @classmethod
+    def of(cls, typed: str) -> Trunk:
+        """RUN@STEP, RUN@last, RUN@best or RUN, which is RUN@last. UserError where there is no such checkpoint."""
+        name, place = _parts(typed)
+        run = run_folder(name)
+        checkpoints = run / "checkpoints"
+        steps = saved_steps(checkpoints)
+        if not steps:
+            there = RUNS / name
+            hint = f"give branch={there}@{place}" if saved_steps(there / "checkpoints") else f"give {_FORM}"
+            raise UserError(f"branch={typed}: {'no checkpoint in' if run.is_dir() else 'no run at'} {run}", hint)
+        if place == "last":
+            return cls(run, steps[0])
+        point = best_of(checkpoints) if place == "best" else of_step(checkpoints, int(place))
+        if point is None:
+            listed = [_step(folder) for folder in reversed(steps)]
+            more = f" and {len(listed) - _LISTED} before" if len(listed) > _LISTED else ""
+            raise UserError(
+                f"branch={typed}: {run} has no checkpoint of step {int(place)}, but of "
+                f"{', '.join(map(str, listed[-_LISTED:]))}{more}",
+                f"give branch={run}@{_nearest(int(place), steps)}; a run with keep=all, or keep_every=, keeps more",
+            )
+        return cls(run, point)
+
+    @classmethod
+    def gone(cls, named: str) -> Trunk:
+        """RUN@STEP of a checkpoint that may be there no more."""
+        run, _, step = named.rpartition("@")
+        return cls(Path(run), Path(run) / "checkpoints" / f"step_{int(step):08d}")
+
+    @property
+    def step(self) -> int:
+        return _step(self.point)
+
+    def __str__(self) -> str:
+        return f"{self.run}@{self.step}"
+
+    def config(self) -> dict[str, Any]:
+        """The configuration that the checkpoint was trained with, `version` and `command` in it. UserError where the
+        checkpoint is damaged."""
+        try:
+            verify(self.point, hashes=False)
+            manifest = read_manifest(self.point)
+            manifest.verify([CONFIG, STATE])
+        except Damaged as damage:
+            raise self.refusal(damage) from damage
+        return saved.of_this_version(read_config(self.point), self.point / CONFIG)
+
+    def complete(self) -> dict[str, Any]:
+        """`config` with the values of keys that are newer than the run. UserError where it is no configuration."""
+        data = self.config()
+        verb = str(data.get("command"))
+        return saved.save(decoded(verb, saved.body(data), reads_checkpoint=False), verb)
+
+    def phase(self) -> int:
+        """How many phases of the run had ended."""
+        return phases_ended(read_state(self.point))
+
+    def refusal(self, damage: Damaged) -> UserError:
+        """The error for a damaged checkpoint, with the nearest one of the run that is intact."""
+        others = [folder for folder in saved_steps(self.run / "checkpoints") if folder != self.point]
+        intact = [folder for folder in others if is_intact(folder)]
+        hint = f"give branch={self.run}@{_nearest(self.step, intact)}, which is intact" if intact else damage.hint
+        return UserError(damage.message, hint)
+
+    def require_same(self, config: dict[str, Any]) -> None:
+        """UserError where a configuration is not one of a branch of this run."""
+        if keys := differing(self.complete(), config, BRANCH_KEYS):
+            raise UserError(
+                f"branch={self} keeps what its trunk learns: {'; '.join(keys)}",
+                f"leave it as it was; checkpoint={self.point} in its place starts a new run from its weights",
+            )
+
+
+def phases_ended(state: dict[str, Any]) -> int:
+    """How many phases of a run had ended at a checkpoint. state: its state.json."""
+    cursor = state.get("cursor")
+    return int(cursor.get("phase", 0)) if isinstance(cursor, dict) else 0
+
+
+def _step(folder: Path) -> int:
+    return int(folder.name[5:])
+
+
+def _nearest(step: int, folders: Sequence[Path]) -> int:
+    return min(map(_step, folders), key=lambda other: abs(other - step))
+
+
+def _parts(typed: str) -> tuple[str, str]:
+    """The run and the place in it: a number of steps, last or best."""
+    name, _, place = typed.rpartition("@")
+    if name and (place in ("last", "best") or re.fullmatch("[0-9]{1,18}", place)):
+        return name, place
+    if name and not Path(typed).expanduser().is_dir():
+        raise UserError(f"branch={typed}: {place!r} is no step", f"give {_FORM}")
+    folder = Path(typed).expanduser()
+    if re.fullmatch(r"step_\d{8,}", folder.name) and folder.parent.name == "checkpoints":
+        raise UserError(
+            f"branch={typed}: a branch starts from a run at a step",
+            f"give branch={folder.parent.parent}@{int(folder.name[5:])}",
+        )
+    return typed, "last"
+
+
+def branch_of(words: Sequence[str]) -> str | None:
+    """The value of a typed branch=; None where there is none. UserError where there are two."""
+    typed = [word.partition("=")[2] for word in words if word.lstrip("+").startswith("branch=")]
+    if len(set(typed)) > 1:
+        raise UserError(
+            f"{' and '.join(f'branch={value}' for value in typed)}: a key is given once", "keep one of them"
+        )
+    return typed[-1].strip("'\"") if typed and typed[-1] not in ("null", "") else None
+
+
+def refuse_in_sweep(words: Sequence[str]) -> None:
+    """UserError where a branch is typed: its configuration is its trunk's, and no sweep's."""
+    if branch_of(words) is not None:
+        raise UserError("-m and branch= together", "start each branch by itself, under a name of its own")
+
+
+def configuration(
+    verb: str,
+    words: Sequence[str],
+    offers: Offers,
+    config_dirs: Sequence[Path],
+    forms: dict[str, Any],
+    running: bool,
+    given: Path | None = None,
+) -> Any:
+    """The decoded configuration of a branch: that of its trunk's checkpoint with what was typed. ConfigError with every
+    typed key that would change what is learned; UserError where a saved configuration is `given` too."""
+    if given is not None:
+        hint = "a branch has the configuration of its trunk: leave --config out"
+        raise UserError("--config and branch= together", hint)
+    typed = branch_of(words)
+    assert typed is not None
+    words = [word for word in words if not word.lstrip("+").startswith("branch=")]
+    keyed = {word.partition("=")[0].lstrip("+"): word.partition("=")[2] for word in words}
+    before = begun(keyed)
+    typed = _as_before(typed, before)
+    try:
+        trunk = Trunk.of(typed)
+        base = trunk.config()
+    except UserError:
+        if before.get("branch") != typed or not _parts(typed)[1].isdigit():
+            raise
+        trunk, base = Trunk.gone(typed), before  # a branch that has begun needs its trunk no more
+    there = base is not before
+    if base.get("command") != verb:
+        command = base.get("command")
+        raise UserError(
+            f"branch={trunk}: {trunk.run} is a run of lmtool {command}", f"lmtool {command} branch={trunk} name=NEW"
+        )
+    chosen, words, problems = _choices(verb, words, saved.body(base), offers, config_dirs, trunk)
+    values, more = overrides.as_values(words, offers, **forms)
+    problems += [*more, *_own_place(trunk, keyed)]
+    data = saved.body(base) | {"name": None, "run_dir": None} | chosen
+    config = decoded(
+        verb,
+        merge(data, values) | {"branch": str(trunk)},
+        earlier=problems,
+        running=running,
+        reads_checkpoint=False,  # the configuration is complete, and what the trunk started from may be gone
+    )
+    problems = [*_changes(trunk, saved.save(config, verb)), *_spent(trunk, config)] if there else []
+    if problems:
+        raise ConfigError(problems)
+    return config
+
+
+def _as_before(typed: str, before: dict[str, Any]) -> str:
+    """`RUN@last` as the step that this branch began at, where it has begun: its trunk may have trained further."""
+    name, place = _parts(typed)
+    branch = str(before.get("branch") or "")
+    return branch if not place.isdigit() and branch.rpartition("@")[0] == str(run_folder(name)) else typed
+
+
+def _choices(
+    verb: str, words: Sequence[str], base: dict[str, Any], offers: Offers, config_dirs: Sequence[Path], trunk: Trunk
+) -> tuple[dict[str, Any], list[str], list[Problem]]:
+    """The sections that were chosen, of those that may be others than the trunk's; the words that choose nothing; and
+    the problems: all other choices."""
+    free, others, problems = list[str](), list[str](), list[Problem]()
+    for word in words:
+        group, _, name = word.lstrip("+~").partition("=")
+        if group not in offers.groups and "/" not in group:
+            others.append(word)
+        elif group in BRANCH_KEYS:
+            free.append(word)
+        elif not _is_so_already(group, name, base, config_dirs):
+            problems.append(_learned(group, word, trunk))
+    typed = overrides.read(free, offers)
+    problems += typed.problems
+    composed = compose.compose(verb, typed, config_dirs) if typed.choices else {}
+    groups = {word.lstrip("+~").partition("=")[0] for word in free}
+    return {group: composed[group] for group in groups if group in composed}, others, problems
+
+
+def _is_so_already(group: str, name: str, base: dict[str, Any], config_dirs: Sequence[Path]) -> bool:
+    """Whether a choice that was typed again is the trunk's."""
+    if not isinstance(base.get(group), dict):
+        return False
+    option = compose.option(group, name, config_dirs)
+    return name == AUTO or all(base[group].get(key) == value for key, value in option.items() if value != MISSING)
+
+
+def _learned(key: str, said: str, trunk: Trunk) -> Problem:
+    return Problem(
+        key,
+        f"{said}: branch={trunk} keeps what its trunk learns",
+        f"leave it out; checkpoint={trunk.point} in the place of branch= starts a new run from its weights",
+    )
+
+
+def _own_place(trunk: Trunk, keyed: dict[str, str]) -> Iterator[Problem]:
+    """A branch is a run of its own, and starts from its trunk alone."""
+    name, folder = (keyed.get(key) if keyed.get(key) != "null" else None for key in ("name", "run_dir"))
+    if not name and not folder:
+        yield Problem("name", f"branch={trunk}: a branch is a run of its own, with a name", "give name=NEW")
+    elif (Path(folder).expanduser() if folder else RUNS / str(name)).resolve() == trunk.run.resolve():
+        key, value = ("run_dir", folder) if folder else ("name", name)
+        yield Problem(key, f"{key}={value}: that is the trunk, which a branch leaves as it is", f"give another {key}=")
+    if keyed.get("checkpoint", "null") != "null":
+        yield Problem(
+            "checkpoint",
+            f"checkpoint={keyed['checkpoint']} and branch={trunk}: a run starts from one of the two",
+            "branch= takes the optimizer and the place in the data too, checkpoint= the weights alone",
+        )
+
+
+def _changes(trunk: Trunk, now: dict[str, Any]) -> Iterator[Problem]:
+    base = trunk.complete()
+    for change in differing(base, now, BRANCH_KEYS):
+        yield _learned(change.split()[0], change, trunk)
+    if budgets(base) != budgets(now) and trunk.phase():
+        message = (
+            f"branch={trunk}: phases are shares of the budget, and phase {trunk.phase() + 1} had begun at this step"
+        )
+        yield Problem("phases", message, "keep the budgets as they are, or branch from a step of the first phase")
+
+
+def _spent(trunk: Trunk, config: Any) -> Iterator[Problem]:
+    """A budget counts from the beginning of the trunk."""
+    state = read_state(trunk.point)
+    done = {
+        "max_steps": state["step"],
+        "max_epochs": state.get("epoch") or 0,
+        "max_tokens": state.get("tokens") or 0,
+        "max_minutes": (state.get("seconds") or 0) / 60,
+    }
+    for key, spent in done.items():
+        limit = getattr(config, key)
+        if limit is not None and spent >= limit:
+            yield Problem(
+                key,
+                f"{key}={limit:g} is spent at {trunk}: budgets count from the beginning of the trunk, {spent:g} so far",
+                f"give {key}={_more(key, spent)}, for example, or an earlier step",
+            )
+
+
+def _more(key: str, spent: float) -> str:
+    """A tenth more, in round numbers."""
+    return f"{spent * 1.1:.3g}" if key in ("max_epochs", "max_minutes") else str(int(spent + max(spent // 10, 1)))

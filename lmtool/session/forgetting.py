@@ -1,0 +1,152 @@
+"""What a finetuning run forgets: the loss of its pretraining on held-out text before and after, and how far the weights
+of each level are from where they started."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lmtool.config.checkpoint import saved_steps
+from lmtool.data.configs import TextConfig
+from lmtool.data.files import find
+from lmtool.data.sources import OnStage
+from lmtool.data.split import SplitData
+from lmtool.data.store import open_store
+from lmtool.data.text import TextSource
+from lmtool.errors import UserError
+from lmtool.learners.base import BaseLearner
+from lmtool.learners.held_out import HeldOutSplits
+from lmtool.schema.run import FinetuneConfig, PretrainConfig
+from lmtool.session.trained import Trained, read_trained
+from lmtool.tasks.members import read_tasks, rows_of
+from lmtool.training.depth import levels
+from lmtool.training.precision import Precision, choose_device, choose_precision
+
+TOKENS = 8192  # in one forward without gradients
+
+
+@dataclass(frozen=True)
+class Forgetting:
+    """A run that is measured. max_length: of the windows of text. before: the scores of the checkpoint it starts from,
+    "loss" among them."""
+
+    config: FinetuneConfig
+    precision: Precision
+    on_stage: OnStage
+    max_length: int
+    before: Mapping[str, Any]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """For the first screen."""
+        return {"text": str(self.config.forgetting), "loss": self.before["loss"]}
+
+    def after(self, learner: BaseLearner) -> dict[str, Any]:
+        """{"text", "objective", "before", "after", "distance", "added"}: the scores, the relative distance by level
+        from the head down (see `distances`), and how many parameters the method added that are in no distance.
+
+        What the method added is merged into the learner where it can be: it is of no further use.
+        """
+        trained, pretraining = pretrained(self.config, self.precision)
+        start, model = trained.weights.tensors, trained.learner()
+        model.backbone = learner.backbone
+        for name in set(model.heads) & set(learner.heads):
+            model.heads[name] = learner.heads[name]
+        after = score(model.eval(), self.config, trained, pretraining, self.max_length, self.on_stage)
+        try:
+            if learner.tuning is not None:
+                learner.tuning.merge(learner)
+        except UserError:
+            pass  # adapters, prompts: the weights they stand beside are compared
+        own = dict(learner.state_dict())
+        return {
+            "text": str(self.config.forgetting),
+            "objective": pretraining.objective.name,
+            "before": dict(self.before),
+            "after": after,
+            "distance": distances(start, own),
+            "added": sum(own[name].numel() for name in learner.added if name in own),
+        }
+
+
+def require_measurable(config: FinetuneConfig) -> None:
+    """UserError, before any data are read, where a run is to be measured and cannot be. One that was begun, and may be
+    finished, was asked then."""
+    begun = config.run_dir is not None and saved_steps(Path(config.run_dir) / "checkpoints")
+    if config.forgetting is not None and not begun:
+        find("forgetting", config.forgetting)
+        pretrained(config, choose_precision(config.precision, choose_device(config.device)))
+
+
+def measured_before(
+    config: FinetuneConfig, learner: BaseLearner, precision: Precision, on_stage: OnStage
+) -> Forgetting | None:
+    """The scores of the checkpoint that a run starts from, where the run asks for them. learner: of the run; virtual
+    tokens of its method leave a text fewer positions."""
+    if config.forgetting is None:
+        return None
+    trained, pretraining = pretrained(config, precision)
+    max_length = min(pretraining.max_length, learner.backbone.longest_text)
+    before = score(trained.learner(), config, trained, pretraining, max_length, on_stage)
+    return Forgetting(config, precision, on_stage, max_length, before)
+
+
+def pretrained(config: FinetuneConfig, precision: Precision) -> tuple[Trained, PretrainConfig]:
+    """The checkpoint that a run starts from, and what it was pretrained with. UserError where it has no head of its
+    pretraining."""
+    hint = "leave forgetting= out, or start from a run of lmtool pretrain, or a published folder with its head"
+    try:
+        trained = read_trained(str(config.checkpoint), config.offline, precision)
+    except UserError as error:
+        raise UserError(f"forgetting={config.forgetting}: {error.message}", hint) from error
+    if not isinstance(trained.config, PretrainConfig):
+        raise UserError(
+            f"forgetting={config.forgetting}: checkpoint={config.checkpoint} was finetuned, and has no head of its "
+            "pretraining",
+            hint,
+        )
+    return trained, trained.config
+
+
+def score(
+    model: BaseLearner,
+    config: FinetuneConfig,
+    trained: Trained,
+    pretraining: PretrainConfig,
+    max_length: int,
+    on_stage: OnStage,
+) -> dict[str, Any]:
+    """The scores of a pretraining's learner on all of the text; what is hidden in it is the same each time."""
+    data = TextConfig(path=str(config.forgetting), documents=pretraining.data.documents)
+    source = TextSource(data, config.cache_dir, on_stage, key="forgetting").complete()
+    _, tasks = read_tasks(pretraining.objective, pretraining.seed, config.cache_dir, config.offline)
+    store = open_store(source, "validation", trained.tokenizer, config.cache_dir, on_stage)
+    split = SplitData("validation", store, data.documents, rows_of(tasks, "validation"))
+    held_out = HeldOutSplits(model, {"validation": split}, max_length, max(TOKENS, max_length), pretraining.seed)
+    return dict(held_out.score(trained.precision).metrics())
+
+
+@torch.no_grad()
+def distances(start: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, float]:
+    """By level, from the head down, the norm of the difference of the weights from those at the start, over the norm of
+    these. Weights that are in one of the two alone, or have another shape there, are left out."""
+    # A file has its names in the order of the alphabet, a model the encoder before the decoder.
+    common = [name for name, tensor in own.items() if name in start and start[name].shape == tensor.shape]
+    return {
+        level: (
+            _squares(own[name].cpu() - start[name] for name in names)
+            / max(_squares(start[name] for name in names), 1e-30)
+        )
+        ** 0.5
+        for level, names in levels(common).items()
+        if names
+    }
+
+
+def _squares(tensors: Iterable[Tensor]) -> float:
+    return sum(float(tensor.double().square().sum()) for tensor in tensors)

@@ -1,0 +1,89 @@
+"""What a run reads: examples of its training text and their loader; of a run in phases, those of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from lmtool.costs.plan_of_run import plan_in_phases, plan_of
+from lmtool.data.loader import PackedLoader
+from lmtool.data.phases import PhasedLoader
+from lmtool.data.plan import Examples
+from lmtool.data.split import SplitData
+from lmtool.learners.base import BaseLearner
+from lmtool.learners.mixed_sources import examples_of
+from lmtool.reporting.plan import RunPlan
+from lmtool.schema.run import PretrainConfig, RunConfig
+from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.training.precision import Precision
+from lmtool.weights.assemble import assemble
+
+
+@dataclass(frozen=True)
+class Reads:
+    """What a run, or a phase of it, reads. config: its configuration. learner: what makes its examples. data: by
+    split."""
+
+    config: RunConfig
+    learner: BaseLearner
+    data: Mapping[str, SplitData]
+
+    @cached_property
+    def examples(self) -> Examples:
+        """Those of the training data."""
+        return examples_of(self.learner, self.data["train"], self.config.max_length)
+
+    @cached_property
+    def loader(self) -> PackedLoader:
+        config = self.config
+        return PackedLoader(
+            self.examples, config.seed, config.batch_examples, config.batch_tokens, config.micro_batch_tokens,
+            beside=self.learner.virtual_tokens,
+        )  # fmt: skip
+
+
+def phases_of(
+    config: PretrainConfig, learner: BaseLearner, tokenizer: Tokenizer, texts: Sequence[Mapping[str, SplitData]]
+) -> list[Reads]:
+    """What each phase reads; nothing of a run without phases. texts: by split, of each phase. Examples of another
+    section than the run's are made by its learner, of which no weights are made."""
+    reads = []
+    for form, data in zip(config.forms if config.phases else (), texts, strict=False):
+        maker = learner
+        if form.objective != config.objective:
+            with torch.device("meta"):
+                maker, _ = assemble(form, tokenizer)
+        reads.append(Reads(form, maker, data))
+    return reads
+
+
+def planned(
+    config: RunConfig, learner: BaseLearner, parts: Sequence[Reads], precision: Precision
+) -> tuple[PackedLoader | PhasedLoader, RunPlan, float | None]:
+    """The loader of a run that reads these parts one after the other, its plan, and the passes that it makes; of phases
+    these are not one number."""
+    loaders = [part.loader for part in parts]
+    if not isinstance(config, PretrainConfig) or not config.phases:
+        plan, epochs = plan_of(config, learner, loaders[0].facts(), precision)
+        return loaders[0], plan, epochs
+    plan, shares = plan_in_phases(config, learner, [loader.facts() for loader in loaders], precision)
+    forms = config.forms
+    same_text = [form.data == before.data for form, before in zip(forms, forms[:1] + forms, strict=False)]
+    return PhasedLoader(loaders, shares, same_text), plan, None
+
+
+def realised(plan: RunPlan, loader: PackedLoader | PhasedLoader, steps: int) -> dict[str, list[dict[str, Any]]]:
+    """What result.json says of the phases of a run of so many steps: what differs in each (`given`), its `share`, and
+    its `first_step` and `last_step`, null where it had none."""
+    if not isinstance(loader, PhasedLoader):
+        return {}
+    rows = []
+    for phase, (first, last) in zip(plan.phases, loader.borders(steps), strict=True):
+        ran = first <= last
+        row = {"given": phase.given, "share": phase.share}
+        rows.append(row | {"first_step": first if ran else None, "last_step": last if ran else None})
+    return {"phases": rows}

@@ -1,0 +1,240 @@
+"""The screens that begin and end a run, and what it writes with them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from lmtool.config.checkpoint import read_state
+from lmtool.costs.memory_of_run import learning_by_role
+from lmtool.learners.base import BaseLearner
+from lmtool.nn.attention import attention_path
+from lmtool.reporting.plan import RunPlan
+from lmtool.reporting.progress import ProgressDisplay
+from lmtool.reporting.report import write_report
+from lmtool.reporting.screens import end_screen, start_screen
+from lmtool.schema.run import FinetuneConfig, PretrainConfig, RunConfig
+from lmtool.session.open_run import OpenRun
+from lmtool.session.rates import never
+from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.training.compiling import Compilation
+from lmtool.training.group import ALONE, Group
+from lmtool.training.precision import Precision
+from lmtool.training.progress import TrainingResult
+from lmtool.weights.loading import LoadReport
+
+# Facts for the report alone: the first screen stays one screen.
+_UNTOLD = frozenset(
+    {
+        "fingerprint", "split", "held_out", "steps_per_epoch", "store_tokens", "tokens", "files",
+        "document", "random_next_fraction", "predicted_fraction", "truncated", "train_rows_available", "warnings",
+        "few_shot", "padding_avoided", "longest", "bytes_per_second",
+    }
+)  # fmt: skip
+
+# Shares of what is read for nothing, and of what is not read.
+WASTE = ("padding_fraction", "truncated_fraction")
+
+
+def machine_facts(
+    config: RunConfig, learner: nn.Module, precision: Precision, compilation: Compilation, group: Group = ALONE
+) -> dict[str, str]:
+    """Where the run computes and how: for the screen and the report."""
+    prefixes = {False}
+    if isinstance(config, PretrainConfig) and config.model.architecture == "decoder":
+        prefixes = {part.prefixes for part in config.objective.parts()}
+    attention = attention_path(learner, precision.device, precision.dtype, prefixes)
+    return {
+        **_devices(config, precision, group),
+        "precision": f"{precision.name} ({precision.why})",
+        **({"attention": attention} if attention else {}),
+        "compiled": str(compilation),
+        "dropout": "keyed by example and position" if precision.device.type == "cpu" else "seeded by step",
+    }
+
+
+def _told_of_machine(machine: Mapping[str, str], cuda: bool) -> dict[str, str]:
+    """What of it the first screen says: on a CPU attention has one path, and nothing is compiled unless it was asked
+    for."""
+    untold = {"dropout"} if cuda or machine["compiled"].startswith("yes") else {"dropout", "attention", "compiled"}
+    return {name: fact for name, fact in machine.items() if name not in untold}
+
+
+def _devices(config: RunConfig, precision: Precision, group: Group) -> dict[str, str]:
+    """The device; of several processes how many there are, and on a CPU the threads of each."""
+    if group.size == 1:
+        return {"device": str(precision.device)}
+    threads = torch.get_num_threads()
+    each = f", {threads} thread{'s' if threads > 1 else ''} each" if precision.device.type == "cpu" else ""
+    return {"device": precision.device.type, "processes": f"{group.size} ({config.parallel}{each})"}
+
+
+def begin(
+    opened: OpenRun,
+    learner: BaseLearner,
+    *,
+    choices: Mapping[str, Any],
+    data: Mapping[str, Any],
+    model: Mapping[str, Any],
+    plan: RunPlan,
+    compilation: Compilation,
+    epochs: float | None,
+    rates: Sequence[Mapping[str, Any]],
+    baseline: Mapping[str, Any],
+    lineage: Sequence[Mapping[str, Any]] = (),
+) -> None:
+    """Write facts.json and show the screen that says what will happen."""
+    config = opened.config
+    machine = machine_facts(config, learner, opened.precision, compilation, opened.group)
+    state = {} if opened.checkpoint is None else read_state(opened.checkpoint)
+    # Of a run without a tuning method everything learns.
+    learns = {} if learner.tuning is None else learning_by_role(learner)
+    facts: dict[str, Any] = {
+        "data": dict(data),
+        "model": {**model, "parameters": plan.parameters, **machine},
+        "learns": learns,
+        "rates": list(rates),
+        "baseline": dict(baseline),
+        **({"trained_beside": learner.trained_beside} if learner.trained_beside else {}),
+        **({"lineage": list(lineage)} if lineage else {}),
+    }
+    opened.folder.write_json("facts.json", facts)
+    start_screen(
+        opened.output,
+        command=opened.verb,
+        run_dir=str(opened.folder.path),
+        choices=choices,
+        data=_told(data),
+        model=model,
+        plan=plan,
+        learns=learns,
+        rates=rates,
+        baseline=baseline,
+        machine=_told_of_machine(machine, opened.precision.device.type == "cuda"),
+        epochs=epochs,
+        resumed_step=state.get("step"),
+        branch=config.branch if str(config.branch).endswith(f"@{state.get('step')}") else None,
+    )
+    longest = max(form.max_length for form in (config.forms if isinstance(config, PretrainConfig) else (config,)))
+    remarks = [remark for remark in (never(rates), config.model.remark(longest)) if remark]
+    for warning in (*warnings_of(data), *remarks):
+        opened.output.line(f"warning: {warning}", "yellow")
+    threads, before = torch.get_num_threads(), state.get("threads")
+    if before not in (None, threads) and opened.precision.device.type == "cpu":
+        opened.output.line(
+            f"warning: {before} threads before, {threads} now: sums are added in another order, and the run differs "
+            f"from one that was never stopped by rounding; OMP_NUM_THREADS={before} keeps it the same",
+            "yellow",
+        )
+
+
+def settled(
+    opened: OpenRun, baseline: Mapping[str, Any], weights: Mapping[str, float], metrics: Mapping[str, float]
+) -> dict[str, Any]:
+    """The baseline as the evaluation found it, in facts.json too: of labels that the model makes (which tokens are
+    replaced) it is known only then."""
+    baselines = {term: metrics.get(f"{term}_baseline") for term in weights}
+    if any(value is None for value in baselines.values()):
+        return dict(baseline)
+    whole = {**baseline, "value": sum(weights[term] * (value or 0.0) for term, value in baselines.items())}
+    if opened.folder.writes:
+        path = opened.folder.path / "facts.json"
+        opened.folder.write_json(path.name, {**json.loads(path.read_text(encoding="utf-8")), "baseline": whole})
+    return whole
+
+
+def _told(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts worth a place on the screen; counts of nothing are not, but for what is cut off."""
+    kept = {
+        name: value
+        for name, value in facts.items()
+        if name not in _UNTOLD and (value or value is False or name == "truncated_fraction")
+    }
+    return {name: _told(value) if isinstance(value, Mapping) else value for name, value in kept.items()}
+
+
+def warnings_of(facts: Mapping[str, Any]) -> Iterator[str]:
+    """The warnings among facts, those of sections too."""
+    yield from facts.get("warnings", ())
+    for value in facts.values():
+        if isinstance(value, Mapping):
+            yield from warnings_of(value)
+
+
+def listener(opened: OpenRun, metric: str, baseline: Mapping[str, Any]) -> ProgressDisplay:
+    """What shows the steps: a bar on a terminal, plain lines elsewhere."""
+    return ProgressDisplay(opened.output, metric, opened.config.log_every, baseline)
+
+
+def model_facts(
+    config: RunConfig, tokenizer: Tokenizer, loaded: LoadReport | None, copied: str | None = None
+) -> dict[str, Any]:
+    """Facts of the model for screen and report. copied: what a student took of its teacher at the start."""
+    weights = f"of {config.branch}" if config.branch else "random" if loaded is None else loaded.sentence()
+    tuning = config.tuning if isinstance(config, FinetuneConfig) else None
+    return {
+        "family": config.model.name,
+        **config.model.facts(),
+        "vocabulary": tokenizer.vocab_size,
+        **({"virtual tokens a text": tuning.positions} if tuning is not None and tuning.positions else {}),
+        "weights": weights if copied is None else f"{weights}; copied of the teacher: {copied}",
+    }
+
+
+def result_of(
+    opened: OpenRun, training: TrainingResult, subjects: Mapping[str, Any], metric: str, more: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The contents of result.json. what: {"model", "task" or "objective"}."""
+    numbers = asdict(replace(training, best=None, last=None))
+    kept = (
+        "status", "ended", "steps", "epochs", "tokens", "seconds", "evaluation_seconds", "tokens_per_second",
+        "peak_memory_bytes", "parameters", "trainable_parameters", "best_step",
+    )  # fmt: skip
+    return {
+        "status": training.status,
+        "command": opened.verb,
+        **subjects,
+        "metric": metric,
+        "value": training.best_value,
+        "metrics": training.metrics,
+        **{name: numbers[name] for name in kept},
+        "devices": opened.group.size,
+        "seed": opened.config.seed,
+        **more,
+    }
+
+
+def finish(
+    opened: OpenRun, result: dict[str, Any], baseline: Mapping[str, Any], next_commands: Sequence[str]
+) -> dict[str, Any]:
+    """Write result.json and the report, and show the screen that says what happened."""
+    if not opened.folder.writes:
+        return result
+    opened.folder.write_result(result)
+    opened.trackers.finish(result)
+    report = write_report(opened.folder.path)
+    end_screen(
+        opened.output,
+        result=result,
+        baseline=baseline,
+        run_dir=str(opened.folder.path),
+        report=str(report),
+        next_commands=next_commands,
+        examples=result.get("validation_examples"),
+    )
+    return result
+
+
+def told_again(opened: OpenRun, result: dict[str, Any]) -> dict[str, Any]:
+    """A finished run: write a missing report, tell its result, train nothing."""
+    folder, output = opened.folder.path, opened.output
+    if opened.folder.writes and not (folder / "report.html").is_file():
+        write_report(folder)
+    output.line(f"{folder} is finished: {result['metric']} {result['value']:.4g}; another name= starts anew")
+    output.line(f" report   {folder / 'report.html'}")
+    return result

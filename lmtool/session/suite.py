@@ -1,0 +1,134 @@
+"""`lmtool finetune task=glue`: a run for each task that has data, one table, and the files of the leaderboard.
+
+The runs lie in one folder under the names of their tasks; the same command skips those that are finished.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from lmtool.config import compose
+from lmtool.config.tables import Choice
+from lmtool.data.split import Rows
+from lmtool.errors import UserError
+from lmtool.learners.inference import Inference
+from lmtool.manifest import write_bytes
+from lmtool.ranks import place_of
+from lmtool.reporting.console import Output
+from lmtool.reporting.table import print_table
+from lmtool.runs.files import to_json
+from lmtool.schema.run import FinetuneConfig
+from lmtool.session.open_run import RUNS
+from lmtool.session.trained import read_trained
+from lmtool.tasks.configs import TaskConfig
+from lmtool.tasks.configs.glue import GlueConfig
+from lmtool.tasks.loading import load_task
+from lmtool.tasks.suites import DIAGNOSTIC, FILES, LEFT_OUT, average, folder_of, score_of, submission
+from lmtool.training.precision import choose_device, choose_precision
+
+Run = Callable[[FinetuneConfig, list[str]], dict[str, Any]]
+_TOKENS = 8192  # in one forward
+
+
+def run(config: FinetuneConfig, suite: GlueConfig, overrides: list[str], finetune: Run) -> dict[str, Any]:
+    """Train every member that has data, print the table, write glue.json and glue.zip. Returns glue.json."""
+    output, members = Output(), dict(_members(suite))
+    trained = {name: task for name, task in members.items() if task is not None and name != DIAGNOSTIC}
+    absent = [name for name in suite.names if name not in trained]
+    if not trained:
+        raise UserError(
+            f"task.path={suite.path}: there is no folder of a task of {suite.name}",
+            f"name the folders after the tasks: {', '.join(suite.names)}",
+        )
+    root = Path(config.run_dir) if config.run_dir else RUNS / (config.name or f"{suite.name}-{config.model.name}")
+    output.line(f"{suite.name}: {', '.join(trained)} in {root}; without data: {', '.join(absent) or 'none'}", "bold")
+    results = {}
+    for name, task in trained.items():
+        own = {"task": task, "name": None, "run_dir": str(root / name)}
+        results[name] = finetune(config.model_copy(update=own), overrides)
+    scores = {name: score_of(name, result["metrics"]) for name, result in results.items()}
+    mean = average(scores)
+    rows = [
+        [name, f"{scores[name]:.4f}", result["metric"], result.get("validation_examples", ""), str(root / name)]
+        for name, result in results.items()
+    ]
+    print_table(output, ["task", "score", "selected by", "rows", "run"], rows, heading=f"{suite.name} · development")
+    counted = [name for name in scores if name != LEFT_OUT]
+    if mean is not None:
+        left = f"; {LEFT_OUT} is left out" if LEFT_OUT in scores else ""
+        missing = f"; without data: {', '.join(absent)}" if absent else ""
+        output.line(f"average {mean:.4f} of {', '.join(counted)}{left}{missing}")
+    files = dict(_submissions(config, root, list(trained), members.get(DIAGNOSTIC)))
+    writes = place_of(os.environ).rank == 0
+    if writes:
+        _write_zip(root / f"{suite.name}.zip", files)
+    lacking = [file for file in FILES.values() if file not in files]
+    output.line(f"{root / suite.name}.zip: {', '.join(files) or 'nothing, no test splits'}")
+    if lacking:
+        output.line(f"the leaderboard asks for these too: {', '.join(lacking)}")
+    summary = {"average": mean, "members": counted, "scores": scores, "without_data": absent, "files": list(files)}
+    if writes:
+        write_bytes(root / f"{suite.name}.json", to_json(summary).encode())
+    return {"metric": "average", "value": mean, **summary}
+
+
+def tasks_of_suite(suite: GlueConfig) -> Iterator[TaskConfig]:
+    """The tasks that there are data of, the diagnostic set too."""
+    yield from (task for _, task in _members(suite) if task is not None)
+
+
+def _members(suite: GlueConfig) -> Iterator[tuple[str, TaskConfig | None]]:
+    """Each task, and the diagnostic set: as its YAML has it, on its folder; None where there is none."""
+    path = None if suite.path is None else Path(suite.path).expanduser()
+    if path is not None and not path.is_dir():
+        raise UserError(f"task.path={suite.path} is no folder", f"give one with folders of {', '.join(suite.names)}")
+    for name, member in zip((*suite.names, DIAGNOSTIC), (*suite.members, DIAGNOSTIC), strict=True):
+        data = member if isinstance(member, dict) else compose.option("task", member)
+        folder = None if path is None or data["path"] is not None else folder_of(name, path)
+        if path is not None and folder is None and data["path"] is None:
+            yield name, None
+            continue
+        own: dict[str, Any] = {"path": None if folder is None else str(folder), "train_examples": suite.train_examples}
+        own |= {"dropout": suite.dropout} if suite.dropout else {}
+        # What was typed of a task itself goes before what was typed of all.
+        task: Any = Choice("task", key="kind").validate(
+            data | {key: value for key, value in own.items() if data[key] is None}
+        )
+        yield name, task
+
+
+def _submissions(
+    config: FinetuneConfig, root: Path, names: list[str], diagnostic: TaskConfig | None
+) -> Iterator[tuple[str, str]]:
+    """The files of the leaderboard: the test rows of each task as its run predicts them, by the file's name."""
+    precision = choose_precision(config.precision, choose_device(config.device))
+    for name in names:
+        trained = read_trained(str(root / name), config.offline, precision)
+        task: Any = trained.config.task if isinstance(trained.config, FinetuneConfig) else None
+        sets: list[tuple[str, Mapping[str, Rows]]] = [
+            (name, load_task(task, config.seed, config.cache_dir, config.offline).test)
+        ]
+        if name == "mnli" and diagnostic is not None:
+            sets.append((DIAGNOSTIC, load_task(diagnostic, config.seed, config.cache_dir, config.offline, True).test))
+        learner = trained.learner()
+        for own, splits in sets:
+            for split, rows in splits.items():
+                if (own, split) in FILES:
+                    unlabelled = replace(rows, labels=None)
+                    records = learner.respond(unlabelled, Inference(trained.longest, _TOKENS, precision))
+                    labels = getattr(task, "labels", None)
+                    yield FILES[own, split], submission(own, labels, (record["prediction"] for record in records))
+
+
+def _write_zip(path: Path, files: Mapping[str, str]) -> None:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in files.items():
+            archive.writestr(zipfile.ZipInfo(name), text)
+    write_bytes(path, content.getvalue())

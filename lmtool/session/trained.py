@@ -1,0 +1,230 @@
+"""A trained checkpoint, built again with its tokenizer and weights: what evaluate, predict and export start from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lmtool.config.auto import AUTO, chosen_class
+from lmtool.config.nearest import nearest
+from lmtool.config.saved import body
+from lmtool.config.tables import Choice
+from lmtool.data.configs import FORMATS
+from lmtool.data.layouts import differing_layout
+from lmtool.errors import ConfigError, UserError
+from lmtool.learners.base import BaseLearner
+from lmtool.learners.configs import ObjectiveConfig
+from lmtool.models.configs import ModelConfig
+from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
+from lmtool.resolver.decoding import decoded
+from lmtool.schema.run import FinetuneConfig, PretrainConfig, UseConfig
+from lmtool.tasks.configs import TaskConfig, tasks_of
+from lmtool.tasks.labels import TakenHead
+from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.training.precision import Precision, choose_device, choose_precision
+from lmtool.weights.assemble import Blueprint, assemble
+from lmtool.weights.folders import PublishedFolder, published_folder, read_settings
+from lmtool.weights.importing import COMMAND
+from lmtool.weights.load import saved_config, section
+from lmtool.weights.reading import Weights, read
+from lmtool.weights.task_heads import CLASSIFIER, QUESTION_ANSWERING, head_of_class
+
+
+@dataclass(frozen=True)
+class _Tuned:
+    """A configuration of pretraining, and a tuning method beside it, as `assemble` takes them."""
+
+    config: PretrainConfig
+    tuned_by: Any
+    exits: tuple[int, ...] = ()
+
+    @property
+    def model(self) -> ModelConfig:
+        return self.config.model
+
+    @property
+    def seed(self) -> int:
+        return self.config.seed
+
+    @property
+    def learns(self) -> ObjectiveConfig:
+        return self.config.learns
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A checkpoint that is used. checkpoint: what the user typed. saved: its configuration as it stands there. config:
+    decoded, what it was trained with. foreign: whether its task is that of a published folder, of which no data and no
+    number of texts are known."""
+
+    checkpoint: str
+    saved: dict[str, Any]
+    config: PretrainConfig | FinetuneConfig
+    weights: Weights
+    tokenizer: Tokenizer
+    precision: Precision
+    foreign: bool = False
+
+    @property
+    def longest(self) -> int:
+        """The longest text in tokens that is read at a time: of a task as in training, else what the model can."""
+        return self.config.max_length if isinstance(self.config, FinetuneConfig) else self.config.model.max_positions
+
+    @property
+    def _blueprint(self) -> Blueprint[BaseLearner]:
+        """What builds its learner. An imported language model may be tuned, and no pretraining of lmtool is."""
+        tuned_by = section(self.checkpoint, self.saved, Choice("tuning", optional=True))
+        return self.config if isinstance(self.config, FinetuneConfig) else _Tuned(self.config, tuned_by)
+
+    @property
+    def tasks(self) -> dict[str, TaskConfig]:
+        """The tasks that it was trained for, by their names: its own, the members of a mixture, or those among the
+        objectives of pretraining."""
+        config = self.config
+        parts = config.task.parts() if isinstance(config, FinetuneConfig) else tasks_of(config.objective)
+        return {part.name: part for part in parts}
+
+    def task(self, name: str | None) -> TaskConfig | None:
+        """One of its tasks, whose head is used by itself. name: None where none was named; then None, too. UserError
+        where there is no such task, and where several were learned and none was named."""
+        known = self.tasks
+        if name is None and not (isinstance(self.config, FinetuneConfig) and len(known) > 1):
+            return None
+        if name not in known:
+            said = f"has no head for task={name}" if name is not None else f"was trained for {len(known)} tasks"
+            hint = f"name one of them: task={nearest(name or '', known) or next(iter(known), 'NAME')}"
+            there = ", ".join(known) or "none"
+            raise UserError(
+                f"checkpoint={self.checkpoint} {said}; its tasks: {there}", hint if known else "leave it out"
+            )
+        return known[name]
+
+    def learner(
+        self, learns: TaskConfig | ObjectiveConfig | None = None, taken: Mapping[str, TakenHead] | None = None
+    ) -> BaseLearner:
+        """The objective's or the task's learner, whole, on its device, in evaluation mode. learns: another one than the
+        checkpoint's. taken: by task, its head in the checkpoint, where that has another name or order. UserError where
+        the weights do not fit."""
+        weights = self.weights
+        for name, head in (taken or {}).items():
+            weights = replace(weights, tensors=head.tensors(weights.tensors, name))
+        for part in learns.parts() if isinstance(learns, TaskConfig) and taken is not None else ():
+            weights = replace(weights, tensors=part.completed(weights.tensors))
+        learner, _ = assemble(self._blueprint, self.tokenizer, trained=weights, learns=learns)
+        return learner.to(self.precision.device).eval()
+
+
+def load_trained(config: UseConfig) -> Trained:
+    """The checkpoint of a command. UserError where it is damaged, or holds nothing that predicts."""
+    precision = choose_precision(config.precision, choose_device(config.device))
+    return read_trained(config.checkpoint, config.offline, precision)
+
+
+def read_trained(checkpoint: str, offline: bool, precision: Precision) -> Trained:
+    """The checkpoint that is typed. UserError where it is damaged, or holds nothing that predicts."""
+    published = published_folder(checkpoint, offline)
+    saved = saved_config(checkpoint, offline)
+    weights = read(checkpoint, offline)
+    verb, foreign, complete = saved.get("command"), False, saved
+    if published is None and verb not in ("pretrain", "finetune", COMMAND):
+        raise UserError(f"checkpoint={checkpoint}: its config.json names no command: {verb}", "give another checkpoint")
+    if verb not in ("pretrain", "finetune"):
+        if published is not None and classifies(published, weights):
+            saved = published.classifier_config()
+        foreign = "task" in saved
+        verb = "finetune" if foreign else "pretrain"
+        complete = _as_finetuned(saved) if foreign else _as_pretrained(checkpoint, saved, weights)
+    # What it started from may be gone, and is not needed.
+    try:
+        config = decoded(verb, {**body(complete), "checkpoint": "none"}, reads_checkpoint=False)
+    except ConfigError as error:
+        raise error.inside(f"checkpoint={checkpoint}", "its config.json says so; give another checkpoint") from error
+    config = config.last if isinstance(config, PretrainConfig) else config  # in the form of its last phase
+    tokenizer = Tokenizer.load(weights.folder, config.tokenizer.parse_special_tokens)
+    if foreign and published is not None:
+        require_same_reading(published, config.model, tokenizer)
+    return Trained(checkpoint, saved, config, weights, tokenizer, precision, foreign)
+
+
+def classifies(published: PublishedFolder, weights: Weights) -> bool:
+    """Whether a folder has a task's head: its config.json says so, or names no class and there is a classifier's."""
+    named = bool(published.config.get("architectures"))
+    unnamed = not named and f"heads.{CLASSIFIER}.output.weight" in weights.tensors
+    return unnamed or head_of_class(published.config) is not None
+
+
+def require_same_reading(published: PublishedFolder, model: ModelConfig, tokenizer: Tokenizer) -> None:
+    """UserError where transformers reads the texts of a published classifier in another way than lmtool does."""
+    settings, config = read_settings(published.path), published.config
+    hint = "give another checkpoint"
+    # Scores of tokens are read beside what stands around texts; one token's or the mean is not.
+    head = head_of_class(config)
+    layout = model if head is not None and head.name == QUESTION_ANSWERING else model.sequence_form("transformers")
+    problem = differing_layout(tokenizer, layout.text_format)
+    if problem is not None:
+        problem = f"its tokenizer.json lays out texts as {problem}"
+    names = settings.get("model_input_names")
+    if names and "token_type_ids" not in names and has_segments(model):
+        problem = f"its tokenizer_config.json says model_input_names={names}: both texts of a pair in one segment"
+        hint = "write token_type_ids there too, in a copy, if it was trained with two; a text alone is read the same"
+    if model.architecture == "decoder":
+        added = [name for name in ("add_bos_token", "add_eos_token") if settings.get(name)]
+        pad = config.get("pad_token_id")
+        if added:
+            problem = f"its tokenizer_config.json says {added[0]}=true: lmtool reads its texts without special tokens"
+        if pad is not None and pad not in tokenizer.special_ids:
+            # The last token that is not this one stands for the text.
+            problem = f"its config.json says pad_token_id={pad}, which is no special token: texts may end with it"
+    if isinstance(model, EncoderDecoderConfig):
+        for key, role in (("decoder_start_token_id", model.start_role), ("eos_token_id", "eos")):
+            if config.get(key) not in (None, tokenizer.role(role)):
+                problem = f"its config.json says {key}={config[key]}; model={model.name} has {tokenizer.role(role)}"
+    if problem is not None:
+        raise UserError(f"checkpoint={published.checkpoint}: {problem}", hint)
+
+
+def has_segments(model: ModelConfig) -> bool:
+    """Whether a model tells the two texts of a pair apart by a table."""
+    return getattr(model, "segments", 0) > 1 and FORMATS[model.text_format].segments
+
+
+def _as_finetuned(saved: dict[str, Any]) -> dict[str, Any]:
+    """A published classifier as if `lmtool finetune` had made it, of data that are not known."""
+    known = {name: saved[name] for name in ("model", "tokenizer", "max_length")}
+    return {
+        **known,
+        # Whoever scores gives data of his own.
+        "task": {**saved["task"], "path": "unknown"},
+        "tuning": saved.get("tuning", {"name": "full"}),
+        "optimizer": AUTO,
+        "schedule": AUTO,
+        "max_steps": 1,
+        "batch_examples": 1,
+    }
+
+
+def _as_pretrained(checkpoint: str, saved: dict[str, Any], weights: Weights) -> dict[str, Any]:
+    """Published weights as if `lmtool pretrain` had made them, with the objective that their head stands for.
+
+    UserError where there is no such head.
+    """
+    class_of_model = chosen_class(saved.get("model"), Choice("model"))
+    architecture = getattr(class_of_model, "architecture", None)
+    if architecture == "encoder" and not any(name.startswith("heads.masked_lm.") for name in weights.tensors):
+        raise UserError(
+            f"checkpoint={checkpoint} has no head that predicts words",
+            f"lmtool finetune task=NAME checkpoint={checkpoint}",
+        )
+    objective = {"encoder": {"name": "mlm"}, "decoder": {"name": "clm"}}.get(str(architecture), AUTO)
+    given = {"model": saved.get("model"), "tokenizer": saved.get("tokenizer", AUTO), "objective": objective}
+    longest = (saved.get("model") or {}).get("max_positions", 512)
+    return {
+        **given,
+        "data": {"name": "pydocs"},
+        "optimizer": AUTO,
+        "schedule": AUTO,
+        "max_steps": 1,
+        "max_length": min(longest, 512),
+        "batch_tokens": 8192,
+    }
