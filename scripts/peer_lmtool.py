@@ -80,15 +80,18 @@ def run_lmtool(folder: Path, settings: dict[str, Any], gate: Gate, witness: Any 
     never = 1_000_000
     budget = {"max_steps": never, "evaluate_every": never, "checkpoint_every": never}
     budget["compiles"] = bool(settings["variant"].get("compile"))
-    wanted = TrainingSettings(settings["seed"], "loss", False, settings["device"], settings["precision"], **budget)
     optimizer = AdamWConfig(**{name: settings[name] for name in ("weight_decay", "clip_norm")}, lr=settings["lr"])
+    schedule = LinearConfig(warmup_fraction=0.0)
+    wanted = TrainingSettings(
+        settings["seed"], "loss", False, optimizer, schedule, settings["device"], settings["precision"], **budget
+    )
     parameters = sum(parameter.numel() for parameter in learner.parameters())
     facts = {"imports_bytes": imports_bytes, "parameters": parameters, "flops_per_token": flops(learner, loader)}
     gate.say({"ready": "lmtool", **facts, "attention": attention_path(learner, precision.device, precision.dtype)})
     with tempfile.TemporaryDirectory() as runs, RunFolder(Path(runs) / "bench", {}, "{}") as run:
-        held, schedule = HeldLoader(loader, gate, witness), LinearConfig(warmup_fraction=0.0)
+        held = HeldLoader(loader, gate, witness)
         with suppress(Closed):
-            train(learner, held, lambda step: {"loss": 0.0}, run, wanted, optimizer, schedule)
+            train(learner, held, lambda step: {"loss": 0.0}, run, wanted)
         if witness is not None:
             witness.row = json.loads((run.path / "metrics.jsonl").read_text().splitlines()[0])
 

@@ -12,12 +12,8 @@ from typing import Any
 import torch
 
 from lmtool.commands.evaluate import write_output
-from lmtool.commands.finetune import own_tokenizer
-from lmtool.data.configs import DataConfig
 from lmtool.data.loader import PackedLoader
-from lmtool.data.sources import Source, open_source
 from lmtool.data.split import SplitData
-from lmtool.data.vocabulary import trained_tokenizer
 from lmtool.errors import CheckFailed
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.inspection import Inspector
@@ -30,11 +26,10 @@ from lmtool.reporting.text import number
 from lmtool.schema.inspection import Looking
 from lmtool.schema.phases import words_of
 from lmtool.schema.run import FinetuneConfig, PretrainConfig
-from lmtool.session.labelled import data_to_learn
+from lmtool.session.finetuning import Finetuning
+from lmtool.session.pretraining import Pretraining
 from lmtool.session.screens import warnings_of
-from lmtool.session.start import require_fit, start_weights, starting_tokenizer, with_tasks
-from lmtool.session.texts import text_of
-from lmtool.tasks.members import rows_of
+from lmtool.session.start import require_fit, start_weights, starting_tokenizer
 from lmtool.tasks.shift import Shift, shifts
 from lmtool.training.precision import choose_device
 from lmtool.weights.assemble import assemble
@@ -105,21 +100,12 @@ def _looked_into(
 
 
 def _pretraining(config: PretrainConfig, first: PretrainConfig, output: Output) -> Inspector:
-    config, tasks = with_tasks(config)
-    tokenizer = starting_tokenizer(config)
-    progress = output.stage
-
-    def opened(data: DataConfig) -> Source:
-        return open_source(data, config.cache_dir, progress, config.offline)
-
-    source = opened(config.data)
-    tokenizer = tokenizer or trained_tokenizer(
-        config.tokenizer, source if first.data == config.data else opened(first.data),
-        config.tokenizer.vocab_size or config.model.vocab_size, config.cache_dir, progress,
-    )  # fmt: skip
+    """first: the configuration of the first phase, on whose text the vocabulary is trained."""
+    preparation = Pretraining(config)
+    config, on_stage = preparation.config, output.stage
+    tokenizer = starting_tokenizer(config) or preparation.trained_tokenizer(on_stage, first.data)
     require_fit(config, tokenizer)
-    rows = rows_of(tasks, "train")
-    data = text_of(config.data, source, "train", tokenizer, config.cache_dir, progress, rows)
+    data = preparation.split(config, "train", tokenizer, on_stage)
     with torch.device("meta"):
         learner, _ = assemble(config, tokenizer)
     if learner.makes_inputs:
@@ -130,9 +116,9 @@ def _pretraining(config: PretrainConfig, first: PretrainConfig, output: Output) 
 
 
 def _task(config: FinetuneConfig, output: Output) -> tuple[Inspector, list[Shift]]:
-    config, task, _ = data_to_learn(config)
-    tokenizer = starting_tokenizer(config)
-    tokenizer = tokenizer or own_tokenizer(config, task, output)
+    preparation = Finetuning(config)
+    config, task = preparation.config, preparation.task
+    tokenizer = starting_tokenizer(config) or preparation.trained_tokenizer(output.stage)
     require_fit(config, tokenizer)
     with torch.device("meta"):
         learner, _ = assemble(config, tokenizer)

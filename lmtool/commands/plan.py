@@ -27,7 +27,7 @@ from lmtool.reporting.text import size
 from lmtool.schema.plan import PlanKeys
 from lmtool.schema.run import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.session.labelled import data_to_learn
-from lmtool.session.start import with_tasks
+from lmtool.session.pretraining import Pretraining
 from lmtool.weights.assemble import assemble
 
 # English text in vocabularies of 30,000 to 50,000 tokens.
@@ -42,7 +42,8 @@ def run(config: TrainingConfig, verb: str, keys: PlanKeys) -> int:
         config, task, _ = data_to_learn(config)
         rows = sum(len(data.train) for data in task.members.values())
     else:
-        config, tasks = with_tasks(config)
+        preparation = Pretraining(config)
+        config, tasks = preparation.config, preparation.tasks
         notes += [f"{len(task.train):,} training rows of the task {name}" for name, task in tasks.items()]
     with torch.device("meta"):
         learner, _ = assemble(config, None)

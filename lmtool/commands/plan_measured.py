@@ -1,35 +1,24 @@
-"""`lmtool plan ... measure=true`: a few real steps of the run, timed, in a folder that is taken away again."""
+"""`lmtool plan ... measure=true`: a few real steps of the run, timed, in a folder that is removed afterwards."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from lmtool.commands import finetune, pretrain
 from lmtool.data.loader import PackedLoader
 from lmtool.data.phases import PhasedLoader
-from lmtool.data.split import SplitData
-from lmtool.distillation.distilled import Distilled
 from lmtool.errors import UserError
-from lmtool.learners.base import BaseLearner
 from lmtool.schema.run import FinetuneConfig, PretrainConfig
-from lmtool.session.fit import reading_of, settings_of
-from lmtool.session.open_run import OpenRun
-from lmtool.session.phases import Reads, planned
+from lmtool.session.fit import temporary_session, train_few_steps
 from lmtool.tasks.configs import GlueConfig
-from lmtool.training.compiling import choose_compilation
-from lmtool.training.loop import train
+from lmtool.training.profiling import StopTraining
 from lmtool.training.results import peak_memory
 from lmtool.types import Step
 
 WARM_UP, STEPS = 2, 5
-_NEVER = 2**31
 
 
 @dataclass(frozen=True)
@@ -50,51 +39,18 @@ def measured(config: PretrainConfig | FinetuneConfig) -> Measured:
         raise UserError(f"measure=true: task={config.task.name} is a run of every task in it", "give one: task=sst2")
     if config.branch is not None:
         raise UserError("measure=true: a branch continues another run", "leave out branch=, or measure=")
-    with TemporaryDirectory(prefix="lmtool-plan-") as place:
-        changes: dict[str, Any] = {"run_dir": str(Path(place) / "run"), "name": None, "logger": {}}
-        if isinstance(config, PretrainConfig):
-            return Measured(**pretrain.run(config.model_copy(update=changes), [], _steps))
-        return Measured(**finetune.run(config.model_copy(update={**changes, "forgetting": None}), [], _steps))
+    with temporary_session(config) as session:
+        timed = _TimedLoader(session.loader)
+        train_few_steps(session, timed, WARM_UP + STEPS, log_every=1)
+        return Measured(
+            statistics.median(timed.seconds[WARM_UP:]),
+            statistics.mean(timed.tokens[WARM_UP:]),
+            session.phases[0].loader.facts(),
+            peak_memory(session.run.precision.device),
+        )
 
 
-def _steps(
-    opened: OpenRun,
-    learner: BaseLearner,
-    data: dict[str, SplitData],
-    *_: Any,
-    distilled: Distilled | None = None,
-    phases: Sequence[Reads] = (),
-) -> dict[str, Any]:
-    """What `fit` does until it trains, then some steps. Returns the fields of a `Measured`."""
-    config = opened.config
-    parts = phases or [Reads(config, learner, data)]
-    loader, plan, _epochs = planned(config, learner, parts, opened.precision)
-    learner.begin(loader.steps_in_epoch)
-    if distilled is not None:
-        distilled.begin(reading_of(parts[-1], opened.output.stage))
-    compilation = choose_compilation(config.compile, opened.precision.device, plan.flops, config.max_minutes)
-    settings = replace(
-        settings_of(config, learner.metric, plan.flops_per_token, 0.0, compilation.on),
-        max_steps=max(plan.steps, WARM_UP + STEPS) + 1, max_epochs=None, max_tokens=None, max_minutes=None,
-        max_flops=None, log_every=1, evaluate_every=_NEVER, checkpoint_every=_NEVER, keep_every=None,
-    )  # fmt: skip
-    timed = _Timed(loader)
-    trained = learner if distilled is None else distilled
-    with suppress(_Enough):
-        train(trained, timed, lambda step: {}, opened.folder, settings, config.optimizer, config.schedule)
-    return {
-        "step_seconds": statistics.median(timed.seconds[WARM_UP:]),
-        "tokens": statistics.mean(timed.tokens[WARM_UP:]),
-        "facts": parts[0].loader.facts(),
-        "peak_bytes": peak_memory(opened.precision.device),
-    }
-
-
-class _Enough(Exception):
-    """All steps that were asked for are done."""
-
-
-class _Timed:
+class _TimedLoader:
     """A loader that ends the training after a few steps, and knows how long each was, from when it was given on."""
 
     def __init__(self, loader: PackedLoader | PhasedLoader):
@@ -112,4 +68,4 @@ class _Timed:
             self.seconds.append(time.perf_counter() - began)
             self.tokens.append(sum(batch.tokens for batch in step.batches))
             if len(self.seconds) == WARM_UP + STEPS:
-                raise _Enough
+                raise StopTraining

@@ -9,43 +9,33 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
-from lmtool.commands import finetune, pretrain
 from lmtool.config.checkpoint import saved_steps
 from lmtool.costs.rate import product_rate
-from lmtool.data.split import SplitData
-from lmtool.distillation.distilled import Distilled
 from lmtool.errors import Stopped, UserError
-from lmtool.learners.base import BaseLearner
 from lmtool.reporting.console import Output
 from lmtool.reporting.profile import StepProfile, print_profile
 from lmtool.runs.run_folder import choose_folder
 from lmtool.schema.inspection import Profiling
 from lmtool.schema.run import FinetuneConfig, PretrainConfig, RunConfig
-from lmtool.session.fit import reading_of, settings_of
-from lmtool.session.open_run import RUNS, OpenRun
-from lmtool.session.phases import Reads, planned
+from lmtool.session.fit import temporary_session, train_few_steps
+from lmtool.session.open_run import RUNS
+from lmtool.session.session import Session
 from lmtool.tasks.configs import GlueConfig
 from lmtool.training.attribution import attributed
-from lmtool.training.compiling import choose_compilation
-from lmtool.training.loop import train
 from lmtool.training.precision import choose_device, choose_precision, cpu_has_bf16
-from lmtool.training.profiling import TEACHER, Enough, ProfiledLoader, ranges
+from lmtool.training.profiling import TEACHER, ProfiledLoader, ranges
 from lmtool.weights.exporting import require_new
 
 WARM_UP = 2
 TABLE, TRACE = "profile.json", "trace.json.gz"
-# More steps than any profile has: nothing is evaluated nor saved in between.
-_NEVER = 2**31
 
 
 def run(config: PretrainConfig | FinetuneConfig, verb: str, profiling: Profiling) -> int:
@@ -118,66 +108,41 @@ def _folder(given: str | None, stem: str) -> Iterator[Path]:
 
 def _profile(config: PretrainConfig | FinetuneConfig, steps: int, folder: Path) -> StepProfile:
     """Train the run that a configuration describes for a few steps; the trace is put into the folder."""
-    # Beside the profile, since a run asks its disk for room.
-    with TemporaryDirectory(prefix=".run-", dir=folder) as place:
-        changes: dict[str, Any] = {"run_dir": str(Path(place) / "run"), "name": None, "logger": {}}
-        then = partial(_fit, steps=steps, folder=folder)
-        try:
-            if isinstance(config, PretrainConfig):
-                return StepProfile(**pretrain.run(config.model_copy(update=changes), [], then))
-            changes["forgetting"] = None
-            return StepProfile(**finetune.run(config.model_copy(update=changes), [], then))
-        except Stopped as stopped:
-            raise Stopped("stopped: nothing was written", stopped.exit_status) from stopped
+    try:
+        # In the profile's folder: a run needs free space on its own disk.
+        with temporary_session(config, folder) as session:
+            return _recorded(session, steps, folder)
+    except Stopped as stopped:
+        raise Stopped("stopped: nothing was written", stopped.exit_status) from stopped
 
 
-def _fit(
-    opened: OpenRun,
-    learner: BaseLearner,
-    data: dict[str, SplitData],
-    *_: Any,
-    steps: int,
-    folder: Path,
-    distilled: Distilled | None = None,
-    phases: Sequence[Reads] = (),
-) -> dict[str, Any]:
-    """What `fit` does until it trains, then some steps of the training. Returns the fields of a `StepProfile`."""
-    config, precision = opened.config, opened.precision
-    parts = phases or [Reads(config, learner, data)]
-    loader, plan, _epochs = planned(config, learner, parts, precision)
-    compiles = choose_compilation(config.compile, precision.device, plan.flops, config.max_minutes).on
-    learner.begin(loader.steps_in_epoch)
-    if distilled is not None:
-        distilled.begin(reading_of(parts[-1], opened.output.stage))
-    settings = replace(
-        settings_of(config, learner.metric, plan.flops_per_token, 0.0, compiles),
-        max_steps=max(plan.steps, WARM_UP + 2 * steps + 1), max_epochs=None, max_tokens=None, max_minutes=None,
-        max_flops=None, evaluate_every=_NEVER, checkpoint_every=_NEVER, keep_every=None,
-    )  # fmt: skip
-    profiled = ProfiledLoader(loader, precision.device, steps, WARM_UP)
-    trained = learner if distilled is None else distilled
-    teacher = getattr(distilled, "teacher", None)
+def _recorded(session: Session, steps: int, folder: Path) -> StepProfile:
+    """The profile of some steps of a session."""
+    config, precision, compiles = session.config, session.run.precision, session.compilation.on
+    on_device = precision.device.type == "cuda"
+    profiled = ProfiledLoader(session.loader, precision.device, steps, WARM_UP)
+    teacher = getattr(session.distilled, "teacher", None)
     beside = {TEACHER: [] if teacher is None else [teacher]}
-    with ranges(trained, beside, compiled=compiles), suppress(Enough):
-        train(trained, profiled, lambda step: {}, opened.folder, settings, config.optimizer, config.schedule)
-    recording, on_device = profiled.recording, precision.device.type == "cuda"
+    with ranges(session.trained, beside, compiled=compiles):
+        train_few_steps(session, profiled, WARM_UP + 2 * steps)
+    recording = profiled.recording
     recording.profiler.export_chrome_trace(str(folder / TRACE))
     costs = attributed(recording.profiler.events(), on_device)
-    return {
-        "milliseconds": costs.milliseconds,
-        "unprofiled_milliseconds": 1000 * recording.unprofiled_seconds,
-        "parts": {name: asdict(cost) for name, cost in costs.parts.items()},
-        "products_milliseconds": costs.products,
-        "products_flops": costs.flops,
-        "steps": recording.steps,
-        "tokens": recording.tokens / recording.steps,
-        "micro_batches": recording.micro_batches / recording.steps,
-        "peak_memory_bytes": recording.peak_bytes,
-        "precision": precision.name,
-        "device": str(precision.device),
-        "threads": torch.get_num_threads(),
-        "facts": _facts(config, loader.facts(), on_device, compiles),
-    }
+    return StepProfile(
+        milliseconds=costs.milliseconds,
+        unprofiled_milliseconds=1000 * recording.unprofiled_seconds,
+        parts={name: asdict(cost) for name, cost in costs.parts.items()},
+        products_milliseconds=costs.products,
+        products_flops=costs.flops,
+        steps=recording.steps,
+        tokens=recording.tokens / recording.steps,
+        micro_batches=recording.micro_batches / recording.steps,
+        peak_memory_bytes=recording.peak_bytes,
+        precision=precision.name,
+        device=str(precision.device),
+        threads=torch.get_num_threads(),
+        facts=_facts(config, session.loader.facts(), on_device, compiles),
+    )
 
 
 def _facts(config: RunConfig, facts: dict[str, Any], on_device: bool, compiles: bool) -> dict[str, Any]:

@@ -48,11 +48,11 @@ def write_checkpoint(
     optimizer: Mapping[str, Tensor],
     state: Mapping[str, Any],
     config: Mapping[str, Any],
-    write_extras: Callable[[Path], None] | None = None,
+    write_files: Callable[[Path], None] | None = None,
     carried: Mapping[str, Tensor] | None = None,
 ) -> Path:
     """Write `step_...` into the folder `checkpoints` and return it. OSError where the disk refuses; nothing is left
-    then. `write_extras` is called with the temporary folder and may put files into it."""
+    then. write_files: adds files to the temporary folder."""
     final = checkpoints / f"step_{step:08d}"
     draft = checkpoints / f"{TEMPORARY}{final.name}-{os.getpid()}"
     try:
@@ -63,8 +63,8 @@ def write_checkpoint(
             save_tensors(carried, draft / CARRIED)
         write_bytes(draft / STATE, to_json(state).encode())
         write_bytes(draft / CONFIG, to_json(config).encode())
-        if write_extras is not None:
-            write_extras(draft)
+        if write_files is not None:
+            write_files(draft)
         write_manifest(draft, {"step": step})
         os.rename(draft, final)
         sync_path(checkpoints)
@@ -180,11 +180,11 @@ def read_weights(folder: str | Path) -> dict[str, Tensor]:
 
 
 def load_weights(
-    learner: nn.Module, tensors: Mapping[str, Tensor], origin: str | Path, in_base: Collection[str] = ()
+    learner: nn.Module, tensors: Mapping[str, Tensor], origin: str | Path, excluded: Collection[str] = ()
 ) -> None:
-    """Put all weights into the learner. in_base: names of those that stay as they are, which no checkpoint of the run
+    """Put all weights into the learner. excluded: names of those that stay as they are, which no checkpoint of the run
     holds. UserError, naming the first three, where names or shapes differ."""
-    own = {name: tensor for name, tensor in learner.state_dict().items() if name not in in_base}
+    own = {name: tensor for name, tensor in learner.state_dict().items() if name not in excluded}
     wrong = [f"{name} is missing" for name in own.keys() - tensors.keys()]
     wrong += [f"{name} is unknown" for name in tensors.keys() - own.keys()]
     wrong += [
@@ -199,4 +199,4 @@ def load_weights(
             "resume with the configuration it was trained with, or give another name=",
         )
     cut = {name: cut_like(tensor, own[name]) for name, tensor in tensors.items()}
-    learner.load_state_dict(cut, strict=not in_base)
+    learner.load_state_dict(cut, strict=not excluded)

@@ -1,186 +1,124 @@
-"""Train a learner, score it, and write what a run leaves behind: what pretrain and finetune share."""
+"""Train a session, score it, and write what the run leaves behind: what pretrain and finetune share."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-import torch
 from torch import nn
 
-from lmtool.config.checkpoint import MODEL
+from lmtool.costs.memory_of_run import require_memory
 from lmtool.data.loader import PackedLoader
 from lmtool.data.phases import PhasedLoader
-from lmtool.data.sources import OnStage
-from lmtool.data.split import SplitData
-from lmtool.distillation.distilled import Distilled
-from lmtool.distillation.seen import Reading
 from lmtool.errors import UserError
-from lmtool.heads.features import layer_mix
-from lmtool.learners.base import BaseLearner
-from lmtool.learners.held_out import HeldOutSplits, evaluation_tokens
-from lmtool.learners.mixed_examples import MixedExamples
-from lmtool.learners.mixed_sources import predictors_of
-from lmtool.metrics import Metric
 from lmtool.resolver.stream_rules import reads_lanes
 from lmtool.runs.checkpoints import load_weights, read_weights
-from lmtool.schema.run import PretrainConfig, RunConfig
-from lmtool.secrets import masked
+from lmtool.schema.run import FinetuneConfig, PretrainConfig
 from lmtool.session import screens
-from lmtool.session.distilling import side_by_side
-from lmtool.session.forgetting import Forgetting
-from lmtool.session.lineage import as_fact, lineage_of
-from lmtool.session.open_run import OpenRun, words
-from lmtool.session.phases import Reads, planned, realised
-from lmtool.session.provenance import Contents, extras, require_same_teachers, require_unchanged, teachers_of
-from lmtool.session.rates import rates
-from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.session.branches import begin_branch
+from lmtool.session.companions import Companion, companions_of
+from lmtool.session.finetuning import Finetuning
+from lmtool.session.open_run import OpenRun, open_run, words
+from lmtool.session.pretraining import Pretraining
+from lmtool.session.session import Session
 from lmtool.training.agreement import require_same
-from lmtool.training.compiling import choose_compilation
 from lmtool.training.loop import train
-from lmtool.training.progress import TrainingResult, TrainingSettings
+from lmtool.training.profiling import StopTraining
+from lmtool.training.progress import TrainingResult
 from lmtool.training.sharded import outside_layers
-from lmtool.weights.bases import Base
-from lmtool.weights.loading import LoadReport
+from lmtool.types import Loader
 
-SAMPLES = 6
+Preparation = Pretraining | Finetuning
+_NEVER = 2**31
+"""More steps than any short training has: nothing is evaluated or saved."""
 
 
-def fit(
-    opened: OpenRun,
-    learner: BaseLearner,
-    data: Mapping[str, SplitData],
-    tokenizer: Tokenizer,
-    loaded: LoadReport | None,
-    choices: Mapping[str, Any],
-    facts: Mapping[str, Any],
-    contents: Contents,
-    next_commands: Sequence[str],
-    tests: Mapping[str, SplitData] | None = None,
-    base: Base | None = None,
-    forgetting: Forgetting | None = None,
-    distilled: Distilled | None = None,
-    phases: Sequence[Reads] = (),
-) -> dict[str, Any]:
-    """Train on data["train"], score on the other splits, of which the first gives the headline; show, write and return
-    result.json.
+def preparation_of(config: PretrainConfig | FinetuneConfig) -> Preparation:
+    """The preparation of a configuration's session. Reads the labelled data of a task."""
+    return Pretraining(config) if isinstance(config, PretrainConfig) else Finetuning(config)
 
-    loaded: what was taken of a checkpoint. choices: what the run is called on the screens. facts: of the data.
-    contents: hashes of the data, which a resumed run must find again. next_commands: what a user may type next.
-    tests: labelled splits that choose nothing: the best checkpoint is scored on them once, at the end. base: what the
-    checkpoints of a tuned run leave out. forgetting: what its checkpoint scores on held-out text. distilled: what is
-    trained in the place of the learner, the student of it. phases: what each of them reads; held-out text is read as
-    in the last one.
-    """
-    config, precision = opened.config, opened.precision
-    trained = learner if distilled is None else distilled
-    teachers = teachers_of(distilled)
-    require_same_teachers(opened, teachers)
-    group = opened.group
-    group.wait()  # one of them may have tokenized for hours, or read what is checked by one after the other
-    require_same(group, {**_things(contents), **{f"teacher {name}": value for name, value in teachers.items()}})
-    parts = phases or [Reads(config, learner, data)]
-    last, examples = parts[-1], parts[-1].examples
-    loader, plan, epochs = planned(config, learner, parts, precision)
-    compilation = choose_compilation(config.compile, precision.device, plan.flops, config.max_minutes)
-    warn_of_idle(opened, loader)
-    warn_of_state(opened)
-    learner.begin(loader.steps_in_epoch)
-    predictors = predictors_of(learner, last.data["train"], examples)
-    held_out = HeldOutSplits(
-        learner, last.data, last.config.max_length, evaluation_tokens(last.config), config.seed, predictors,
-        last.learner, group,
-    )  # fmt: skip
-    plan = replace(plan, evaluation_tokens=held_out.tokens)
-    baseline = held_out.baseline(last.data["train"])
-    uninformed_loss = held_out.uninformed_loss(baseline)
-    if distilled is not None:
-        begun = distilled.begin(reading_of(last, opened.output.stage))
-        facts = {**facts, "distillation": {**distilled.facts(), **begun}}
-    copied = facts.get("distillation", {}).get("started from")
-    in_base = frozenset() if base is None else base.names
-    lineage = lineage_of(opened)
-    screens.begin(
-        opened,
-        learner,
-        choices=choices,
-        data={**facts, **train_facts(loader), **held_out.facts()},
-        model=screens.model_facts(config, tokenizer, loaded, copied) | as_fact(lineage),
-        lineage=lineage,
-        plan=plan,
-        compilation=compilation,
-        epochs=epochs,
-        rates=rates(learner, config.optimizer, plan.steps),
-        baseline=baseline,
-    )
+
+def run(preparation: Preparation) -> dict[str, Any]:
+    """Train, evaluate and save. Returns result.json; a finished run is only reported."""
+    with open_run(preparation.verb, preparation.config, preparation.stem) as opened:
+        finished = opened.folder.result()
+        if finished is not None:
+            return screens.report_finished(opened, finished)
+        begin_branch(opened)
+        require_memory(preparation.config, opened.precision)
+        session = preparation.prepare(opened)
+        return fit(session, companions_of(session))
+
+
+def fit(session: Session, companions: Sequence[Companion]) -> dict[str, Any]:
+    """Train on the "train" split and score on the others; the first of them gives the headline. Shows, writes and
+    returns result.json. Raises what the loop raises, and UserError where a companion refuses."""
+    opened, learner = session.run, session.learner
+    opened.group.wait()  # another rank may have tokenized for hours, while this one read the finished store
+    require_same(opened.group, {key: value for part in companions for key, value in part.identity().items()})
+    warn_of_idle_ranks(opened, session.loader)
+    warn_of_unused_state(opened)
+    learner.begin(session.loader.steps_in_epoch)
+    held_out = session.held_out
+    plan = replace(session.plan, evaluation_tokens=held_out.tokens)
+    baseline = held_out.baseline(session.phases[-1].data["train"])
+    settings = session.settings(held_out.uninformed_loss(baseline))
+    metadata: dict[str, dict[str, Any]] = {"data": dict(session.metadata), "model": {}, "run": {}}
+    for companion in companions:
+        for section, entries in companion.begin(session).items():
+            metadata[section] |= entries
+    metadata["data"] |= {**train_metadata(session.loader), **held_out.facts()}
+    screens.begin(session, metadata, plan, baseline)
     with screens.listener(opened, learner.metric.name, baseline) as listener:
         training = train(
-            trained,
-            loader,
-            lambda step: held_out.score(precision, calibrates=True).metrics(),
+            session.trained,
+            session.loader,
+            lambda step: held_out.score(opened.precision, calibrates=True).metrics(),
             opened.folder,
-            settings_of(config, learner.metric, plan.flops_per_token, uninformed_loss, compilation.on),
-            config.optimizer,
-            config.schedule,
-            [listener, opened.trackers],
-            extras(tokenizer, contents, base, lineage, teachers),
-            group,
-            in_base,
+            settings,
+            listeners=[listener, opened.trackers],
+            extensions=companions,
+            group=opened.group,
         )
-    best_weights(opened, training, trained, in_base)
-    baseline = screens.settled(opened, baseline, learner.headline, training.metrics)
-    more = {"baseline": baseline["value"], "compiled": compilation.on}
-    more |= {name: loader.facts()[name] for name in screens.WASTE if name in loader.facts()}
+    load_best_weights(opened, training, session.trained, {name for part in companions for name in part.excluded})
+    baseline = screens.updated_baseline(opened, baseline, learner.headline, training.metrics)
+    rows = result_rows(session, training, baseline)
+    with outside_layers(session.trained):
+        for companion in companions:
+            rows |= companion.after(session, training)
+    result = screens.result_of(opened, training, session.subject, learner.metric.name, rows)
+    return screens.finish(opened, result, baseline, session.next_commands)
+
+
+def result_rows(session: Session, training: TrainingResult, baseline: Mapping[str, Any]) -> dict[str, Any]:
+    """The rows of result.json that every run has beside its scores."""
+    learner, loader = session.learner, session.loader
+    rows = {"baseline": baseline["value"], "compiled": session.compilation.on}
+    rows |= {name: loader.facts()[name] for name in screens.WASTE if name in loader.facts()}
     term = learner.metric.name.removesuffix("_loss")
     error = f"{term}_gain_standard_error" if term in learner.weights else "standard_error"
-    more |= {"standard_error": training.metrics[error]} if error in training.metrics else {}
-    more |= {} if base is None else tuned_size(base, training)
-    more |= {name: facts[name] for name in ("few_shot",) if name in facts}
-    more |= {"lineage": list(lineage)} if lineage else {}
-    if isinstance(examples, MixedExamples) and all(
-        isinstance(part.examples, MixedExamples) and [*part.examples.members] == [*examples.members] for part in parts
-    ):
-        more["mixture"] = shares_read(examples, loader, training.steps)
-    more |= realised(plan, loader, training.steps)
-    with outside_layers(trained):
-        more |= layer_mix(learner)
-        more |= write_predictions(opened, learner, held_out)
-        if tests:
-            more["tests"] = scores_on(opened, learner, tests)
-        if forgetting is not None:
-            more["forgetting"] = forgetting.after(learner)
-        if distilled is not None:
-            models = side_by_side(learner, distilled, held_out, config, precision)
-            require_unchanged(teachers, distilled)
-            more["distillation"] = {
-                "models": models,
-                "teachers": teachers,
-                **distilled.results(held_out.first.sample(), precision),
-            }
-    result = screens.result_of(opened, training, choices, learner.metric.name, more)
-    return screens.finish(opened, result, baseline, next_commands)
+    rows |= {"standard_error": training.metrics[error]} if error in training.metrics else {}
+    return rows | {name: session.metadata[name] for name in ("few_shot",) if name in session.metadata}
 
 
-def _things(contents: Contents) -> dict[str, Any]:
-    """What the data hold, by the name that a user reads."""
-    return {f"{origin} {key}": value for origin, own in contents.items() for key, value in own.items()}
-
-
-def train_facts(loader: PackedLoader | PhasedLoader) -> dict[str, Any]:
-    """The facts of what is trained on, by phase where there are any."""
-    facts = loader.facts()
+def train_metadata(loader: PackedLoader | PhasedLoader) -> dict[str, Any]:
+    """Metadata of the training data, by phase where there are any."""
+    metadata = loader.facts()
     if not isinstance(loader, PhasedLoader):
-        return {"train": facts}
-    return {name: own for name, own in facts.items() if isinstance(own, dict)}
+        return {"train": metadata}
+    return {name: section for name, section in metadata.items() if isinstance(section, dict)}
 
 
-def warn_of_idle(opened: OpenRun, loader: PackedLoader | PhasedLoader) -> None:
-    """Say so where steps have fewer examples than there are processes: the others compute what counts nothing."""
+def warn_of_idle_ranks(opened: OpenRun, loader: PackedLoader | PhasedLoader) -> None:
+    """Warn where a step has fewer examples than there are ranks: the others compute nothing that counts."""
     size = opened.group.size
-    for name, facts in train_facts(loader).items():
-        examples = math.ceil(facts["examples"] / facts["steps_per_epoch"])
+    for name, metadata in train_metadata(loader).items():
+        examples = math.ceil(metadata["examples"] / metadata["steps_per_epoch"])
         if examples < size:
             opened.output.line(
                 f"warning: {name}: a step has {examples:,} examples, and {size} processes share it: some do nothing; "
@@ -189,8 +127,8 @@ def warn_of_idle(opened: OpenRun, loader: PackedLoader | PhasedLoader) -> None:
             )
 
 
-def warn_of_state(opened: OpenRun) -> None:
-    """Say so where a model could carry state from batch to batch, and what it reads has no lanes."""
+def warn_of_unused_state(opened: OpenRun) -> None:
+    """Warn where a model could carry state from batch to batch, and its text is not read as contiguous streams."""
     config = opened.config
     if not isinstance(config, PretrainConfig) or not config.model.carries_state or config.data.documents == "separate":
         return
@@ -202,89 +140,11 @@ def warn_of_state(opened: OpenRun) -> None:
         )
 
 
-def reading_of(reads: Reads, progress: OnStage) -> Reading:
-    """What a run reads, for what is computed of it before."""
-    config = reads.config
-    sizes = {"batch_examples": config.batch_examples, "batch_tokens": config.batch_tokens}
-    budgets = config.max_steps, config.max_epochs
-    return Reading(
-        reads.data["train"], config.max_length, reads.examples, reads.loader, *budgets, sizes,
-        evaluation_tokens(config), progress,
-    )  # fmt: skip
-
-
-def shares_read(
-    examples: MixedExamples, loader: PackedLoader | PhasedLoader, steps: int
-) -> dict[str, dict[str, float]]:
-    """Of each member of a mixture, how many of its examples a run has read (`examples`), their `share`, and the share
-    that was `planned`."""
-    read = dict.fromkeys(examples.members, 0)
-    for rows in loader.read(steps):
-        for name, count in examples.drawn(rows).items():
-            read[name] += count
-    return {
-        name: {"examples": count, "share": count / sum(read.values()), "planned": share}
-        for (name, count), share in zip(read.items(), examples.shares, strict=True)
-    }
-
-
-def write_predictions(opened: OpenRun, learner: BaseLearner, held_out: HeldOutSplits) -> dict[str, Any]:
-    """predictions.jsonl of a learner that predicts rows, else samples.json. Returns what result.json says of them."""
-    if not learner.predicts_rows:
-        learner.eval()
-        batch = next(iter(held_out.first.loader.epoch_batches())).to(opened.precision.device)
-        with torch.no_grad():
-            samples = learner.samples(batch, SAMPLES)
-        opened.folder.write_json("samples.json", samples)
-        return {}
-    final = held_out.score(opened.precision)
-    opened.folder.write_rows("predictions.jsonl", final.records())
-    for warning in final.warnings:
-        opened.output.line(f"warning: {warning}", "yellow")
-    classes = final.first.details.get("classes")
-    said = {"validation_examples": sum(map(len, held_out.first.data.rows.values())), "warnings": final.warnings}
-    if learner.scores_part:
-        # In training a part of the rows was scored: here are all.
-        said |= {"metrics": final.metrics(), "value": final.metrics()[learner.metric.name]}
-    return said if classes is None else {**said, "classes": classes}
-
-
-def scores_on(opened: OpenRun, learner: BaseLearner, tests: Mapping[str, SplitData]) -> dict[str, Any]:
-    """By test split, its number of rows and its scores."""
-    config = opened.config
-    tokens = evaluation_tokens(config)
-    splits = HeldOutSplits(learner, tests, config.max_length, tokens, config.seed, group=opened.group)
-    evaluations = splits.score(opened.precision).splits
-    sizes = {split: sum(map(len, part.data.rows.values())) for split, part in splits.splits.items()}
-    return {split: {"examples": sizes[split], **evaluation.metrics()} for split, evaluation in evaluations.items()}
-
-
-def settings_of(
-    config: RunConfig, metric: Metric, flops_per_token: float, uninformed_loss: float, compiles: bool
-) -> TrainingSettings:
-    """The run-wide numbers as the loop takes them."""
-    shared = set(TrainingSettings.__dataclass_fields__) & set(type(config).model_fields)
-    return TrainingSettings(
-        metric=metric.name,
-        greater_is_better=not metric.smaller_is_better,
-        flops_per_token=flops_per_token,
-        uninformed_loss=uninformed_loss,
-        compiles=compiles,
-        chooses=config.distill.teaches_heads,
-        **{name: getattr(config, name) for name in shared},
-    )
-
-
-def tuned_size(base: Base, training: TrainingResult) -> dict[str, Any]:
-    """What result.json says of a tuned run's file: what its weights are tuned on, and the bytes of those it holds."""
-    folder = training.best or training.last
-    sizes = {} if folder is None else {"delta_bytes": (folder / MODEL).stat().st_size}
-    return {"base": masked(base.checkpoint), **sizes}
-
-
-def best_weights(opened: OpenRun, training: TrainingResult, learner: nn.Module, in_base: Collection[str] = ()) -> None:
-    """Put the best checkpoint's weights into the learner, for the last evaluation and the examples. in_base: names of
-    those that stay as they are. UserError where it was damaged since it was written."""
+def load_best_weights(
+    opened: OpenRun, training: TrainingResult, learner: nn.Module, excluded: Collection[str] = ()
+) -> None:
+    """Put the best checkpoint's weights into the learner, for the last evaluation and the examples. excluded: names of
+    tensors that stay as they are. UserError where the checkpoint was damaged since it was written."""
     if training.best is None or training.best == training.last:
         return
     try:
@@ -292,4 +152,31 @@ def best_weights(opened: OpenRun, training: TrainingResult, learner: nn.Module, 
     except UserError as error:
         resume = words(["lmtool", "resume", str(opened.folder.path)])
         raise UserError(error.message, f"{resume} sets it aside and ends with the best of the others") from error
-    load_weights(learner, weights, training.best, in_base)
+    load_weights(learner, weights, training.best, excluded)
+
+
+@contextmanager
+def temporary_session(config: PretrainConfig | FinetuneConfig, parent: Path | None = None) -> Iterator[Session]:
+    """The session of a configuration in a run folder that is removed afterwards. parent: the folder it is made in."""
+    with TemporaryDirectory(prefix=".run-", dir=parent) as folder:
+        changes: dict[str, Any] = {"run_dir": str(Path(folder) / "run"), "name": None, "logger": {}}
+        if isinstance(config, FinetuneConfig):
+            changes["forgetting"] = None
+        preparation = preparation_of(config.model_copy(update=changes))
+        with open_run(preparation.verb, preparation.config, preparation.stem) as opened:
+            require_memory(preparation.config, opened.precision)
+            yield preparation.prepare(opened)
+
+
+def train_few_steps(session: Session, loader: Loader, steps: int, **changes: Any) -> None:
+    """Train without evaluating or saving until the loader raises StopTraining. loader: gives the session's steps.
+    steps: at least as many as the loader gives. changes: of the settings."""
+    session.learner.begin(session.loader.steps_in_epoch)
+    if session.distilled is not None:
+        session.distilled.begin(session.reading)
+    settings = replace(
+        session.settings(), max_steps=max(session.plan.steps, steps) + 1, max_epochs=None, max_tokens=None,
+        max_minutes=None, max_flops=None, evaluate_every=_NEVER, checkpoint_every=_NEVER, keep_every=None, **changes,
+    )  # fmt: skip
+    with suppress(StopTraining):
+        train(session.trained, loader, lambda step: {}, session.run.folder, settings)

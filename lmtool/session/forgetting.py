@@ -4,6 +4,7 @@ of each level are from where they started."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,47 +32,47 @@ TOKENS = 8192  # in one forward without gradients
 
 
 @dataclass(frozen=True)
-class Forgetting:
-    """A run that is measured. max_length: of the windows of text. before: the scores of the checkpoint it starts from,
+class StartScores:
+    """The checkpoint that a run starts from, scored on the held-out text. max_length: of the windows of text. scores:
     "loss" among them."""
 
     config: FinetuneConfig
     precision: Precision
     on_stage: OnStage
     max_length: int
-    before: Mapping[str, Any]
+    scores: Mapping[str, Any]
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """For the first screen."""
-        return {"text": str(self.config.forgetting), "loss": self.before["loss"]}
+        return {"text": str(self.config.forgetting), "loss": self.scores["loss"]}
 
-    def after(self, learner: BaseLearner) -> dict[str, Any]:
-        """{"text", "objective", "before", "after", "distance", "added"}: the scores, the relative distance by level
-        from the head down (see `distances`), and how many parameters the method added that are in no distance.
 
-        What the method added is merged into the learner where it can be: it is of no further use.
-        """
-        trained, pretraining = pretrained(self.config, self.precision)
-        start, model = trained.weights.tensors, trained.learner()
-        model.backbone = learner.backbone
-        for name in set(model.heads) & set(learner.heads):
-            model.heads[name] = learner.heads[name]
-        after = score(model.eval(), self.config, trained, pretraining, self.max_length, self.on_stage)
-        try:
-            if learner.tuning is not None:
-                learner.tuning.merge(learner)
-        except UserError:
-            pass  # adapters, prompts: the weights they stand beside are compared
-        own = dict(learner.state_dict())
-        return {
-            "text": str(self.config.forgetting),
-            "objective": pretraining.objective.name,
-            "before": dict(self.before),
-            "after": after,
-            "distance": distances(start, own),
-            "added": sum(own[name].numel() for name in learner.added if name in own),
-        }
+def compare_with_start(start: StartScores, learner: BaseLearner) -> dict[str, Any]:
+    """{"text", "objective", "before", "after", "distance", "added"}: the scores, the relative distance by level from
+    the head down (see `distances`), and the number of parameters that the method added, which no distance includes.
+
+    Merges what the method added into the learner where that is possible: nothing else needs it any more.
+    """
+    trained, pretraining = pretrained(start.config, start.precision)
+    start_weights, model = trained.weights.tensors, trained.learner()
+    model.backbone = learner.backbone
+    for name in set(model.heads) & set(learner.heads):
+        model.heads[name] = learner.heads[name]
+    after = score(model.eval(), start.config, trained, pretraining, start.max_length, start.on_stage)
+    # Adapters and prompts cannot be merged: the weights beside them are compared.
+    if learner.tuning is not None:
+        with suppress(UserError):
+            learner.tuning.merge(learner)
+    weights = dict(learner.state_dict())
+    return {
+        "text": str(start.config.forgetting),
+        "objective": pretraining.objective.name,
+        "before": dict(start.scores),
+        "after": after,
+        "distance": distances(start_weights, weights),
+        "added": sum(weights[name].numel() for name in learner.added if name in weights),
+    }
 
 
 def require_measurable(config: FinetuneConfig) -> None:
@@ -85,15 +86,13 @@ def require_measurable(config: FinetuneConfig) -> None:
 
 def measured_before(
     config: FinetuneConfig, learner: BaseLearner, precision: Precision, on_stage: OnStage
-) -> Forgetting | None:
-    """The scores of the checkpoint that a run starts from, where the run asks for them. learner: of the run; virtual
-    tokens of its method leave a text fewer positions."""
-    if config.forgetting is None:
-        return None
+) -> StartScores:
+    """The scores of the checkpoint that a run starts from. learner: of the run; virtual tokens of its method leave a
+    text fewer positions."""
     trained, pretraining = pretrained(config, precision)
     max_length = min(pretraining.max_length, learner.backbone.longest_text)
     before = score(trained.learner(), config, trained, pretraining, max_length, on_stage)
-    return Forgetting(config, precision, on_stage, max_length, before)
+    return StartScores(config, precision, on_stage, max_length, before)
 
 
 def pretrained(config: FinetuneConfig, precision: Precision) -> tuple[Trained, PretrainConfig]:

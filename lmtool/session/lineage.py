@@ -58,9 +58,9 @@ def _facts(folder: Path) -> dict[str, Any]:
     return {key: own[key] for key in ("step", "command", "sha256") if own.get(key) is not None}
 
 
-def as_fact(lineage: Lineage) -> dict[str, str]:
-    """A lineage on one line, as a fact of the model; nothing where there is none."""
-    return {"started_from": " → ".join(str(entry["checkpoint"]) for entry in lineage)} if lineage else {}
+def lineage_line(lineage: Lineage) -> str:
+    """A lineage on one line."""
+    return " → ".join(str(entry["checkpoint"]) for entry in lineage)
 
 
 def _before(folder: Path) -> Lineage:

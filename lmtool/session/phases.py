@@ -1,4 +1,4 @@
-"""What a run reads: examples of its training text and their loader; of a run in phases, those of each."""
+"""The training data of a run, phase by phase: examples and their loader."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from lmtool.weights.assemble import assemble
 
 
 @dataclass(frozen=True)
-class Reads:
-    """What a run, or a phase of it, reads. config: its configuration. learner: what makes its examples. data: by
+class PhaseData:
+    """The training data of a run, or of one of its phases. config: of the phase. learner: makes the examples. data: by
     split."""
 
     config: RunConfig
@@ -48,21 +48,21 @@ class Reads:
 
 def phases_of(
     config: PretrainConfig, learner: BaseLearner, tokenizer: Tokenizer, texts: Sequence[Mapping[str, SplitData]]
-) -> list[Reads]:
-    """What each phase reads; nothing of a run without phases. texts: by split, of each phase. Examples of another
-    section than the run's are made by its learner, of which no weights are made."""
+) -> list[PhaseData]:
+    """The training data of each phase, of a run without phases of the run. texts: by split, of each phase. Where a
+    phase has an objective section of its own, a learner of that section on the meta device makes its examples."""
     reads = []
-    for form, data in zip(config.forms if config.phases else (), texts, strict=False):
+    for form, data in zip(config.forms if config.phases else (config,), texts, strict=True):
         maker = learner
         if form.objective != config.objective:
             with torch.device("meta"):
                 maker, _ = assemble(form, tokenizer)
-        reads.append(Reads(form, maker, data))
+        reads.append(PhaseData(form, maker, data))
     return reads
 
 
 def planned(
-    config: RunConfig, learner: BaseLearner, parts: Sequence[Reads], precision: Precision
+    config: RunConfig, learner: BaseLearner, parts: Sequence[PhaseData], precision: Precision
 ) -> tuple[PackedLoader | PhasedLoader, RunPlan, float | None]:
     """The loader of a run that reads these parts one after the other, its plan, and the passes that it makes; of phases
     these are not one number."""
@@ -76,14 +76,12 @@ def planned(
     return PhasedLoader(loaders, shares, same_text), plan, None
 
 
-def realised(plan: RunPlan, loader: PackedLoader | PhasedLoader, steps: int) -> dict[str, list[dict[str, Any]]]:
-    """What result.json says of the phases of a run of so many steps: what differs in each (`given`), its `share`, and
-    its `first_step` and `last_step`, null where it had none."""
-    if not isinstance(loader, PhasedLoader):
-        return {}
+def phase_rows(plan: RunPlan, loader: PhasedLoader, steps: int) -> list[dict[str, Any]]:
+    """The phases of a run of so many steps, for result.json: what differs in each (`given`), its `share`, and its
+    `first_step` and `last_step`, null where it had none."""
     rows = []
     for phase, (first, last) in zip(plan.phases, loader.borders(steps), strict=True):
         ran = first <= last
         row = {"given": phase.given, "share": phase.share}
         rows.append(row | {"first_step": first if ran else None, "last_step": last if ran else None})
-    return {"phases": rows}
+    return rows

@@ -9,21 +9,16 @@ teachers.json   of a distilled run: {"runs/NAME": sha256 of the tensors that the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from lmtool.config.checkpoint import DATA, read_json, read_manifest
 from lmtool.data.sources import Source
 from lmtool.distillation.distilled import Distilled
 from lmtool.errors import UserError
-from lmtool.manifest import write_bytes
-from lmtool.runs.files import to_json
-from lmtool.session.lineage import LINEAGE, Lineage
 from lmtool.session.open_run import OpenRun
 from lmtool.tasks.loading import TaskData
-from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.weights.bases import BASE, Base, digest
+from lmtool.weights.bases import digest
 
 TEACHERS = "teachers.json"
 Contents = dict[str, dict[str, Any]]
@@ -66,10 +61,9 @@ def _change(key: str, before: Any, now: Any) -> str:
     return f"{key} {before:,} -> {now:,}" if type(before) is type(now) is int else f"other {key}"
 
 
-def teachers_of(distilled: Distilled | None) -> dict[str, str]:
-    """By what a user calls a teacher, the sha256 of its tensors."""
-    teachers = () if distilled is None else distilled.teachers
-    return {teacher.origin: digest(teacher.learner.state_dict()) for teacher in teachers}
+def teacher_digests(distilled: Distilled) -> dict[str, str]:
+    """The sha256 of each teacher's tensors, by the name that the user gave it."""
+    return {teacher.origin: digest(teacher.learner.state_dict()) for teacher in distilled.teachers}
 
 
 def require_same_teachers(opened: OpenRun, teachers: Mapping[str, str]) -> None:
@@ -88,31 +82,3 @@ def require_same_teachers(opened: OpenRun, teachers: Mapping[str, str]) -> None:
                 "bring it back as it was; or start another run from these weights: the same command with name=NEW "
                 f"checkpoint={run}",
             )
-
-
-def require_unchanged(teachers: Mapping[str, str], distilled: Distilled) -> None:
-    """RuntimeError where training has changed a teacher."""
-    if teachers != teachers_of(distilled):
-        raise RuntimeError(f"training has changed a teacher: {', '.join(teachers)}")
-
-
-def extras(
-    tokenizer: Tokenizer,
-    contents: Contents,
-    base: Base | None = None,
-    lineage: Lineage = (),
-    teachers: Mapping[str, str] | None = None,
-) -> Callable[[Path], None]:
-    """What writes the files of a checkpoint that the loop does not know."""
-
-    def write(folder: Path) -> None:
-        tokenizer.save(folder)
-        write_bytes(folder / DATA, to_json(contents).encode())
-        if base is not None:
-            write_bytes(folder / BASE, to_json(base.to_plain()).encode())
-        if teachers:
-            write_bytes(folder / TEACHERS, to_json(dict(teachers)).encode())
-        if lineage:
-            write_bytes(folder / LINEAGE, to_json({"checkpoints": list(lineage)}).encode())
-
-    return write

@@ -12,7 +12,6 @@ from torch import nn
 
 from lmtool.config.checkpoint import read_state
 from lmtool.costs.memory_of_run import learning_by_role
-from lmtool.learners.base import BaseLearner
 from lmtool.nn.attention import attention_path
 from lmtool.reporting.plan import RunPlan
 from lmtool.reporting.progress import ProgressDisplay
@@ -20,7 +19,8 @@ from lmtool.reporting.report import write_report
 from lmtool.reporting.screens import end_screen, start_screen
 from lmtool.schema.run import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.session.open_run import OpenRun
-from lmtool.session.rates import never
+from lmtool.session.rates import never, rates
+from lmtool.session.session import Session
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.compiling import Compilation
 from lmtool.training.group import ALONE, Group
@@ -29,7 +29,7 @@ from lmtool.training.progress import TrainingResult
 from lmtool.weights.loading import LoadReport
 
 # Facts for the report alone: the first screen stays one screen.
-_UNTOLD = frozenset(
+_REPORT_ONLY = frozenset(
     {
         "fingerprint", "split", "held_out", "steps_per_epoch", "store_tokens", "tokens", "files",
         "document", "random_next_fraction", "predicted_fraction", "truncated", "train_rows_available", "warnings",
@@ -75,53 +75,54 @@ def _devices(config: RunConfig, precision: Precision, group: Group) -> dict[str,
 
 
 def begin(
-    opened: OpenRun,
-    learner: BaseLearner,
-    *,
-    choices: Mapping[str, Any],
-    data: Mapping[str, Any],
-    model: Mapping[str, Any],
-    plan: RunPlan,
-    compilation: Compilation,
-    epochs: float | None,
-    rates: Sequence[Mapping[str, Any]],
-    baseline: Mapping[str, Any],
-    lineage: Sequence[Mapping[str, Any]] = (),
+    session: Session, metadata: Mapping[str, Mapping[str, Any]], plan: RunPlan, baseline: Mapping[str, Any]
 ) -> None:
-    """Write facts.json and show the screen that says what will happen."""
-    config = opened.config
+    """Write facts.json and show the first screen. metadata: by section, "data", "model" and "run"."""
+    opened, learner, compilation = session.run, session.learner, session.compilation
+    config, data = opened.config, metadata["data"]
     machine = machine_facts(config, learner, opened.precision, compilation, opened.group)
+    copied = data.get("distillation", {}).get("started from")
+    model = model_facts(config, session.tokenizer, session.loaded, copied) | dict(metadata["model"])
+    learning_rates = rates(learner, config.optimizer, plan.steps)
     state = {} if opened.checkpoint is None else read_state(opened.checkpoint)
-    # Of a run without a tuning method everything learns.
+    # Without a tuning method everything learns.
     learns = {} if learner.tuning is None else learning_by_role(learner)
     facts: dict[str, Any] = {
         "data": dict(data),
         "model": {**model, "parameters": plan.parameters, **machine},
         "learns": learns,
-        "rates": list(rates),
+        "rates": learning_rates,
         "baseline": dict(baseline),
         **({"trained_beside": learner.trained_beside} if learner.trained_beside else {}),
-        **({"lineage": list(lineage)} if lineage else {}),
+        **metadata["run"],
     }
     opened.folder.write_json("facts.json", facts)
     start_screen(
         opened.output,
         command=opened.verb,
         run_dir=str(opened.folder.path),
-        choices=choices,
+        choices=session.subject,
         data=_told(data),
         model=model,
         plan=plan,
         learns=learns,
-        rates=rates,
+        rates=learning_rates,
         baseline=baseline,
         machine=_told_of_machine(machine, opened.precision.device.type == "cuda"),
-        epochs=epochs,
+        epochs=session.epochs,
         resumed_step=state.get("step"),
         branch=config.branch if str(config.branch).endswith(f"@{state.get('step')}") else None,
     )
+    _warn(session, data, learning_rates, state)
+
+
+def _warn(
+    session: Session, data: Mapping[str, Any], learning_rates: Sequence[Mapping[str, Any]], state: Mapping[str, Any]
+) -> None:
+    """The warnings below the first screen. state: of the checkpoint that the run resumes from."""
+    opened, config = session.run, session.config
     longest = max(form.max_length for form in (config.forms if isinstance(config, PretrainConfig) else (config,)))
-    remarks = [remark for remark in (never(rates), config.model.remark(longest)) if remark]
+    remarks = [remark for remark in (never(learning_rates), config.model.remark(longest)) if remark]
     for warning in (*warnings_of(data), *remarks):
         opened.output.line(f"warning: {warning}", "yellow")
     threads, before = torch.get_num_threads(), state.get("threads")
@@ -133,7 +134,7 @@ def begin(
         )
 
 
-def settled(
+def updated_baseline(
     opened: OpenRun, baseline: Mapping[str, Any], weights: Mapping[str, float], metrics: Mapping[str, float]
 ) -> dict[str, Any]:
     """The baseline as the evaluation found it, in facts.json too: of labels that the model makes (which tokens are
@@ -153,7 +154,7 @@ def _told(facts: Mapping[str, Any]) -> dict[str, Any]:
     kept = {
         name: value
         for name, value in facts.items()
-        if name not in _UNTOLD and (value or value is False or name == "truncated_fraction")
+        if name not in _REPORT_ONLY and (value or value is False or name == "truncated_fraction")
     }
     return {name: _told(value) if isinstance(value, Mapping) else value for name, value in kept.items()}
 
@@ -230,8 +231,8 @@ def finish(
     return result
 
 
-def told_again(opened: OpenRun, result: dict[str, Any]) -> dict[str, Any]:
-    """A finished run: write a missing report, tell its result, train nothing."""
+def report_finished(opened: OpenRun, result: dict[str, Any]) -> dict[str, Any]:
+    """Of a finished run, write a missing report and print the result."""
     folder, output = opened.folder.path, opened.output
     if opened.folder.writes and not (folder / "report.html").is_file():
         write_report(folder)

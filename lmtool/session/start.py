@@ -15,8 +15,6 @@ from lmtool.runs.checkpoints import tensor_names
 from lmtool.schema.run import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.session.open_run import OpenRun
 from lmtool.tasks.labels import TakenHead
-from lmtool.tasks.loading import TaskData
-from lmtool.tasks.members import read_tasks
 from lmtool.tokenizers.configs import FolderConfig, TokenizerConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import part_of
@@ -67,13 +65,6 @@ def hub_tokenizer(config: TokenizerConfig, offline: bool) -> Tokenizer | None:
 def starts_from(config: RunConfig) -> str | None:
     """The checkpoint the weights start from; None for random ones."""
     return None if config.checkpoint in (None, "none") else config.checkpoint
-
-
-def with_tasks(config: PretrainConfig) -> tuple[PretrainConfig, dict[str, TaskData]]:
-    """The configuration with the labels of the tasks among its objectives as found, for a checkpoint must know their
-    names; and these tasks' data."""
-    objective, read = read_tasks(config.objective, config.seed, config.cache_dir, config.offline)
-    return config.model_copy(update={"objective": objective}), read
 
 
 def require_fit(config: RunConfig, tokenizer: Tokenizer) -> None:

@@ -7,7 +7,7 @@ a run resumes from: see resuming.py.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -37,7 +37,7 @@ from lmtool.runs.run_folder import RunFolder
 from lmtool.training.budgets import kept_checkpoints
 from lmtool.training.group import ALONE, Group
 from lmtool.training.optimizers import load_state_tensors, state_tensors
-from lmtool.training.progress import Progress, TrainingSettings
+from lmtool.training.progress import CheckpointExtension, Progress, TrainingSettings
 
 FAILURES = 3
 """Saves that may fail in a row before the run stops: until then training continues and the next one tries again."""
@@ -45,8 +45,8 @@ FAILURES = 3
 
 class Keeper:
     """Saves and restores everything a run needs to resume. Where the run's folder belongs to another process, it
-    restores, and leaves the rest to that one. in_base: names of the tensors that are left to the checkpoint which the
-    run starts from. settings: how many checkpoints stay."""
+    restores, and leaves the rest to that one. extensions: add files to each checkpoint, or leave tensors out of it.
+    settings: how many checkpoints stay."""
 
     def __init__(
         self,
@@ -55,16 +55,20 @@ class Keeper:
         optimizer: Optimizer,
         named: Mapping[str, nn.Parameter],
         scaler: GradScaler | None,
-        write_extras: Callable[[Path], None] | None,
-        in_base: Collection[str],
+        extensions: Sequence[CheckpointExtension],
         settings: TrainingSettings,
     ):
         self.settings = settings
         self.run, self.learner, self.optimizer, self.named = run, learner, optimizer, named
-        self.scaler, self.write_extras, self.in_base = scaler, write_extras, in_base
+        self.scaler, self.extensions = scaler, extensions
+        self.excluded = frozenset[str]().union(*(extension.excluded for extension in extensions))
         self.folder = run.checkpoints
         self.saved_step: int | None = None
         self._failures = 0
+
+    def _write_extensions(self, folder: Path) -> None:
+        for extension in self.extensions:
+            extension.write(folder)
 
     # --- at the start ---------------------------------------------------------------------------------------------
 
@@ -78,7 +82,7 @@ class Keeper:
         folder = group.first(self.run.resume_point() if group.rank == 0 else None)
         progress = Progress()
         if folder is not None:
-            disk.load_weights(self.learner, disk.read_weights(folder), folder, self.in_base)
+            disk.load_weights(self.learner, disk.read_weights(folder), folder, self.excluded)
             load_state_tensors(self.optimizer, self.named, disk.read_tensors(folder, OPTIMIZER))
             if (folder / CARRIED).exists():
                 device = next(self.learner.parameters()).device
@@ -124,7 +128,7 @@ class Keeper:
     def _own_weights(self) -> dict[str, Tensor]:
         """What a checkpoint holds of the learner: the parameters themselves, of which tied ones are the same."""
         tensors = self.learner.state_dict(keep_vars=True)
-        return {name: tensor for name, tensor in tensors.items() if name not in self.in_base}
+        return {name: tensor for name, tensor in tensors.items() if name not in self.excluded}
 
     # --- on the way -----------------------------------------------------------------------------------------------
 
@@ -142,8 +146,8 @@ class Keeper:
         try:
             self.run.sync()  # the rows of these steps are never written again
             disk.write_checkpoint(
-                self.folder, progress.step, weights, optimizer, progress.to_plain(), self.run.config, self.write_extras,
-                carried_tensors(self.learner),
+                self.folder, progress.step, weights, optimizer, progress.to_plain(), self.run.config,
+                self._write_extensions, carried_tensors(self.learner),
             )  # fmt: skip
         except OSError as error:
             self._failures += 1

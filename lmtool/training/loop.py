@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,7 +26,6 @@ from lmtool.runs.run_folder import RunFolder
 from lmtool.training.alike import require_alike
 from lmtool.training.budgets import Budget
 from lmtool.training.compiling import compiled
-from lmtool.training.configs import OptimizerConfig, ScheduleConfig
 from lmtool.training.engines import engine_for
 from lmtool.training.group import ALONE, Group
 from lmtool.training.health import Health
@@ -35,7 +33,15 @@ from lmtool.training.keeper import Keeper
 from lmtool.training.memory import keep_freed_memory
 from lmtool.training.optimizers import named_parameters, set_learning_rate, training_groups
 from lmtool.training.precision import choose_device, choose_precision, deterministic
-from lmtool.training.progress import Best, Listener, Listeners, Progress, TrainingResult, TrainingSettings
+from lmtool.training.progress import (
+    Best,
+    CheckpointExtension,
+    Listener,
+    Listeners,
+    Progress,
+    TrainingResult,
+    TrainingSettings,
+)
 from lmtool.training.results import training_result
 from lmtool.training.row_gradients import row_gradients
 from lmtool.training.sharded import outside_layers, shard
@@ -52,19 +58,15 @@ def train(
     evaluate: Evaluate,
     run: RunFolder,
     settings: TrainingSettings,
-    optimizer_config: OptimizerConfig,
-    schedule_config: ScheduleConfig,
     listeners: Sequence[Listener] = (),
-    write_extras: Callable[[Path], None] | None = None,
+    extensions: Sequence[CheckpointExtension] = (),
     group: Group = ALONE,
-    in_base: Collection[str] = (),
 ) -> TrainingResult:
     """Train until a budget is spent, resuming from the run's newest whole checkpoint where it has one.
 
     evaluate: step -> scores by name, `settings.metric` among them; called with the learner in evaluation mode.
-    write_extras: puts further files (the tokenizer) into the folder of each checkpoint. The learner is left with the
-    last weights; the best ones are in the result's `best`. group: the processes that train together. in_base: names of
-    tensors that do not change and that no checkpoint holds.
+    extensions: add their files (the tokenizer) to each checkpoint. group: the processes that train together. The
+    learner keeps the last weights; the best ones are in the result's `best`.
 
     Raises UserError (no budget, no space, a checkpoint of another model), Diverged, and Stopped after a signal, with a
     checkpoint saved.
@@ -80,11 +82,11 @@ def train(
     learner.to(device).train()
     if settings.gradient_checkpointing:
         recompute_layers(learner)
-    groups = training_groups(learner, optimizer_config.layer_decay)
+    groups = training_groups(learner, settings.optimizer.layer_decay)
     named = named_parameters(groups)
-    optimizer, schedule, scaler = build(optimizer_config, groups), build(schedule_config), precision.scaler()
+    optimizer, schedule, scaler = build(settings.optimizer, groups), build(settings.schedule), precision.scaler()
     budget = Budget(settings, loader)
-    keeper = Keeper(run, learner, optimizer, named, scaler, write_extras, in_base, settings)
+    keeper = Keeper(run, learner, optimizer, named, scaler, extensions, settings)
     progress = resume(keeper, budget, settings, group)
     require_alike(group, learner, loader)
     engine = engine_for(learner, settings.parallel, group)
@@ -100,10 +102,10 @@ def train(
             started = time.perf_counter()
             step, total = progress.step + 1, budget.horizon(progress)  # before the data: phases end at shares of it
             data = next(steps)
-            learning_rate = optimizer_config.lr * schedule(step, total) * data.rate_scale
+            learning_rate = settings.optimizer.lr * schedule(step, total) * data.rate_scale
             set_learning_rate(optimizer, learning_rate)
             outcome = gradients(engine, data, step, settings.seed, device, precision, scaler)
-            norm = apply_gradients(optimizer, scaler, list(named.values()), optimizer_config.clip_norm)
+            norm = apply_gradients(optimizer, scaler, list(named.values()), settings.optimizer.clip_norm)
             health.watch(step, progress.cursor, outcome.loss, norm, scaled=scaler is not None)
 
             logs = step == 1 or step % settings.log_every == 0

@@ -45,7 +45,7 @@ _OF_NETWORKS = ("forward", "loss_sum", "of_tokens", "scores", "transform", "sums
 _OF_BACKBONES = ("forward", "read_inputs", "encode", "decode")
 
 
-class Enough(Exception):
+class StopTraining(Exception):
     """All steps that were asked for are done: the end of a training that is profiled."""
 
 
@@ -67,7 +67,7 @@ class Recording:
 
 class ProfiledLoader:
     """Implements `types.Loader`: the steps of another loader. `warm_up` of them first, then `steps` that are profiled,
-    then the same again without the profiler; then `Enough` is raised, and `recording` has it all."""
+    then the same again without the profiler; then StopTraining is raised, and `recording` has it all."""
 
     def __init__(self, loader: Loader, device: torch.device, steps: int, warm_up: int):
         self._loader, self._device, self._warm_up = loader, device, warm_up
@@ -99,7 +99,7 @@ class ProfiledLoader:
         yield from recording.data
         self._wait()
         recording.unprofiled_seconds = (time.perf_counter() - started) / recording.steps
-        raise Enough
+        raise StopTraining
 
     def _profiled(self, source: Iterator[Step]) -> Iterator[Step]:
         for _ in range(self.recording.steps):

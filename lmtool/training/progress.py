@@ -10,12 +10,12 @@ from typing import Any, Literal, Protocol
 
 from pydantic import TypeAdapter, ValidationError
 
-from lmtool.training.configs import Parallel
+from lmtool.training.configs import OptimizerConfig, Parallel, ScheduleConfig
 
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """The run-wide numbers of a training.
+    """How a training runs, but for its learner and data.
 
     seed: of dropout here; data and weights carry their own use of it. device: auto, cpu, cuda or cuda:N. precision:
     auto, fp32, bf16 or fp16. max_*: budgets, whichever comes first, at least one; max_minutes counts loading and
@@ -32,6 +32,8 @@ class TrainingSettings:
     seed: int
     metric: str
     greater_is_better: bool
+    optimizer: OptimizerConfig
+    schedule: ScheduleConfig
     device: str = "auto"
     precision: str = "auto"
     max_steps: int | None = None
@@ -153,6 +155,15 @@ class TrainingResult:
     trainable_parameters: int
     precision: str
     device: str
+
+
+class CheckpointExtension(Protocol):
+    """What adds files of its own to each checkpoint. excluded: names of tensors that no checkpoint of the run holds."""
+
+    excluded: frozenset[str]
+
+    def write(self, folder: Path) -> None:
+        """Add files to the folder of a checkpoint that is being written."""
 
 
 class Listener(Protocol):

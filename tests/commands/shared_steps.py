@@ -29,11 +29,11 @@ class Caught(BaseException):
 
 
 def caught(words: Sequence[str]) -> bytes:
-    """Learner, loader, settings, optimizer and schedule of a command line, as its training begins."""
+    """Learner, loader and settings of a command line, as its training begins."""
 
     def train(*arguments: Any, **more: Any) -> None:
-        learner, loader, _, _, settings, optimizer, schedule, *_ = arguments
-        raise Caught(pickle.dumps((learner, loader, settings, optimizer, schedule)))
+        learner, loader, _, _, settings, *_ = arguments
+        raise Caught(pickle.dumps((learner, loader, settings)))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("lmtool.session.fit.train", train)
@@ -46,29 +46,27 @@ def stepped(group: Group, work: bytes, steps: int, double: bool = False) -> dict
     """Steps of it: of each the loss, the terms, the tokens and the examples that this process read; the gradients of
     the first, and the weights after the last. double: in fp64."""
     torch.set_num_threads(1)
-    learner, loader, settings, optimizer_config, schedule_config = pickle.loads(work)
+    learner, loader, settings = pickle.loads(work)
     learner.train()
     if double:
         learner.double()
     if settings.gradient_checkpointing:
         recompute_layers(learner)
     with compiled(settings.compiles, "aot_eager"):  # which takes no minutes
-        return _steps(group, learner, loader, settings, optimizer_config, schedule_config, steps)
+        return _steps(group, learner, loader, settings, steps)
 
 
-def _steps(
-    group: Group, learner: Any, loader: Any, settings: Any, optimizer_config: Any, schedule_config: Any, steps: int
-) -> dict[str, Any]:
+def _steps(group: Group, learner: Any, loader: Any, settings: Any, steps: int) -> dict[str, Any]:
     if settings.parallel == "fsdp" and group.size > 1:
         shard(learner, FP32_CPU.device, group)
-    groups = training_groups(learner, optimizer_config.layer_decay)
-    named, optimizer, schedule = named_parameters(groups), build(optimizer_config, groups), build(schedule_config)
+    groups = training_groups(learner, settings.optimizer.layer_decay)
+    named, optimizer, schedule = named_parameters(groups), build(settings.optimizer, groups), build(settings.schedule)
     engine = engine_for(learner, settings.parallel, group)
     assert (type(engine) is Plain) == (group.size == 1)
     report: dict[str, Any] = {"losses": [], "terms": [], "tokens": [], "read": [], "forwards": []}
     data = iter(loader.steps(None, group.rank, group.size))
     for step in range(1, steps + 1):
-        set_learning_rate(optimizer, optimizer_config.lr * schedule(step, steps))
+        set_learning_rate(optimizer, settings.optimizer.lr * schedule(step, steps))
         of_step = next(data)
         outcome = gradients(engine, of_step, step, settings.seed, FP32_CPU.device, FP32_CPU)
         report["losses"].append(float(outcome.loss))
@@ -81,6 +79,6 @@ def _steps(
                 name: None if parameter.grad is None else complete(parameter.grad).numpy().copy()
                 for name, parameter in named.items()
             }
-        apply_gradients(optimizer, None, list(named.values()), optimizer_config.clip_norm)
+        apply_gradients(optimizer, None, list(named.values()), settings.optimizer.clip_norm)
     report["weights"] = {name: complete(parameter.detach()).numpy().copy() for name, parameter in named.items()}
     return report

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from lmtool.data.loader import PackedLoader
-from lmtool.session.fit import warn_of_idle
+from lmtool.session.fit import warn_of_idle_ranks
 from tests.data.data_fixtures import DrawnExamples
 
 
@@ -14,7 +14,7 @@ def warned(examples: int, processes: int) -> list[str]:
     lines: list[str] = []
     output = SimpleNamespace(line=lambda text, style: lines.append(text))
     opened = cast(Any, SimpleNamespace(group=SimpleNamespace(size=processes), output=output))
-    warn_of_idle(opened, PackedLoader(DrawnExamples(60), 1, batch_examples=examples))
+    warn_of_idle_ranks(opened, PackedLoader(DrawnExamples(60), 1, batch_examples=examples))
     return lines
 
 

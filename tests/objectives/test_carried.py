@@ -22,7 +22,7 @@ from lmtool.objectives.clm import CausalLanguageModel
 from lmtool.objectives.configs import ClmConfig
 from lmtool.training.loop import train
 from lmtool.types import Lanes
-from tests.training.fakes import OPTIMIZER, SCHEDULE, open_run, settings
+from tests.training.fakes import open_run, settings
 
 
 class RunningConfig(GptConfig):
@@ -125,7 +125,7 @@ def trained(folder: Path, built: CausalLanguageModel, steps: int, every: int, ev
     with open_run(folder, {"model": {"name": "running"}}) as run:
         train(
             built, loader(built), lambda step: {"loss": evaluated(built) if evaluates else 0.0}, run,
-            settings(max_steps=steps, evaluate_every=every, checkpoint_every=2), OPTIMIZER, SCHEDULE,
+            settings(max_steps=steps, evaluate_every=every, checkpoint_every=2),
         )  # fmt: skip
 
 

@@ -25,15 +25,15 @@ from lmtool.training.budgets import kept_checkpoints
 from lmtool.training.configs import AdamWConfig
 from lmtool.training.loop import train
 from lmtool.training.optimizers import load_state_tensors, named_parameters, state_tensors
-from tests.training.fakes import OPTIMIZER, SCHEDULE, FakeLearner, FakeLoader, evaluator, open_run, settings, train_rows
+from tests.training.fakes import FakeLearner, FakeLoader, TokenizerFile, evaluator, open_run, settings, train_rows
 
 
 def go(path: Path, learner: FakeLearner | None = None, **changes: Any) -> FakeLearner:
     learner = learner or FakeLearner()
     with open_run(path) as run:
         train(
-            learner, FakeLoader(), evaluator(learner), run, settings(**changes), OPTIMIZER, SCHEDULE,
-            write_extras=lambda folder: None if (folder / "tokenizer.json").write_text('{"words": []}') else None,
+            learner, FakeLoader(), evaluator(learner), run, settings(**changes),
+            extensions=[TokenizerFile('{"words": []}')],
         )  # fmt: skip
     return learner
 
@@ -171,7 +171,7 @@ def test_a_lost_best_leaves_the_best_of_the_others(tmp_path: Path, loss: str, en
         with open_run(path) as run:
             return train(
                 learner, FakeLoader(), lambda step: {"loss": next(scores)}, run,
-                settings(max_steps=6 if ended else 10, evaluate_every=2), OPTIMIZER, SCHEDULE,
+                settings(max_steps=6 if ended else 10, evaluate_every=2),
             )  # fmt: skip
 
     if ended:
@@ -367,7 +367,7 @@ def test_a_best_score_whose_save_failed_is_not_the_best(tmp_path: Path, monkeypa
     with open_run(tmp_path / "run") as run:
         result = train(
             FakeLearner(), FakeLoader(), lambda step: {"loss": next(scores)}, run,
-            settings(max_steps=8, evaluate_every=2), OPTIMIZER, SCHEDULE,
+            settings(max_steps=8, evaluate_every=2),
         )  # fmt: skip
     assert (result.best_step, result.best_value) == (6, 2.0)
     assert result.best is not None and result.best.name == "step_00000006"
@@ -402,7 +402,7 @@ def test_which_checkpoints_stay(tmp_path: Path, change: dict[str, Any], kept: li
     asked = settings(**{"max_steps": 10, "evaluate_every": 2, "checkpoint_every": 1, **change})
     with open_run(tmp_path / "run") as run:
         train(
-            learner, FakeLoader(), lambda step: {"loss": float(abs(step - 4))}, run, asked, OPTIMIZER, SCHEDULE
+            learner, FakeLoader(), lambda step: {"loss": float(abs(step - 4))}, run, asked
         )  # fmt: skip
     assert [int(path.name[5:]) for path in reversed(saved_steps(tmp_path / "run/checkpoints"))] == kept
     assert kept_checkpoints(asked, 10) >= len(kept)

@@ -21,7 +21,7 @@ from lmtool.runs import locks
 from lmtool.runs.locks import Lock, Owner
 from lmtool.runs.run_folder import RunFolder, choose_folder, finished
 from lmtool.training.loop import train
-from tests.training.fakes import OPTIMIZER, SCHEDULE, FakeLearner, FakeLoader, evaluator, open_run, settings
+from tests.training.fakes import FakeLearner, FakeLoader, evaluator, open_run, settings
 
 
 def test_names_are_stable_or_counted(tmp_path: Path) -> None:
@@ -328,7 +328,7 @@ def test_secrets_are_never_written(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         run.write_environment(["lmtool", *(f"x.token={secret}" for secret in SECRETS)], {"note": SECRETS[2]})
         run.log(f"asked {SECRETS[0]} and {SECRETS[2]}")
         run.write_json("facts.json", {SECRETS[1]: [SECRETS[3]]})
-        train(learner, FakeLoader(), evaluator(learner), run, settings(max_steps=4), OPTIMIZER, SCHEDULE)
+        train(learner, FakeLoader(), evaluator(learner), run, settings(max_steps=4))
         run.write_result({"status": "done", "note": SECRETS[2]})
     written = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
     assert len(written) > 8

@@ -144,10 +144,22 @@ OPTIMIZER = AdamWConfig(lr=1e-2)
 SCHEDULE = LinearConfig()
 
 
+class TokenizerFile:
+    """Adds a file to each checkpoint."""
+
+    excluded: frozenset[str] = frozenset()
+
+    def __init__(self, text: str):
+        self.text = text
+
+    def write(self, folder: Path) -> None:
+        (folder / "tokenizer.json").write_text(self.text)
+
+
 def settings(**changes: Any) -> TrainingSettings:
     chosen: dict[str, Any] = {
         "seed": 3, "metric": "loss", "greater_is_better": False, "device": "cpu", "precision": "fp32",
-        "max_steps": 20, "log_every": 1, "evaluate_every": 5,
+        "max_steps": 20, "log_every": 1, "evaluate_every": 5, "optimizer": OPTIMIZER, "schedule": SCHEDULE,
     }  # fmt: skip
     return TrainingSettings(**{**chosen, **changes})
 

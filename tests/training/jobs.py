@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from lmtool.training.loop import train
-from tests.training.fakes import OPTIMIZER, SCHEDULE, FakeLearner, FakeLoader, evaluator, open_run, settings
+from tests.training.fakes import FakeLearner, FakeLoader, TokenizerFile, evaluator, open_run, settings
 
 torch.set_num_threads(1)
 
@@ -18,6 +18,6 @@ def fake(folder: Path) -> None:
     with open_run(folder) as run:
         train(
             learner, FakeLoader(), evaluator(learner), run,
-            settings(max_steps=30, evaluate_every=4, checkpoint_every=1), OPTIMIZER, SCHEDULE,
-            write_extras=lambda place: (place / "tokenizer.json").write_text("{}" * 5000) and None,
+            settings(max_steps=30, evaluate_every=4, checkpoint_every=1),
+            extensions=[TokenizerFile("{}" * 5000)],
         )  # fmt: skip

@@ -9,6 +9,8 @@ import pytest
 from lmtool.training.loop import note_best
 from lmtool.training.progress import Progress, TrainingSettings
 
+from .fakes import OPTIMIZER, SCHEDULE
+
 
 @pytest.mark.parametrize(
     ("evaluations", "best"),
@@ -20,7 +22,7 @@ from lmtool.training.progress import Progress, TrainingSettings
     ],
 )
 def test_of_equal_scores_the_smaller_loss(evaluations: list, best: int) -> None:
-    progress, settings = Progress(), TrainingSettings(0, "accuracy", True)
+    progress, settings = Progress(), TrainingSettings(0, "accuracy", True, OPTIMIZER, SCHEDULE)
     for step, (accuracy, loss) in enumerate(evaluations, 1):
         progress.step, progress.metrics = step, {"accuracy": accuracy, "loss": loss}
         note_best(progress, settings)

@@ -23,7 +23,7 @@ from lmtool.training.loop import train
 from lmtool.training.progress import Progress
 from lmtool.training.schedules import build_linear
 
-from .fakes import OPTIMIZER, FakeLearner, FakeLoader, evaluator, open_run, settings
+from .fakes import FakeLearner, FakeLoader, evaluator, open_run, settings
 
 
 class CountedLoader(FakeLoader):
@@ -35,7 +35,7 @@ def go(path: Path, loader: FakeLoader | None = None, **changes: Any) -> Any:
     learner = FakeLearner()
     with open_run(path) as run:
         return train(
-            learner, loader or FakeLoader(), evaluator(learner), run, settings(**changes), OPTIMIZER, LinearConfig()
+            learner, loader or FakeLoader(), evaluator(learner), run, settings(**changes, schedule=LinearConfig())
         )
 
 

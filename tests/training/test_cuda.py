@@ -19,7 +19,7 @@ from lmtool.training.configs import AdamWConfig
 from lmtool.training.loop import train
 from lmtool.types import ParameterGroup
 
-from .fakes import OPTIMIZER, SCHEDULE, FakeLearner, FakeLoader, evaluator, open_run, settings, train_rows
+from .fakes import FakeLearner, FakeLoader, evaluator, open_run, settings, train_rows
 
 pytestmark = pytest.mark.gpu
 DEVICE = "cuda"
@@ -40,7 +40,7 @@ def go(path: Path, steps: int, **changes: Any) -> Any:
     learner = FakeLearner()
     with open_run(path) as run:
         wanted = settings(device=DEVICE, max_steps=steps, checkpoint_every=5, **changes)
-        return train(learner, FakeLoader(), evaluator(learner), run, wanted, OPTIMIZER, SCHEDULE), learner
+        return train(learner, FakeLoader(), evaluator(learner), run, wanted), learner
 
 
 def rows(path: Path) -> list[dict[str, Any]]:

@@ -27,7 +27,7 @@ from lmtool.training.progress import TrainingResult
 from lmtool.training.step import apply_gradients, gradients
 from lmtool.types import StepOutput
 
-from .fakes import OPTIMIZER, SCHEDULE, FakeLearner, FakeLoader, batch_of, evaluator, open_run, settings, train_rows
+from .fakes import OPTIMIZER, FakeLearner, FakeLoader, batch_of, evaluator, open_run, settings, train_rows
 
 CPU = torch.device("cpu")
 FP32 = Precision("fp32", CPU, "")
@@ -37,9 +37,7 @@ def go(path: Path, loader: FakeLoader | None = None, learner: FakeLearner | None
     """Train a fresh learner in a folder: (result, learner)."""
     learner = learner or FakeLearner()
     with open_run(path) as run:
-        result = train(
-            learner, loader or FakeLoader(), evaluator(learner), run, settings(**changes), OPTIMIZER, SCHEDULE
-        )
+        result = train(learner, loader or FakeLoader(), evaluator(learner), run, settings(**changes))
     return result, learner
 
 
@@ -190,7 +188,7 @@ def test_patience_ends_a_run_and_keeps_the_best(tmp_path: Path) -> None:
     with open_run(tmp_path / "run") as run:
         result: TrainingResult = train(
             learner, FakeLoader(), lambda step: {"loss": next(scores)}, run,
-            settings(max_steps=100, evaluate_every=2, patience=3), OPTIMIZER, SCHEDULE,
+            settings(max_steps=100, evaluate_every=2, patience=3),
         )  # fmt: skip
     assert (result.ended, result.steps, result.best_step, result.best_value) == ("patience", 10, 4, 2.0)
     names = {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()}
@@ -204,7 +202,7 @@ def test_a_greater_score_may_be_the_better_one_and_nan_is_never(tmp_path: Path) 
     with open_run(tmp_path / "run") as run:
         result = train(
             FakeLearner(), FakeLoader(), lambda step: {"accuracy": next(scores)}, run,
-            settings(max_steps=8, evaluate_every=2, metric="accuracy", greater_is_better=True), OPTIMIZER, SCHEDULE,
+            settings(max_steps=8, evaluate_every=2, metric="accuracy", greater_is_better=True),
         )  # fmt: skip
     assert (result.best_step, result.best_value) == (6, 0.9)
     validation = [row for row in rows(tmp_path / "run") if row["split"] == "validation"]
@@ -287,7 +285,7 @@ def test_high_losses_that_are_no_explosion(tmp_path: Path, high: Collection[int]
 def evaluated(path: Path, evaluate: Callable[[int], dict[str, float]]) -> TrainingResult:
     """A run with these scores."""
     with open_run(path) as run:
-        return train(FakeLearner(), FakeLoader(), evaluate, run, settings(), OPTIMIZER, SCHEDULE)
+        return train(FakeLearner(), FakeLoader(), evaluate, run, settings())
 
 
 def test_an_evaluation_that_is_not_finite_ends_the_run(tmp_path: Path) -> None:
@@ -382,6 +380,12 @@ def test_learning_rate_scales_of_groups(tmp_path: Path) -> None:
 
     learner, fresh = Scaled(), FakeLearner()
     with open_run(tmp_path / "run") as run:
-        train(learner, FakeLoader(), evaluator(learner), run, settings(max_steps=3), AdamWConfig(), ConstantConfig())
+        train(
+            learner,
+            FakeLoader(),
+            evaluator(learner),
+            run,
+            settings(max_steps=3, optimizer=AdamWConfig(), schedule=ConstantConfig()),
+        )
     assert torch.equal(learner.dense.bias, fresh.dense.bias)
     assert not torch.equal(learner.dense.weight, fresh.dense.weight)

@@ -31,7 +31,7 @@ from lmtool.training.loop import train
 from lmtool.training.optimizers import load_state_tensors, named_parameters, set_learning_rate, state_tensors
 from lmtool.types import ParameterGroup
 
-from .fakes import SCHEDULE, FakeLearner, FakeLoader, evaluator, open_run, settings
+from .fakes import FakeLearner, FakeLoader, evaluator, open_run, settings
 
 SHAPES = {
     "embed.weight": (7, 4),
@@ -302,7 +302,7 @@ def go(folder: Path, config: OptimizerConfig, max_steps: int) -> Layered:
     with open_run(folder) as run:
         train(
             learner, FakeLoader(), evaluator(learner), run,
-            settings(max_steps=max_steps, evaluate_every=4), config, SCHEDULE,
+            settings(max_steps=max_steps, evaluate_every=4, optimizer=config),
         )  # fmt: skip
     return learner
 

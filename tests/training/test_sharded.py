@@ -121,8 +121,8 @@ def run_on(
     with opened as run, suppress(Stopped):
         write, run.append = run.append, lambda row: (write(row), append(row))  # type: ignore[method-assign]
         train(
-            learner, PackedLoader(examples, 0, 7, micro_batch_tokens=64), score, run, TrainingSettings(**own | changes),
-            OPTIMIZERS[optimizer], ConstantConfig(), group=group,
+            learner, PackedLoader(examples, 0, 7, micro_batch_tokens=64), score, run,
+            TrainingSettings(**own | changes, optimizer=OPTIMIZERS[optimizer], schedule=ConstantConfig()), group=group,
         )  # fmt: skip
     steps = [row for row in rows if row["split"] == "train"]
     scores = [row["loss"] for row in rows if row["split"] == "validation"]

@@ -19,7 +19,7 @@ from lmtool.training import keeper
 from lmtool.training.loop import train
 from lmtool.training.signals import Signals
 
-from .fakes import OPTIMIZER, SCHEDULE, FakeLearner, FakeLoader, evaluator, open_run, settings
+from .fakes import FakeLearner, FakeLoader, evaluator, open_run, settings
 
 STATUSES = {
     signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 143, signal.SIGUSR1: 75, signal.SIGUSR2: 75,
@@ -50,7 +50,7 @@ class Signalled(FakeLearner):
 
 def go(path: Path, learner: FakeLearner) -> Any:
     with open_run(path) as run:
-        return train(learner, FakeLoader(), evaluator(learner), run, settings(max_steps=8), OPTIMIZER, SCHEDULE)
+        return train(learner, FakeLoader(), evaluator(learner), run, settings(max_steps=8))
 
 
 @pytest.mark.parametrize("number", STATUSES)

@@ -21,7 +21,7 @@ from lmtool.training.group import Group
 from lmtool.training.loop import train
 from lmtool.types import Batch, StepOutput
 
-from .fakes import OPTIMIZER, SCHEDULE, FakeLearner, FakeLoader, evaluator, open_run, settings
+from .fakes import FakeLearner, FakeLoader, evaluator, open_run, settings
 from .ranks import Ranks, alone, started
 
 
@@ -80,7 +80,7 @@ def run(group: Group, path: Path, odd: dict[str, Any], last: int | None = None, 
     with folder(group, path) as place:
         try:
             result = train(
-                learner, loader, evaluator(learner), place, chosen, OPTIMIZER, SCHEDULE, [Listening(last)], group=group
+                learner, loader, evaluator(learner), place, chosen, [Listening(last)], group=group
             )  # fmt: skip
         except (CutOff, Diverged, Stopped) as end:
             return {"end": type(end).__name__, "message": str(end), "status": getattr(end, "exit_status", None)}

@@ -1,0 +1,255 @@
+"""What surrounds a run and is not the loop: one class for each capability, in the order in which they take part.
+
+A new capability adds a companion, never a parameter of `fit`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lmtool.config.checkpoint import DATA, MODEL
+from lmtool.data.phases import PhasedLoader
+from lmtool.distillation.distilled import Distilled
+from lmtool.heads.features import layer_mix
+from lmtool.learners.held_out import HeldOutSplits, evaluation_tokens
+from lmtool.learners.mixed_examples import MixedExamples
+from lmtool.manifest import write_bytes
+from lmtool.runs.files import to_json
+from lmtool.schema.run import FinetuneConfig
+from lmtool.secrets import masked
+from lmtool.session.distilling import side_by_side
+from lmtool.session.forgetting import compare_with_start, measured_before
+from lmtool.session.lineage import LINEAGE, lineage_line, lineage_of
+from lmtool.session.phases import phase_rows
+from lmtool.session.provenance import TEACHERS, require_same_teachers, teacher_digests
+from lmtool.session.session import Session
+from lmtool.training.progress import TrainingResult
+from lmtool.weights.bases import BASE, Base
+
+SAMPLES = 6
+"""Generated examples of a learner that predicts no rows."""
+
+
+class Companion:
+    """One capability around a run. All hooks are optional.
+
+    excluded: names of tensors that no checkpoint of the run holds.
+    """
+
+    excluded: frozenset[str] = frozenset()
+
+    def identity(self) -> Mapping[str, str]:
+        """Digests, by what a user calls them, that must be equal on all ranks."""
+        return {}
+
+    def begin(self, session: Session) -> Mapping[str, Mapping[str, Any]]:
+        """Called before training. Returns metadata for the first screen and facts.json by section: "data", "model",
+        "run". UserError where the run resumes and differs from its checkpoint."""
+        return {}
+
+    def write(self, folder: Path) -> None:
+        """Add files to the folder of a checkpoint."""
+
+    def after(self, session: Session, training: TrainingResult) -> Mapping[str, Any]:
+        """Called after training, with the best weights in the learner. Returns rows of result.json."""
+        return {}
+
+
+class DataProvenance(Companion):
+    """The tokenizer and the hashes of the data, kept in every checkpoint."""
+
+    def __init__(self, session: Session):
+        self.tokenizer, self.contents = session.tokenizer, session.contents
+
+    def identity(self) -> Mapping[str, str]:
+        return {
+            f"{origin} {key}": str(value) for origin, hashes in self.contents.items() for key, value in hashes.items()
+        }
+
+    def write(self, folder: Path) -> None:
+        self.tokenizer.save(folder)
+        write_bytes(folder / DATA, to_json(self.contents).encode())
+
+
+class TunedBase(Companion):
+    """The checkpoint that a tuned run's weights are tuned on: its tensors are left out of the run's checkpoints."""
+
+    def __init__(self, base: Base):
+        self.base = base
+        self.excluded = frozenset(base.names)
+
+    def write(self, folder: Path) -> None:
+        write_bytes(folder / BASE, to_json(self.base.to_plain()).encode())
+
+    def after(self, session: Session, training: TrainingResult) -> Mapping[str, Any]:
+        folder = training.best or training.last
+        sizes = {} if folder is None else {"delta_bytes": (folder / MODEL).stat().st_size}
+        return {"base": masked(self.base.checkpoint), **sizes}
+
+
+class Lineage(Companion):
+    """The checkpoints before this one, oldest first."""
+
+    def __init__(self, session: Session):
+        self.checkpoints = list(lineage_of(session.run))
+
+    def begin(self, session: Session) -> Mapping[str, Mapping[str, Any]]:
+        if not self.checkpoints:
+            return {}
+        return {"model": {"started_from": lineage_line(self.checkpoints)}, "run": {"lineage": self.checkpoints}}
+
+    def write(self, folder: Path) -> None:
+        if self.checkpoints:
+            write_bytes(folder / LINEAGE, to_json({"checkpoints": self.checkpoints}).encode())
+
+    def after(self, session: Session, training: TrainingResult) -> Mapping[str, Any]:
+        return {"lineage": self.checkpoints} if self.checkpoints else {}
+
+
+class MixtureFractions(Companion):
+    """How many examples of each member of a mixture the run has read."""
+
+    def after(self, session: Session, training: TrainingResult) -> Mapping[str, Any]:
+        examples = [phase.examples for phase in session.phases]
+        last = examples[-1]
+        if not isinstance(last, MixedExamples):
+            return {}
+        if not all(isinstance(mixed, MixedExamples) and [*mixed.members] == [*last.members] for mixed in examples):
+            return {}
+        counts = dict.fromkeys(last.members, 0)
+        for rows in session.loader.read(training.steps):
+            for name, count in last.drawn(rows).items():
+                counts[name] += count
+        total = sum(counts.values())
+        return {
+            "mixture": {
+                name: {"examples": count, "share": count / total, "planned": planned}
+                for (name, count), planned in zip(counts.items(), last.shares, strict=True)
+            }
+        }
+
+
+class Phases(Companion):
+    """The steps that each phase of the run had."""
+
+    def after(self, session: Session, training: TrainingResult) -> Mapping[str, Any]:
+        loader = session.loader
+        if not isinstance(loader, PhasedLoader):
+            return {}
+        return {"phases": phase_rows(session.plan, loader, training.steps)}
+
+
+class LayerMix(Companion):
+    """The learned weights of a mix of layers, where the learner has one."""
+
+    def after(self, session: Session, training: TrainingResult) -> Mapping[str, Any]:
+        return layer_mix(session.learner)
+
+
+class Predictions(Companion):
+    """predictions.jsonl of a learner that predicts rows, else samples.json."""
+
+    def after(self, session: Session, training: TrainingResult) -> Mapping[str, Any]:
+        run, learner, held_out = session.run, session.learner, session.held_out
+        if not learner.predicts_rows:
+            learner.eval()
+            batch = next(iter(held_out.first.loader.epoch_batches())).to(run.precision.device)
+            with torch.no_grad():
+                run.folder.write_json("samples.json", learner.samples(batch, SAMPLES))
+            return {}
+        final = held_out.score(run.precision)
+        run.folder.write_rows("predictions.jsonl", final.records())
+        for warning in final.warnings:
+            run.output.line(f"warning: {warning}", "yellow")
+        classes = final.first.details.get("classes")
+        rows = {
+            "validation_examples": sum(map(len, held_out.first.data.rows.values())),
+            "warnings": final.warnings,
+        }
+        if learner.scores_part:
+            # During training only a part of the rows was scored: these are the scores of all.
+            rows |= {"metrics": final.metrics(), "value": final.metrics()[learner.metric.name]}
+        return rows if classes is None else {**rows, "classes": classes}
+
+
+class LabelledTests(Companion):
+    """The scores on labelled splits that choose nothing: the best checkpoint is scored on them once."""
+
+    def after(self, session: Session, training: TrainingResult) -> Mapping[str, Any]:
+        config, run = session.config, session.run
+        splits = HeldOutSplits(
+            session.learner, session.tests, config.max_length, evaluation_tokens(config), config.seed, group=run.group
+        )
+        evaluations = splits.score(run.precision).splits
+        return {
+            "tests": {
+                split: {
+                    "examples": sum(map(len, splits.splits[split].data.rows.values())),
+                    **evaluation.metrics(),
+                }
+                for split, evaluation in evaluations.items()
+            }
+        }
+
+
+class Forgetting(Companion):
+    """The loss of the checkpoint's pretraining on held-out text before and after, and how far the weights moved."""
+
+    def begin(self, session: Session) -> Mapping[str, Mapping[str, Any]]:
+        config, run = session.config, session.run
+        assert isinstance(config, FinetuneConfig)
+        self.start = measured_before(config, session.learner, run.precision, run.output.stage)
+        return {"data": {"forgetting": self.start.summary}}
+
+    def after(self, session: Session, training: TrainingResult) -> Mapping[str, Any]:
+        return {"forgetting": compare_with_start(self.start, session.learner)}
+
+
+class Distillation(Companion):
+    """What a student learns from its teachers: their scores compared, and how far they agree. The digests of the
+    teachers' tensors are kept in every checkpoint: a resumed run must find the same teachers."""
+
+    def __init__(self, distilled: Distilled):
+        self.distilled, self.digests = distilled, teacher_digests(distilled)
+
+    def identity(self) -> Mapping[str, str]:
+        return {f"teacher {name}": digest for name, digest in self.digests.items()}
+
+    def begin(self, session: Session) -> Mapping[str, Mapping[str, Any]]:
+        require_same_teachers(session.run, self.digests)
+        summary = self.distilled.begin(session.reading)
+        return {"data": {"distillation": {**self.distilled.facts(), **summary}}}
+
+    def write(self, folder: Path) -> None:
+        if self.digests:
+            write_bytes(folder / TEACHERS, to_json(self.digests).encode())
+
+    def after(self, session: Session, training: TrainingResult) -> Mapping[str, Any]:
+        precision = session.run.precision
+        models = side_by_side(session.learner, self.distilled, session.held_out, session.config, precision)
+        if self.digests != teacher_digests(self.distilled):
+            raise RuntimeError(f"training has changed a teacher: {', '.join(self.digests)}")
+        results = self.distilled.results(session.held_out.first.sample(), precision)
+        return {"distillation": {"models": models, "teachers": self.digests, **results}}
+
+
+def companions_of(session: Session) -> Sequence[Companion]:
+    """The companions of a run, in their order."""
+    return tuple(_companions(session))
+
+
+def _companions(session: Session) -> Iterator[Companion]:
+    yield DataProvenance(session)
+    if session.base is not None:
+        yield TunedBase(session.base)
+    yield from (Lineage(session), MixtureFractions(), Phases(), LayerMix(), Predictions())
+    if session.tests:
+        yield LabelledTests()
+    if isinstance(session.config, FinetuneConfig) and session.config.forgetting is not None:
+        yield Forgetting()
+    if session.distilled is not None:
+        yield Distillation(session.distilled)
