@@ -92,8 +92,9 @@ class Threshold(NamedTuple):
 def best_threshold(scores_N: np.ndarray, answered_N: np.ndarray, null_N: np.ndarray) -> Threshold:
     """The threshold of the best mean score, as `find_best_thresh` of evaluate-v2.0 finds it.
 
-    scores_N: of each prediction where it is given, see `threshold_scores`. answered_N: whether there is a gold answer. null_N: how much better
-    the null answer is than the prediction. Where giving none is best, the value is below all of null_N.
+    scores_N: of each prediction where it is given, see `threshold_scores`. answered_N: whether there is a gold answer.
+    null_N: how much better the null answer is than the prediction. Where giving none is best, the value is below all of
+    null_N.
     """
     if not len(null_N):
         return Threshold(0.0, 0.0)
@@ -114,7 +115,8 @@ def summarized(
     answered_N: np.ndarray,
     null_N: np.ndarray,
 ) -> dict[str, float]:
-    """The named scores. scores: those of the given answers. raw: `threshold_scores` of the best texts, whether given or not."""
+    """The named scores. scores: those of the given answers. raw: `threshold_scores` of the best texts, whether given or
+    not."""
 
     def mean(values: np.ndarray) -> float:
         return float(values.mean()) if len(values) else 0.0

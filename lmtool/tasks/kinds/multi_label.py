@@ -36,6 +36,10 @@ class MultiLabel(WindowedKind):
 
     config: MultiLabelConfig
 
+    @property
+    def classes(self) -> Sequence[str]:
+        return self.config.labels or ()
+
     def with_labels(self, columns: Mapping[str, list[Any]], origin: Sequence[tuple[str, int]]) -> MultiLabelConfig:
         """The classes by name: those of the configuration, else the different ones of the training column."""
         if self.config.labels is not None:
@@ -186,7 +190,7 @@ class MultiLabelLearner(SequenceLearner):
             probabilities_C = np.asarray(prediction.value)
             decisions_C = probabilities_C >= thresholds_C
             sure = np.where(decisions_C, probabilities_C, 1 - probabilities_C).min()
-            decided.put(row, Prediction(decisions_C.astype(np.int8), float(sure)))
+            decided.put(row, Prediction(decisions_C.astype(np.int8), float(sure), probabilities_C))
         return decided
 
     def predictors(self, train: SplitData, examples: Examples) -> dict[str, ConstantRates]:
