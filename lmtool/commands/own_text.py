@@ -22,7 +22,7 @@ from lmtool.data.configs import SUFFIXES, kind_of
 from lmtool.data.files import check_encoding, find
 from lmtool.data.parquet import parquet_rows
 from lmtool.data.problems import collected
-from lmtool.data.rows import delimiter_for, header_of, objects, records
+from lmtool.data.rows import delimiter_for, fields_of, header_of, objects, records
 from lmtool.errors import UserError
 from lmtool.tasks.guessing import is_text, typed
 from lmtool.tasks.sources.files import canonical
@@ -140,7 +140,7 @@ def _rows(file: Path, kind: str, values: Mapping[str, str]) -> Iterator[Mapping[
     if kind == "parquet":
         return parquet_rows(file)
     if kind == "jsonl":
-        return (row for _, row in objects(file))
+        return (fields_of(row) for _, row in objects(file))
     encoding = values.get("data.encoding", "utf-8")
     check_encoding("data.encoding", encoding)
     delimiter = delimiter_for(file, values.get("data.delimiter"), ("text",), encoding)
