@@ -24,6 +24,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("my.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     lines_of_objects = (json.dumps({"id": n, "meta": {"body": text}}) + "\n" for n, text in enumerate(TEXTS))
     Path("nested.jsonl").write_text("".join(lines_of_objects))
+    Path("nohead.csv").write_text("".join(f"{text},good\n" for text in TEXTS))
     Path("two.csv").write_text("headline,body\n" + "".join(f"{text},{text}\n" for text in TEXTS))
     Path("ids.tsv").write_text("a\tb\n" + "".join(f"{n}\t{n}\n" for n in range(30)))
     Path("notes.md").write_text("notes")
@@ -76,6 +77,7 @@ def test_what_was_typed_stays() -> None:
     ("typed", "message"),
     [
         ("data=two.csv", "several of its columns hold text: headline, body"),
+        ("data=nohead.csv", "its first line is a row, not the names of its columns: 'good'"),
         ("data=ids.tsv", "none of its columns holds text: a, b"),
         ("data=mixed", "files of several kinds: 1 of "),
         ("data=empty", "the folder holds no text"),

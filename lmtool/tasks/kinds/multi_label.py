@@ -23,7 +23,7 @@ from lmtool.metrics import Metric
 from lmtool.metrics.multi_label import MULTI_LABEL, best_thresholds, compute_multi_label
 from lmtool.models.base import Backbone
 from lmtool.tasks.configs import MultiLabelConfig
-from lmtool.tasks.kinds.labels import class_names, class_numbers, word_of
+from lmtool.tasks.kinds.labels import class_names, class_numbers, class_warnings, word_of
 from lmtool.tasks.kinds.predictions import Prediction, Predictions, values_of
 from lmtool.tasks.kinds.sequence import SequenceLearner, WindowedKind
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -93,10 +93,8 @@ class MultiLabel(WindowedKind):
         facts, warnings = super().facts(train)
         labels_NC, names = np.asarray(train.labels), self.config.labels or ()
         counts = {name: int(count) for name, count in zip(names, labels_NC.sum(axis=0), strict=True)}
-        absent = [name for name, count in counts.items() if not count]
-        if absent:
-            warnings = [*warnings, f"no training row has the label {', '.join(absent)}"]
-        return {**facts, "labels": counts, "labels_a_row": round(float(labels_NC.sum(axis=1).mean()), 2)}, warnings
+        facts |= {"labels": counts, "labels_a_row": round(float(labels_NC.sum(axis=1).mean()), 2)}
+        return facts, [*warnings, *class_warnings(counts)]
 
     def learner(self, backbone: Backbone, tokenizer: Tokenizer, seed: int) -> MultiLabelLearner:
         return MultiLabelLearner(self, backbone, tokenizer, seed)
