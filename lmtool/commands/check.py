@@ -22,7 +22,7 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.weights.folders import published_folder
 
 TOO_MANY = 0.01
-"""Share of held-out rows in training from which on their scores say little."""
+"""Share of held-out rows, or of the words of held-out text, in training from which on their scores say little."""
 
 
 def run(config: CheckConfig, overrides: Sequence[str]) -> dict[str, Any]:
@@ -54,20 +54,22 @@ def run(config: CheckConfig, overrides: Sequence[str]) -> dict[str, Any]:
     if config.output is not None:
         write_output(config.output, [{"data": name, **said} for name, said in found.items()])
     failing = [problem for said in found.values() for problem in said["failing"]]
-    leaks = [f"{split} of {name}" for name, said in found.items() for split in _leaking(said["splits"])]
+    leaks = [(name, split) for name, said in found.items() for split in _leaking(said["splits"])]
     if failing:
         raise CheckFailed(f"{len(failing):,} rows fail", "correct them, or take them out; the first are listed above")
     if leaks:
-        raise CheckFailed(
-            f"more than {TOO_MANY:.0%} of the rows of {', '.join(leaks)} stand in the training rows too",
-            "take them out of one of both: scores on them say little",
-        )
+        most = max(found[name]["splits"][split]["in_training"]["equal"] for name, split in leaks)
+        which = ", ".join(f"{split} of {name}" for name, split in leaks)
+        hint = f"take them out of one of both: scores on them say little; listed={most} output=FILE.jsonl lists all"
+        if config.data is not None:
+            message = f"more than {TOO_MANY:.0%} of the words of {which} stand in the training text too"
+            raise CheckFailed(message, f"validate on other text with data.validation=FILE, or {hint}")
+        raise CheckFailed(f"more than {TOO_MANY:.0%} of the rows of {which} stand in the training rows too", hint)
     return found
 
 
 def _leaking(splits: Mapping[str, Any]) -> list[str]:
-    shared = {split: said["in_training"]["equal"] for split, said in splits.items() if "in_training" in said}
-    return [split for split, count in shared.items() if count > TOO_MANY * splits[split]["rows"]]
+    return [split for split, said in splits.items() if said.get("in_training", {}).get("share", 0) > TOO_MANY]
 
 
 def _text(
@@ -78,10 +80,7 @@ def _text(
         source = open_source(text, config.cache_dir, output.stage, config.offline)
         splits = {}
         for split in ("train", "validation"):
-            texts = list(documents(source.parts(split)))
-            splits[split] = Texts(
-                texts, [f"{split} document {n:,}" for n in range(1, len(texts) + 1)], [None] * len(texts)
-            )
+            splits[split] = Texts.of_documents(list(documents(source.parts(split))), split)
     said = compared(splits, config.near, length_of, config.max_length, config.listed, output.stage)
     facts = {name: fact for name, fact in source.facts().items() if isinstance(fact, int | str)}
     messages = list(dict.fromkeys(problem.message for problem in problems))  # text is read more than once

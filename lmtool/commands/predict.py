@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import chain, islice
 from pathlib import Path
 
 from lmtool.data.split import Rows
@@ -54,8 +55,13 @@ def run(config: PredictConfig, overrides: list[str]) -> None:
             output.line(scored.removeprefix("; "))
         return
     flat = Path(config.output).suffix.lower() in DELIMITERS
-    aliases = getattr(learner.config, "aliases", {})
-    written = write_output(config.output, beside_columns(table, answers.records, aliases, config.probabilities, flat))
+    aliases, records = getattr(learner.config, "aliases", {}), answers.records
+    if config.probabilities:
+        first = list(islice(records, 1))
+        if first and "probabilities" not in first[0]:
+            warn(f"probabilities=true: {learner.config.name} gives no probabilities of classes; none are written")
+        records = chain(first, records)
+    written = write_output(config.output, beside_columns(table, records, aliases, config.probabilities, flat))
     output.line(f"{written:,} rows: {config.output}{scored}")
 
 

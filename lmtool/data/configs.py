@@ -103,7 +103,10 @@ class TextConfig(FileConfig):
 
 Columns = Annotated[
     Path | Annotated[tuple[Path, ...], Field(min_length=1)],
-    Field(description="The column that holds the text, or a list of columns, which are put under each other."),
+    Field(
+        description="The column that holds the text, or a list of columns, which are put under each other. In JSON "
+        "lines and on the hub meta.text is text inside the object meta."
+    ),
 ]
 
 

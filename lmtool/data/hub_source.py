@@ -17,7 +17,7 @@ from lmtool.data.configs import HubConfig, columns_of
 from lmtool.data.file_source import FileSource, has_control_characters
 from lmtool.data.files import LINE, no_such_file
 from lmtool.data.hub import hub_access
-from lmtool.data.rows import no_column, objects, shown, text_of
+from lmtool.data.rows import no_column, objects, shown, text_of, values_of
 from lmtool.data.shards import Kept, ShardWriter, complete_shards
 from lmtool.data.sources import OnStage, in_parts
 from lmtool.data.store import locked, rebuilding, writing
@@ -109,10 +109,7 @@ class HubSource(FileSource[HubConfig]):
         columns, most, kept = columns_of(self.config), self.config.max_bytes, writer.kept
         for row in rows:
             where = f"{what}:{kept.rows + 1}"
-            missing = next((name for name in columns if name not in row), None)
-            if missing is not None:
-                raise no_column(where, missing, list(row), "data.text")
-            text = text_of(where, columns, [row[name] for name in columns], "data.text")
+            text = text_of(where, columns, values_of(where, row, columns, "data.text"), "data.text")
             if len(text) > LINE // 2:  # what JSON makes of it is up to twice as long
                 raise UserError(f"{where}: a text of {len(text):,} characters", "leave it out: it is no document")
             if not writer.add(text, most):
@@ -172,10 +169,12 @@ def _columns(rows: Any, columns: tuple[str, ...], what: str) -> Any:
     """The rows with these columns alone: of pictures and sounds beside the text nothing is decoded."""
     if rows.column_names is None:  # the first row shows them
         return rows
-    missing = next((name for name in columns if name not in rows.column_names), None)
+    names = rows.column_names
+    top_level = [name if name in names else name.partition(".")[0] for name in columns]  # of a.b the column a
+    missing = next((name for name, top in zip(columns, top_level, strict=True) if top not in names), None)
     if missing is not None:
-        raise no_column(what, missing, rows.column_names, "data.text")
-    return rows.select_columns(list(dict.fromkeys(columns)))
+        raise no_column(what, missing, names, "data.text")
+    return rows.select_columns(list(dict.fromkeys(top_level)))
 
 
 def _require_strict(builder: Any, what: str, folder: str | None) -> None:

@@ -14,7 +14,17 @@ from lmtool.data.file_source import FileSource, has_control_characters
 from lmtool.data.files import check_encoding
 from lmtool.data.parquet import parquet_texts
 from lmtool.data.problems import refuse
-from lmtool.data.rows import DELIMITERS, delimiter_for, header_of, no_column, objects, ragged, records, text_of
+from lmtool.data.rows import (
+    DELIMITERS,
+    delimiter_for,
+    header_of,
+    no_column,
+    objects,
+    ragged,
+    records,
+    text_of,
+    values_of,
+)
 from lmtool.data.sources import in_parts
 from lmtool.errors import UserError
 
@@ -56,18 +66,18 @@ class RowSource(FileSource[AnyRows]):
 
 
 class JsonlSource(RowSource[JsonlConfig]):
-    """An object a line. Its other keys may be what they are."""
+    """An object a line. A column may be a dotted path into its objects. Its other keys may be what they are."""
 
     suffixes = packed(*SUFFIXES["jsonl"])
 
     def rows_of(self, path: Path) -> Iterator[tuple[int, Sequence[Any]]]:
-        columns = self.columns
         for number, row in objects(path):
-            missing = next((name for name in columns if name not in row), None)
-            if missing is None:
-                yield number, [row[name] for name in columns]
-            else:
-                refuse(no_column(f"{path}:{number}", missing, list(row), _KEY))
+            try:
+                values = values_of(f"{path}:{number}", row, self.columns, _KEY)
+            except UserError as error:
+                refuse(error)
+                continue
+            yield number, values
 
 
 class CsvSource(RowSource[CsvConfig]):

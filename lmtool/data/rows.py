@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -222,6 +222,43 @@ def _require_text(path: Path, number: int, row: dict[str, Any]) -> None:
                 f"{path}:{number}: {name} holds {half}, half of a character (a lone surrogate)",
                 "write both halves, the character itself, or \\ufffd in its place",
             ) from problem
+
+
+def fields_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What an object holds, by key; in the place of an object inside it what that holds, by its path (meta.text)."""
+    fields: dict[str, Any] = {}
+    for name, value in row.items():
+        if isinstance(value, dict):
+            fields |= {f"{name}.{path}": inner for path, inner in fields_of(value).items()}
+        else:
+            fields[name] = value
+    return fields
+
+
+def values_of(where: str, row: Mapping[str, Any], names: Sequence[str], key: str) -> list[Any]:
+    """What a row holds in the columns of these names; a name that is no key of it is a dotted path into its objects.
+    where: file and line. key: the key that names the columns. UserError for one that is not there."""
+    values = []
+    for name in names:
+        try:
+            values.append(_at_path(row, name))
+        except KeyError:
+            raise no_column(where, name, [*fields_of(row)], key) from None
+    return values
+
+
+def _at_path(part: Any, path: str) -> Any:
+    """What stands at a path in a part of a row, null in an object that is null. KeyError where there is no such key."""
+    if part is None:
+        return None
+    if not isinstance(part, dict):
+        raise KeyError(path)
+    if path in part:
+        return part[path]
+    head, dot, rest = path.partition(".")
+    if not dot:
+        raise KeyError(path)
+    return _at_path(part[head], rest)
 
 
 def text_of(where: str, names: Sequence[str], values: Sequence[Any], key: str) -> str:

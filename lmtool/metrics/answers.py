@@ -75,6 +75,13 @@ def answer_scores(
     return {"exact_match": exact, "f1": f1}
 
 
+def threshold_scores(gold: Sequence[Sequence[str]], predicted: Sequence[str]) -> dict[str, np.ndarray]:
+    """(N,) scores by the rules of SQuAD 2.0, as its search for the best threshold counts them: where there is no
+    answer any text scores 0, even one that normalizes to nothing ("the"), to which `answer_scores` gives 1."""
+    wrong_N = np.array([bool(text) and not answers for answers, text in zip(gold, predicted, strict=True)], bool)
+    return {name: np.where(wrong_N, 0.0, values) for name, values in answer_scores(gold, predicted, True).items()}
+
+
 class Threshold(NamedTuple):
     """value: a question whose null difference is above it has no answer. score: the mean with it."""
 
@@ -85,8 +92,9 @@ class Threshold(NamedTuple):
 def best_threshold(scores_N: np.ndarray, answered_N: np.ndarray, null_N: np.ndarray) -> Threshold:
     """The threshold of the best mean score, as `find_best_thresh` of evaluate-v2.0 finds it.
 
-    scores_N: of each prediction where it is given. answered_N: whether there is a gold answer. null_N: how much better
-    the null answer is than the prediction. Where giving none is best, the value is below all of null_N.
+    scores_N: of each prediction where it is given, see `threshold_scores`. answered_N: whether there is a gold answer.
+    null_N: how much better the null answer is than the prediction. Where giving none is best, the value is below all of
+    null_N.
     """
     if not len(null_N):
         return Threshold(0.0, 0.0)
@@ -107,7 +115,8 @@ def summarized(
     answered_N: np.ndarray,
     null_N: np.ndarray,
 ) -> dict[str, float]:
-    """The named scores. scores: those of the given answers. raw: those of the best texts, whether given or not."""
+    """The named scores. scores: those of the given answers. raw: `threshold_scores` of the best texts, whether given or
+    not."""
 
     def mean(values: np.ndarray) -> float:
         return float(values.mean()) if len(values) else 0.0

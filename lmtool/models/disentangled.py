@@ -123,10 +123,9 @@ class DisentangledAttention(SelfAttention):
     """Self-attention whose scores know contents and places apart. terms: those beside the contents'."""
 
     def __init__(self, config: DisentangledConfig):
-        width, terms = config.hidden_size, config.scores
-        scale = 1 / math.sqrt((1 + len(terms)) * config.width_of_head)
-        super().__init__(width, config.num_heads, config.attention_dropout, scale=scale)
-        self.terms = terms
+        scale = 1 / math.sqrt((1 + config.scaled_terms) * config.width_of_head)
+        super().__init__(config.hidden_size, config.num_heads, config.attention_dropout, scale=scale)
+        self.terms = config.scores
 
     def keys_of(self, rows_PH: Tensor) -> Tensor:
         """(P, W) keys of places."""
@@ -190,7 +189,7 @@ class Disentangled(BertLike):
     def seen(self, number: int, length: float) -> float:
         """A row of relative places has no value: it is half a token."""
         rows = min(2 * length - 1, 2 * self.relative.span)
-        return length + len(self.config.scores) * rows / 2
+        return length + len(set(self.config.scores)) * rows / 2
 
     def position(self, number: int, entered: Entered) -> Position:
         return self.relative

@@ -159,6 +159,11 @@ class DisentangledConfig(TransformerConfig):
     )
     norm_epsilon: float = Field(1e-7, gt=0, description="Added to the variance in layer norms.")
 
+    @property
+    def scaled_terms(self) -> int:
+        """Terms beside the contents' by whose number the scores are scaled: transformers counts different ones."""
+        return len(set(self.scores))
+
 
 @component("model", "deberta", builder="lmtool.models.deberta:build")
 class DebertaConfig(DisentangledConfig):
@@ -169,6 +174,11 @@ class DebertaConfig(DisentangledConfig):
     max_distance: Positions = Field(
         512, description="Distance in tokens to either side from which all are the same; the table has twice the rows."
     )
+
+    @property
+    def scaled_terms(self) -> int:
+        """Here transformers counts a term that is named twice twice, and adds it once."""
+        return len(self.scores)
 
 
 @component("model", "deberta_v3", builder="lmtool.models.deberta_v3:build")

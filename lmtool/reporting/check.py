@@ -11,6 +11,7 @@ from lmtool.reporting.text import percent, plain
 
 _TEXT = 60
 _LABELS = 8
+_KINDS = ("equal", "other_label", "similar")
 
 
 def print_problems(output: Output, name: str, messages: Sequence[str], most: int) -> None:
@@ -48,8 +49,9 @@ def print_findings(
     ]
     print_table(output, header, rows, heading=name)
     output.line()
-    header = ["texts that occur twice", "equal", "other label", "similar"]
-    print_table(output, header, list(_twice(splits)))
+    of_text = all(said["labels"] is None for said in splits.values())
+    header = ["texts that occur twice", "equal", "of the words" if of_text else "other label", "similar"]
+    print_table(output, header, list(_twice(splits, of_text)))
     for split, said in splits.items():
         for kind, words in (("in_training", "stand in the training rows too"), ("within", "repeat rows above them")):
             pairs = said.get(kind, {}).get("pairs", ())[:most]
@@ -61,12 +63,13 @@ def print_findings(
         output.line(f"warning: {warning}", "yellow")
 
 
-def _twice(splits: Mapping[str, Any]) -> Iterator[list[Any]]:
+def _twice(splits: Mapping[str, Any], of_text: bool) -> Iterator[list[Any]]:
     for split, said in splits.items():
         for key, words in (("within", f"within {split}"), ("in_training", f"{split} in train")):
             if key in said:
                 counts = said[key]
-                yield [words, *(_share(counts[kind], said["rows"]) for kind in ("equal", "other_label", "similar"))]
+                equal, other, similar = (_share(counts[kind], said["rows"]) for kind in _KINDS)
+                yield [words, equal, percent(counts["share"]) if of_text else other, similar]
 
 
 def _share(count: int, rows: int) -> str:

@@ -282,6 +282,14 @@ def something_to_read(text: str | None, pair: str | None, source: str | None) ->
         yield Problem("pair", "pair is the second text, and text, the first, is not given", 'give text="..." too')
 
 
+@rule(PredictConfig, "probabilities", "output")
+def probabilities_are_written(probabilities: bool, output: str | None) -> Iterator[Problem]:
+    """The probabilities of all classes are columns of a file."""
+    if probabilities and output is None:
+        message = "probabilities=true: they are written to a file, and output= names none"
+        yield Problem("probabilities", message, "give output=FILE.csv (or .jsonl) too")
+
+
 @rule(GenerateConfig, "prompt", "input")
 def something_to_begin_with(prompt: str | None, source: str | None) -> Iterator[Problem]:
     """Generate reads one prompt or one file."""

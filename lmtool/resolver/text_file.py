@@ -21,10 +21,10 @@ from lmtool.data.configs import SUFFIXES, kind_of
 from lmtool.data.files import check_encoding, find
 from lmtool.data.parquet import parquet_rows
 from lmtool.data.problems import collected
-from lmtool.data.rows import delimiter_for, header_of, objects, records
+from lmtool.data.rows import delimiter_for, fields_of, header_of, objects, records
 from lmtool.errors import UserError
 from lmtool.resolver.task_file import in_full
-from lmtool.tasks.guessing import is_text, typed
+from lmtool.tasks.guessing import headless, is_text, typed
 from lmtool.tasks.sources.files import canonical
 
 _HEAD = 100  # rows that say which column holds the text
@@ -71,7 +71,7 @@ def _full(value: str, values: Mapping[str, str]) -> list[str]:
     words = [f"data={kind}", *(f"{key}={typed(of)}" for key, of in paths.items())]
     if kind != "text" and "data.text" not in values:
         file = find("data", paths["data.path"], SUFFIXES[kind] + packed(*SUFFIXES[kind]))[0]
-        column = _column(value, _rows(file, kind, values), shlex.join(words))
+        column = _column(value, _rows(file, kind, values), shlex.join(words), kind == "csv")
         words += [] if column == "text" else [f"data.text={typed(column)}"]
     return words
 
@@ -117,8 +117,9 @@ def _only_kind(value: str, folder: Path) -> str:
     return next(iter(kinds))
 
 
-def _column(value: str, rows: Iterator[Mapping[str, Any]], words: str) -> str:
-    """The column that holds the text: `text`, or the only one of texts among the first rows."""
+def _column(value: str, rows: Iterator[Mapping[str, Any]], words: str, has_header: bool) -> str:
+    """The column that holds the text: `text`, or the only one of texts among the first rows. has_header: the columns'
+    names are the first line. UserError where that is a row, or the columns do not say which is meant."""
     columns: dict[str, list[Any]] = {}
     # What is wrong with a row, or with the rest of the file, is reported when the text is read.
     with collected(), contextlib.suppress(UserError):
@@ -127,6 +128,10 @@ def _column(value: str, rows: Iterator[Mapping[str, Any]], words: str) -> str:
                 columns.setdefault(name, []).append(cell)
     if "text" in columns or not columns:
         return "text"
+    if has_header and (why := headless(columns)):
+        raise UserError(
+            f"data={value}: {why}", f"write their names above it; if it does name them: {words} data.text=COLUMN"
+        )
     texts = [name for name, cells in columns.items() if is_text(cells)]
     if len(texts) == 1:
         return texts[0]
@@ -140,7 +145,7 @@ def _rows(file: Path, kind: str, values: Mapping[str, str]) -> Iterator[Mapping[
     if kind == "parquet":
         return parquet_rows(file)
     if kind == "jsonl":
-        return (row for _, row in objects(file))
+        return (fields_of(row) for _, row in objects(file))
     encoding = values.get("data.encoding", "utf-8")
     check_encoding("data.encoding", encoding)
     delimiter = delimiter_for(file, values.get("data.delimiter"), ("text",), encoding)

@@ -24,6 +24,7 @@ from lmtool.tasks.sources.files import TaskTable
 
 MOST_FAILING = 1000
 """Rows that fail, at most: of more, their number is not known."""
+_WORD = re.compile(r"\w+")
 _PLACE = re.compile(r"(.+?):(\d+)(?::\d+)?: ")
 OnStage = Callable[[str, int, int], None]
 
@@ -31,27 +32,32 @@ OnStage = Callable[[str, int, int], None]
 @dataclass
 class Twice:
     """Rows of a split whose text occurs before them (`within`), or in the training rows (`in_training`): equal but for
-    case, punctuation and spacing, or similar. other_label: of the equal ones, those with another label. pairs: (row,
-    the row it repeats, similarity) by file:line and text, those with another label first."""
+    case, punctuation and spacing, or similar. other_label: of the equal ones, those with another label. size: of the
+    equal ones together, as `Texts.sizes` has it. pairs: (row, the row it repeats, similarity) by file:line and text,
+    those with another label first."""
 
     equal: int = 0
     similar: int = 0
     other_label: int = 0
+    size: int = 0
     pairs: list[dict[str, Any]] = field(default_factory=list)
 
-    def plain(self, most: int) -> dict[str, Any]:
-        pairs = sorted(self.pairs, key=lambda pair: ("label" not in pair, -pair["similarity"]))
-        return {"equal": self.equal, "similar": self.similar, "other_label": self.other_label, "pairs": pairs[:most]}
+    def plain(self, total: int, most: int) -> dict[str, Any]:
+        """total: the size of all rows. most: pairs that are listed. share: that of the equal ones."""
+        pairs = sorted(self.pairs, key=lambda pair: ("label" not in pair, -pair["similarity"]))[:most]
+        counts = {"equal": self.equal, "similar": self.similar, "other_label": self.other_label}
+        return {**counts, "share": self.size / max(total, 1), "pairs": pairs}
 
 
 @dataclass(frozen=True)
 class Texts:
-    """What is read of the rows of a split, a text each; where each stands; its label, None where it has none; and how
-    often each label occurs."""
+    """What is read of the rows of a split, a text each; where each stands; its label, None where it has none; how much
+    each counts in shares; and how often each label occurs."""
 
     texts: list[str]
     places: list[str]
     labels: list[Any]
+    sizes: list[int]
     counted: dict[str, Any] | None = None
 
     @classmethod
@@ -59,7 +65,14 @@ class Texts:
         cells = zip(*rows.columns.values(), strict=True)
         texts = ["\n".join(_text(cell) for cell in row) for row in cells]
         labels = [None] * len(rows) if rows.labels is None else [kind.shown(label) for label in rows.labels]
-        return cls(texts, [place(origin) for origin in rows.origin], labels, _counted(kind, rows))
+        return cls(texts, [place(origin) for origin in rows.origin], labels, [1] * len(rows), _counted(kind, rows))
+
+    @classmethod
+    def of_documents(cls, texts: list[str], split: str) -> Texts:
+        """Documents of text to pretrain on. They count by their words: what recurs in all prose (a chapter's heading,
+        "Yes.", a line of asterisks) is many documents and little text."""
+        places = [f"{split} document {number:,}" for number in range(1, len(texts) + 1)]
+        return cls(texts, places, [None] * len(texts), [len(_WORD.findall(text)) for text in texts])
 
 
 def _text(cell: Any) -> str:
@@ -137,12 +150,13 @@ def compared(
             "empty": sum(not text.strip() for text in own.texts),
             "labels": own.counted,
             "lengths": _quantiles(np.array(length_of(own.texts)), longest),
-            "within": _twice(own, own, matches.items()).plain(most),
+            "within": _twice(own, own, matches.items()).plain(sum(own.sizes), most),
         }
         if index is None or train is None:
             index, train = held, own
         else:
-            said[split]["in_training"] = _twice(own, train, overlap(own.texts, index)).plain(most)
+            shared = _twice(own, train, overlap(own.texts, index))
+            said[split]["in_training"] = shared.plain(sum(own.sizes), most)
     return said
 
 
@@ -155,6 +169,7 @@ def _twice(own: Texts, others: Texts, matches: Iterable[tuple[int, Match]]) -> T
         twice.equal += equal
         twice.similar += not equal
         twice.other_label += equal and differ
+        twice.size += own.sizes[number] if equal else 0
         twice.pairs.append(
             {
                 "row": own.places[number],

@@ -6,9 +6,11 @@ full forms are named instead.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import shlex
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +23,7 @@ from lmtool.data.squad import begins_squad
 from lmtool.data.tables import SUFFIXES, read_table
 from lmtool.errors import UserError
 from lmtool.tasks.configs.base import parts_of
-from lmtool.tasks.kinds.labels import IDS, word_of
+from lmtool.tasks.kinds.labels import DECIMAL_COMMA, IDS, word_of
 
 _WORDS = (".conll", ".conllu", ".bio", ".iob", ".iob2")
 _SUFFIXES = (*SUFFIXES, ".parquet", *_WORDS)
@@ -33,28 +35,35 @@ _LABELS = (
     "label", "labels", "class", "category", "gold", "score", "rating", "stars", "sentiment", "intent",
     "topic", "topics",
 )  # fmt: skip
+# Names of columns that hold several labels a row, where their cells do.
+_SEVERAL = ("labels", "topics", "classes", "categories", "tags", "genres", "emotions")
+_MARKS = (",", ";", "|")
 # Words a value, on average, from which on a column is read and not predicted.
 _LONG = 3
+_TAG = re.compile(r"O|[BIEMSLU]-\S+")
 _PAIRS = (("source", "target"), ("src", "tgt"))
 _HEAD = 4096
+_WITH_HEADER = (".tsv", ".txt", ".csv")
 _WORKBOOKS = (".xlsx", ".xls", ".ods")
 SAVE_AS = "save the sheet as CSV in the program that wrote it (one file a sheet), and give that"
 
 
 @dataclass(frozen=True)
 class Guess:
-    """A kind of task, and the columns that it reads and predicts."""
+    """A kind of task, and the columns that it reads and predicts. delimiter: between several labels of a cell, where it
+    is no comma."""
 
     kind: str
     text: tuple[str, ...]
     label: str
+    delimiter: str | None = None
 
     def words(self, path: str) -> list[str]:
         """The overrides that say it in full."""
         text = ",".join(map(typed, self.text))
         return [
             "task=custom", f"task.kind={self.kind}", f"task.path={typed(path)}", f"task.text=[{text}]",
-            f"task.label={typed(self.label)}",
+            f"task.label={typed(self.label)}", *([f"task.delimiter={typed(self.delimiter)}"] if self.delimiter else []),
         ]  # fmt: skip
 
 
@@ -67,19 +76,24 @@ def is_path(value: str, options: Collection[str]) -> bool:
 
 
 def guess(value: str, given: Mapping[str, str]) -> Guess:
-    """What a file or a folder is for. given: the values of `task.*` that were typed beside it: a `kind`, a `label` or a
-    `text` that was said is not guessed. UserError where nothing fits, or several kinds or columns do."""
+    """What a file or a folder is for. given: the values of `task.*` that were typed beside it: a `kind`, a `label`, a
+    `text` or a `header` that was said is not guessed. UserError where nothing fits, where several kinds or columns do,
+    and where the first line of a table is a row."""
     file = _file(value)
     suffix = file.suffix.lower()
     if suffix in _WORKBOOKS:
         raise UserError(f"task={value}: a workbook, and lmtool reads tables as text", SAVE_AS)
     kind, text, label = given.get("kind"), _list(given.get("text")), given.get("label")
-    if suffix in _WORDS:
+    if suffix in _WORDS or (kind == "token_classification" and suffix in (".tsv", ".txt")):
         return Guess(kind or "token_classification", text or ("tokens",), label or "tags")
     if suffix == ".json" and begins_squad(_beginning(file)):
         return Guess(kind or "extractive_qa", text or ("question", "context"), label or "answers")
-    columns = (read_parquet(file) if suffix == ".parquet" else read_table(file)).columns
-    columns = {name: values for name, values in columns.items() if name.lower() not in IDS and name != LINES}
+    columns = _columns(file, _list(given.get("header")))
+    if kind is None and suffix in (".tsv", ".txt") and any(map(_are_tags, columns, columns.values())):
+        return Guess("token_classification", text or ("tokens",), label or "tags")
+    if suffix in _WITH_HEADER and not (text and label) and "header" not in given and (why := headless(columns)):
+        raise UserError(f"task={value}: {why}", _with_header(value, columns, kind))
+    columns = _without_ids(columns)
     lower = {name.lower(): name for name in columns}
     if kind is None and text is None and label is None:
         if {"question", "context", "answers"} <= lower.keys():
@@ -88,6 +102,58 @@ def guess(value: str, given: Mapping[str, str]) -> Guess:
             if {source, target} <= lower.keys():
                 return Guess("seq2seq", (lower[source],), lower[target])
     return _of_columns(value, columns, kind, text, label)
+
+
+def _columns(file: Path, header: tuple[str, ...] | None) -> dict[str, list[Any]]:
+    """The columns of a table. header: their names, where they were typed: the file has none then, or has the same."""
+    if file.suffix.lower() == ".parquet":
+        return read_parquet(file).columns
+    table = read_table(file)
+    return table.columns if header in (None, tuple(table.columns)) else read_table(file, header=header).columns
+
+
+def _are_tags(name: str, values: Sequence[str]) -> bool:
+    """Whether a column, its first line too, holds the tags of words: those outside of what is tagged are O."""
+    return "O" in values and all(map(_TAG.fullmatch, (name, *values)))
+
+
+def headless(columns: Mapping[str, list[Any]]) -> str | None:
+    """What shows that the names of a table's columns are its first row: one is a number above numbers, or one of the
+    classes or texts below it. None where nothing does."""
+    names = [name for name in columns if name]
+    if names == [str(number) for number in range(len(names))]:  # as pandas numbers columns without a name
+        return None
+    for name, values in columns.items():
+        words = [word_of(value) for value in values if word_of(value)]
+        same = f"its first line is a row, not the names of its columns: {name.strip()!r} is "
+        if words and _number(name) is not None and all(_number(word) is not None for word in words):
+            return f"{same}a number, as all that follow in its column"
+        # A name of one word may well stand in a list of different words.
+        again = len(set(words)) <= max(2, len(words) / 2)
+        if name.strip() in words and (len(name.split()) >= _LONG or again):
+            return f"{same}a value of its column too ({words.count(name.strip()):,} of {len(words):,} rows)"
+    return None
+
+
+def _with_header(value: str, columns: Mapping[str, list[Any]], kind: str | None) -> str:
+    """The words that name the columns of a table without a header, and those for one whose first line is a header."""
+    names = [f"column_{number}" for number in range(1, len(columns) + 1)]
+    rows = dict(zip(names, ([name, *values] for name, values in columns.items()), strict=True))
+    with contextlib.suppress(UserError):
+        guessed = _of_columns(value, rows, kind, None, None)
+        texts = ["text"] if len(guessed.text) == 1 else [f"text_{number}" for number, _ in enumerate(guessed.text, 1)]
+        roles = {guessed.label: "label", **dict(zip(guessed.text, texts, strict=True))}
+        names = [roles.get(name, name) for name in names]
+    forms = [f"name them: {shlex.join([f'task={value}', 'task.header=[' + ','.join(names) + ']'])}"]
+    with contextlib.suppress(UserError):
+        words = _of_columns(value, _without_ids(columns), kind, None, None).words(value)
+        forms.append(f"if it does name them: {shlex.join(words)}")
+    return "   ".join(forms)
+
+
+def _without_ids(columns: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+    """The columns that may be read or predicted."""
+    return {name: values for name, values in columns.items() if name.lower() not in IDS and name != LINES}
 
 
 def _of_columns(
@@ -100,7 +166,9 @@ def _of_columns(
         raise no_column(f"task={value}", unknown[0], [*columns], key)
     read = typed or _words_of(columns)
     kinds = {
-        name: _kinds(values, bool(_parallel(columns, name))) for name, values in columns.items() if name not in read
+        name: _kinds(values, bool(_parallel(columns, name)), kind is None and name.lower() in _SEVERAL)
+        for name, values in columns.items()
+        if name not in read
     }
     if label is None:
         fitting = [name for name, those in kinds.items() if those and (kind is None or kind in those)]
@@ -115,7 +183,7 @@ def _of_columns(
     else:
         options = [(label, kinds.get(label) or ["classification"])]
     guesses = [
-        Guess(kind or each, text or _texts(value, columns, name, each), name)
+        Guess(each, text or _texts(value, columns, name, each), name, _delimiter(each, columns[name]))
         for name, those in options
         for each in ([kind] if kind else those)
     ]
@@ -141,14 +209,18 @@ def _parallel(columns: Mapping[str, list[Any]], name: str) -> list[str]:
     ]  # fmt: skip
 
 
-def _kinds(values: list[Any], of_words: bool) -> list[str]:
-    """The kinds of task that a column may be the label of; none for texts. of_words: there are lists beside its own."""
+def _kinds(values: list[Any], of_words: bool = False, plural: bool = False) -> list[str]:
+    """The kinds of task that a column may be the label of; none for texts. of_words: there are lists beside its own.
+    plural: its name is that of several labels."""
     present = [value for value in values if word_of(value)]
     if not present:
         return []
     if all(isinstance(value, list) for value in present):
         return ["token_classification" if of_words else "multi_label"]
     words = [word_of(value) for value in present]
+    several = ["multi_label"] if _mark_between(words) else []
+    if several and plural:
+        return several
     different = set(words)
     numbers = [_number(word) for word in words]
     if None not in numbers:
@@ -161,12 +233,35 @@ def _kinds(values: list[Any], of_words: bool) -> list[str]:
     # Names of classes come again; texts rarely do.
     few = len(different) <= max(2, min(len(words) / 2, 1000))
     short = sum(len(word.split()) for word in words) / len(words) < _LONG
-    return ["classification"] if few and short and len(different) > 1 else []
+    return [*several, *(["classification"] if few and short and len(different) > 1 else [])]
+
+
+def _mark_between(words: Sequence[str]) -> str | None:
+    """What stands between the labels of cells of which some hold several, each as short and as often as labels are;
+    None where each cell is one value."""
+    for mark in _MARKS:
+        cells = [tuple(part.strip() for part in word.split(mark)) for word in words]
+        parts = Counter(part for cell in cells for part in cell)
+        shared = Counter(part for cell in set(cells) for part in set(cell))
+        few = len(parts) <= max(2, parts.total() / 2) and max(shared.values(), default=0) > 1
+        short = all(0 < len(part.split()) < _LONG for part in parts)
+        if few and short and parts.total() > len(words):
+            return mark
+    return None
+
+
+def _delimiter(kind: str, values: Sequence[Any]) -> str | None:
+    """What stands between several labels of a cell of text, where that is no comma."""
+    if kind != "multi_label" or any(isinstance(value, list) for value in values):
+        return None
+    mark = _mark_between([word_of(value) for value in values if word_of(value)])
+    return None if mark == "," else mark
 
 
 def _number(word: str) -> float | None:
+    """A finite number, its decimals behind a point or a comma."""
     try:
-        number = float(word)
+        number = float(word.replace(",", ".") if DECIMAL_COMMA.fullmatch(word) else word)
     except ValueError:
         return None
     return number if math.isfinite(number) else None

@@ -100,6 +100,25 @@ def test_text_and_lengths_in_tokens(place, capsys):
     assert "cut" in capsys.readouterr().out
 
 
+def test_text_is_held_out_by_its_words(place, capsys):
+    """Headings and lines of asterisks recur in every novel; a page that does is another matter."""
+    bodies = [" ".join(f"{n} tells {word}" for word in range(300)) for n in range(300)]
+    chapters = [f"CHAPTER {n % 5}\n\n{body}\n\n* * * *" for n, body in enumerate(bodies)]
+    write("novel.txt", "\n\n".join(chapters))
+    found = check("novel.txt", "near=null")["splits"]["validation"]
+    assert found["in_training"]["equal"] > 0.3 * found["rows"] and found["in_training"]["share"] < 0.01
+    assert "of the words" in capsys.readouterr().out
+    write("page.txt", "* * * *", "", chapters[7], "", "And a line of its own.")
+    check("novel.txt", "near=null", "data.validation=page.txt", status=3)
+    said = capsys.readouterr().err
+    assert "of the words of validation of text stand in the training text too" in said
+    # What the hint says is enough to find them all.
+    words = said.partition("; ")[2].split()[:2]
+    assert words[0].startswith("listed=") and words[1] == "output=FILE.jsonl"
+    pairs = check("novel.txt", "near=null", "data.validation=page.txt", words[0], status=3)["splits"]["validation"]
+    assert len(pairs["in_training"]["pairs"]) == pairs["in_training"]["equal"] == 4
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -22,6 +22,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("my.csv").write_text("id;body\n" + "".join(f"{n};{text}\n" for n, text in enumerate(TEXTS)))
     lines = "".join(json.dumps({"text": text, "title": "the title of it"}) + "\n" for text in TEXTS)
     Path("my.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    lines_of_objects = (json.dumps({"id": n, "meta": {"body": text}}) + "\n" for n, text in enumerate(TEXTS))
+    Path("nested.jsonl").write_text("".join(lines_of_objects))
+    Path("nohead.csv").write_text("".join(f"{text},good\n" for text in TEXTS))
     Path("two.csv").write_text("headline,body\n" + "".join(f"{text},{text}\n" for text in TEXTS))
     Path("ids.tsv").write_text("a\tb\n" + "".join(f"{n}\t{n}\n" for n in range(30)))
     Path("notes.md").write_text("notes")
@@ -41,6 +44,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("data=my.txt", ["data=text", "data.path=my.txt"]),
         ("data=my.csv", ["data=csv", "data.path=my.csv", "data.text=body"]),
         ("data=my.jsonl.gz", ["data=jsonl", "data.path=my.jsonl.gz"]),
+        ("data=nested.jsonl", ["data=jsonl", "data.path=nested.jsonl", "data.text=meta.body"]),
         ("data=plain", ["data=text", "data.path=plain"]),
         ("data=splits", ["data=jsonl", "data.path='splits/train*.jsonl'", "data.validation='splits/valid*.jsonl'"]),
         ("data=absent.parquet", None),
@@ -73,6 +77,7 @@ def test_what_was_typed_stays() -> None:
     ("typed", "message"),
     [
         ("data=two.csv", "several of its columns hold text: headline, body"),
+        ("data=nohead.csv", "its first line is a row, not the names of its columns: 'good'"),
         ("data=ids.tsv", "none of its columns holds text: a, b"),
         ("data=mixed", "files of several kinds: 1 of "),
         ("data=empty", "the folder holds no text"),

@@ -139,6 +139,24 @@ def test_finetuning_from_a_pretrained_run(place: Path, capsys: pytest.CaptureFix
     assert ".xlsx is not written" in capsys.readouterr().err
 
 
+def test_probabilities_of_classes_are_written_or_said_not_to_be(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("many.csv").write_text("text,label,value\n" + "".join(f'cat {n},"{"ab"[n % 2]},c",{n}\n' for n in range(12)))
+    words = ["task.path=many.csv", "model=bert_tiny", *TINY, "checkpoint=none", "max_steps=1"]
+    folder = finetune("many", "task=multi_label", *words)
+    asked = ["predict", f"checkpoint={folder}", "text=cat 3", "probabilities=true"]
+    assert cli.main(asked) == 2
+    assert "output= names none" in capsys.readouterr().err
+    assert cli.main([*asked, "output=out.csv"]) == 0
+    with Path("out.csv").open() as file:
+        (row,) = csv.DictReader(file)
+    assert all(0 < float(row[f"probability_{name}"]) < 1 for name in "abc")
+    folder = finetune("value", "task=regression", "task.label=value", *words)
+    assert cli.main([*but_for(asked, [f"checkpoint={folder}"]), "output=value.csv"]) == 0
+    assert "warning: probabilities=true: regression gives no probabilities" in capsys.readouterr().out
+
+
 def test_feature_extraction_leaves_the_backbone_alone(place: Path) -> None:
     from safetensors.numpy import load_file
 

@@ -70,6 +70,14 @@ def test_rows_are_kept_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert next(texts(open_source(joined, "cache").complete(), "validation")) == "a title"  # type: ignore[attr-defined]
 
 
+def test_a_column_inside_an_object() -> None:
+    Path("org/nested").mkdir()
+    table = pyarrow.table({"meta": [{"text": "one", "n": 1}, {"text": "two", "n": 2}], "id": [1, 2]})
+    pyarrow.parquet.write_table(table, "org/nested/train.parquet")
+    assert everything(source(hub="org/nested", text="meta.text")) == ["one", "two"]
+    refused("no column mata.text; there are meta, id", hub="org/nested", text="mata.text")
+
+
 def test_reading_stops_at_the_cap() -> None:
     opened = source(max_bytes=10_000)
     Path("org/corpus/data/more.txt").write_text("not a part of it")

@@ -174,6 +174,17 @@ def test_columns(tmp_path: Path) -> None:
     assert refused(path, r"no column tex; there are text, n, raw", text="tex").hint == "did you mean data.text=text?"
 
 
+def test_nested_keys(tmp_path: Path) -> None:
+    lines = ['{"meta": {"text": "a", "by": {"name": "x"}}}', '{"meta": {"text": "b", "by": null}}', '{"meta": null}']
+    path = write(tmp_path, "a.jsonl", "\n".join([*lines, '{"meta.text": "c", "meta": {"text": "d", "by": null}}']))
+    assert everything(source(path, text="meta.text")) == ["a", "b", "c"]  # a key with the dot in it goes first
+    assert everything(source(path, text=("meta.text", "meta.by.name"))) == ["a\nx", "b", "c"]
+    error = refused(path, r"a.jsonl:1: no column meta.txt; there are meta.text, meta.by.name", text="meta.txt")
+    assert error.hint == "did you mean data.text=meta.text?"
+    refused(path, r"a.jsonl:1: no column meta.text.a", text="meta.text.a")
+    refused(path, r"a.jsonl:1: meta is an object, not text", text="meta")
+
+
 def test_delimiters(tmp_path: Path) -> None:
     path = write(tmp_path, "a.csv", "id;text\n1;a, b\n2;c\n")
     assert everything(source(path)) == ["a, b", "c"] and source(path).facts()["delimiter"] == "semicolon"

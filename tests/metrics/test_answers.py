@@ -5,7 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lmtool.metrics.answers import answer_scores, best_threshold, normalized, summarized, token_f1
+from lmtool.metrics.answers import (
+    answer_scores,
+    best_threshold,
+    normalized,
+    summarized,
+    threshold_scores,
+    token_f1,
+)
 
 # Each: predicted, gold answers, exact match, f1 by the rules of 1.1, f1 by those of 2.0.
 CASES = [
@@ -77,3 +84,34 @@ def test_shares_of_questions_with_and_without_an_answer():
     scores = summarized(names, given, raw, ANSWERED, NULL)
     expected = [2 / 5, 2.5 / 5, 1 / 3, 1.5 / 3, 1 / 2, 3 / 5]
     assert list(scores) == names and np.allclose(list(scores.values()), expected, atol=1e-9)
+
+
+def searched(gold, texts, null, score):
+    """The best mean over all thresholds, by the rules of evaluate-v2.0 in words: below the threshold a text is given;
+    a given text is worth its score where there is an answer, else 0 (and 1 where it is empty); not giving one is worth
+    1 where there is no answer."""
+    means = []
+    for threshold in [-np.inf, *null]:
+        values = [
+            (score(text, answers) if answers else float(not text)) if difference <= threshold else float(not answers)
+            for text, answers, difference in zip(texts, gold, null, strict=True)
+        ]
+        means.append(np.mean(values))
+    return max(means)
+
+
+def test_a_text_that_normalizes_to_nothing_is_an_answer_for_the_best_threshold():
+    # "the" where there is no answer: the plain scores of 2.0 count it right, the search for a threshold does not.
+    assert answer_scores([[]], ["the"], unanswerable=True)["f1"][0] == 1
+    assert threshold_scores([[], [], ["the"]], ["the", "", "."])["f1"].tolist() == [0, 1, 1]
+    random = np.random.default_rng(5)
+    words = ["the", ".", "", "cat", "the cat", "dog", "big cat"]
+    for _ in range(60):
+        count = int(random.integers(1, 9))
+        texts = [str(word) for word in random.choice(words, count)]
+        gold = [[] if random.random() < 0.5 else [str(random.choice(words[3:]))] for _ in range(count)]
+        null = random.permutation(count).astype(float)
+        raw, answered = threshold_scores(gold, texts), np.array(list(map(bool, gold)))
+        for name in ("exact_match", "f1"):
+            best = searched(gold, texts, null, lambda text, own, name=name: answer_scores([own], [text], True)[name][0])
+            assert abs(best_threshold(raw[name], answered, null).score - best) < 1e-9

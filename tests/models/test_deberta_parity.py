@@ -66,7 +66,7 @@ class Generation:
 
 V1 = Generation(deberta, DebertaConfig, "Deberta", {})
 V3 = Generation(deberta_v3, DebertaV3Config, "DebertaV2", {"buckets": 8})
-VARIANTS = [{}, {"positions": {"name": "learned"}}, {"scores": ("c2p",)}, {"scores": ("p2c",)}]
+VARIANTS = [{}, {"positions": {"name": "learned"}}, {"scores": ("c2p",)}, {"scores": ("p2c", "p2c")}]
 both = pytest.mark.parametrize("generation", [V1, V3], ids=["deberta", "deberta_v3"])
 
 

@@ -230,6 +230,20 @@ def test_the_threshold_is_tuned_in_training_and_stored(tokenizers, tmp_path):
     assert given.heads["squad_v2"].null_threshold.item() == 0.5
 
 
+def test_a_best_score_takes_an_article_for_an_answer(tokenizers, tmp_path):
+    rows = data_of("squad_v2", tmp_path).validation["dev"]
+    kind = learner_of(data_of("squad_v2", tmp_path), "bert", tokenizers).kind
+    the = LONG.index("the ")
+    texts = [(own[0].start, own[0].start + len(own[0].text)) if own else (the, the + 3) for own in rows.labels]
+    predictions = [
+        Prediction(PredictedAnswer(np.array([(*span, 1.0)], SPANS), 2.0 if own else 0.0), 1.0)
+        for span, own in zip(texts, rows.labels, strict=True)
+    ]
+    # Giving all six answers: four are right, and "the" twice is none of "no answer", as in evaluate-v2.0.
+    assert kind.metrics(rows, predictions)["best_f1"] == pytest.approx(4 / 6)
+    assert kind.tuned_threshold(rows, predictions) == 1.0
+
+
 def test_predictions_are_slices_of_their_contexts(tokenizers, tmp_path):
     data = data_of("squad", tmp_path)
     learner = learner_of(data, "bert", tokenizers).eval()

@@ -38,6 +38,22 @@ CASES = {
         {"text": TEXTS, "year": [1990, 1991] * 30, "label": ["x", "y"] * 30},
         Guess("classification", ("text",), "label"),
     ),
+    "several labels a cell": (
+        {"text": TEXTS, "labels": ["a", "b,a", "c, b", "", "c", "a"] * 10}, Guess("multi_label", ("text",), "labels")
+    ),
+    "genres between bars": (
+        {"text": TEXTS, "genres": ["a", "b|a", "c|b"] * 20}, Guess("multi_label", ("text",), "genres", "|")
+    ),
+    "one label a cell": ({"text": TEXTS, "labels": ["a", "b", "c"] * 20}, Guess("classification", ("text",), "labels")),
+    "decimal commas": (
+        {"text": TEXTS, "score": [f"{number // 7},{number % 7}" for number in range(60)]},
+        Guess("regression", ("text",), "score"),
+    ),
+    "columns that pandas numbered": ({"0": TEXTS, "1": [0, 1] * 30}, Guess("classification", ("0",), "1")),
+    "a list of words with its own name in it": (
+        {"word": ["word", *(f"w{number}" for number in range(59))], "label": ["x", "y"] * 30},
+        Guess("classification", ("word",), "label"),
+    ),
     "source and target": ({"source": TEXTS, "target": TEXTS}, Guess("seq2seq", ("source",), "target")),
 }  # fmt: skip
 LISTS = {
@@ -70,6 +86,9 @@ def test_lists_say_the_kind(name, tmp_path):
 def test_a_folder_and_columns_of_words(tmp_path):
     table(tmp_path, "train.csv", text=TEXTS, label=["x", "y"] * 30)
     assert guess(str(tmp_path), {}) == Guess("classification", ("text",), "label")
+    (tmp_path / "x.tsv").write_text("a\tB-X\nb\tO\n\nc\tO\n")
+    tags = Guess("token_classification", ("tokens",), "tags")
+    assert guess(str(tmp_path / "x.tsv"), {}) == guess(str(tmp_path / "x.tsv"), {"kind": tags.kind}) == tags
     (tmp_path / "x.conll").write_text("a O\n")
     assert guess(str(tmp_path / "x.conll"), {}).kind == "token_classification"
 
@@ -79,6 +98,8 @@ def test_a_folder_and_columns_of_words(tmp_path):
     [
         ({"text": TEXTS, "score": [number % 5 / 2 for number in range(60)]}, "is meant",
          ["task.kind=classification", "task.kind=regression"]),
+        ({"text": TEXTS, "label": ["a", "b,a", "c"] * 20}, "is meant",
+         ["task.kind=multi_label", "task.kind=classification"]),
         ({"text": TEXTS, "mood": ["a", "b"] * 30, "tone": ["c", "d"] * 30}, "is predicted",
          ["task.label=mood", "task.label=tone"]),
         ({"a": TEXTS, "b": TEXTS, "c": TEXTS, "label": ["x", "y"] * 30}, "is meant",
@@ -89,6 +110,38 @@ def test_two_meanings_are_refused_with_both_forms(columns, message, forms, tmp_p
     with pytest.raises(UserError, match=message) as caught:
         guess(table(tmp_path, **columns), {})
     assert all(form in caught.value.hint for form in forms)
+
+
+@pytest.mark.parametrize(
+    ("columns", "shown", "header"),
+    [
+        ([TEXTS, ["good", "bad"] * 30], "'good' is a value of its column too (29 of 59 rows)", "[text,label]"),
+        ([["yes", "no"] * 30, TEXTS, TEXTS[::-1]], "'yes' is a value", "[label,text_1,text_2]"),
+        ([TEXTS, [0, 1] * 30], "'0' is a number, as all that follow", "[text,label]"),
+        ([TEXTS, [number / 7 for number in range(60)]], "'0.0' is a number", "[text,label]"),
+        ([range(60), TEXTS, ["good", "bad"] * 30], "'0' is a number", "[column_1,column_2,column_3]"),
+        ([[*TEXTS, TEXTS[0]], range(200, 261)], "'a review of the thing number 0' is a value", "[text,label]"),
+    ],
+)
+def test_a_table_without_a_header_is_asked_about(columns, shown, header, tmp_path):
+    path = tmp_path / "rows.csv"
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows(zip(*columns, strict=True))
+    with pytest.raises(UserError, match="its first line is a row, not the names of its columns: ") as caught:
+        guess(str(path), {})
+    assert shown in caught.value.message and f"name them: task={path} 'task.header={header}'" in caught.value.hint
+    if "label" in header:  # what the hint says is read
+        form = guess(str(path), {"header": header})
+        assert form.label == "label" and {*form.text} == {*header[1:-1].split(",")} - {"label"}
+
+
+def test_a_header_that_is_named_is_not_asked_about(tmp_path):
+    path = table(tmp_path, text=TEXTS, good=["good", "bad"] * 30)
+    with pytest.raises(UserError, match="its first line is a row") as caught:
+        guess(path, {})
+    assert "if it does name them: task=custom task.kind=classification" in caught.value.hint
+    assert guess(path, {"text": "[text]", "label": "good"}) == Guess("classification", ("text",), "good")
+    assert guess(path, {"header": "[text,good]"}) == Guess("classification", ("text",), "good")
 
 
 def test_what_is_said_is_not_guessed(tmp_path):

@@ -275,6 +275,26 @@ def test_regression_values_are_finite_numbers(tmp_path):
         path = two_rows(tmp_path, ["sentence1", "sentence2", "label"], ["a", "b", "1.5"], ["a", "c", given])
         with pytest.raises(UserError, match=rf"train.tsv:3: label='{given}' is no number"):
             load(task_config("stsb", path=path))
+    path = two_rows(tmp_path, ["sentence1", "sentence2", "label"], ["a", "b", "1.5"], ["a", "c", "3,5"])
+    with pytest.raises(UserError, match="label='3,5' is no number: it has a decimal comma") as caught:
+        load(task_config("stsb", path=path))
+    assert caught.value.hint == "write decimals behind a point: 3.5"
+
+
+@pytest.mark.parametrize(
+    ("labels", "warning"),
+    [
+        (["a", "b", "NA"], "1 training row is labeled NA: take it out if that stands for a missing label"),
+        ([*["a", "b"] * 30, "nan", "nan"], "2 training rows are labeled nan: take them out if"),
+        (["a", "NA", "b"] * 4, None),  # as large as the others: Namibia
+        (["a", "b", "c"], None),
+    ],
+)
+def test_a_class_that_reads_like_a_missing_value(labels, warning, tmp_path):
+    for split in ("train", "dev"):
+        table(tmp_path / f"{split}.tsv", ["text", "label"], [[f"t {n}", label] for n, label in enumerate(labels)])
+    (*warnings,) = load(task_config("custom", path=tmp_path, kind="classification")).facts["warnings"]
+    assert not warnings if warning is None else len(warnings) == 1 and warnings[0].startswith(warning)
 
 
 def test_columns_that_are_no_classes(tmp_path):

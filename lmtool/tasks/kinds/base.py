@@ -102,6 +102,11 @@ class TaskKind(ABC):
 
     # Predictions.
 
+    @property
+    def classes(self) -> Sequence[str]:
+        """The classes by name, in the order of their numbers; empty where none are predicted."""
+        return ()
+
     def join(self, parts: Sequence[Any]) -> Prediction:
         """One row's prediction, from what the learner says of its parts, in their order."""
         (prediction,) = parts
@@ -140,11 +145,15 @@ class TaskKind(ABC):
         """A label or a predicted value as a user reads it: plain data."""
 
     def record(self, rows: Rows, number: int, prediction: Prediction) -> dict[str, Any]:
-        """What predictions.jsonl says of a row behind its id: columns, gold (where known), prediction, score."""
+        """What predictions.jsonl says of a row behind its id: columns, gold (where known), prediction, score, and the
+        probability of each class where the prediction has them."""
         texts = {name: values[number] for name, values in rows.columns.items()}
         gold = {} if rows.labels is None else {"gold": self.shown(rows.labels[number])}
         written = {} if prediction.text is None else {"written": prediction.text}
-        return {**texts, **gold, "prediction": self.shown(prediction.value), "score": prediction.score, **written}
+        record = {**texts, **gold, "prediction": self.shown(prediction.value), "score": prediction.score, **written}
+        if prediction.probabilities is not None:
+            record["probabilities"] = dict(zip(self.classes, prediction.probabilities.tolist(), strict=True))
+        return record
 
     def line(self, record: Mapping[str, Any]) -> str:
         """A record as a line on the screen, the prediction first."""

@@ -17,7 +17,7 @@ from lmtool.tasks.configs import ClassificationConfig
 from lmtool.tasks.configs.prompt import PROMPT
 from lmtool.tasks.configs.sequence import TEXT_TO_TEXT
 from lmtool.tasks.kinds.class_learner import ClassLearner
-from lmtool.tasks.kinds.labels import balanced_weights, class_names, class_numbers, label_counts
+from lmtool.tasks.kinds.labels import balanced_weights, class_names, class_numbers, class_warnings, label_counts
 from lmtool.tasks.kinds.learner import TaskLearner
 from lmtool.tasks.kinds.one_class import OneClassKind
 from lmtool.tasks.kinds.predictions import Prediction
@@ -68,10 +68,7 @@ class Classification(OneClassKind, WrittenKind):
     def facts(self, train: Rows) -> tuple[dict[str, Any], list[str]]:
         facts, warnings = super().facts(train)
         counts = label_counts(np.asarray(train.labels), self.config.labels or ())
-        absent = [name for name, count in counts.items() if not count]
-        if absent:
-            warnings = [*warnings, f"no training row has the label {', '.join(absent)}"]
-        return {**facts, "labels": counts}, warnings
+        return {**facts, "labels": counts}, [*warnings, *class_warnings(counts)]
 
     def candidates(self, rows: Rows) -> list[tuple[str, ...]]:
         """The words of the classes, the same for every row."""

@@ -25,7 +25,7 @@ from lmtool.heads.predicted import Classes, Predicted
 from lmtool.heads.sequence import SequenceHead
 from lmtool.learners.baseline import ConstantPredictor
 from lmtool.metrics import Metric
-from lmtool.metrics.answers import ANSWER_METRICS, answer_scores, best_threshold, summarized
+from lmtool.metrics.answers import ANSWER_METRICS, answer_scores, best_threshold, summarized, threshold_scores
 from lmtool.models.base import Backbone
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
 from lmtool.tasks.configs import ExtractiveQaConfig
@@ -169,11 +169,11 @@ class ExtractiveQa(TaskKind):
         return [[answer.text for answer in answers] for answers in rows.labels], np.array(list(map(bool, rows.labels)))
 
     def _raw(self, rows: Rows, predictions: Sequence[Prediction]) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """Scores of the best texts, given or not, and the null differences."""
+        """`threshold_scores` of the best texts, given or not, and the null differences."""
         answers = values_of(predictions)
         texts = [self._text(rows, number, answer.first) for number, answer in enumerate(answers)]
         null_N = np.array([answer.null_difference for answer in answers])
-        return answer_scores(self._gold(rows)[0], texts, unanswerable=True), null_N
+        return threshold_scores(self._gold(rows)[0], texts), null_N
 
     def _text(self, rows: Rows, number: int, span: tuple[int, int]) -> str:
         return rows.columns[self.config.text[1]][number][span[0] : span[1]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,6 +15,9 @@ from lmtool.tasks.configs.base import parts_of
 
 # Columns where a row's own number may stand; the first that a table has is taken.
 IDS = ("id", "idx", "index", "guid")
+DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
+# How programs write a value that is missing.
+_MISSING = ("na", "n/a", "nan", "null", "none", "missing", "?", "-")
 _SHOWN = 8
 # More different values than this, and more than half as many as rows, are no classes.
 _MANY = 50
@@ -103,9 +107,12 @@ def numbers(config: TaskConfig, values: Sequence[Any], origin: Sequence[tuple[st
         except ValueError:
             numbers_N[index] = np.nan
         if not np.isfinite(numbers_N[index]):
+            comma = DECIMAL_COMMA.fullmatch(word)
             raise UserError(
-                f"{place(where)}: {config.label}={word!r} is no number",
-                "correct the row, or take task.kind=classification for classes",
+                f"{place(where)}: {config.label}={word!r} is no number{': it has a decimal comma' if comma else ''}",
+                f"write decimals behind a point: {word.replace(',', '.')}"
+                if comma
+                else "correct the row, or take task.kind=classification for classes",
             )
     return numbers_N
 
@@ -164,6 +171,19 @@ def balanced_weights(labels: np.ndarray, classes: int) -> tuple[float, ...]:
     """rows / (classes x rows of the class); 1 for a class without rows."""
     counts = np.bincount(labels, minlength=classes)
     return tuple(float(len(labels) / (classes * count)) if count else 1.0 for count in counts)
+
+
+def class_warnings(counts: Mapping[str, int]) -> list[str]:
+    """What there is to say of the classes by their training rows: those that have none, and those that look like a
+    value that is missing. counts: rows of each class."""
+    absent = [name for name, count in counts.items() if not count]
+    warnings = [f"no training row has the label {', '.join(absent)}"] if absent else []
+    even_share = sum(counts.values()) / max(len(counts), 1)
+    for name, count in counts.items():
+        if name.lower() in _MISSING and (count == 1 or 0 < count <= even_share / 10):
+            rows, them = ("1 training row is", "it") if count == 1 else (f"{count:,} training rows are", "them")
+            warnings.append(f"{rows} labeled {name}: take {them} out if that stands for a missing label")
+    return warnings
 
 
 def label_counts(labels: np.ndarray, names: Sequence[str]) -> dict[str, int]:

@@ -23,7 +23,7 @@ from lmtool.metrics import Metric
 from lmtool.metrics.multi_label import MULTI_LABEL, best_thresholds, compute_multi_label
 from lmtool.models.base import Backbone
 from lmtool.tasks.configs import MultiLabelConfig
-from lmtool.tasks.kinds.labels import class_names, class_numbers, word_of
+from lmtool.tasks.kinds.labels import class_names, class_numbers, class_warnings, word_of
 from lmtool.tasks.kinds.predictions import Prediction, Predictions, values_of
 from lmtool.tasks.kinds.sequence import SequenceLearner, WindowedKind
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -35,6 +35,10 @@ class MultiLabel(WindowedKind):
     value has that form too, (C,) int8, once it is decided; before, it is the (C,) float32 probabilities."""
 
     config: MultiLabelConfig
+
+    @property
+    def classes(self) -> Sequence[str]:
+        return self.config.labels or ()
 
     def with_labels(self, columns: Mapping[str, list[Any]], origin: Sequence[tuple[str, int]]) -> MultiLabelConfig:
         """The classes by name: those of the configuration, else the different ones of the training column."""
@@ -89,10 +93,8 @@ class MultiLabel(WindowedKind):
         facts, warnings = super().facts(train)
         labels_NC, names = np.asarray(train.labels), self.config.labels or ()
         counts = {name: int(count) for name, count in zip(names, labels_NC.sum(axis=0), strict=True)}
-        absent = [name for name, count in counts.items() if not count]
-        if absent:
-            warnings = [*warnings, f"no training row has the label {', '.join(absent)}"]
-        return {**facts, "labels": counts, "labels_a_row": round(float(labels_NC.sum(axis=1).mean()), 2)}, warnings
+        facts |= {"labels": counts, "labels_a_row": round(float(labels_NC.sum(axis=1).mean()), 2)}
+        return facts, [*warnings, *class_warnings(counts)]
 
     def learner(self, backbone: Backbone, tokenizer: Tokenizer, seed: int) -> MultiLabelLearner:
         return MultiLabelLearner(self, backbone, tokenizer, seed)
@@ -186,7 +188,7 @@ class MultiLabelLearner(SequenceLearner):
             probabilities_C = np.asarray(prediction.value)
             decisions_C = probabilities_C >= thresholds_C
             sure = np.where(decisions_C, probabilities_C, 1 - probabilities_C).min()
-            decided.put(row, Prediction(decisions_C.astype(np.int8), float(sure)))
+            decided.put(row, Prediction(decisions_C.astype(np.int8), float(sure), probabilities_C))
         return decided
 
     def predictors(self, train: SplitData, examples: Examples) -> dict[str, ConstantRates]:

@@ -37,12 +37,6 @@ class OneClassKind(TaskKind):
         """The class by its name."""
         return (*self.classes, NO_LABEL)[int(value)]
 
-    def record(self, rows: Rows, number: int, prediction: Prediction) -> dict[str, Any]:
-        record = super().record(rows, number, prediction)
-        if prediction.probabilities is not None:
-            record["probabilities"] = dict(zip(self.classes, prediction.probabilities.tolist(), strict=True))
-        return record
-
     def details(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, Any]:
         """The confusion matrix (counts, rows gold and columns predicted), the scores of each class, and how well the
         probabilities, where there are any, are calibrated."""

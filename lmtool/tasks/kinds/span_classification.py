@@ -27,7 +27,16 @@ from lmtool.models.encoder_decoder import shifted
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
 from lmtool.tasks.configs import SpanClassificationConfig
 from lmtool.tasks.kinds.aligned import AlignedTexts
-from lmtool.tasks.kinds.labels import class_names, class_numbers, is_unlabelled, label_counts, place, row_ids, text_of
+from lmtool.tasks.kinds.labels import (
+    class_names,
+    class_numbers,
+    class_warnings,
+    is_unlabelled,
+    label_counts,
+    place,
+    row_ids,
+    text_of,
+)
 from lmtool.tasks.kinds.learner import TaskLearner
 from lmtool.tasks.kinds.one_class import OneClassKind
 from lmtool.tasks.kinds.predictions import Prediction
@@ -77,8 +86,7 @@ class SpanClassification(OneClassKind):
 
     def facts(self, train: Rows) -> tuple[dict[str, Any], list[str]]:
         counts = label_counts(np.asarray(train.labels), self.config.labels or ())
-        absent = [name for name, count in counts.items() if not count]
-        return {"labels": counts}, [f"no training row has the label {', '.join(absent)}"] if absent else []
+        return {"labels": counts}, class_warnings(counts)
 
     def learner(self, backbone: Backbone, tokenizer: Tokenizer, seed: int) -> SpanClassificationLearner:
         return SpanClassificationLearner(self, backbone, tokenizer, seed)
