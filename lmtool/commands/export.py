@@ -25,6 +25,7 @@ from lmtool.tasks.kinds.learner import TaskLearner
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import choose_device, choose_precision
 from lmtool.weights.assemble import assemble
+from lmtool.weights.autotokenizer import compare_autotokenizer
 from lmtool.weights.comparing import Comparison, compare_outputs, compare_tensors, compare_tokenizers, tied_names
 from lmtool.weights.exporting import Export, Reading, export_of, write_export
 from lmtool.weights.folders import published_folder
@@ -80,6 +81,7 @@ def run(config: ExportConfig, overrides: list[str]) -> None:
     tell(f"{folder} · {export.architecture}", comparison, export.left_out)
     if not comparison.same:
         raise CheckFailed(f"{folder} is not what was exported", "see what changed above, and keep the checkpoint")
+    Output().line(compare_autotokenizer(folder, tokenizer))
 
 
 def require_places(weights: Weights, model: ModelConfig, export: Export) -> None:

@@ -1,7 +1,7 @@
 """A tokenizer folder in Hugging Face's layout: tokenizer.json, or the files that came before it.
 
-vocab.txt: WordPiece (BERT, ELECTRA, DistilBERT). vocab.json and merges.txt: byte-level pieces (GPT-2, RoBERTa, BART),
-or GPT-1's with "</w>". spiece.model: SentencePiece (T5, ALBERT, XLNet; by merged pairs, Llama). What stands in
+vocab.txt: WordPiece (BERT, ELECTRA, DistilBERT). vocab.json and merges.txt: byte-level pieces (GPT-2, RoBERTa, BART,
+Qwen2), or GPT-1's with "</w>". spiece.model: SentencePiece (T5, ALBERT, XLNet; by merged pairs, Llama). What stands in
 tokenizer_config.json overrides tokenizer.json as it does in transformers, by the class that the folder names
 (classes.py).
 """
@@ -30,6 +30,7 @@ from lmtool.tokenizers.classes import (
     ROBERTA,
     SETTINGS,
     T5,
+    WHOLE,
     XLNET,
     Pieces,
     Settings,
@@ -41,7 +42,6 @@ from lmtool.tokenizers.json_files import broken, read_json, read_text
 from lmtool.tokenizers.pieces import BPE, CONTROL, UNIGRAM, USER_DEFINED, merges_of, read_model
 from lmtool.tokenizers.special import ADDED, SPECIAL_MAP, read_special
 
-WHOLE = "tokenizer.json"
 FILES = (WHOLE, SETTINGS, SPECIAL_MAP, "vocab.txt", "vocab.json", "merges.txt", ADDED, *PIECES, CONFIG)
 """The files that say what a tokenizer does, of which a folder holds some."""
 
@@ -83,6 +83,9 @@ def read_backend(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, str], li
     except Exception as problem:  # the library raises nothing narrower
         raise broken(pieces.path, str(problem)) from problem
     special.add_to(backend)
+    if kind.bare:
+        tokens = (*special.roles.values(), *special.without_role)
+        backend.add_tokens([AddedToken(token, special=True) for token in tokens])
     if kind.around is not None:
         kind.around(backend, settings, special.roles)
     elif original is not None and original.post_processor is not None:

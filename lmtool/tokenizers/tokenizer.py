@@ -285,7 +285,9 @@ class Tokenizer:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         special = {f"{name}_token": self._words[number] for name, number in self.roles.items()}
-        settings: dict[str, Any] = {"tokenizer_class": PLAIN[0], "clean_up_tokenization_spaces": False, **special}
+        # A class of transformers may have tokens of its own for the roles that stand nowhere.
+        named = {f"{name}_token": None for name in ROLES} | special
+        settings: dict[str, Any] = {"tokenizer_class": PLAIN[0], "clean_up_tokenization_spaces": False, **named}
         if self._unflagged:
             settings["additional_special_tokens"] = list(self._unflagged)
         contents = (self._backend.to_str(pretty=True), _json(settings), _json(special))
