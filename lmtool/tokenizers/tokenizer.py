@@ -169,15 +169,16 @@ class Tokenizer:
 
     @contextmanager
     def _library_errors(self) -> Iterator[None]:
-        """A pattern of a stranger's tokenizer.json may need longer than the library allows for some texts: it panics,
-        in an exception that is no Exception."""
+        """A stranger's tokenizer.json may have no entry for some texts, not even an unknown one; and a pattern that
+        needs longer for some than the library allows: it panics then, in an exception that is no Exception."""
         try:
             yield
         except BaseException as error:
-            if type(error).__name__ != "PanicException":
+            panics = type(error).__name__ == "PanicException"
+            if not panics and type(error) is not Exception:  # the library raises nothing narrower
                 raise
-            hint = "take a tokenizer whose pattern needs less, or leave the text out"
-            raise UserError(f"{self._origin} fails on this text: {error}", hint) from error
+            hint = f"take a tokenizer {'whose pattern needs less' if panics else 'with an unknown token'}, "
+            raise UserError(f"{self._origin} fails on this text: {error}", f"{hint}or leave the text out") from error
 
     def encode(self, text: str) -> np.ndarray:
         """The ids of a text: int32."""
