@@ -127,6 +127,13 @@ def special_ids(model: ModelConfig, tokenizer: Tokenizer) -> dict[str, int]:
     return ids
 
 
+def generation_keys(model: ModelConfig, tokenizer: Tokenizer) -> dict[str, Any]:
+    """What a generation_config.json says. `vocab_size` of a config.json counts the rows of the token table, as
+    transformers needs it to load them; rows behind the vocabulary stand for no text, and are never written."""
+    unused = list(range(tokenizer.vocab_size, model.vocab_size))
+    return {**special_ids(model, tokenizer), **({"suppress_tokens": unused} if unused else {})}
+
+
 @dataclass(frozen=True)
 class Folded:
     """A tuned checkpoint without what its method needs in training alone. tensors: those it holds. config: its own."""
@@ -169,7 +176,7 @@ def write_export(
         _write_json(draft / "tokenizer_config.json", {**settings, **reading.settings()})
         require_same_ids(draft, model, tokenizer)
         if model.architecture != "encoder":
-            _write_json(draft / "generation_config.json", special_ids(model, tokenizer))
+            _write_json(draft / "generation_config.json", generation_keys(model, tokenizer))
         (draft / "README.md").write_text(card, encoding="utf-8")
 
     whole_folder(output, fill)
