@@ -1,5 +1,5 @@
-"""How much longer the rules of a stranger's tokenizer may make a text: they are a program, and steps that each write ten
-characters for one fill any memory within a dozen."""
+"""How much longer the rules of a stranger's tokenizer may make a text: they are a program, and a dozen steps that each
+write ten characters for one fill any memory."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def _steps(rule: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _growth(step: Mapping[str, Any], written: list[str]) -> float:
-    """Characters that a step may write for one; of a layout, how often it repeats a text. written: what the steps before
-    it write, to which this one's is added."""
+    """Characters that a step may write for one; of a layout, how often it repeats a text. written: what the steps
+    before it write, to which this one's is added."""
     kind, content = step.get("type"), step.get("content")
     if kind == "Replace" and isinstance(content, str):
         written.append(content)

@@ -17,7 +17,7 @@ from lmtool.config.tables import builder_module, entry_of
 from lmtool.errors import UserError
 from lmtool.manifest import write_manifest
 from lmtool.models.configs import ModelConfig
-from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
+from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig, T5Config
 from lmtool.models.keymap import Tied
 from lmtool.runs.checkpoints import save_tensors
 from lmtool.tokenizers.classes import Settings, TokenizerClass, class_of
@@ -130,8 +130,12 @@ def special_ids(model: ModelConfig, tokenizer: Tokenizer) -> dict[str, int]:
 def generation_keys(model: ModelConfig, tokenizer: Tokenizer) -> dict[str, Any]:
     """What a generation_config.json says. `vocab_size` of a config.json counts the rows of the token table, as
     transformers needs it to load them; rows behind the vocabulary stand for no text, and are never written."""
-    unused = list(range(tokenizer.vocab_size, model.vocab_size))
-    return {**special_ids(model, tokenizer), **({"suppress_tokens": unused} if unused else {})}
+    keys: dict[str, Any] = {**special_ids(model, tokenizer)}
+    if tokenizer.vocab_size < model.vocab_size:
+        keys["suppress_tokens"] = list(range(tokenizer.vocab_size, model.vocab_size))
+    if isinstance(model, T5Config) and model.num_layers < model.layers_of_decoder:
+        keys["use_cache"] = False  # transformers makes as many places for T5's decoder as the encoder has layers
+    return keys
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from lmtool import cli
 from lmtool.config.checkpoint import verify
 from lmtool.tokenizers.tokenizer import Tokenizer
 from tests.breadth import slow_but
-from tests.commands.conftest import finetune, pretrain
+from tests.commands.conftest import finetune, follow_card, pretrain
 from tests.weights.published_folders import FAMILIES, logits_of, make, sample
 
 
@@ -60,6 +60,7 @@ def test_there_and_back(family: str, place: Path, capsys: pytest.CaptureFixture[
     writes = family in ("gpt", "gpt1", "llama", "qwen2", "t5", "bart", "transformer")
     assert (place / "back/generation_config.json").is_file() == writes
     assert "published" in (place / "back/README.md").read_text()
+    follow_card("back")
 
 
 def test_rows_behind_the_vocabulary_are_never_written(place: Path) -> None:

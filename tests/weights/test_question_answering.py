@@ -14,7 +14,7 @@ import lmtool
 from lmtool import cli
 from lmtool.config.tables import build
 from tests.breadth import slow_but
-from tests.commands.conftest import GOOD, TINY, but_for, sentence
+from tests.commands.conftest import GOOD, TINY, but_for, follow_card, sentence
 from tests.weights.published_folders import FAMILIES, ROWS, TEXTS, sample
 
 CLASSES = {
@@ -75,6 +75,7 @@ def test_runs_are_exported_and_read_again(model: str, questions: Path, capsys: p
     run("export", "checkpoint=runs/run", "output=exported")
     out = capsys.readouterr().out
     assert "ForQuestionAnswering" in out and "null_threshold (transformers compares with 0)" in out
+    follow_card("exported")
     again = lmtool.load("exported")
     assert again.model.parts.of_tokens
     # Of the same threshold the folder scores as the run does.
