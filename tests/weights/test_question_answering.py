@@ -73,9 +73,9 @@ def finetune(model: str) -> None:
 def test_runs_are_exported_and_read_again(model: str, questions: Path, capsys: pytest.CaptureFixture[str]) -> None:
     finetune(model)
     run("export", "checkpoint=runs/run", "output=exported")
+    follow_card("exported")
     out = capsys.readouterr().out
     assert "ForQuestionAnswering" in out and "null_threshold (transformers compares with 0)" in out
-    follow_card("exported")
     again = lmtool.load("exported")
     assert again.model.parts.of_tokens
     # Of the same threshold the folder scores as the run does.
