@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from lmtool.tasks.kinds.learner import TaskLearner
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import choose_device, choose_precision
 from lmtool.weights.assemble import assemble
+from lmtool.weights.autotokenizer import compare_autotokenizer
 from lmtool.weights.comparing import Comparison, compare_outputs, compare_tensors, compare_tokenizers, tied_names
 from lmtool.weights.exporting import Export, Reading, export_of, write_export
 from lmtool.weights.folders import published_folder
@@ -32,6 +34,9 @@ from lmtool.weights.heads import format_of
 from lmtool.weights.load import load, saved_config, saved_model
 from lmtool.weights.merging import merged
 from lmtool.weights.reading import Weights, read
+
+_WRITERS = ("LMHeadModel", "ForCausalLM", "ForConditionalGeneration", "MTModel")
+"""Ends of the classes of transformers that write text."""
 
 
 def run(config: ExportConfig, overrides: list[str]) -> None:
@@ -61,7 +66,7 @@ def run(config: ExportConfig, overrides: list[str]) -> None:
     layout = layout_of(loaded.config, task, tokenizer)
     tokenizer = tokenizer if layout is None else with_format(tokenizer, layout)
     folder = Path(config.output).expanduser()
-    card = model_card(config.checkpoint, weights, saved, export)
+    card = model_card(config.checkpoint, weights, saved, export) + usage(export.architecture, loaded.config, folder)
     write_export(export, loaded.config, tokenizer, reading_of(loaded.config, saved, task, tokenizer), card, folder)
 
     again = load(str(folder), offline=True)
@@ -80,6 +85,7 @@ def run(config: ExportConfig, overrides: list[str]) -> None:
     tell(f"{folder} · {export.architecture}", comparison, export.left_out)
     if not comparison.same:
         raise CheckFailed(f"{folder} is not what was exported", "see what changed above, and keep the checkpoint")
+    Output().line(compare_autotokenizer(folder, tokenizer))
 
 
 def require_places(weights: Weights, model: ModelConfig, export: Export) -> None:
@@ -144,4 +150,20 @@ def model_card(checkpoint: str, weights: Weights, saved: Mapping[str, Any], expo
     return (
         f"---\nlibrary_name: transformers\n---\n\n# {title}\n\n"
         f"Weights exported by lmtool for transformers.\n\n| | |\n|---|---|\n{rows}"
+    )
+
+
+def usage(architecture: str, model: ModelConfig, folder: Path) -> str:
+    """What a user of transformers types, as a block of README.md. architecture: the exported class."""
+    path, inputs = json.dumps(masked(str(folder))), '"A text."'
+    if "QuestionAnswering" in architecture:
+        inputs = '"A question?", "A text with its answer."'
+    result = f'model(**tokenizer({inputs}, return_tensors="pt"))[0]'
+    # XLNet's language model, an encoder here, predicts tokens of a text that stands there.
+    if model.architecture != "encoder" and architecture.endswith(_WRITERS):
+        result = f'tokenizer.decode(model.generate(**tokenizer({inputs}, return_tensors="pt"), max_new_tokens=20)[0])'
+    return (
+        f"\n```python\nfrom transformers import AutoTokenizer, {architecture}\n\n"
+        f"tokenizer, model = AutoTokenizer.from_pretrained({path}), {architecture}.from_pretrained({path})\n"
+        f"print({result})\n```\n"
     )

@@ -51,6 +51,22 @@ def byte_level(model: models.Model, add_prefix_space: bool = False) -> tokenizer
     return backend
 
 
+_QWEN2_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def qwen2_level(model: models.Model, add_prefix_space: bool = False) -> tokenizers.Tokenizer:
+    """Byte-level pieces over NFC with Qwen2's splitting of words: a digit is one, and so are line ends (Yang et al.
+    2024; transformers' Qwen2Tokenizer)."""
+    backend = byte_level(model)
+    backend.normalizer = normalizers.NFC()
+    pieces = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space, use_regex=False)
+    split = pre_tokenizers.Split(Regex(_QWEN2_WORDS), behavior="isolated")
+    backend.pre_tokenizer = pre_tokenizers.Sequence([split, pieces])
+    return backend
+
+
 def roberta_around(
     backend: tokenizers.Tokenizer, first: str = "<s>", last: str = "</s>", add_prefix_space: bool = False
 ) -> None:

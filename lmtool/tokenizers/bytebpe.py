@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from tokenizers import AddedToken, models, pre_tokenizers, trainers
 
 from lmtool.errors import UserError
-from lmtool.tokenizers.backends import byte_level, roberta_around
+from lmtool.tokenizers.backends import byte_level, qwen2_level, roberta_around
 from lmtool.tokenizers.configs import SPECIALS, ByteBpeConfig
 from lmtool.tokenizers.texts import training_text
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -39,7 +39,7 @@ def train(config: ByteBpeConfig, texts: Iterable[str], vocab_size: int) -> Token
             f"tokenizer.vocab_size={vocab_size} has no room for the {len(alphabet)} bytes and {' '.join(special)}",
             "set tokenizer.vocab_size=1000 or more",
         )
-    backend = byte_level(models.BPE())
+    backend = (qwen2_level if config.splitting == "qwen2" else byte_level)(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - len(last),
         min_frequency=config.minimum_count,

@@ -18,9 +18,9 @@ from tokenizers import AddedToken, models
 from lmtool.errors import UserError
 from lmtool.tokenizers import backends
 from lmtool.tokenizers.configs import SPECIALS
-from lmtool.tokenizers.json_files import broken, read_json
+from lmtool.tokenizers.json_files import broken, read_json, read_text
 
-SETTINGS, CONFIG = "tokenizer_config.json", "config.json"
+WHOLE, SETTINGS, CONFIG = "tokenizer.json", "tokenizer_config.json", "config.json"
 PLAIN = ("PreTrainedTokenizerFast", "TokenizersBackend", "PreTrainedTokenizer", "PythonBackend")
 """Classes that take nothing for granted: the files say all."""
 PIECES = ("spiece.model", "sentencepiece.model", "spm.model", "tokenizer.model")
@@ -89,7 +89,8 @@ class TokenizerClass:
     model: the kind of its pieces. files: that hold them where there is no tokenizer.json. specials: its special tokens
     by role, where nothing else is said. build: its cleaning and splitting over pieces, with the special tokens that are
     given by role. around: what it puts around a text where transformers is asked for that (lmtool never asks); None:
-    what tokenizer.json says. further: special tokens without a role, from those that the files name."""
+    what tokenizer.json says. further: special tokens without a role, from those that the files name. bare: whether it
+    reads special tokens as they are written, whatever the files say of the spaces beside them."""
 
     names: tuple[str, ...]
     model_types: tuple[str, ...]
@@ -99,6 +100,7 @@ class TokenizerClass:
     build: Callable[[Pieces, Settings, Mapping[str, str]], tokenizers.Tokenizer]
     around: Callable[[tokenizers.Tokenizer, Settings, Mapping[str, str]], None] | None = None
     further: Callable[[Sequence[Token], Settings], list[Token]] = _as_named
+    bare: bool = False
 
 
 def _bert(pieces: Pieces, settings: Settings, tokens: Mapping[str, str]) -> tokenizers.Tokenizer:
@@ -127,6 +129,11 @@ def _roberta_around(backend: tokenizers.Tokenizer, settings: Settings, tokens: M
     if "cls" in tokens and "sep" in tokens:
         prefix = settings.flag("add_prefix_space", False)
         backends.roberta_around(backend, tokens["cls"], tokens["sep"], prefix)
+
+
+def _qwen2(pieces: Pieces, settings: Settings, tokens: Mapping[str, str]) -> tokenizers.Tokenizer:
+    model = models.BPE(vocab=pieces.entries, merges=list(pieces.merges), fuse_unk=False)
+    return backends.qwen2_level(model, bool(settings.optional_flag("add_prefix_space")))
 
 
 def _word_end(pieces: Pieces, settings: Settings, tokens: Mapping[str, str]) -> tokenizers.Tokenizer:
@@ -214,6 +221,15 @@ GPT2 = TokenizerClass(
     {**SPECIALS["gpt2"], "unk": "<|endoftext|>"},
     _byte_level,
 )
+QWEN2 = TokenizerClass(
+    ("Qwen2Tokenizer",),
+    ("qwen2",),
+    "BPE",
+    ("vocab.json", "merges.txt"),
+    dict.fromkeys(("unk", "eos", "pad"), "<|endoftext|>"),
+    _qwen2,
+    bare=True,
+)
 GPT1 = TokenizerClass(
     ("OpenAIGPTTokenizer",), ("openai-gpt",), "BPE", ("vocab.json", "merges.txt"), SPECIALS["gpt1"], _word_end
 )
@@ -246,23 +262,31 @@ LLAMA = TokenizerClass(
     {"unk": "<unk>", "bos": "<s>", "eos": "</s>"},
     _llama,
 )
-CLASSES = (BERT, ROBERTA, GPT2, GPT1, T5, ALBERT, BIGBIRD, XLNET, LLAMA)
+CLASSES = (BERT, ROBERTA, GPT2, QWEN2, GPT1, T5, ALBERT, BIGBIRD, XLNET, LLAMA)
+
+
+_OF_MODEL: dict[str, TokenizerClass | str] = {"qwen2": QWEN2, "modernbert": PLAIN[1]}
+"""The classes that transformers takes for a model_type whatever the files name."""
 
 
 def class_of(folder: Path, settings: Settings) -> TokenizerClass | str | None:
-    """The class that AutoTokenizer of transformers takes for a folder: that of tokenizer_config.json, else of
-    config.json, else the one of its model_type. A plain class is given by its name; None where nothing names one.
+    """The class that AutoTokenizer of transformers takes for a folder: that of its model_type where transformers has no
+    other for it, else that of tokenizer_config.json, else of config.json, else the one of its model_type. A plain class
+    is given by its name; None where nothing names one.
 
     UserError for a class that is not known here.
     """
-    path, name, model_type = settings.path, settings.values.get("tokenizer_class"), None
-    if not name and (folder / CONFIG).is_file():
-        path = folder / CONFIG
-        config = read_json(path)
-        name, model_type = config.get("tokenizer_class"), config.get("model_type")
+    path, config = folder / CONFIG, read_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+    name, model_type = config.get("tokenizer_class"), config.get("model_type")
+    if settings.values.get("tokenizer_class"):
+        path, name = settings.path, settings.values["tokenizer_class"]
     if not name and not model_type:
         return None
+    if isinstance(model_type, str) and model_type in _OF_MODEL:
+        return _OF_MODEL[model_type]
     plain = str(name).removesuffix("Fast")
+    if _is_described(folder, plain if name else None, model_type):
+        return PLAIN[1]
     for published in CLASSES:
         if plain in published.names or (not name and model_type in published.model_types):
             return published
@@ -274,3 +298,12 @@ def class_of(folder: Path, settings: Settings) -> TokenizerClass | str | None:
         f"{path}: {given}; lmtool builds the tokenizers of {known}",
         f'to take tokenizer.json as it is, write "tokenizer_class": "{PLAIN[0]}" into the {SETTINGS} of a copy',
     )
+
+
+def _is_described(folder: Path, name: str | None, model_type: Any) -> bool:
+    """Whether a Llama's tokenizer.json counts as it is: where no class is named, and where its pieces are bytes, which
+    Llama's class does not read (as those of Llama 3)."""
+    whole = folder / WHOLE
+    if not whole.is_file() or not (name in LLAMA.names or (name is None and model_type in LLAMA.model_types)):
+        return False
+    return name is None or '"ByteLevel"' in read_text(whole)

@@ -78,7 +78,7 @@ class WordPieceConfig(TokenizerConfig):
 
 @component("tokenizer", "bytebpe", builder="lmtool.tokenizers.bytebpe:train")
 class ByteBpeConfig(TokenizerConfig):
-    """Byte-level byte-pair encoding with GPT-2's splitting of words (Radford et al. 2019)."""
+    """Byte-level byte-pair encoding with the splitting of words of GPT-2 (Radford et al. 2019) or Qwen2."""
 
     name: Literal["bytebpe"] = Field("bytebpe", description="Byte-level byte-pair encoding, as GPT-2 has it.")
     vocab_size: int | None = Field(
@@ -91,6 +91,11 @@ class ByteBpeConfig(TokenizerConfig):
         "gpt2",
         description="gpt2: <|endoftext|> alone; roberta (and BART): <s> <pad> </s> <unk> <mask>; bert (ModernBERT): "
         "[PAD] [UNK] [CLS] [SEP] [MASK].",
+    )
+    splitting: Literal["gpt2", "qwen2"] = Field(
+        "gpt2",
+        description="Where words end. gpt2: at spaces, and between letters, digits and others; qwen2: behind each "
+        "digit and at line ends too, over Unicode's NFC, as transformers reads all texts for that model.",
     )
     minimum_count: int = Field(2, ge=1, description="Occurrences a pair of pieces needs in the text to be joined.")
 

@@ -1,7 +1,7 @@
 """A tokenizer folder in Hugging Face's layout: tokenizer.json, or the files that came before it.
 
-vocab.txt: WordPiece (BERT, ELECTRA, DistilBERT). vocab.json and merges.txt: byte-level pieces (GPT-2, RoBERTa, BART),
-or GPT-1's with "</w>". spiece.model: SentencePiece (T5, ALBERT, XLNet; by merged pairs, Llama). What stands in
+vocab.txt: WordPiece (BERT, ELECTRA, DistilBERT). vocab.json and merges.txt: byte-level pieces (GPT-2, RoBERTa, BART,
+Qwen2), or GPT-1's with "</w>". spiece.model: SentencePiece (T5, ALBERT, XLNet; by merged pairs, Llama). What stands in
 tokenizer_config.json overrides tokenizer.json as it does in transformers, by the class that the folder names
 (classes.py).
 """
@@ -30,6 +30,7 @@ from lmtool.tokenizers.classes import (
     ROBERTA,
     SETTINGS,
     T5,
+    WHOLE,
     XLNET,
     Pieces,
     Settings,
@@ -37,13 +38,14 @@ from lmtool.tokenizers.classes import (
     class_of,
 )
 from lmtool.tokenizers.configs import SPECIALS
+from lmtool.tokenizers.growth import require_bounded, require_bounded_characters
 from lmtool.tokenizers.json_files import broken, read_json, read_text
 from lmtool.tokenizers.pieces import BPE, CONTROL, UNIGRAM, USER_DEFINED, merges_of, read_model
 from lmtool.tokenizers.special import ADDED, SPECIAL_MAP, read_special
 
-WHOLE = "tokenizer.json"
 FILES = (WHOLE, SETTINGS, SPECIAL_MAP, "vocab.txt", "vocab.json", "merges.txt", ADDED, *PIECES, CONFIG)
 """The files that say what a tokenizer does, of which a folder holds some."""
+NO_ENTRIES = "its vocabulary has no entries"
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -83,6 +85,9 @@ def read_backend(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, str], li
     except Exception as problem:  # the library raises nothing narrower
         raise broken(pieces.path, str(problem)) from problem
     special.add_to(backend)
+    if kind.bare:
+        tokens = (*special.roles.values(), *special.without_role)
+        backend.add_tokens([AddedToken(token, special=True) for token in tokens])
     if kind.around is not None:
         kind.around(backend, settings, special.roles)
     elif original is not None and original.post_processor is not None:
@@ -104,11 +109,13 @@ def _as_it_is(
 
 
 def _whole(path: Path) -> tokenizers.Tokenizer:
-    read_json(path)
+    require_bounded(path, read_json(path))
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
     except Exception as problem:  # the library raises nothing narrower
         raise broken(path, str(problem)) from problem
+    if not backend.get_vocab_size(with_added_tokens=False):
+        raise broken(path, NO_ENTRIES)
     _check_numbers(path, backend.get_vocab())
     return backend
 
@@ -172,7 +179,10 @@ def _pieces_of_files(folder: Path, kind: TokenizerClass, settings: Settings) -> 
         )
     if kind.files[0] in PIECES:
         return _sentencepiece(paths[0], kind, settings)
-    return (_wordpiece if kind.model == "WordPiece" else _merges)(paths[0], kind, settings)
+    pieces = (_wordpiece if kind.model == "WordPiece" else _merges)(paths[0], kind, settings)
+    if not pieces.entries:
+        raise broken(paths[0], NO_ENTRIES)
+    return pieces
 
 
 def _wordpiece(path: Path, kind: TokenizerClass, settings: Settings) -> Pieces:
@@ -206,6 +216,7 @@ def _sentencepiece(path: Path, kind: TokenizerClass, settings: Settings) -> Piec
         raise broken(path, str(problem)) from problem
     if model.kind != (BPE if kind.model == "BPE" else UNIGRAM):
         raise broken(path, f"its pieces are no {kind.model} model")
+    require_bounded_characters(path, model.characters)
     if kind.model == "BPE":
         # Transformers takes the special ones from tokenizer_config.json, and from the class.
         entries = {piece: number for number, (piece, _, _) in enumerate(model.pieces)}

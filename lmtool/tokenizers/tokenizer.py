@@ -169,15 +169,16 @@ class Tokenizer:
 
     @contextmanager
     def _library_errors(self) -> Iterator[None]:
-        """A pattern of a stranger's tokenizer.json may need longer than the library allows for some texts: it panics,
-        in an exception that is no Exception."""
+        """A stranger's tokenizer.json may have no entry for some texts, not even an unknown one; and a pattern that
+        needs longer for some than the library allows: it panics then, in an exception that is no Exception."""
         try:
             yield
         except BaseException as error:
-            if type(error).__name__ != "PanicException":
+            panics = type(error).__name__ == "PanicException"
+            if not panics and type(error) is not Exception:  # the library raises nothing narrower
                 raise
-            hint = "take a tokenizer whose pattern needs less, or leave the text out"
-            raise UserError(f"{self._origin} fails on this text: {error}", hint) from error
+            hint = f"take a tokenizer {'whose pattern needs less' if panics else 'with an unknown token'}, "
+            raise UserError(f"{self._origin} fails on this text: {error}", f"{hint}or leave the text out") from error
 
     def encode(self, text: str) -> np.ndarray:
         """The ids of a text: int32."""
@@ -285,7 +286,9 @@ class Tokenizer:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         special = {f"{name}_token": self._words[number] for name, number in self.roles.items()}
-        settings: dict[str, Any] = {"tokenizer_class": PLAIN[0], "clean_up_tokenization_spaces": False, **special}
+        # A class of transformers may have tokens of its own for the roles that stand nowhere.
+        named = {f"{name}_token": None for name in ROLES} | special
+        settings: dict[str, Any] = {"tokenizer_class": PLAIN[0], "clean_up_tokenization_spaces": False, **named}
         if self._unflagged:
             settings["additional_special_tokens"] = list(self._unflagged)
         contents = (self._backend.to_str(pretty=True), _json(settings), _json(special))

@@ -129,12 +129,23 @@ def compare_outputs(comparison: Comparison, original: CheckpointModel, copy: Che
 
 
 def compare_tokenizers(comparison: Comparison, original: Tokenizer, copy: Tokenizer) -> None:
-    """Enter the strings that the two encode differently. A folder and a checkpoint may say otherwise whether special
-    tokens are read in texts; here they are text to both."""
-    original, copy = original.parsing(False), copy.parsing(False)
-    both = zip(ADVERSARIAL, original.encode_batch(ADVERSARIAL), copy.encode_batch(ADVERSARIAL), strict=True)
-    comparison.strings = [text for text, mine, theirs in both if mine.tolist() != theirs.tolist()]
+    """Enter the strings that the two encode differently."""
+    comparison.strings = different_ids(original, copy)
     comparison.strings_compared = len(ADVERSARIAL)
+
+
+def different_ids(original: Tokenizer, copy: Tokenizer) -> list[str]:
+    """The strings that the two encode differently. A folder and a checkpoint may say otherwise whether special tokens
+    are read in texts; here both read them, and both take them for text."""
+    ids = [
+        [tokenizer.parsing(parse).encode_batch(ADVERSARIAL) for parse in (False, True)]
+        for tokenizer in (original, copy)
+    ]
+    return [
+        text
+        for number, text in enumerate(ADVERSARIAL)
+        if any(mine[number].tolist() != theirs[number].tolist() for mine, theirs in zip(*ids, strict=True))
+    ]
 
 
 def tied_names(parts: CheckpointModel) -> list[str]:

@@ -17,12 +17,14 @@ from lmtool.config.tables import builder_module, entry_of
 from lmtool.errors import UserError
 from lmtool.manifest import write_manifest
 from lmtool.models.configs import ModelConfig
-from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
+from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig, T5Config
 from lmtool.models.keymap import Tied
 from lmtool.runs.checkpoints import save_tensors
+from lmtool.tokenizers.classes import Settings, TokenizerClass, class_of
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import part_of
 from lmtool.weights.classifiers import labels_of
+from lmtool.weights.comparing import ADVERSARIAL, different_ids
 from lmtool.weights.folders import CONFIG
 from lmtool.weights.heads import form_of
 from lmtool.weights.reading import their_names
@@ -125,6 +127,17 @@ def special_ids(model: ModelConfig, tokenizer: Tokenizer) -> dict[str, int]:
     return ids
 
 
+def generation_keys(model: ModelConfig, tokenizer: Tokenizer) -> dict[str, Any]:
+    """What a generation_config.json says. `vocab_size` of a config.json counts the rows of the token table, as
+    transformers needs it to load them; rows behind the vocabulary stand for no text, and are never written."""
+    keys: dict[str, Any] = {**special_ids(model, tokenizer)}
+    if tokenizer.vocab_size < model.vocab_size:
+        keys["suppress_tokens"] = list(range(tokenizer.vocab_size, model.vocab_size))
+    if isinstance(model, T5Config) and model.num_layers < model.layers_of_decoder:
+        keys["use_cache"] = False  # transformers makes as many places for T5's decoder as the encoder has layers
+    return keys
+
+
 @dataclass(frozen=True)
 class Folded:
     """A tuned checkpoint without what its method needs in training alone. tensors: those it holds. config: its own."""
@@ -156,7 +169,8 @@ class Reading:
 def write_export(
     export: Export, model: ModelConfig, tokenizer: Tokenizer, reading: Reading, card: str, output: Path
 ) -> None:
-    """Write the folder, whole or not at all. OSError where the disk refuses."""
+    """Write the folder, whole or not at all. UserError where it cannot be written, and where transformers reads texts
+    for the model in another way than the tokenizer."""
 
     def fill(draft: Path) -> None:
         save_tensors(export.tensors, draft / "model.safetensors")
@@ -164,11 +178,32 @@ def write_export(
         tokenizer.save(draft)
         settings = json.loads((draft / "tokenizer_config.json").read_text(encoding="utf-8"))
         _write_json(draft / "tokenizer_config.json", {**settings, **reading.settings()})
+        require_same_ids(draft, model, tokenizer)
         if model.architecture != "encoder":
-            _write_json(draft / "generation_config.json", special_ids(model, tokenizer))
+            _write_json(draft / "generation_config.json", generation_keys(model, tokenizer))
         (draft / "README.md").write_text(card, encoding="utf-8")
 
     whole_folder(output, fill)
+
+
+def require_same_ids(folder: Path, model: ModelConfig, tokenizer: Tokenizer) -> None:
+    """UserError where transformers has a tokenizer of its own for the model in a folder, whatever its files say, and
+    that reads texts in another way."""
+    kind = class_of(folder, Settings.of(folder))
+    if not isinstance(kind, TokenizerClass):
+        return
+    try:
+        different = different_ids(tokenizer, Tokenizer.load(folder))
+        problem = f"gives other ids to {len(different)} of {len(ADVERSARIAL)} unusual strings" if different else None
+    except UserError:
+        problem = f"has {kind.model} pieces of its own"
+    if problem is not None:
+        raise UserError(
+            f"the tokenizer has no place in a published model={model.name}: transformers takes {kind.names[0]} for it, "
+            f"which {problem}",
+            f"train with the tokenizer of its recipe (lmtool show recipe={model.name}), or give the run such a "
+            "vocabulary: lmtool import tokenizer=FOLDER; lmtool itself uses the run as it is",
+        )
 
 
 def write_delta(tuned: Path, output: Path, folded: Folded | None = None) -> None:

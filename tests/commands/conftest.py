@@ -48,6 +48,13 @@ def sentence(chance: random.Random, adjectives: list[str]) -> str:
     return f"The {first} {subject} saw the {second} {other} near the {chance.choice(NOUNS)}."
 
 
+def follow_card(folder: str) -> None:
+    """Do what the README.md of an exported folder says."""
+    code = (Path(folder) / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
+    assert len(code.split("\n\n")) == 2 and code.count("\n") == 4
+    exec(code, {})
+
+
 def skip_reports(patch: pytest.MonkeyPatch) -> None:
     """Runs end without report.html: its plots take longer than all the rest of a tiny run."""
     patch.setattr("lmtool.session.screens.write_report", lambda run: run / "report.html")

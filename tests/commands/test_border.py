@@ -18,7 +18,7 @@ from transformers import AutoModelForPreTraining, AutoModelForSequenceClassifica
 import lmtool
 from lmtool import cli
 from tests.breadth import slow_but
-from tests.commands.conftest import BAD, GOOD, TINY, but_for, finetune, pretrain, sentence
+from tests.commands.conftest import BAD, GOOD, TINY, but_for, finetune, follow_card, pretrain, sentence
 from tests.weights.published_folders import CLASSIFIERS, make_classifier
 
 # A family's pairs; texts may hold what looks like a special token.
@@ -112,6 +112,7 @@ def test_a_pair_task_of_a_run(family: str, kind: str, place: Path) -> None:
     settings = json.loads(Path("folder/tokenizer_config.json").read_text())
     assert ("token_type_ids" in settings["model_input_names"]) == (family in ("bert", "albert", "electra"))
     assert settings["model_max_length"] == 200
+    follow_card("folder")
     # The folder is used as it is, too.
     assert predicted("folder", pairs, "text", "pair")[0]["score"] == pytest.approx(
         predicted("runs/run", pairs, "one", "two")[0]["score"], abs=1e-6

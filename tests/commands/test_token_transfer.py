@@ -12,7 +12,7 @@ from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 import lmtool
 from lmtool import cli
-from tests.commands.conftest import TINY, finetune
+from tests.commands.conftest import TINY, finetune, follow_card
 
 SIZES = [word for word in TINY if word.startswith("model.")]
 WORDS = ["The", "happy", "cat", "saw", "Anna", "Berg", "near", "the", "ship."]
@@ -50,6 +50,7 @@ def test_a_tagger_of_each_family_is_exported(family: str, place: Path, capsys: p
         expected = theirs(**rows).logits
         given = ours.model(rows["input_ids"], rows["attention_mask"]).logits
     assert torch.allclose(given[real], expected[real], atol=1e-5)
+    follow_card("exported")
     # Back again, with no data known: predicted, scored, finetuned.
     capsys.readouterr()
     for checkpoint in (run, "exported"):

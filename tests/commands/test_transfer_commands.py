@@ -8,14 +8,20 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
 
 import lmtool
 from lmtool import cli
 from lmtool.config.checkpoint import verify
 from lmtool.tokenizers.tokenizer import Tokenizer
 from tests.breadth import slow_but
-from tests.commands.conftest import finetune, pretrain
+from tests.commands.conftest import finetune, follow_card, pretrain
 from tests.weights.published_folders import FAMILIES, logits_of, make, sample
 
 
@@ -54,6 +60,19 @@ def test_there_and_back(family: str, place: Path, capsys: pytest.CaptureFixture[
     writes = family in ("gpt", "gpt1", "llama", "qwen2", "t5", "bart", "transformer")
     assert (place / "back/generation_config.json").is_file() == writes
     assert "published" in (place / "back/README.md").read_text()
+    follow_card("back")
+
+
+def test_rows_behind_the_vocabulary_are_never_written(place: Path) -> None:
+    """The table has its rows in transformers too, which draws tokens of all of them unless it is told otherwise."""
+    published, texts = make("gpt1", place / "published"), []
+    run("export", "checkpoint=published", "output=folder")
+    again, entries = AutoModelForCausalLM.from_pretrained("folder"), len(AutoTokenizer.from_pretrained("folder"))
+    assert entries < again.config.vocab_size == len(again.get_input_embeddings().weight)
+    for model in (published, again):
+        torch.manual_seed(1)
+        texts.append(model.generate(torch.tensor([[5, 6]] * 20), do_sample=True, max_new_tokens=10, top_k=0))
+    assert (texts[0] >= entries).any() and not (texts[1] >= entries).any()
 
 
 def test_runs_are_exported(place: Path) -> None:

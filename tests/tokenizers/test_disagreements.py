@@ -19,7 +19,7 @@ from tests.breadth import slow_but
 MODEL_TYPES = {
     "bert": "bert", "bert_cased": "bert", "electra": "electra", "distilbert": "distilbert", "gpt2": "gpt2",
     "roberta": "roberta", "bart": "bart", "gpt1": "openai-gpt", "t5": "t5", "albert": "albert",
-    "bigbird": "big_bird", "xlnet": "xlnet",
+    "bigbird": "big_bird", "xlnet": "xlnet", "qwen2": "qwen2",
 }  # fmt: skip
 STRINGS = [
     *(text for text in ADVERSARIAL if len(text) < 1000), *TEXTS[:4],

@@ -23,6 +23,7 @@ from transformers import (
     GPT2Tokenizer,
     OpenAIGPTTokenizer,
     PreTrainedTokenizerFast,
+    Qwen2Tokenizer,
     RobertaTokenizer,
     T5Tokenizer,
     XLNetTokenizer,
@@ -117,6 +118,12 @@ def bigbird_folder(folder: Path) -> None:
     write(folder / "tokenizer_config.json", json.dumps({"tokenizer_class": "BigBirdTokenizer"}))
 
 
+def qwen2_folder(folder: Path) -> None:
+    merges_folder(folder, ["<|endoftext|>"])
+    # By its files alone it would be GPT-2's.
+    write(folder / "tokenizer_config.json", json.dumps({"tokenizer_class": "Qwen2Tokenizer"}))
+
+
 def write(path: Path, text: str) -> None:
     path.write_bytes(text.encode())
 
@@ -135,6 +142,7 @@ FAMILIES: dict[str, tuple[Callable[[Path], None], type]] = {
     "albert": (lambda folder: pieces_folder(folder, "albert"), AlbertTokenizer),
     "bigbird": (bigbird_folder, BigBirdTokenizer),
     "xlnet": (lambda folder: pieces_folder(folder, "xlnet"), XLNetTokenizer),
+    "qwen2": (qwen2_folder, Qwen2Tokenizer),
 }
 
 

@@ -89,7 +89,7 @@ FAMILIES: dict[str, tuple[Callable[[], nn.Module], TokenizerConfig]] = {
         d_model=36, n_head=3, d_inner=52, initializer_range=0.2,
     ),
     "llama": _of("LlamaForCausalLM", "LlamaConfig", ByteBpeConfig(), **_LLAMA),
-    "qwen2": _of("Qwen2ForCausalLM", "Qwen2Config", ByteBpeConfig(), **_LLAMA),
+    "qwen2": _of("Qwen2ForCausalLM", "Qwen2Config", ByteBpeConfig(splitting="qwen2"), **_LLAMA),
     "t5": _of("T5ForConditionalGeneration", "T5Config", _PIECES, **_T5),
     "transformer": _of("MarianMTModel", "MarianConfig", _PIECES, **_MARIAN),
     "bart": _of("BartForConditionalGeneration", "BartConfig", _BYTES, **_STACKS, decoder_start_token_id=2),

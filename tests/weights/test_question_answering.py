@@ -14,7 +14,7 @@ import lmtool
 from lmtool import cli
 from lmtool.config.tables import build
 from tests.breadth import slow_but
-from tests.commands.conftest import GOOD, TINY, but_for, sentence
+from tests.commands.conftest import GOOD, TINY, but_for, follow_card, sentence
 from tests.weights.published_folders import FAMILIES, ROWS, TEXTS, sample
 
 CLASSES = {
@@ -73,6 +73,7 @@ def finetune(model: str) -> None:
 def test_runs_are_exported_and_read_again(model: str, questions: Path, capsys: pytest.CaptureFixture[str]) -> None:
     finetune(model)
     run("export", "checkpoint=runs/run", "output=exported")
+    follow_card("exported")
     out = capsys.readouterr().out
     assert "ForQuestionAnswering" in out and "null_threshold (transformers compares with 0)" in out
     again = lmtool.load("exported")

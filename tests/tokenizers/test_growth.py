@@ -1,0 +1,107 @@
+"""Rules of a stranger's tokenizer.json that would fill the memory, and vocabularies without entries."""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Regex, normalizers
+
+from lmtool.errors import UserError
+from lmtool.tokenizers import growth
+from lmtool.tokenizers.growth import require_bounded, require_bounded_characters
+from lmtool.tokenizers.tokenizer import Tokenizer
+
+WORDS = {"type": "WordPiece", "vocab": {"[UNK]": 0, "a": 1}, "unk_token": "[UNK]"}
+MODEL = {**WORDS, "continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
+TEN = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 10}
+EACH = {"type": "Replace", "pattern": {"Regex": "."}, "content": "aa"}
+NOTHING = {"type": "Replace", "pattern": {"Regex": "(?=a)"}, "content": "a"}
+
+
+def write(folder: Path, **parts: Any) -> Path:
+    (folder / "tokenizer.json").write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": MODEL, **parts}))
+    return folder
+
+
+def sequence(key: str, *steps: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "Sequence", key: list(steps)}
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"normalizer": sequence("normalizers", *[TEN] * 12)},
+        {"normalizer": sequence("normalizers", *[sequence("normalizers", EACH)] * 12)},
+        {"normalizer": sequence("normalizers", *[NOTHING] * 12)},
+        {"normalizer": sequence("normalizers", *[{"type": "Prepend", "prepend": "aa"}, TEN] * 3)},
+        {"normalizer": sequence("normalizers", *[TEN | {"content": "ﷺ"}, {"type": "NFKC"}, TEN] * 3)},
+        {"normalizer": TEN, "pre_tokenizer": sequence("pretokenizers", *[{"type": "ByteLevel"}] * 6)},
+        {"decoder": sequence("decoders", *[TEN] * 12)},
+        {
+            "post_processor": sequence(
+                "processors", *[{"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A"}}] * 2}] * 12
+            )
+        },
+    ],
+)
+def test_rules_that_multiply_a_text_are_refused_before_they_run(parts: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"tokenizer\.json: .* may write more than 1,000 characters for one"):
+        Tokenizer.load(write(tmp_path, **parts))
+
+
+def test_no_text_grows_more_than_it_is_said_to() -> None:
+    chance = random.Random(0)
+    for _ in range(200):
+        steps, rules = [], []
+        for _ in range(chance.randint(1, 4)):
+            pattern, content = "".join(chance.choices("ab", k=chance.randint(1, 2))), "ab" * chance.randint(0, 3)
+            regular = chance.choice(["", "*", "+", "?", "|b", "."])
+            steps.append(normalizers.Replace(Regex(pattern + regular) if regular else pattern, content))
+            kind = {"Regex": pattern + regular} if regular else {"String": pattern}
+            rules.append({"type": "Replace", "pattern": kind, "content": content})
+        most, written = 1.0, list[str]()
+        for rule in rules:
+            most *= growth._growth(rule, written)
+        text = "".join(chance.choices("ab", k=20))
+        # Where nothing stands is one place more than there are characters.
+        assert len(normalizers.Sequence(steps).normalize_str(text)) <= most * (len(text) + 1), rules
+
+
+def test_one_step_is_no_growth_to_speak_of(tmp_path: Path) -> None:
+    assert len(Tokenizer.load(write(tmp_path, normalizer=TEN)).encode("a")) == 1
+    with pytest.raises(UserError, match="its map of characters may write more than 1,000 for one"):
+        require_bounded_characters(tmp_path, struct.pack("<I", 4) + b"trie" + b"a" * 2000)
+    for rule in ("Lowercase", [], {"type": "Sequence"}, {"type": "Precompiled"}, {"type": "Replace", "content": 5}):
+        require_bounded(tmp_path, {"normalizer": rule})  # what is no rule the library names
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"tokenizer.json": {"model": MODEL | {"vocab": {}}}},
+        {"tokenizer.json": {"model": {"type": "WordLevel", "vocab": {}, "unk_token": "a"}}},
+        {"tokenizer.json": {"model": {"type": "BPE", "vocab": {}, "merges": []}}},
+        {"tokenizer.json": {"model": {"type": "Unigram", "vocab": [], "unk_id": None}}},
+        {"vocab.txt": ""},
+        {"vocab.json": {}, "merges.txt": ""},
+    ],
+)
+def test_a_vocabulary_without_entries_is_refused(files: dict[str, Any], tmp_path: Path) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_text(content if isinstance(content, str) else json.dumps(content))
+    with pytest.raises(UserError, match="not a readable tokenizer: its vocabulary has no entries"):
+        Tokenizer.load(tmp_path)
+
+
+def test_a_text_that_no_entry_spells_is_refused(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(write(tmp_path, model=MODEL | {"unk_token": "[NONE]"}))
+    assert len(tokenizer.encode("a")) == 1
+    for encode in (tokenizer.encode, lambda text: tokenizer.encode_batch([text]), tokenizer.laid_out):
+        with pytest.raises(UserError, match="fails on this text") as caught:
+            encode("b")
+        assert "unknown token" in str(caught.value.hint)

@@ -1,0 +1,128 @@
+"""Texts as AutoTokenizer of transformers reads them from exported folders: every family, every tokenizer."""
+
+from __future__ import annotations
+
+import json
+import random
+from functools import cache
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from lmtool.commands import configs as configs  # the families enter themselves into the tables
+from lmtool.config.tables import build, builder_module, lookup
+from lmtool.errors import CheckFailed, UserError
+from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
+from lmtool.tokenizers.configs import (
+    BpeConfig,
+    ByteBpeConfig,
+    CharacterConfig,
+    SentencePieceConfig,
+    SpelledConfig,
+    TokenizerConfig,
+    WordConfig,
+    WordPieceConfig,
+)
+from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.weights import autotokenizer
+from lmtool.weights.autotokenizer import compare_autotokenizer
+from lmtool.weights.exporting import Export, Reading, write_export
+from lmtool.weights.folders import FAMILIES
+from tests.breadth import slow_but
+from tests.tokenizers.test_published_folders import ADVERSARIAL, TEXTS
+
+KINDS: dict[str, TokenizerConfig] = {
+    "wordpiece": WordPieceConfig(),
+    "bytebpe": ByteBpeConfig(),
+    "bytebpe_roberta": ByteBpeConfig(special_tokens="roberta"),
+    "bytebpe_qwen2": ByteBpeConfig(splitting="qwen2"),
+    "bytebpe_qwen2_bert": ByteBpeConfig(splitting="qwen2", special_tokens="bert"),
+    "bpe": BpeConfig(),
+    "t5": SentencePieceConfig(sentinels=10),
+    "albert": SentencePieceConfig(special_tokens="albert", lowercase=True),
+    "xlnet": SentencePieceConfig(special_tokens="xlnet"),
+    "pairs": SentencePieceConfig(algorithm="bpe", special_tokens="albert"),
+    "word": WordConfig(special_tokens="roberta"),
+    "character": CharacterConfig(special_tokens="gpt"),
+    "spelled": SpelledConfig(),
+}
+CHARACTERS = " \t\n\r\u00a0\u3000\u200b\u200d\u0301\ufeff\x00\x01\x7f\x85'sdtlvm12309ABcdéñ中あ한ไ😀👩,.!-—“<>[]/#▁Ġ"
+
+
+@cache
+def trained(kind: str) -> Tokenizer:
+    return build(KINDS[kind], TEXTS, 420)
+
+
+@cache
+def odd_strings(tokenizer: Tokenizer) -> list[str]:
+    """Unusual characters in any order, and special tokens in texts."""
+    chance = random.Random(3)
+    drawn = ["".join(chance.choices(CHARACTERS, k=chance.randint(1, 20))) for _ in range(100)]
+    special = [f"a {token} b{token}c  {token}" for token in tokenizer.pieces(sorted(tokenizer.special_ids))]
+    return [*(text for text in ADVERSARIAL if len(text) < 1000), *drawn, *special]
+
+
+def exported(model: str, tokenizer: Tokenizer, split: bool, folder: Path) -> Path | None:
+    """The folder of a model without weights; None where it needs a special token that the tokenizer lacks."""
+    entry = lookup("model", model)
+    assert entry is not None
+    config = entry.config()
+    if isinstance(config, EncoderDecoderConfig) and config.start_role not in tokenizer.roles:
+        return None
+    content = builder_module(entry).published_config(config)
+    write_export(Export("", content, {}, {}, ()), config, tokenizer, Reading(False, 60, split), "", folder)
+    return folder
+
+
+@pytest.mark.parametrize("model", slow_but({"bert", "bart", "qwen2"}, FAMILIES.values()))
+def test_every_tokenizer_gives_its_ids_or_is_refused(model: str, tmp_path: Path) -> None:
+    refused = set()
+    for number, kind in enumerate(KINDS):
+        tokenizer, split = trained(kind), bool(number % 2)
+        try:
+            folder = exported(model, tokenizer, split, tmp_path / kind)
+        except UserError as error:
+            refused.add(kind)
+            assert "Qwen2Tokenizer" in error.message and not (tmp_path / kind).exists()
+            continue
+        if folder is None:
+            continue
+        theirs, strings = AutoTokenizer.from_pretrained(folder), odd_strings(tokenizer)
+        ours = [ids.tolist() for ids in tokenizer.parsing(not split).encode_batch(strings)]
+        given = theirs(strings, add_special_tokens=False)["input_ids"]
+        assert [text for text, *both in zip(strings, ours, given, strict=True) if both[0] != both[1]] == [], kind
+        assert {role: getattr(theirs, f"{role}_token_id") for role in tokenizer.roles} == tokenizer.roles
+        assert len(theirs) == tokenizer.vocab_size
+        assert Tokenizer.load(folder).fingerprint == tokenizer.fingerprint, kind
+        if kind in ("wordpiece", "bytebpe_qwen2"):
+            assert "gives the same ids" in compare_autotokenizer(folder, tokenizer)
+    assert refused == (set(KINDS) - {"bytebpe_qwen2", "bytebpe_qwen2_bert"} if model == "qwen2" else set())
+
+
+def test_what_autotokenizer_reads_otherwise_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = trained("wordpiece")
+    folder = exported("bert", tokenizer, False, tmp_path / "folder")
+    path = folder / "tokenizer_config.json"
+    settings = json.loads(path.read_text())
+    for change, message in (
+        ({"tokenizer_class": "BertTokenizer", "do_lower_case": False}, "reads 5 of 29 unusual strings in another way"),
+        ({"tokenizer_class": "T5Tokenizer"}, "AutoTokenizer cannot read it"),
+        ({"extra_special_tokens": ["a"]}, "of 29 unusual strings in another way"),
+    ):
+        path.write_text(json.dumps(settings | change))
+        with pytest.raises(CheckFailed, match=message):
+            compare_autotokenizer(folder, tokenizer)
+    monkeypatch.setattr(autotokenizer, "find_spec", lambda name: None)
+    assert "transformers is not installed" in compare_autotokenizer(folder, tokenizer)
+
+
+@pytest.mark.parametrize("settings", [{}, {"tokenizer_class": "LlamaTokenizer"}])
+def test_a_llama_whose_pieces_are_bytes_is_read_as_its_file_says(settings: dict[str, str], tmp_path: Path) -> None:
+    folder = exported("llama", trained("bytebpe_qwen2"), False, tmp_path / "folder")
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    strings = odd_strings(trained("bytebpe_qwen2"))
+    ours = Tokenizer.load(folder, parse_special_tokens=True).encode_batch(strings)
+    theirs = AutoTokenizer.from_pretrained(folder)
+    assert [ids.tolist() for ids in ours] == theirs(strings, add_special_tokens=False)["input_ids"]
