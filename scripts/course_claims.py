@@ -55,6 +55,8 @@ def judge(claim: Claim, folder: Path) -> Verdict:
     if left.error is None or right.error is None:
         return Verdict(UNCLEAR, f"{measured}, its standard error is unknown")
     error = math.hypot(left.error, right.error)
+    if not error and max(left.runs, right.runs) > 1:
+        return Verdict(UNCLEAR, f"{measured}: runs that all give the same number leave its standard error unknown")
     measured += f" ± {error:.2g}" if error else ""
     if difference == 0 or abs(difference) < _widths(left, right) * error:
         return Verdict(UNCLEAR, measured)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lmtool.metrics.answers import ANSWER_METRICS
-from lmtool.metrics.bootstrap import Interval, interval, resampled_rows
+from lmtool.metrics.bootstrap import Interval, interval, resample_count, resampled_rows
 from lmtool.metrics.classes import by_class, calibration
 from lmtool.metrics.intervals import mean_and_error, paired_standard_error, ratio_standard_error, t_quantile
 from lmtool.metrics.language import LANGUAGE_METRICS
@@ -23,6 +23,7 @@ __all__ = [
     "mean_and_error",
     "paired_standard_error",
     "ratio_standard_error",
+    "resample_count",
     "resampled_rows",
     "smaller_is_better",
     "t_quantile",

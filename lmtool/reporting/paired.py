@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from lmtool.metrics import METRICS, Metric, interval, resampled_rows
+from lmtool.metrics import METRICS, Metric, interval, resample_count, resampled_rows
 from lmtool.reporting.run_files import RunFiles, read_predictions
 
 # How far a score may be from the saved one: predictions of a regression are rounded in the file.
@@ -57,13 +57,19 @@ def paired_difference(first: RunFiles, second: RunFiles) -> dict[str, dict[str, 
     shared = [metric for metric in _metrics(first, gold, predicted) if metric in list(_metrics(second, gold, other))]
     if not shared:
         return "their scores are no function of single labels: lmtool evaluate A against=B"
-    draws = list(resampled_rows(len(gold)))
-    differences = {}
-    for metric in shared:
-        gaps = [metric(gold[rows], predicted[rows]) - metric(gold[rows], other[rows]) for rows in draws]
-        value = metric(gold, predicted) - metric(gold, other)
-        differences[metric.name] = {"value": value, **interval(gaps)._asdict()}
-    return differences
+    resamples = resample_count(len(gold), [metric.name for metric in shared])
+    gaps: dict[str, list[float]] = {metric.name: [] for metric in shared}
+    for rows_N in resampled_rows(len(gold), resamples):
+        mine_N, theirs_N, gold_N = predicted[rows_N], other[rows_N], gold[rows_N]
+        for metric in shared:
+            gaps[metric.name].append(metric(gold_N, mine_N) - metric(gold_N, theirs_N))
+    return {
+        metric.name: {
+            "value": metric(gold, predicted) - metric(gold, other),
+            **interval(gaps[metric.name])._asdict(),
+        }
+        for metric in shared
+    }
 
 
 def _columns(*columns: Sequence[Any]) -> tuple[np.ndarray, ...] | None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from lmtool.errors import UserError
-from lmtool.metrics import interval, resampled_rows
+from lmtool.metrics import interval, resample_count, resampled_rows
 from lmtool.tasks.kinds.learner import TaskEvaluation
 
 HARDEST = 20
@@ -20,7 +20,7 @@ def analysis(evaluation: TaskEvaluation) -> dict[str, Any]:
     rows), `hardest` (records with their `loss`, the largest first), `warnings`, and the details of the kind."""
     kind, rows = evaluation.kind, evaluation.rows
     assert kind is not None and rows is not None and evaluation.losses is not None
-    samples = kind.resampled(rows, evaluation.predictions, resampled_rows(len(rows)))
+    samples = _resampled(evaluation, resample_count(len(rows), evaluation.scores))
     order = np.argsort(-evaluation.losses, kind="stable")[:HARDEST]
     hardest = [
         {
@@ -43,20 +43,27 @@ def analysis(evaluation: TaskEvaluation) -> dict[str, Any]:
 def difference(first: TaskEvaluation, second: TaskEvaluation) -> dict[str, dict[str, float]]:
     """By metric, the first system's score less the second's on the same rows ({"value", "low", "high"}), the rows
     resampled for both alike. UserError where they were not scored on the same rows."""
-    kind, rows, other = first.kind, first.rows, second.rows
-    assert kind is not None and rows is not None and other is not None and second.kind is not None
+    rows, other = first.rows, second.rows
+    assert rows is not None and other is not None
     if list(rows.ids) != list(other.ids) or rows.columns != other.columns:
         raise UserError(
             "the two checkpoints were scored on different rows: nothing to compare by pairs",
             "name the data with task.path=, for both",
         )
-    mine = kind.resampled(rows, first.predictions, resampled_rows(len(rows)))
-    theirs = second.kind.resampled(other, second.predictions, resampled_rows(len(rows)))
+    resamples = resample_count(len(rows), first.scores)
+    mine, theirs = _resampled(first, resamples), _resampled(second, resamples)
     return {
         name: _with_interval(value - second.scores[name], np.subtract(mine[name], theirs[name]))
         for name, value in first.scores.items()
         if name in second.scores
     }
+
+
+def _resampled(evaluation: TaskEvaluation, resamples: int) -> dict[str, list[float]]:
+    """The scores of each resample of the rows."""
+    kind, rows = evaluation.kind, evaluation.rows
+    assert kind is not None and rows is not None
+    return kind.resampled(rows, evaluation.predictions, resampled_rows(len(rows), resamples))
 
 
 def _with_interval(value: float, samples: Any) -> dict[str, float]:

@@ -73,6 +73,32 @@ def test_groups_over_seeds_and_differences_in_pairs(grid: Callable[..., Path]) -
     assert headline(block).startswith("Best of 2 settings on rte: tuning=b: accuracy 0.711 ± 0.116 (mean and")
 
 
+@pytest.mark.parametrize(
+    ("scores", "value", "apart", "says"),
+    [  # of 277 rows; (a, b) of each seed
+        (((0.6, 0.6 - 1 / 277), (0.7, 0.7 - 1 / 277)), -1 / 277, None, "which gives no interval. Add a pair: seed=3."),
+        (((0.6, 0.6 - 1 / 277), (0.7, 0.7 - 2 / 277)), -1.5 / 277, False, "Not apart from it: tuning=b."),
+        (((0.6, 0.6), (0.7, 0.7)), 0.0, False, "Not apart from it: tuning=b."),
+    ],
+)
+def test_pairs_that_differ_by_the_same_amount_are_no_finding(
+    grid: Callable[..., Path], scores: Any, value: float, apart: bool | None, says: str
+) -> None:
+    """Scores of few rows are whole numbers of rows: that two seeds differ equally is chance, and gives no interval.
+    Where they differ by nothing, 0 lies in any interval."""
+    folder = grid({"tuning": "ab", "seed": (1, 2)}, lambda tuning, seed: scores[seed - 1]["ab".index(tuning)])
+    (block,) = blocks_of(read_sweep(folder))
+    gap = difference(block.groups[1], block.groups[0])
+    assert (gap.value, gap.apart, gap.pairs) == (pytest.approx(value), apart, 2)
+    assert (gap.low is None) == (value != -1.5 / 277)
+    assert says in sentences(block)[0]
+    header, rows = group_table(block)
+    assert rows[1][header.index("apart")] == {None: "not known", False: "no"}[apart]
+    (referred,) = blocks_of(read_sweep(folder), against="tuning=b")
+    asked = "whether they are apart is not known: every pair of seeds differs by the same amount"
+    assert (asked in sentences(referred)[0]) == (apart is None)
+
+
 def test_one_seed_knows_no_error_and_says_so(grid: Callable[..., Path]) -> None:
     (block,) = blocks_of(read_sweep(grid({"tuning": "abc"}, {"a": 0.1, "b": 0.2, "c": 0.3}.__getitem__)))
     assert "n = 1: no error over seeds is known" in headline(block)

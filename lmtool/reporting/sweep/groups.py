@@ -3,7 +3,8 @@
 A group holds the jobs that differ in nothing but the seed. Scores of different tasks, objectives or metrics are never
 put together: each is a block of its own. Differences are taken between jobs of the same seed (Student 1908: the mean of
 the pairs' differences, its standard error, and the 95% interval of Student's t with one degree of freedom less than
-pairs).
+pairs). Pairs that all differ by the same amount leave the error unknown: scores of few rows are whole numbers of rows,
+and two of them are equal by chance.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from lmtool.reporting.text import lower_is_better
 SEED = "seed"
 # A sweep whose sampler draws values fills next to nothing of the grid that they span: then no cell is missing.
 _GRID_SHARE = 0.5
+# Of a score: what its digits and the order of a sum leave open.
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -70,8 +73,8 @@ class Group:
 @dataclass(frozen=True)
 class Difference:
     """The mean of a group's scores less those of another, over the seeds that both have. error, low, high: its standard
-    error and 95% interval, None of fewer than two pairs. apart: whether 0 lies outside of the interval; None where
-    that is not known."""
+    error and 95% interval, None of fewer than two pairs, and of pairs that all differ by the same amount. apart:
+    whether 0 lies outside of the interval; None where that is not known."""
 
     value: float | None
     pairs: int
@@ -81,7 +84,15 @@ class Difference:
 
     @property
     def apart(self) -> bool | None:
-        return None if self.low is None or self.high is None else self.low > 0 or self.high < 0
+        if self.low is None or self.high is None:
+            # However wide an interval around 0 is, 0 lies in it.
+            return False if self.same_in_every_pair and self.value == 0 else None
+        return self.low > 0 or self.high < 0
+
+    @property
+    def same_in_every_pair(self) -> bool:
+        """Whether two pairs or more all differ by this amount."""
+        return self.pairs > 1 and self.error is None
 
 
 def difference(group: Group, other: Group) -> Difference:
@@ -91,7 +102,9 @@ def difference(group: Group, other: Group) -> Difference:
     if not pairs:
         return Difference(None, 0)
     mean, error = mean_and_error(pairs)
-    if error is None:
+    rounding = _ROUNDING * max(map(abs, (*mine.values(), *theirs.values())))
+    mean = mean if abs(mean) > rounding else 0.0
+    if error is None or error <= rounding:
         return Difference(mean, len(pairs))
     reach = t_quantile(len(pairs) - 1) * error
     return Difference(mean, len(pairs), error, mean - reach, mean + reach)

@@ -16,6 +16,7 @@ from lmtool.reporting.text import counted, duration, lower_is_better, number, pl
 _NAMED = 3
 _INTERVAL = f"{LEVEL:.0%} interval"
 _LABEL = 200
+_SAME = "every pair of seeds differs by the same amount, which gives no interval"
 # What scores a prediction of other things: losses over them do not compare.
 _OTHER_TARGETS = ("tokenizer", "data")
 
@@ -90,9 +91,9 @@ def _ties(block: Block) -> str:
     if not gaps:
         return ""
     tied = [group for group, gap in gaps if gap.apart is False]
-    unknown = [group for group, gap in gaps if gap.apart is None]
+    unknown = [(group, gap) for group, gap in gaps if gap.apart is None]
     said = []
-    if len(unknown) == len(gaps):
+    if not any(gap.pairs > 1 for _, gap in gaps):
         return (
             "Whether the others are apart from it is not known: no two seeds of theirs can be paired. "
             "Add seeds: seed=1,2,3."
@@ -102,9 +103,19 @@ def _ties(block: Block) -> str:
         said.append(f"Not apart from it: {'; '.join(map(setting, tied[:_NAMED]))}{more}.")
     elif not unknown:
         said.append("Every other setting is apart from it.")
-    if unknown:
-        said.append(f"Of {counted(len(unknown), 'setting')} it is not known: fewer than two seeds can be paired.")
+    few = [group for group, gap in unknown if not gap.same_in_every_pair]
+    if few:
+        said.append(f"Of {counted(len(few), 'setting')} it is not known: fewer than two seeds can be paired.")
+    if len(unknown) > len(few):
+        same = counted(len(unknown) - len(few), "setting")
+        said.append(f"Of {same} it is not known: {_SAME}. {_one_more_pair(block)}")
     return " ".join(said)
+
+
+def _one_more_pair(block: Block) -> str:
+    """A seed that the block does not have, to be added."""
+    seeds = [int(job.seed) for job in block.jobs if job.seed.isdecimal()]
+    return f"Add a pair: seed={max(seeds, default=0) + 1}."
 
 
 def _referred(block: Block) -> str:
@@ -115,7 +126,8 @@ def _referred(block: Block) -> str:
     known = f", {_INTERVAL} {between(gap)}" if gap.low is not None else ""
     apart = {True: "", False: ": not apart", None: ": whether they are apart is not known"}[gap.apart]
     pairs = counted(gap.pairs, "pair")
-    return f"The best less {setting(block.reference)}: {signed(gap.value)}{known}, {pairs} of seeds{apart}."
+    same = f": {_SAME}. {_one_more_pair(block)}" if gap.same_in_every_pair else "."
+    return f"The best less {setting(block.reference)}: {signed(gap.value)}{known}, {pairs} of seeds{apart}{same}"
 
 
 def group_table(block: Block) -> tuple[list[str], list[list[Any]]]:
