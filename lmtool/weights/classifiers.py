@@ -12,7 +12,7 @@ from typing import Any
 
 from lmtool.errors import UserError
 from lmtool.models.published import unnamed
-from lmtool.weights.task_heads import CLASSIFIER, QUESTION_ANSWERING, WORDS, head_of_class
+from lmtool.weights.task_heads import CHOICES, CLASSIFIER, QUESTION_ANSWERING, WORDS, head_of_class
 
 # What the labels alone say: one, or several.
 _REGRESSION, _CLASSIFICATION = "regression", "single_label_classification"
@@ -28,6 +28,8 @@ def task_of(config: Mapping[str, Any]) -> dict[str, Any] | None:
     head = head_of_class(config)
     if head is not None and head.name == QUESTION_ANSWERING:
         return {"kind": "extractive_qa", "name": QUESTION_ANSWERING}
+    if head is not None and head.name == CHOICES:
+        return {"kind": "multiple_choice", "name": CHOICES, "head": "transformers"}
     names = label_names(config)
     if head is not None and head.name == WORDS:
         words = {"kind": "token_classification", "name": WORDS, "labels": names}
@@ -45,7 +47,7 @@ def task_of(config: Mapping[str, Any]) -> dict[str, Any] | None:
 def refusal(config: Mapping[str, Any]) -> str | None:
     """Why a head is of no task that lmtool has, if it is not."""
     head = head_of_class(config)
-    if head is not None and head.name == QUESTION_ANSWERING:
+    if head is not None and head.name in (QUESTION_ANSWERING, CHOICES):
         return None
     count, given = len(label_names(config)), config.get("problem_type")
     if head is not None and head.name == WORDS:
