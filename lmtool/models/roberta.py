@@ -102,6 +102,7 @@ PUBLISHED = Published(
     constant={**ENCODER_CONSTANT, "pad_token_id": OFFSET - 1},
     allowed=ENCODER_ALLOWED,
 )
+to_published = PUBLISHED.to_published
 
 
 def from_published(tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:

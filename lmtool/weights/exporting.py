@@ -26,7 +26,7 @@ from lmtool.weights.classifiers import labels_of
 from lmtool.weights.folders import CONFIG
 from lmtool.weights.heads import form_of
 from lmtool.weights.reading import their_names
-from lmtool.weights.task_heads import CLASSIFIER, DECISIONS, HEADS, WORDS, TaskHead, head_of_task
+from lmtool.weights.task_heads import CHOICES, CLASSIFIER, DECISIONS, HEADS, WORDS, TaskHead, head_of_task
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def export_of(
         **({"tie_word_embeddings": False} if apart else {}),
         **special_ids(model, tokenizer),
     }
-    if task is not None and {CLASSIFIER, WORDS} & set(needed):
+    if task is not None and {CLASSIFIER, WORDS, CHOICES} & set(needed):
         config |= labels_of(task)
     return Export(model_class.name, config, published, kept, tuple(sorted(left_out)))
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from lmtool.config.tables import builder_module, lookup
 from lmtool.errors import UserError
 from lmtool.models.published import PublishedConfig
-from lmtool.weights.classifiers import refusal, task_of
+from lmtool.weights.classifiers import NUM_CHOICES, refusal, task_of
 from lmtool.weights.hub import Absent, Address
 from lmtool.weights.task_heads import head_of_class
 
@@ -107,6 +107,11 @@ class PublishedFolder:
         if problem is not None:
             raise UserError(f"checkpoint={self.checkpoint}: {problem}", "finetune it on a task: its head is new then")
         config, settings = {**self.saved_config(), "task": self._task()}, read_settings(self.path)
+        if config["task"]["kind"] == "multiple_choice" and NUM_CHOICES not in self.config:
+            raise UserError(
+                f"checkpoint={self.checkpoint}: its config.json does not say how many choices a row has",
+                f'write "{NUM_CHOICES}": 4 there, in a copy, if there are four',
+            )
         lengths = [config["model"].get("max_positions"), settings.get("model_max_length")]
         return {
             **config,
