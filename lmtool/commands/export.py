@@ -1,4 +1,5 @@
-"""`lmtool export`: a checkpoint as a folder that transformers loads, and what was lost on the way: nothing."""
+"""`lmtool export`: a checkpoint as a folder that transformers loads, and what was lost on the way: nothing, as lmtool
+reads the folder again, and as transformers opens it."""
 
 from __future__ import annotations
 
@@ -33,6 +34,7 @@ from lmtool.weights.folders import published_folder
 from lmtool.weights.heads import format_of
 from lmtool.weights.load import load, saved_config, saved_model
 from lmtool.weights.merging import merged
+from lmtool.weights.parity import Parity, parity
 from lmtool.weights.reading import Weights, read
 
 _WRITERS = ("LMHeadModel", "ForCausalLM", "ForConditionalGeneration", "MTModel")
@@ -82,8 +84,9 @@ def run(config: ExportConfig, overrides: list[str]) -> None:
         learner = original if trained is None else cast(TaskLearner, trained.learner())
         compare_texts(comparison, learner, again, folder, layout, tokenizer)
     comparison.tied = tied_names(original)
-    tell(f"{folder} · {export.architecture}", comparison, export.left_out)
-    if not comparison.same:
+    opened = parity(folder, export.architecture, original, tokenizer)
+    tell(f"{folder} · {export.architecture}", comparison, export.left_out, opened)
+    if not (comparison.same and opened.same):
         raise CheckFailed(f"{folder} is not what was exported", "see what changed above, and keep the checkpoint")
     Output().line(compare_autotokenizer(folder, tokenizer))
 
@@ -118,11 +121,12 @@ def reading_of(
     return Reading(segments, saved["max_length"], not tokenizer.parse_special_tokens)
 
 
-def tell(heading: str, comparison: Comparison, left_out: tuple[str, ...] = ()) -> None:
-    """Print a comparison."""
+def tell(heading: str, comparison: Comparison, left_out: tuple[str, ...] = (), opened: Parity | None = None) -> None:
+    """Print a comparison. opened: what transformers itself made of a folder."""
     output = Output()
     output.line(heading)
-    output.rows([*comparison.rows(), ("left out", ", ".join(left_out) or "nothing")])
+    theirs = [] if opened is None else [opened.row()]
+    output.rows([*comparison.rows(), *theirs, ("left out", ", ".join(left_out) or "nothing")])
 
 
 def model_card(checkpoint: str, weights: Weights, saved: Mapping[str, Any], export: Export) -> str:

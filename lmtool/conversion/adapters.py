@@ -99,7 +99,7 @@ def _described(
     family = builder_module(entry_of(model))
     published = published_folder(address, offline)
     config = dict(family.published_config(model) if published is None else published.config)
-    names = [name for _, name in family.ARCHITECTURES if name.endswith(str(suffix))]
+    names = [entry.name for entry in family.PUBLISHED.classes if entry.name.endswith(str(suffix))]
     if not names:
         raise UserError(
             f"task_type={settings['task_type']} in its {CONFIG}: model={model.name} has no class ...{suffix}",

@@ -17,6 +17,7 @@ from lmtool.data.formats import text_format
 from lmtool.data.plan import Examples
 from lmtool.data.split import Rows, SplitData
 from lmtool.tasks.kinds.learner import TaskLearner
+from lmtool.tasks.kinds.multiple_choice import MultipleChoiceLearner
 from lmtool.tasks.kinds.texts import SequenceExamples
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch
@@ -53,6 +54,8 @@ def compare_texts(
     for kind, rows in (("texts", [(first,) for first, _ in texts]), ("pairs", texts)):
         overhead = Template.of(text_format(layout, tokenizer), len(rows[0])).overhead
         fitting = [row for row in rows if sum(map(len, tokenizer.encode_batch(row))) + overhead <= longest]
+        if isinstance(original, MultipleChoiceLearner) and len(rows[0]) == 1:
+            continue
         if isinstance(original, TaskLearner):
             if original.scores_tokens and len(rows[0]) != len(original.reads):
                 continue
@@ -66,6 +69,8 @@ def _examples(original: TaskLearner, texts: Sequence[tuple[str, ...]], longest: 
     known = len(original.reads) == len(texts[0])
     names = original.reads if known else ("first", "second")[: len(texts[0])]
     rows = Rows.of_texts(**{name: [row[side] for row in texts] for side, name in enumerate(names)})
+    if isinstance(original, MultipleChoiceLearner):
+        return original.pair_examples(rows, "sample", longest)
     rows = original.read_rows(rows.columns, rows.origin) if known else rows
     return original.examples(SplitData("sample", rows={original.config.name: rows}), longest)
 

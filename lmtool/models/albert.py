@@ -22,8 +22,16 @@ from torch import nn
 from lmtool.models.base import new, positions_of
 from lmtool.models.encoder import BertLike, post_norm_layer
 from lmtool.models.encoder_configs import AlbertConfig
-from lmtool.models.family import ENCODER_DEFAULTS, ENCODER_FIELDS, Published
-from lmtool.models.keymap import QUESTION_ANSWERING, KeyMap, Tied
+from lmtool.models.family import (
+    ENCODER_DEFAULTS,
+    ENCODER_FIELDS,
+    Published,
+    PublishedClass,
+    of_answers,
+    of_choices,
+    over_words,
+)
+from lmtool.models.keymap import KeyMap, Tied
 from lmtool.nn.embeddings import Embeddings
 
 
@@ -71,7 +79,6 @@ KEYS = KeyMap(
         ("heads.masked_lm.output", "predictions.decoder"),
         ("heads.sentence_order.output", "sop_classifier.classifier"),
         ("heads.classifier.output", "classifier"),
-        QUESTION_ANSWERING,
     )
 )
 TIED = Tied(
@@ -88,6 +95,15 @@ PUBLISHED = Published(
     title="ALBERT",
     keys=KEYS,
     tied=TIED,
+    classes=(
+        over_words("AlbertForTokenClassification"),
+        PublishedClass("AlbertForSequenceClassification", ("pooler", "classifier")),
+        of_answers("AlbertForQuestionAnswering"),
+        of_choices("AlbertForMultipleChoice"),
+        PublishedClass("AlbertForPreTraining", ("masked_lm", "pooler", "sentence_order"), predicts=True),
+        PublishedClass("AlbertForMaskedLM", ("masked_lm",), predicts=True),
+        PublishedClass("AlbertModel"),
+    ),
     prefix="albert.",
     outside=("predictions.", "sop_classifier.", "classifier.", "qa_outputs."),
     unread=("position_ids",),
@@ -114,14 +130,6 @@ PUBLISHED = Published(
     },
 )
 to_published, from_published = PUBLISHED.to_published, PUBLISHED.from_published
-ARCHITECTURES = (
-    (("token_classifier",), "AlbertForTokenClassification"),
-    (("pooler", "classifier"), "AlbertForSequenceClassification"),
-    (("question_answering",), "AlbertForQuestionAnswering"),
-    (("masked_lm", "pooler", "sentence_order"), "AlbertForPreTraining"),
-    (("masked_lm",), "AlbertForMaskedLM"),
-    ((), "AlbertModel"),
-)
 
 
 def published_config(config: AlbertConfig) -> dict[str, Any]:

@@ -44,8 +44,8 @@ from lmtool.models.base import VocabularyHead, new, positions_of
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.models.encoder_decoder import DecoderStack, EncoderDecoder, post_norm_layers
 from lmtool.models.encoder_decoder_configs import BartConfig, PostNormConfig
-from lmtool.models.family import Published
-from lmtool.models.keymap import EMPTY, QUESTION_ANSWERING, KeyMap, Tied
+from lmtool.models.family import Published, PublishedClass, of_answers
+from lmtool.models.keymap import EMPTY, KeyMap, Tied
 from lmtool.models.published import expect
 from lmtool.nn.embeddings import Embeddings, StackInput
 from lmtool.nn.initialization import Draw, normal
@@ -130,7 +130,6 @@ KEYS = KeyMap(
         ("backbone.decoder.embed.norm", "model.decoder.layernorm_embedding"),
         ("heads.pooler.dense", "classification_head.dense"),
         ("heads.classifier.output", "classification_head.out_proj"),
-        QUESTION_ANSWERING,
     )
 )
 TIED = Tied(
@@ -144,6 +143,11 @@ PUBLISHED = PublishedStacks(
     title="BART",
     keys=KEYS,
     tied=TIED,
+    classes=(
+        PublishedClass("BartForSequenceClassification", ("pooler", "classifier")),
+        of_answers("BartForQuestionAnswering"),
+        PublishedClass("BartForConditionalGeneration", predicts=True),
+    ),
     prefix="model.",
     outside=("lm_head.", "final_logits_bias", "classification_head.", "qa_outputs."),
     # The version of old files.
@@ -181,11 +185,6 @@ PUBLISHED = PublishedStacks(
     fixed={"norm_epsilon": 1e-5},
 )  # fmt: skip
 published_config, from_published_config = PUBLISHED.published_config, PUBLISHED.from_published_config
-ARCHITECTURES = (
-    (("pooler", "classifier"), "BartForSequenceClassification"),
-    (("question_answering",), "BartForQuestionAnswering"),
-    ((), "BartForConditionalGeneration"),
-)
 
 
 def to_published(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:

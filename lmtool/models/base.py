@@ -79,6 +79,8 @@ class Backbone(nn.Module):
     """Of the map between the first token's hidden state and a classifier."""
     pooler_norm: bool = False
     """Whether a norm stands behind that map."""
+    pooler_on_tokens: bool = False
+    """Whether that map and its norm stand between each token's hidden state and a head over tokens, too."""
     head_biases: bool = True
     """Whether maps and norms of the masked language model's head and of the pooler have biases; the output has one."""
     decodes_masks: bool = False

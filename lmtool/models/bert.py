@@ -38,8 +38,12 @@ from lmtool.models.family import (
     ENCODER_DEFAULTS,
     ENCODER_FIELDS,
     Published,
+    PublishedClass,
+    of_answers,
+    of_choices,
+    over_words,
 )
-from lmtool.models.keymap import EMPTY, QUESTION_ANSWERING, KeyMap, Tied, encoder_pairs
+from lmtool.models.keymap import EMPTY, KeyMap, Tied, encoder_pairs
 from lmtool.nn.embeddings import Embeddings
 
 
@@ -68,7 +72,6 @@ KEYS = KeyMap(
         ("heads.masked_lm.output", "cls.predictions.decoder"),
         ("heads.next_sentence.output", "cls.seq_relationship"),
         ("heads.classifier.output", "classifier"),
-        QUESTION_ANSWERING,
     )
 )
 TIED = Tied(
@@ -83,6 +86,15 @@ PUBLISHED = Published(
     title="BERT",
     keys=KEYS,
     tied=TIED,
+    classes=(
+        over_words("BertForTokenClassification"),
+        PublishedClass("BertForSequenceClassification", ("pooler", "classifier")),
+        of_answers("BertForQuestionAnswering"),
+        of_choices("BertForMultipleChoice"),
+        PublishedClass("BertForPreTraining", ("masked_lm", "pooler", "next_sentence"), predicts=True),
+        PublishedClass("BertForMaskedLM", ("masked_lm",), predicts=True),
+        PublishedClass("BertModel"),
+    ),
     prefix="bert.",
     outside=("cls.", "classifier.", "qa_outputs."),
     # A table of constants that old files carry.
@@ -94,14 +106,6 @@ PUBLISHED = Published(
 )
 to_published = PUBLISHED.to_published
 published_config, from_published_config = PUBLISHED.published_config, PUBLISHED.from_published_config
-ARCHITECTURES = (
-    (("token_classifier",), "BertForTokenClassification"),
-    (("pooler", "classifier"), "BertForSequenceClassification"),
-    (("question_answering",), "BertForQuestionAnswering"),
-    (("masked_lm", "pooler", "next_sentence"), "BertForPreTraining"),
-    (("masked_lm",), "BertForMaskedLM"),
-    ((), "BertModel"),
-)
 
 
 def from_published(tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:

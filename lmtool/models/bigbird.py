@@ -34,7 +34,13 @@ from torch import nn
 from lmtool.models.base import new, positions_of
 from lmtool.models.encoder import BertLike, post_norm_layer
 from lmtool.models.encoder_configs import BigbirdConfig
-from lmtool.models.family import ENCODER_DEFAULTS, ENCODER_FIELDS, Published
+from lmtool.models.family import (
+    ENCODER_DEFAULTS,
+    ENCODER_FIELDS,
+    Published,
+    PublishedClass,
+    over_words,
+)
 from lmtool.models.keymap import KeyMap, Tied, encoder_pairs
 from lmtool.nn.block_pattern import BlockPattern, Blocks
 from lmtool.nn.embeddings import Embeddings
@@ -103,6 +109,16 @@ PUBLISHED = Published(
     title="BigBird",
     keys=KEYS,
     tied=TIED,
+    classes=(
+        over_words("BigBirdForTokenClassification"),
+        PublishedClass("BigBirdForSequenceClassification", ("pooler", "classifier")),
+        PublishedClass("BigBirdForMaskedLM", ("masked_lm",), predicts=True),
+        PublishedClass("BigBirdModel"),
+    ),
+    unlike={
+        "BigBirdForQuestionAnswering": "it has a feed-forward layer before its output, and hides the question from it",
+        "BigBirdForMultipleChoice": "its pooler has another activation than the family's classifier",
+    },
     prefix="bert.",
     outside=("cls.", "classifier.", "qa_classifier."),
     unread=("position_ids",),
@@ -125,9 +141,3 @@ PUBLISHED = Published(
 )  # fmt: skip
 to_published, from_published = PUBLISHED.to_published, PUBLISHED.from_published
 published_config, from_published_config = PUBLISHED.published_config, PUBLISHED.from_published_config
-ARCHITECTURES = (
-    (("token_classifier",), "BigBirdForTokenClassification"),
-    (("pooler", "classifier"), "BigBirdForSequenceClassification"),
-    (("masked_lm",), "BigBirdForMaskedLM"),
-    ((), "BigBirdModel"),
-)

@@ -26,8 +26,8 @@ from lmtool.models.base import new
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.models.disentangled import Disentangled, DisentangledAttention, RelativePlaces
 from lmtool.models.encoder_configs import DebertaConfig, DisentangledConfig
-from lmtool.models.family import Published
-from lmtool.models.keymap import EMPTY, QUESTION_ANSWERING, KeyMap, Tied
+from lmtool.models.family import Published, PublishedClass, of_answers, over_words
+from lmtool.models.keymap import EMPTY, KeyMap, Tied
 from lmtool.models.published import expect
 
 
@@ -77,7 +77,6 @@ SHARED = (
     (_LAYER + "norm2", _PUBLISHED + "output.LayerNorm"),
     ("heads.pooler.dense", "pooler.dense"),
     ("heads.classifier.output", "classifier"),
-    QUESTION_ANSWERING,
     ("heads.masked_lm.dense", "cls.predictions.transform.dense"),
     ("heads.masked_lm.norm", "cls.predictions.transform.LayerNorm"),
     ("heads.masked_lm.output.weight", "cls.predictions.decoder.weight"),
@@ -125,6 +124,19 @@ CONSTANT = {
 ALLOWED = {"tie_word_embeddings": (True, False), "conv_kernel_size": (0,), "pooler_dropout": (0, 0.0)}
 
 _ABSOLUTE = "mask_decoder.absolute.weight"
+
+
+def classes(family: str, *more: PublishedClass) -> tuple[PublishedClass, ...]:
+    """The classes of transformers of both generations. family: what their names begin with. more: those that one
+    generation alone has."""
+    return (
+        over_words(f"{family}ForTokenClassification"),
+        PublishedClass(f"{family}ForSequenceClassification", ("pooler", "classifier")),
+        of_answers(f"{family}ForQuestionAnswering"),
+        *more,
+        PublishedClass(f"{family}ForMaskedLM", ("masked_lm",), predicts=True),
+        PublishedClass(f"{family}Model"),
+    )
 
 
 @dataclass(frozen=True)
@@ -215,6 +227,7 @@ PUBLISHED = _Published(
     title="DeBERTa",
     keys=KEYS,
     tied=TIED,
+    classes=classes("Deberta"),
     prefix="deberta.",
     outside=OUTSIDE,
     unread=("position_ids",),
@@ -229,10 +242,3 @@ PUBLISHED = _Published(
 )  # fmt: skip
 to_published, from_published = PUBLISHED.to_published, PUBLISHED.from_published
 published_config, from_published_config = PUBLISHED.published_config, PUBLISHED.from_published_config
-ARCHITECTURES = (
-    (("token_classifier",), "DebertaForTokenClassification"),
-    (("pooler", "classifier"), "DebertaForSequenceClassification"),
-    (("question_answering",), "DebertaForQuestionAnswering"),
-    (("masked_lm",), "DebertaForMaskedLM"),
-    ((), "DebertaModel"),
-)

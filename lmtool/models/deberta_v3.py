@@ -21,10 +21,20 @@ from typing import Any
 from torch import nn
 
 from lmtool.models.base import new
-from lmtool.models.deberta import ALLOWED, CONSTANT, DEFAULTS, FIELDS, OUTSIDE, SHARED, PublishedDisentangled
-from lmtool.models.deberta import TIED as TIED
+from lmtool.models.deberta import (
+    ALLOWED,
+    CONSTANT,
+    DEFAULTS,
+    FIELDS,
+    OUTSIDE,
+    SHARED,
+    TIED,
+    PublishedDisentangled,
+    classes,
+)
 from lmtool.models.disentangled import BucketedPlaces, Disentangled, DisentangledAttention
 from lmtool.models.encoder_configs import DebertaV3Config
+from lmtool.models.family import of_choices
 from lmtool.models.keymap import KeyMap
 from lmtool.models.published import expect
 
@@ -73,6 +83,7 @@ PUBLISHED = _Published(
     title="DeBERTa V3",
     keys=KEYS,
     tied=TIED,
+    classes=classes("DebertaV2", of_choices("DebertaV2ForMultipleChoice")),
     prefix="deberta.",
     outside=OUTSIDE,
     unread=("position_ids",),
@@ -87,10 +98,3 @@ PUBLISHED = _Published(
 )  # fmt: skip
 to_published, from_published = PUBLISHED.to_published, PUBLISHED.from_published
 published_config, from_published_config = PUBLISHED.published_config, PUBLISHED.from_published_config
-ARCHITECTURES = (
-    (("token_classifier",), "DebertaV2ForTokenClassification"),
-    (("pooler", "classifier"), "DebertaV2ForSequenceClassification"),
-    (("question_answering",), "DebertaV2ForQuestionAnswering"),
-    (("masked_lm",), "DebertaV2ForMaskedLM"),
-    ((), "DebertaV2Model"),
-)

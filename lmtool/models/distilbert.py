@@ -17,8 +17,8 @@ from torch import nn
 from lmtool.models.base import new, positions_of
 from lmtool.models.encoder import BertLike, post_norm_layer
 from lmtool.models.encoder_configs import DistilbertConfig
-from lmtool.models.family import Published
-from lmtool.models.keymap import QUESTION_ANSWERING, KeyMap, Tied
+from lmtool.models.family import Published, PublishedClass, of_answers, of_choices, over_words
+from lmtool.models.keymap import KeyMap, Tied
 from lmtool.nn.embeddings import Embeddings
 
 
@@ -56,7 +56,6 @@ KEYS = KeyMap(
         (_LAYER + "norm2", _PUBLISHED + "output_layer_norm"),
         ("heads.pooler.dense", "pre_classifier"),
         ("heads.classifier.output", "classifier"),
-        QUESTION_ANSWERING,
         ("heads.masked_lm.dense", "vocab_transform"),
         ("heads.masked_lm.norm", "vocab_layer_norm"),
         ("heads.masked_lm.output.weight", "vocab_projector.weight"),
@@ -71,6 +70,14 @@ PUBLISHED = Published(
     title="DistilBERT",
     keys=KEYS,
     tied=TIED,
+    classes=(
+        over_words("DistilBertForTokenClassification"),
+        PublishedClass("DistilBertForSequenceClassification", ("pooler", "classifier")),
+        of_answers("DistilBertForQuestionAnswering"),
+        of_choices("DistilBertForMultipleChoice"),
+        PublishedClass("DistilBertForMaskedLM", ("masked_lm",), predicts=True),
+        PublishedClass("DistilBertModel"),
+    ),
     prefix="distilbert.",
     outside=("vocab_", "pre_classifier.", "classifier.", "qa_outputs."),
     unread=("position_ids",),
@@ -97,10 +104,3 @@ PUBLISHED = Published(
 )  # fmt: skip
 to_published, from_published = PUBLISHED.to_published, PUBLISHED.from_published
 published_config, from_published_config = PUBLISHED.published_config, PUBLISHED.from_published_config
-ARCHITECTURES = (
-    (("token_classifier",), "DistilBertForTokenClassification"),
-    (("pooler", "classifier"), "DistilBertForSequenceClassification"),
-    (("question_answering",), "DistilBertForQuestionAnswering"),
-    (("masked_lm",), "DistilBertForMaskedLM"),
-    ((), "DistilBertModel"),
-)

@@ -28,8 +28,12 @@ from lmtool.models.family import (
     ENCODER_DEFAULTS,
     ENCODER_FIELDS,
     Published,
+    PublishedClass,
+    of_answers,
+    of_choices,
+    over_words,
 )
-from lmtool.models.keymap import QUESTION_ANSWERING, KeyMap, Tied, encoder_pairs
+from lmtool.models.keymap import KeyMap, Tied, encoder_pairs
 from lmtool.nn.embeddings import Embeddings
 
 
@@ -66,7 +70,6 @@ KEYS = KeyMap(
         ("heads.masked_lm", "generator_lm_head"),
         ("heads.pooler.dense", "classifier.dense"),
         ("heads.classifier.output", "classifier.out_proj"),
-        QUESTION_ANSWERING,
     )
 )
 TIED = Tied("electra.embeddings.word_embeddings.weight", "generator_lm_head.weight", "generator_")
@@ -76,8 +79,17 @@ PUBLISHED = Published(
     title="ELECTRA",
     keys=KEYS,
     tied=TIED,
+    classes=(
+        over_words("ElectraForTokenClassification"),
+        PublishedClass("ElectraForSequenceClassification", ("pooler", "classifier")),
+        of_answers("ElectraForQuestionAnswering"),
+        of_choices("ElectraForMultipleChoice", pooler=(("heads.pooler.dense", "sequence_summary.summary"),)),
+        PublishedClass("ElectraForPreTraining", ("replaced_token",)),
+        PublishedClass("ElectraForMaskedLM", ("masked_lm",), predicts=True),
+        PublishedClass("ElectraModel"),
+    ),
     prefix="electra.",
-    outside=("discriminator_predictions.", "generator_", "classifier.", "qa_outputs."),
+    outside=("discriminator_predictions.", "generator_", "classifier.", "sequence_summary.", "qa_outputs."),
     unread=("position_ids",),
     fields={**ENCODER_FIELDS, "embedding_size": "embedding_size"},
     defaults={
@@ -92,11 +104,3 @@ PUBLISHED = Published(
 )
 to_published, from_published = PUBLISHED.to_published, PUBLISHED.from_published
 published_config, from_published_config = PUBLISHED.published_config, PUBLISHED.from_published_config
-ARCHITECTURES = (
-    (("token_classifier",), "ElectraForTokenClassification"),
-    (("pooler", "classifier"), "ElectraForSequenceClassification"),
-    (("question_answering",), "ElectraForQuestionAnswering"),
-    (("replaced_token",), "ElectraForPreTraining"),
-    (("masked_lm",), "ElectraForMaskedLM"),
-    ((), "ElectraModel"),
-)

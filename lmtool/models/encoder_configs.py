@@ -132,14 +132,18 @@ class BigbirdConfig(SegmentedConfig):
         0, ge=0, le=1_000_000, description="Which random blocks: of the first layer; the next ones count on from it."
     )
 
+    @property
+    def dense_length(self) -> int:
+        """Tokens of the longest text that is dense."""
+        return (2 * self.random_blocks + 5) * self.block_size
+
     def remark(self, max_length: int) -> str | None:
-        dense = (2 * self.random_blocks + 5) * self.block_size
-        if max_length > dense:
+        if max_length > self.dense_length:
             return None
         return (
             f"max_length={max_length}: no text is seen by blocks, all are dense: model={self.name} has blocks of "
-            f"{self.block_size} tokens, and texts of up to {dense} are dense; a larger max_length= or a smaller "
-            "model.block_size= changes that"
+            f"{self.block_size} tokens, and texts of up to {self.dense_length} are dense; a larger max_length= or a "
+            "smaller model.block_size= changes that"
         )
 
 

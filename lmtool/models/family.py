@@ -1,14 +1,14 @@
-"""A family as transformers publishes it, declared: the names of its tensors and the keys of its config.json, both ways.
+"""A family as transformers publishes it, declared: its classes, the names of its tensors and the keys of its
+config.json, both ways.
 
-A family's file declares a `Published` and offers its methods as functions, or functions of its own around them where it
-has a quirk: `to_published`, `from_published`, `published_config`, `from_published_config`; beside them `ARCHITECTURES`,
-the class of transformers that holds these heads (the first that fits), and `TIED` where config.json speaks of tying.
+A family's file declares a `Published` as `PUBLISHED` and offers its methods as functions, or functions of its own
+around them where it has a quirk: `to_published`, `from_published`, `published_config`, `from_published_config`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -17,6 +17,46 @@ from lmtool.errors import UserError
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.models.keymap import EMPTY, KeyMap, Tied, join_projections, split_projections
 from lmtool.models.published import expect, require_positions, sizes
+from lmtool.types import part_of
+
+
+@dataclass(frozen=True)
+class PublishedClass:
+    """A class of transformers.
+
+    heads: ours that it holds besides the backbone. pairs: names (ours, published) of tensors that are its own, and go
+    before those of the family's key map. prefix: what its backbone's names begin with, where that is another prefix
+    than the family's. predicts: whether it predicts tokens.
+    """
+
+    name: str
+    heads: tuple[str, ...] = ()
+    pairs: tuple[tuple[str, str], ...] = ()
+    prefix: str | None = None
+    predicts: bool = False
+
+
+def over_words(name: str, output: str = "classifier", pooler: tuple[tuple[str, str], ...] = ()) -> PublishedClass:
+    """A ...ForTokenClassification. output: its linear map. pooler: the pairs of what stands before the map."""
+    return _headed(name, "token_classifier", output, pooler)
+
+
+def of_answers(
+    name: str, output: str = "qa_outputs", pooler: tuple[tuple[str, str], ...] = (), prefix: str | None = None
+) -> PublishedClass:
+    """A ...ForQuestionAnswering, as `over_words`. prefix: as in `PublishedClass`."""
+    return replace(_headed(name, "question_answering", output, pooler), prefix=prefix)
+
+
+def of_choices(name: str, output: str = "classifier", pooler: tuple[tuple[str, str], ...] = ()) -> PublishedClass:
+    """A ...ForMultipleChoice, behind the pooler of the family's classifier. pooler: its pairs, where they are others
+    than the classifier's."""
+    return replace(_headed(name, "multiple_choice", output, pooler), heads=("pooler", "multiple_choice"))
+
+
+def _headed(name: str, head: str, output: str, pooler: tuple[tuple[str, str], ...]) -> PublishedClass:
+    heads = ("pooler", head) if pooler else (head,)
+    return PublishedClass(name, heads, ((f"heads.{head}.output", output), *pooler))
 
 
 @dataclass(frozen=True)
@@ -24,6 +64,9 @@ class Published:
     """A family's published form.
 
     model: its name here. model_type: in a config.json. title: in messages.
+    classes: those of transformers that it is written as, by the heads of a checkpoint: the first one that fits. unlike:
+    further ones by name, and why their heads are not read. unties: whether `tie_word_embeddings=false` means tables of
+    their own.
     keys: the names of its tensors. tied: its copies. prefix: what the file of a bare model lacks before its names.
     outside: beginnings of names that never have the prefix. unread: endings of names that files may carry and no model
     reads.
@@ -40,6 +83,9 @@ class Published:
     tied: Tied
     fields: Mapping[str, str]
     defaults: Mapping[str, Any]
+    classes: tuple[PublishedClass, ...]
+    unlike: Mapping[str, str] = field(default_factory=dict)
+    unties: bool = True
     prefix: str = ""
     outside: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
@@ -49,21 +95,54 @@ class Published:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     positions: str | None = "learned"
 
+    def class_of_heads(self, heads: Collection[str]) -> PublishedClass:
+        """The first class all of whose heads are among these names."""
+        return next(entry for entry in self.classes if set(entry.heads) <= set(heads))
+
+    def named_class(self, config: Mapping[str, Any]) -> PublishedClass | None:
+        """The class that a config.json names; None where it names none of `classes`."""
+        names, known = config.get("architectures"), {entry.name: entry for entry in self.classes}
+        return next((known[name] for name in names if name in known), None) if isinstance(names, list) else None
+
     def to_published(self, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-        """Our checkpoint's tensors under the names of a Hugging Face model. Tied copies are not written; a tensor
-        without a published name keeps its own. config: of the model."""
-        return {self.keys.to_published(name) or name: tensor for name, tensor in tensors.items()}
+        """Our checkpoint's tensors under the names of the class of transformers that holds its heads. Tied copies are
+        not written; a tensor without a published name keeps its own. config: of the model."""
+        heads = {part_of(name).removeprefix("heads.") for name in tensors if name.startswith("heads.")}
+        keys, prefix = self._names_in(self.class_of_heads(heads))
+        paths = {name: keys.to_published(name) for name in tensors}
+        return {
+            name if (path := paths[name]) is None else self._moved(path, self.prefix, prefix): tensor
+            for name, tensor in tensors.items()
+        }
 
     def from_published(self, tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
         """The reverse; also for a bare model. config: its config.json. UserError as in `Tied.resolve`."""
-        inside = (self.prefix, *self.outside)
-        names = {name if name.startswith(inside) else self.prefix + name: name for name in tensors}
-        full = self.tied.resolve({path: tensors[name] for path, name in names.items()}, config)
+        model_class, inside = self.named_class(config), (self.prefix, *self.outside)
+        keys, prefix = self._names_in(model_class)
+        moved = {self._moved(name, prefix, self.prefix): name for name in tensors}
+        names = {path if path.startswith(inside) else self.prefix + path: name for path, name in moved.items()}
+        full = self.tied.resolve(
+            {path: tensors[name] for path, name in names.items()},
+            config if self.unties else EMPTY,
+            None if model_class is None else model_class.predicts,
+        )
         return {
-            self.keys.from_published(path) or names.get(path, path): tensor
+            keys.from_published(path) or names.get(path, path): tensor
             for path, tensor in full.items()
             if not path.endswith(self.unread)
         }
+
+    def _names_in(self, model_class: PublishedClass | None) -> tuple[KeyMap, str]:
+        """The key map and the backbone's prefix in a class; None: one that is not known."""
+        if model_class is None:
+            return self.keys, self.prefix
+        prefix = self.prefix if model_class.prefix is None else model_class.prefix
+        return KeyMap((*model_class.pairs, *self.keys.pairs)), prefix
+
+    def _moved(self, path: str, prefix: str, other: str) -> str:
+        """A name with another prefix, where it is one of the backbone."""
+        inside = path.startswith(prefix) and not path.startswith(self.outside)
+        return other + path.removeprefix(prefix) if inside else path
 
     def published_config(self, config: TransformerConfig) -> dict[str, Any]:
         """Our configuration as a config.json. UserError where it has no place in one."""

@@ -32,8 +32,15 @@ from torch import nn
 
 from lmtool.models.base import Decoder, new, positions_of
 from lmtool.models.configs import GptConfig
-from lmtool.models.family import DECODER_DEFAULTS, DECODER_FIELDS, PublishedJoined
-from lmtool.models.keymap import QUESTION_ANSWERING, KeyMap, Tied
+from lmtool.models.family import (
+    DECODER_DEFAULTS,
+    DECODER_FIELDS,
+    PublishedClass,
+    PublishedJoined,
+    of_answers,
+    over_words,
+)
+from lmtool.models.keymap import KeyMap, Tied
 from lmtool.nn.attention import SelfAttention
 from lmtool.nn.blocks import PreNormLayer
 from lmtool.nn.embeddings import Embeddings
@@ -94,7 +101,6 @@ KEYS = KeyMap(
         (_LAYER + "ffn.fc_out", _PUBLISHED + "mlp.c_proj"),
         ("backbone.final_norm", "transformer.ln_f"),
         ("heads.classifier.output", "score"),
-        QUESTION_ANSWERING,
         ("heads.lm.output", "lm_head"),
     )
 )
@@ -105,8 +111,14 @@ PUBLISHED = PublishedJoined(
     title="GPT-2",
     keys=KEYS,
     tied=TIED,
+    classes=(
+        over_words("GPT2ForTokenClassification"),
+        PublishedClass("GPT2ForSequenceClassification", ("classifier",)),
+        of_answers("GPT2ForQuestionAnswering"),
+        PublishedClass("GPT2LMHeadModel", predicts=True),
+    ),
     prefix="transformer.",
-    outside=("lm_head.", "score.", "qa_outputs."),
+    outside=("lm_head.", "score.", "classifier.", "qa_outputs."),
     # Masks of old files.
     unread=(".attn.bias", ".attn.masked_bias"),
     fields={**DECODER_FIELDS, "n_inner": "feedforward_size"},
@@ -124,12 +136,6 @@ PUBLISHED = PublishedJoined(
 )
 to_published, from_published = PUBLISHED.to_published, PUBLISHED.from_published
 published_config = PUBLISHED.published_config
-ARCHITECTURES = (
-    (("token_classifier",), "GPT2ForTokenClassification"),
-    (("classifier",), "GPT2ForSequenceClassification"),
-    (("question_answering",), "GPT2ForQuestionAnswering"),
-    ((), "GPT2LMHeadModel"),
-)
 
 
 def from_published_config(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from lmtool.errors import UserError
 from lmtool.models.base import Decoder, new, positions_of
 from lmtool.models.configs import Gpt1Config
 from lmtool.models.encoder import post_norm_layer
-from lmtool.models.family import DECODER_DEFAULTS, DECODER_FIELDS, PublishedJoined
+from lmtool.models.family import DECODER_DEFAULTS, DECODER_FIELDS, PublishedClass, PublishedJoined
 from lmtool.models.keymap import KeyMap, Tied
 from lmtool.nn.embeddings import Embeddings
 from lmtool.nn.initialization import Draw, normal
@@ -76,6 +76,10 @@ PUBLISHED = PublishedJoined(
     title="GPT",
     keys=KEYS,
     tied=TIED,
+    classes=(
+        PublishedClass("OpenAIGPTForSequenceClassification", ("classifier",)),
+        PublishedClass("OpenAIGPTLMHeadModel", predicts=True),
+    ),
     prefix="transformer.",
     outside=("lm_head.", "score."),
     # Masks and numbers of positions in old files.
@@ -87,10 +91,6 @@ PUBLISHED = PublishedJoined(
     repeats={"embd_pdrop": "resid_pdrop"},
 )
 to_published, from_published = PUBLISHED.to_published, PUBLISHED.from_published
-ARCHITECTURES = (
-    (("classifier",), "OpenAIGPTForSequenceClassification"),
-    ((), "OpenAIGPTLMHeadModel"),
-)
 
 
 def published_config(config: Gpt1Config) -> dict[str, Any]:

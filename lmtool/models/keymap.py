@@ -15,8 +15,6 @@ from lmtool.errors import UserError
 
 EMPTY: Mapping[str, Any] = MappingProxyType({})
 """A config.json that says nothing."""
-QUESTION_ANSWERING = ("heads.question_answering.output", "qa_outputs")
-"""The pair of the head of every ...ForQuestionAnswering."""
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 
 
@@ -25,6 +23,7 @@ class KeyMap:
     (`.weight`, `.bias`) stays."""
 
     def __init__(self, pairs: tuple[tuple[str, str], ...]):
+        self.pairs = pairs
         self._to = [(_pattern(ours), published) for ours, published in pairs]
         self._from = [(_pattern(published), ours) for ours, published in pairs]
 
@@ -71,20 +70,26 @@ class Tied:
     tables: tuple[str, ...] = ()
     bias: tuple[str, str] | None = None
 
-    def resolve(self, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
+    def resolve(
+        self, tensors: Mapping[str, Tensor], config: Mapping[str, Any], predicts: bool | None = None
+    ) -> dict[str, Tensor]:
         """The tensors of a file without copies, as transformers 5 takes them: an output table that differs from the
         token table, or that config.json calls another one (`tie_word_embeddings`), stays; a copy whose original is
-        missing takes its place. UserError where a copy is missing that has values of its own, and where further
-        tables differ."""
+        missing takes its place. predicts: whether the model's class predicts tokens; None where the class is unknown,
+        and the tensors of `head` tell. UserError where a class that predicts tokens lacks a copy with values of its
+        own, and where further tables differ."""
         kept = dict(tensors)
         copies = [*self.tables, self.output, *([] if self.bias is None else [self.bias[1]])]
         apart = config.get("tie_word_embeddings") is False
-        if apart and any(name.startswith(self.head) for name in kept):
+        if predicts is None:
+            predicts = bool(self.head) and any(name.startswith(self.head) for name in kept)
+        if apart and predicts:
             for name in copies:
                 if name not in kept:
                     raise UserError(
                         f"tie_word_embeddings=false in its config.json, but its weights hold no {name}",
-                        "write tie_word_embeddings=true there if the table of tokens is meant, or copy it again",
+                        "copy it again: its output table is missing; only where its own documentation ties the two "
+                        "tables, write tie_word_embeddings=true",
                     )
         for name in (*self.tables, self.output):
             copy = kept.get(name)

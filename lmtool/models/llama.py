@@ -35,8 +35,8 @@ from torch import Tensor, nn
 from lmtool.models.base import Decoder, VocabularyHead, new, positions_of
 from lmtool.models.configs import TransformerConfig
 from lmtool.models.decoder_configs import LlamaConfig
-from lmtool.models.family import Published
-from lmtool.models.keymap import EMPTY, QUESTION_ANSWERING, KeyMap, Tied
+from lmtool.models.family import Published, PublishedClass, of_answers, over_words
+from lmtool.models.keymap import EMPTY, KeyMap, Tied
 from lmtool.models.published import expect, require_half_split
 from lmtool.nn.attention import SelfAttention
 from lmtool.nn.blocks import PreNormLayer
@@ -102,7 +102,6 @@ KEYS = KeyMap(
         (_LAYER + "ffn.fc_out", _PUBLISHED + "mlp.down_proj"),
         ("backbone.final_norm", "model.norm"),
         ("heads.classifier.output", "score"),
-        QUESTION_ANSWERING,
         ("heads.lm.output", "lm_head"),
     )
 )
@@ -176,12 +175,25 @@ FIELDS = {
     "initializer_range": "initializer_std",
     "rms_norm_eps": "norm_epsilon",
 }
+
+
+def classes(family: str) -> tuple[PublishedClass, ...]:
+    """The classes of transformers of a family with Llama's tensors. family: what their names begin with."""
+    return (
+        over_words(f"{family}ForTokenClassification", "score"),
+        PublishedClass(f"{family}ForSequenceClassification", ("classifier",)),
+        of_answers(f"{family}ForQuestionAnswering", prefix="transformer."),
+        PublishedClass(f"{family}ForCausalLM", predicts=True),
+    )
+
+
 PUBLISHED = PublishedLlama(
     model="llama",
     model_type="llama",
     title="Llama",
     keys=KEYS,
     tied=TIED,
+    classes=classes("Llama"),
     prefix="model.",
     outside=("lm_head.", "score.", "qa_outputs."),
     # Of old files: what is computed.
@@ -202,16 +214,3 @@ PUBLISHED = PublishedLlama(
 )  # fmt: skip
 to_published, from_published = PUBLISHED.to_published, PUBLISHED.from_published
 published_config, from_published_config = PUBLISHED.published_config, PUBLISHED.from_published_config
-
-
-def architectures(family: str) -> tuple[tuple[tuple[str, ...], str], ...]:
-    """The classes of transformers that hold these heads. family: what their names begin with."""
-    return (
-        (("token_classifier",), f"{family}ForTokenClassification"),
-        (("classifier",), f"{family}ForSequenceClassification"),
-        (("question_answering",), f"{family}ForQuestionAnswering"),
-        ((), f"{family}ForCausalLM"),
-    )
-
-
-ARCHITECTURES = architectures("Llama")

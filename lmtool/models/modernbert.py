@@ -41,7 +41,7 @@ from torch import Tensor, nn
 from lmtool.models.base import Encoder, new, positions_of
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.models.encoder_configs import ModernbertConfig
-from lmtool.models.family import Published
+from lmtool.models.family import Published, PublishedClass, of_answers, of_choices, over_words
 from lmtool.models.keymap import EMPTY, KeyMap, Tied, join_projections, split_projections
 from lmtool.models.published import expect, require_half_split
 from lmtool.nn.attention import SelfAttention
@@ -63,6 +63,7 @@ class Modernbert(Encoder):
     config: ModernbertConfig
     pooler_activation = "gelu"
     pooler_norm = True
+    pooler_on_tokens = True
     head_biases = False
 
     def __init__(self, config: ModernbertConfig):
@@ -148,11 +149,10 @@ KEYS = KeyMap(
         # What is left of the last map without its table.
         ("heads.masked_lm", "decoder"),
         ("heads.classifier.output", "classifier"),
-        # The same tensors as a classifier has them; see `from_published`.
-        ("heads.pooler.dense", "head.dense"),
-        ("heads.pooler.norm", "head.norm"),
     )
 )
+# What stands before a task's map has the names of what stands before the vocabulary.
+_POOLER = (("heads.pooler.dense", "head.dense"), ("heads.pooler.norm", "head.norm"))
 TIED = Tied("model.embeddings.tok_embeddings.weight", "decoder.weight", "head.")
 _FULL, _LOCAL = "full_attention", "sliding_attention"
 _BASES = {"global_rope_theta": (_FULL, 160_000.0), "local_rope_theta": (_LOCAL, 10_000.0)}
@@ -174,8 +174,8 @@ class _Published(Published):
         return super().to_published(joined, config)
 
     def from_published(self, tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
-        """What stands before a classifier has the names of what stands before the vocabulary."""
-        classifies = any(name.startswith("classifier.") for name in tensors)
+        """Of a file whose class is not known, a classifier's tensor tells that there is one."""
+        classifies = self.named_class(config) is None and any(name.startswith("classifier.") for name in tensors)
         split: dict[str, Tensor] = {}
         for name, tensor in split_projections(super().from_published(tensors, config)).items():
             if ".ffn.gated." in name:
@@ -226,6 +226,14 @@ PUBLISHED = _Published(
     title="ModernBERT",
     keys=KEYS,
     tied=TIED,
+    classes=(
+        over_words("ModernBertForTokenClassification", pooler=_POOLER),
+        PublishedClass("ModernBertForSequenceClassification", ("pooler", "classifier"), _POOLER),
+        of_answers("ModernBertForQuestionAnswering", "classifier", _POOLER),
+        of_choices("ModernBertForMultipleChoice", pooler=_POOLER),
+        PublishedClass("ModernBertForMaskedLM", ("masked_lm",), predicts=True),
+        PublishedClass("ModernBertModel"),
+    ),
     prefix="model.",
     outside=("head.", "decoder.", "classifier."),
     fields={
@@ -258,8 +266,3 @@ PUBLISHED = _Published(
 )  # fmt: skip
 to_published, from_published = PUBLISHED.to_published, PUBLISHED.from_published
 published_config, from_published_config = PUBLISHED.published_config, PUBLISHED.from_published_config
-ARCHITECTURES = (
-    (("pooler", "classifier"), "ModernBertForSequenceClassification"),
-    (("masked_lm",), "ModernBertForMaskedLM"),
-    ((), "ModernBertModel"),
-)

@@ -13,8 +13,7 @@ from torch import nn
 
 from lmtool.models.base import new
 from lmtool.models.decoder_configs import LlamaConfig, Qwen2Config
-from lmtool.models.llama import FIELDS, KEYS, Llama, PublishedLlama, architectures
-from lmtool.models.llama import TIED as TIED
+from lmtool.models.llama import FIELDS, KEYS, TIED, Llama, PublishedLlama, classes
 from lmtool.nn.attention import SelfAttention
 
 
@@ -51,6 +50,7 @@ PUBLISHED = _Published(
     title="Qwen2",
     keys=KEYS,
     tied=TIED,
+    classes=classes("Qwen2"),
     prefix="model.",
     outside=("lm_head.", "score.", "qa_outputs."),
     fields=FIELDS,
@@ -66,4 +66,3 @@ PUBLISHED = _Published(
 )  # fmt: skip
 to_published, from_published = PUBLISHED.to_published, PUBLISHED.from_published
 published_config, from_published_config = PUBLISHED.published_config, PUBLISHED.from_published_config
-ARCHITECTURES = architectures("Qwen2")

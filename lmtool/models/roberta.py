@@ -21,7 +21,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from lmtool.models.base import new, positions_of
-from lmtool.models.configs import ModelConfig
 from lmtool.models.encoder import BertLike, post_norm_layer
 from lmtool.models.encoder_configs import RobertaConfig
 from lmtool.models.family import (
@@ -30,8 +29,12 @@ from lmtool.models.family import (
     ENCODER_DEFAULTS,
     ENCODER_FIELDS,
     Published,
+    PublishedClass,
+    of_answers,
+    of_choices,
+    over_words,
 )
-from lmtool.models.keymap import EMPTY, QUESTION_ANSWERING, KeyMap, Tied, encoder_pairs
+from lmtool.models.keymap import EMPTY, KeyMap, Tied, encoder_pairs
 from lmtool.nn.embeddings import Embeddings
 
 OFFSET = 2
@@ -60,7 +63,6 @@ KEYS = KeyMap(
         # A classifier's, in whose file no other stands.
         ("heads.pooler.dense", "classifier.dense"),
         ("heads.classifier.output", "classifier.out_proj"),
-        QUESTION_ANSWERING,
         ("heads.masked_lm.dense", "lm_head.dense"),
         ("heads.masked_lm.norm", "lm_head.layer_norm"),
         ("heads.masked_lm.bias", "lm_head.bias"),
@@ -79,6 +81,18 @@ PUBLISHED = Published(
     title="RoBERTa",
     keys=KEYS,
     tied=TIED,
+    classes=(
+        over_words("RobertaForTokenClassification"),
+        PublishedClass(
+            "RobertaForSequenceClassification",
+            ("pooler", "classifier"),
+            (("heads.pooler.dense", "classifier.dense"), ("heads.classifier.output", "classifier.out_proj")),
+        ),
+        of_answers("RobertaForQuestionAnswering"),
+        of_choices("RobertaForMultipleChoice"),
+        PublishedClass("RobertaForMaskedLM", ("masked_lm",), predicts=True),
+        PublishedClass("RobertaModel"),
+    ),
     prefix="roberta.",
     outside=("lm_head.", "classifier.", "qa_outputs."),
     unread=("position_ids",),
@@ -88,21 +102,7 @@ PUBLISHED = Published(
     constant={**ENCODER_CONSTANT, "pad_token_id": OFFSET - 1},
     allowed=ENCODER_ALLOWED,
 )
-ARCHITECTURES = (
-    (("token_classifier",), "RobertaForTokenClassification"),
-    (("pooler", "classifier"), "RobertaForSequenceClassification"),
-    (("question_answering",), "RobertaForQuestionAnswering"),
-    (("masked_lm",), "RobertaForMaskedLM"),
-    ((), "RobertaModel"),
-)
-
-
-def to_published(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """With the pooler where there is one, which a classifier's file calls another name."""
-    published = PUBLISHED.to_published(tensors, config)
-    if "classifier.out_proj.weight" in published:
-        return {name.replace("roberta.pooler.", "classifier."): tensor for name, tensor in published.items()}
-    return published
+to_published = PUBLISHED.to_published
 
 
 def from_published(tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:

@@ -11,7 +11,6 @@ from dataclasses import replace
 
 from lmtool.models import bert
 from lmtool.models.base import new
-from lmtool.models.bert import ARCHITECTURES as ARCHITECTURES
 from lmtool.models.bert import TIED as TIED
 from lmtool.models.bert import Bert
 from lmtool.models.bert import from_published as from_published

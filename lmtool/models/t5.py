@@ -40,12 +40,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from lmtool.errors import UserError
 from lmtool.models.base import VocabularyHead, new, positions_of
 from lmtool.models.configs import ModelConfig
 from lmtool.models.encoder_decoder import DecoderStack, EncoderDecoder
 from lmtool.models.encoder_decoder_configs import T5Config
-from lmtool.models.family import Published
-from lmtool.models.keymap import EMPTY, QUESTION_ANSWERING, KeyMap, Tied
+from lmtool.models.family import Published, PublishedClass, of_answers
+from lmtool.models.keymap import EMPTY, KeyMap, Tied
 from lmtool.models.published import expect, sizes
 from lmtool.nn.attention import SelfAttention
 from lmtool.nn.blocks import PreNormLayer
@@ -119,7 +120,6 @@ _HEAD, _INSIDE = "classification_head", "transformer."
 def _pairs() -> tuple[tuple[str, str], ...]:
     pairs = [("backbone.embed.token", "shared"), ("heads.lm.output", "lm_head")]
     pairs += [("heads.pooler.dense", f"{_HEAD}.dense"), ("heads.classifier.output", f"{_HEAD}.out_proj")]
-    pairs.append(QUESTION_ANSWERING)
     projections = (("q_proj", "q"), ("k_proj", "k"), ("v_proj", "v"), ("out_proj", "o"))
     # Our sublayers with their norms, and theirs: `layer.N` holds the sublayer and its norm.
     stacks = {
@@ -154,7 +154,15 @@ PUBLISHED = Published(
     title="T5",
     keys=KEYS,
     tied=_TIED,
+    classes=(
+        PublishedClass("T5ForSequenceClassification", ("pooler", "classifier"), prefix=_INSIDE),
+        of_answers("T5ForQuestionAnswering"),
+        PublishedClass("T5ForConditionalGeneration", predicts=True),
+    ),
+    unlike={"T5ForTokenClassification": "it has the encoder alone"},
+    outside=("lm_head.", f"{_HEAD}.", "qa_outputs."),
     unread=(_UNREAD,),
+    unties=False,  # what config.json says of tying, transformers takes for scaling
     fields={
         "vocab_size": "vocab_size",
         "num_layers": "num_layers",
@@ -176,36 +184,32 @@ PUBLISHED = Published(
     allowed={"feed_forward_proj": ("relu", "gated-gelu"), "is_decoder": (False,)},
     positions="t5",
 )  # fmt: skip
-ARCHITECTURES = (
-    (("pooler", "classifier"), "T5ForSequenceClassification"),
-    (("question_answering",), "T5ForQuestionAnswering"),
-    ((), "T5ForConditionalGeneration"),
-)
 
 
 def to_published(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """Our checkpoint's tensors under the names of a Hugging Face T5ForConditionalGeneration, or of its classifier. Tied
-    copies are not written; a head of its own (1.1) is."""
+    """A gated feed-forward part has two maps in."""
     published = PUBLISHED.to_published(tensors, config)
     gated = any(".wi_0." in name for name in published)
-    published = {name.replace(".wi.", ".wi_1.") if gated else name: tensor for name, tensor in published.items()}
-    if f"{_HEAD}.out_proj.weight" in published:
-        inside = ("shared.", "encoder.", "decoder.")
-        return {_INSIDE + name if name.startswith(inside) else name: tensor for name, tensor in published.items()}
-    return published
+    return {name.replace(".wi.", ".wi_1.") if gated else name: tensor for name, tensor in published.items()}
 
 
 def from_published(tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
     """The reverse. A head that only repeats the shared table is dropped; version 1.1 has its own, which starts as the
-    shared table where the file has none, as transformers reads such a file."""
-    tensors = {name.removeprefix(_INSIDE): tensor for name, tensor in tensors.items()}
-    kept = _TIED.resolve(tensors, EMPTY)
-    classifies = f"{_HEAD}.out_proj.weight" in kept
-    # What config.json says of tying, transformers takes for scaling.
-    if not _scales(config) and _TIED.token in kept and not classifies:
-        kept.setdefault(_TIED.output, kept[_TIED.token].clone())
-    kept.pop(_UNREAD, None)
-    return {KEYS.from_published(name.replace(".wi_1.", ".wi.")) or name: tensor for name, tensor in kept.items()}
+    shared table where the file has none, as transformers reads such a file. UserError where there is no decoder."""
+    plain = {name.removeprefix(_INSIDE).replace(".wi_1.", ".wi."): tensor for name, tensor in tensors.items()}
+    if {name.partition(".")[0] for name in plain if ".block." in name} == {"encoder"}:
+        raise UserError(
+            "its weights hold no decoder: T5EncoderModel and T5ForTokenClassification are T5's encoder alone",
+            "give a checkpoint with both stacks, as T5ForConditionalGeneration has",
+        )
+    ours, model_class = PUBLISHED.from_published(plain, config), PUBLISHED.named_class(config)
+    of_task = "heads.classifier.output.weight" in ours if model_class is None else not model_class.predicts
+    if not _scales(config) and _TOKEN in ours and not of_task:
+        ours.setdefault("heads.lm.output.weight", ours[_TOKEN].clone())
+    return ours
+
+
+_TOKEN = "backbone.embed.token.weight"
 
 
 def _scales(config: Mapping[str, Any]) -> bool:

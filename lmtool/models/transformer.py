@@ -41,12 +41,12 @@ from torch import Tensor, nn
 
 from lmtool.errors import UserError
 from lmtool.models import bart
-from lmtool.models.bart import TIED as TIED
 from lmtool.models.bart import post_norm_pairs
 from lmtool.models.base import new, positions_of
 from lmtool.models.configs import ModelConfig
 from lmtool.models.encoder_decoder import DecoderStack, EncoderDecoder, post_norm_layers
 from lmtool.models.encoder_decoder_configs import Transformer2017Config
+from lmtool.models.family import PublishedClass
 from lmtool.models.keymap import EMPTY, KeyMap
 from lmtool.models.published import expect
 from lmtool.nn.embeddings import Embeddings, StackInput
@@ -98,6 +98,7 @@ PUBLISHED = replace(
     model_type="marian",
     title="Marian",
     keys=KEYS,
+    classes=(PublishedClass("MarianMTModel", predicts=True),),
     # The tables of positions, which are constants.
     unread=("embed_positions.weight",),
     defaults={**bart.PUBLISHED.defaults, "vocab_size": 58101},
@@ -106,7 +107,6 @@ PUBLISHED = replace(
     repeats={**bart.PUBLISHED.repeats, "decoder_vocab_size": "vocab_size"},
     positions="sinusoidal",
 )
-ARCHITECTURES = (((), "MarianMTModel"),)
 
 
 def to_published(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:

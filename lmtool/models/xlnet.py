@@ -36,8 +36,8 @@ from lmtool.errors import UserError
 from lmtool.models.base import Encoder, VocabularyHead, new, positions_of
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.models.encoder_configs import XlnetConfig
-from lmtool.models.family import Published
-from lmtool.models.keymap import EMPTY, QUESTION_ANSWERING, KeyMap, Tied
+from lmtool.models.family import Published, PublishedClass, of_answers, of_choices, over_words
+from lmtool.models.keymap import EMPTY, KeyMap, Tied
 from lmtool.models.published import expect
 from lmtool.models.transformer_xl import Remembered
 from lmtool.models.two_streams import SignedDistances, Streams, TwoStreamAttention, asked_sight, content_sight
@@ -198,7 +198,6 @@ KEYS = KeyMap(
         ("heads.lm", "lm_loss"),
         ("heads.pooler.dense", "sequence_summary.summary"),
         ("heads.classifier.output", "logits_proj"),
-        QUESTION_ANSWERING,
     )
 )
 TIED = Tied("transformer.word_embedding.weight", "lm_loss.weight", "lm_loss.")
@@ -249,6 +248,15 @@ PUBLISHED = _Published(
     title="XLNet",
     keys=KEYS,
     tied=TIED,
+    classes=(
+        over_words("XLNetForTokenClassification"),
+        PublishedClass("XLNetForSequenceClassification", ("pooler", "classifier")),
+        of_answers("XLNetForQuestionAnsweringSimple"),
+        of_choices("XLNetForMultipleChoice", "logits_proj"),
+        PublishedClass("XLNetLMHeadModel", ("lm",), predicts=True),
+        PublishedClass("XLNetModel"),
+    ),
+    unlike={"XLNetForQuestionAnswering": "it searches for the end of an answer behind each of the best starts"},
     prefix="transformer.",
     outside=("lm_loss.", "sequence_summary.", "logits_proj.", "classifier.", "qa_outputs."),
     fields={
@@ -274,10 +282,3 @@ PUBLISHED = _Published(
 )  # fmt: skip
 to_published, from_published = PUBLISHED.to_published, PUBLISHED.from_published
 published_config, from_published_config = PUBLISHED.published_config, PUBLISHED.from_published_config
-ARCHITECTURES = (
-    (("token_classifier",), "XLNetForTokenClassification"),
-    (("pooler", "classifier"), "XLNetForSequenceClassification"),
-    (("question_answering",), "XLNetForQuestionAnsweringSimple"),
-    (("lm",), "XLNetLMHeadModel"),
-    ((), "XLNetModel"),
-)

@@ -12,11 +12,13 @@ from typing import Any
 
 from lmtool.errors import UserError
 from lmtool.models.published import unnamed
-from lmtool.weights.task_heads import CLASSIFIER, QUESTION_ANSWERING, WORDS, head_of_class
+from lmtool.weights.task_heads import CHOICES, CLASSIFIER, QUESTION_ANSWERING, WORDS, head_of_class
 
 # What the labels alone say: one, or several.
 _REGRESSION, _CLASSIFICATION = "regression", "single_label_classification"
 _MULTI_LABEL = "multi_label_classification"
+NUM_CHOICES = "num_choices"
+"""Our key of a config.json: how many choices a row has, of which transformers' class says nothing."""
 
 
 def task_of(config: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -28,6 +30,12 @@ def task_of(config: Mapping[str, Any]) -> dict[str, Any] | None:
     head = head_of_class(config)
     if head is not None and head.name == QUESTION_ANSWERING:
         return {"kind": "extractive_qa", "name": QUESTION_ANSWERING}
+    if head is not None and head.name == CHOICES:
+        count = config.get(NUM_CHOICES) or 2
+        columns = ["text", *(f"choice{number + 1}" for number in range(count))]
+        return {
+            "kind": "multiple_choice", "name": CHOICES, "head": "transformers", "text": columns, "choices": count,
+        }  # fmt: skip
     names = label_names(config)
     if head is not None and head.name == WORDS:
         words = {"kind": "token_classification", "name": WORDS, "labels": names}
@@ -45,7 +53,7 @@ def task_of(config: Mapping[str, Any]) -> dict[str, Any] | None:
 def refusal(config: Mapping[str, Any]) -> str | None:
     """Why a head is of no task that lmtool has, if it is not."""
     head = head_of_class(config)
-    if head is not None and head.name == QUESTION_ANSWERING:
+    if head is not None and head.name in (QUESTION_ANSWERING, CHOICES):
         return None
     count, given = len(label_names(config)), config.get("problem_type")
     if head is not None and head.name == WORDS:
@@ -80,7 +88,10 @@ def label_names(config: Mapping[str, Any]) -> list[str]:
 
 
 def labels_of(task: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a config.json that say what a `task` section predicts: classes by number, or one value."""
+    """The keys of a config.json that say what a `task` section predicts: classes by number, one value, or the best of
+    so many choices."""
+    if task.get("kind") == "multiple_choice":
+        return {NUM_CHOICES: task["choices"]}
     names = task.get("labels") or [task.get("label") or unnamed(0)]
     if task.get("kind") == "token_classification":
         return _numbered(names)

@@ -18,7 +18,7 @@ from lmtool.errors import UserError
 from lmtool.manifest import write_manifest
 from lmtool.models.configs import ModelConfig
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig, T5Config
-from lmtool.models.keymap import Tied
+from lmtool.models.family import Published
 from lmtool.runs.checkpoints import save_tensors
 from lmtool.tokenizers.classes import Settings, TokenizerClass, class_of
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -28,7 +28,7 @@ from lmtool.weights.comparing import ADVERSARIAL, different_ids
 from lmtool.weights.folders import CONFIG
 from lmtool.weights.heads import form_of
 from lmtool.weights.reading import their_names
-from lmtool.weights.task_heads import CLASSIFIER, DECISIONS, HEADS, WORDS, TaskHead, head_of_task
+from lmtool.weights.task_heads import CHOICES, CLASSIFIER, DECISIONS, HEADS, WORDS, TaskHead, head_of_task
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,14 @@ def export_of(
     UserError for a family, or a variant of one, that has no published form, and for a task's head that has none.
     """
     family = builder_module(entry_of(model))
-    if not hasattr(family, "published_config"):
+    if not hasattr(family, "PUBLISHED"):
         instead = "" if model.contextual else "; format=vectors writes its vectors as text"
         hint = f"export a model of a family that transformers has{instead}"
         raise UserError(f"model={model.name} has no published form", hint)
+    declared: Published = family.PUBLISHED
     renamed, head = dict(tensors), None
     if task is not None:
-        head = _published_head(model, task, family)
+        head = _published_head(model, task, declared)
         own = f"heads.{task['name']}."
         renamed = {
             f"heads.{head.name}.{name[len(own) :]}" if name.startswith(own) else name: tensor
@@ -65,7 +66,9 @@ def export_of(
     heads = {part_of(name).removeprefix("heads.") for name in renamed if name.startswith("heads.")}
     # A task's head without a task stands for nothing that could be named.
     usable = heads - (set(HEADS) - {head.name if head is not None else ""})
-    needed, architecture = next((needed, name) for needed, name in family.ARCHITECTURES if set(needed) <= usable)
+    model_class = declared.class_of_heads(usable)
+    needed = model_class.heads
+    assert head is None or head.name in needed, f"{head.name} without its pooler"
     wanted = {"backbone", *(f"heads.{head}" for head in needed or ("pooler",))}
     if not set(needed) & set(HEADS):
         wanted.add("heads.lm")
@@ -74,44 +77,44 @@ def export_of(
     # A name of ours that is still there has no place.
     kept = {name: tensor for name, tensor in kept.items() if name not in published}
     published = {name: tensor for name, tensor in published.items() if not name.startswith(("heads.", "backbone."))}
-    tied: Tied | None = getattr(family, "TIED", None)
-    apart = tied is not None and tied.output in published
-    if tied is not None and apart:
-        published = tied.separate(published)
+    apart = declared.unties and declared.tied.output in published
+    if apart:
+        published = declared.tied.separate(published)
     left_out = {part_of(name) for name in renamed} - {part_of(name) for name in kept}
     decisions = {name: DECISIONS.get(name.rpartition(".")[2]) for name in tensors}
     left_out |= {f"{name} ({instead})" for name, instead in decisions.items() if instead is not None}
     config = {
         **family.published_config(model),
-        "architectures": [architecture],
+        "architectures": [model_class.name],
         "dtype": "float32",
         **({"tie_word_embeddings": False} if apart else {}),
         **special_ids(model, tokenizer),
     }
-    if task is not None and {CLASSIFIER, WORDS} & set(needed):
+    if task is not None and {CLASSIFIER, WORDS, CHOICES} & set(needed):
         config |= labels_of(task)
-    return Export(architecture, config, published, kept, tuple(sorted(left_out)))
+    return Export(model_class.name, config, published, kept, tuple(sorted(left_out)))
 
 
-def _published_head(model: ModelConfig, task: Mapping[str, Any], family: Any) -> TaskHead:
+def _published_head(model: ModelConfig, task: Mapping[str, Any], declared: Published) -> TaskHead:
     """The head of transformers that the task's is exported as. UserError where it has none, or where its classifier of
     the family reads a text in another way than the task does."""
     name, form, head = task["name"], form_of(model, task), head_of_task(task)
-    if head is None or not any(head.name in needed for needed, _ in family.ARCHITECTURES):
-        reason = f"lmtool has no map to transformers' layout for task.kind={task.get('kind')}"
+    if head is None or not any(head.name in entry.heads for entry in declared.classes):
+        reason = f"transformers has no class for task.kind={task.get('kind')}"
         if head is not None:
-            reason = f"transformers has no ...{head.suffix} of it"
+            unlike = (f"{theirs}: {why}" for theirs, why in declared.unlike.items() if theirs.endswith(head.suffix))
+            reason = next(unlike, f"transformers has no ...{head.suffix} of it")
         raise UserError(
             f"heads.{name} has no place in a published model={model.name}: {reason}",
             "use the run with lmtool: lmtool predict, or lmtool.load in Python",
         )
-    if head.name != CLASSIFIER:
+    if head.tokens:
         return head
     theirs = model.sequence_form("transformers")
     if form != theirs:
         differing = [field.name for field in fields(form) if getattr(form, field.name) != getattr(theirs, field.name)]
         raise UserError(
-            f"heads.{name} has no place in transformers' classifier of model={model.name}, which has another "
+            f"heads.{name} has no place in transformers' ...{head.suffix} of model={model.name}, which has another "
             f"{' and '.join(differing)}",
             f"use the run with lmtool, or finetune with task.head=transformers task.pooling={theirs.place} and no "
             "task.head_layers",

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from lmtool.config.tables import builder_module, lookup
 from lmtool.errors import UserError
 from lmtool.models.published import PublishedConfig
-from lmtool.weights.classifiers import refusal, task_of
+from lmtool.weights.classifiers import NUM_CHOICES, refusal, task_of
 from lmtool.weights.hub import Absent, Address
 from lmtool.weights.task_heads import head_of_class
 
@@ -96,16 +96,22 @@ class PublishedFolder:
         """What a checkpoint of ours would have in its config.json: the model, the tokenizer in this folder, and the
         task of a text classifier."""
         config = {"model": self.model_section(), "tokenizer": {"name": "folder", "path": str(self.path)}}
-        task = self._task() if head_of_class(self.config) is not None else None
+        task = self._task() if head_of_class(self.config) is not None and self._unlike() is None else None
         return config if task is None else {**config, "task": task}
 
     def classifier_config(self) -> dict[str, Any]:
         """`saved_config` of a text classifier, which reads texts as in transformers: what looks like a special token
         is one, and no text is longer than its tokenizer says. UserError where it is of no task that lmtool has."""
+        self.require_read_head()
         problem = self._readable(lambda: refusal(self.config))
         if problem is not None:
             raise UserError(f"checkpoint={self.checkpoint}: {problem}", "finetune it on a task: its head is new then")
         config, settings = {**self.saved_config(), "task": self._task()}, read_settings(self.path)
+        if config["task"]["kind"] == "multiple_choice" and NUM_CHOICES not in self.config:
+            raise UserError(
+                f"checkpoint={self.checkpoint}: its config.json does not say how many choices a row has",
+                f'write "{NUM_CHOICES}": 4 there, in a copy, if there are four',
+            )
         lengths = [config["model"].get("max_positions"), settings.get("model_max_length")]
         return {
             **config,
@@ -115,6 +121,21 @@ class PublishedFolder:
                 int(length) for length in lengths if isinstance(length, int | float) and 1 <= length <= 10**9
             ),
         }
+
+    def require_read_head(self) -> None:
+        """UserError where its class has a head that lmtool does not read."""
+        unlike = self._unlike()
+        if unlike is not None:
+            raise UserError(
+                f"checkpoint={self.checkpoint}: its config.json names {unlike}",
+                "finetune it on a task: lmtool finetune takes its backbone, and the head is new",
+            )
+
+    def _unlike(self) -> str | None:
+        """Its class and why the head of that is not read; None where it is."""
+        names, unlike = self.config.get("architectures"), self.family().PUBLISHED.unlike
+        known = [name for name in names if name in unlike] if isinstance(names, list) else []
+        return f"{known[0]}, whose head lmtool does not read: {unlike[known[0]]}" if known else None
 
     def _task(self) -> dict[str, Any] | None:
         return self._readable(lambda: task_of(self.config))

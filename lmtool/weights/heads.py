@@ -20,7 +20,7 @@ from lmtool.nn.dropout import Draws
 from lmtool.nn.stack import Side, Tap
 from lmtool.types import Packed
 from lmtool.weights.loading import by_part
-from lmtool.weights.task_heads import CLASSIFIER, DECISIONS, HEADS, WORDS, head_of_task
+from lmtool.weights.task_heads import CLASSIFIER, DECISIONS, HEADS, WORDS, TaskHead, head_of_task
 
 PAIR_HEADS = {"next_sentence": ("next", "random"), "sentence_order": ("in order", "swapped")}
 """Heads over the two texts of a pair, behind the pooler, and what their two classes say of the second text."""
@@ -44,16 +44,22 @@ class CheckpointModel(ModelWithHeads):
         self.heads = nn.ModuleDict({name: head for name, head in heads.items() if head is not None})
         self.form = form_of(backbone.config, task or {})
         name = str((task or {}).get("name"))
-        published = head_of_task(task or {}) or HEADS[CLASSIFIER]
+        published = self._published_head(task)
         given, self.of_tokens = name if name in self.heads else published.name, published.tokens
         self.of_inputs = published.name == WORDS and backbone.config.token_states == "inputs"
-        complete = given in self.heads and (self.of_tokens or not self.form.pooled or "pooler" in self.heads)
+        self.pooled = backbone.pooler_on_tokens if self.of_tokens else self.form.pooled
+        complete = given in self.heads and (not self.pooled or "pooler" in self.heads)
         self.task = given if complete else None
         # The tokens that the head of the task brings have ids from here on; none where it brings none.
         own = getattr(self.heads[given], "tokens", None) if complete else None
         self.first_token = None if own is None else backbone.embed.extend(own)
         pairs = [name for name in PAIR_HEADS if name in self.heads and "pooler" in self.heads]
         self.pair = pairs[0] if pairs else None
+
+    def _published_head(self, task: Mapping[str, Any] | None) -> TaskHead:
+        """That of the task; without one, what the tensors have a head of."""
+        known = None if task is None else head_of_task(task)
+        return known or next((head for name, head in HEADS.items() if name in self.heads), HEADS[CLASSIFIER])
 
     @property
     def head_side(self) -> Side:
@@ -74,7 +80,7 @@ class CheckpointModel(ModelWithHeads):
         """(N, C) of a task, (T, C) of one that scores tokens; else (T, V) of a language model, or (T,) of replaced
         tokens; None without such a head."""
         if self.task is not None and self.of_tokens:
-            return self.heads[self.task](hidden_TH)
+            return self.heads[self.task](self.heads["pooler"](hidden_TH) if self.pooled else hidden_TH)
         if self.task is not None:
             return self._of_texts(self.task, hidden_TH, read, self.form.place)
         for name in ("masked_lm", "lm"):

@@ -139,9 +139,13 @@ class PaddedModel(nn.Module):
 def load(checkpoint: str | Path, device: str = "cpu", offline: bool = False) -> Loaded:
     """A checkpoint to look at and to try: a run or a checkpoint of lmtool, a published folder or hf://org/name.
 
-    UserError where it cannot be read, or where a part of the backbone is missing.
+    UserError where it cannot be read, where a part of the backbone is missing, and for a head that lmtool does not
+    have.
     """
     checkpoint = str(checkpoint)
+    published = published_folder(checkpoint, offline)
+    if published is not None:
+        published.require_read_head()
     weights = read(checkpoint, offline)
     config = saved_config(checkpoint, offline)
     saved, tokenizer = saved_model(checkpoint, config, weights.tensors), None

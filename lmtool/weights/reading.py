@@ -21,10 +21,7 @@ from lmtool.weights.bases import Base, saved_base
 from lmtool.weights.classifiers import is_multi_label
 from lmtool.weights.folders import PublishedFolder, fetched, published_folder, weight_file
 from lmtool.weights.pickled import read_pickled
-from lmtool.weights.task_heads import CLASSIFIER, WORDS, head_of_class
-
-# The head over words of transformers' ...ForTokenClassification, and ours.
-_OVER_WORDS = {f"classifier.{kind}": f"heads.{WORDS}.output.{kind}" for kind in ("weight", "bias")}
+from lmtool.weights.task_heads import CLASSIFIER
 
 
 @dataclass(frozen=True)
@@ -87,23 +84,16 @@ def read_base(
 
 
 def our_names(published: PublishedFolder, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a published folder under our names. All families call the head over words alike, some as they do
-    another."""
-    head = head_of_class(published.config)
-    known = _OVER_WORDS if head is not None and head.name == WORDS else {}
-    rest = {name: tensor for name, tensor in tensors.items() if name not in known}
-    ours = published.family().from_published(rest, published.config)
-    return {**ours, **{known[name]: tensor for name, tensor in tensors.items() if name in known}}
+    """The tensors of a published folder under our names, theirs where we have no place for them."""
+    ours: dict[str, Tensor] = published.family().from_published(tensors, published.config)
+    return ours
 
 
 def their_names(config: ModelConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Our tensors under the names of a published model of a family; ours where there is no place for them. config: of
     the model."""
-    theirs = {ours: name for name, ours in _OVER_WORDS.items()}
-    rest = {name: tensor for name, tensor in tensors.items() if name not in theirs}
-    words = {theirs[name]: tensor for name, tensor in tensors.items() if name in theirs}
-    family = builder_module(entry_of(config))
-    return {**family.to_published(rest, config), **words}
+    theirs: dict[str, Tensor] = builder_module(entry_of(config)).to_published(tensors, config)
+    return theirs
 
 
 def read_published(folder: PublishedFolder, offline: bool = False) -> dict[str, Tensor]:

@@ -1,7 +1,7 @@
 """The heads of tasks as transformers publishes them: a class a kind of output. Imports no torch.
 
-To add one: its line in `HEADS`, its tensors in the key map and its class in `ARCHITECTURES` of each family that has it,
-and the section of a task that such a folder stands for, in `classifiers.py`.
+To add one: its line in `HEADS`, its class with its tensors in `PUBLISHED.classes` of each family that has it, and the
+section of a task that such a folder stands for, in `classifiers.py`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 CLASSIFIER, QUESTION_ANSWERING, WORDS = "classifier", "question_answering", "token_classifier"
+CHOICES = "multiple_choice"
 DECISIONS = {"thresholds": "transformers decides at .5", "null_threshold": "transformers compares with 0"}
 """Tensors of a head that turn scores into decisions, and what there is instead of them in transformers: they change no
 logits, and have no place in a published folder."""
@@ -18,9 +19,9 @@ logits, and have no place in a published folder."""
 
 @dataclass(frozen=True)
 class TaskHead:
-    """name: of the head in our tensors where no task is known. suffix: the end of the class in transformers. kinds:
-    those of the tasks whose heads are exported so. tokens: whether it gives logits of each token, not of a whole
-    text."""
+    """name: of the head in our tensors where no task is known. suffix: the end of the class in transformers; XLNet's
+    class of question answering adds "Simple" to it. kinds: those of the tasks whose heads are exported so. tokens:
+    whether it gives logits of each token, not of a whole text."""
 
     name: str
     suffix: str
@@ -34,11 +35,12 @@ HEADS: dict[str, TaskHead] = {
         TaskHead(CLASSIFIER, "ForSequenceClassification", ("classification", "multi_label", "regression")),
         TaskHead(QUESTION_ANSWERING, "ForQuestionAnswering", ("extractive_qa",), tokens=True),
         TaskHead(WORDS, "ForTokenClassification", ("token_classification",), tokens=True),
+        TaskHead(CHOICES, "ForMultipleChoice", ("multiple_choice",)),
     )
 }
 """By name."""
-UNPUBLISHED: tuple[str, ...] = ("multiple_choice", "span_classification")
-"""Kinds whose heads have no published form here; one that is named nowhere is taken for a kind of classification."""
+UNPUBLISHED: tuple[str, ...] = ("span_classification",)
+"""Kinds whose heads transformers has no class for; one that is named nowhere is taken for a kind of classification."""
 
 
 def head_of_class(config: Mapping[str, Any]) -> TaskHead | None:
@@ -46,7 +48,7 @@ def head_of_class(config: Mapping[str, Any]) -> TaskHead | None:
     classes = config.get("architectures")
     for name in classes if isinstance(classes, list) else ():
         for head in HEADS.values():
-            if str(name).endswith(head.suffix):
+            if str(name).removesuffix("Simple").endswith(head.suffix):
                 return head
     return None
 

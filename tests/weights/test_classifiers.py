@@ -54,6 +54,7 @@ def test_other_problems_are_no_task(kind, count):
 
 def test_the_class_says_what_it_is():
     assert head_of_class({"architectures": ["BertForSequenceClassification"]}) is HEADS["classifier"]
-    assert head_of_class({"architectures": ["GPT2ForQuestionAnswering"]}) is HEADS["question_answering"]
-    for classes in (None, [], ["BertForMaskedLM"], ["BertForMultipleChoice"]):
+    assert head_of_class({"architectures": ["XLNetForQuestionAnsweringSimple"]}) is HEADS["question_answering"]
+    assert head_of_class({"architectures": ["BertForMultipleChoice"]}) is HEADS["multiple_choice"]
+    for classes in (None, [], ["BertForMaskedLM"], ["BertForNextSentencePrediction"]):
         assert head_of_class({"architectures": classes}) is None

@@ -2,8 +2,8 @@
 Rajpurkar, Jia, Liang 2018): one head scores each token as the answer's start and as its end.
 
 Without an answer in a window its target is the class token, twice; a format without one (GPT, T5) ends a text with a
-token that stands for it. Heads are those of transformers' ...ForQuestionAnswering: no pooler; in an encoder-decoder the
-decoder reads the same text.
+token that stands for it. Heads are those of transformers' ...ForQuestionAnswering: no pooler, but for ModernBERT's; in
+an encoder-decoder the decoder reads the same text.
 
 Shape letters: T tokens, N windows, L tokens of the longest, H hidden width, K answers that are kept.
 """
@@ -238,8 +238,8 @@ class ExtractiveQaLearner(TaskLearner):
 
     def __init__(self, kind: ExtractiveQa, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(kind, backbone, tokenizer, seed)
-        head = SequenceHead(backbone.feature_size, 2, kind.config.dropout)
-        self.add_head(self.term, head)
+        head = SequenceHead(self.token_width, 2, kind.config.dropout)
+        self.add_token_head(head)
         if kind.config.unanswerable:
             given = kind.config.null_threshold
             threshold = torch.tensor(0.0 if given is None else given, dtype=torch.float64, device=self.device)
@@ -258,7 +258,7 @@ class ExtractiveQaLearner(TaskLearner):
         hidden_TH = self.hidden_of(batch, draws)
         if draws is not None and batch.outputs is not None:
             draws = draws.for_outputs()
-        return self.heads[self.term](hidden_TH, draws)
+        return self.heads[self.term](self.pooled(hidden_TH), draws)
 
     def inspector(self, examples: QuestionWindows, max_length: int) -> AnswerInspector:
         return AnswerInspector(self, examples, max_length)

@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lmtool.data.loader import PackedLoader
 from lmtool.data.plan import Examples
 from lmtool.data.split import Rows, SplitData
 from lmtool.errors import NotFinite
+from lmtool.heads.sequence import pooler
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.baseline import Predictor
 from lmtool.learners.evaluation import Evaluation, Scorer, evaluate
@@ -47,6 +48,21 @@ class TaskLearner(BaseLearner):
         self.kind, self.term = kind, kind.config.name
         self.weights = {self.term: 1.0}
         self.metric, self.reads = kind.metric, tuple(kind.config.reads)
+
+    @property
+    def token_width(self) -> int:
+        """Width of what a head over tokens reads."""
+        return self.backbone.hidden_size if self.backbone.pooler_on_tokens else self.backbone.feature_size
+
+    def add_token_head(self, head: nn.Module) -> None:
+        """Enter a head over tokens, behind the pooler where the family has one there."""
+        if self.backbone.pooler_on_tokens:
+            self.add_head("pooler", pooler(self.backbone))
+        self.add_head(self.term, head)
+
+    def pooled(self, hidden_TF: Tensor) -> Tensor:
+        """(T, H) what a head over tokens reads."""
+        return self.heads["pooler"](hidden_TF) if self.backbone.pooler_on_tokens else hidden_TF
 
     @abstractmethod
     def outputs(self, batch: Batch, step: int) -> Tensor:

@@ -138,8 +138,12 @@ class MultipleChoiceLearner(SequenceLearner):
 
     def examples(self, data: SplitData, max_length: int) -> Any:
         rows = self.rows(data)
-        pairs = SplitData(data.split, rows={self.config.name: self.kind.pairs(rows)})
-        return ChoiceExamples(rows, super().examples(pairs, max_length), self.config.choices, self.term)
+        pairs = self.pair_examples(self.kind.pairs(rows), data.split, max_length)
+        return ChoiceExamples(rows, pairs, self.config.choices, self.term)
+
+    def pair_examples(self, rows: Rows, split: str, max_length: int) -> SequenceExamples:
+        """Examples of pairs, each by itself: the columns `first` and `second`."""
+        return self._examples(rows, split, max_length)
 
     def inspector(self, examples: Any, max_length: int) -> Any:
         return ChoiceInspector(self, examples.pairs, max_length)

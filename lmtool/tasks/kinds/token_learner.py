@@ -54,7 +54,7 @@ class TokenLearner(TaskLearner):
             raise UserError(misfit.message, misfit.hint)
         super().__init__(kind, backbone, tokenizer, seed)
         dropout = backbone.config.dropout if config.dropout is None else config.dropout
-        self.add_head(self.term, SequenceHead(backbone.feature_size, len(config.labels), dropout))
+        self.add_token_head(SequenceHead(self.token_width, len(config.labels), dropout))
         weights = config.loss.class_weights
         self.loss = config.loss
         self.register_buffer("class_weights", torch.tensor(weights) if weights != "none" else None, persistent=False)
@@ -83,7 +83,7 @@ class TokenLearner(TaskLearner):
         hidden_MH = self.hidden_of(batch, draws, at_M)
         if draws is not None:
             draws = (draws if batch.outputs is None else draws.for_outputs()).rows(at_M)
-        return self.heads[self.term](hidden_MH, draws)
+        return self.heads[self.term](self.pooled(hidden_MH), draws)
 
     def _places(self, batch: Batch) -> Tensor:
         """(M,) flat indices of the tokens that predict."""

@@ -1,0 +1,164 @@
+"""An exported folder opened with transformers itself, where that is installed: what its class of the model makes of
+random ids, beside what the checkpoint makes of them. A map that is wrong in both directions alike shows here alone.
+
+Shape letters: B rows, L the longest of them in tokens.
+"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lmtool.models.configs import ModelConfig
+from lmtool.models.encoder_configs import BigbirdConfig
+from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.weights.comparing import difference
+from lmtool.weights.heads import CheckpointModel
+from lmtool.weights.load import PaddedModel
+from lmtool.weights.task_heads import CHOICES, head_of_class
+
+PARITY = 1e-4
+"""Two implementations may differ by so much of the largest value, or of 1 where that is smaller."""
+_LONGEST, _SHORTEST, _DECODER = 24, 4, 7
+
+
+@dataclass(frozen=True)
+class Parity:
+    """library: transformers and its version, None where it is not installed. opened: the class that opened the folder;
+    None where there is none. faults: tensors that it does not know, or why it does not open. drawn: tensors that the
+    file lacks, which it draws: a pooler that the checkpoint has not, or those of an output that differs then.
+    differences: the largest one of each output, as a share of its largest value where that is above 1."""
+
+    library: str | None
+    opened: str | None = None
+    faults: tuple[str, ...] = ()
+    drawn: tuple[str, ...] = ()
+    differences: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def same(self) -> bool:
+        """Whether it gives what the checkpoint gives; so too where nothing was compared."""
+        return not self.faults and all(number < PARITY for number in self.differences.values())
+
+    def row(self) -> tuple[str, str]:
+        """What the screen says: a word and what there is to it."""
+        if self.library is None:
+            return "transformers", "not installed here: the folder was not opened with it, and not compared"
+        if self.opened is None:
+            return "transformers", f"{self.library} has no such class: the folder was not opened with it"
+        each = " · ".join(f"{name} {number:.3g}" for name, number in self.differences.items())
+        drawn = f", and draws what the checkpoint has not: {', '.join(self.drawn[:4])}" if self.drawn else ""
+        faults = f" · {'; '.join(self.faults[:4])}" if self.faults else ""
+        said = f"{self.library} opens it as {self.opened}{drawn}{faults}"
+        return "transformers", f"{said} · largest differences: {each or 'not known'}"
+
+
+@torch.no_grad()
+def parity(folder: Path, architecture: str, original: CheckpointModel, tokenizer: Tokenizer) -> Parity:
+    """Open an exported folder with the class of transformers that its config.json names, and compare. original: the
+    checkpoint's model. tokenizer: the one that was exported."""
+    try:
+        library = importlib.import_module("transformers")
+        opens = getattr(library, architecture, None)
+    except (ImportError, RuntimeError):  # RuntimeError: its own word for a module that cannot be imported
+        return Parity(None)
+    name = f"transformers {library.__version__}"
+    if opens is None:
+        return Parity(name)
+    model = original.backbone.config
+    rows = sample(model, tokenizer)
+    if original.task is not None:  # its decoder reads the same text
+        rows.pop("decoder_input_ids", None)
+    mine = PaddedModel(original, tokenizer.roles.get(getattr(model, "start_role", ""))).eval()(**rows)
+    try:
+        with _quiet(library):
+            theirs, report = opens.from_pretrained(folder, output_loading_info=True, local_files_only=True)
+            outputs = _outputs(theirs.eval(), architecture, rows)
+    except Exception as error:  # whatever it is: it does not read what was written
+        return Parity(name, architecture, (f"{type(error).__name__}: {str(error).partition(chr(10))[0]}",))
+    faults = [
+        f"{kind.removesuffix('_keys')} {key if isinstance(key, str) else key[0]}"
+        for kind in ("unexpected_keys", "mismatched_keys")
+        for key in sorted(report[kind])
+    ]
+    real = None if "decoder_input_ids" in rows else rows["attention_mask"].bool()
+    known = {"logits": mine.logits, "pair logits": mine.pair_logits, "hidden states": mine.hidden}
+    differences = {kind: _share(known[kind], values, real) for kind, values in outputs.items()}
+    return Parity(name, architecture, tuple(faults), tuple(sorted(report["missing_keys"])), differences)
+
+
+def sample(model: ModelConfig, tokenizer: Tokenizer) -> dict[str, Tensor]:
+    """(B, L) ids of random tokens that are no special ones, their mask, segments where the model has some, and ids for
+    a decoder. Rows of an encoder-decoder end with their end token, as its task's heads need it."""
+    longest = min(model.max_positions, _LONGEST)
+    if isinstance(model, BigbirdConfig):  # longer texts are seen by blocks, see models/bigbird.py
+        longest = min(longest, model.dense_length)
+    ordinary = torch.tensor([row for row in range(tokenizer.vocab_size) if row not in tokenizer.special_ids])
+    lengths = torch.tensor([longest, max(longest - 5, 1), min(longest, _SHORTEST)])
+    mask_BL = torch.arange(longest) < lengths[:, None]
+    ids_BL = ordinary[torch.arange(mask_BL.numel()) * 7919 % len(ordinary)].reshape(mask_BL.shape)
+    rows = {"input_ids": ids_BL, "attention_mask": mask_BL}
+    if model.architecture == "encoder_decoder":
+        ids_BL[torch.arange(len(lengths)), lengths - 1] = tokenizer.role("eos")
+        rows["decoder_input_ids"] = ordinary[torch.arange(len(lengths) * _DECODER) % len(ordinary)].reshape(
+            -1, _DECODER
+        )
+    elif getattr(model, "segments", 0) > 1:
+        rows["token_type_ids"] = (torch.arange(longest) >= lengths[:, None] // 2).long() * mask_BL
+    ids_BL[~mask_BL] = tokenizer.roles.get("pad", 0)
+    if model.architecture == "encoder" and model.summary.endswith("last"):  # which is at the end of a row there
+        for name in ("input_ids", "attention_mask", "token_type_ids"):
+            pairs = zip(rows[name], lengths.tolist(), strict=True)
+            rows[name] = torch.stack([row.roll(longest - length) for row, length in pairs])
+    return {name: values.long() for name, values in rows.items()}
+
+
+def _outputs(theirs: Any, architecture: str, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What a class of transformers gives, under our names. Of choices each row is one."""
+    head = head_of_class({"architectures": [architecture]})
+    if head is not None and head.name == CHOICES:
+        return {"logits": theirs(**{name: values[:, None] for name, values in rows.items()}).logits}
+    output = dict(theirs(**rows))
+    if "start_logits" in output:
+        return {"logits": torch.stack([output["start_logits"], output["end_logits"]], dim=-1)}
+    names = {
+        "logits": "logits", "prediction_logits": "logits", "seq_relationship_logits": "pair logits",
+        "sop_logits": "pair logits",
+    }  # fmt: skip
+    found = {ours: output[key] for key, ours in names.items() if key in output}
+    return found or {"hidden states": output["last_hidden_state"]}
+
+
+def _share(mine: Tensor | None, theirs: Tensor, real_BL: Tensor | None) -> float:
+    """The largest difference beside the largest value; infinite where there is no output of ours. real_BL: where tokens
+    are, of outputs over them."""
+    if mine is None:
+        return float("inf")
+    if real_BL is not None and mine.shape[:2] == theirs.shape[:2] == real_BL.shape:
+        mine, theirs = mine[real_BL], theirs[real_BL]
+    return difference(mine, theirs) / max(1.0, float(mine.abs().max()))
+
+
+@contextmanager
+def _quiet(library: Any) -> Iterator[None]:
+    """Without its progress bars and warnings, which are then as before."""
+    logging = library.utils.logging
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

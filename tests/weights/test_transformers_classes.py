@@ -1,0 +1,305 @@
+"""Every class of transformers that `export` writes, for every family, opened by transformers itself; and every class
+that transformers has of a family, saved from random configurations and read here, or refused by name."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+import lmtool
+from lmtool import cli
+from lmtool.commands import configs as configs  # what there is enters itself into the tables
+from lmtool.config.tables import Choice, build, builder_module, lookup
+from lmtool.errors import UserError
+from lmtool.heads.lm import lm_head, masked_lm_head
+from lmtool.heads.replaced_token import ReplacedTokenHead
+from lmtool.heads.sequence import SequenceHead, pooler
+from lmtool.learners.model import ModelWithHeads
+from lmtool.models.base import Backbone
+from lmtool.models.family import PublishedClass
+from lmtool.weights.importing import write_import
+from lmtool.weights.task_heads import HEADS
+from tests.breadth import slow_but
+from tests.weights.published_folders import FAMILIES, ROWS, TEXTS, sample
+
+LABELS = ["no", "yes", "Ångström"]
+TASKS: dict[str, dict[str, Any]] = {
+    "classifier": {"kind": "classification", "name": "stance", "labels": LABELS, "head": "transformers"},
+    "token_classifier": {
+        "kind": "token_classification", "name": "names", "labels": ["O", "B-A", "I-A"], "scheme": "bio",
+    },
+    "question_answering": {"kind": "extractive_qa", "name": "answers"},
+    "multiple_choice": {"kind": "multiple_choice", "name": "endings", "head": "transformers", "choices": 2},
+}  # fmt: skip
+"""A task by the head that it is exported as."""
+AUTO = {
+    "ForTokenClassification": "AutoModelForTokenClassification",
+    "ForSequenceClassification": "AutoModelForSequenceClassification",
+    "ForQuestionAnswering": "AutoModelForQuestionAnswering",
+    "ForQuestionAnsweringSimple": "AutoModelForQuestionAnswering",
+    "ForMultipleChoice": "AutoModelForMultipleChoice",
+    "ForPreTraining": "AutoModelForPreTraining",
+    "ForMaskedLM": "AutoModelForMaskedLM",
+    "ForCausalLM": "AutoModelForCausalLM",
+    "LMHeadModel": "AutoModelForCausalLM",
+    "ForConditionalGeneration": "AutoModelForSeq2SeqLM",
+    "MTModel": "AutoModelForSeq2SeqLM",
+    "Model": "AutoModel",
+}
+"""What a user opens a class with, by the end of its name."""
+
+
+def module_of(family: str) -> Any:
+    entry = lookup("model", family)
+    assert entry is not None
+    return builder_module(entry)
+
+
+def config_of(family: str) -> Any:
+    """The tiny model of a family as our configuration."""
+    published = FAMILIES[family][0]().config.to_dict()
+    return Choice("model").validate(module_of(family).from_published_config(published))
+
+
+def classes_of(family: str) -> tuple[PublishedClass, ...]:
+    classes: tuple[PublishedClass, ...] = module_of(family).PUBLISHED.classes
+    return classes
+
+
+def noisy(model: nn.Module) -> nn.Module:
+    """A model whose biases and norms differ from each other, too."""
+    with torch.no_grad():
+        for parameter in filter(lambda parameter: parameter.requires_grad, model.parameters()):
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model.eval()
+
+
+def head_of(name: str, backbone: Backbone) -> nn.Module:
+    if name == "masked_lm":
+        return masked_lm_head(backbone)
+    if name == "lm":
+        return lm_head(backbone)
+    if name == "pooler":
+        return pooler(backbone)
+    if name == "replaced_token":
+        return ReplacedTokenHead(backbone.hidden_size, backbone.head_activation)
+    return SequenceHead(backbone.hidden_size, 2)
+
+
+def write_checkpoint(family: str, published: PublishedClass, folder: Path) -> None:
+    """A checkpoint of ours with the heads of a class of transformers: a task's learner's, or those of pretraining."""
+    torch.manual_seed(11)
+    config, tokenizer = config_of(family), build(FAMILIES[family][1], TEXTS, ROWS)
+    backbone, classifier = build(config, 3), None
+    task = next((TASKS[head] for head in published.heads if head in HEADS), None)
+    if task is not None:
+        learner = Choice("task", "kind").validate(task).learner(backbone, tokenizer, 3)
+        classifier = {"task": task, "max_length": 40, "tokenizer": {}}
+    else:
+        learner = ModelWithHeads(backbone, 3)
+        for head in published.heads or (("lm",) if config.architecture != "encoder" else ()):
+            learner.add_head(head, head_of(head, backbone))
+    write_import(noisy(learner).state_dict(), config, tokenizer, {"checkpoint": "none"}, folder, classifier)
+
+
+def rows_of(family: str, config: Any, generates: bool) -> dict[str, Tensor]:
+    """Padded rows as both sides take them; without what the class does not read."""
+    two_stacks = config.architecture == "encoder_decoder"
+    ids, mask, decoder = sample(two_stacks)
+    pad = FAMILIES[family][0]().config.pad_token_id
+    tokenizer = build(FAMILIES[family][1], TEXTS, ROWS).with_padding()
+    pad = tokenizer.roles.get("pad", pad or 0)
+    if two_stacks:  # a task's text ends with its end token, of which no row has another
+        end = tokenizer.role("eos")
+        ids[ids == end] += 1
+        ids[torch.arange(len(ids)), mask.sum(1) - 1] = end
+    ids = ids.masked_fill(mask == 0, pad)
+    if family == "xlnet":  # its summary is the last of a row
+        lengths = mask.sum(1).tolist()
+        ids, mask = (
+            torch.stack([row.roll(19 - length) for row, length in zip(rows, lengths, strict=True)])
+            for rows in (ids, mask)
+        )
+    rows = {"input_ids": ids, "attention_mask": mask}
+    if decoder is not None and generates:
+        rows["decoder_input_ids"] = decoder
+    if getattr(config, "segments", 0) > 1:
+        rows["token_type_ids"] = (torch.arange(19) > 4).long() * mask
+    return rows
+
+
+def outputs_of(model: nn.Module, rows: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What a model of transformers gives, by the names of ours."""
+    with torch.no_grad():
+        if type(model).__name__.endswith("ForMultipleChoice"):
+            return {"logits": model(**{name: values[:, None] for name, values in rows.items()}).logits}
+        output = dict(model(**rows))
+    if "start_logits" in output:
+        return {"logits": torch.stack([output["start_logits"], output["end_logits"]], -1)}
+    if type(model).__name__.endswith("ForNextSentencePrediction"):
+        return {"pair_logits": output["logits"]}
+    names = {
+        "logits": "logits", "prediction_logits": "logits", "lm_logits": "logits", "sop_logits": "pair_logits",
+        "seq_relationship_logits": "pair_logits", "last_hidden_state": "hidden",
+    }  # fmt: skip
+    return {names[key]: value for key, value in output.items() if key in names}
+
+
+def largest_difference(ours: Any, theirs: dict[str, Tensor], rows: dict[str, Tensor]) -> float:
+    """Over the real tokens, as a share of the largest value."""
+    real, worst = rows["attention_mask"].bool(), 0.0
+    for name, values in theirs.items():
+        mine = getattr(ours, name)
+        assert mine is not None and mine.shape == values.shape, f"{name}: {mine if mine is None else mine.shape}"
+        if mine.shape[:2] == real.shape and "decoder_input_ids" not in rows:
+            mine, values = mine[real], values[real]
+        assert torch.isfinite(mine).all() and mine.std() > 0
+        worst = max(worst, float((mine - values).abs().max() / values.abs().max()))
+    return worst
+
+
+EXPORTED = [(family, published.name) for family in FAMILIES for published in classes_of(family)]
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    slow_but(
+        {
+            ("llama", "LlamaForQuestionAnswering"), ("qwen2", "Qwen2ForTokenClassification"),
+            ("modernbert", "ModernBertForTokenClassification"), ("modernbert", "ModernBertForQuestionAnswering"),
+            ("bert", "BertForMultipleChoice"), ("electra", "ElectraForMultipleChoice"),
+            ("gpt", "GPT2ForSequenceClassification"), ("xlnet", "XLNetForSequenceClassification"),
+            ("bert", "BertForPreTraining"), ("roberta", "RobertaForMaskedLM"), ("electra", "ElectraForPreTraining"),
+            ("llama", "LlamaForCausalLM"), ("bart", "BartForConditionalGeneration"), ("distilbert", "DistilBertModel"),
+            ("t5", "T5ForSequenceClassification"),
+        },
+        EXPORTED,
+    ),
+)  # fmt: skip
+def test_what_is_exported(family: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    published = next(entry for entry in classes_of(family) if entry.name == name)
+    write_checkpoint(family, published, tmp_path / "ours")
+    capsys.readouterr()
+    words = [f"checkpoint='{tmp_path / 'ours'}'", f"output='{tmp_path / 'theirs'}'", "offline=true"]
+    assert cli.main(["export", *words]) == 0, capsys.readouterr()
+    screen = capsys.readouterr().out
+    assert f"transformers {transformers.__version__} opens it as {name}" in " ".join(screen.split())
+
+    loader = getattr(transformers, next(AUTO[end] for end in AUTO if name.endswith(end)))
+    theirs, report = loader.from_pretrained(tmp_path / "theirs", output_loading_info=True)
+    assert type(theirs).__name__ == name
+    assert not report["unexpected_keys"] and not report["mismatched_keys"]
+    # A pooler that no output is read through, where the checkpoint has none: the screen says so.
+    drawn = report["missing_keys"]
+    assert all(".pooler." in f".{key}" for key in drawn) and (
+        name.endswith("Model") or family == "bigbird" or not drawn
+    )
+    assert ("draws what the checkpoint has not" in screen) == bool(drawn)
+    task = next((TASKS[head] for head in published.heads if head in HEADS), {})
+    labels = task.get("labels")
+    assert labels is None or list(theirs.config.id2label.values()) == labels
+    loaded = lmtool.load(tmp_path / "ours")
+    rows = rows_of(family, loaded.config, not task)
+    assert largest_difference(loaded.model(**rows), outputs_of(theirs.eval(), rows), rows) < 1e-5
+
+
+def known_classes(family: str) -> list[str]:
+    """The models that transformers has of a family, by the names that its module gives away."""
+    model = type(FAMILIES[family][0]())
+    module = sys.modules[model.__module__]
+    base = next(
+        cls for cls in model.__mro__[::-1] if cls.__module__ == model.__module__ and "PreTrained" in cls.__name__
+    )
+    return [
+        name
+        for name in module.__all__
+        if isinstance(cls := getattr(module, name), type) and issubclass(cls, base) and cls is not base
+        and ("For" in name or name.endswith("Model"))
+    ]  # fmt: skip
+
+
+HEADLESS = (
+    "BigBirdForMultipleChoice", "BigBirdForQuestionAnswering", "XLNetForQuestionAnswering", "T5ForTokenClassification",
+)  # fmt: skip
+REFUSED = {
+    **{name: f"names {name}, whose head lmtool does not read" for name in HEADLESS},
+    "T5EncoderModel": "its weights hold no decoder: T5EncoderModel",
+    "BartForCausalLM": "is_decoder=True",
+    "MarianForCausalLM": "is_decoder=True",
+}
+"""Classes that are not read, and what the error names."""
+DROPPED = {
+    "GPT2DoubleHeadsModel": {"multiple_choice_head"},
+    "OpenAIGPTDoubleHeadsModel": {"multiple_choice_head"},
+    "BigBirdForPreTraining": {"bert", "cls"},  # its second head, and the pooler before it
+    "BigBirdModel": {"pooler"},
+    **{f"BigBirdFor{end}": {"bert"} for end in ("CausalLM", "MaskedLM")},
+    **{f"BigBirdFor{end}Classification": {"bert"} for end in ("Sequence", "Token")},
+}
+"""Parts that no output of ours is read through; the report names them."""
+VARIANTS = {"tied": {"num_labels": 3}, "one_label": {"num_labels": 1}, "untied": {"tie_word_embeddings": False}}
+SAVED = [
+    (family, name, variant)
+    for family in FAMILIES
+    for name in known_classes(family)
+    for variant in VARIANTS
+    if not name.endswith(("PretrainedModel", "PretrainedBartModel"))
+]
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "variant"),
+    slow_but(
+        {
+            ("bert", "BertForTokenClassification", "one_label"), ("llama", "LlamaForTokenClassification", "tied"),
+            ("qwen2", "Qwen2ForQuestionAnswering", "untied"), ("llama", "LlamaModel", "untied"),
+            ("llama", "LlamaForSequenceClassification", "untied"), ("llama", "LlamaForCausalLM", "untied"),
+            ("modernbert", "ModernBertForSequenceClassification", "untied"),
+            ("modernbert", "ModernBertForTokenClassification", "one_label"),
+            ("modernbert", "ModernBertForQuestionAnswering", "tied"), ("roberta", "RobertaForMultipleChoice", "tied"),
+            ("electra", "ElectraForMultipleChoice", "tied"), ("xlnet", "XLNetForQuestionAnsweringSimple", "tied"),
+            ("bert", "BertForNextSentencePrediction", "tied"), ("gpt", "GPT2DoubleHeadsModel", "tied"),
+            ("bigbird", "BigBirdForMultipleChoice", "tied"), ("bigbird", "BigBirdForQuestionAnswering", "tied"),
+            ("xlnet", "XLNetForQuestionAnswering", "tied"), ("t5", "T5ForTokenClassification", "tied"),
+            ("gpt", "GPT2ForQuestionAnswering", "tied"), ("gpt", "GPT2ForTokenClassification", "tied"),
+            ("bart", "BartForQuestionAnswering", "tied"), ("t5", "T5ForQuestionAnswering", "tied"),
+            ("t5", "T5EncoderModel", "tied"), ("bart", "BartForCausalLM", "tied"), ("bart", "BartModel", "tied"),
+        },
+        SAVED,
+    ),
+)  # fmt: skip
+def test_what_transformers_saves(family: str, name: str, variant: str, tmp_path: Path) -> None:
+    config = FAMILIES[family][0]().config
+    labels = {"num_labels": 2} if "QuestionAnswering" in name else {}
+    config.update({"architectures": None, **VARIANTS[variant], **labels})
+    tokenizer = build(FAMILIES[family][1], TEXTS, ROWS)
+    config.pad_token_id = tokenizer.with_padding().roles.get("pad", config.pad_token_id)
+    torch.manual_seed(13)
+    theirs = noisy(getattr(transformers, name)(config))
+    theirs.save_pretrained(tmp_path)
+    tokenizer.save(tmp_path)
+    refused = REFUSED.get(name)
+    if variant == "untied" and config.is_encoder_decoder:
+        refused = refused or "lmtool has one table of tokens"
+    if refused is not None:
+        with pytest.raises(UserError, match=refused):
+            lmtool.load(tmp_path)
+        return
+    loaded = lmtool.load(tmp_path)
+    constants = {"heads.lm"} if family == "bart" else set()  # which are zeros where a file has none
+    assert loaded.report.dropped.keys() == DROPPED.get(name, set()) and loaded.report.new.keys() <= constants
+    generates = not any(name.endswith(head.suffix) for head in HEADS.values())
+    rows = rows_of(family, loaded.config, generates)
+    given = outputs_of(theirs, rows)
+    if name == "BigBirdForPreTraining":
+        del given["pair_logits"]
+    if name == "MarianModel":  # its sines stand before its cosines: our channels in its order
+        order = torch.cat([torch.arange(0, 36, 2), torch.arange(1, 36, 2)])
+        given["hidden"] = given["hidden"][..., order.argsort()]
+    assert largest_difference(loaded.model(**rows), given, rows) < 1e-5
