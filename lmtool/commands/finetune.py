@@ -60,7 +60,7 @@ def run(config: FinetuneConfig, overrides: list[str], then: Callable[..., dict[s
         del start, earlier  # what stays of them is in the learner
         notes = [head.note for head in taken.values() if head.note]
         facts = {**task.facts, **({"head": "; ".join(notes)} if notes else {}), **unknown_words(task, tokenizer)}
-        facts["warnings"] = [*facts.get("warnings", ()), *config.tuning.warnings(config.optimizer)]
+        facts["warnings"] = [*facts.get("warnings", ()), *config.tuning.warnings(config.optimizer, config.model)]
         if opened.checkpoint is None:
             facts["warnings"] += _begins_in_vain(learner, loaded)
         forgetting = measured_before(config, learner, opened.precision, opened.output.stage)
