@@ -195,6 +195,11 @@ class TransformerConfig(ModelConfig):
         return self.num_heads
 
     @property
+    def gated(self) -> bool:
+        """Whether the feed-forward part has a gate beside its first map (`fc_gate`)."""
+        return False
+
+    @property
     def inner_size(self) -> int:
         return self.feedforward_size
 

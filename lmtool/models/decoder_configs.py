@@ -52,6 +52,10 @@ class LlamaConfig(TransformerConfig):
     def key_value_heads(self) -> int:
         return self.num_key_value_heads
 
+    @property
+    def gated(self) -> bool:
+        return True
+
     def with_heads(self, heads: int) -> dict[str, int]:
         share = heads * self.num_key_value_heads // self.num_heads
         return {"num_key_value_heads": next(number for number in range(max(share, 1), 0, -1) if heads % number == 0)}

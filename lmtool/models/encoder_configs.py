@@ -107,6 +107,10 @@ class ModernbertConfig(TransformerConfig):
     attention_dropout: float = Field(0.0, ge=0, lt=1, description="Share of attention weights dropped in training.")
     norm_epsilon: float = Field(1e-5, gt=0, description="Added to the variance in layer norms.")
 
+    @property
+    def gated(self) -> bool:
+        return True
+
 
 @component("model", "bigbird", builder="lmtool.models.bigbird:build")
 class BigbirdConfig(SegmentedConfig):

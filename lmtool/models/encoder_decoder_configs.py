@@ -78,6 +78,10 @@ class T5Config(TwoTransformersConfig):
     def width_of_head(self) -> int:
         return self.head_size
 
+    @property
+    def gated(self) -> bool:
+        return self.feedforward == "gated_gelu"
+
 
 class PostNormConfig(TwoTransformersConfig):
     """Norms behind the sublayers, biases everywhere."""

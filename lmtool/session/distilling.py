@@ -98,7 +98,7 @@ def teacher_of(config: TrainingConfig, path: str, tokenizer: Tokenizer, precisio
     """A trained checkpoint as a learner of what the run learns, which reads the batches of its student, or what these
     are of; of a mixture of the members that it was trained for."""
     trained = read_trained(path, config.offline, precision)
-    same = trained.tokenizer.fingerprint == tokenizer.fingerprint
+    same = trained.tokenizer.cuts_alike(tokenizer)
     if one_vocabulary(config.distill, config.learns) and not same:
         raise UserError(
             f"distill.teacher={path} has another tokenizer than the student: it cannot read the student's batches",

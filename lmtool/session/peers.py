@@ -55,7 +55,7 @@ def _of_peers(config: TrainingConfig, distill: CodistillationConfig, tokenizer: 
         raise UserError(problem.message, "give another checkpoint, or leave it out")
     config = config.model_copy(update={"model": model, "checkpoint": distill.checkpoint})
     own = starting_tokenizer(config)
-    if own is not None and own.fingerprint != tokenizer.fingerprint:
+    if own is not None and not own.cuts_alike(tokenizer):
         raise UserError(
             f"distill.checkpoint={distill.checkpoint} has another tokenizer than the run: its batches are others",
             f"give tokenizer=folder tokenizer.path={distill.checkpoint}, or another checkpoint",

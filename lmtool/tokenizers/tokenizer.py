@@ -148,6 +148,22 @@ class Tokenizer:
         content += json.dumps(self._unflagged) if self._unflagged else ""
         return hashlib.sha256(content.encode()).hexdigest()
 
+    def cuts_alike(self, other: Tokenizer) -> bool:
+        """Whether two give the same ids to the same pieces of text, and to the special tokens of the roles that both
+        have: their vocabularies and rules are equal. What each takes special tokens in texts for, what it puts around
+        them and how it writes ids as text is no part of that."""
+        same_roles = all(other.roles.get(name, number) == number for name, number in self.roles.items())
+        return same_roles and self._rules == other._rules
+
+    @cached_property
+    def _rules(self) -> dict[str, Any]:
+        """Its vocabulary and what makes pieces of a text, as plain data; scores as exact as they are read again."""
+        parts = json.loads(self._backend.to_str())
+        model = parts["model"]
+        if model["type"] == "Unigram":
+            model["vocab"] = [[piece, round(score, 9)] for piece, score in model["vocab"]]
+        return {name: parts[name] for name in ("normalizer", "pre_tokenizer", "model", "added_tokens")}
+
     @cached_property
     def sentinels(self) -> tuple[int, ...]:
         """The ids of <extra_id_0>, <extra_id_1>, ... (T5), as far as the vocabulary has them."""

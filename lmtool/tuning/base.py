@@ -74,6 +74,14 @@ def freeze(learner: BaseLearner, new: Collection[str] | None) -> None:
         parameter.requires_grad_(part != "backbone" and (new is None or part in new or _is_learned(part, learner)))
 
 
+def learn_biases(learner: BaseLearner, modules: Collection[str] | None = None) -> None:
+    """Let biases learn: those of the modules of these names, or all, of norms and of a pretrained pooler too."""
+    for name, parameter in learner.named_parameters():
+        module, _, kind = name.rpartition(".")
+        if kind == "bias" and (modules is None or module in modules):
+            parameter.requires_grad_(True)
+
+
 def _is_learned(part: str, learner: BaseLearner) -> bool:
     """Whether a part is the head of something that a learner learns."""
     return is_exit(part) or part.removeprefix("heads.") in learner.weights

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from lmtool.learners.base import BaseLearner
-from lmtool.tuning.base import TuningMethod, freeze
+from lmtool.tuning.base import TuningMethod, freeze, learn_biases
 
 
 class BitFitTuning(TuningMethod):
@@ -14,6 +14,4 @@ class BitFitTuning(TuningMethod):
 
     def edit(self, learner: BaseLearner, seed: int, new: Collection[str] | None = None) -> None:
         freeze(learner, new)
-        for name, parameter in learner.named_parameters():
-            if name.endswith(".bias"):
-                parameter.requires_grad_(True)
+        learn_biases(learner)

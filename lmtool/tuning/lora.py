@@ -1,6 +1,7 @@
 """LoRA: Hu, Shen, Wallis, Allen-Zhu, Li, Wang, Wang, Chen, "LoRA: Low-Rank Adaptation of Large Language Models", ICLR
 2022 (arXiv 2021), with the published code, https://github.com/microsoft/LoRA. Its scale for high ranks: Kalajdzievski,
-"A Rank Stabilization Scaling Factor for Fine-Tuning with LoRA", 2023.
+"A Rank Stabilization Scaling Factor for Fine-Tuning with LoRA", 2023. DoRA: Liu, Wang, Yin, Molchanov, Wang, Cheng,
+Chen, "DoRA: Weight-Decomposed Low-Rank Adaptation", ICML 2024.
 
 Shape letters: T tokens, I inputs and O outputs of a map, R rank.
 """
@@ -19,7 +20,7 @@ from lmtool.learners.base import BaseLearner
 from lmtool.nn.context import Context
 from lmtool.nn.dropout import Dropout, name_sites
 from lmtool.nn.initialization import generator_for
-from lmtool.tuning.base import TuningMethod, freeze
+from lmtool.tuning.base import TuningMethod, freeze, learn_biases
 from lmtool.tuning.configs import LoraConfig
 from lmtool.tuning.edited import EditedLinear, edit_linears, merge_linears
 from lmtool.tuning.places import layers
@@ -46,22 +47,56 @@ class LoraLinear(EditedLinear):
         self.weight.addmm_(self.lora_b, self.lora_a, alpha=self.scale)
 
 
+class DoraLinear(LoraLinear):
+    """m / |W| W x + b, where W is W0 + scale B A, |W| are the lengths of its rows, and m learns too. lora_magnitude:
+    (O,) m, at the start the lengths of the rows of W0."""
+
+    def __init__(self, base: nn.Linear, rank: int, scale: float, dropout: float):
+        super().__init__(base, rank, scale, dropout)
+        self.lora_magnitude = nn.Parameter(torch.linalg.vector_norm(base.weight.detach(), dim=1))
+
+    def forward(self, x_TI: Tensor) -> Tensor:
+        """(T, I) to (T, O). What is dropped of x is dropped of all that differs from the base, as in PEFT."""
+        read_TI, base_TO, share_O = self.lora_dropout(x_TI, None), nn.Linear.forward(self, x_TI), self._share()
+        if read_TI is not x_TI:
+            own_TO = F.linear(read_TI, self.weight)
+        else:
+            own_TO = base_TO if self.bias is None else base_TO - self.bias
+        update_TO = F.linear(F.linear(read_TI, self.lora_a), self.lora_b) * self.scale
+        return base_TO + (share_O - 1) * own_TO + share_O * update_TO
+
+    def _share(self) -> Tensor:
+        """(O,) m / |W|. The lengths are constants to the gradient (section 4.3), and in full precision."""
+        with torch.no_grad(), torch.autocast(self.weight.device.type, enabled=False):
+            updated_OI = torch.addmm(self.weight, self.lora_b, self.lora_a, alpha=self.scale)
+            length_O = torch.linalg.vector_norm(updated_OI, dim=1)
+        return self.lora_magnitude / length_O
+
+    def fold(self) -> None:
+        share_O = self._share()
+        super().fold()
+        self.weight.mul_(share_O[:, None])
+
+
 class LoraTuning(TuningMethod):
-    """Everything that came from a checkpoint is frozen but for the head; A and B learn."""
+    """Everything that came from a checkpoint is frozen but for the head; A and B learn, and biases where these do."""
 
     config: LoraConfig
 
     def edit(self, learner: BaseLearner, seed: int, new: Collection[str] | None = None) -> None:
         freeze(learner, new)
         config = self.config
+        kind = DoraLinear if config.dora else LoraLinear
 
         def edited(name: str, linear: nn.Linear) -> LoraLinear:
-            lora = LoraLinear(linear, config.rank, config.scale, config.dropout)
+            lora = kind(linear, config.rank, config.scale, config.dropout)
             _initialize(lora.lora_a, seed, f"{name}.lora_a")
             name_sites(lora, f"{name}.")
             return lora
 
-        edit_linears(learner, config.projections, edited)
+        maps = edit_linears(learner, config.projections, edited)
+        if config.bias != "none":
+            learn_biases(learner, None if config.bias == "all" else maps)
         if config.dropout:
             for place in layers(learner.backbone):
                 place.layer.register_forward_pre_hook(hand_draws)

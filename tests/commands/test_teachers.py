@@ -9,7 +9,7 @@ import pytest
 
 from lmtool import cli
 from tests.commands.conftest import but_for, finetune, pretrain, working_in
-from tests.weights.published_folders import make
+from tests.weights.published_folders import make, make_classifier
 
 SMALL = ["model.num_layers=1", "model.hidden_size=16", "model.num_heads=2", "model.feedforward_size=16"]
 SHORT = [*SMALL, "model.vocab_size=300", "max_steps=1", "max_epochs=null"]
@@ -127,6 +127,15 @@ def test_a_damaged_teacher(taught, monkeypatch, capsys):
     config.write_text(config.read_text()[:-20])
     error = refused(capsys, *STUDENT, "distill.teacher=broken")
     assert f"error: {config}" in error and "hint: " in error
+
+
+@pytest.mark.parametrize("terms", [["distill=states"], ["distill=soft", "distill.initialize=alternate"]], ids="-".join)
+def test_a_published_classifier_teaches_by_what_is_inside_of_it(place, terms):
+    """It reads special tokens in texts, which the student does not; its vocabulary and rules are the student's."""
+    make_classifier("bert", place / "published", names=["negative", "positive"])
+    sizes = ["model.num_layers=1", "model.hidden_size=36", "model.num_heads=3", "model.feedforward_size=52"]
+    words = ["model.max_positions=160", "model.vocab_size=330", "max_steps=1", "max_epochs=null", *sizes, *terms]
+    finetune("student", "model=bert_tiny", "checkpoint=none", "max_length=32", "distill.teacher=published", *words)
 
 
 def test_a_students_tokenizer_is_its_teachers(taught, monkeypatch, capsys):

@@ -12,7 +12,9 @@ import torch
 from lmtool import cli
 from lmtool.distillation.configs import SelfConfig
 from lmtool.distillation.self_distillation import SelfDistillation
+from lmtool.errors import UserError
 from lmtool.learners.exits import add_exits, at_exit, some_documents
+from lmtool.tuning.configs import HeadConfig
 from tests.commands.conftest import working_in
 from tests.distillation.runs import assert_resumes_bitwise, run, weights
 from tests.distillation.test_every_kind import KINDS, READ
@@ -113,6 +115,15 @@ def test_every_kind_has_exits(kind, tokens, tmp_path):
     assert output.sums["exit_1_states"] > 0
     sum(output.sums.values()).backward()
     assert all(parameter.grad is not None for parameter in learner.heads["exit_1"].parameters())
+
+
+def test_a_head_over_several_layers_is_told_the_key_that_reads_the_last_one():
+    learner = tuned(model_config("bert", num_layers=3), {"name": "head", "layers": "scalar_mix"})
+    add_exits(learner, (2,))
+    with pytest.raises(UserError, match="heads read several layers") as refused:
+        SelfDistillation(SelfConfig(), learner)
+    key, _, value = refused.value.hint.split()[1].rstrip(",").partition("=")
+    assert key == "tuning.layers" and HeadConfig(layers=value).layers == "last"
 
 
 def test_the_least_sure_token_says_how_sure_a_text_is(tokens, tmp_path):

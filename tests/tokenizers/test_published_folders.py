@@ -262,6 +262,7 @@ def test_special_tokens_are_read_on_request(tmp_path: Path) -> None:
     assert reading.roles["mask"] in reading.encode("the [MASK] dog")
     assert plain.roles["mask"] not in plain.encode("the [MASK] dog")
     assert reading.fingerprint != plain.fingerprint  # token stores are kept apart
+    assert reading.cuts_alike(plain) and plain.cuts_alike(reading)  # a teacher reads a student's ids
 
 
 def test_broken_files_are_named(tmp_path: Path) -> None:

@@ -185,12 +185,14 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="bottleneck=4 and reduction=2 both"):
         tuning_config(name="adapter", bottleneck=4, reduction=2.0)
     model, wide = model_config("bert"), TRAINED.model_copy(update={"hidden_size": 32})
+    other, again = (TRAINED.model_copy(update={"path": path}) for path in ("runs/other", f"./{TRAINED.path}/"))
     for name, fields, said in (
         ("adapter", {"reduction": 100.0}, "hidden_size=16 leaves an adapter no width"),
         ("adapter", {"stack_on": [TRAINED]}, "placement=parallel, not pfeiffer"),
         ("adapter_fusion", {}, "names no run; a fusion mixes 2 or more"),
         ("adapter_fusion", {"adapters": [TRAINED]}, "names 1 run;"),
-        ("adapter_fusion", {"adapters": [wide, TRAINED]}, "hidden_size=32, and this one has 16"),
+        ("adapter_fusion", {"adapters": [wide, other]}, "hidden_size=32, and this one has 16"),
+        ("adapter_fusion", {"adapters": [TRAINED, other, again]}, f"one run more than once: {TRAINED.path}, ./"),
     ):
         data = {
             key: [part.model_dump() for part in value] if isinstance(value, list) else value
@@ -198,7 +200,8 @@ def test_what_does_not_fit_is_refused() -> None:
         }
         problem = tuning_config(name=name, **data).misfit(model, TASK)
         assert said in problem.message and problem.hint
-    assert tuning_config(name="adapter_fusion", adapters=[TRAINED.model_dump()] * 2).misfit(model, TASK) is None
+    two = [adapter.model_dump() for adapter in (TRAINED, other)]
+    assert tuning_config(name="adapter_fusion", adapters=two).misfit(model, TASK) is None
     learner = tuned(model, None)
     learner.backbone.layers[1] = torch.nn.Linear(2, 2)
     with pytest.raises(UserError, match="no slot for adapters"):

@@ -36,16 +36,26 @@ LORA = {"name": "lora", "rank": 3, "dropout": 0.3, "projections": EVERYWHERE}
 METHODS = {
     "lora": {"name": "lora"},
     "lora everywhere": LORA,
+    "dora": {"name": "lora", "rank": 3, "dora": True, "projections": EVERYWHERE},
+    "lora and biases": {"name": "lora", "bias": "all"},
+    "lora and its biases": {"name": "lora", "bias": "lora_only"},
     "ia3": {"name": "ia3"},
     "bitfit": {"name": "bitfit"},
     "last_n": {"name": "last_n", "layers": 1},
     "head": {"name": "head"},
 }
+FAMILY_SIZES = {
+    **dict.fromkeys(("bert", "gpt", "bart", "albert", "electra", "deberta_v3"), [{}]),
+    "t5": [{}, {"feedforward": "gated_gelu"}],
+    **dict.fromkeys(("llama", "llama_encoder", "qwen2"), [{"num_key_value_heads": 1}]),
+    "modernbert": [{}],
+}
 PAIRS = [
     (family, name)
     for family in FAMILIES
     for name in METHODS
-    if (family, name) not in {("t5", "bitfit"), ("albert", "last_n")}
+    if (family, name)
+    not in {("t5", "bitfit"), ("albert", "last_n"), *(("t5", name) for name in METHODS if "bias" in name)}
 ]
 
 
@@ -78,7 +88,7 @@ def test_neutral_then_learning_then_merged(family, name):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("tuning", [LORA, {"name": "ia3"}], ids=lambda fields: fields["name"])
+@pytest.mark.parametrize("tuning", [LORA, {**LORA, "dora": True}, {"name": "ia3"}], ids=["lora", "dora", "ia3"])
 def test_saved_and_built_again_it_gives_the_same(family, tuning):
     config = model_config(family)
     learner = tuned(config, tuning)
@@ -113,10 +123,11 @@ def test_the_scale_of_lora(stabilised):
     torch.testing.assert_close(linear(x), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("dora", [False, True])
 @pytest.mark.parametrize("family", ["bert", "gpt", "bart", "albert"])
-def test_dropout_of_lora_belongs_to_the_token(family):
+def test_dropout_of_lora_belongs_to_the_token(family, dora):
     """The same in the same step whatever else is in the batch, another in another step."""
-    learner = tuned(model_config(family, dropout=0.0, attention_dropout=0.0), LORA).train()
+    learner = tuned(model_config(family, dropout=0.0, attention_dropout=0.0), {**LORA, "dora": dora}).train()
     for name, parameter in learner.named_parameters():
         if name.endswith("lora_b"):
             nn.init.normal_(parameter, std=0.1)
@@ -161,6 +172,7 @@ def test_the_last_layers_of_the_stack_that_is_read(family, fields, layers):
         ("bert", {}, {"name": "lora", "projections": ("fc_gate", "fc_in")}, "tuning.projections=[fc_in]"),
         ("t5", {}, {"name": "lora", "projections": ("fc_gate",)}, "tuning.projections=[fc_in]"),
         ("bert", {}, {"name": "head", "layers": "concat_last_4"}, "tuning.layers=scalar_mix"),
+        ("t5", {}, {"name": "lora", "bias": "lora_only"}, "tuning.bias=none"),
     ],
 )
 def test_pairs_that_do_not_go_together(family, fields, tuning, hint):
@@ -169,11 +181,37 @@ def test_pairs_that_do_not_go_together(family, fields, tuning, hint):
     assert tuning["name"] in problem.message or "tuning." in problem.message
 
 
-def test_gated_maps_have_updates_too():
-    config = model_config("t5", feedforward="gated_gelu")
-    tuning = {"name": "lora", "projections": ("fc_gate",)}
-    assert tuning_config(**tuning).misfit(config, TASK) is None
-    assert sum(name.endswith("fc_gate.lora_a") for name, _ in tuned(config, tuning).named_parameters()) == 4
+@pytest.mark.parametrize("family", FAMILY_SIZES)
+def test_gated_maps_have_updates_where_the_family_has_them(family):
+    for fields in FAMILY_SIZES[family]:
+        config = model_config(family, **fields)
+        tuning = {"name": "lora", "projections": ("fc_gate",)}
+        gates = [name for name, _ in build(config, 0).named_modules() if name.endswith("fc_gate")]
+        assert (tuning_config(**tuning).misfit(config, TASK) is None) == bool(gates)
+        if gates:
+            learner = tuned(config, tuning)
+            assert sum(name.endswith("fc_gate.lora_a") for name, _ in learner.named_parameters()) == len(gates)
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "said"),
+    [
+        (
+            "bert",
+            {"rank": 17},
+            "tuning.rank=17: an update of q_proj (16 and 16 wide) has 16 ranks at most; tuning.rank=16",
+        ),
+        ("bert", {"rank": 17, "projections": ("fc_in",)}, "an update of fc_in (16 and 24 wide) has 16 ranks"),
+        ("llama", {"rank": 9, "projections": ("q_proj", "v_proj")}, "an update of v_proj (16 and 8 wide) has 8 ranks"),
+        ("t5", {"rank": 9, "projections": ("k_proj",)}, "an update of k_proj (16 and 8 wide) has 8 ranks"),
+        ("bert", {"rank": 16}, None),
+        ("t5", {"rank": 16, "projections": ("fc_out",)}, None),
+    ],
+)
+def test_a_rank_above_the_width_is_warned_of(family, fields, said):
+    sizes = {"llama": {"num_key_value_heads": 1}, "t5": {"head_size": 4}}.get(family, {})
+    warnings = tuning_config(name="lora", **fields).warnings(None, model_config(family, **sizes))
+    assert len(warnings) == (said is not None) and (said or "") in "".join(warnings)
 
 
 def test_nothing_to_learn_is_refused():

@@ -209,14 +209,18 @@ def composed(**sections):
 def test_a_recipe_is_that_of_the_method():
     config = composed(tuning={"name": "prompt", "length": 20})
     assert (config.optimizer.name, config.optimizer.lr, config.schedule.name) == ("adafactor", 0.3, "constant")
-    assert not config.optimizer.scale_parameter and not config.tuning.warnings(config.optimizer)
+    assert not config.optimizer.scale_parameter and not config.tuning.warnings(config.optimizer, config.model)
     assert config.max_length == 64 - 20, "a null max_length leaves room for them"
     assert composed(tuning={"name": "prefix"}).max_length == 54
     rates = [composed(tuning={"name": "ptuning", "deep": deep}).optimizer.lr for deep in (False, True)]
     assert rates == [1e-3, 5e-3]
     slow = composed(tuning={"name": "prompt", "length": 20}, optimizer={"name": "adamw", "lr": 5e-5})
-    assert "optimizer.lr=5e-05: soft prompts hardly move below 0.01" in slow.tuning.warnings(slow.optimizer)[0]
-    assert composed(tuning={"name": "prefix"}, optimizer={"name": "adamw", "lr": 5e-5}).tuning.warnings(None) == []
+    assert (
+        "optimizer.lr=5e-05: soft prompts hardly move below 0.01" in slow.tuning.warnings(slow.optimizer, slow.model)[0]
+    )
+    assert (
+        composed(tuning={"name": "prefix"}, optimizer={"name": "adamw", "lr": 5e-5}).tuning.warnings(None, None) == []
+    )
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -234,5 +235,14 @@ class AdapterFusionConfig(TuningConfig):
                 "tuning.adapters",
                 f"tuning.adapters names {len(self.adapters) or 'no'} run; a fusion mixes {self.fewest} or more",
                 "train them with tuning=adapter, and give tuning.adapters=[runs/A,runs/B]",
+            )
+        places = [Path(adapter.path).expanduser().resolve() for adapter in self.adapters]
+        twice = [adapter.path for adapter, place in zip(self.adapters, places, strict=True) if places.count(place) > 1]
+        if problem is None and twice:
+            problem = Problem(
+                "tuning.adapters",
+                f"tuning.adapters names one run more than once: {', '.join(twice)}; a mixture of an adapter with itself is "
+                "the adapter",
+                "name each run once, tuning.adapters=[runs/A,runs/B]",
             )
         return problem or _strangers("tuning.adapters", self.adapters, self.adapters[0].placement, model)

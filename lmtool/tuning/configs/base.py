@@ -46,8 +46,8 @@ class TuningConfig(Config):
         """Those that a text of a model of this configuration lacks then: none where positions have no end."""
         return self.positions if getattr(getattr(model, "positions", None), "ends", False) else 0
 
-    def warnings(self, optimizer: Any) -> list[str]:
-        """What a user should know before training with an optimizer of this configuration."""
+    def warnings(self, optimizer: Any, model: Any) -> list[str]:
+        """What a user should know before training a model of this configuration with such an optimizer."""
         return []
 
     @property

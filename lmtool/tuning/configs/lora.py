@@ -32,6 +32,15 @@ class LoraConfig(ByDepthConfig):
     rank_stabilised: bool = Field(
         False, description="Scale by alpha / sqrt(rank), for high ranks (Kalajdzievski 2023)."
     )
+    dora: bool = Field(
+        False,
+        description="DoRA (Liu et al. 2024): the updated map gives directions alone, and a length of each output learns.",
+    )
+    bias: Literal["none", "lora_only", "all"] = Field(
+        "none",
+        description="The biases that learn too: none; lora_only: those of the maps that have an update; all: those of "
+        "the model, as with tuning=bitfit.",
+    )
 
     @field_validator("projections")
     @classmethod
@@ -47,12 +56,34 @@ class LoraConfig(ByDepthConfig):
 
     def misfit(self, model: Any, task: Any) -> Problem | None:
         problem = super().misfit(model, task)
-        gated = getattr(model, "feedforward", None) == "gated_gelu"
-        if problem is not None or "fc_gate" not in self.projections or gated:
+        if problem is not None:
             return problem
+        if self.bias != "none" and not model.has_biases:
+            message = f"tuning.bias={self.bias} trains biases; model={model.name} has none"
+            return Problem("tuning.bias", message, "give tuning.bias=none")
+        if "fc_gate" not in self.projections or model.gated:
+            return None
         others = ",".join(name for name in self.projections if name != "fc_gate") or "fc_in"
         return Problem(
             "tuning.projections",
             f"tuning.projections names fc_gate; the feed-forward part of model={model.name} has no gate",
             f"give 'tuning.projections=[{others}]'",
         )
+
+    def warnings(self, optimizer: Any, model: Any) -> list[str]:
+        """A product of two matrices has no more ranks than the smallest side of the map."""
+        heads = {"k_proj": model.key_value_heads, "v_proj": model.key_value_heads}
+        sides = {
+            name: model.feedforward_size
+            if name.startswith("fc_")
+            else model.width_of_head * heads.get(name, model.num_heads)
+            for name in self.projections
+        }
+        name, side = min(sides.items(), key=lambda item: item[1])
+        most = min(side, model.hidden_size)
+        if self.rank <= most:
+            return []
+        return [
+            f"tuning.rank={self.rank}: an update of {name} ({model.hidden_size} and {side} wide) has {most} ranks at "
+            f"most; tuning.rank={most} has all that it can learn"
+        ]

@@ -48,7 +48,7 @@ class PromptConfig(TuningConfig):
             )
         return super().misfit(model, task)
 
-    def warnings(self, optimizer: Any) -> list[str]:
+    def warnings(self, optimizer: Any, model: Any) -> list[str]:
         if optimizer.lr >= SMALL_RATE:
             return []
         return [
