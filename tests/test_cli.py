@@ -419,3 +419,13 @@ def test_own_yaml_comes_from_a_config_dir(tmp_path: Path, capsys: pytest.Capture
     (tmp_path / "model" / "mine.yaml").write_text("defaults: [bret, _self_]\n")
     assert cli.main(["pretrain", "model=mine", *folder]) == 2
     assert "did you mean model=bert?" in capsys.readouterr().err
+
+
+def test_a_run_to_resume_is_printed_and_not_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "run", lambda *_: pytest.fail("it trains"))
+    assert cli.main(["pretrain", "model=bert_tiny", "seed=3", "--cfg", "job"]) == 0
+    (tmp_path / "config.yaml").write_text(capsys.readouterr().out)
+    assert cli.main(["resume", str(tmp_path), "--cfg", "job"]) == 0
+    assert "seed: 3" in capsys.readouterr().out
