@@ -23,7 +23,7 @@ from lmtool.commands.use_configs import GenerateConfig as GenerateConfig
 from lmtool.commands.use_configs import PredictConfig as PredictConfig
 from lmtool.commands.use_configs import ProbeConfig as ProbeConfig
 from lmtool.commands.use_configs import UseConfig as UseConfig
-from lmtool.config.auto import Auto
+from lmtool.config.auto import AUTO, Auto
 from lmtool.config.tables import Choice, Several, lookup
 from lmtool.config.variants import Variant
 
@@ -44,6 +44,7 @@ from lmtool.objectives import bilm_configs as bilm_configs
 from lmtool.objectives import configs as configs
 from lmtool.objectives import permutation_configs as permutation_configs
 from lmtool.objectives import word_configs as objective_word_configs  # noqa: F401
+from lmtool.runs.identity import BUDGETS
 from lmtool.tasks.configs import TaskConfig
 from lmtool.tokenizers.configs import TokenizerConfig
 from lmtool.trackers.configs import TrackerConfig
@@ -68,6 +69,8 @@ class RunConfig(CommandConfig):
         ("schedule.decay_steps", "schedule.decay_fraction"),
     )
     overlays: ClassVar[tuple[str, ...]] = ("experiment", "debug", "sweep")
+    default_budget: ClassVar[tuple[str, float]]
+    """A key of BUDGETS that may be `auto`, and what it is then where no other budget is given."""
 
     name: str | None = Field(
         None,
@@ -97,9 +100,17 @@ class RunConfig(CommandConfig):
         "fp32.",
     )
     max_steps: int | None = Field(
-        None, ge=1, description="Stop after this many optimizer steps; whichever budget comes first ends the run."
+        None,
+        ge=1,
+        description="Stop after this many optimizer steps; whichever budget comes first ends the run. auto, in "
+        "pretraining: 10,000 where no other budget is given.",
     )
-    max_epochs: float | None = Field(None, gt=0, description="Stop after this many passes over the training examples.")
+    max_epochs: float | None = Field(
+        None,
+        gt=0,
+        description="Stop after this many passes over the training examples. auto, in finetuning: 3 where no other "
+        "budget is given.",
+    )
     max_tokens: int | None = Field(None, ge=1, description="Stop after this many training tokens.")
     max_minutes: float | None = Field(
         None,
@@ -180,6 +191,15 @@ class RunConfig(CommandConfig):
         {}, description="Trackers that show the run elsewhere, beside the files in its folder: none, one or several."
     )
 
+    @classmethod
+    def filled(cls, data: dict[str, Any]) -> dict[str, Any]:
+        """A budget that is `auto` ends no run that has another one."""
+        key, default = cls.default_budget
+        if data.get(key) != AUTO:
+            return data
+        limited = any(data.get(other) is not None for other in BUDGETS - {key})
+        return {**data, key: None if limited else default}
+
     @property
     def exits(self) -> tuple[int, ...]:
         """The layers behind which the model has early exits."""
@@ -190,6 +210,7 @@ class PretrainConfig(RunConfig):
     """`lmtool pretrain`."""
 
     tuned_by: ClassVar[None] = None
+    default_budget: ClassVar[tuple[str, float]] = ("max_steps", 10_000)
 
     auto: ClassVar[dict[str, Auto]] = {
         "model": Auto(("checkpoint", {"name": "bert"}), agrees=True),
@@ -213,6 +234,7 @@ class PretrainConfig(RunConfig):
     @classmethod
     def filled(cls, data: dict[str, Any]) -> dict[str, Any]:
         """Phases have sections in the place of dotted keys, and each its share."""
+        data = super().filled(data)
         return {**data, "phases": normalised(data["phases"])} if "phases" in data else data
 
     @classmethod
@@ -241,6 +263,8 @@ class PretrainConfig(RunConfig):
 class FinetuneConfig(RunConfig):
     """`lmtool finetune`."""
 
+    default_budget: ClassVar[tuple[str, float]] = ("max_epochs", 3.0)
+
     auto: ClassVar[dict[str, Auto]] = {
         "model": _FROM_CHECKPOINT,
         "tokenizer": Auto(_TOKENIZER, hint="give tokenizer=NAME", agrees=True),
@@ -262,6 +286,7 @@ class FinetuneConfig(RunConfig):
     @classmethod
     def filled(cls, data: dict[str, Any]) -> dict[str, Any]:
         """A null max_length is that of the task's kind, as far as the model has positions."""
+        data = super().filled(data)
         if data.get("max_length", 0) is not None:
             return data
         task, model = data.get("task"), data.get("model")

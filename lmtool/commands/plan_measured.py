@@ -68,7 +68,7 @@ def _steps(
     """What `fit` does until it trains, then some steps. Returns the fields of a `Measured`."""
     config = opened.config
     parts = phases or [Reads(config, learner, data)]
-    loader, plan, _epochs = planned(config, learner, parts, opened.precision)
+    loader, plan = planned(config, learner, parts, opened.precision)
     learner.begin(loader.steps_in_epoch)
     if distilled is not None:
         distilled.begin(reading_of(parts[-1], opened.output.stage))

@@ -32,6 +32,7 @@ from lmtool.costs.work import works_of
 from lmtool.data.phases import Shares
 from lmtool.distillation.configs import CodistillationConfig
 from lmtool.reporting.plan import PhasePlan, RunPlan
+from lmtool.runs.identity import BUDGETS, budgets
 from lmtool.training.budgets import MOST_STEPS, kept_checkpoints
 from lmtool.training.precision import Precision
 
@@ -48,16 +49,14 @@ def _beside(config: RunConfig, teachers: Sequence[Any], *how: Any) -> Iterator[W
         yield from works * (config.distill.learners - 1)
 
 
-def plan_of(
-    config: RunConfig, learner: nn.Module, facts: Mapping[str, Any], where: Precision | Place
-) -> tuple[RunPlan, float]:
-    """The plan of a run and the epochs it makes. facts: the training loader's. where: a place, or a device that is
-    here, which is measured for a third of a second at most."""
+def plan_of(config: RunConfig, learner: nn.Module, facts: Mapping[str, Any], where: Precision | Place) -> RunPlan:
+    """The plan of a run. facts: the training loader's. where: a place, or a device that is here, which is measured for
+    a third of a second at most."""
     single = _of_one_step(config, learner, facts, _place(config, where))
     limits = _limits(config, single, facts["steps_per_epoch"])
     budget = min(limits, key=lambda name: limits[name])
     steps = _whole_steps(limits[budget])
-    return replace(_of_steps(config, single, steps), ends_by=budget), steps / facts["steps_per_epoch"]
+    return replace(_of_steps(config, single, steps), ends_by=budget, epochs=steps / facts["steps_per_epoch"])
 
 
 def plan_in_phases(
@@ -216,4 +215,8 @@ def _of_steps(config: RunConfig, single: RunPlan, steps: int) -> RunPlan:
     evaluations = math.ceil(steps / (config.evaluate_every or math.ceil(steps / 10)))
     logs = FOLDER_BYTES + ROW_BYTES * (math.ceil(steps / config.log_every) + evaluations)
     kept = kept_checkpoints(config, steps)
-    return replace(single, steps=steps, checkpoints=kept, log_bytes=logs, evaluations=evaluations, notes=tuple(notes))
+    given = budgets(config.model_dump(include=set(BUDGETS)))
+    return replace(
+        single, steps=steps, checkpoints=kept, log_bytes=logs, evaluations=evaluations, notes=tuple(notes),
+        budgets=given,
+    )  # fmt: skip

@@ -144,7 +144,7 @@ def _fit(
     """What `fit` does until it trains, then some steps of the training. Returns the fields of a `StepProfile`."""
     config, precision = opened.config, opened.precision
     parts = phases or [Reads(config, learner, data)]
-    loader, plan, _epochs = planned(config, learner, parts, precision)
+    loader, plan = planned(config, learner, parts, precision)
     compiles = choose_compilation(config.compile, precision.device, plan.flops, config.max_minutes).on
     learner.begin(loader.steps_in_epoch)
     if distilled is not None:

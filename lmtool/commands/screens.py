@@ -83,7 +83,6 @@ def begin(
     model: Mapping[str, Any],
     plan: RunPlan,
     compilation: Compilation,
-    epochs: float | None,
     rates: Sequence[Mapping[str, Any]],
     baseline: Mapping[str, Any],
     lineage: Sequence[Mapping[str, Any]] = (),
@@ -116,7 +115,6 @@ def begin(
         rates=rates,
         baseline=baseline,
         machine=_told_of_machine(machine, opened.precision.device.type == "cuda"),
-        epochs=epochs,
         resumed_step=state.get("step"),
         branch=config.branch if str(config.branch).endswith(f"@{state.get('step')}") else None,
     )

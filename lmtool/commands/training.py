@@ -83,7 +83,7 @@ def fit(
     require_same(group, {**_things(contents), **{f"teacher {name}": value for name, value in teachers.items()}})
     parts = phases or [Reads(config, learner, data)]
     last, examples = parts[-1], parts[-1].examples
-    loader, plan, epochs = planned(config, learner, parts, precision)
+    loader, plan = planned(config, learner, parts, precision)
     compilation = choose_compilation(config.compile, precision.device, plan.flops, config.max_minutes)
     warn_of_idle(opened, loader)
     warn_of_state(opened)
@@ -111,7 +111,6 @@ def fit(
         lineage=lineage,
         plan=plan,
         compilation=compilation,
-        epochs=epochs,
         rates=rates(learner, config.optimizer, plan.steps),
         baseline=baseline,
     )
