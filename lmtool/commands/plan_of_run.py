@@ -208,15 +208,11 @@ def _whole_steps(limit: float) -> int:
 
 def _of_steps(config: RunConfig, single: RunPlan, steps: int) -> RunPlan:
     """The plan of so many steps. single: that of one."""
-    warmup = config.schedule.warmup_steps or 0
-    notes = []
-    if warmup >= steps:
-        notes.append(f"schedule.warmup_steps={warmup:,}: in {steps:,} steps the learning rate only rises")
     evaluations = math.ceil(steps / (config.evaluate_every or math.ceil(steps / 10)))
     logs = FOLDER_BYTES + ROW_BYTES * (math.ceil(steps / config.log_every) + evaluations)
     kept = kept_checkpoints(config, steps)
     given = budgets(config.model_dump(include=set(BUDGETS)))
     return replace(
-        single, steps=steps, checkpoints=kept, log_bytes=logs, evaluations=evaluations, notes=tuple(notes),
-        budgets=given,
+        single, steps=steps, checkpoints=kept, log_bytes=logs, evaluations=evaluations, budgets=given,
+        warnings=tuple(config.schedule.remarks(steps)),
     )  # fmt: skip

@@ -120,7 +120,7 @@ def begin(
     )
     longest = max(form.max_length for form in (config.forms if isinstance(config, PretrainConfig) else (config,)))
     remarks = [remark for remark in (never(rates), config.model.remark(longest)) if remark]
-    for warning in (*warnings_of(data), *remarks):
+    for warning in (*warnings_of(data), *plan.warnings, *remarks):
         opened.output.line(f"warning: {warning}", "yellow")
     threads, before = torch.get_num_threads(), state.get("threads")
     if before not in (None, threads) and opened.precision.device.type == "cpu":

@@ -42,7 +42,7 @@ class RunPlan:
     most; None where no rate is known. rate: how it was found. evaluations: of the held-out data, evaluation_tokens each
     (0: not known). budgets: those that it has, by their keys; ends_by: the one that ends it. epochs: passes over the
     training data, None where these are not known; epoch_text: what one is. advice: overrides with which it fits, each
-    with what it takes then.
+    with what it takes then. warnings: of settings without effect.
     """
 
     parameters: dict[str, int]
@@ -66,7 +66,8 @@ class RunPlan:
     devices: int = 1
     room_bytes: int | None = None
     advice: tuple[str, ...] = ()
-    notes: tuple[str, ...] = field(default_factory=tuple)
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     phases: tuple[PhasePlan, ...] = ()
 
     @property
@@ -159,7 +160,7 @@ def plan_rows(plan: RunPlan) -> list[tuple[str, str]]:
         ("disk", _disk_text(plan)),
         ("time", f"{plan.time_text}{f': {plan.rate}' if plan.rate else ''}"),
     ]
-    return rows + [("note", note) for note in plan.notes]
+    return [*rows, *(("note", note) for note in plan.notes), *(("warning", text) for text in plan.warnings)]
 
 
 def _memory_rows(plan: RunPlan) -> list[tuple[str, str]]:
