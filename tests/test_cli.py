@@ -182,6 +182,10 @@ ERRORS: list[tuple[str, list[str]]] = [
     ),
     ("finetune task=pydocs experiment=bert_tiny", ["experiment=bert_tiny sets objective, which this command"]),
     ("pretrain model=bert_tiny max_length=1024", ["max_length=1024 is more than model.max_positions=512"]),
+    (
+        "finetune model=bert_tiny task=sst2 task.validation=[train] task.test=[test,Train]",
+        ["task.validation: train is what is learned from; leave it out", "task.test: Train is what is learned from"],
+    ),
     ("pretrain max_steps=null", ["no budget given"]),
     ("pretrain batch_examples=8", ["batch_examples=8 and batch_tokens=2048"]),
     ("pretrain task=sst2", ["this command has no task"]),
