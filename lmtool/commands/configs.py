@@ -143,7 +143,12 @@ class RunConfig(CommandConfig):
     max_length: int = Field(
         128, ge=SHORTEST, description="Tokens in one packed sequence, at most; longer texts are cut or split."
     )
-    log_every: int = Field(10, ge=1, description="Steps between rows in metrics.jsonl.")
+    log_every: int = Field(
+        10,
+        ge=1,
+        description="Steps between lines on the screen, and rows in metrics.jsonl: in a run that would have fewer than "
+        "fifty rows, there are more between.",
+    )
     evaluate_every: int | None = Field(
         None, ge=1, description="Steps between evaluations. Null: about ten times in a run."
     )

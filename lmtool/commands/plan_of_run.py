@@ -33,7 +33,7 @@ from lmtool.data.phases import Shares
 from lmtool.distillation.configs import CodistillationConfig
 from lmtool.reporting.plan import PhasePlan, RunPlan
 from lmtool.runs.identity import BUDGETS, budgets
-from lmtool.training.budgets import MOST_STEPS, kept_checkpoints
+from lmtool.training.budgets import MOST_STEPS, kept_checkpoints, rows_an_interval
 from lmtool.training.precision import Precision
 
 
@@ -209,7 +209,8 @@ def _whole_steps(limit: float) -> int:
 def _of_steps(config: RunConfig, single: RunPlan, steps: int) -> RunPlan:
     """The plan of so many steps. single: that of one."""
     evaluations = math.ceil(steps / (config.evaluate_every or math.ceil(steps / 10)))
-    logs = FOLDER_BYTES + ROW_BYTES * (math.ceil(steps / config.log_every) + evaluations)
+    rows = math.ceil(steps * rows_an_interval(config.log_every, steps) / config.log_every)
+    logs = FOLDER_BYTES + ROW_BYTES * (rows + evaluations)
     kept = kept_checkpoints(config, steps)
     given = budgets(config.model_dump(include=set(BUDGETS)))
     return replace(
